@@ -1,0 +1,18 @@
+"""jgc: gradient compression for JAX.
+
+    nodes = jgc.make_nodes(8)
+    compressor = jgc.compress.lgc_ps(alpha=0.001)
+
+See the README for a training loop, `jgc.types` for the contract, `jgc.compress` for the methods.
+"""
+
+from jgc import compress
+from jgc.nodes import BATCH, LOCAL, SHARED, from_mesh, kinds_of, make_nodes, node_grads, on_nodes, place
+from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "Message", "Nodes", "Phase", "Sent", "State", "Wire", "compress",
+    "from_mesh", "kinds_of", "make_nodes", "node_grads", "on_nodes", "place",
+]  # fmt: skip

@@ -1,0 +1,291 @@
+"""Every collective of jgc, the same to a method in all three node layouts.
+
+Nodes that share a device live on a vmapped axis, devices on mesh axes; JAX supports collectives over a mix of
+the two only in part, so each function here goes over the emulated nodes first and the devices second.
+
+Each call names the kind of thing it sends. `ledger()` collects, while a step is traced, what one device
+sends: that is how `Wire.physical` is made, from the very calls that do the sending.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jgc.types import EMULATED, Array, Key, Nodes, PyTree, Sent
+from jgc.wire.hlo import bytes_sent
+
+_ledger: ContextVar[list[Sent] | None] = ContextVar("jgc_ledger", default=None)
+
+
+@contextmanager
+def ledger() -> Iterator[list[Sent]]:
+    """Collect what each collective traced inside the block makes one device send.
+
+    Example:
+      >>> with ledger() as sent:
+      ...     pass
+      >>> sent
+      []
+    """
+    entries: list[Sent] = []
+    token = _ledger.set(entries)
+    try:
+        yield entries
+    finally:
+        _ledger.reset(token)
+
+
+def _record(op: str, kind: str, x: Array, group: int) -> None:
+    entries = _ledger.get()
+    if entries is not None and group > 1:
+        entries.append(Sent(op, kind, bytes_sent(op, x.size * x.dtype.itemsize, group)))
+
+
+# --- where a node is ---------------------------------------------------------------------------------------------
+
+
+def node_index(nodes: Nodes) -> Array:
+    """This node's number, i32[] in [0, K).
+
+    Raises:
+      RuntimeError: called outside the node axis.
+    """
+    try:
+        device = lax.axis_index(nodes.slow) if nodes.slow else 0
+        if nodes.per_device == 1 and nodes.mesh is not None:
+            return jnp.asarray(device, jnp.int32)
+        return device * nodes.per_device + lax.axis_index(EMULATED)
+    except NameError as error:
+        raise RuntimeError(
+            "a jgc compressor was called outside the node axis: there the gradient of a sharded batch is already "
+            "the mean over nodes, and compressing it would be silently wrong. Take node-local gradients with "
+            "jgc.node_grads and run the compressor inside jgc.on_nodes"
+        ) from error
+
+
+def node_key(key: Key, nodes: Nodes) -> Key:
+    """A random key of this node's own, from one that all nodes share."""
+    return jax.random.fold_in(key, node_index(nodes))
+
+
+def vary(tree: PyTree, nodes: Nodes) -> PyTree:
+    """Declare replicated arrays as each device's own, so that `jax.grad` with respect to them stays node-local.
+
+    Without it `jax.grad` under `shard_map` inserts an all-reduce by itself, and every node sees the sum.
+    """
+    return jax.tree.map(lambda x: _vary(x, (*nodes.slow, *nodes.fast)), tree)
+
+
+def _vary(x: Array, axes: tuple[str, ...]) -> Array:
+    missing = tuple(a for a in axes if a not in jax.typeof(x).mat.varying)
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+# --- the emulated nodes of one device ---------------------------------------------------------------------------
+# Named collectives over a vmapped axis are refused inside shard_map with check_vma=True (jax 0.10 to 0.12), so
+# these three are written as batching rules: what they return unbatched, vmap accepts as shared.
+
+
+def _emulated_gather(x: Array, size: int) -> Array:
+    """x of all nodes of this device, [per_device, ...]."""
+
+    def copies(x):
+        return jnp.broadcast_to(x, (size, *x.shape))
+
+    gather = custom_vmap(copies)
+    gather.def_vmap(lambda axis_size, batched, x: (x if batched[0] else copies(x), False))
+    return gather(x)
+
+
+def _emulated_shift(x: Array) -> Array:
+    """x of the previous node of this device, the first one's from the last."""
+    shift = custom_vmap(lambda x: x)
+    shift.def_vmap(lambda axis_size, batched, x: (jnp.roll(x, 1, axis=0) if batched[0] else x, batched[0]))
+    return shift(x)
+
+
+def _is_emulated(nodes: Nodes) -> bool:
+    return nodes.mesh is None or nodes.per_device > 1
+
+
+def _emulated_sum(x: Array, nodes: Nodes) -> Array:
+    return jnp.sum(_emulated_gather(x, nodes.per_device), axis=0, dtype=x.dtype) if _is_emulated(nodes) else x
+
+
+# --- collectives ------------------------------------------------------------------------------------------------
+
+
+def total(x: Array, nodes: Nodes, kind: str) -> Array:
+    """Sum of x over all nodes, equal on every node. Any shape; the dtype stays (f16 and bf16: sum in f32 first)."""
+    x = _emulated_sum(x, nodes)
+    if nodes.slow:
+        _record("all-reduce", kind, x, nodes.size(nodes.slow))
+        x = lax.psum(_vary(x, nodes.slow), nodes.slow)
+    return x
+
+
+def mean(x: Array, nodes: Nodes, kind: str) -> Array:
+    """Mean of x over all nodes by an all-reduce, equal on every node."""
+    return total(x, nodes, kind) / nodes.count
+
+
+def any_true(flag: Array, nodes: Nodes, kind: str = "flag") -> Array:
+    """Whether a bool[] holds on at least one node: one i32 all-reduce."""
+    return total(flag.astype(jnp.int32), nodes, kind) > 0
+
+
+def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
+    """Plain mean over the devices of one node (the fast axes). Nothing to do where a node is one device."""
+
+    def average(x):
+        axes = tuple(a for a in nodes.fast if a in jax.typeof(x).mat.varying)
+        if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        _record("all-reduce", "exact mean", wide, nodes.size(axes))
+        return lax.pmean(wide, axes).astype(x.dtype)
+
+    return jax.tree.map(average, tree)
+
+
+def gather(x: Array, nodes: Nodes, kind: str) -> Array:
+    """x of all nodes in the order of their index, [K, ...], equal on every node."""
+    if _is_emulated(nodes):
+        x = _emulated_gather(x, nodes.per_device)  # [per_device, ...]
+    if nodes.slow:
+        _record("all-gather", kind, x, nodes.size(nodes.slow))
+        x = lax.all_gather(_vary(x, nodes.slow), nodes.slow, to="invarying", tiled=_is_emulated(nodes))
+    return x
+
+
+def broadcast(x: Array, leader: Array, nodes: Nodes, kind: str) -> Array:
+    """x of node `leader` (i32[], the same on all nodes), equal on every node.
+
+    In one program every node's buffer has the same shape, so this is an all-reduce in which all but the leader
+    add zeros: what workers save over the leader shows in `Wire.logical` only. Bits are kept (words are summed).
+    """
+    is_leader = node_index(nodes) == leader
+    words = to_words(x)
+    words = total(jnp.where(is_leader, words, jnp.zeros_like(words)), nodes, kind)
+    return from_words(words, x.shape, x.dtype)
+
+
+def on_leaders_device(x: Array, leader: Array, nodes: Nodes) -> Array:
+    """x of node `leader` on the device that it is on, zeros on the others. Sends nothing.
+
+    What is computed from it is computed once a device, and in the same shapes in all layouts.
+    """
+    mine = jnp.where(node_index(nodes) == leader, x, jnp.zeros_like(x))
+    return _emulated_sum(mine, nodes)
+
+
+def ring_mean(x: Array, nodes: Nodes, kind: str) -> Array:
+    """Mean of f32[n] over all nodes by an explicit ring: reduce-scatter by `ppermute`, then all-gather.
+
+    Segments are padded to equal length, and the padding is sent. Nodes of one device are summed before the ring
+    between devices; with a single device the ring runs over its emulated nodes.
+
+    Source: Patarasuk and Yuan 2009; LGC paper, Section II-A.
+    """
+    if nodes.slow:
+        x = _emulated_sum(x, nodes)
+        size, place = nodes.size(nodes.slow), lax.axis_index(nodes.slow)
+        shift, join = _device_shift(nodes, kind), _device_join(nodes, kind)
+        return _ring(_vary(x, nodes.slow), size, place, shift, join) / nodes.count
+    size, place = nodes.per_device, lax.axis_index(EMULATED)
+    return _ring(x, size, place, _emulated_shift, lambda segment: _emulated_gather(segment, size)) / nodes.count
+
+
+def _device_shift(nodes: Nodes, kind: str) -> Callable[[Array], Array]:
+    size = nodes.size(nodes.slow)
+
+    def shift(x):
+        _record("collective-permute", kind, x, size)
+        return lax.ppermute(x, nodes.slow, [(i, (i + 1) % size) for i in range(size)])
+
+    return shift
+
+
+def _device_join(nodes: Nodes, kind: str) -> Callable[[Array], Array]:
+    def join(segment):
+        _record("all-gather", kind, segment, nodes.size(nodes.slow))
+        return lax.all_gather(segment, nodes.slow, to="invarying")
+
+    return join
+
+
+def _ring(x: Array, size: int, place: Array, shift: Callable, join: Callable) -> Array:
+    """Sum of x over a ring of `size` places; `shift` passes an array on, `join` stacks all places' arrays."""
+    segments = jnp.pad(x, (0, -x.size % size)).reshape(size, -1)
+    travelling = segments[(place - 1) % size]  # segment p - 1 starts at place p and ends, summed, at place p - 2 + size
+    for hop in range(1, size):
+        travelling = shift(travelling) + segments[(place - 1 - hop) % size]
+    # after size - 1 hops place p holds the sum of segment p - size = p (mod size)
+    return join(travelling).reshape(-1)[: x.size]
+
+
+# --- words: several arrays in one collective, bit for bit ------------------------------------------------------
+
+
+def word_count(shape: tuple[int, ...], dtype: jnp.dtype) -> int:
+    """How many 32-bit words an array takes."""
+    return -(-math.prod(shape) * jnp.dtype(dtype).itemsize // 4)
+
+
+def to_words(x: Array) -> Array:
+    """The bits of an array as uint32[m], padded with zeros to whole words."""
+    if x.dtype == jnp.bool_:
+        raise TypeError("pack booleans into bits before sending them")
+    bits = lax.bitcast_convert_type(x.reshape(-1), jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    if x.dtype.itemsize == 4:
+        return bits
+    if x.dtype.itemsize == 8:
+        return lax.bitcast_convert_type(bits, jnp.uint32).reshape(-1)
+    per_word = 4 // x.dtype.itemsize
+    bits = jnp.pad(bits, (0, -bits.size % per_word)).reshape(-1, per_word)
+    return lax.bitcast_convert_type(bits, jnp.uint32)
+
+
+def from_words(words: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """The inverse of `to_words`."""
+    dtype = jnp.dtype(dtype)
+    unsigned = jnp.dtype(f"uint{8 * dtype.itemsize}")
+    if dtype.itemsize == 8:
+        bits = lax.bitcast_convert_type(words.reshape(-1, 2), unsigned)
+    elif dtype.itemsize == 4:
+        bits = words
+    else:
+        bits = lax.bitcast_convert_type(words, unsigned)
+    return lax.bitcast_convert_type(bits.reshape(-1)[: math.prod(shape)], dtype).reshape(shape)
+
+
+def join_words(payload: dict[str, Array]) -> Array:
+    """A dict of arrays as one uint32[m], in the order of the sorted names."""
+    return jnp.concatenate([to_words(payload[name]) for name in sorted(payload)])
+
+
+def split_words(words: Array, like: dict[str, Array]) -> dict[str, Array]:
+    """The inverse of `join_words`; `like` gives shapes and dtypes."""
+    out, start = {}, 0
+    for name in sorted(like):
+        length = word_count(like[name].shape, like[name].dtype)
+        out[name] = from_words(words[start : start + length], like[name].shape, like[name].dtype)
+        start += length
+    return out
+
+
+def gather_dict(payload: dict[str, Array], nodes: Nodes, kind: str | None = None) -> dict[str, Array]:
+    """`gather` of several arrays in one collective: each comes back as [K, ...]. The kind is all names by default."""
+    words = gather(join_words(payload), nodes, kind or "+".join(sorted(payload)))  # u32[K, m]
+    return jax.vmap(lambda w: split_words(w, payload))(words)
+
+
+def broadcast_dict(payload: dict[str, Array], leader: Array, nodes: Nodes, kind: str | None = None) -> dict[str, Array]:
+    """`broadcast` of several arrays in one collective."""
+    return split_words(broadcast(join_words(payload), leader, nodes, kind or "+".join(sorted(payload))), payload)

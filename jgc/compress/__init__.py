@@ -1,0 +1,77 @@
+"""Gradient compression methods. Each is one file, one class of settings and one factory.
+
+A new method is a new file here, one line in `METHODS` and one file in configs/. It then has the contract tests, the
+byte audit and a row in every table.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jgc.compress._optax import as_optax
+from jgc.compress._wire import step_on_nodes
+from jgc.compress.compose import Codec, Exchange, compose, compose_phases
+from jgc.compress.dense import Dense, dense
+from jgc.compress.lgc_ps import PAPER_RECIPE, LgcPs, lgc_ps
+from jgc.compress.per_layer import per_layer
+from jgc.compress.silent import Silent, silent
+from jgc.compress.topk import TopK, topk
+from jgc.types import Compressor
+
+
+class Method(NamedTuple):
+    """A registered method.
+
+    Attributes:
+      name: as configuration files and reports show it.
+      settings: its frozen dataclass of settings.
+      factory: `(settings) -> Compressor`.
+      paper: where it comes from.
+      lossless: settings with which the last phase gives the exact mean; None where there are none.
+    """
+
+    name: str
+    settings: type
+    factory: Callable[..., Compressor]
+    paper: str
+    lossless: dict[str, Any] | None
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("dense", Dense, dense, "uncompressed baseline", {}),
+        Method("topk", TopK, topk, "Strom 2015; Stich et al. 2018", {"alpha": 1.0}),
+        Method("lgc_ps", LgcPs, lgc_ps, "Abrahamyan et al. 2021", {"alpha": 1.0, "innovation": 1.0}),
+        Method("silent", Silent, silent, "a control: sends nothing", None),
+    )
+}
+
+
+def method_of(settings: Any) -> Method:
+    """The method that a settings object belongs to.
+
+    Raises:
+      ValueError: it belongs to none.
+    """
+    for method in METHODS.values():
+        if type(settings) is method.settings:
+            return method
+    known = ", ".join(method.settings.__name__ for method in METHODS.values())
+    raise ValueError(f"{type(settings).__name__} is not the settings class of a method; there are {known}")
+
+
+def build(settings: Any, **overrides: Any) -> Compressor:
+    """The compressor of a settings object.
+
+    Example:
+      >>> build(TopK(alpha=0.01)).schedule[0].name
+      'top-k'
+    """
+    return method_of(settings).factory(dataclasses.replace(settings, **overrides))
+
+
+__all__ = [
+    "METHODS", "PAPER_RECIPE", "Codec", "Dense", "Exchange", "LgcPs", "Method", "Silent", "TopK", "as_optax", "build",
+    "compose", "compose_phases", "dense", "lgc_ps", "method_of", "per_layer", "silent", "step_on_nodes", "topk",
+]  # fmt: skip

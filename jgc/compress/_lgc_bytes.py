@@ -1,0 +1,86 @@
+"""What each role of LGC's parameter-server variant sends and receives, from static sizes.
+
+Symbols as in `jgc.compress.lgc_ps`.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jgc.compress import _autoencoder as ae
+from jgc.compress._lgc_settings import COMPRESSED, DENSE, TOP_K, LgcPs
+from jgc.compress._lgc_view import Selection, head_of, innovation_count
+from jgc.compress.exchange import messages
+from jgc.select import top_positions
+from jgc.types import Message, Nodes, PyTree
+
+Sizes = dict[str, float]  # bytes by kind
+
+
+def logical(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """Messages of one step of a phase."""
+    if phase == DENSE:
+        return _of_all({"dense": 4.0 * selection.packing.size}, {"dense": 4.0 * selection.packing.size})
+    head = _head(config, selection)
+    if phase == TOP_K:
+        return _top_k(config, head["positions"], 4.0 * selection.mu, nodes)
+    return _compressed(config, head, selection, nodes)
+
+
+def _of_all(up: Sizes, down: Sizes) -> tuple[Message, ...]:
+    return messages("worker", "up", up) + messages("worker", "down", down)
+
+
+def _led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Sizes) -> tuple[Message, ...]:
+    up = messages("leader", "up", leader_up) + messages("worker", "up", worker_up)
+    return up + messages("leader", "down", leader_down) + messages("worker", "down", worker_down)
+
+
+def _head(config: LgcPs, selection: Selection) -> Sizes:
+    """Positions, signs and scales of one node, from the shapes of what is sent."""
+
+    def head(v):
+        return head_of(config, v, top_positions(v, selection.packing.layers, selection.counts), selection)
+
+    shapes = jax.eval_shape(head, jax.ShapeDtypeStruct((selection.packing.size,), jnp.float32))
+    return {kind: float(x.size * x.dtype.itemsize) for kind, x in shapes.items()}
+
+
+def _top_k(config: LgcPs, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
+    both = {"positions": positions, "values": values}
+    if config.positions == "own":  # the union of what the nodes sent comes back, at most
+        return _of_all(both, {kind: size * nodes.count for kind, size in both.items()})
+    return _led(both, {"values": values}, {"values": values}, both)
+
+
+def _compressed(config: LgcPs, head: Sizes, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    count, wide = innovation_count(config, selection), 2 if selection.mu <= 2**16 else 4
+    own = {"innovations": 4.0 * count, "innovation positions": float(wide * count)}
+    means = {"means": 4.0 * len(selection.counts)}
+    if config.send_means:
+        own |= means
+    code = {"code": float(ae.code_size(selection.mu) * jnp.dtype(config.code_dtype).itemsize)}
+    mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
+    # what a worker needs to decode what it is taken to have sent: the code, and the leader's scales
+    to_decode: Sizes = {}
+    if config.feedback == "exact":
+        to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
+    if config.positions == "own":
+        union = {"values": mean["values"] * nodes.count, "positions": head["positions"] * nodes.count}
+        return _led(head | code | own, head | own, union, union | code if to_decode else union)
+    where = {kind: size for kind, size in head.items() if kind in ("positions", "signs")}
+    return _led(head | code | own, own, mean, where | mean | to_decode)
+
+
+def sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """The trained weights, on entering the third phase: the encoder to the leader, decoders to who needs one."""
+    if phase != COMPRESSED or config.autoencoder_steps == 0:
+        return ()
+    weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), selection.mu, 1))
+    encoder = {"encoder weights": _bytes(weights.encoder)}
+    decoder = {"decoder weights": _bytes(weights.decoders)} if config.feedback == "exact" else {}
+    worker = (encoder if config.leader == "rotating" else {}) | decoder
+    return messages("leader", "down", encoder | decoder) + messages("worker", "down", worker)
+
+
+def _bytes(tree: PyTree) -> float:
+    return float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)))

@@ -1,0 +1,139 @@
+"""What LGC's parameter server receives in the third phase, and what it makes of it.
+
+Symbols as in `jgc.compress.lgc_ps`. On a single-program machine the server is a role that every device plays.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jgc import comm
+from jgc.compress import _autoencoder as ae
+from jgc.compress._lgc_settings import LgcPs
+from jgc.compress._lgc_view import (
+    Selection,
+    View,
+    choose_innovations,
+    from_z,
+    head_of,
+    innovation_vector,
+    to_z,
+    unpacked_signs,
+    view_of,
+)  # fmt: skip
+from jgc.compress.diagnose import cosine, relative_error
+from jgc.nodes import per_node
+from jgc.select import Sparse, scatter, top_positions, widen
+from jgc.types import Array, Nodes, PyTree
+
+
+class Seen(NamedTuple):
+    """What the server has received in a step."""
+
+    positions: Array  # i32[K, mu]
+    views: View  # leading axis [K]
+    code: Array  # f32[m / 16, 4], the leader's
+    picked: Array  # i32[K, innovations], indices into the selected values
+    innovations: Array  # f32[K, innovations], exact values there
+
+
+def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: Selection, nodes: Nodes) -> Seen:
+    """One step's messages: the leader's to all nodes, then every node's to the server."""
+    layers, counts = selection.packing.layers, selection.counts
+    own = top_positions(v, layers, counts)
+    head = head_of(config, v, own, selection)  # positions, signs and scales of this node
+    code = {"code": _code(config, v[own], head, encoder, leader, selection, nodes)}
+    if config.positions == "leader":
+        common = comm.broadcast_dict({**head, **code}, leader, nodes)
+        head = {kind: common[kind] for kind in head}
+    else:
+        common = comm.broadcast_dict(code, leader, nodes)
+    positions = widen(head["positions"], layers, counts)
+    view = view_of(config, v[positions], head, selection)
+    picked = choose_innovations(config, v[positions], view, selection)
+    every = comm.gather_dict(_own_message(config, v[positions], view, picked, head), nodes)
+    return _seen(config, common, every, head, leader, selection, nodes)
+
+
+def _code(config: LgcPs, x: Array, head: dict[str, Array], encoder: PyTree, leader: Array, selection, nodes) -> Array:
+    """The leader's code, equation (3), on the leader's device. Encoding once a device is all that is needed."""
+    z = comm.on_leaders_device(to_z(x, view_of(config, x, head, selection), selection), leader, nodes)
+    return ae.encode(encoder, z).astype(config.code_dtype)
+
+
+def _own_message(config: LgcPs, x: Array, view: View, picked: Array, head: dict[str, Array]) -> dict[str, Array]:
+    """What every node sends in the third phase."""
+    wide = jnp.uint16 if x.size <= 2**16 else jnp.uint32
+    message = {"innovation positions": picked.astype(wide), "innovations": x[picked]}
+    if config.send_means:
+        message["means"] = view.means
+    return message if config.positions == "leader" else {**message, **head}
+
+
+def _seen(config: LgcPs, common, every, head, leader: Array, selection: Selection, nodes: Nodes) -> Seen:
+    """The server's reading of the messages, all with a leading axis [K]."""
+    layers, counts, count = selection.packing.layers, selection.counts, nodes.count
+    heads = {kind: every[kind] if config.positions == "own" else per_node(x, nodes) for kind, x in head.items()}
+    signs = jax.vmap(lambda h: unpacked_signs(config, h, selection))(heads)
+    means = every["means"] if config.send_means else jnp.zeros((count, len(counts)))
+    if "scales" in heads:
+        scales = heads["scales"]
+    elif config.scale == "none":
+        scales = jnp.ones_like(means)
+    else:
+        scales = means if config.positions == "own" else per_node(means[leader], nodes)
+        scales = jnp.where(scales > 0, scales, 1.0)
+    positions = jax.vmap(lambda p: widen(p, layers, counts))(heads["positions"])
+    picked = every["innovation positions"].astype(jnp.int32)
+    return Seen(positions, View(signs, means, scales), common["code"].astype(jnp.float32), picked, every["innovations"])
+
+
+def decode(weights: ae.Weights, seen: Seen, selection: Selection) -> Array:
+    """The server's reconstruction of every node's selected values, equation (12), f32[K, mu]."""
+
+    def one(decoder, view, picked, values):
+        z = ae.decode(decoder, seen.code, innovation_vector(view, picked, values, selection))
+        return from_z(z, view, selection).at[picked].set(values)
+
+    return jax.vmap(one)(weights.decoders, seen.views, seen.picked, seen.innovations)
+
+
+def average(seen: Seen, x: Array, n: int) -> Array:
+    """Equation (13): the mean over nodes of their values x f32[K, mu], each at its own positions, f32[n]."""
+    return scatter(Sparse(seen.positions, x), n) / x.shape[0]
+
+
+def watch(weights: ae.Weights, seen: Seen, v: Array, g: Array, leader: Array, selection: Selection, nodes: Nodes):
+    """The figures of a `diagnose` step, f32[] each, and the leader's positions; `v` and `g` are this node's, f32[n].
+
+    `reconstruction_cosine` and `relative_error` compare the aggregate with the mean over nodes of v at the
+    positions used; `ceiling_cosine` does so with the leader's exact values in place of its code,
+    `signs_means_cosine` with signs and means alone; `true_cosine` is that with the whole mean of g.
+    """
+    used = scatter(Sparse(seen.positions, jnp.ones_like(seen.views.signs)), v.size) > 0
+    true = jnp.where(used, comm.mean(v, nodes, "diagnose"), 0.0)
+    exact = comm.broadcast(v[seen.positions[leader]], leader, nodes, "diagnose")
+    got = average(seen, decode(weights, seen, selection), v.size)
+    ceiling = average(seen, _ceiling(exact, leader, seen, selection), v.size)
+    trivial = average(seen, seen.views.signs * seen.views.means[:, selection.ids], v.size)
+    return {
+        "reconstruction_cosine": cosine(got, true),
+        "relative_error": relative_error(got, true),
+        "ceiling_cosine": cosine(ceiling, true),
+        "signs_means_cosine": cosine(trivial, true),
+        "true_cosine": cosine(got, comm.mean(g, nodes, "diagnose")),
+        "positions": seen.positions[leader],
+        "positions_n": jnp.int32(v.size),
+    }
+
+
+def _ceiling(exact: Array, leader: Array, seen: Seen, selection: Selection) -> Array:
+    """The same reconstruction with the leader's exact values in place of its code, f32[K, mu]."""
+    z = to_z(exact, jax.tree.map(lambda x: x[leader], seen.views), selection)
+
+    def one(view, picked, values):
+        return from_z(z, view, selection).at[picked].set(values)
+
+    everyone = jax.vmap(one)(seen.views, seen.picked, seen.innovations)
+    return everyone.at[leader].set(exact)

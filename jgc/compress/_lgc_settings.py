@@ -1,0 +1,88 @@
+"""Settings of LGC with a parameter server."""
+
+import dataclasses
+from typing import Any, Literal
+
+from jgc.select import check_alpha
+
+DENSE, TOP_K, COMPRESSED = "dense", "top-k", "compressed"  # the phases
+
+
+@dataclasses.dataclass(frozen=True)
+class LgcPs:
+    """Settings of `lgc_ps`."""
+
+    alpha: float = 0.001
+    """share of each layer's values that is selected, in (0, 1]; at least one value a layer"""
+    warmup_steps: int = 200
+    """uncompressed steps, the first phase"""
+    autoencoder_steps: int = 300
+    """top-k steps while the autoencoder trains, the second phase"""
+    positions: Literal["leader", "own"] = "leader"
+    """leader: the leader's positions go to all nodes; own: every node selects and sends its own (Algorithm 1)"""
+    leader: Literal["fixed", "rotating"] = "fixed"
+    """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder"""
+    innovation: float = 0.1
+    """share of the selected values that every node sends as they are, in [0, 1]"""
+    innovation_by: Literal["error", "magnitude"] = "error"
+    """which ones: where signs and means explain least, or the largest (the paper's)"""
+    feedback: Literal["exact", "paper"] = "exact"
+    """exact: what decoding loses goes back into the residual; paper: it is lost"""
+    momentum_correction: bool = True
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+    momentum: float = 0.9
+    """momentum of momentum correction, in [0, 1)"""
+    factor_masking: bool = False
+    """with momentum correction: the momentum of values just sent restarts from zero"""
+    fold_signs: bool = True
+    """multiply values by the leader's signs, which cost one bit a value"""
+    send_means: bool = True
+    """every node sends the mean of its values for each layer, and the code stands for the rest"""
+    scale: Literal["layer", "none"] = "layer"
+    """divide by the leader's mean magnitude of each layer"""
+    autoencoder_optimizer: Literal["adam", "sgd"] = "adam"
+    """optimiser of the autoencoder"""
+    autoencoder_learning_rate: float = 0.001
+    """its learning rate"""
+    autoencoder_updates: int = 1
+    """its updates on each step's gradients"""
+    lambda_reconstruction: float = 1.0
+    """weight of the reconstruction loss (6)"""
+    lambda_similarity: float = 0.5
+    """weight of the similarity loss (5)"""
+    code_dtype: Literal["float32", "float16"] = "float32"
+    """dtype in which the code is sent"""
+    residual_dtype: str = "float32"
+    """dtype in which residuals are kept"""
+    first_layer: str | None = None
+    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
+    last_layer: str | None = None
+    """path pattern of layers sent as top-k only; the model's last layer if not given, "" for none"""
+
+
+PAPER_RECIPE: dict[str, Any] = {
+    "fold_signs": False,
+    "send_means": False,
+    "scale": "none",
+    "innovation_by": "magnitude",
+    "feedback": "paper",
+    "autoencoder_optimizer": "sgd",
+    "autoencoder_learning_rate": 0.001,
+    "autoencoder_updates": 1,
+}
+"""The autoencoder as the paper trains it: `lgc_ps(**PAPER_RECIPE)`."""
+
+
+def check(config: LgcPs) -> None:
+    """Raise ValueError, naming the value and what would be right, unless all settings are in range."""
+    check_alpha(config.alpha)
+    if not 0 <= config.innovation <= 1:
+        raise ValueError(f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}")
+    if config.autoencoder_updates < 1:
+        raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")
+    choices = {"positions": ("leader", "own"), "leader": ("fixed", "rotating"), "feedback": ("exact", "paper"),
+               "innovation_by": ("error", "magnitude"), "scale": ("layer", "none"),
+               "autoencoder_optimizer": ("adam", "sgd"), "code_dtype": ("float32", "float16")}
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")

@@ -1,0 +1,138 @@
+"""How the selected values of different nodes and layers become alike before the autoencoder sees them.
+
+Symbols as in `jgc.compress.lgc_ps`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc.compress import _autoencoder as ae
+from jgc.compress._lgc_settings import LgcPs
+from jgc.pack import Packing, layer_ids
+from jgc.select import counts_per_layer, narrow
+from jgc.types import Array
+
+
+class Selection(NamedTuple):
+    """Static sizes of the selection."""
+
+    packing: Packing
+    counts: tuple[int, ...]  # selected values of each layer
+
+    @property
+    def mu(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def ids(self) -> np.ndarray:  # layer of each selected value, i32[mu]
+        return layer_ids(self.counts)
+
+
+class View(NamedTuple):
+    """How a node's selected values become alike between nodes and layers: z = (s x - mean) / scale."""
+
+    signs: Array  # f32[mu], +1 or -1
+    means: Array  # f32[L]
+    scales: Array  # f32[L], positive
+
+
+def select_layers(config: LgcPs, packing: Packing) -> Selection:
+    """The static sizes for a packing."""
+    return Selection(packing, counts_per_layer(packing.layers, config.alpha))
+
+
+def innovation_count(config: LgcPs, selection: Selection) -> int:
+    """How many innovations a node sends: the share `innovation` of mu, rounded down."""
+    return int(config.innovation * selection.mu)
+
+
+def layer_means(x: Array, selection: Selection) -> Array:
+    """Mean over each layer's selected values, f32[L]."""
+    sums = jax.ops.segment_sum(x, selection.ids, num_segments=len(selection.counts), indices_are_sorted=True)
+    return sums / np.array(selection.counts, np.float32)
+
+
+def signs_of(config: LgcPs, x: Array) -> Array:
+    """+1 or -1 for every value; all +1 where signs are not folded in."""
+    return jnp.where(x < 0, -1.0, 1.0) if config.fold_signs else jnp.ones_like(x)
+
+
+def scales_of(config: LgcPs, x: Array, selection: Selection) -> Array:
+    """Mean magnitude of each layer, f32[L]; 1 where all of it is zero."""
+    if config.scale == "none":
+        return jnp.ones((len(selection.counts),))
+    scales = layer_means(jnp.abs(x), selection)
+    return jnp.where(scales > 0, scales, 1.0)
+
+
+def means_of(config: LgcPs, x: Array, signs: Array, selection: Selection) -> Array:
+    """Mean of the folded values of each layer, f32[L]; zeros where means are not sent."""
+    if not config.send_means:
+        return jnp.zeros((len(selection.counts),))
+    return layer_means(signs * x, selection)
+
+
+def to_z(x: Array, view: View, selection: Selection) -> Array:
+    """f32[mu] -> f32[m]."""
+    z = (view.signs * x - view.means[selection.ids]) / view.scales[selection.ids]
+    return jnp.pad(z, (0, ae.padded(selection.mu) - selection.mu))
+
+
+def from_z(z: Array, view: View, selection: Selection) -> Array:
+    """f32[m] -> f32[mu]."""
+    return view.signs * (view.means[selection.ids] + view.scales[selection.ids] * z[: selection.mu])
+
+
+def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection) -> Array:
+    """Which of the selected values a node sends as they are, i32[innovations]."""
+    explained = view.signs * view.means[selection.ids] if config.innovation_by == "error" else 0.0
+    return jax.lax.top_k(jnp.abs(x - explained), innovation_count(config, selection))[1]
+
+
+def server_views(config: LgcPs, x: Array, leader: Array, selection: Selection) -> View:
+    """All nodes' views of their values x f32[K, mu], where the server has the values themselves."""
+    signs = signs_of(config, x)
+    scales = jax.vmap(lambda x: scales_of(config, x, selection))(x)
+    if config.positions == "leader":
+        signs = jnp.broadcast_to(signs[leader], signs.shape)
+        scales = jnp.broadcast_to(scales[leader], scales.shape)
+    return View(signs, jax.vmap(lambda x, s: means_of(config, x, s, selection))(x, signs), scales)
+
+
+def head_of(config: LgcPs, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
+    """Positions, and signs and scales of the values there, as they are sent."""
+    x = v[positions]
+    head = {"positions": narrow(positions, selection.packing.layers, selection.counts)}
+    if config.fold_signs:
+        head["signs"] = jnp.packbits(x < 0)
+    if config.scale == "layer" and not scales_are_means(config):
+        head["scales"] = scales_of(config, x, selection)
+    return head
+
+
+def scales_are_means(config: LgcPs) -> bool:
+    """Folded by its own signs, a node's mean is its mean magnitude: one number serves for both."""
+    return config.fold_signs and config.send_means and config.scale == "layer"
+
+
+def unpacked_signs(config: LgcPs, head: dict[str, Array], selection: Selection) -> Array:
+    """Signs as they were sent, as +1 or -1, f32[mu]."""
+    if not config.fold_signs:
+        return jnp.ones((selection.mu,))
+    return 1.0 - 2.0 * jnp.unpackbits(head["signs"], count=selection.mu).astype(jnp.float32)
+
+
+def view_of(config: LgcPs, x: Array, head: dict[str, Array], selection: Selection) -> View:
+    """This node's view of its own values, with signs and scales from `head` or from x itself."""
+    signs = unpacked_signs(config, head, selection)
+    scales = head["scales"] if "scales" in head else scales_of(config, x, selection)
+    return View(signs, means_of(config, x, signs, selection), scales)
+
+
+def innovation_vector(view: View, picked: Array, values: Array, selection: Selection) -> Array:
+    """A node's innovation as its decoder takes it: z where values were sent, zero elsewhere, f32[m]."""
+    x = jnp.zeros((selection.mu,)).at[picked].set(values)
+    return jnp.zeros((ae.padded(selection.mu),)).at[picked].set(to_z(x, view, selection)[picked])

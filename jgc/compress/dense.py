@@ -1,0 +1,58 @@
+"""The uncompressed baseline: the exact mean, by all-reduce, by an explicit ring or by a parameter server."""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jgc.compress.compose import Codec, Exchange, compose
+from jgc.compress.exchange import all_reduce, server
+from jgc.memory import no_memory
+from jgc.types import Compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """Settings of `dense`."""
+
+    algorithm: Literal["psum", "ring", "server"] = "psum"
+    """psum: the runtime's all-reduce; ring: reduce-scatter by ppermute and all-gather; server: gather and average"""
+
+
+def identity() -> Codec:
+    """All n values as f32."""
+    return Codec(
+        name="dense",
+        linear=True,
+        encode=lambda key, v, layers: {"dense": v},
+        decode=lambda payload, layers: payload["dense"],
+        mean=lambda payloads, layers: jnp.mean(payloads["dense"], axis=0),
+        elements=lambda layers: sum(layer.size for layer in layers),
+    )
+
+
+def dense_exchange(algorithm: str) -> Exchange:
+    """The exchange of that name."""
+    if algorithm not in ("psum", "ring", "server"):
+        raise ValueError(f"algorithm must be 'psum', 'ring' or 'server', got {algorithm!r}")
+    return server() if algorithm == "server" else all_reduce(algorithm)
+
+
+def dense(config: Dense | None = None, **overrides) -> Compressor:
+    """The plain mean of all nodes' gradients.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: an unknown algorithm.
+
+    Example:
+      >>> dense(algorithm="ring").schedule[0].name
+      'compressed'
+
+    References:
+      Li et al. 2014 (parameter server); Patarasuk and Yuan 2009 (ring all-reduce).
+    """
+    config = dataclasses.replace(config or Dense(), **overrides)
+    return compose(identity(), no_memory(), dense_exchange(config.algorithm))

@@ -1,0 +1,65 @@
+"""A control for experiments, not a method: after the warm-up the compressed layers send nothing at all.
+
+What a run gains with it comes from the layers that are sent dense and from the statistics of batch norm. A
+compressed run has shown something only where it does clearly better.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from jgc import phases
+from jgc.compress.compose import Codec, compose_phases
+from jgc.compress.dense import identity
+from jgc.compress.exchange import all_reduce, gather, nowhere
+from jgc.compress.per_layer import with_policy
+from jgc.compress.topk import top_k
+from jgc.memory import make_memory
+from jgc.types import Compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class Silent:
+    """Settings of `silent`. The first and last layers are treated as by `lgc_ps`."""
+
+    alpha: float = 0.001
+    """share of the last layer's values that a node sends, in (0, 1]"""
+    warmup_steps: int = 200
+    """uncompressed steps before the silence"""
+    momentum_correction: bool = True
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+    momentum: float = 0.9
+    """momentum of momentum correction, in [0, 1)"""
+    first_layer: str | None = None
+    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
+    last_layer: str | None = None
+    """path pattern of layers sent as top-k; the model's last layer if not given, "" for none"""
+
+
+def nothing() -> Codec:
+    """An empty payload, which stands for zeros."""
+
+    def zeros(payload, layers):
+        return jnp.zeros((sum(layer.size for layer in layers),), jnp.float32)
+
+    return Codec("nothing", True, lambda key, v, layers: {}, zeros, zeros, lambda layers: 0)
+
+
+def silent(config: Silent | None = None, **overrides) -> Compressor:
+    """Dense for `warmup_steps`, then nothing.
+
+    Raises:
+      ValueError: negative `warmup_steps`, alpha outside (0, 1], momentum outside [0, 1).
+
+    Example:
+      >>> [phase.name for phase in silent(warmup_steps=100).schedule]
+      ['dense', 'silent']
+    """
+    config = dataclasses.replace(config or Silent(), **overrides)
+    memory = make_memory(config.momentum_correction, config.momentum)
+    dense = (identity(), all_reduce())
+    schedule = phases.in_sequence(("dense", config.warmup_steps), ("silent", 0))
+    rest = compose_phases({"dense": dense, "silent": (nothing(), nowhere())}, memory, schedule)
+    last = compose_phases({"dense": dense, "silent": (top_k(config.alpha), gather())}, memory, schedule)
+    momentum = config.momentum if memory.owns_momentum else None
+    return with_policy(rest, config.first_layer, config.last_layer, last, momentum)

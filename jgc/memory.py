@@ -1,0 +1,146 @@
+"""What a node keeps back of its gradient, and for how long: error feedback and momentum correction.
+
+A memory is three pure functions. `accumulate` turns this step's gradient g into what is to be sent, v;
+`keep` stores what of v was not sent. All of it is local to a node; g and v are f32[n].
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jgc.select import Sparse
+from jgc.types import Array, PyTree
+
+
+class Memory(NamedTuple):
+    """A node's memory.
+
+    Attributes:
+      init: `n -> local`, zeros.
+      accumulate: `(local, g) -> (v, local)`.
+      keep: `(local, v, sent) -> local`; `sent` is what all nodes take this node to have sent, f32[n] or Sparse.
+      residual: `local -> f32[n] or None`, what is kept back.
+      owns_momentum: whether the momentum lives here; the optimiser must then have none.
+      conserves: whether v - sent is kept in full and v holds nothing but kept parts and gradients, so that
+        mean over nodes of (what is kept + what is sent) = mean of (what was kept + what came in).
+    """
+
+    init: Callable[[int], PyTree]
+    accumulate: Callable[[PyTree, Array], tuple[Array, PyTree]]
+    keep: Callable[..., PyTree]
+    residual: Callable[[PyTree], Array | None]
+    owns_momentum: bool
+    conserves: bool
+
+
+class Corrected(NamedTuple):
+    """Local state of momentum correction: velocity u and residual r, each f32[n]."""
+
+    velocity: Array
+    residual: Array
+
+
+def subtract(v: Array, sent: Array | Sparse) -> Array:
+    """v without what was sent, f32[n]."""
+    if isinstance(sent, Sparse):
+        return v.at[sent.positions].add(-sent.values)
+    return v - sent
+
+
+def no_memory() -> Memory:
+    """Nothing is kept: v = g."""
+    return Memory(
+        init=lambda n: (),
+        accumulate=lambda local, g: (g, local),
+        keep=lambda local, v, sent: local,
+        residual=lambda local: None,
+        owns_momentum=False,
+        conserves=False,
+    )
+
+
+def error_feedback(dtype: jnp.dtype = jnp.float32) -> Memory:
+    """Plain residuals: v = r + g, then r = v - sent.
+
+    Source: Seide et al. 2014 (1-bit SGD); Strom 2015; Stich et al. 2018.
+    """
+    return Memory(
+        init=lambda n: jnp.zeros((n,), dtype),
+        accumulate=lambda r, g: (r.astype(jnp.float32) + g, r),
+        keep=lambda r, v, sent: subtract(v, sent).astype(dtype),
+        residual=lambda r: r,
+        owns_momentum=False,
+        conserves=True,
+    )
+
+
+def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype = jnp.float32) -> Memory:
+    """Each node's own momentum, accumulated before it is sent: u = m u + g, v = r + u, then r = v - sent.
+
+    With `masking` the velocity of what was sent restarts from zero (momentum factor masking).
+
+    Source: Lin et al. 2018 (Deep Gradient Compression), Algorithm 4 and Section 3.2.
+    """
+    check_momentum(momentum)
+
+    def accumulate(local, g):
+        u = momentum * local.velocity.astype(jnp.float32) + g
+        return local.residual.astype(jnp.float32) + u, Corrected(u.astype(dtype), local.residual)
+
+    def keep(local, v, sent):
+        u = _masked(local.velocity, sent) if masking else local.velocity
+        return Corrected(u, subtract(v, sent).astype(dtype))
+
+    return Memory(
+        init=lambda n: Corrected(jnp.zeros((n,), dtype), jnp.zeros((n,), dtype)),
+        accumulate=accumulate,
+        keep=keep,
+        residual=lambda local: local.residual,
+        owns_momentum=True,
+        conserves=True,
+    )
+
+
+def momentum_only(momentum: float) -> Memory:
+    """Each node's own momentum where everything is sent: v = u = m u + g, nothing is kept back."""
+    check_momentum(momentum)
+
+    def accumulate(u, g):
+        u = momentum * u + g
+        return u, u
+
+    return Memory(lambda n: jnp.zeros((n,)), accumulate, lambda u, v, sent: u, lambda u: None, True, False)
+
+
+def _masked(u: Array, sent: Array | Sparse) -> Array:
+    if isinstance(sent, Sparse):
+        return u.at[sent.positions].set(0)
+    return jnp.where(sent != 0, jnp.zeros_like(u), u)
+
+
+def check_momentum(momentum: float) -> None:
+    """Raise ValueError unless momentum is in [0, 1)."""
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+
+
+def make_memory(correction: bool, momentum: float, masking: bool = False, dtype: str = "float32") -> Memory:
+    """Momentum correction or plain residuals, by a setting."""
+    if correction:
+        return momentum_correction(momentum, masking, jnp.dtype(dtype))
+    return error_feedback(jnp.dtype(dtype))
+
+
+def clip_local(grads: PyTree, max_norm: float, nodes: int) -> PyTree:
+    """Clip a node's gradient to the norm max_norm / sqrt(K), before anything is accumulated.
+
+    Source: Lin et al. 2018, Section 3.2 (local gradient clipping).
+    """
+    if max_norm <= 0:
+        raise ValueError(f"max_norm must be positive, got {max_norm}")
+    norm = optax.global_norm(grads)
+    scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes) / jnp.maximum(norm, 1e-30))
+    return jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)

@@ -1,0 +1,233 @@
+"""The node axis: the only file that puts code on it, in one of three layouts.
+
+    1. one node per device of a mesh: `jax.shard_map` with `check_vma=True`;
+    2. K nodes emulated on one device: `jax.vmap`;
+    3. several nodes per device on several devices: `vmap` inside `shard_map`.
+
+The same method code runs in all three and gives the same result. A node may also own several devices
+(`devices_per_node`, the fast axis): its gradient is then the plain mean over them before anything is compressed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jgc import comm
+from jgc.types import EMULATED, Array, Nodes, PyTree, State
+
+NODE = "jgc_node"  # default name of the mesh axis between nodes
+FAST = "jgc_fast"  # default name of the mesh axis inside one node
+
+SHARED = "shared"  # the same on every node
+LOCAL = "local"  # leading axis [K]: one entry a node
+BATCH = "batch"  # leading axes [K, b]: a node's examples, split over the node's own devices
+
+
+def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_per_node: int = 1) -> Nodes:
+    """Lay out `count` nodes on the devices that are present.
+
+    With one device all nodes are emulated on it. With fewer devices than nodes each device gets equally
+    many. With at least as many devices as nodes times `devices_per_node`, every node gets its own.
+
+    Args:
+      count: K, at least 1.
+      devices: the devices to use; all of `jax.devices()` by default.
+      devices_per_node: devices that belong to one node and average exactly.
+
+    Raises:
+      ValueError: `count` is not positive, or the nodes do not divide among the devices.
+
+    Example:
+      >>> make_nodes(8, devices=jax.devices()[:1]).layout
+      'emulated'
+    """
+    if count < 1:
+        raise ValueError(f"the number of nodes must be at least 1, got {count}")
+    if devices_per_node < 1:
+        raise ValueError(f"devices_per_node must be at least 1, got {devices_per_node}")
+    devices = jax.devices() if devices is None else list(devices)
+    if devices_per_node > 1:
+        return _nodes_of_many_devices(count, devices, devices_per_node)
+    if len(devices) == 1 and count > 1:
+        return Nodes(count, count)
+    used = min(len(devices), count)
+    if count % used:
+        fits = [k for k in range(1, 2 * count) if k <= used or k % used == 0]
+        nearest = sorted(fits, key=lambda k: abs(k - count))[:2]
+        raise ValueError(
+            f"{count} nodes do not divide among {used} devices; "
+            f"use {' or '.join(str(k) for k in sorted(nearest))} nodes, or fewer devices"
+        )
+    mesh = jax.make_mesh((used,), (NODE,), axis_types=(AxisType.Auto,), devices=devices[:used])
+    return Nodes(count, count // used, mesh, (NODE,))
+
+
+def _nodes_of_many_devices(count: int, devices: Sequence[jax.Device], devices_per_node: int) -> Nodes:
+    needed = count * devices_per_node
+    if len(devices) < needed:
+        raise ValueError(f"{count} nodes of {devices_per_node} devices need {needed} devices, got {len(devices)}")
+    mesh = jax.make_mesh(
+        (count, devices_per_node), (NODE, FAST), axis_types=(AxisType.Auto,) * 2, devices=devices[:needed]
+    )
+    return Nodes(count, 1, mesh, (NODE,), (FAST,))
+
+
+def from_mesh(mesh: Mesh, slow: Sequence[str], fast: Sequence[str] = (), per_device: int = 1) -> Nodes:
+    """Nodes on a mesh of the caller's own: compress over `slow`, average exactly over `fast`.
+
+    Raises:
+      ValueError: an axis is not one of the mesh's.
+    """
+    for axis in (*slow, *fast):
+        if axis not in mesh.shape:
+            raise ValueError(f"mesh axis {axis!r} is not one of {tuple(mesh.shape)}")
+    nodes = Nodes(1, per_device, mesh, tuple(slow), tuple(fast))
+    return nodes._replace(count=per_device * nodes.size(slow))
+
+
+def as_one_per_device(nodes: Nodes) -> Nodes:
+    """The same number of nodes, one per device, on an abstract mesh: for counting bytes, not for running."""
+    mesh = AbstractMesh((nodes.count,), (NODE,), axis_types=(AxisType.Auto,))
+    return Nodes(nodes.count, 1, mesh, (NODE,))
+
+
+def _spec(kind: str, nodes: Nodes) -> P:
+    slow = nodes.slow or None
+    return {SHARED: P(), LOCAL: P(slow), BATCH: P(slow, nodes.fast or None)}[kind]
+
+
+def _is_kind(x: Any) -> bool:
+    return isinstance(x, str)
+
+
+def _specs(kinds: PyTree, nodes: Nodes) -> PyTree:
+    return jax.tree.map(lambda kind: _spec(kind, nodes), kinds, is_leaf=_is_kind)
+
+
+def _axes(kinds: PyTree) -> PyTree:
+    return jax.tree.map(lambda kind: None if kind == SHARED else 0, kinds, is_leaf=_is_kind)
+
+
+def kinds_of(tree: PyTree) -> PyTree:
+    """SHARED or LOCAL for every leaf of a tree that may hold `State`s, e.g. an optax state.
+
+    Example:
+      >>> kinds_of((State(1, 2), 3))
+      (State(shared='shared', local='local'), 'shared')
+    """
+
+    def kind(x):
+        if isinstance(x, State):
+            return State(jax.tree.map(lambda _: SHARED, x.shared), jax.tree.map(lambda _: LOCAL, x.local))
+        return SHARED
+
+    return jax.tree.map(kind, tree, is_leaf=lambda x: isinstance(x, State))
+
+
+def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False) -> Callable:
+    """Run `fn` once per node, on the node axis that `jgc.comm` communicates over.
+
+    Args:
+      fn: a function of one node's arguments, without the leading node axis.
+      nodes: the layout.
+      ins: for each argument a kind (SHARED, LOCAL, BATCH) or a tree of kinds.
+      outs: the same for what `fn` returns. An output declared SHARED that differs between nodes, because
+        communication was forgotten, is an error when traced.
+      unroll: run the nodes of one device one after another instead of under `vmap`. Only for functions that
+        do not communicate. On CPU convolutions are much faster so.
+
+    Returns:
+      A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
+
+    Example:
+      >>> nodes = make_nodes(2, devices=jax.devices()[:1])
+      >>> on_nodes(lambda x: 2 * x, nodes, ins=(LOCAL,), outs=LOCAL)(jnp.arange(2))
+      Array([0, 2], dtype=int32)
+    """
+
+    def on_device(*args):  # LOCAL and BATCH leaves: [per_device, ...] on each device
+        if nodes.mesh is not None and nodes.per_device == 1:
+            return _one(fn, ins, outs, args)
+        if unroll:
+            return _unrolled(fn, ins, outs, args, nodes.per_device)
+        return jax.vmap(fn, in_axes=_axes(ins), out_axes=_axes(outs), axis_name=EMULATED, axis_size=nodes.per_device)(
+            *args
+        )
+
+    if nodes.mesh is None:
+        return on_device
+    return jax.shard_map(
+        on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes), check_vma=True
+    )
+
+
+def _map_kinds(f: Callable, kinds: PyTree, tree: PyTree) -> PyTree:
+    """Apply f to all leaves of `tree` whose kind has a node axis."""
+    return jax.tree.map(
+        lambda kind, sub: sub if kind == SHARED else jax.tree.map(f, sub), kinds, tree, is_leaf=_is_kind
+    )
+
+
+def _one(fn: Callable, ins: tuple, outs: PyTree, args: tuple) -> PyTree:
+    return _map_kinds(lambda x: x[None], outs, fn(*_map_kinds(lambda x: x[0], ins, args)))
+
+
+def _unrolled(fn: Callable, ins: tuple, outs: PyTree, args: tuple, count: int) -> PyTree:
+    results = [fn(*_map_kinds(lambda x, i=i: x[i], ins, args)) for i in range(count)]
+    def join(kind, *subs):
+        return subs[0] if kind == SHARED else jax.tree.map(lambda *xs: jnp.stack(xs), *subs)
+
+    return jax.tree.map(join, outs, *results, is_leaf=_is_kind)
+
+
+def place(tree: PyTree, kinds: PyTree, nodes: Nodes) -> PyTree:
+    """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile."""
+    if nodes.mesh is None:
+        return jax.tree.map(jnp.asarray, tree)
+
+    def put(kind, sub):
+        sharding = NamedSharding(nodes.mesh, _spec(kind, nodes))
+        return jax.tree.map(lambda x: jax.device_put(x, sharding), sub)
+
+    return jax.tree.map(put, kinds, tree, is_leaf=_is_kind)
+
+
+def per_node(x: Array, nodes: Nodes) -> Array:
+    """Copies of x for every node, [K, ...]: how local state starts."""
+    return jnp.broadcast_to(x, (nodes.count, *x.shape))
+
+
+def node_grads(
+    loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool = True, local: bool = False
+) -> Callable:
+    """Node-local gradients for a user's own loop.
+
+    Args:
+      loss: `(params, batch) -> scalar`, the mean loss over a node's own examples, or with `has_aux`
+        `-> (scalar, aux)`.
+      nodes: the layout.
+      has_aux: as in `jax.value_and_grad`.
+      unroll: see `on_nodes`; True is much faster for convolutions on CPU.
+      local: whether `loss` takes a third argument that is each node's own, such as batch statistics.
+
+    Returns:
+      `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch` have
+      leading axes [K, b]. With `local`, `(params, batch, own) -> (value, grads)`, the leaves of `own` [K, ...].
+
+    Example:
+      >>> nodes = make_nodes(2, devices=jax.devices()[:1])
+      >>> loss = lambda w, x: jnp.mean(w * x)
+      >>> node_grads(loss, nodes)(jnp.float32(3.0), jnp.array([[1.0], [2.0]]))[1]
+      Array([1., 2.], dtype=float32)
+    """
+    gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
+
+    def one(params, *own):
+        return comm.exact_mean(gradient(comm.vary(params, nodes), *own), nodes)
+
+    ins = (SHARED, BATCH, LOCAL) if local else (SHARED, BATCH)
+    return on_nodes(one, nodes, ins=ins, outs=LOCAL, unroll=unroll)

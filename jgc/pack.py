@@ -1,0 +1,118 @@
+"""A tree of gradients as one flat vector, and its layers as static ranges of that vector.
+
+Every leaf with two or more dimensions is a layer. Biases and norm parameters, the leaves with at most one
+dimension, lie together at the end of the vector and form one layer (LGC paper, Section V-A, is silent about them;
+one value of each at least would otherwise cost as much as the large layers).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc.types import Array, PyTree
+
+POOLED = "biases and norms"
+
+
+class Layer(NamedTuple):
+    """A range of the flat vector that a method treats as one layer."""
+
+    name: str
+    start: int
+    size: int
+
+
+class _Leaf(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    start: int  # place in the flat vector; -1 for a leaf that is not packed
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+
+class Packing(NamedTuple):
+    """How a tree lies in a flat vector. Static and made from shapes alone.
+
+    Attributes:
+      treedef: structure of the tree.
+      leaves: shape, dtype and place of each leaf in tree order.
+      layers: the layers in the order of the vector.
+      size: n, the length of the vector.
+    """
+
+    treedef: jax.tree_util.PyTreeDef
+    leaves: tuple[_Leaf, ...]
+    layers: tuple[Layer, ...]
+    size: int
+
+
+def leaf_paths(tree: PyTree) -> list[str]:
+    """The path of every leaf in tree order, parts joined by "/".
+
+    Example:
+      >>> leaf_paths({"Conv_0": {"kernel": 1}})
+      ['Conv_0/kernel']
+    """
+    with_paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in with_paths]
+
+
+def make_packing(tree: PyTree) -> Packing:
+    """Lay out a tree of arrays (or of anything with shape and dtype) in a vector.
+
+    Integer and boolean leaves, and empty ones, are left out of the vector; None is no leaf.
+
+    Example:
+      >>> tree = {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 4)), "steps": jnp.zeros((), jnp.int32)}
+      >>> make_packing(tree).layers
+      (Layer(name='kernel', start=0, size=8), Layer(name='biases and norms', start=8, size=3))
+    """
+    values, treedef = jax.tree_util.tree_flatten(tree)
+    shapes = [(tuple(x.shape), np.dtype(x.dtype)) for x in values]
+    packed = [i for i, (shape, dtype) in enumerate(shapes) if jnp.issubdtype(dtype, jnp.inexact) and np.prod(shape)]
+    large = [i for i in packed if len(shapes[i][0]) > 1]
+    small = [i for i in packed if len(shapes[i][0]) <= 1]
+    names = leaf_paths(tree)
+    starts, layers, at = {}, [], 0
+    for i in large:
+        size = int(np.prod(shapes[i][0]))
+        starts[i] = at
+        layers.append(Layer(names[i], at, size))
+        at += size
+    pooled_at = at
+    for i in small:
+        starts[i] = at
+        at += int(np.prod(shapes[i][0]))
+    if small:
+        layers.append(Layer(POOLED, pooled_at, at - pooled_at))
+    leaves = tuple(_Leaf(shape, dtype, starts.get(i, -1)) for i, (shape, dtype) in enumerate(shapes))
+    return Packing(treedef, leaves, tuple(layers), at)
+
+
+def pack(tree: PyTree, packing: Packing) -> Array:
+    """The tree's floating-point leaves as f32[n]."""
+    values = jax.tree_util.tree_leaves(tree)
+    in_order = sorted((leaf.start, i) for i, leaf in enumerate(packing.leaves) if leaf.start >= 0)
+    parts = [values[i].reshape(-1).astype(jnp.float32) for _, i in in_order]
+    return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.float32)
+
+
+def unpack(flat: Array, packing: Packing) -> PyTree:
+    """A vector [n] as a tree with the shapes and dtypes it was laid out from; leaves left out become zeros."""
+
+    def leaf(spec):
+        if spec.start < 0:
+            xp = np if spec.dtype == jax.dtypes.float0 else jnp  # float0: what jax.grad gives for integers
+            return xp.zeros(spec.shape, spec.dtype)
+        return flat[spec.start : spec.start + spec.size].reshape(spec.shape).astype(spec.dtype)
+
+    return jax.tree_util.tree_unflatten(packing.treedef, [leaf(spec) for spec in packing.leaves])
+
+
+def layer_ids(counts: tuple[int, ...]) -> np.ndarray:
+    """Which layer each of the concatenated values belongs to, i32[sum(counts)]."""
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)

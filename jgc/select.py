@@ -1,0 +1,75 @@
+"""Positions and values of the largest entries, layer by layer, in buffers of static size."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc.pack import Layer
+from jgc.types import Array
+from jgc.wire.positions import index_dtype
+
+
+class Sparse(NamedTuple):
+    """Some entries of a flat vector: positions i32[k] (no position twice) and values f32[k]."""
+
+    positions: Array
+    values: Array
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise ValueError unless alpha is in (0, 1]."""
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha must be in (0, 1] (0.001 sends 0.1 % of the values), got {alpha}")
+
+
+def counts_per_layer(layers: tuple[Layer, ...], alpha: float) -> tuple[int, ...]:
+    """How many values each layer sends: the share alpha of its size, at least one.
+
+    Example:
+      >>> counts_per_layer((Layer("a", 0, 5000), Layer("b", 5000, 20)), 0.001)
+      (5, 1)
+    """
+    return tuple(min(layer.size, max(1, round(alpha * layer.size))) for layer in layers)
+
+
+def top_positions(v: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
+    """Positions of the entries of largest magnitude of each layer, ascending, i32[mu].
+
+    Ties go to the lower position, so that nodes with equal values select the same.
+
+    Args:
+      v: f32[n].
+      layers: ranges of v.
+      counts: entries to take from each; mu is their sum.
+    """
+
+    def of_layer(layer, count):
+        magnitudes = jnp.abs(v[layer.start : layer.start + layer.size])
+        if count == layer.size:
+            return layer.start + jnp.arange(count, dtype=jnp.int32)
+        return layer.start + jnp.sort(lax.top_k(magnitudes, count)[1])
+
+    return jnp.concatenate([of_layer(layer, count) for layer, count in zip(layers, counts, strict=True)])
+
+
+def layer_starts(layers: tuple[Layer, ...], counts: tuple[int, ...]) -> np.ndarray:
+    """The start of the layer that each selected value belongs to, i32[mu]."""
+    return np.repeat(np.array([layer.start for layer in layers], np.int32), counts)
+
+
+def narrow(positions: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
+    """Positions within their layer in the smallest unsigned integers that hold them, for sending."""
+    dtype = index_dtype(max((layer.size for layer in layers), default=1))
+    return (positions - layer_starts(layers, counts)).astype(dtype)
+
+
+def widen(sent: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
+    """The inverse of `narrow`, i32[mu]."""
+    return sent.astype(jnp.int32) + layer_starts(layers, counts)
+
+
+def scatter(sparse: Sparse, n: int) -> Array:
+    """The entries in a vector of zeros, f32[n]. Positions that occur several times (over nodes) add up."""
+    return jnp.zeros((n,), sparse.values.dtype).at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1))

@@ -1,0 +1,1 @@
+"""What a payload costs: message sizes, position coding, and the collectives of a compiled program."""

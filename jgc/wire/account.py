@@ -1,0 +1,59 @@
+"""Sums over a `Wire`: bytes by role, the paper's compression ratio, and what the whole run sent."""
+
+from collections.abc import Iterable
+
+from jgc.types import Message, Sent, Wire
+
+Table = dict[str, dict[str, dict[str, float]]]
+
+
+def logical_bytes(messages: Iterable[Message], nodes: int) -> Table:
+    """Bytes by role, direction and kind: `{"leader": {"up": {"positions": ...}}, ...}`.
+
+    The leader's and the worker's entries are one node's; without a leader all K nodes are workers. The server's "up" is
+    all that it receives, its "down" all that it sends.
+
+    Example:
+      >>> logical_bytes([Message("worker", "up", "dense", 8)], nodes=2)["server"]
+      {'up': {'dense': 16.0}}
+    """
+    messages = list(messages)
+    leaders = 1 if any(m.role == "leader" for m in messages) else 0
+    out: Table = {}
+    for m in messages:
+        times = leaders if m.role == "leader" else nodes - leaders
+        for role, size in ((m.role, float(m.bytes)), ("server", float(m.bytes) * times)):
+            kinds = out.setdefault(role, {}).setdefault(m.direction, {})
+            kinds[m.kind] = kinds.get(m.kind, 0.0) + size
+    return out
+
+
+def physical_bytes(sent: Iterable[Sent]) -> dict[str, float]:
+    """Bytes that one device sends, by collective; flags as a row `other`."""
+    out: dict[str, float] = {}
+    for s in sent:
+        row = "other" if s.kind == "flag" else s.op
+        out[row] = out.get(row, 0.0) + float(s.bytes)
+    return out
+
+
+def sent_by(role: str, wire: Wire, direction: str = "up") -> float:
+    """Bytes of one node of a role in one step. A method without a leader has workers only."""
+    roles = {m.role for m in wire.logical}
+    role = role if role in roles else "worker"
+    return float(sum(m.bytes for m in wire.logical if (m.role, m.direction) == (role, direction)))
+
+
+def compression_ratio(role: str, wire: Wire, dense_bytes: float) -> float:
+    """Size of the uncompressed gradient over what a node of that role sends up. Inf where it sends nothing.
+
+    Source: LGC paper, Section VI-A (CR).
+    """
+    up = sent_by(role, wire)
+    return dense_bytes / up if up else float("inf")
+
+
+def step_total(messages: Iterable[Message], nodes: int, direction: str | None = None) -> float:
+    """Bytes over all nodes: up, down, or both where no direction is given."""
+    table = logical_bytes(messages, nodes).get("server", {})
+    return sum(size for way, kinds in table.items() if direction in (None, way) for size in kinds.values())

@@ -1,0 +1,255 @@
+"""What a compiled program sends: its collectives and their bytes, read from the optimised HLO text.
+
+JAX has no structured way to ask, and XLA does not run what was written: it combines all-reduces, sends bf16
+as f32 on CPU, starts collectives asynchronously. What `collectives` does not know raises, and never passes as
+zero: an opcode outside `LOCAL`, a group format, a dtype, a loop without a trip count, branches that differ.
+
+    compiled = jax.jit(step).lower(state, batch).compile()
+    sum(c.sent_bytes for c in collectives(compiled))        # bytes that one device sends in one step
+
+Bytes go by algorithm (`bytes_sent`), for the busiest device where devices differ, and are exact Fractions:
+a ring all-reduce of 10 bytes over 8 devices sends 35/2 bytes a device, on average over the devices.
+Source: xla/hlo/ir/hlo_opcode.h and openxla.org/xla/operation_semantics, as of jax 0.10.2 and 0.12.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from math import prod
+from typing import Any, NamedTuple
+
+_SHARE: dict[str, Callable[[int], Fraction]] = {  # of the operand's bytes, sent by one of n devices
+    "all-reduce": lambda n: Fraction(2 * (n - 1), n),
+    "all-gather": lambda n: Fraction(n - 1),
+    "reduce-scatter": lambda n: Fraction(n - 1, n),
+    "all-to-all": lambda n: Fraction(n - 1, n),
+    "collective-permute": lambda n: Fraction(int(n > 1)),
+}
+KINDS = tuple(_SHARE)
+
+# A list of what is known to stay on its device, not of what is known to communicate: an opcode that XLA adds
+# tomorrow then fails the audit until somebody has looked at it.
+LOCAL = frozenset("""
+    abs acos acosh add add-dependency after-all and asin asinh atan atan2 atanh batch-norm-grad batch-norm-inference
+    batch-norm-training bitcast bitcast-convert broadcast cbrt ceil cholesky clamp compare complex concatenate
+    constant convert convolution copy cosh cosine count-leading-zeros custom-call divide domain dot dynamic-reshape
+    dynamic-slice dynamic-update-slice erf exponential exponential-minus-one fft floor gather get-dimension-size
+    get-tuple-element imag iota is-finite log log-plus-one logistic map maximum minimum mulhi multiply negate not
+    opt-barrier or pad parameter partition-id popcnt power ragged-dot real reduce reduce-precision reduce-window
+    remainder replica-id reshape reverse rng rng-bit-generator rng-get-and-update-state round-nearest-afz
+    round-nearest-even rsqrt scaled-dot scan scatter select select-and-scatter set-dimension-size shift-left
+    shift-right-arithmetic shift-right-logical sign sine sinh slice sort sqrt stochastic-convert subtract tan tanh
+    topk transpose triangular-solve tuple xor""".split())
+_CALLERS = frozenset({"call", "fusion", "async", "while", "conditional"})
+# A custom call is opaque; one named like these (NCCL, NVSHMEM, mpi4jax, ...) is not taken for a local one.
+_TALKS = re.compile(r'(?:replica_groups|channel_id)=|target="[^"]*(?:all.?(?:reduce|gather|to.?all)|permute'
+                    r'|reduce.?scatter|collective|[nr]ccl|shmem|(?<![a-z])mpi|send|recv)', re.I)
+
+_BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "f4e2m1fn": 4}
+_BITS |= {f"{sign}{bits}": bits for sign in "su" for bits in (1, 2, 4, 8, 16, 32, 64)}
+_BITS |= {f"f8{v}": 8 for v in ["e3m4", "e4m3", "e4m3fn", "e4m3b11fnuz", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"]}
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) (?:\([^\n]*\) -> [^\n]* )?\{\n(.*?)^\}", re.M | re.S)
+_INSTRUCTION = re.compile(  # name, shape, opcode, stage, the rest
+    r"\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([a-z][\w-]*?)(?:-(start|update|done))?(\(.*)")
+_CALLED = re.compile(r"\b(body|condition|calls|to_apply|\w+_computations?)=(%?[\w.-]+|\{[^}]*\})")
+_LISTED = r"=\{((?:\{[\d, ]*\}[, ]*)*)\}"  # {{0,1},{2,3}} or {}
+_MESH_GROUPS = re.compile(  # mesh['a'=2,'b'=4] {'b'}, or {'b':(2)2} for a part of an axis
+    r"replica_groups=mesh\[([^\]]+)\](?:, device_ids=\([^{]*\))? \{((?:'[^']*'(?::\(\d+\)\d+)?,?)+)\}")
+
+
+class UnknownCollectiveError(ValueError):
+    """An operation sends, or may send, bytes that this parser cannot count. The message has its HLO line."""
+
+
+class UnknownCountError(UnknownCollectiveError):
+    """How often a collective runs is decided at run time: a loop's trip count, or branches that differ."""
+
+
+class Collective(NamedTuple):
+    """One collective instruction, seen from one device."""
+
+    kind: str  # one of KINDS
+    dtype: str  # XLA's name: 'f32', 'bf16', 'u8'; 'f32+s32' where one instruction carries both
+    elements: int  # of the operands, in one execution
+    payload_bytes: int  # the operands' in one execution: all-gather: one device's part; reduce-scatter: all
+    group_size: int  # devices that take part together; uneven groups: the largest; permute: all in its pairs
+    sent_bytes: Fraction  # by the busiest device in all executions: the number to sum
+    op_name: str  # JAX's name stack, "" where XLA gives none
+    times: int  # executions in one call of the program: the product of the trip counts around it
+
+
+class Total(NamedTuple):
+    """Sums over collectives, for one device and one call of the program."""
+
+    times: int
+    payload_bytes: int
+    sent_bytes: Fraction
+
+
+class _Op(NamedTuple):
+    shape: str  # "f32[8,4]{1,0}" or "(f32[8], s32[])"
+    opcode: str  # without -start, -update, -done
+    stage: str  # "start", "update", "done" or ""
+    rest: str  # "(operands), attributes", quoted text emptied: a user's name scope may hold anything
+    line: str
+
+
+class _Module(NamedTuple):
+    devices: int
+    entry: str
+    computations: dict[str, dict[str, _Op]]
+
+
+def bytes_sent(kind: str, operand_bytes: int, n: int) -> Fraction:
+    """Bytes that one of n devices sends, by algorithm, exactly; a group of one sends nothing.
+
+    With B = `operand_bytes`: all-reduce 2(n-1)/n B, reduce-scatter and all-to-all (n-1)/n B (B: the full
+    input), all-gather (n-1) B (B: what one device contributes), collective-permute B.
+    Raises UnknownCollectiveError for another kind, ValueError for n < 1 or negative bytes.
+    Example: `bytes_sent("all-reduce", 400, 8) == 700`.
+    """
+    if kind not in _SHARE:
+        raise UnknownCollectiveError(f"no byte rule for `kind` {kind!r}; there are {', '.join(KINDS)}")
+    if n < 1 or operand_bytes < 0:
+        raise ValueError(f"want `n` >= 1 and `operand_bytes` >= 0, got {n} and {operand_bytes}")
+    return operand_bytes * _SHARE[kind](n)
+
+
+def collectives(compiled_or_text: Any) -> tuple[Collective, ...]:
+    """Every collective that a compiled program runs, loops multiplied by their trip counts.
+
+    Takes `jax.jit(f).lower(...).compile()` or its `as_text()`. Start/done pairs count once; a fusion, call or
+    async wrapper counts what it holds; a conditional counts one branch, if all branches send the same.
+    Raises UnknownCollectiveError, or its subclass UnknownCountError, with the line that cannot be counted.
+    """
+    text = compiled_or_text if isinstance(compiled_or_text, str) else compiled_or_text.as_text()
+    module = _parse(text)
+    return _walk(module, module.entry)
+
+
+def table(found: Iterable[Collective]) -> dict[str, Total]:
+    """Totals by kind. Example: `table(collectives(compiled))["all-reduce"].sent_bytes`."""
+    totals: dict[str, Total] = {}
+    for c in found:
+        times, payload, sent = totals.get(c.kind, Total(0, 0, Fraction(0)))
+        totals[c.kind] = Total(times + c.times, payload + c.times * c.payload_bytes, sent + c.sent_bytes)
+    return totals
+
+
+def _parse(text: str) -> _Module:
+    bodies = _COMPUTATION.findall(text)
+    entries = [name for entry, name, _ in bodies if entry]
+    if not text.startswith("HloModule ") or len(entries) != 1:
+        raise UnknownCollectiveError(f"expected the text of one HLO module with one ENTRY, got {text[:80]!r}")
+    sizes = re.findall(r", (?:num_partitions|replica_count)=(\d+)", text.splitlines()[0])
+    ops = {name: dict(_op(line) for line in body.splitlines() if line.strip()) for _, name, body in bodies}
+    return _Module(prod(map(int, sizes)), entries[0], ops)
+
+
+def _op(line: str) -> tuple[str, _Op]:
+    match = _INSTRUCTION.fullmatch(line)
+    if not match:
+        raise UnknownCollectiveError(f"cannot read this as an HLO instruction: {line.strip()!r}")
+    name, shape, opcode, stage, rest = match.groups(default="")
+    return name, _Op(shape, opcode, stage, re.sub(r'"(?:[^"\\]|\\.)*"', '""', rest), line.strip())
+
+
+def _walk(module: _Module, name: str) -> tuple[Collective, ...]:
+    if name not in module.computations:
+        raise UnknownCollectiveError(f"the module calls a computation that it does not contain: {name!r}")
+    ops = module.computations[name]
+    return tuple(c for op in ops.values() for c in _found(module, ops, op))
+
+
+def _found(module: _Module, ops: dict[str, _Op], op: _Op) -> tuple[Collective, ...]:
+    """The collectives that one instruction runs, itself or in the computations that it names."""
+    known = op.opcode in LOCAL or op.opcode in _CALLERS or op.opcode in KINDS
+    if not known or (op.opcode == "custom-call" and _TALKS.search(op.line)):
+        raise UnknownCollectiveError(f"may communicate (jgc.wire.hlo.LOCAL lists what does not): {op.line}")
+    if op.stage in ("update", "done"):  # counted at its start
+        return ()
+    if op.opcode in KINDS:
+        return (_collective(module, ops, op),)
+    called = [(role, _walk(module, name)) for role, names in _CALLED.findall(op.rest)
+              for name in re.findall(r"[\w.-]+", names)]
+    inner = tuple(c for _, part in called for c in part)
+    if inner and op.opcode == "while":
+        return _loop(op, dict(called))
+    if inner and op.opcode == "conditional":
+        return _branch(op, [part for _, part in called])
+    if inner and op.opcode in LOCAL:
+        raise UnknownCollectiveError(f"a collective inside an operation that should be local: {op.line}")
+    return inner
+
+
+def _loop(op: _Op, called: dict[str, tuple[Collective, ...]]) -> tuple[Collective, ...]:
+    trips = re.search(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)', op.line)
+    if not trips:
+        raise UnknownCountError(f"collectives in a loop without known_trip_count: {op.line}")
+    n = int(trips[1])  # the condition runs once more than the body
+    return tuple(c._replace(times=c.times * m, sent_bytes=c.sent_bytes * m)
+                 for part, m in ((called["condition"], n + 1), (called["body"], n)) for c in part)
+
+
+def _branch(op: _Op, branches: list[tuple[Collective, ...]]) -> tuple[Collective, ...]:
+    if len({tuple(sorted(c._replace(op_name="") for c in branch)) for branch in branches}) > 1:
+        raise UnknownCountError(f"the branches of a conditional send different bytes: {op.line}")
+    return branches[0]
+
+
+def _collective(module: _Module, ops: dict[str, _Op], op: _Op) -> Collective:
+    operands = re.sub(r"/\*.*?\*/|\[[^\]]*\]|\{[^}]*\}", "", op.rest[1:]).partition(")")[0]  # "%a, f32 %b"
+    names = [operand.split()[-1].lstrip("%") for operand in operands.split(",") if operand.strip()]
+    if not names or not ops.keys() >= set(names):
+        raise UnknownCollectiveError(f"cannot find the operands: {op.line}")
+    arrays = [array for name in names for array in _arrays(op, ops[name])]
+    dtypes, elements, sizes = zip(*arrays, strict=True)
+    n, copies = _pairs(op) if op.opcode == "collective-permute" else (_group_size(module, op), 1)
+    sent = bytes_sent(op.opcode, sum(sizes) * copies, n)
+    dtype = "+".join(dict.fromkeys(dtypes))
+    op_name = "".join(re.findall(r'op_name="((?:[^"\\]|\\.)*)"', op.line)[:1])
+    return Collective(op.opcode, dtype, sum(elements), sum(sizes), n, sent, op_name, 1)
+
+
+def _arrays(op: _Op, operand: _Op) -> list[tuple[str, int, int]]:
+    """(dtype, elements, bytes) of each array in an operand; s4 takes a byte unless its layout has E(4)."""
+    arrays = []
+    for dtype, dims, layout in re.findall(r"(\w+)\[([^\]]*)\](\{[^}]*\})?", operand.shape):
+        if dtype not in _BITS or not re.fullmatch(r"[\d,]*", dims):
+            raise UnknownCollectiveError(f"cannot tell the bytes of {dtype}[{dims}]: {op.line}")
+        packed = re.search(r"E\((\d+)\)", layout)
+        bits = int(packed[1]) if packed else max(8, _BITS[dtype])
+        elements = prod(int(d) for d in dims.split(",") if d)
+        arrays.append((dtype, elements, -(-elements * bits // 8)))
+    return arrays
+
+
+def _group_size(module: _Module, op: _Op) -> int:
+    if listed := re.search("replica_groups" + _LISTED, op.rest):
+        groups = [group.count(",") + 1 for group in re.findall(r"\{([^}]*)\}", listed[1])]
+        n = max(groups, default=module.devices)
+    elif iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[", op.rest):  # [groups,size]<=[dims]
+        n = int(iota[1])
+    elif mesh := _MESH_GROUPS.search(op.rest):
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2])
+        n = prod(int(part or sizes[axis]) for axis, part in axes)
+    else:
+        raise UnknownCollectiveError(f"unknown format of replica_groups: {op.line}")
+    # Without use_global_device_ids the numbers are replicas, each standing for all of its partitions.
+    replicas = "channel_id=" in op.rest and "use_global_device_ids=true" not in op.rest
+    if n > module.devices or (replicas and op.opcode != "all-to-all" and n < module.devices):
+        raise UnknownCollectiveError(f"groups of {n} do not fit the {module.devices} devices: {op.line}")
+    return n
+
+
+def _pairs(op: _Op) -> tuple[int, int]:
+    """(devices that take part, copies that the busiest one sends to others) of a collective-permute."""
+    listed = re.search("source_target_pairs" + _LISTED, op.rest)
+    if not listed or "slice_sizes=" in op.rest:  # in place: the operand is larger than what is sent
+        raise UnknownCollectiveError(f"unknown form of collective-permute: {op.line}")
+    pairs = [(int(source), int(target)) for source, target in re.findall(r"(\d+), ?(\d+)", listed[1])]
+    sources = Counter(source for source, target in pairs if source != target)
+    return max(1, len({device for pair in pairs for device in pair})), max(sources.values(), default=0)

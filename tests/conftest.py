@@ -1,0 +1,8 @@
+"""Eight CPU devices for every test, set before JAX starts."""
+
+import os
+
+_FLAG = "--xla_force_host_platform_device_count"
+if _FLAG not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
