@@ -1,0 +1,71 @@
+"""Data sets in memory, and batches as pure functions of (seed, step). Numpy only: no JAX in here.
+
+    dataset = load_dataset("cifar10")
+    images, labels = make_batch(dataset, seed=0, step=0, nodes=8, batch_size=128)
+
+To add a data set: one file with a function that returns a `Dataset`, and one line in `DATASETS`.
+"""
+
+import difflib
+import os
+from collections.abc import Callable
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from jgc.data.cifar import load_cifar
+from jgc.data.dataset import Augment, Dataset, MissingDataError
+from jgc.data.digits import load_digits
+from jgc.data.loader import EvalBatch, batch_indices, make_batch, prefetch, test_batches
+
+__all__ = [
+    "DATASETS",
+    "Augment",
+    "Dataset",
+    "EvalBatch",
+    "MissingDataError",
+    "batch_indices",
+    "load_cifar",
+    "load_dataset",
+    "load_digits",
+    "make_batch",
+    "prefetch",
+    "test_batches",
+]
+
+
+def _digits(data_dir: Any, **settings: Any) -> Dataset:
+    del data_dir  # it comes with scikit-learn
+    return load_digits(**settings)
+
+
+DATASETS: MappingProxyType[str, Callable[..., Dataset]] = MappingProxyType(
+    {
+        "digits": _digits,
+        "cifar10": partial(load_cifar, "cifar10"),
+        "cifar100": partial(load_cifar, "cifar100"),
+    }
+)
+
+
+def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **settings: Any) -> Dataset:
+    """The data set called `name`.
+
+    Args:
+        name: a key of `DATASETS`.
+        data_dir: where prepared data lies; None: TFDS's default. The digits need none.
+        **settings: of that data set's function, such as `shift` of the digits.
+
+    Raises:
+        ValueError: for a name that is not in `DATASETS`.
+        MissingDataError: where the data set is not in `data_dir`; its one line says how to fetch it.
+
+    Example:
+        >>> load_dataset("digits").num_classes
+        10
+    """
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, got {name!r}{hint}")
+    return DATASETS[name](data_dir=data_dir, **settings)

@@ -1,0 +1,57 @@
+"""A data set in memory, and the one error for a data set that is not there."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Images = npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [n, h, w, c]
+Labels = npt.NDArray[np.int32]  # [n]
+
+
+class MissingDataError(FileNotFoundError):
+    """A data set is not on this machine. One line: what, where it was looked for, how to fetch it."""
+
+
+class Augment(NamedTuple):
+    """Random changes to training images; the default is none.
+
+    Attributes:
+        pad: pixels of zeros (before normalisation) on each side, out of which an image's own size is cropped.
+        flip: mirror left to right with probability 1/2.
+    """
+
+    pad: int = 0
+    flip: bool = False
+
+
+class Dataset(NamedTuple):
+    """Images and labels as numpy arrays, as stored: the loader normalises.
+
+    Attributes:
+        name: for the log.
+        train_images: uint8 or f32[n, h, w, c].
+        train_labels: int32[n], from 0 to num_classes - 1.
+        test_images: as train_images.
+        test_labels: as train_labels.
+        num_classes: how many labels there are.
+        mean: f32[c], in the units of the stored images (0 to 255 for uint8).
+        std: f32[c], likewise; a model sees (image - mean) / std.
+        augment: for training images only.
+    """
+
+    name: str
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
+    num_classes: int
+    mean: npt.NDArray[np.float32]
+    std: npt.NDArray[np.float32]
+    augment: Augment = Augment()
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(h, w, c) of one image."""
+        h, w, c = self.train_images.shape[1:]
+        return h, w, c

@@ -1,0 +1,101 @@
+"""What every model of the collection shares: the `Model` record and a convolution with its norm.
+
+Parameter paths are part of the interface, because a per-layer compression policy is keyed by them.
+Modules are therefore named by hand (`stem/conv/kernel`, `stage2_block01/layer1/norm/scale`), never by
+Flax's counters, and each model says which of its paths are the first and the last layer.
+"""
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Norm = Literal["batch", "group"]
+
+CHANNELS_PER_GROUP = 16  # Wu and He 2018, table 3: as good as 32 groups, and it also fits narrow models
+
+# N(0, 2 / fan_out), as He et al. 2015 initialise a ReLU network and as torchvision's ResNets do.
+he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class Model(NamedTuple):
+    """A network, and regular expressions that find its first and its last layer.
+
+    Attributes:
+        module: called as `module.apply(variables, images, train=True, mutable=["batch_stats"])`, with
+            images f32[b, h, w, c]; returns logits f32[b, num_classes].
+        first_layer: for `re.search` over a parameter's path joined by "/"; the first convolution's weights.
+        last_layer: the same for the head: its kernel and its bias.
+    """
+
+    module: nn.Module
+    first_layer: str
+    last_layer: str
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise a ValueError that names the setting, the value and the values that would be right."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_model(num_classes: int, norm: str) -> None:
+    """Check at build time the settings that every model has, before Flax fails somewhere inside them."""
+    if num_classes < 1:
+        raise ValueError(f"`num_classes` must be positive, got {num_classes}")
+    check_choice("norm", norm, get_args(Norm))
+
+
+class ConvNorm(nn.Module):
+    """A convolution without a bias (the norm has one) and the norm after it: `conv/kernel`, `norm/*`.
+
+    Maps dtype[b, h, w, c] to dtype[b, h', w', features]. The padding is kernel // 2 on both sides, as
+    PyTorch's ResNets have it; Flax's "SAME" pads an even image only on one side where the stride is 2.
+
+    With `norm="batch"` the running mean and variance stand in the collection `batch_stats` and are those of
+    the batch that this call sees, a node's own: no axis name, no collective. `norm="group"` has none.
+    """
+
+    features: int
+    kernel: int = 3
+    stride: int = 1
+    norm: Norm = "batch"
+    zero_scale: bool = False
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = nn.Conv(
+            self.features,
+            (self.kernel, self.kernel),
+            strides=self.stride,
+            padding=self.kernel // 2,
+            use_bias=False,
+            kernel_init=he_normal,
+            dtype=self.dtype,
+            name="conv",
+        )(x)
+        scale_init = nn.initializers.zeros if self.zero_scale else nn.initializers.ones
+        if self.norm == "group":
+            size = min(CHANNELS_PER_GROUP, self.features)
+            return nn.GroupNorm(
+                None, group_size=size, epsilon=1e-5, scale_init=scale_init, dtype=self.dtype, name="norm"
+            )(x)
+        return nn.BatchNorm(
+            use_running_average=not train,
+            momentum=0.9,  # of the old value; PyTorch's 0.1 is the weight of the new one
+            epsilon=1e-5,
+            scale_init=scale_init,
+            dtype=self.dtype,
+            name="norm",
+        )(x)
+
+
+def head(x: jax.Array, num_classes: int) -> jax.Array:
+    """Global average pooling and a dense layer `head`, both in f32: [b, h, w, c] to f32[b, num_classes].
+
+    To be called from inside a module's compact method.
+    """
+    x = x.astype(jnp.float32).mean(axis=(1, 2))
+    return nn.Dense(num_classes, name="head")(x)
