@@ -24,14 +24,20 @@ def check_alpha(alpha: float) -> None:
         raise ValueError(f"alpha must be in (0, 1] (0.001 sends 0.1 % of the values), got {alpha}")
 
 
-def counts_per_layer(layers: tuple[Layer, ...], alpha: float) -> tuple[int, ...]:
-    """How many values each layer sends: the share alpha of its size, at least one.
+def check_min_values(min_values: int) -> None:
+    """Raise ValueError unless min_values is at least 1."""
+    if min_values < 1:
+        raise ValueError(f"min_values must be at least 1, got {min_values}")
+
+
+def counts_per_layer(layers: tuple[Layer, ...], alpha: float, min_values: int = 1) -> tuple[int, ...]:
+    """How many values each layer sends: the share alpha of its size, at least `min_values` (all of a smaller layer).
 
     Example:
       >>> counts_per_layer((Layer("a", 0, 5000), Layer("b", 5000, 20)), 0.001)
       (5, 1)
     """
-    return tuple(min(layer.size, max(1, round(alpha * layer.size))) for layer in layers)
+    return tuple(min(layer.size, max(min_values, round(alpha * layer.size))) for layer in layers)
 
 
 def top_positions(v: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from jgc.select import check_alpha
+from jgc.select import check_alpha, check_min_values
 
 DENSE, TOP_K, COMPRESSED = "dense", "top-k", "compressed"  # the phases
 
@@ -13,7 +13,9 @@ class LgcPs:
     """Settings of `lgc_ps`."""
 
     alpha: float = 0.001
-    """share of each layer's values that is selected, in (0, 1]; at least one value a layer"""
+    """share of each layer's values that is selected, in (0, 1]"""
+    min_values: int = 1
+    """values selected of each layer at least; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 200
     """uncompressed steps, the first phase"""
     autoencoder_steps: int = 300
@@ -76,6 +78,7 @@ PAPER_RECIPE: dict[str, Any] = {
 def check(config: LgcPs) -> None:
     """Raise ValueError, naming the value and what would be right, unless all settings are in range."""
     check_alpha(config.alpha)
+    check_min_values(config.min_values)
     if not 0 <= config.innovation <= 1:
         raise ValueError(f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}")
     if config.autoencoder_updates < 1:

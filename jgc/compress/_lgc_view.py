@@ -41,7 +41,7 @@ class View(NamedTuple):
 
 def select_layers(config: LgcPs, packing: Packing) -> Selection:
     """The static sizes for a packing."""
-    return Selection(packing, counts_per_layer(packing.layers, config.alpha))
+    return Selection(packing, counts_per_layer(packing.layers, config.alpha, config.min_values))
 
 
 def innovation_count(config: LgcPs, selection: Selection) -> int:

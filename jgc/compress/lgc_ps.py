@@ -94,7 +94,7 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
     check(config)
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0))
     memory = make_memory(config.momentum_correction, config.momentum, config.factor_masking, config.residual_dtype)
-    sparse = (top_k(config.alpha), gather())
+    sparse = (top_k(config.alpha, config.min_values), gather())
     last = compose_phases({DENSE: (identity(), all_reduce()), TOP_K: sparse, COMPRESSED: sparse}, memory, schedule)
     momentum = config.momentum if memory.owns_momentum else None
     return with_policy(_autoencoded(config, memory, schedule), config.first_layer, config.last_layer, last, momentum)

@@ -24,6 +24,8 @@ class Silent:
 
     alpha: float = 0.001
     """share of the last layer's values that a node sends, in (0, 1]"""
+    min_values: int = 1
+    """values sent of the last layer's weights and biases at least"""
     warmup_steps: int = 200
     """uncompressed steps before the silence"""
     momentum_correction: bool = True
@@ -60,6 +62,7 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
     dense = (identity(), all_reduce())
     schedule = phases.in_sequence(("dense", config.warmup_steps), ("silent", 0))
     rest = compose_phases({"dense": dense, "silent": (nothing(), nowhere())}, memory, schedule)
-    last = compose_phases({"dense": dense, "silent": (top_k(config.alpha), gather())}, memory, schedule)
+    sparse = (top_k(config.alpha, config.min_values), gather())
+    last = compose_phases({"dense": dense, "silent": sparse}, memory, schedule)
     momentum = config.momentum if memory.owns_momentum else None
     return with_policy(rest, config.first_layer, config.last_layer, last, momentum)

@@ -17,7 +17,7 @@ from jgc.compress.dense import identity
 from jgc.compress.exchange import all_reduce, gather
 from jgc.compress.per_layer import with_policy
 from jgc.memory import make_memory
-from jgc.select import Sparse, check_alpha, counts_per_layer, narrow, scatter, top_positions, widen
+from jgc.select import Sparse, check_alpha, check_min_values, counts_per_layer, narrow, scatter, top_positions, widen
 from jgc.types import Compressor
 
 
@@ -26,7 +26,9 @@ class TopK:
     """Settings of `topk`."""
 
     alpha: float = 0.001
-    """share of each layer's values that a node sends, in (0, 1]; at least one value a layer"""
+    """share of each layer's values that a node sends, in (0, 1]"""
+    min_values: int = 1
+    """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 0
     """uncompressed steps before the first sparse one"""
     momentum_correction: bool = False
@@ -43,24 +45,27 @@ class TopK:
     """path pattern of layers sent as top-k only; all of them are, here"""
 
 
-def top_k(alpha: float) -> Codec:
-    """The share alpha of each layer: values f32[mu] and their positions."""
+def top_k(alpha: float, min_values: int = 1) -> Codec:
+    """The share alpha of each layer, at least `min_values`: values f32[mu] and their positions."""
     check_alpha(alpha)
+    check_min_values(min_values)
+
+    def counts_of(layers):
+        return counts_per_layer(layers, alpha, min_values)
 
     def encode(key, v, layers):
-        counts = counts_per_layer(layers, alpha)
-        positions = top_positions(v, layers, counts)
-        return {"positions": narrow(positions, layers, counts), "values": v[positions]}
+        positions = top_positions(v, layers, counts_of(layers))
+        return {"positions": narrow(positions, layers, counts_of(layers)), "values": v[positions]}
 
     def decode(payload, layers):
-        return Sparse(widen(payload["positions"], layers, counts_per_layer(layers, alpha)), payload["values"])
+        return Sparse(widen(payload["positions"], layers, counts_of(layers)), payload["values"])
 
     def mean(payloads, layers):
         nodes = payloads["values"].shape[0]
         everyone = jax.vmap(lambda payload: decode(payload, layers))(payloads)  # positions, values: [K, mu]
         return scatter(everyone, sum(layer.size for layer in layers)) / nodes
 
-    return Codec("top-k", False, encode, decode, mean, lambda layers: sum(counts_per_layer(layers, alpha)))
+    return Codec("top-k", False, encode, decode, mean, lambda layers: sum(counts_of(layers)))
 
 
 def topk(config: TopK | None = None, **overrides) -> Compressor:
@@ -81,7 +86,7 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or TopK(), **overrides)
     memory = make_memory(config.momentum_correction, config.momentum, config.factor_masking, config.residual_dtype)
-    stages: Stages = {"dense": (identity(), all_reduce()), "top-k": (top_k(config.alpha), gather())}
+    stages: Stages = {"dense": (identity(), all_reduce()), "top-k": (top_k(config.alpha, config.min_values), gather())}
     schedule = phases.in_sequence(("dense", config.warmup_steps), ("top-k", 0))
     compressed = compose_phases(stages, memory, schedule)
     return with_policy(compressed, config.first_layer, momentum=config.momentum if memory.owns_momentum else None)

@@ -1,0 +1,177 @@
+"""What compression costs in a training step, for every method and phase, and where the time goes.
+
+    python -m jgc bench step --workload cifar10_resnet20
+
+All phases are measured in turn in one process; each is compared with the dense step of the same run. Gradients are
+those of random images: no data set is needed, and top-k takes the same time on any values without ties.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jgc import compress
+from jgc.bench.timing import interleaved
+from jgc.compress import _autoencoder as ae
+from jgc.memory import make_memory
+from jgc.models import make_model
+from jgc.nodes import make_nodes, place
+from jgc.pack import Packing, make_packing
+from jgc.select import Sparse, counts_per_layer, scatter, top_positions
+from jgc.training.config import Config, resolve
+from jgc.training.optimizer import make_optimizer, make_schedule
+from jgc.training.program import compile_gradients, compile_update
+from jgc.training.setup import make_compressor
+from jgc.training.step import Batch, Gradients, Parts, TrainState, init_state
+
+SHAPES = {"digits": ((8, 8, 1), 10), "cifar10": ((32, 32, 3), 10), "cifar100": ((32, 32, 3), 100)}
+
+
+class Row(NamedTuple):
+    """Times of one phase of one method, in seconds."""
+
+    method: str
+    phase: str
+    update: float  # everything after the gradients: compressor and optimiser
+    step: float  # gradients and update
+    ratio: float  # of the dense step
+
+
+class StepTimes(NamedTuple):
+    """Outcome of the benchmark."""
+
+    workload: str
+    nodes: int
+    gradients: float  # seconds
+    rows: tuple[Row, ...]
+    parts: dict[str, float]  # seconds of the pieces of lgc_ps
+
+
+def measure(workload: str, nodes: int, repeats: int, alpha: float) -> StepTimes:
+    """Time gradients, then every phase's update of every method, then the pieces of `lgc_ps`.
+
+    Args:
+      workload: a name in `jgc.training.workloads`.
+      nodes: K.
+      repeats: rounds; medians are taken.
+      alpha: share selected, for the methods that select.
+    """
+    work: dict[str, Callable[[], Any]] = {}
+    names: list[tuple[str, str]] = []
+    for name, method in compress.METHODS.items():
+        settings = method.settings(alpha=alpha) if hasattr(method.settings, "alpha") else method.settings()
+        config = resolve(Config(compressor=settings, workload=workload, nodes=nodes))
+        parts, state, batch = _parts(config)
+        gradients_of = compile_gradients(parts, state, batch)
+        gradients = gradients_of(state.params, state.batch_stats, batch)
+        if not work:
+            work["gradients"] = partial(gradients_of, state.params, state.batch_stats, batch)
+            packing = make_packing(state.params)
+        for phase in parts.compressor.schedule:
+            names.append((name, phase.name))
+            work[f"{name} {phase.name}"] = _updater(parts, phase.value, state, gradients)
+    work |= {f"part {name}": run for name, run in _pieces(packing, nodes, alpha).items()}
+    seconds = interleaved(work, repeats)
+    dense = seconds["gradients"] + seconds[f"{names[0][0]} {names[0][1]}"]
+    rows = []
+    for name, phase_name in names:
+        update = seconds[f"{name} {phase_name}"]
+        step = seconds["gradients"] + update
+        rows.append(Row(name, phase_name, update, step, step / dense))
+    pieces = {name.removeprefix("part "): s for name, s in seconds.items() if name.startswith("part ")}
+    return StepTimes(workload, nodes, seconds["gradients"], tuple(rows), pieces)
+
+
+def _parts(config: Config) -> tuple[Parts, TrainState, Batch]:
+    """The parts of a run on random images, the state before its first step, and a batch."""
+    shape, classes = SHAPES[config.data.name]
+    nodes = make_nodes(config.nodes)
+    model = make_model(config.model.name, classes)
+    compressor = make_compressor(config, model)
+    key = jax.random.key(config.seed)
+    parts = Parts(
+        config, nodes, model.module.apply, compressor, make_optimizer(config, compressor), make_schedule(config), key
+    )
+    variables = jax.jit(lambda key: model.module.init(key, jnp.zeros((1, *shape)), train=False))(key)
+    rng = np.random.default_rng(0)
+    per_node = config.batch_size // nodes.count
+    images = rng.standard_normal((nodes.count, per_node, *shape), np.float32)
+    labels = rng.integers(0, classes, (nodes.count, per_node), np.int32)
+    return parts, init_state(parts, variables, key), place((images, labels), "batch", nodes)
+
+
+def _updater(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -> Callable[[], Any]:
+    """One update after the other: each gives up its state's buffers to the next."""
+    run = compile_update(parts, phase, state, gradients).run
+    held = [jax.tree.map(jnp.copy, state)]
+
+    def step():
+        held[0], metrics = run(held[0], gradients, np.int32(0))
+        return held[0], metrics
+
+    return step
+
+
+def _pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable[[], Any]]:
+    """The pieces of `lgc_ps` on all K nodes of one device, each compiled by itself."""
+    counts = counts_per_layer(packing.layers, alpha)
+    mu, n = sum(counts), packing.size
+    key = jax.random.key(0)
+    v = jax.random.normal(key, (nodes, n))
+    positions = jax.vmap(lambda v: top_positions(v, packing.layers, counts))(v)
+    x = jax.random.normal(key, (nodes, mu))
+    z = jnp.pad(x, ((0, 0), (0, ae.padded(mu) - mu)))
+    weights = ae.init(key, mu, nodes)
+    optimiser = optax.adam(1e-3)
+    trained = ae.Trained(weights, optimiser.init(weights))
+    code = ae.encode(weights.encoder, z[0])
+    memory = make_memory(True, 0.9)
+    local = jax.vmap(lambda v: memory.init(n))(v)
+
+    def remember(local, g, positions):
+        v, local = memory.accumulate(local, g)
+        return memory.keep(local, v, Sparse(positions, v[positions]))
+
+    pieces: dict[str, tuple[Callable, tuple]] = {
+        "memory (accumulate, keep), all nodes": (jax.vmap(remember), (local, v, positions)),
+        "selection (top-k per layer), all nodes": (
+            jax.vmap(lambda v: top_positions(v, packing.layers, counts)),
+            (v,),
+        ),
+        "encoder, one node": (ae.encode, (weights.encoder, z[0])),
+        "decoders, all nodes": (jax.vmap(ae.decode, in_axes=(0, None, 0)), (weights.decoders, code, z)),
+        "scatter of the mean": (lambda p, x: scatter(Sparse(p, x), n), (positions, x)),
+        "one training step of the autoencoder": (
+            lambda trained, z: ae.train(trained, optimiser, z, z, jnp.int32(0), 1.0, 0.5),
+            (trained, z),
+        ),
+    }
+    return {name: partial(jax.jit(fn), *args) for name, (fn, args) in pieces.items()}
+
+
+def markdown(times: StepTimes, machine: str) -> str:
+    """The outcome as a page."""
+    lines = [
+        f"`{times.workload}`, {times.nodes} nodes; {machine}.",
+        "",
+        f"Gradients of all nodes: {1e3 * times.gradients:.0f} ms.",
+        "",
+        "| method | phase | after the gradients, ms | whole step, ms | of the dense step |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {row.method} | {row.phase} | {1e3 * row.update:.1f} | {1e3 * row.step:.0f} | {row.ratio:.2f} |"
+            for row in times.rows
+        ),
+        "",
+        "Where the time of `lgc_ps` goes, each piece compiled by itself:",
+        "",
+        "| piece | ms |",
+        "|---|---|",
+        *(f"| {name} | {1e3 * seconds:.1f} |" for name, seconds in times.parts.items()),
+    ]
+    return "\n".join(lines) + "\n"
