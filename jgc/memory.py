@@ -1,7 +1,8 @@
 """What a node keeps back of its gradient, and for how long: error feedback and momentum correction.
 
 A memory is three pure functions. `accumulate` turns this step's gradient g into what is to be sent, v;
-`keep` stores what of v was not sent. All of it is local to a node; g and v are f32[n].
+`keep` stores what of v was not sent. All of it is local to a node; g and v are f32[n]. `complete` says that the phase
+sends all of v (an uncompressed warm-up).
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ class Memory(NamedTuple):
 
     Attributes:
       init: `n -> local`, zeros.
-      accumulate: `(local, g) -> (v, local)`.
+      accumulate: `(local, g, complete) -> (v, local)`.
       keep: `(local, v, sent) -> local`; `sent` is what all nodes take this node to have sent, f32[n] or Sparse.
       residual: `local -> f32[n] or None`, what is kept back.
       owns_momentum: whether the momentum lives here; the optimiser must then have none.
@@ -29,7 +30,7 @@ class Memory(NamedTuple):
     """
 
     init: Callable[[int], PyTree]
-    accumulate: Callable[[PyTree, Array], tuple[Array, PyTree]]
+    accumulate: Callable[[PyTree, Array, bool], tuple[Array, PyTree]]
     keep: Callable[..., PyTree]
     residual: Callable[[PyTree], Array | None]
     owns_momentum: bool
@@ -54,7 +55,7 @@ def no_memory() -> Memory:
     """Nothing is kept: v = g."""
     return Memory(
         init=lambda n: (),
-        accumulate=lambda local, g: (g, local),
+        accumulate=lambda local, g, complete: (g, local),
         keep=lambda local, v, sent: local,
         residual=lambda local: None,
         owns_momentum=False,
@@ -69,7 +70,7 @@ def error_feedback(dtype: jnp.dtype = jnp.float32) -> Memory:
     """
     return Memory(
         init=lambda n: jnp.zeros((n,), dtype),
-        accumulate=lambda r, g: (r.astype(jnp.float32) + g, r),
+        accumulate=lambda r, g, complete: (r.astype(jnp.float32) + g, r),
         keep=lambda r, v, sent: subtract(v, sent).astype(dtype),
         residual=lambda r: r,
         owns_momentum=False,
@@ -77,18 +78,26 @@ def error_feedback(dtype: jnp.dtype = jnp.float32) -> Memory:
     )
 
 
-def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype = jnp.float32) -> Memory:
+def momentum_correction(
+    momentum: float, masking: bool = False, at_once: bool = False, dtype: jnp.dtype = jnp.float32
+) -> Memory:
     """Each node's own momentum, accumulated before it is sent: u = m u + g, v = r + u, then r = v - sent.
 
-    With `masking` the velocity of what was sent restarts from zero (momentum factor masking).
+    With `masking` the velocity of what was sent restarts from zero (momentum factor masking). With `at_once`, where a
+    phase does not send everything, a gradient's whole series 1 + m + m^2 + ... enters the residual in the step in
+    which it is computed: v = r + (m u + g) / (1 - m), u = 0. The total is the same; but a value waits for 1 / alpha
+    steps, much longer than momentum's 1 / (1 - m), and then no velocity goes on into a direction that has been sent.
 
-    Source: Lin et al. 2018 (Deep Gradient Compression), Algorithm 4 and Section 3.2.
+    Source: Lin et al. 2018 (Deep Gradient Compression), Algorithm 4 and Section 3.2; `at_once` is ours.
     """
     check_momentum(momentum)
 
-    def accumulate(local, g):
+    def accumulate(local, g, complete):
         u = momentum * local.velocity.astype(jnp.float32) + g
-        return local.residual.astype(jnp.float32) + u, Corrected(u.astype(dtype), local.residual)
+        r = local.residual.astype(jnp.float32)
+        if at_once and not complete:
+            return r + u / (1 - momentum), Corrected(jnp.zeros_like(local.velocity), local.residual)
+        return r + u, Corrected(u.astype(dtype), local.residual)
 
     def keep(local, v, sent):
         u = _masked(local.velocity, sent) if masking else local.velocity
@@ -108,7 +117,7 @@ def momentum_only(momentum: float) -> Memory:
     """Each node's own momentum where everything is sent: v = u = m u + g, nothing is kept back."""
     check_momentum(momentum)
 
-    def accumulate(u, g):
+    def accumulate(u, g, complete):
         u = momentum * u + g
         return u, u
 
@@ -127,10 +136,12 @@ def check_momentum(momentum: float) -> None:
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
 
 
-def make_memory(correction: bool, momentum: float, masking: bool = False, dtype: str = "float32") -> Memory:
+def make_memory(
+    correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str = "float32"
+) -> Memory:
     """Momentum correction or plain residuals, by a setting."""
     if correction:
-        return momentum_correction(momentum, masking, jnp.dtype(dtype))
+        return momentum_correction(momentum, masking, at_once, jnp.dtype(dtype))
     return error_feedback(jnp.dtype(dtype))
 
 

@@ -134,7 +134,7 @@ def _pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable[[]
     local = jax.vmap(lambda v: memory.init(n))(v)
 
     def remember(local, g, positions):
-        v, local = memory.accumulate(local, g)
+        v, local = memory.accumulate(local, g, False)
         return memory.keep(local, v, Sparse(positions, v[positions]))
 
     pieces: dict[str, tuple[Callable, tuple]] = {

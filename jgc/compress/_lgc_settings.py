@@ -54,6 +54,8 @@ class LgcPs:
     """weight of the similarity loss (5)"""
     code_dtype: Literal["float32", "float16"] = "float32"
     """dtype in which the code is sent"""
+    momentum_at_once: bool = False
+    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
     residual_dtype: str = "float32"
     """dtype in which residuals are kept"""
     first_layer: str | None = None

@@ -33,6 +33,7 @@ class Codec(NamedTuple):
     Attributes:
       name: for error messages.
       linear: whether the mean of payloads is the payload of the mean.
+      complete: whether a payload stands for all of v, so that nothing is left to be kept.
       encode: `(key, v, layers) -> payload`; `key` is this node's own.
       decode: `(payload, layers) -> f32[n] or Sparse`, what a payload stands for.
       mean: `(payloads with a leading axis [K], layers) -> f32[n]`, the mean of what they stand for; used by
@@ -42,6 +43,7 @@ class Codec(NamedTuple):
 
     name: str
     linear: bool
+    complete: bool
     encode: Callable[[Key, Array, Layers], Payload]
     decode: Callable[[Payload, Layers], Array | Sparse]
     mean: Callable[[Payload, Layers], Array]
@@ -133,7 +135,7 @@ def prepare(parts: Parts, phase: Hashable, key: Key, grads: PyTree, state: State
     """Accumulate and encode: everything before the exchange."""
     codec, _ = parts.by_phase[phase]
     packing = make_packing(grads)
-    v, local = parts.memory.accumulate(state.local, pack(grads, packing))
+    v, local = parts.memory.accumulate(state.local, pack(grads, packing), codec.complete)
     payload = codec.encode(comm.node_key(key, nodes), v, packing.layers)
     return Pending(Item(codec, packing.layers, payload), v, local, packing)
 

@@ -24,6 +24,7 @@ def identity() -> Codec:
     return Codec(
         name="dense",
         linear=True,
+        complete=True,
         encode=lambda key, v, layers: {"dense": v},
         decode=lambda payload, layers: payload["dense"],
         mean=lambda payloads, layers: jnp.mean(payloads["dense"], axis=0),

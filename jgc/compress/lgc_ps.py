@@ -93,7 +93,13 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
     config = dataclasses.replace(config or LgcPs(), **overrides)
     check(config)
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0))
-    memory = make_memory(config.momentum_correction, config.momentum, config.factor_masking, config.residual_dtype)
+    memory = make_memory(
+        config.momentum_correction,
+        config.momentum,
+        config.factor_masking,
+        config.momentum_at_once,
+        config.residual_dtype,
+    )
     sparse = (top_k(config.alpha, config.min_values), gather())
     last = compose_phases({DENSE: (identity(), all_reduce()), TOP_K: sparse, COMPRESSED: sparse}, memory, schedule)
     momentum = config.momentum if memory.owns_momentum else None
@@ -118,7 +124,7 @@ def _autoencoded(config: LgcPs, memory: Memory, schedule) -> Compressor:
 
     def aggregate(phase, key, grads, state, nodes):
         packing = make_packing(grads)
-        v, local = memory.accumulate(state.local, pack(grads, packing))
+        v, local = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
         step = reduce[phase](v, key, state.shared, select_layers(config, packing), nodes)
         local = memory.keep(local, v, step.sent)
         info = make_info(memory.residual(local), step.elements)
@@ -133,7 +139,7 @@ def _autoencoded(config: LgcPs, memory: Memory, schedule) -> Compressor:
     def diagnose(phase, key, grads, state, nodes):
         packing = make_packing(grads)
         g = pack(grads, packing)
-        v, _ = memory.accumulate(state.local, g)
+        v, _ = memory.accumulate(state.local, g, phase == DENSE)
         selection = select_layers(config, packing)
         if phase != COMPRESSED:
             return compare(reduce[phase](v, key, state.shared, selection, nodes).mean, v, g, nodes)

@@ -44,7 +44,7 @@ def nothing() -> Codec:
     def zeros(payload, layers):
         return jnp.zeros((sum(layer.size for layer in layers),), jnp.float32)
 
-    return Codec("nothing", True, lambda key, v, layers: {}, zeros, zeros, lambda layers: 0)
+    return Codec("nothing", True, False, lambda key, v, layers: {}, zeros, zeros, lambda layers: 0)
 
 
 def silent(config: Silent | None = None, **overrides) -> Compressor:

@@ -37,6 +37,8 @@ class TopK:
     """momentum of momentum correction, in [0, 1)"""
     factor_masking: bool = False
     """with momentum correction: the momentum of values just sent restarts from zero"""
+    momentum_at_once: bool = False
+    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
     residual_dtype: str = "float32"
     """dtype in which residuals are kept"""
     first_layer: str | None = None
@@ -65,7 +67,7 @@ def top_k(alpha: float, min_values: int = 1) -> Codec:
         everyone = jax.vmap(lambda payload: decode(payload, layers))(payloads)  # positions, values: [K, mu]
         return scatter(everyone, sum(layer.size for layer in layers)) / nodes
 
-    return Codec("top-k", False, encode, decode, mean, lambda layers: sum(counts_of(layers)))
+    return Codec("top-k", False, False, encode, decode, mean, lambda layers: sum(counts_of(layers)))
 
 
 def topk(config: TopK | None = None, **overrides) -> Compressor:
@@ -85,7 +87,13 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
       Strom 2015; Aji and Heafield 2017; Stich et al. 2018 (Sparsified SGD with memory); LGC paper, Section II-B.
     """
     config = dataclasses.replace(config or TopK(), **overrides)
-    memory = make_memory(config.momentum_correction, config.momentum, config.factor_masking, config.residual_dtype)
+    memory = make_memory(
+        config.momentum_correction,
+        config.momentum,
+        config.factor_masking,
+        config.momentum_at_once,
+        config.residual_dtype,
+    )
     stages: Stages = {"dense": (identity(), all_reduce()), "top-k": (top_k(config.alpha, config.min_values), gather())}
     schedule = phases.in_sequence(("dense", config.warmup_steps), ("top-k", 0))
     compressed = compose_phases(stages, memory, schedule)

@@ -1,0 +1,15 @@
+"""The uncompressed baseline: the exact mean of all nodes' gradients.
+
+    python train.py --config configs/baseline.py
+    python train.py --config configs/baseline.py --compressor.algorithm ring     # or server
+
+digits_convnet5: expected accuracy TODO %, 1.56 MB up from every node in a step, TODO s on two cores.
+"""
+
+from jgc.compress import Dense
+from jgc.training.config import Config
+
+
+def get_config() -> Config[Dense]:
+    """All-reduce by `psum`."""
+    return Config(compressor=Dense())

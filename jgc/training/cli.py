@@ -1,0 +1,182 @@
+"""The command line: a config file, a workload, overrides; one line and an exit code for whatever goes wrong.
+
+Misspelt names are looked for before tyro parses, so that what is wrong fits into one line.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import io
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from jgc.training.config import Config, resolve
+from jgc.training.errors import FAILED, UserError, cannot_write, did_you_mean
+
+CONFIGS = Path("configs")
+DEFAULT_CONFIG = CONFIGS / "lgc_ps.py"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for and return the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    quiet()
+    try:
+        config = parse(argv)
+        from jgc.training.loop import run
+
+        return run(config, resume_command(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except SystemExit as stop:  # --help
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        print("interrupted: what was saved before stays", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"error: {cannot_write(error.filename or 'a file', error)}", file=sys.stderr)
+        return FAILED
+
+
+def quiet() -> None:
+    """Keep the chatter of libraries off a normal run."""
+    import logging
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("orbax").setLevel(logging.ERROR)
+
+
+def parse(argv: Sequence[str]) -> Config:
+    """The resolved config that a command line asks for.
+
+    Raises:
+      UserError: one line on what is wrong with it.
+      SystemExit: after --help.
+    """
+    options, rest = _take(argv, "--config")
+    wants_help = any(word in ("-h", "--help") for word in rest)
+    if options is None and not wants_help:
+        raise UserError(f"give --config FILE, one of {', '.join(_config_files(CONFIGS))}")
+    config = load_config(Path(options or DEFAULT_CONFIG))
+    workload, _ = _take(rest, "--workload")
+    config = resolve(dataclasses.replace(config, workload=workload) if workload else config)
+    kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
+    _check_names(rest, kind, config)
+    return _one_line_errors(kind, config, rest)
+
+
+def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """The last value of an option, and the command line without it."""
+    value, rest, words = None, [], iter(argv)
+    for word in words:
+        if word == name:
+            value = next(words, None)
+            if value is None or value.startswith("--"):
+                raise UserError(f"{name} needs a value")
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return value, rest
+
+
+def load_config(path: Path) -> Config:
+    """What `get_config()` of a config file returns.
+
+    Raises:
+      UserError: there is no such file, or it does not work.
+    """
+    if not path.is_file():
+        known = _config_files(path.parent if path.parent.is_dir() else CONFIGS)
+        close = did_you_mean(path.stem, [Path(name).stem for name in known])
+        raise UserError(f"no config file {path}{close} (there are {', '.join(known) or 'none'})")
+    try:
+        spec = importlib.util.spec_from_file_location(f"jgc_config_{path.stem}", path)
+        assert spec is not None and spec.loader is not None, "not a Python file"
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"config file {path} does not work: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise UserError(f"get_config() of {path} must return a jgc.training.config.Config, got {type(config).__name__}")
+    return config
+
+
+def _config_files(folder: Path) -> list[str]:
+    return sorted(str(file) for file in folder.glob("*.py") if not file.name.startswith("_"))
+
+
+def option_names(config: Any, prefix: str = "") -> list[str]:
+    """Every option, e.g. --compressor.alpha, and the negation of every flag."""
+    names = []
+    for f in dataclasses.fields(config):
+        value, name = getattr(config, f.name), f.name.replace("_", "-")
+        if dataclasses.is_dataclass(value):
+            names += option_names(value, f"{prefix}{name}.")
+            continue
+        names.append(f"--{prefix}{name}")
+        if isinstance(value, bool):
+            names.append(f"--{prefix}no-{name}")
+    return names
+
+
+def _check_names(argv: Sequence[str], kind: Any, config: Config) -> None:
+    known = [*option_names(config), "--help"]
+    for word in argv:
+        name = word.partition("=")[0].replace("_", "-")
+        if word.startswith("--") and name not in known:
+            hint = did_you_mean(name, [*known, "--config"]) or "; --help lists them all"
+            raise UserError(f"unknown option {name}{hint}")
+
+
+def _one_line_errors(kind: Any, default: Config, argv: Sequence[str]) -> Config:
+    """tyro's parser, with its box of an error message folded into one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, default=default, args=list(argv), prog="train.py --config FILE", description=_about())
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(_folded(said.getvalue())) from None
+
+
+def _folded(box: str) -> str:
+    """The message of tyro's box, whose blocks (title, message, advice) are set apart by rules of dashes."""
+    lines = [line.strip("│| ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    blocks: list[list[str]] = [[]]
+    for i, line in enumerate(lines):
+        if not re.search(r"\w", line) or i == 0:
+            blocks.append([])
+        else:
+            blocks[-1].append(line)
+    text = " ".join(next((block for block in blocks if block), lines))
+    invalid = re.match(r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", text)
+    return f"{invalid[1]} must be a whole number, got {invalid[2]}" if invalid else text
+
+
+def _about() -> str:
+    return (
+        "Train with a gradient compressor. --config FILE names the method; the defaults shown are those of that file "
+        f"and of the workload ({DEFAULT_CONFIG} where no file is given)."
+    )
+
+
+def resume_command(argv: Sequence[str]) -> str:
+    """How to go on with this run, but for its folder: `{run_dir}` stands in its place."""
+    _, rest = _take(argv, "--run-dir")
+    words = [word for word in rest if word not in ("--resume", "--no-resume")]
+    return f"python train.py {shlex.join(words)} --run-dir {{run_dir}} --resume".replace("  ", " ")

@@ -1,0 +1,186 @@
+"""The configuration of a run: frozen dataclasses, filled in by a workload, overridden on the command line.
+
+Where a value comes from, the first that has it:
+  1. the command line;
+  2. the config file, for whatever it sets to something else than the default of the field's class;
+  3. the workload (`--workload`), for what a run needs and the other two leave open;
+  4. the class's default.
+`resolve` does 3; a field that a workload may fill in has an impossible default (-1, "", "workload"), so that
+an explicit value always counts. Only a compressor's own settings have real defaults: a config file that
+wants exactly those where the workload says otherwise is overruled, and says so on the command line.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from jgc import compress
+from jgc.training.errors import UserError
+from jgc.training.workloads import DEFAULT, Schedule, Workload, workload_named
+
+OPEN = -1  # the workload's value
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learned."""
+
+    name: str = ""
+    """data set: digits, cifar10, cifar100"""
+    dir: str | None = None
+    """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What learns."""
+
+    name: str = ""
+    """convnet5, or resnet18, 20, 32, 50, 101"""
+    norm: Literal["batch", "group"] = "batch"
+    """batch norm, whose statistics are each node's own, or group norm, which has none"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the activations; parameters and gradients stay float32"""
+
+
+@dataclass(frozen=True)
+class Config(Generic[M]):
+    """Settings of a run. The compressor's own are those of its method's dataclass."""
+
+    compressor: M
+    workload: str = DEFAULT
+    """preset of data set, model, steps, learning rate and phases; see jgc/training/workloads.py"""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    nodes: int = 8
+    """data-parallel workers; several share a device where there are fewer devices"""
+    steps: int = OPEN
+    """length of the run in updates; schedules do not stretch with it"""
+    batch_size: int = OPEN
+    """examples in a step, of all nodes together"""
+    seed: int = 0
+    """of the parameters, the order of the data and all other random choices"""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """adam decays weights decoupled from the gradient (AdamW)"""
+    learning_rate: float = OPEN
+    """its highest value"""
+    schedule: Schedule = "workload"
+    """constant; cosine, down to 1 % of it; step: divided by 10 after 1/2 and 3/4 of schedule_steps"""
+    schedule_steps: int = OPEN
+    """steps over which the learning rate falls, then it stays; not tied to --steps, which --resume may change"""
+    learning_rate_warmup: int = OPEN
+    """steps over which the learning rate first rises in a straight line"""
+    momentum: float = 0.9
+    """of SGD: kept by the optimiser, or by the compressor's memory where that corrects momentum"""
+    weight_decay: float = OPEN
+    """sgd: times the weights, added to each node's gradient; adam: decoupled"""
+    decay_all: bool = False
+    """decay biases and norm parameters too, not only what has two or more dimensions"""
+    clip_norm: float = 0.0
+    """clip each node's gradient to this norm divided by the root of the number of nodes; 0: no clipping"""
+    unroll_nodes: bool = True
+    """compute the gradients of one device's nodes one after another instead of under vmap; far faster on CPU"""
+    run_dir: str | None = None
+    """folder of the run; a new one in runs/ if not given"""
+    resume: bool = False
+    """go on with the run in --run-dir"""
+    log_every: int = 10
+    """steps between two lines, where the output is not a terminal; metrics.jsonl has every step"""
+    evaluate_every: int = OPEN
+    """steps between two evaluations; those at the end of each phase come on top; 0: only those"""
+    diagnose_every: int = OPEN
+    """steps between two comparisons of the aggregate with the true mean, a step of its own; 0: none"""
+    checkpoint_every: int = OPEN
+    """steps between two checkpoints; the one at the end comes on top; 0: only that"""
+
+
+# What may differ between a run's first start and its resumption: steps, run folder, nodes, logging.
+FREE = frozenset("steps run_dir resume nodes data.dir log_every evaluate_every diagnose_every checkpoint_every".split())
+
+
+def resolve(config: Config) -> Config:
+    """The config with everything that its workload fills in. Once is enough: later changes stand.
+
+    Raises:
+      UserError: an unknown workload.
+    """
+    workload = workload_named(config.workload)
+    changes: dict[str, Any] = {
+        f.name: getattr(workload, f.name)
+        for f in dataclasses.fields(Workload)
+        if hasattr(config, f.name) and getattr(config, f.name) in (OPEN, "workload")
+    }
+    return dataclasses.replace(
+        config,
+        **changes,
+        data=dataclasses.replace(config.data, name=config.data.name or workload.dataset),
+        model=dataclasses.replace(config.model, name=config.model.name or workload.model),
+        compressor=_with_workload(config.compressor, workload),
+    )
+
+
+def _with_workload(settings: Any, workload: Workload) -> Any:
+    """A compressor's settings with the workload's, where they still are the class's default."""
+    ours = {"warmup_steps": workload.warmup_steps, "autoencoder_steps": workload.autoencoder_steps}
+    ours |= workload.compressor
+    defaults = {f.name: f.default for f in dataclasses.fields(settings)}
+    names = [name for name in ours if name in defaults and getattr(settings, name) == defaults[name]]
+    return dataclasses.replace(settings, **{name: ours[name] for name in names})
+
+
+def check(config: Config) -> None:
+    """Raise UserError for a value that no run can have; the compressor checks its own settings when it is built."""
+    for name in ("nodes", "steps", "batch_size", "schedule_steps", "log_every"):
+        _require(getattr(config, name) >= 1, config, name, "at least 1")
+    for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "seed"):
+        _require(getattr(config, name) >= 0, config, name, "at least 0")
+    _require(config.seed < 2**32, config, "seed", "below 2**32")
+    _require(0 < config.learning_rate < float("inf"), config, "learning_rate", "positive")
+    _require(0 <= config.momentum < 1, config, "momentum", "in [0, 1)")
+    for name in ("weight_decay", "clip_norm"):
+        _require(0 <= getattr(config, name) < float("inf"), config, name, "at least 0")
+    if config.batch_size % config.nodes:
+        down = config.batch_size // config.nodes * config.nodes
+        near = f"{down} or {down + config.nodes}" if down else f"{config.nodes}"
+        raise UserError(
+            f"{config.nodes} nodes do not divide a batch of {config.batch_size} among them; "
+            f"--batch-size (of all nodes together) {near} would do"
+        )
+    if config.resume and config.run_dir is None:
+        raise UserError("--resume goes on with the run in --run-dir: give both")
+
+
+def _require(holds: bool, config: Config, name: str, what: str) -> None:
+    if not holds:
+        raise UserError(f"--{name.replace('_', '-')} must be {what}, got {getattr(config, name)}")
+
+
+def as_json(config: Config) -> dict[str, Any]:
+    """The config as plain data, with the method's name."""
+    return {"method": method_name(config.compressor), **dataclasses.asdict(config)}
+
+
+def method_name(settings: Any) -> str:
+    """The name under which `jgc.compress` knows the method that these settings belong to."""
+    return compress.method_of(settings).name
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Which fields of two resolved configs differ that a resumed run must not change, with both values.
+
+    Example:
+      >>> differences({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
+      ['seed was 0, is 1']
+    """
+    found = []
+    for name in [*new, *(name for name in old if name not in new)]:
+        path = f"{prefix}{name}"
+        if path in FREE:
+            continue
+        was, now = old.get(name, "absent"), new.get(name, "absent")
+        if isinstance(was, dict) and isinstance(now, dict):
+            found += differences(was, now, f"{path}.")
+        elif was != now:
+            found.append(f"{path} was {was!r}, is {now!r}")
+    return found

@@ -1,0 +1,48 @@
+"""Diagnose steps: every so often the aggregate is held against the true mean, apart from the training step."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jgc.training.costs import PhaseCost
+from jgc.training.step import Gradients, Parts, TrainState, make_compare
+from jgc.types import Phase
+from jgc.wire.positions import deflate_bytes
+
+
+class Diagnosis:
+    """Runs the compressor's `diagnose` in the phases that compress.
+
+    Args:
+      parts: of the run.
+      costs: of every phase.
+      every: steps between two of them, 0 for none; the first is a phase's first step.
+    """
+
+    def __init__(self, parts: Parts, costs: Sequence[PhaseCost], every: int):
+        self.every = every if parts.compressor.diagnose is not None else 0
+        self._parts = parts
+        self._phases = {cost.phase.value for cost in costs if cost.compresses}
+        self._compare: dict[Hashable, Any] = {}
+
+    def is_due(self, step: int, phase: Phase) -> bool:
+        """Whether the update of that step is to be looked at first."""
+        return self.every > 0 and phase.value in self._phases and (step - phase.start) % self.every == 0
+
+    def run(self, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> dict[str, float]:
+        """The figures of the update that comes next; the state stays as it is."""
+        if phase.value not in self._compare:
+            self._compare[phase.value] = jax.jit(make_compare(self._parts, phase.value))
+        figures = jax.device_get(self._compare[phase.value](state, gradients, np.int32(step)))
+        return host_figures(figures)
+
+
+def host_figures(figures: dict[str, Any]) -> dict[str, float]:
+    """Scalars as floats, and positions as what DEFLATE makes of them."""
+    scalars = {name: float(x) for name, x in figures.items() if not name.startswith("positions")}
+    if "positions" in figures:
+        positions = np.sort(np.asarray(figures["positions"]))
+        scalars["deflate_position_bytes"] = float(deflate_bytes(positions, int(figures["positions_n"])))
+    return scalars

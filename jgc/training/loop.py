@@ -1,0 +1,208 @@
+"""The training loop, to be read from top to bottom."""
+
+import sys
+from collections.abc import Generator, Hashable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+from rich.console import Console
+
+from jgc.data import make_batch, prefetch
+from jgc.nodes import BATCH, place
+from jgc.phases import phase_at
+from jgc.training import checkpoint, curves, summary, table
+from jgc.training.config import Config, as_json, check
+from jgc.training.diagnose import Diagnosis
+from jgc.training.errors import UserError
+from jgc.training.evaluate import make_evaluate
+from jgc.training.metrics import Metrics, read
+from jgc.training.other import other_bytes
+from jgc.training.program import Program, compile_gradients, compile_update
+from jgc.training.progress import Display
+from jgc.training.recorder import Recorder
+from jgc.training.rundir import CONFIG, METRICS, SUMMARY, choose_run_dir, compare_configs, mark_run_dir, write_json
+from jgc.training.setup import Setup, build
+from jgc.training.signals import Interrupts
+from jgc.training.step import Batch, TrainState, place_state
+from jgc.types import Phase
+
+WIDTH = 120  # of the table, where the output is not a terminal
+
+
+def run(config: Config, resume_command: str = "", console: Console | None = None) -> int:
+    """Train as a resolved config says and leave a run folder behind.
+
+    Args:
+      config: from `jgc.training.config.resolve`.
+      resume_command: what to tell a user whose run was stopped; `{run_dir}` stands for the folder.
+      console: where to print; standard output by default.
+
+    Returns:
+      The exit code: 0, or 128 and the signal's number where a signal stopped the run.
+
+    Raises:
+      UserError: one line on why the run cannot start or go on.
+    """
+    # --- set-up: data, model, compressor, optimiser, compiled steps
+    check(config)
+    console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
+    run_dir = choose_run_dir(config)
+    setup = build(config)
+    if not (run_dir / CONFIG).exists():
+        mark_run_dir(run_dir, config)
+
+    # --- checkpoint: a new run, or where an old one stopped
+    manager = checkpoint.open_manager(run_dir)
+    state, start = resume_or_start(config, setup, manager, console)
+    mark_run_dir(run_dir, config)
+    console.print(heading(config, setup, run_dir, start), highlight=False)
+
+    # --- the loop
+    display = Display(console, config.steps, start, config.log_every)
+    with Metrics(run_dir, start) as metrics, Interrupts() as interrupts, display:
+        recorder = Recorder(metrics, display, setup.costs, config.log_every, lambda: checkpoint.kept(manager))
+        state, done = train(config, setup, state, start, manager, recorder, interrupts)
+    manager.close()
+    if done < config.steps:
+        console.print(f"{interrupts.name}: saved after step {done} of {config.steps}. Go on with", highlight=False)
+        console.print(f"  {resume_command.format(run_dir=run_dir)}", highlight=False, soft_wrap=True)
+        return interrupts.exit_code
+
+    # --- what is left behind
+    finish(config, setup, state, run_dir, console)
+    return 0
+
+
+def train(
+    config: Config,
+    setup: Setup,
+    state: TrainState,
+    start: int,
+    manager: ocp.CheckpointManager,
+    recorder: Recorder,
+    interrupts: Interrupts,
+) -> tuple[TrainState, int]:
+    """Steps from `start` to `config.steps`, or until a signal. Returns the state and how many steps it has had."""
+    schedule, host = setup.parts.compressor.schedule, {"config": as_json(config), "versions": summary.versions()}
+    evaluate = make_evaluate(setup.parts, setup.dataset)
+    diagnosis = Diagnosis(setup.parts, setup.costs, config.diagnose_every)
+    updates: dict[Hashable, Program] = {}
+    phase = phase_at(schedule, max(start - 1, 0))  # the one that the state belongs to
+    with closing(batches(config, setup, start)) as arriving:
+        for step, batch in zip(range(start, config.steps), arriving, strict=True):
+            # the nodes' gradients
+            if step == start:
+                compute_gradients = compile_gradients(setup.parts, state, batch)
+            gradients = compute_gradients(state.params, state.batch_stats, batch)
+            # a new phase: what it changes in the state, and an update compiled for it
+            old, phase = phase, phase_at(schedule, step)
+            if phase.value != old.value or phase.value not in updates:
+                with recorder.aside():
+                    recorder.write()
+                    state = change_phase(setup, old, phase, state)
+                    if phase.value not in updates:
+                        updates[phase.value] = compile_update(setup.parts, phase.value, state, gradients)
+                        recorder.display.say(describe(setup, phase, updates[phase.value]))
+            # diagnose, then update
+            figures: dict[str, float] = {}
+            if diagnosis.is_due(step, phase):
+                with recorder.aside():
+                    figures = diagnosis.run(step, phase, state, gradients)
+            state, outputs = updates[phase.value].run(state, gradients, np.int32(step))
+            recorder.push(step, phase, outputs, **figures)
+            # evaluation and checkpoint
+            done, stop = step + 1, bool(interrupts.received)
+            last = done == config.steps
+            if last or is_every(config.evaluate_every, done) or phase_at(schedule, done) != phase:
+                with recorder.aside():
+                    recorder.add(test_accuracy=evaluate(state))
+            if last or stop or is_every(config.checkpoint_every, done):
+                with recorder.aside():
+                    recorder.write()
+                    checkpoint.save(manager, done, state, host)
+            if stop:
+                return state, done
+    return state, max(start, config.steps)
+
+
+def is_every(interval: int, done: int) -> bool:
+    """Whether something that happens every `interval` steps, 0 for never, happens after step `done`."""
+    return interval > 0 and done % interval == 0
+
+
+def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:
+    """The batch of every step from `start` on: a pure function of seed and step, made ahead in a thread."""
+
+    def batch_of(step: int) -> Batch:
+        arrays = make_batch(setup.dataset, config.seed, step, config.nodes, config.batch_size)
+        return place(arrays, (BATCH, BATCH), setup.parts.nodes)
+
+    yield from prefetch(batch_of, start, config.steps)
+
+
+def change_phase(setup: Setup, old: Phase, new: Phase, state: TrainState) -> TrainState:
+    """The state for the new phase. A checkpoint holds the old phase's, so this runs once, however often one resumes."""
+    if old.value == new.value:
+        return state
+    nodes = setup.parts.nodes
+    compressor = setup.parts.compressor.transition(old.value, new.value, state.compressor, nodes)
+    return place_state(state._replace(compressor=compressor), nodes)
+
+
+def resume_or_start(
+    config: Config, setup: Setup, manager: ocp.CheckpointManager, console: Console
+) -> tuple[TrainState, int]:
+    """The state to begin with and the number of steps that it has had.
+
+    Raises:
+      UserError: the checkpoint is of another config, has had more steps than the run is to have, or does not fit.
+    """
+    found = checkpoint.restore(manager) if config.resume else None
+    if found is None:
+        if config.resume:
+            console.print("no checkpoint yet: starting from the beginning")
+        return setup.state, 0
+    for problem in found.damaged:
+        console.print(f"{problem}; using that of step {found.step}", highlight=False, soft_wrap=True)
+    compare_configs(found.host["config"], config, f"checkpoint {found.step}")
+    if found.step > config.steps:
+        raise UserError(f"the run has had {found.step} steps already, more than --steps {config.steps}")
+    state = checkpoint.fit(setup.state, found, config.nodes)
+    return place_state(state, setup.parts.nodes), found.step
+
+
+def heading(config: Config, setup: Setup, run_dir: Path, start: int) -> str:
+    """What is about to run, in two lines."""
+    nodes = setup.parts.nodes
+    where = "emulated on one device" if nodes.mesh is None else f"{nodes.layout}, {nodes.mesh.size} devices"
+    begin = f", from step {start}" if start else ""
+    return (
+        f"{summary.method_name(config.compressor)} on {config.workload}: {setup.values:,} parameters, {config.nodes} "
+        f"nodes ({where}), batch {config.batch_size}, {config.steps} steps{begin}\nrun folder {run_dir}"
+    )
+
+
+def describe(setup: Setup, phase: Phase, program: Program) -> str:
+    """A phase as it begins."""
+    cost = next(cost for cost in setup.costs if cost.phase.value == phase.value)
+    leader = f"{table.size(cost.leader)} from the leader, " if cost.leader != cost.worker else ""
+    return (
+        f"phase {phase.name} from step {phase.start + 1}: {leader}{table.size(cost.worker)} from each "
+        f"{'other ' if leader else ''}node in a step (uncompressed {table.size(cost.dense)}); "
+        f"compiled in {program.seconds:.0f} s"
+    )
+
+
+def finish(config: Config, setup: Setup, state: TrainState, run_dir: Path, console: Console) -> None:
+    """summary.json, curves.png and the closing table, from metrics.jsonl."""
+    lines = read(run_dir / METRICS)
+    other = other_bytes(setup.parts, state, setup.costs, lines)
+    result: dict[str, Any] = summary.summarise(config, lines, setup.costs, setup.parts.nodes, setup.values, other)
+    write_json(run_dir / SUMMARY, result)
+    title = f"{result['method']} on {config.workload}, {config.nodes} nodes, seed {config.seed}"
+    curves.draw(run_dir, title, lines, setup.costs)
+    table.show(result, console)
+    console.print(f"summary.json, curves.png and metrics.jsonl are in {run_dir}", highlight=False, soft_wrap=True)

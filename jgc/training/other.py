@@ -1,0 +1,50 @@
+"""Bytes that are not gradients: metrics of each step, batch statistics of each evaluation, diagnose steps.
+
+Counted as one device sends them with every node on a device of its own, whatever the layout of the run.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jgc import comm
+from jgc.nodes import as_one_per_device
+from jgc.training.costs import PhaseCost
+from jgc.training.evaluate import on_mean_stats
+from jgc.training.metrics import Line
+from jgc.training.step import METRICS, Gradients, Parts, TrainState, make_compare
+from jgc.types import Sent
+
+
+def other_bytes(parts: Parts, state: TrainState, costs: Sequence[PhaseCost], lines: Sequence[Line]) -> dict[str, Any]:
+    """Bytes a time, and how many times, for everything beside the gradients."""
+    apart = parts._replace(nodes=as_one_per_device(parts.nodes))
+    shapes = jax.eval_shape(lambda: state)
+    metrics = jax.ShapeDtypeStruct((parts.nodes.count, len(METRICS)), jnp.float32)
+    with comm.ledger() as of_metrics:
+        jax.eval_shape(on_mean_stats(apart), metrics)
+    with comm.ledger() as of_statistics:
+        jax.eval_shape(on_mean_stats(apart), shapes.batch_stats)
+    evaluations = sum("test_accuracy" in line for line in lines)
+    return {
+        "metrics": {"times": len(lines), "bytes": _total(of_metrics)},
+        "batch statistics": {"times": evaluations, "bytes": _total(of_statistics)},
+        "diagnose": {cost.phase.name: _diagnose(apart, shapes, cost, lines) for cost in costs if cost.compresses},
+    }
+
+
+def _diagnose(apart: Parts, shapes: TrainState, cost: PhaseCost, lines: Sequence[Line]) -> dict[str, Any]:
+    times = sum("true_cosine" in line for line in lines if line["phase"] == cost.phase.name)
+    if not times:
+        return {"times": 0, "bytes": 0.0}
+    grads = jax.tree.map(lambda p: jax.ShapeDtypeStruct((apart.nodes.count, *p.shape), p.dtype), shapes.params)
+    gradients = Gradients(None, None, None, grads)  # type: ignore[arg-type]
+    with comm.ledger() as sent:
+        jax.eval_shape(make_compare(apart, cost.phase.value), shapes, gradients, jax.ShapeDtypeStruct((), jnp.int32))
+    return {"times": times, "bytes": _total(sent)}
+
+
+def _total(sent: Sequence[Sent]) -> float:
+    return float(sum(s.bytes for s in sent))

@@ -1,0 +1,62 @@
+"""What a run shows as it goes: a bar on a terminal, one line every few steps elsewhere."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from jgc.training.metrics import Line
+from jgc.training.table import percent, size
+
+
+class Display:
+    """The bar or the lines; a context manager, so that the terminal is left as it was found."""
+
+    def __init__(self, console: Console, steps: int, start: int, log_every: int):
+        self.console, self.steps, self.log_every = console, steps, log_every
+        self._bar = _bar(console) if console.is_terminal else None
+        self._task = (
+            self._bar.add_task("starting", total=steps, completed=start, loss="", sent="") if self._bar else None
+        )
+
+    def __enter__(self) -> "Display":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        self.console.print(text, highlight=False)
+
+    def update(self, line: Line) -> None:
+        """Show a step."""
+        loss = "-" if line["loss"] is None else f"{line['loss']:.4f}"
+        accuracy = f", test accuracy {percent(line['test_accuracy'])}" if "test_accuracy" in line else ""
+        if self._bar and self._task is not None:
+            self._bar.update(
+                self._task, completed=line["step"], description=line["phase"], loss=loss, sent=size(line["bytes"])
+            )
+        elif line["step"] % self.log_every == 0 or line["step"] == self.steps or accuracy:
+            self.say(
+                f"step {line['step']}/{self.steps}  {line['phase']}  loss {loss}  "
+                f"{size(line['bytes'])} up from all nodes{accuracy}"
+            )
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[sent]}/step"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        refresh_per_second=4,
+    )

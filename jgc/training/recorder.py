@@ -1,0 +1,94 @@
+"""What a step reports, fetched one step late so that writing it never blocks the device."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from jgc.training.costs import PhaseCost
+from jgc.training.errors import NonFinite
+from jgc.training.metrics import Line, Metrics
+from jgc.training.progress import Display
+from jgc.types import Array
+
+
+class Recorder:
+    """Holds the newest step back until the next one has been started, then fetches, shows and writes it.
+
+    Args:
+      metrics: the files.
+      display: the bar or the lines.
+      costs: of every phase, for the bytes of a line.
+      log_every: steps between two entries for TensorBoard.
+      kept: says, when a run must stop, what is kept of it.
+    """
+
+    def __init__(
+        self, metrics: Metrics, display: Display, costs: Sequence[PhaseCost], log_every: int, kept: Callable[[], str]
+    ):
+        self.metrics, self.display, self.log_every, self.kept = metrics, display, log_every, kept
+        self._costs = {cost.phase.value: cost for cost in costs}
+        self._pending: Line | None = None
+        self._outputs: dict[str, Array] | None = None
+        self._started = time.perf_counter()
+
+    def push(self, step: int, phase: Any, outputs: dict[str, Array], **extra: Any) -> None:
+        """Take a step that has just been started; `step` counts from 0, the line's from 1."""
+        self.write()
+        cost = self._costs[phase.value]
+        self._pending = {
+            "step": step + 1,
+            "phase": phase.name,
+            "bytes": cost.up + (cost.once if step == phase.start else 0.0),
+            "bytes_up_leader": cost.leader,
+            "bytes_up_worker": cost.worker,
+            **extra,
+        }
+        self._outputs = outputs
+
+    def add(self, **fields: Any) -> None:
+        """Add to the line of the newest step."""
+        assert self._pending is not None, "no step to add to"
+        self._pending.update(fields)
+
+    def fetch(self) -> None:
+        """Wait for the newest step.
+
+        Raises:
+          NonFinite: its loss or a gradient is NaN or infinite.
+        """
+        if self._pending is None or self._outputs is None:
+            return
+        values = {name: float(x) for name, x in jax.device_get(self._outputs).items()}
+        now = time.perf_counter()
+        finite = values.pop("finite") == 1
+        self._outputs = None
+        self._pending.update(values, seconds=now - self._started)
+        self._started = now
+        if not finite or not math.isfinite(values["loss"]):
+            step = self._pending["step"]
+            self._write_pending()
+            what = "a gradient of some node is NaN or infinite" if not finite else f"the loss is {values['loss']}"
+            raise NonFinite(step, f"{what} (loss {values['loss']:.4g})" if not finite else what, self.kept())
+
+    def write(self) -> None:
+        """Fetch, show and write the newest step, if it has not been yet."""
+        self.fetch()
+        self._write_pending()
+
+    def _write_pending(self) -> None:
+        if self._pending is not None:
+            line, self._pending = self._pending, None
+            tensorboard = line["step"] % self.log_every == 0 or "test_accuracy" in line
+            self.metrics.write(line, tensorboard)
+            self.display.update(line)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For work that is not a step: what is under way is fetched before it, and its time is no step's time."""
+        self.fetch()
+        yield
+        self._started = time.perf_counter()

@@ -1,0 +1,92 @@
+"""The run folder: what belongs to whom, and files that are whole or absent, never half-written."""
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jgc.training.config import Config, as_json, differences, method_name
+from jgc.training.errors import UserError, cannot_write
+
+CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
+_TRACES = (CONFIG, METRICS, SUMMARY, "checkpoints")
+
+
+def choose_run_dir(config: Config) -> Path:
+    """The folder of this run. Nothing is written yet, so that a run that cannot start leaves nothing behind.
+
+    Raises:
+      UserError: it holds another run, or there is none to resume.
+    """
+    path = Path(config.run_dir) if config.run_dir else _new_name(config)
+    found = [name for name in _TRACES if (path / name).exists()]
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--run-dir {path} is not a folder")
+    if not config.resume and found:
+        raise UserError(f"{path} already holds a run ({', '.join(found)}): give another --run-dir, or --resume it")
+    if config.resume and not path.is_dir():
+        raise UserError(f"nothing to resume: there is no folder {path}")
+    if config.resume and found and CONFIG not in found:
+        raise UserError(f"nothing to resume: {path} has no {CONFIG}")
+    if config.resume and found:
+        compare_configs(_read_config(path / CONFIG), config, path)
+    return path
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def mark_run_dir(path: Path, config: Config) -> None:
+    """Make the folder and put the resolved config into it.
+
+    Raises:
+      UserError: a full or read-only disk.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    write_json(path / CONFIG, as_json(config))
+
+
+def compare_configs(old: dict[str, Any], config: Config, where: Path | str) -> None:
+    """Raise UserError where a config differs from the one a run was started with in what must not change."""
+    changed = differences(old, json.loads(json.dumps(as_json(config))))
+    if changed:
+        raise UserError(
+            f"{where} was made with another config: {'; '.join(changed)} "
+            "(only steps, run folder, nodes and logging may change on --resume)"
+        )
+
+
+def _new_name(config: Config) -> Path:
+    stem = f"{method_name(config.compressor)}-{config.workload}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
+    return next(Path("runs") / name for name in names if not (Path("runs") / name).exists())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file in one go: whoever reads it finds the old one or the new one.
+
+    Raises:
+      UserError: a full or read-only disk.
+    """
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain data as JSON, whole."""
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())

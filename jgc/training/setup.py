@@ -1,0 +1,91 @@
+"""From a config to the parts of a run: nodes, data, model, compressor, optimiser, first state."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc import compress
+from jgc.data import Dataset, MissingDataError, load_dataset
+from jgc.models import Model, make_model
+from jgc.nodes import make_nodes
+from jgc.training.config import Config
+from jgc.training.costs import PhaseCost, phase_costs
+from jgc.training.errors import UserError
+from jgc.training.optimizer import make_optimizer, make_schedule
+from jgc.training.step import Parts, TrainState, init_state
+from jgc.types import Compressor
+
+
+class Setup(NamedTuple):
+    """Everything that the loop needs.
+
+    Attributes:
+      parts: what the steps are made of.
+      dataset: in memory.
+      state: before the first step.
+      costs: of every phase.
+      values: numbers in the model's gradient, n.
+    """
+
+    parts: Parts
+    dataset: Dataset
+    state: TrainState
+    costs: tuple[PhaseCost, ...]
+    values: int
+
+
+def build(config: Config) -> Setup:
+    """All parts of a run.
+
+    Raises:
+      UserError: a setting is wrong, or the data set is missing.
+    """
+    try:
+        nodes = make_nodes(config.nodes)
+        dataset = load_dataset(config.data.name, config.data.dir)
+        model = make_model(
+            config.model.name, dataset.num_classes, norm=config.model.norm, dtype=jnp.dtype(config.model.dtype)
+        )
+        compressor = make_compressor(config, model)
+        optimizer = make_optimizer(config, compressor)
+        init_key, compressor_key, step_key = jax.random.split(jax.random.key(config.seed), 3)
+        parts = Parts(config, nodes, model.module.apply, compressor, optimizer, make_schedule(config), step_key)
+        variables = _init_model(model, init_key, dataset)
+        state = init_state(parts, variables, compressor_key)
+        costs = phase_costs(compressor, variables["params"], nodes)
+    except MissingDataError as error:
+        raise UserError(str(error)) from error
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))
+    return Setup(parts, dataset, state, costs, values)
+
+
+def _init_model(model: Model, key: Any, dataset: Dataset) -> Any:
+    images = jnp.zeros((1, *dataset.image_shape), jnp.float32)
+    return jax.jit(lambda key: model.module.init(key, images, train=False))(key)
+
+
+def make_compressor(config: Config, model: Model) -> Compressor:
+    """The method, told which layers are the model's first and last, and the momentum where it is to own that.
+
+    Raises:
+      ValueError: a setting of the method is out of range.
+      UserError: its momentum contradicts the run's.
+    """
+    settings, changes = config.compressor, {}
+    for name in ("first_layer", "last_layer"):
+        if getattr(settings, name, "") is None:
+            changes[name] = getattr(model, name)
+    if hasattr(settings, "momentum"):
+        default = next(f.default for f in dataclasses.fields(settings) if f.name == "momentum")
+        if settings.momentum not in (default, config.momentum):
+            raise UserError(
+                f"--compressor.momentum {settings.momentum} contradicts --momentum {config.momentum}: "
+                "give --momentum alone, it goes to the optimiser or to the compressor's memory"
+            )
+        changes["momentum"] = config.momentum
+    return compress.build(settings, **changes)

@@ -1,0 +1,184 @@
+"""The training step, as pure functions of whole arrays.
+
+Order inside a step: node-local gradient of the mean loss; coupled weight decay; local clipping; the compressor
+(memory, then aggregate); decoupled decay and optimiser. It is compiled in two halves: the nodes' gradients, one node
+after another (`unroll_nodes`) and the same for all phases, and all that follows, under the node axis and one for
+each phase. The diagnose step stands between the two and sees the very gradients that the update will use.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jgc import comm
+from jgc.memory import clip_local
+from jgc.nodes import LOCAL, SHARED, node_grads, on_nodes, per_node, place
+from jgc.training.config import Config
+from jgc.training.optimizer import add_coupled_decay
+from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
+
+
+class TrainState(NamedTuple):
+    """Everything that a run carries from step to step.
+
+    Attributes:
+      params: the model's, the same on every node.
+      opt_state: the optimiser's, the same on every node.
+      batch_stats: each node's own running statistics, leading axis [K].
+      compressor: the compressor's `State`.
+    """
+
+    params: PyTree
+    opt_state: PyTree
+    batch_stats: PyTree
+    compressor: State
+
+
+METRICS = ("loss", "train_accuracy", "residual_norm", "elements_sent", "overflow", "finite")
+KINDS = TrainState(SHARED, SHARED, LOCAL, State(SHARED, LOCAL))
+
+
+class Parts(NamedTuple):
+    """What the step functions are made of."""
+
+    config: Config
+    nodes: Nodes
+    apply: Callable  # the model's
+    compressor: Compressor
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule  # of the learning rate, for the log
+    key: Key  # of all random choices in steps; step s uses fold_in(key, s)
+
+
+class Gradients(NamedTuple):
+    """The first half of a step: what each node has computed for itself. Leading axis [K] everywhere.
+
+    Attributes:
+      loss: f32[K], mean over the node's examples.
+      accuracy: f32[K], likewise.
+      batch_stats: the node's running statistics with this batch in them.
+      grads: the gradient of the loss, with the structure of the parameters.
+    """
+
+    loss: Array
+    accuracy: Array
+    batch_stats: PyTree
+    grads: PyTree
+
+
+Batch = tuple[Array, Array]  # images f32[K, b, h, w, c], labels i32[K, b]
+
+
+def init_state(parts: Parts, variables: PyTree, key: Key) -> TrainState:
+    """The state before the first step, placed on the devices."""
+    params = variables["params"]
+    state = TrainState(
+        params,
+        parts.optimizer.init(params),
+        jax.tree.map(lambda x: per_node(x, parts.nodes), variables.get("batch_stats", {})),
+        parts.compressor.init(key, params, parts.nodes),
+    )
+    return place_state(state, parts.nodes)
+
+
+def place_state(state: TrainState, nodes: Nodes) -> TrainState:
+    """The state in buffers of its own (a step donates them), where `on_nodes` expects them."""
+    return TrainState(
+        *(place(jax.tree.map(jnp.array, tree), kind, nodes) for tree, kind in zip(state, KINDS, strict=True))
+    )
+
+
+def loss_of(apply: Callable) -> Callable:
+    """`(params, (images, labels), batch_stats) -> (mean cross-entropy, (new batch_stats, accuracy))` of one node."""
+
+    def loss(params, batch, batch_stats):
+        images, labels = batch
+        variables = {"params": params, "batch_stats": batch_stats} if batch_stats else {"params": params}
+        logits, new = apply(variables, images, train=True, mutable=["batch_stats"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
+        accuracy = jnp.mean(jnp.argmax(logits, -1) == labels, dtype=jnp.float32)
+        return jnp.mean(losses), (new.get("batch_stats", {}), accuracy)
+
+    return loss
+
+
+def make_gradients(parts: Parts) -> Callable[[PyTree, PyTree, Batch], Gradients]:
+    """`(params, batch_stats [K, ...], batch) -> Gradients`, nothing shared between nodes."""
+    gradients = node_grads(
+        loss_of(parts.apply), parts.nodes, has_aux=True, unroll=parts.config.unroll_nodes, local=True
+    )
+
+    def flat(params, batch_stats, batch):
+        (loss, (batch_stats, accuracy)), grads = gradients(params, batch, batch_stats)
+        return Gradients(loss, accuracy, batch_stats, grads)
+
+    return flat
+
+
+def _local(grads: PyTree, params: PyTree, parts: Parts) -> PyTree:
+    """What a node does to its gradient before the compressor sees it."""
+    grads = add_coupled_decay(grads, params, parts.config)
+    return clip_local(grads, parts.config.clip_norm, parts.nodes.count) if parts.config.clip_norm else grads
+
+
+def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradients, Array], tuple[TrainState, dict]]:
+    """`(state, gradients, step) -> (state, metrics)` for one phase.
+
+    A step with a non-finite gradient on any node changes nothing.
+    """
+
+    def exchange(key, params, grads, compressor_state, loss, accuracy):  # one node's, without the axis [K]
+        grads = _local(grads, params, parts)
+        aggregated, new, info = parts.compressor.aggregate(phase, key, grads, compressor_state, parts.nodes)
+        return aggregated, new, _metrics(info, loss, accuracy, parts.nodes)
+
+    aggregate = on_nodes(
+        exchange,
+        parts.nodes,
+        ins=(SHARED, SHARED, LOCAL, KINDS.compressor, LOCAL, LOCAL),
+        outs=(SHARED, KINDS.compressor, SHARED),
+    )
+
+    def update(state, gradients, number):
+        key = jax.random.fold_in(parts.key, number)
+        aggregated, compressor, metrics = aggregate(
+            key, state.params, gradients.grads, state.compressor, gradients.loss, gradients.accuracy
+        )
+        updates, opt_state = parts.optimizer.update(aggregated, state.opt_state, state.params)
+        new = optax.apply_updates(state.params, updates), opt_state, gradients.batch_stats
+        fine = metrics["finite"] == 1  # of the compressor's state its own guard takes care
+        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, tuple(state[:3]))
+        rate = jnp.asarray(parts.schedule(number), jnp.float32)
+        return TrainState(*kept, compressor), {**metrics, "learning_rate": rate}
+
+    return update
+
+
+def _metrics(info: Info, loss: Array, accuracy: Array, nodes: Nodes) -> dict[str, Array]:
+    """Means over the nodes, f32[] each, in one collective."""
+    own = (loss, accuracy, info.residual_norm, info.elements_sent, info.overflow, info.finite)
+    means = comm.mean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
+    return dict(zip(METRICS, means, strict=True))
+
+
+def make_compare(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradients, Array], dict[str, Array]]:
+    """`(state, gradients, step) -> figures`: the aggregate of the update that comes next against the true mean.
+
+    The same gradients and the same key as that update has; nothing is changed. For methods with a `diagnose`.
+    """
+    assert parts.compressor.diagnose is not None
+
+    def compare(key, params, grads, compressor_state):  # one node's, without the axis [K]
+        grads = comm.exact_mean(_local(grads, params, parts), parts.nodes)
+        return parts.compressor.diagnose(phase, key, grads, compressor_state, parts.nodes)
+
+    on_axis = on_nodes(compare, parts.nodes, ins=(SHARED, SHARED, LOCAL, KINDS.compressor), outs=SHARED)
+
+    def on_state(state, gradients, number):
+        key = jax.random.fold_in(parts.key, number)
+        return on_axis(key, state.params, gradients.grads, state.compressor)
+
+    return on_state

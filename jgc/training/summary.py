@@ -1,0 +1,103 @@
+"""What a run came to: summary.json, made from its metrics and the account of its bytes."""
+
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from jgc.training.config import Config, method_name
+from jgc.training.costs import PhaseCost, as_json, ratios
+from jgc.training.metrics import Line
+from jgc.types import Nodes
+
+WATCHED = (
+    "reconstruction_cosine",
+    "relative_error",
+    "ceiling_cosine",
+    "signs_means_cosine",
+    "without_code_cosine",
+    "true_cosine",
+)
+
+
+def summarise(
+    config: Config, lines: Sequence[Line], costs: Sequence[PhaseCost], nodes: Nodes, values: int, other: dict[str, Any]
+) -> dict[str, Any]:
+    """The summary of a run, finished or stopped early.
+
+    Args:
+      config: the resolved config.
+      lines: all lines of metrics.jsonl.
+      costs: of every phase, in order.
+      nodes: the layout.
+      values: numbers in the model's gradient, n.
+      other: bytes that are not gradients: metrics, batch statistics, diagnose steps.
+    """
+    reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
+    last, steps = reached[-1], lines[-1]["step"] if lines else 0
+    final = [line for line in lines if line["phase"] == last.phase.name]
+    elements = _mean(final, "elements_sent")
+    return {
+        "method": method_name(config.compressor),
+        "workload": config.workload,
+        "nodes": config.nodes,
+        "layout": nodes.layout,
+        "seed": config.seed,
+        "steps": steps,
+        "parameters": values,
+        "test_accuracy": lines[-1].get("test_accuracy") if lines else None,
+        "phases": [_phase(cost, lines, nodes) for cost in reached],
+        "compression_ratio": ratios(last),
+        "element_ratio": values / elements if elements else None,
+        "deflate_position_bytes": _mean(final, "deflate_position_bytes"),
+        "total_bytes": sum(line["bytes"] for line in lines),
+        "dense_total_bytes": last.dense * config.nodes * steps,
+        **{name: _mean(final, name) for name in WATCHED},
+        "reconstruction_cosine_p5": _percentile(final, "reconstruction_cosine", 5),
+        "other": other,
+        "versions": versions(),
+    }
+
+
+def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes) -> dict[str, Any]:
+    mine = [line for line in lines if line["phase"] == cost.phase.name]
+    seconds = [line["seconds"] for line in mine if line.get("seconds") is not None]
+    return {
+        "name": cost.phase.name,
+        "start": cost.phase.start,
+        "steps": len(mine),
+        "test_accuracy": mine[-1].get("test_accuracy") if mine else None,
+        "seconds_per_step": statistics.median(seconds) if seconds else None,
+        "compression_ratio": ratios(cost),
+        "wire": as_json(cost, nodes),
+        **{name: _mean(mine, name) for name in WATCHED},
+    }
+
+
+def _values(lines: Sequence[Line], name: str) -> list[float]:
+    return [line[name] for line in lines if line.get(name) is not None]
+
+
+def _mean(lines: Sequence[Line], name: str) -> float | None:
+    values = _values(lines, name)
+    return statistics.fmean(values) if values else None
+
+
+def _percentile(lines: Sequence[Line], name: str, q: float) -> float | None:
+    values = _values(lines, name)
+    return float(np.percentile(values, q)) if values else None
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what a run's numbers depend on."""
+    names = {"orbax": "orbax-checkpoint"}
+    found = {"python": platform.python_version()}
+    for name in ("jax", "jaxlib", "flax", "optax", "orbax", "numpy", "jgc"):
+        try:
+            found[name] = version(names.get(name, name))
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,82 @@
+"""The closing table: what each phase cost and gave, and what the run came to against the uncompressed one."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(count: float | None) -> str:
+    """A number of bytes for people.
+
+    Example:
+      >>> size(1234567)
+      '1.23 MB'
+    """
+    if count is None:
+        return "-"
+    unit = 0
+    while count >= 1000 and unit < len(UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.3g} {UNITS[unit]}" if unit else f"{count:.0f} B"
+
+
+def percent(share: float | None) -> str:
+    """A share in percent, or a dash."""
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def _ratio(value: float | None) -> str:
+    return "sends nothing" if value is None else f"{value:,.4g}x"
+
+
+def _up(wire: dict[str, Any], role: str) -> float:
+    roles = {name: ways.get("up", {}) for name, ways in wire["logical"].items()}
+    return sum((roles.get(role) or roles.get("worker", {})).values())
+
+
+def show(summary: dict[str, Any], console: Console) -> None:
+    """Print the closing table of a run."""
+    table = Table(title=f"{summary['method']} on {summary['workload']}, {summary['nodes']} nodes", title_justify="left")
+    for name in ("phase", "steps", "accuracy", "s/step", "up, leader", "up, worker", "ratio, leader", "ratio, worker"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    for phase in summary["phases"]:
+        seconds, ratio = phase["seconds_per_step"], phase["compression_ratio"]
+        table.add_row(
+            phase["name"],
+            str(phase["steps"]),
+            percent(phase["test_accuracy"]),
+            "-" if seconds is None else f"{seconds:.3f}",
+            size(_up(phase["wire"], "leader")),
+            size(_up(phase["wire"], "worker")),
+            _ratio(ratio["leader"]),
+            _ratio(ratio["worker"]),
+        )
+    console.print(table)
+    for line in _totals(summary):
+        console.print(line, highlight=False)
+
+
+def _totals(summary: dict[str, Any]) -> list[str]:
+    sent, dense = summary["total_bytes"], summary["dense_total_bytes"]
+    times = f", {dense / sent:.1f} times less" if sent else ""
+    lines = [
+        f"test accuracy after {summary['steps']} steps: {percent(summary['test_accuracy'])}",
+        f"sent up by all nodes in the whole run: {size(sent)}, uncompressed {size(dense)}{times}",
+    ]
+    if summary["deflate_position_bytes"] is not None:
+        lines.append(f"positions as the papers count them (DEFLATE): {size(summary['deflate_position_bytes'])} a step")
+    if summary["reconstruction_cosine"] is not None:
+        lines.append(f"last phase, cosine with the true mean where values were sent: {_reconstruction(summary)}")
+    return lines
+
+
+def _reconstruction(summary: dict[str, Any]) -> str:
+    parts = [f"{summary['reconstruction_cosine']:.3f} (5th percentile {summary['reconstruction_cosine_p5']:.3f})"]
+    if summary["ceiling_cosine"] is not None:
+        parts.append(f"with exact values in place of codes {summary['ceiling_cosine']:.3f}")
+    if summary["signs_means_cosine"] is not None:
+        parts.append(f"signs and means alone {summary['signs_means_cosine']:.3f}")
+    return "; ".join(parts)

@@ -1,0 +1,135 @@
+"""Workloads: a data set and a model with everything that makes a sensible run of them.
+
+A workload fills in what neither the config file nor the command line says. To add one: one entry in `WORKLOADS`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from jgc.training.errors import UserError, did_you_mean
+
+Schedule = Literal["workload", "constant", "cosine", "step"]
+
+DEFAULT = "digits_convnet5"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Settings of a run that belong to what is learned, not to how gradients are compressed.
+
+    Attributes:
+      dataset: a name in `jgc.data.DATASETS`.
+      model: a name in `jgc.models.MODELS`.
+      steps: length of the run.
+      batch_size: of all nodes together.
+      learning_rate: its highest value.
+      schedule: how the learning rate falls, over `schedule_steps`.
+      schedule_steps: length of the learning rate's schedule, whatever length a run has.
+      learning_rate_warmup: steps over which it first rises from 0.
+      weight_decay: see `Config`.
+      warmup_steps: uncompressed steps before a method compresses.
+      autoencoder_steps: steps for which an autoencoder then trains.
+      evaluate_every: steps between evaluations, beside those at the ends of phases.
+      diagnose_every: steps between two comparisons with the true mean.
+      checkpoint_every: steps between checkpoints.
+      compressor: settings of a method that compresses, where it has them and they still are its class's default.
+    """
+
+    dataset: str
+    model: str
+    steps: int
+    batch_size: int
+    learning_rate: float
+    schedule: Schedule
+    schedule_steps: int
+    learning_rate_warmup: int
+    weight_decay: float
+    warmup_steps: int
+    autoencoder_steps: int
+    evaluate_every: int
+    diagnose_every: int
+    checkpoint_every: int
+    compressor: Mapping[str, Any] = field(default_factory=dict)
+
+
+# A short run. A value is sent once in 1 / alpha steps: alpha = 0.1 % would send each but once in a thousand. A
+# node's gradient of 16 images is mostly noise, and so are one leader's positions; with every node's own, eight times
+# as many values move in a step. Measured in docs/results/cifar10.md.
+_SHORT: Mapping[str, Any] = MappingProxyType(
+    {"alpha": 0.01, "min_values": 16, "positions": "own", "momentum_correction": True, "momentum_at_once": True}
+)
+
+
+def _cifar(dataset: str, model: str, steps: int = 64_000, schedule: Schedule = "step", **changes) -> Workload:
+    """He et al. 2016, Section 4.2: batch 128, learning rate 0.1 divided by 10 at 1/2 and 3/4 of 64,000 steps."""
+    settings = {
+        "batch_size": 128,
+        "learning_rate": 0.1,
+        "learning_rate_warmup": 400,
+        "weight_decay": 1e-4,
+        "warmup_steps": 200,
+        "autoencoder_steps": 300,
+        "evaluate_every": 1000,
+        "diagnose_every": 100,
+        "checkpoint_every": 1000,
+    }
+    return Workload(
+        dataset=dataset, model=model, steps=steps, schedule=schedule, schedule_steps=steps, **(settings | changes)
+    )
+
+
+WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
+    {
+        # Smoke test: short phases and a low learning rate, so that most is learned after compression starts.
+        "digits_convnet5": Workload(
+            dataset="digits",
+            model="convnet5",
+            steps=300,
+            batch_size=128,
+            learning_rate=0.01,
+            schedule="cosine",
+            schedule_steps=300,
+            learning_rate_warmup=20,
+            weight_decay=1e-4,
+            warmup_steps=20,
+            autoencoder_steps=40,
+            evaluate_every=20,
+            diagnose_every=5,
+            checkpoint_every=100,
+        ),
+        "cifar10_resnet20": _cifar(
+            "cifar10",
+            "resnet20",
+            steps=1000,
+            schedule="cosine",
+            learning_rate=0.2,
+            learning_rate_warmup=100,
+            weight_decay=5e-4,
+            warmup_steps=100,
+            autoencoder_steps=150,
+            evaluate_every=250,
+            diagnose_every=25,
+            checkpoint_every=250,
+            compressor=_SHORT,
+        ),
+        "cifar10_resnet18": _cifar("cifar10", "resnet18"),
+        "cifar10_resnet50": _cifar("cifar10", "resnet50"),
+        "cifar10_resnet101": _cifar("cifar10", "resnet101"),
+        "cifar10_convnet5": _cifar("cifar10", "convnet5", steps=14_000),
+        "cifar100_resnet32": _cifar("cifar100", "resnet32"),
+    }
+)
+
+
+def workload_named(name: str) -> Workload:
+    """The workload of that name.
+
+    Raises:
+      UserError: there is none.
+    """
+    if name not in WORKLOADS:
+        known = list(WORKLOADS)
+        raise UserError(f"unknown workload {name!r}{did_you_mean(name, known)} (one of {', '.join(known)})")
+    return WORKLOADS[name]

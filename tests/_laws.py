@@ -1,0 +1,80 @@
+"""The conservation law of error feedback, written over the vectors in which groups of leaves travel."""
+
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _contract import COMMON, PARAMS, K, ROUNDS_STATE, Case, Step, compressor_of, on_host, settings_of
+
+from jgc.memory import Corrected
+from jgc.pack import leaf_paths, make_packing, pack
+from jgc.types import Compressor, PyTree, State
+
+EXACT = 2.0**-20  # finer than the last bit of any sum of these gradients, coarser than a rounding of their size
+
+
+class Balance(NamedTuple):
+    """One group of leaves in one step: what had to go somewhere, where it went, and how exactly that is known."""
+
+    had: np.ndarray  # f64[n], mean over nodes of what was kept before and what came in
+    aggregated: np.ndarray  # f64[n]
+    kept: np.ndarray  # f64[n], mean over nodes
+    tolerance: np.ndarray  # f64[n]
+
+
+def balances(case: Case, step: Step) -> list[Balance]:
+    """The balance of every group of leaves in a step."""
+    compressor = compressor_of(case.variant)
+    residual_eps = float(jnp.finfo(ROUNDS_STATE.get(case.variant, jnp.float32)).eps)
+    out = []
+    for g, before, after, aggregated, eps in zip(
+        zip(*(flat(case, jax.tree.map(lambda x, i=i: x[i], step.grads)) for i in range(K)), strict=True),
+        _by_group(step.before),
+        _by_group(on_host(step.after)),
+        flat(case, step.aggregated),
+        flat(case, _rounding_units()),
+        strict=True,
+    ):
+        velocity, before_kept = _velocity_and_kept(before, compressor)
+        _, after_kept = _velocity_and_kept(after, compressor)
+        had = (before_kept + COMMON["momentum"] * velocity + np.stack(g)).mean(0)
+        tolerance = EXACT + eps * np.abs(aggregated) + residual_eps * np.abs(after_kept).max(initial=0)
+        out.append(Balance(had, aggregated, np.mean(after_kept, 0), tolerance))
+    return out
+
+
+def _by_group(state: State) -> list:
+    """The local state of each group of leaves: `per_layer` keeps a tuple of them."""
+    return list(state.local) if type(state.local) is tuple and state.local else [state.local]
+
+
+def _velocity_and_kept(local: PyTree, compressor: Compressor) -> tuple[np.ndarray, np.ndarray]:
+    """A memory's velocity and residual, [K, n] or zeros where it has none."""
+    none = np.zeros((1, 1))
+    if isinstance(local, Corrected):
+        return np.asarray(local.velocity, float), np.asarray(local.residual, float)
+    if isinstance(local, np.ndarray):
+        return (np.asarray(local, float), none) if compressor.owns_momentum else (none, np.asarray(local, float))
+    assert local == (), f"say here what of a {type(local).__name__} is velocity and what is kept"
+    return none, none
+
+
+def flat(case: Case, tree: PyTree) -> list[np.ndarray]:
+    """A tree as the vectors f64[n] in which the variant's groups of leaves travel."""
+    settings = settings_of(case.variant)
+    patterns = [p for p in (getattr(settings, name, None) for name in ("first_layer", "last_layer")) if p]
+    groups: list[dict] = [{} for _ in range(len(patterns) + 1)]
+    for path, leaf in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
+        groups[next((i for i, p in enumerate(patterns) if re.search(p, path)), len(patterns))][path] = leaf
+    return [np.asarray(pack(group, make_packing(group)), float) for group in groups]
+
+
+def _rounding_units() -> PyTree:
+    """The rounding unit of every entry of the aggregate, as the gradients' dtype has it."""
+
+    def unit(x):
+        return np.full(x.shape, jnp.finfo(x.dtype).eps if jnp.issubdtype(x.dtype, jnp.inexact) else 0, x.dtype)
+
+    return jax.tree.map(unit, PARAMS)

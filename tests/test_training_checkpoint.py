@@ -1,0 +1,145 @@
+"""Checkpoints: what comes back is what was saved, or an older whole one, or one clear line."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training_helpers import small_files
+
+from jgc.training import checkpoint
+from jgc.training.errors import NonFinite, UserError
+from jgc.training.step import TrainState
+from jgc.types import State
+
+HOST = {"config": {"nodes": 4}}
+
+
+def state_of(value=0.0, nodes=4):
+    local = {"residual": jnp.arange(nodes * 3, dtype=jnp.float32).reshape(nodes, 3) + value}
+    shared = (
+        {"decoders": jnp.arange(nodes * 2.0).reshape(nodes, 2), "step": jnp.int32(7)},
+        jax.random.key(3),
+        jnp.zeros((0,)),
+    )
+    params = {"layer/1": {"kernel": jnp.full((2, 3), value), "b.ias": jnp.ones(2, jnp.bfloat16)}}
+    return TrainState(params, (), {"mean": jnp.full((nodes, 2), value)}, State(shared, local))
+
+
+def saved(path, *values):
+    manager = checkpoint.open_manager(path)
+    for step, value in enumerate(values, start=1):
+        checkpoint.save(manager, step, state_of(value), HOST)
+    return manager
+
+
+def same(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    bits = ((checkpoint.flatten([x]), checkpoint.flatten([y])) for x, y in pairs)
+    return all(x.keys() == y.keys() and all(np.array_equal(x[k], y[k]) for k in x) for x, y in bits)
+
+
+def largest_file(folder):
+    return max((f for f in folder.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+
+
+def test_what_comes_back_is_what_was_saved(tmp_path):
+    manager = saved(tmp_path, 1.5, 2.5, 3.5)
+    assert manager.all_steps() == [2, 3]  # the newest and one to fall back on
+    found = checkpoint.restore(checkpoint.open_manager(tmp_path))
+    assert (found.step, found.damaged, found.host["config"]) == (3, (), {"nodes": 4})
+    assert same(checkpoint.fit(state_of(), found, nodes=4), state_of(3.5))
+
+
+def test_nothing_saved_yet_is_none(tmp_path):
+    assert checkpoint.restore(checkpoint.open_manager(tmp_path)) is None
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "flipped", "host", "missing"])
+def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(tmp_path, damage):
+    saved(tmp_path, 1.0, 2.0)
+    folder = tmp_path / checkpoint.FOLDER / "2"
+    file = largest_file(folder / "host") if damage == "host" else largest_file(folder / "state")
+    data = file.read_bytes()
+    if damage == "missing":
+        shutil.rmtree(folder / "state")
+    elif damage == "flipped":
+        found = data.find(np.float32(14.0).tobytes())  # in the array as it is saved, if that is not compressed
+        at = found if found >= 0 else len(data) // 2
+        file.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+    else:
+        file.write_bytes(b"" if damage == "emptied" else data[: len(data) // 2])
+    manager = checkpoint.open_manager(tmp_path)
+    found = checkpoint.restore(manager)
+    assert found.step == 1 and "checkpoint 2 is damaged" in found.damaged[0]
+    assert same(checkpoint.fit(state_of(), found, nodes=4), state_of(1.0))
+    assert (tmp_path / checkpoint.DAMAGED / "2-0").is_dir()
+    checkpoint.save(manager, 2, state_of(5.0), HOST)  # and its step can be saved anew
+    assert checkpoint.restore(checkpoint.open_manager(tmp_path)).step == 2
+
+
+def test_only_damaged_checkpoints_are_an_error_not_a_new_start(tmp_path):
+    saved(tmp_path, 1.0)
+    largest_file(tmp_path / checkpoint.FOLDER / "1" / "state").write_bytes(b"")
+    with pytest.raises(UserError, match=r"no whole checkpoint.*checkpoint 1 is damaged"):
+        checkpoint.restore(checkpoint.open_manager(tmp_path))
+    assert (tmp_path / checkpoint.FOLDER / "1").is_dir()
+
+
+def test_what_a_kill_left_half_written_is_no_checkpoint(tmp_path):
+    saved(tmp_path, 1.0)
+    (tmp_path / checkpoint.FOLDER / "2.orbax-checkpoint-tmp").mkdir()
+    manager = checkpoint.open_manager(tmp_path)
+    assert checkpoint.restore(manager).step == 1
+    checkpoint.save(manager, 2, state_of(2.0), HOST)
+    assert sorted(manager.all_steps()) == [1, 2]
+
+
+def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
+    manager = saved(tmp_path, 1.0)
+    with pytest.raises(NonFinite, match=r"step 2: a parameter has become NaN.*last good checkpoint is that of step 1"):
+        checkpoint.save(manager, 2, state_of(np.nan), HOST)
+    assert manager.all_steps() == [1]
+
+
+@pytest.mark.parametrize("nodes", [2, 8])
+def test_other_numbers_of_nodes_keep_the_mean(tmp_path, nodes):
+    saved(tmp_path, 1.0)
+    found = checkpoint.restore(checkpoint.open_manager(tmp_path))
+    got, before = checkpoint.fit(state_of(nodes=nodes), found, nodes), state_of(1.0)
+    for new, old in (
+        (got.compressor.local["residual"], before.compressor.local["residual"]),
+        (got.batch_stats["mean"],) * 2,
+    ):
+        assert new.shape[0] == nodes
+        np.testing.assert_allclose(new.mean(axis=0), old.mean(axis=0), rtol=1e-6)
+    np.testing.assert_array_equal(
+        got.compressor.shared[0]["decoders"], np.resize(before.compressor.shared[0]["decoders"], (nodes, 2))
+    )
+
+
+def test_a_checkpoint_that_does_not_fit_says_where(tmp_path):
+    saved(tmp_path, 1.0)
+    found = checkpoint.restore(checkpoint.open_manager(tmp_path))
+    other = state_of()._replace(params={"layer/1": {"kernel": jnp.zeros((2, 4)), "b.ias": jnp.ones(2, jnp.bfloat16)}})
+    with pytest.raises(UserError, match=r"params.layer/1.kernel should be float32\[2, 4\] and is float32\[2, 3\]"):
+        checkpoint.fit(other, found, nodes=4)
+
+
+def test_a_full_disk_is_one_line_and_costs_no_older_checkpoint(tmp_path):
+    manager = saved(tmp_path, 1.0)
+    big = state_of()._replace(
+        params={"layer/1": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=100_000))}}
+    )
+    with small_files(50_000), pytest.raises(UserError, match="cannot write checkpoint 2") as error:
+        checkpoint.save(manager, 2, big, HOST)
+    assert "\n" not in str(error.value)
+    assert checkpoint.restore(checkpoint.open_manager(tmp_path)).step == 1
+
+
+def test_host_data_is_plain_json(tmp_path):
+    saved(tmp_path, 1.0)
+    found = checkpoint.restore(checkpoint.open_manager(tmp_path))
+    assert json.loads(json.dumps(found.host))["step"] == 1

@@ -1,0 +1,122 @@
+"""The step: what enters the compressor, in which order, and the same in all three layouts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training_helpers import tiny_config, tiny_model
+
+from jgc import comm
+from jgc.compress import Dense, TopK
+from jgc.nodes import make_nodes
+from jgc.training import setup as building
+from jgc.training.loop import batches
+from jgc.training.step import make_gradients, make_update
+from jgc.types import Compressor, Info, State, Wire
+
+
+def parts_of(config, monkeypatch, devices=1):
+    """A run's parts with its nodes on so many devices."""
+    monkeypatch.setattr(building, "make_model", tiny_model)
+    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:devices]))
+    return building.build(config)
+
+
+def first_gradients(setup, parts=None):
+    """What the nodes compute in the first step."""
+    parts, state = parts or setup.parts, setup.state
+    batch = next(batches(parts.config, setup, 0))
+    return jax.jit(make_gradients(parts))(state.params, state.batch_stats, batch)
+
+
+def steps(setup, count, gradients_of=lambda g, i: g):
+    """The state and the metrics after so many steps of the first phase."""
+    state, arriving = setup.state, batches(setup.parts.config, setup, 0)
+    gradients = jax.jit(make_gradients(setup.parts))
+    update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[-1].value))
+    for i in range(count):
+        g = gradients_of(gradients(state.params, state.batch_stats, next(arriving)), i)
+        state, metrics = update(state, g, np.int32(i))
+    return state, metrics
+
+
+def spy() -> Compressor:
+    """A compressor that keeps what entered `aggregate`, and aggregates to the mean."""
+
+    def init(key, params, nodes):
+        return State((), jax.tree.map(lambda x: jnp.zeros((nodes.count, *x.shape)), params))
+
+    def aggregate(phase, key, grads, state, nodes):
+        mean = jax.tree.map(lambda g: comm.mean(g, nodes, "dense"), grads)
+        return mean, State((), grads), Info(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.bool_(True))
+
+    return Compressor(init, aggregate, lambda old, new, state, nodes: state, lambda *a: Wire((), ()), ())
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_gradients_that_enter_aggregate_differ_between_nodes(monkeypatch, devices):
+    config = tiny_config(nodes=4, method=TopK(), weight_decay=0.1, decay_all=True, clip_norm=1e-3, momentum=0.0)
+    setup = parts_of(config, monkeypatch, devices)
+    parts = setup.parts._replace(compressor=spy())
+    state = setup.state._replace(compressor=spy().init(None, setup.state.params, parts.nodes))
+    gradients = first_gradients(setup, parts)
+    new, _ = jax.jit(make_update(parts, None))(state, gradients, np.int32(0))
+    for entered, raw, param in zip(
+        *map(jax.tree.leaves, (new.compressor.local, gradients.grads, state.params)), strict=True
+    ):
+        assert len({np.asarray(row).tobytes() for row in np.asarray(entered)}) == 4
+        # coupled decay, then clipping to clip_norm / sqrt(K): the direction stays, all of it is clipped
+        decayed = np.asarray(raw) + 0.1 * np.asarray(param)
+        ratio = np.asarray(entered)[np.abs(decayed) > 1e-4] / decayed[np.abs(decayed) > 1e-4]
+        assert np.all(ratio > 0) and np.all(ratio < 1)
+    entered = np.concatenate([np.asarray(x).reshape(4, -1) for x in jax.tree.leaves(new.compressor.local)], axis=1)
+    np.testing.assert_allclose(np.linalg.norm(entered, axis=1), 1e-3 / 2, rtol=1e-5)
+    stats = jax.tree.leaves(new.batch_stats)[0]
+    assert len({np.asarray(row).tobytes() for row in stats}) == 4  # batch statistics are each node's own
+
+
+def test_three_layouts_agree(monkeypatch):
+    config = tiny_config(nodes=4, method=TopK(alpha=0.1), clip_norm=1.0)
+    first, *others = [jax.device_get(steps(parts_of(config, monkeypatch, devices), 3)) for devices in (1, 4, 2)]
+    for other in others:
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_an_update_of_plain_sgd_by_hand(monkeypatch):
+    """p - rate * (mean gradient + decay * p), decay on what has two dimensions only."""
+    config = tiny_config(nodes=2, method=Dense(), weight_decay=0.01)
+    setup = parts_of(config, monkeypatch)
+    gradients = jax.jit(make_gradients(setup.parts))(
+        setup.state.params, setup.state.batch_stats, next(batches(config, setup, 0))
+    )
+    update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[0].value))
+    new, _ = update(setup.state, gradients, np.int32(0))
+    rate = setup.parts.schedule(0)
+    for p, g, got in zip(*map(jax.tree.leaves, (setup.state.params, gradients.grads, new.params)), strict=True):
+        expected = p - rate * (g.mean(axis=0) + (0.01 * p if p.ndim > 1 else 0.0))
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_non_finite_gradient_on_one_node_changes_nothing(monkeypatch):
+    setup = parts_of(tiny_config(method=TopK(alpha=0.1)), monkeypatch)
+
+    def poison(g, i):
+        return (
+            g._replace(grads=jax.tree.map(lambda x: x.at[(1, *(0,) * (x.ndim - 1))].set(np.inf), g.grads))
+            if i == 2
+            else g
+        )
+
+    before, _ = steps(setup, 2)
+    after, metrics = steps(setup, 3, poison)
+    assert metrics["finite"] == 0
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+
+
+def test_momentum_lives_in_one_place(monkeypatch):
+    def opt_arrays(**settings):
+        return [x for x in jax.tree.leaves(parts_of(tiny_config(**settings), monkeypatch).state.opt_state) if x.ndim]
+
+    assert opt_arrays(method=TopK(momentum_correction=False))
+    assert not opt_arrays(method=TopK(momentum_correction=True))

@@ -1,0 +1,78 @@
+"""A model small enough to compile in a moment, and configs for it."""
+
+import contextlib
+import dataclasses
+import resource
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jgc import compress
+from jgc.models import Model
+from jgc.training.config import Config, resolve
+
+SHORT = {"warmup_steps": 2, "autoencoder_steps": 2, "alpha": 0.05}
+
+
+class Tiny(nn.Module):
+    """Two dense layers and a batch norm."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Dense(16, name="first")(x.reshape(len(x), -1))
+        x = nn.BatchNorm(use_running_average=not train, name="norm")(x)
+        x = nn.Dense(16, name="middle")(nn.relu(x))
+        return nn.Dense(self.classes, name="head")(nn.relu(x)).astype(jnp.float32)
+
+
+def tiny_model(name, num_classes, **settings):
+    """In place of `jgc.models.make_model`."""
+    return Model(Tiny(num_classes), r"^first/", r"^head/")
+
+
+def tiny_config(run_dir: Path | str | None = None, method=None, **changes) -> Config:
+    """A resolved config of a few steps on the digits."""
+    method = compress.LgcPs(**SHORT) if method is None else method
+    settings = {
+        "nodes": 2,
+        "batch_size": 16,
+        "steps": 6,
+        "checkpoint_every": 2,
+        "evaluate_every": 0,
+        "diagnose_every": 1,
+    }
+    config = resolve(Config(compressor=method))
+    return dataclasses.replace(config, run_dir=None if run_dir is None else str(run_dir), **{**settings, **changes})
+
+
+@contextlib.contextmanager
+def small_files(size: int):
+    """No file of this process can grow beyond `size` bytes: a full disk that needs no root."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def compilation_cache(folder: Path):
+    """Programs compiled inside the block are kept in a folder, and taken from it when they are wanted again."""
+    wanted = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
