@@ -39,10 +39,18 @@ def balances(case: Case, step: Step) -> list[Balance]:
     ):
         velocity, before_kept = _velocity_and_kept(before, compressor)
         _, after_kept = _velocity_and_kept(after, compressor)
-        had = (before_kept + COMMON["momentum"] * velocity + np.stack(g)).mean(0)
+        had = (before_kept + came_in(case, velocity, np.stack(g), before)).mean(0)
         tolerance = EXACT + eps * np.abs(aggregated) + residual_eps * np.abs(after_kept).max(initial=0)
         out.append(Balance(had, aggregated, np.mean(after_kept, 0), tolerance))
     return out
+
+
+def came_in(case: Case, velocity: np.ndarray, g: np.ndarray, local: PyTree) -> np.ndarray:
+    """What a node's memory takes in with a gradient g, [K, n]: the gradient, or the momentum it stands for."""
+    momentum, settings = COMMON["momentum"], settings_of(case.variant)
+    phase = compressor_of(case.variant).schedule[case.phase].name
+    at_once = getattr(settings, "momentum_at_once", False) and isinstance(local, Corrected) and phase != "dense"
+    return (momentum * velocity + g) / (1 - momentum if at_once else 1)
 
 
 def _by_group(state: State) -> list:

@@ -15,6 +15,7 @@ from _contract import (
     SLOW,
     STATE,
     VARIANTS,
+    ZERO_EXEMPT,
     Case,
     compressor_of,
     entry,
@@ -153,7 +154,7 @@ def test_a_gradient_that_is_not_finite_on_one_node_makes_all_nodes_skip(case, ba
         leaf = dict(zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True))[path]
         poisoned = jax.tree.map(lambda x, leaf=leaf: x.copy() if x is leaf else x, grads)
         jax.tree.leaves(poisoned)[leaf_paths(grads).index(path)].reshape(K, -1)[node, -1] = bad
-        aggregated, after, info = program(case)(step_key(7, nodes), jgc.place(poisoned, "local", nodes), state)
+        aggregated, after, info = program(case)(step_key(7, nodes), jgc.place(poisoned, jgc.LOCAL, nodes), state)
         assert not np.asarray(info.finite).any()
         assert same_bits(aggregated, jax.tree.map(jnp.zeros_like, PARAMS))
         assert same_bits(after, state)
@@ -161,6 +162,8 @@ def test_a_gradient_that_is_not_finite_on_one_node_makes_all_nodes_skip(case, ba
 
 @every_case
 def test_zero_gradients_and_nothing_kept_aggregate_to_zeros(case):
+    if (case.variant, phase_of(case).name) in ZERO_EXEMPT:
+        pytest.skip(ZERO_EXEMPT[case.variant, phase_of(case).name])
     nodes, shared = nodes_of(case.layout), history(case)[-1].after.shared
     state = jgc.State(shared, jax.tree.map(np.zeros_like, first_state(case.variant).local))
     aggregated, after, info = program(case)(
@@ -176,7 +179,8 @@ def test_zero_gradients_and_nothing_kept_aggregate_to_zeros(case):
 @every_case
 def test_physical_bytes_equal_the_collectives_of_the_compiled_step(case):
     nodes, step = nodes_of(case.layout), history(case)[0]
-    compiled = program(case).lower(step_key(0, nodes), step.grads, jgc.place(step.before, STATE, nodes)).compile()
+    arguments = step_key(0, nodes), jgc.place(step.grads, jgc.LOCAL, nodes), jgc.place(step.before, STATE, nodes)
+    compiled = program(case).lower(*arguments).compile()  # the very program that ran: JAX has kept it
     found = {op: total.sent_bytes for op, total in table(collectives(compiled)).items()}
     wire = compressor_of(case.variant).wire(phase_of(case).value, PARAMS, nodes)
     claimed: Counter = Counter()

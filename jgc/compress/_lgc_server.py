@@ -83,7 +83,6 @@ def _seen(config: LgcPs, common, every, head, leader: Array, selection: Selectio
         scales = jnp.ones_like(means)
     else:
         scales = means if config.positions == "own" else per_node(means[leader], nodes)
-        scales = jnp.where(scales > 0, scales, 1.0)
     positions = jax.vmap(lambda p: widen(p, layers, counts))(heads["positions"])
     picked = every["innovation positions"].astype(jnp.int32)
     return Seen(positions, View(signs, means, scales), common["code"].astype(jnp.float32), picked, every["innovations"])

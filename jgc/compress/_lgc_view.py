@@ -36,7 +36,7 @@ class View(NamedTuple):
 
     signs: Array  # f32[mu], +1 or -1
     means: Array  # f32[L]
-    scales: Array  # f32[L], positive
+    scales: Array  # f32[L], 0 or positive
 
 
 def select_layers(config: LgcPs, packing: Packing) -> Selection:
@@ -61,11 +61,10 @@ def signs_of(config: LgcPs, x: Array) -> Array:
 
 
 def scales_of(config: LgcPs, x: Array, selection: Selection) -> Array:
-    """Mean magnitude of each layer, f32[L]; 1 where all of it is zero."""
+    """Mean magnitude of each layer, f32[L]; 0 where all of it is zero."""
     if config.scale == "none":
         return jnp.ones((len(selection.counts),))
-    scales = layer_means(jnp.abs(x), selection)
-    return jnp.where(scales > 0, scales, 1.0)
+    return layer_means(jnp.abs(x), selection)
 
 
 def means_of(config: LgcPs, x: Array, signs: Array, selection: Selection) -> Array:
@@ -76,13 +75,14 @@ def means_of(config: LgcPs, x: Array, signs: Array, selection: Selection) -> Arr
 
 
 def to_z(x: Array, view: View, selection: Selection) -> Array:
-    """f32[mu] -> f32[m]."""
-    z = (view.signs * x - view.means[selection.ids]) / view.scales[selection.ids]
+    """f32[mu] -> f32[m]. A layer without a scale (the leader's values are all zero) stays unscaled."""
+    scales = jnp.where(view.scales > 0, view.scales, 1.0)
+    z = (view.signs * x - view.means[selection.ids]) / scales[selection.ids]
     return jnp.pad(z, (0, ae.padded(selection.mu) - selection.mu))
 
 
 def from_z(z: Array, view: View, selection: Selection) -> Array:
-    """f32[m] -> f32[mu]."""
+    """f32[m] -> f32[mu]. A layer without a scale is its means alone: the decoder's biases must not become values."""
     return view.signs * (view.means[selection.ids] + view.scales[selection.ids] * z[: selection.mu])
 
 

@@ -52,11 +52,17 @@ def phase_costs(compressor: Compressor, params: PyTree, nodes: Nodes) -> tuple[P
 
 
 def _cost(compressor: Compressor, phase: Phase, shapes: PyTree, nodes: Nodes) -> PhaseCost:
-    wire = compressor.wire(phase.value, shapes, nodes)
+    apart = compressor.wire(phase.value, shapes, as_one_per_device(nodes))
+    if nodes.mesh is None:  # tracing a step takes a while: once is enough where the other answer is known
+        wire = apart._replace(physical=())
+    elif nodes.per_device == 1 and not nodes.fast:
+        wire = apart
+    else:
+        wire = compressor.wire(phase.value, shapes, nodes)
     return PhaseCost(
         phase,
         wire,
-        compressor.wire(phase.value, shapes, as_one_per_device(nodes)),
+        apart,
         gradient_bytes(shapes),
         sent_by("leader", wire),
         sent_by("worker", wire),

@@ -58,7 +58,7 @@ class Workload:
 # node's gradient of 16 images is mostly noise, and so are one leader's positions; with every node's own, eight times
 # as many values move in a step. Measured in docs/results/cifar10.md.
 _SHORT: Mapping[str, Any] = MappingProxyType(
-    {"alpha": 0.01, "min_values": 16, "positions": "own", "momentum_correction": True, "momentum_at_once": True}
+    {"alpha": 0.005, "min_values": 16, "positions": "own", "momentum_correction": True, "momentum_at_once": True}
 )
 
 
