@@ -123,6 +123,7 @@ def _emulated_sum(x: Array, nodes: Nodes) -> Array:
 
 def total(x: Array, nodes: Nodes, kind: str) -> Array:
     """Sum of x over all nodes, equal on every node. Any shape; the dtype stays (f16 and bf16: sum in f32 first)."""
+    node_index(nodes)  # raises outside the node axis
     x = _emulated_sum(x, nodes)
     if nodes.slow:
         _record("all-reduce", kind, x, nodes.size(nodes.slow))
@@ -156,6 +157,7 @@ def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
 
 def gather(x: Array, nodes: Nodes, kind: str) -> Array:
     """x of all nodes in the order of their index, [K, ...], equal on every node."""
+    node_index(nodes)  # raises outside the node axis
     if _is_emulated(nodes):
         x = _emulated_gather(x, nodes.per_device)  # [per_device, ...]
     if nodes.slow:
@@ -193,6 +195,7 @@ def ring_mean(x: Array, nodes: Nodes, kind: str) -> Array:
 
     Source: Patarasuk and Yuan 2009; LGC paper, Section II-A.
     """
+    node_index(nodes)  # raises outside the node axis
     if nodes.slow:
         x = _emulated_sum(x, nodes)
         size, place = nodes.size(nodes.slow), lax.axis_index(nodes.slow)

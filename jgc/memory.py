@@ -83,10 +83,11 @@ def momentum_correction(
 ) -> Memory:
     """Each node's own momentum, accumulated before it is sent: u = m u + g, v = r + u, then r = v - sent.
 
-    With `masking` the velocity of what was sent restarts from zero (momentum factor masking). With `at_once`, where a
-    phase does not send everything, a gradient's whole series 1 + m + m^2 + ... enters the residual in the step in
-    which it is computed: v = r + (m u + g) / (1 - m), u = 0. The total is the same; but a value waits for 1 / alpha
-    steps, much longer than momentum's 1 / (1 - m), and then no velocity goes on into a direction that has been sent.
+    With `masking` the velocity of what was sent restarts from zero (momentum factor masking); not where everything is
+    sent, for then nothing was delayed. With `at_once`, where a phase does not send everything, a gradient's whole
+    series 1 + m + m^2 + ... enters the residual in the step in which it is computed: v = r + (m u + g) / (1 - m),
+    u = 0. The total is the same; but a value waits for 1 / alpha steps, much longer than momentum's 1 / (1 - m), and
+    then no velocity goes on into a direction that has been sent.
 
     Source: Lin et al. 2018 (Deep Gradient Compression), Algorithm 4 and Section 3.2; `at_once` is ours.
     """
@@ -100,7 +101,9 @@ def momentum_correction(
         return r + u, Corrected(u.astype(dtype), local.residual)
 
     def keep(local, v, sent):
-        u = _masked(local.velocity, sent) if masking else local.velocity
+        u = local.velocity
+        if masking and isinstance(sent, Sparse):
+            u = u.at[sent.positions].set(0)
         return Corrected(u, subtract(v, sent).astype(dtype))
 
     return Memory(
@@ -122,12 +125,6 @@ def momentum_only(momentum: float) -> Memory:
         return u, u
 
     return Memory(lambda n: jnp.zeros((n,)), accumulate, lambda u, v, sent: u, lambda u: None, True, False)
-
-
-def _masked(u: Array, sent: Array | Sparse) -> Array:
-    if isinstance(sent, Sparse):
-        return u.at[sent.positions].set(0)
-    return jnp.where(sent != 0, jnp.zeros_like(u), u)
 
 
 def check_momentum(momentum: float) -> None:

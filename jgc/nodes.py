@@ -138,10 +138,13 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
       outs: the same for what `fn` returns. An output declared SHARED that differs between nodes, because
         communication was forgotten, is an error when traced.
       unroll: run the nodes of one device one after another instead of under `vmap`. Only for functions that
-        do not communicate. On CPU convolutions are much faster so.
+        do not communicate, whose outputs are all LOCAL. On CPU convolutions are much faster so.
 
     Returns:
       A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
+
+    Raises:
+      ValueError: `unroll` with an output declared SHARED, which nothing could check.
 
     Example:
       >>> nodes = make_nodes(2, devices=jax.devices()[:1])
@@ -149,11 +152,14 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
       Array([0, 2], dtype=int32)
     """
 
+    if unroll and SHARED in jax.tree.leaves(outs, is_leaf=_is_kind):
+        raise ValueError("unroll=True is for functions that do not communicate; their outputs are LOCAL, not SHARED")
+
     def on_device(*args):  # LOCAL and BATCH leaves: [per_device, ...] on each device
         if nodes.mesh is not None and nodes.per_device == 1:
             return _one(fn, ins, outs, args)
         if unroll:
-            return _unrolled(fn, ins, outs, args, nodes.per_device)
+            return _unrolled(fn, ins, args, nodes.per_device)
         return jax.vmap(fn, in_axes=_axes(ins), out_axes=_axes(outs), axis_name=EMULATED, axis_size=nodes.per_device)(
             *args
         )
@@ -176,12 +182,9 @@ def _one(fn: Callable, ins: tuple, outs: PyTree, args: tuple) -> PyTree:
     return _map_kinds(lambda x: x[None], outs, fn(*_map_kinds(lambda x: x[0], ins, args)))
 
 
-def _unrolled(fn: Callable, ins: tuple, outs: PyTree, args: tuple, count: int) -> PyTree:
+def _unrolled(fn: Callable, ins: tuple, args: tuple, count: int) -> PyTree:
     results = [fn(*_map_kinds(lambda x, i=i: x[i], ins, args)) for i in range(count)]
-    def join(kind, *subs):
-        return subs[0] if kind == SHARED else jax.tree.map(lambda *xs: jnp.stack(xs), *subs)
-
-    return jax.tree.map(join, outs, *results, is_leaf=_is_kind)
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
 
 
 def place(tree: PyTree, kinds: PyTree, nodes: Nodes) -> PyTree:

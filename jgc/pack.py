@@ -7,6 +7,7 @@ one value of each at least would otherwise cost as much as the large layers).
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +67,9 @@ def make_packing(tree: PyTree) -> Packing:
 
     Integer and boolean leaves, and empty ones, are left out of the vector; None is no leaf.
 
+    Raises:
+      TypeError: a leaf is complex; a vector of f32 would lose its imaginary part.
+
     Example:
       >>> tree = {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 4)), "steps": jnp.zeros((), jnp.int32)}
       >>> make_packing(tree).layers
@@ -77,6 +81,9 @@ def make_packing(tree: PyTree) -> Packing:
     large = [i for i in packed if len(shapes[i][0]) > 1]
     small = [i for i in packed if len(shapes[i][0]) <= 1]
     names = leaf_paths(tree)
+    for name, (_, dtype) in zip(names, shapes, strict=True):
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            raise TypeError(f"{name!r} is {dtype}: give its real and imaginary parts as leaves of their own")
     starts, layers, at = {}, [], 0
     for i in large:
         size = int(np.prod(shapes[i][0]))
@@ -98,7 +105,9 @@ def pack(tree: PyTree, packing: Packing) -> Array:
     values = jax.tree_util.tree_leaves(tree)
     in_order = sorted((leaf.start, i) for i, leaf in enumerate(packing.leaves) if leaf.start >= 0)
     parts = [values[i].reshape(-1).astype(jnp.float32) for _, i in in_order]
-    return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.float32)
+    flat = jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.float32)
+    chex.assert_shape(flat, (packing.size,))
+    return flat
 
 
 def unpack(flat: Array, packing: Packing) -> PyTree:

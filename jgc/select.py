@@ -57,6 +57,8 @@ def top_positions(v: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) 
             return layer.start + jnp.arange(count, dtype=jnp.int32)
         return layer.start + jnp.sort(lax.top_k(magnitudes, count)[1])
 
+    if not layers:
+        return jnp.zeros((0,), jnp.int32)
     return jnp.concatenate([of_layer(layer, count) for layer, count in zip(layers, counts, strict=True)])
 
 

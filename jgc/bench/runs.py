@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from jgc.training.config import Config, DataConfig, resolve
+from jgc.training.errors import UserError
 from jgc.training.loop import run
 
 Summary = dict[str, Any]
@@ -41,7 +42,9 @@ def train_all(
                 config = resolve(Config(settings, workload=workload, seed=seed, data=DataConfig(dir=data_dir)))
                 resume = (folder / "config.json").exists()
                 config = dataclasses.replace(config, run_dir=str(folder), resume=resume, steps=steps or config.steps)
-                run(config, console=Console(quiet=True))
+                exit_code = run(config, console=Console(quiet=True))
+                if exit_code:  # stopped by a signal: what is done is kept, the same command goes on
+                    raise UserError(f"stopped; {folder} is kept, and the same command goes on", exit_code)
             out[name].append(json.loads((folder / "summary.json").read_text()))
     return out
 

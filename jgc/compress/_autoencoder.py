@@ -40,13 +40,13 @@ class Losses(NamedTuple):
 
 
 def padded(mu: int) -> int:
-    """m: mu rounded up to a multiple of 16.
+    """m: mu rounded up to a multiple of 16, at least 16.
 
     Example:
       >>> padded(17)
       32
     """
-    return -(-mu // STRIDE) * STRIDE
+    return max(1, -(-mu // STRIDE)) * STRIDE
 
 
 def code_size(mu: int) -> int:

@@ -103,19 +103,30 @@ def average(seen: Seen, x: Array, n: int) -> Array:
     return scatter(Sparse(seen.positions, x), n) / x.shape[0]
 
 
-def watch(weights: ae.Weights, seen: Seen, v: Array, g: Array, leader: Array, selection: Selection, nodes: Nodes):
+def watch(
+    config: LgcPs,
+    weights: ae.Weights,
+    seen: Seen,
+    v: Array,
+    g: Array,
+    leader: Array,
+    selection: Selection,
+    nodes: Nodes,
+) -> dict[str, Array]:
     """The figures of a `diagnose` step, f32[] each, and the leader's positions; `v` and `g` are this node's, f32[n].
 
     `reconstruction_cosine` and `relative_error` compare the aggregate with the mean over nodes of v at the
-    positions used; `ceiling_cosine` does so with the leader's exact values in place of its code,
+    positions used; `ceiling_cosine` does so with exact values in place of codes: the leader's where its positions
+    serve all nodes, every node's where each sends its own;
     `signs_means_cosine` with signs and means alone, `without_code_cosine` with these and the innovations;
     `true_cosine` is that with the whole mean of g.
     """
     used = scatter(Sparse(seen.positions, jnp.ones_like(seen.views.signs)), v.size) > 0
     true = jnp.where(used, comm.mean(v, nodes, "diagnose"), 0.0)
-    exact = comm.broadcast(v[seen.positions[leader]], leader, nodes, "diagnose")
+    exact = comm.gather(v[seen.positions[comm.node_index(nodes)]], nodes, "diagnose")  # [K, mu]
+    best = exact if config.positions == "own" else _ceiling(exact[leader], leader, seen, selection)
     got = average(seen, decode(weights, seen, selection), v.size)
-    ceiling = average(seen, _ceiling(exact, leader, seen, selection), v.size)
+    ceiling = average(seen, best, v.size)
     trivial = average(seen, seen.views.signs * seen.views.means[:, selection.ids], v.size)
     without_code = average(seen, _without_code(seen, selection), v.size)
     return {

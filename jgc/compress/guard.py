@@ -1,5 +1,6 @@
 """The guard before every method: no NaN or Inf enters a memory, and all nodes take the same decision."""
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -29,6 +30,8 @@ def guard(core: Compressor) -> Compressor:
 
         zeros = jax.tree.map(jnp.zeros_like, grads)
         aggregated, new, info = core.aggregate(phase, key, choose(zeros, grads), state, nodes)
+        chex.assert_trees_all_equal_shapes_and_dtypes(aggregated, grads)
+        chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
         aggregated = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), aggregated)
         return aggregated, choose(state, new), info._replace(finite=~skip)
 

@@ -145,7 +145,7 @@ def _autoencoded(config: LgcPs, memory: Memory, schedule) -> Compressor:
             return compare(reduce[phase](v, key, state.shared, selection, nodes).mean, v, g, nodes)
         leader, weights = _leader(config, state.shared, nodes), state.shared.autoencoder.weights
         seen = server.receive(config, v, weights.encoder, leader, selection, nodes)
-        return server.watch(weights, seen, v, g, leader, selection, nodes)
+        return server.watch(config, weights, seen, v, g, leader, selection, nodes)
 
     core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
                       owns_momentum=memory.owns_momentum)
