@@ -15,6 +15,7 @@ from contextvars import ContextVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax._src.config import _check_vma  # no public name: see _emulated_index
 from jax.custom_batching import custom_vmap
 
 from jgc.types import EMULATED, Array, Key, Nodes, PyTree, Sent
@@ -60,13 +61,23 @@ def node_index(nodes: Nodes) -> Array:
         device = lax.axis_index(nodes.slow) if nodes.slow else 0
         if nodes.per_device == 1 and nodes.mesh is not None:
             return jnp.asarray(device, jnp.int32)
-        return device * nodes.per_device + lax.axis_index(EMULATED)
+        return device * nodes.per_device + _emulated_index()
     except NameError as error:
         raise RuntimeError(
             "a jgc compressor was called outside the node axis: there the gradient of a sharded batch is already "
             "the mean over nodes, and compressing it would be silently wrong. Take node-local gradients with "
             "jgc.node_grads and run the compressor inside jgc.on_nodes"
         ) from error
+
+
+def _emulated_index() -> Array:
+    """This node's number among those of its device, i32[].
+
+    Inside a jit, scan or switch of its own, JAX 0.10 to 0.12 takes the vmapped axis for a mesh axis over which the index
+    varies, and fails when it does not find it in the mesh. Nothing is lost without the check: it is a constant.
+    """
+    with _check_vma(False):
+        return lax.axis_index(EMULATED)
 
 
 def node_key(key: Key, nodes: Nodes) -> Key:
@@ -201,7 +212,7 @@ def ring_mean(x: Array, nodes: Nodes, kind: str) -> Array:
         size, place = nodes.size(nodes.slow), lax.axis_index(nodes.slow)
         shift, join = _device_shift(nodes, kind), _device_join(nodes, kind)
         return _ring(_vary(x, nodes.slow), size, place, shift, join) / nodes.count
-    size, place = nodes.per_device, lax.axis_index(EMULATED)
+    size, place = nodes.per_device, _emulated_index()
     return _ring(x, size, place, _emulated_shift, lambda segment: _emulated_gather(segment, size)) / nodes.count
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jgc.select import Sparse
 from jgc.types import Array, PyTree
@@ -133,10 +132,26 @@ def check_momentum(momentum: float) -> None:
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
 
 
+def check_residual_dtype(dtype: str) -> None:
+    """Raise ValueError unless residuals can be kept in dtype: an integer would lose them without a word."""
+    try:
+        floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:
+        floating = False
+    if not floating:
+        raise ValueError(f"residual_dtype must be a floating-point dtype (float32, bfloat16, float16), got {dtype!r}")
+
+
 def make_memory(
     correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str = "float32"
 ) -> Memory:
-    """Momentum correction or plain residuals, by a setting."""
+    """Momentum correction or plain residuals, by a setting.
+
+    Raises:
+      ValueError: momentum outside [0, 1), or a dtype that is not floating-point.
+    """
+    check_momentum(momentum)
+    check_residual_dtype(dtype)
     if correction:
         return momentum_correction(momentum, masking, at_once, jnp.dtype(dtype))
     return error_feedback(jnp.dtype(dtype))
@@ -149,6 +164,11 @@ def clip_local(grads: PyTree, max_norm: float, nodes: int) -> PyTree:
     """
     if max_norm <= 0:
         raise ValueError(f"max_norm must be positive, got {max_norm}")
-    norm = optax.global_norm(grads)
+    floats = [g.astype(jnp.float32) for g in jax.tree.leaves(grads) if jnp.issubdtype(g.dtype, jnp.inexact)]
+    norm = jnp.sqrt(sum((jnp.sum(g**2) for g in floats), jnp.float32(0)))
     scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes) / jnp.maximum(norm, 1e-30))
-    return jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
+
+    def scaled(g):
+        return (g * scale).astype(g.dtype) if jnp.issubdtype(g.dtype, jnp.inexact) else g
+
+    return jax.tree.map(scaled, grads)

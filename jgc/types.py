@@ -152,7 +152,8 @@ class Compressor(NamedTuple):
         aggregate has the gradients' structure, shapes and dtypes, and is equal on all nodes.
       transition: `(old_phase, new_phase, state, nodes) -> State`, between two phases, on the host's view
         of the state (local leaves with their leading axis [K]).
-      wire: `(phase, shapes_and_dtypes, nodes) -> Wire`, from static shapes alone.
+      wire: `(phase, shapes_and_dtypes, nodes) -> Wire`, from static shapes alone. A core leaves the physical bytes
+        to its guard, which traces the step as a whole.
       schedule: the phases in order, the first of which starts at step 0.
       diagnose: None, or `(phase, key, grads, state, nodes) -> dict` of arrays that need the true mean over
         the nodes. A step of its own, never part of `aggregate`: it moves whole gradients.

@@ -57,7 +57,8 @@ def test_names_that_are_relied_on_from_outside():
     assert (config.run_dir, config.resume, config.seed, config.steps, config.nodes) == ("x", True, 1, 2, 4)
     assert (config.batch_size, config.learning_rate, config.checkpoint_every, config.data.dir) == (8, 0.5, 3, "d")
     assert config.model.name == "resnet50"
-    assert dataclasses.astuple(config.compressor)[:3] == (0.2, 5, 6)
+    method = config.compressor
+    assert (method.alpha, method.warmup_steps, method.autoencoder_steps) == (0.2, 5, 6)
 
 
 @pytest.mark.parametrize("name", ["baseline", "sparse_gd", "lgc_ps", "control"])

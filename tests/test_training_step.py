@@ -11,8 +11,10 @@ from jgc.compress import Dense, TopK
 from jgc.nodes import make_nodes
 from jgc.training import setup as building
 from jgc.training.loop import batches
+from jgc.training.program import compile_gradients, compile_update
 from jgc.training.step import make_gradients, make_update
 from jgc.types import Compressor, Info, State, Wire
+from jgc.wire.hlo import collectives
 
 
 def parts_of(config, monkeypatch, devices=1):
@@ -120,3 +122,16 @@ def test_momentum_lives_in_one_place(monkeypatch):
 
     assert opt_arrays(method=TopK(momentum_correction=False))
     assert not opt_arrays(method=TopK(momentum_correction=True))
+
+
+def test_every_byte_of_the_compiled_step_is_in_the_account(monkeypatch):
+    """Gradients send nothing; the update sends what was recorded, which is what `wire` says and the metrics."""
+    setup = parts_of(tiny_config(nodes=4, method=TopK(alpha=0.1)), monkeypatch, devices=4)
+    batch = next(batches(setup.parts.config, setup, 0))
+    compute = compile_gradients(setup.parts, setup.state, batch)
+    assert collectives(compute) == ()
+    gradients = compute(setup.state.params, setup.state.batch_stats, batch)
+    update = compile_update(setup.parts, setup.parts.compressor.schedule[0].value, setup.state, gradients)
+    assert sum(c.sent_bytes for c in collectives(update.run)) == sum(s.bytes for s in update.sent)
+    compressor = sum(s.bytes for s in update.sent if s.kind != "metrics")
+    assert compressor == sum(s.bytes for s in setup.costs[0].wire.physical) > 0

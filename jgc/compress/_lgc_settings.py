@@ -85,6 +85,11 @@ def check(config: LgcPs) -> None:
         raise ValueError(f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}")
     if config.autoencoder_updates < 1:
         raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")
+    if not config.autoencoder_learning_rate > 0:
+        raise ValueError(f"autoencoder_learning_rate must be positive, got {config.autoencoder_learning_rate}")
+    for name in ("lambda_reconstruction", "lambda_similarity"):
+        if not getattr(config, name) >= 0:
+            raise ValueError(f"{name} must be 0 or positive, got {getattr(config, name)}")
     choices = {"positions": ("leader", "own"), "leader": ("fixed", "rotating"), "feedback": ("exact", "paper"),
                "innovation_by": ("error", "magnitude"), "scale": ("layer", "none"),
                "autoencoder_optimizer": ("adam", "sgd"), "code_dtype": ("float32", "float16")}

@@ -1,5 +1,6 @@
 """Any compressor as an optax transform, for `optax.chain` inside the node axis."""
 
+import itertools
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -43,8 +44,8 @@ def as_optax(
       seed: of the compressor's random key.
 
     Raises:
-      ValueError: several phases and neither `phase` nor `switched`; `switched` with a method whose transition
-        changes the state.
+      ValueError: several phases and neither `phase` nor `switched`; at `init`, `switched` with a method whose
+        transition changes the state.
       RuntimeError: `update` was called outside the node axis.
 
     Example:
@@ -67,8 +68,10 @@ def as_optax(
 
     def init(params):
         state = compressor.init(jax.random.key(seed), params, nodes)
-        state = place(state, State(SHARED, LOCAL), nodes)
-        return OptaxState(jnp.int32(0), jax.random.key(seed + 1), state)
+        if switched:
+            _check_transitions(compressor, state, nodes)
+        whole = OptaxState(jnp.int32(0), jax.random.key(seed + 1), state)
+        return place(whole, OptaxState(SHARED, SHARED, State(SHARED, LOCAL)), nodes)
 
     def run(value, key, updates, state):
         return compressor.aggregate(value, key, updates, state, nodes)[:2]
@@ -86,3 +89,11 @@ def as_optax(
         return mean, OptaxState(state.step + 1, state.key, inner)
 
     return optax.GradientTransformation(init, update)
+
+
+def _check_transitions(compressor: Compressor, state: State, nodes: Nodes) -> None:
+    """Raise ValueError if something has to happen between two phases: inside a program nothing can."""
+    for old, new in itertools.pairwise(p.value for p in compressor.schedule):
+        after = jax.tree.leaves(compressor.transition(old, new, state, nodes))
+        if not all(x is y for x, y in zip(after, jax.tree.leaves(state), strict=True)):
+            raise ValueError(f"the transition from {old!r} to {new!r} changes the state: give phase=, not switched=True")

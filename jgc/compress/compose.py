@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm, phases
-from jgc.compress._wire import physical
 from jgc.compress.diagnose import compare
 from jgc.compress.guard import guard
 from jgc.memory import Memory
@@ -94,12 +93,12 @@ class Pending(NamedTuple):
 
 
 def compose(codec: Codec, memory: Memory, exchange: Exchange) -> Compressor:
-    """A method of one phase.
+    """A method of one phase, which has the codec's name.
 
     Raises:
       ValueError: the exchange adds payloads up and the codec is not linear.
     """
-    return compose_phases({"compressed": (codec, exchange)}, memory, phases.single("compressed"))
+    return compose_phases({codec.name: (codec, exchange)}, memory, phases.single(codec.name))
 
 
 def compose_phases(by_phase: Stages, memory: Memory, schedule: tuple[Phase, ...]) -> Compressor:
@@ -122,7 +121,7 @@ def compose_phases(by_phase: Stages, memory: Memory, schedule: tuple[Phase, ...]
         return finish(parts, pending, exchange.run([pending.item], nodes)[0], state)
 
     def wire(phase, shapes, nodes):
-        return Wire(logical(parts, phase, shapes, nodes), physical(core, phase, shapes, nodes))
+        return Wire(logical(parts, phase, shapes, nodes), ())
 
     core = Compressor(
         init, aggregate, lambda old, new, state, nodes: state, wire, schedule, _diagnose(parts), parts=parts,

@@ -50,7 +50,7 @@ def dense(config: Dense | None = None, **overrides) -> Compressor:
 
     Example:
       >>> dense(algorithm="ring").schedule[0].name
-      'compressed'
+      'dense'
 
     References:
       Li et al. 2014 (parameter server); Patarasuk and Yuan 2009 (ring all-reduce).

@@ -35,7 +35,7 @@ def guard(core: Compressor) -> Compressor:
         aggregated = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), aggregated)
         return aggregated, choose(state, new), info._replace(finite=~skip)
 
-    def wire(phase, shapes, nodes):
+    def wire(phase, shapes, nodes):  # the core says what is sent logically, the traced step what physically
         return core.wire(phase, shapes, nodes)._replace(physical=physical(guarded, phase, shapes, nodes))
 
     guarded = core._replace(aggregate=aggregate, wire=wire, core=core)

@@ -50,7 +50,6 @@ from jgc.compress._lgc_view import (
     server_views,
     to_z,
 )  # fmt: skip
-from jgc.compress._wire import physical
 from jgc.compress.compose import compose_phases, make_info
 from jgc.compress.dense import identity
 from jgc.compress.diagnose import compare
@@ -133,8 +132,7 @@ def _autoencoded(config: LgcPs, memory: Memory, schedule) -> Compressor:
 
     def wire(phase, shapes, nodes):
         selection = select_layers(config, make_packing(shapes))
-        return Wire(sizes.logical(config, phase, selection, nodes), physical(core, phase, shapes, nodes),
-                    sizes.sent_once(config, phase, selection, nodes))
+        return Wire(sizes.logical(config, phase, selection, nodes), (), sizes.sent_once(config, phase, selection, nodes))
 
     def diagnose(phase, key, grads, state, nodes):
         packing = make_packing(grads)

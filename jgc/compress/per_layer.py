@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm, phases
-from jgc.compress._wire import physical
 from jgc.compress.compose import compose, finish, prepare
 from jgc.compress.dense import identity
 from jgc.compress.diagnose import cosine
@@ -35,13 +34,14 @@ def per_layer(rules: Sequence[tuple[str, Compressor]], default: Compressor) -> C
       default: for all other leaves.
 
     Raises:
-      ValueError: some groups own their momentum and others do not; or, at `init`, a pattern matches no leaf.
+      ValueError: some groups own their momentum and others do not; a pattern is no regular expression; or, at `init`,
+        one matches no leaf.
 
     Example:
       >>> from jgc.compress import dense, topk
       >>> compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.01))
     """
-    patterns = tuple(re.compile(pattern) for pattern, _ in rules)
+    patterns = tuple(_compiled(pattern) for pattern, _ in rules)
     cores = tuple(c.core or c for c in (*(c for _, c in rules), default))
     if len({core.owns_momentum for core in cores}) > 1:
         raise ValueError("some groups of layers own their momentum and others leave it to the optimiser; use one way")
@@ -77,7 +77,7 @@ def per_layer(rules: Sequence[tuple[str, Compressor]], default: Compressor) -> C
     def wire(phase, shapes, nodes):
         wires = each(lambda i, c, p, group: c.wire(p, group, nodes), phase, split(shapes))
         once = tuple(message for w in wires for message in w.once)
-        return Wire(_join_messages([w.logical for w in wires]), physical(core, phase, shapes, nodes), once)
+        return Wire(_join_messages([w.logical for w in wires]), (), once)
 
     def diagnose(phase, key, grads, state, nodes):
         last = len(cores) - 1
@@ -133,6 +133,13 @@ def _aggregate_groups(cores, phase, key, groups: Groups, states, nodes: Nodes) -
         for (i, _, pending), mean in zip(together, means, strict=True):
             results[i] = finish(cores[i].parts, pending, mean, states[i])
     return results
+
+
+def _compiled(pattern: str) -> re.Pattern:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"the pattern {pattern!r} is not a regular expression: {error}") from None
 
 
 def _split(tree: PyTree, patterns: tuple[re.Pattern, ...]) -> Groups:

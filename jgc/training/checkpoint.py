@@ -6,7 +6,11 @@ the storage format notices. Saving is synchronous: the next step donates the buf
 The state saved after step N belongs to the phase of step N - 1; a transition at N runs when the loop goes on.
 """
 
+import logging
+import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jgc.training.errors import NonFinite, UserError, cannot_write
+from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
 from jgc.training.step import TrainState
 from jgc.types import PyTree
 
@@ -62,11 +66,32 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     arrays = flatten(state)
     if not all(np.all(np.isfinite(x)) for name, x in arrays.items() if name.startswith("params.")):
         raise NonFinite(step, "a parameter has become NaN or infinite", kept(manager))
+    needed, free = sum(x.nbytes for x in arrays.values()), shutil.disk_usage(manager.directory).free
+    what = f"checkpoint {step} to {manager.directory}"
+    if free < needed:
+        reason = f"it may need {needed:,} bytes, and {free:,} are free on the disk; {kept(manager)}"
+        raise UserError(f"cannot write {what}: {reason}", FAILED)
     host = {**host, "step": step, "arrays": {name: label(x) for name, x in arrays.items()}}
     try:
-        manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host)))
+        with _silent():
+            manager.save(
+                step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host))
+            )
     except Exception as error:  # tensorstore reports a full disk as a ValueError
-        raise cannot_write(f"checkpoint {step} to {manager.directory}", error) from error
+        for half_written in Path(manager.directory).glob(f"{step}.orbax-checkpoint-tmp*"):
+            shutil.rmtree(half_written, ignore_errors=True)
+        raise UserError(f"{cannot_write(what, error)}; {kept(manager)}", FAILED) from error
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Orbax logs a traceback for each thread that failed, beside the exception that it raises."""
+    logger = logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def kept(manager: ocp.CheckpointManager) -> str:
@@ -87,7 +112,8 @@ def restore(manager: ocp.CheckpointManager) -> Restored | None:
     steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
         try:
-            arrays, host = _read(manager, step)
+            with _silent():
+                arrays, host = _read(manager, step)
         except Exception as error:  # whatever a damaged file makes Orbax raise
             damaged.append(f"checkpoint {step} is damaged ({type(error).__name__}: {str(error)[:120]})")
             continue

@@ -54,6 +54,13 @@ def quiet() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     logging.getLogger("absl").setLevel(logging.ERROR)
     logging.getLogger("orbax").setLevel(logging.ERROR)
+    sys.unraisablehook = _drop_closed_loops
+
+
+def _drop_closed_loops(unraisable: Any) -> None:
+    """A write of Orbax that fails leaves callbacks for an event loop that is gone; Python would print each one."""
+    if "Event loop is closed" not in str(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
 
 
 def parse(argv: Sequence[str]) -> Config:

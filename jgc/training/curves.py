@@ -17,6 +17,7 @@ SHADES = ("#e8eef7", "#fdf1e0", "#e7f4e8", "#f5e8f3")
 COSINES = (
     ("reconstruction_cosine", "what the nodes apply", "tab:blue", "-"),
     ("ceiling_cosine", "exact values in place of codes", "black", (0, (2, 4))),
+    ("without_code_cosine", "the same without the code", "tab:red", "-."),
     ("signs_means_cosine", "signs and means alone", "tab:orange", ":"),
 )
 

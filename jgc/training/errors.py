@@ -1,9 +1,14 @@
 """What a user did wrong or a machine could not do, told in one line, and the exit code that goes with it."""
 
+import errno
+import os
 from pathlib import Path
 
 BAD_INPUT = 2
 FAILED = 1
+
+# what a storage library's long message comes down to
+_DISK = tuple(os.strerror(e) for e in (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EIO))
 
 
 class UserError(Exception):
@@ -29,7 +34,8 @@ class NonFinite(UserError):
 def cannot_write(path: Path | str, error: Exception) -> UserError:
     """The error for a full or read-only disk, or whatever else keeps a file from being written."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return UserError(f"cannot write {path}: {reason[:300]}", FAILED)
+    known = next((text for text in _DISK if text in reason), reason[:300])
+    return UserError(f"cannot write {path}: {known}", FAILED)
 
 
 def did_you_mean(word: str, known: list[str], cutoff: float = 0.6) -> str:

@@ -63,7 +63,9 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
     # --- the loop
     display = Display(console, config.steps, start, config.log_every)
     with Metrics(run_dir, start) as metrics, Interrupts() as interrupts, display:
-        recorder = Recorder(metrics, display, setup.costs, config.log_every, lambda: checkpoint.kept(manager))
+        recorder = Recorder(
+            metrics, display, setup.costs, config.nodes, config.log_every, lambda: checkpoint.kept(manager)
+        )
         state, done = train(config, setup, state, start, manager, recorder, interrupts)
     manager.close()
     if done < config.steps:
@@ -100,7 +102,7 @@ def train(
             # a new phase: what it changes in the state, and an update compiled for it
             old, phase = phase, phase_at(schedule, step)
             if phase.value != old.value or phase.value not in updates:
-                with recorder.aside():
+                with recorder.aside(gradients):
                     recorder.write()
                     state = change_phase(setup, old, phase, state)
                     if phase.value not in updates:
@@ -109,7 +111,7 @@ def train(
             # diagnose, then update
             figures: dict[str, float] = {}
             if diagnosis.is_due(step, phase):
-                with recorder.aside():
+                with recorder.aside(gradients):
                     figures = diagnosis.run(step, phase, state, gradients)
             state, outputs = updates[phase.value].run(state, gradients, np.int32(step))
             recorder.push(step, phase, outputs, **figures)

@@ -50,7 +50,7 @@ class Display:
 def _bar(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description:12}"),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]}"),
         TextColumn("{task.fields[sent]}/step"),

@@ -22,14 +22,22 @@ class Recorder:
       metrics: the files.
       display: the bar or the lines.
       costs: of every phase, for the bytes of a line.
+      nodes: how many, for what all of them would send uncompressed.
       log_every: steps between two entries for TensorBoard.
       kept: says, when a run must stop, what is kept of it.
     """
 
     def __init__(
-        self, metrics: Metrics, display: Display, costs: Sequence[PhaseCost], log_every: int, kept: Callable[[], str]
+        self,
+        metrics: Metrics,
+        display: Display,
+        costs: Sequence[PhaseCost],
+        nodes: int,
+        log_every: int,
+        kept: Callable[[], str],
     ):
         self.metrics, self.display, self.log_every, self.kept = metrics, display, log_every, kept
+        self._nodes = nodes
         self._costs = {cost.phase.value: cost for cost in costs}
         self._pending: Line | None = None
         self._outputs: dict[str, Array] | None = None
@@ -43,6 +51,7 @@ class Recorder:
             "step": step + 1,
             "phase": phase.name,
             "bytes": cost.up + (cost.once if step == phase.start else 0.0),
+            "bytes_uncompressed": cost.dense * self._nodes,
             "bytes_up_leader": cost.leader,
             "bytes_up_worker": cost.worker,
             **extra,
@@ -87,8 +96,14 @@ class Recorder:
             self.display.update(line)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """For work that is not a step: what is under way is fetched before it, and its time is no step's time."""
+    def aside(self, wait_for: Any = None) -> Iterator[None]:
+        """For work that is not a step: it begins when nothing is under way any more, and its time is no step's time.
+
+        Args:
+          wait_for: arrays of a step that has been begun.
+        """
         self.fetch()
+        jax.block_until_ready(wait_for)
+        begun = time.perf_counter()
         yield
-        self._started = time.perf_counter()
+        self._started += time.perf_counter() - begun

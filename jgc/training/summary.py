@@ -17,8 +17,8 @@ WATCHED = (
     "reconstruction_cosine",
     "relative_error",
     "ceiling_cosine",
-    "signs_means_cosine",
     "without_code_cosine",
+    "signs_means_cosine",
     "true_cosine",
 )
 
@@ -54,7 +54,7 @@ def summarise(
         "element_ratio": values / elements if elements else None,
         "deflate_position_bytes": _mean(final, "deflate_position_bytes"),
         "total_bytes": sum(line["bytes"] for line in lines),
-        "dense_total_bytes": last.dense * config.nodes * steps,
+        "dense_total_bytes": sum(line["bytes_uncompressed"] for line in lines),
         **{name: _mean(final, name) for name in WATCHED},
         "reconstruction_cosine_p5": _percentile(final, "reconstruction_cosine", 5),
         "other": other,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -39,9 +40,10 @@ def _up(wire: dict[str, Any], role: str) -> float:
 
 def show(summary: dict[str, Any], console: Console) -> None:
     """Print the closing table of a run."""
-    table = Table(title=f"{summary['method']} on {summary['workload']}, {summary['nodes']} nodes", title_justify="left")
-    for name in ("phase", "steps", "accuracy", "s/step", "up, leader", "up, worker", "ratio, leader", "ratio, worker"):
-        table.add_column(name, justify="left" if name == "phase" else "right")
+    title = f"{summary['method']} on {summary['workload']}, {summary['nodes']} nodes"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("phase", "steps", "accuracy", "s/step", "leader\nup", "worker\nup", "leader\nratio", "worker\nratio"):
+        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
     for phase in summary["phases"]:
         seconds, ratio = phase["seconds_per_step"], phase["compression_ratio"]
         table.add_row(
@@ -61,7 +63,7 @@ def show(summary: dict[str, Any], console: Console) -> None:
 
 def _totals(summary: dict[str, Any]) -> list[str]:
     sent, dense = summary["total_bytes"], summary["dense_total_bytes"]
-    times = f", {dense / sent:.1f} times less" if sent else ""
+    times = f", {dense / sent:.1f} times as much" if sent and sent != dense else ""
     lines = [
         f"test accuracy after {summary['steps']} steps: {percent(summary['test_accuracy'])}",
         f"sent up by all nodes in the whole run: {size(sent)}, uncompressed {size(dense)}{times}",

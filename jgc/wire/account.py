@@ -29,10 +29,10 @@ def logical_bytes(messages: Iterable[Message], nodes: int) -> Table:
 
 
 def physical_bytes(sent: Iterable[Sent]) -> dict[str, float]:
-    """Bytes that one device sends, by collective; flags as a row `other`."""
+    """Bytes that one device sends, by collective; flags, metrics and statistics as a row `other`."""
     out: dict[str, float] = {}
     for s in sent:
-        row = "other" if s.kind == "flag" else s.op
+        row = "other" if s.kind in ("flag", "metrics", "statistics") else s.op
         out[row] = out.get(row, 0.0) + float(s.bytes)
     return out
 

@@ -1,0 +1,140 @@
+"""Residuals and momentum correction, against a transcription of the paper's algorithm and against plain SGD."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jgc
+from jgc.memory import (
+    clip_local,
+    error_feedback,
+    make_memory,
+    momentum_correction,
+    momentum_only,
+    no_memory,
+)
+from jgc.select import Sparse
+
+N, STEPS = 20, 12
+
+
+def _gradients(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(STEPS, N)).astype(np.float32)
+
+
+def _largest(v: np.ndarray, count: int) -> np.ndarray:
+    return np.sort(np.argsort(-np.abs(v), kind="stable")[:count])
+
+
+@pytest.mark.parametrize("masking", [False, True])
+def test_momentum_correction_is_deep_gradient_compressions_algorithm(masking):
+    """Lin et al. 2018, Algorithm 4, as it is printed: u = m u + g; v = v + u; send top of v; clear v (and u) there."""
+    m, memory = np.float32(0.9), momentum_correction(0.9, masking)
+    local, u, v = memory.init(N), np.zeros(N, np.float32), np.zeros(N, np.float32)
+    for g in _gradients():
+        u = m * u + g
+        v = v + u
+        mask = np.zeros(N, bool)
+        mask[_largest(v, 3)] = True
+        to_send, local = memory.accumulate(local, jnp.asarray(g), False)
+        np.testing.assert_allclose(to_send, v, rtol=1e-5, atol=1e-6)
+        positions = jnp.asarray(np.flatnonzero(mask))
+        local = memory.keep(local, to_send, Sparse(positions, to_send[positions]))
+        v = np.where(mask, 0, v)
+        u = np.where(mask, 0, u) if masking else u
+        np.testing.assert_allclose(local.residual, v, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(local.velocity, u, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"factor_masking": True, "warmup_steps": 100}, {"warmup_steps": 3}], ids=str)
+def test_where_everything_is_sent_momentum_correction_is_momentum_sgd(settings):
+    nodes = jgc.make_nodes(4, jax.devices()[:1])
+    compressor = jgc.compress.topk(alpha=1.0, momentum_correction=True, momentum=0.9, **settings)
+    sgd = optax.sgd(0.1, momentum=0.9)
+    params = expected = jnp.zeros((4, 5))
+    state, sgd_state = compressor.init(jax.random.key(0), params, nodes), sgd.init(params)
+    steps = {
+        phase.value: jax.jit(jgc.compress.step_on_nodes(compressor.aggregate, phase.value, nodes))
+        for phase in compressor.schedule
+    }
+    for i in range(6):
+        grads = jax.random.normal(jax.random.key(i), (4, 4, 5))
+        phase = jgc.phases.phase_at(compressor.schedule, i).value
+        aggregated, state, _ = steps[phase](jax.random.key(0), grads, state)
+        params = params - 0.1 * aggregated
+        updates, sgd_state = sgd.update(grads.mean(0), sgd_state)
+        expected = optax.apply_updates(expected, updates)
+        np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_in_the_long_run_a_gradient_counts_for_its_whole_momentum_series(at_once):
+    memory, g = momentum_correction(0.5, at_once=at_once), jnp.array([1.0, -2.0])
+    local, total = memory.init(2), jnp.zeros(2)
+    for i in range(30):
+        v, local = memory.accumulate(local, g if i == 0 else 0 * g, False)
+        local = memory.keep(local, v, v)
+        total += v
+    np.testing.assert_allclose(total, g / (1 - 0.5), rtol=1e-6)
+
+
+def test_at_once_changes_nothing_where_everything_is_sent():
+    plain, at_once = momentum_correction(0.5), momentum_correction(0.5, at_once=True)
+    locals_ = [memory.init(N) for memory in (plain, at_once)]
+    for g in _gradients():
+        (v, locals_[0]), (w, locals_[1]) = (
+            memory.accumulate(local, jnp.asarray(g), True)
+            for memory, local in zip((plain, at_once), locals_, strict=True)
+        )
+        assert np.array_equal(v, w)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_error_feedback_keeps_what_was_not_sent(dtype):
+    memory, residual = error_feedback(jnp.dtype(dtype)), np.zeros(N)
+    local = memory.init(N)
+    for g in np.round(_gradients() * 8) / 8:
+        v, local = memory.accumulate(local, jnp.asarray(g), False)
+        assert v.dtype == jnp.float32
+        positions = jnp.asarray(_largest(np.asarray(v), 10))
+        local = memory.keep(local, v, Sparse(positions, v[positions]))
+        residual = residual + g
+        residual[np.asarray(positions)] = 0
+        assert local.dtype == jnp.dtype(dtype)
+        assert np.array_equal(memory.residual(local).astype(float), residual)
+
+
+def test_memories_say_what_they_keep_and_own():
+    assert [(m.owns_momentum, m.conserves) for m in (no_memory(), error_feedback(), momentum_only(0.9))] == [
+        (False, False),
+        (False, True),
+        (True, False),
+    ]
+    assert make_memory(True, 0.9).owns_momentum and not make_memory(False, 0.9).owns_momentum
+    assert no_memory().residual(no_memory().init(N)) is None and momentum_only(0.9).residual(jnp.ones(N)) is None
+
+
+def test_memory_starts_from_zeros():
+    for memory in (error_feedback(), momentum_correction(0.9), momentum_only(0.9)):
+        assert all(not np.any(x) and x.shape == (N,) for x in jax.tree.leaves(memory.init(N)))
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
+def test_momentum_outside_its_range_is_an_error_that_shows_it(momentum):
+    for build in (momentum_correction, momentum_only):
+        with pytest.raises(ValueError, match=rf"momentum must be in \[0, 1\), got {momentum}"):
+            build(momentum)
+
+
+def test_local_clipping_bounds_each_node_so_that_the_sum_keeps_the_global_bound():
+    large = {"a": jnp.full((3, 4), 10.0), "b": jnp.full(4, -10.0, jnp.bfloat16)}
+    clipped = clip_local(large, max_norm=2.0, nodes=4)
+    assert sum(np.sum(x.astype(float) ** 2) for x in clipped.values()) == pytest.approx(1.0, rel=1e-2)
+    assert {name: x.dtype for name, x in clipped.items()} == {name: x.dtype for name, x in large.items()}
+    small = jax.tree.map(lambda x: (x / 1024).astype(x.dtype), large)
+    assert all(np.array_equal(clip_local(small, 2.0, 4)[name], x) for name, x in small.items())
+    assert not np.any(clip_local({"a": jnp.zeros(3)}, 1.0, 4)["a"])
+    with pytest.raises(ValueError, match="max_norm must be positive, got 0"):
+        clip_local(large, 0, 4)

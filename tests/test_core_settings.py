@@ -1,0 +1,73 @@
+"""Bad settings of every method: one clear line when it is built, with the name, the bad value and good ones."""
+
+import dataclasses
+
+import pytest
+
+import jgc
+from jgc.compress import METHODS
+
+NAN = float("nan")
+BAD = {
+    "alpha": (0.0, -0.1, 1.5, NAN),
+    "min_values": (0, -3),
+    "momentum": (-0.1, 1.0, NAN),
+    "warmup_steps": (-1,),
+    "autoencoder_steps": (-1,),
+    "residual_dtype": ("int8", "float31"),
+    "algorithm": ("tree",),
+    "positions": ("mine",),
+    "leader": ("random",),
+    "innovation": (-0.1, 1.1, NAN),
+    "innovation_by": ("size",),
+    "feedback": ("none",),
+    "scale": ("global",),
+    "autoencoder_optimizer": ("lion",),
+    "autoencoder_learning_rate": (0.0, -1.0, NAN),
+    "autoencoder_updates": (0,),
+    "lambda_reconstruction": (-1.0, NAN),
+    "lambda_similarity": (-1.0, NAN),
+    "code_dtype": ("int8",),
+    "first_layer": ("(",),
+    "last_layer": ("[",),
+}
+ANY = ("fold_signs", "send_means", "factor_masking", "momentum_correction", "momentum_at_once")  # both values are good
+UNUSED = {("topk", "last_layer")}  # all of its layers are sent so
+NAMED_OTHERWISE = {"warmup_steps": "dense phase", "autoencoder_steps": "top-k phase", "first_layer": "pattern",
+                   "last_layer": "pattern"}  # fmt: skip
+
+FIELDS = [(name, field.name) for name, method in METHODS.items() for field in dataclasses.fields(method.settings)]
+
+
+@pytest.mark.parametrize(
+    "method, field, value",
+    [(m, f, value) for m, f in FIELDS for value in BAD.get(f, ()) if (m, f) not in UNUSED],
+)
+def test_a_bad_setting_is_an_error_that_names_and_shows_it(method, field, value):
+    with pytest.raises(ValueError) as error:
+        jgc.compress.build(METHODS[method].settings(**{field: value}))
+    message = str(error.value)
+    assert NAMED_OTHERWISE.get(field, field) in message and str(value) in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("method, field", FIELDS)
+def test_every_setting_is_checked(method, field):
+    assert field in BAD or field in ANY
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_default_settings_are_good(method):
+    compressor = jgc.compress.build(METHODS[method].settings())
+    assert compressor.schedule[0].start == 0
+    assert hash(tuple(phase.value for phase in compressor.schedule)) is not None
+
+
+def test_settings_that_belong_to_no_method_are_an_error_that_lists_those_that_do():
+    with pytest.raises(ValueError, match="dict is not the settings class of a method; there are Dense, TopK, LgcPs"):
+        jgc.compress.build({})
+
+
+def test_an_unknown_setting_is_an_error():
+    with pytest.raises(TypeError, match="alfa"):
+        jgc.compress.topk(alfa=0.1)
