@@ -73,8 +73,8 @@ def node_index(nodes: Nodes) -> Array:
 def _emulated_index() -> Array:
     """This node's number among those of its device, i32[].
 
-    Inside a jit, scan or switch of its own, JAX 0.10 to 0.12 takes the vmapped axis for a mesh axis over which the index
-    varies, and fails when it does not find it in the mesh. Nothing is lost without the check: it is a constant.
+    Inside a jit, scan or switch of its own, JAX 0.10 to 0.12 takes the vmapped axis for a mesh axis over which the
+    index varies, and fails when it does not find it in the mesh. Nothing is lost without the check: it is a constant.
     """
     with _check_vma(False):
         return lax.axis_index(EMULATED)

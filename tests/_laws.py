@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _contract import COMMON, PARAMS, K, ROUNDS_STATE, Case, Step, compressor_of, on_host, settings_of
+from _contract import COMMON, PARAMS, ROUNDS_STATE, Case, K, Step, compressor_of, on_host, settings_of
 
 from jgc.memory import Corrected
 from jgc.pack import leaf_paths, make_packing, pack

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from _contract import (
     COMMON,
-    K,
     LAW_EXEMPT,
     LAYOUTS,
     PARAMS,
@@ -17,6 +16,7 @@ from _contract import (
     VARIANTS,
     ZERO_EXEMPT,
     Case,
+    K,
     compressor_of,
     entry,
     first_state,
@@ -35,11 +35,12 @@ from _laws import balances
 import jgc
 from jgc.compress import METHODS
 from jgc.pack import leaf_paths
-from jgc.types import Wire
 from jgc.wire.hlo import collectives, table
 
 NAMES = (*METHODS, *VARIANTS)
-CASES = [Case(name, i, layout) for name in NAMES for i in range(len(compressor_of(name).schedule)) for layout in LAYOUTS]
+CASES = [
+    Case(name, i, layout) for name in NAMES for i in range(len(compressor_of(name).schedule)) for layout in LAYOUTS
+]
 
 
 def phase_of(case: Case) -> jgc.Phase:

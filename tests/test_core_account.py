@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jgc
-from jgc.compress import dense, lgc_ps, silent
+from jgc.compress import dense, silent
 from jgc.types import Message, Sent, Wire
 from jgc.wire import account
 
@@ -68,7 +68,7 @@ N = sum(x.size for x in jax.tree.leaves(PARAMS) if jnp.issubdtype(x.dtype, jnp.i
 
 @pytest.mark.parametrize("algorithm", ["psum", "ring", "server"])
 def test_dense_bytes_are_right_by_hand(algorithm):
-    wire = dense(algorithm=algorithm).wire("compressed", PARAMS, nodes_of("8 devices"))
+    wire = dense(algorithm=algorithm).wire("dense", PARAMS, nodes_of("8 devices"))
     assert [tuple(m) for m in wire.logical] == [("worker", "up", "dense", 4 * N), ("worker", "down", "dense", 4 * N)]
     segment = 4 * -(-N // 8)
     expected = {

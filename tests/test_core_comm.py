@@ -174,7 +174,7 @@ def test_the_ledger_holds_what_the_compiled_program_sends(call, layout):
     with comm.ledger() as sent:
         lowered = on_axis.lower(x)
     found = {op: (total.times, total.sent_bytes) for op, total in table(collectives(lowered.compile())).items()}
-    claimed = {op: (0, 0) for op in {s.op for s in sent}}
+    claimed = dict.fromkeys({s.op for s in sent}, (0, 0))
     for s in sent:
         claimed[s.op] = (claimed[s.op][0] + 1, claimed[s.op][1] + s.bytes)
     assert claimed == {op: value for op, value in found.items() if value[1]}

@@ -102,7 +102,7 @@ def test_messages_of_a_server_and_of_a_gather():
         ("worker", "down", "positions"): 7 * 120,
         ("worker", "down", "values"): 7 * 240,
     }
-    wire = compose(identity(), no_memory(), server()).wire("compressed", params, nodes)
+    wire = compose(identity(), no_memory(), server()).wire("dense", params, nodes)
     assert [tuple(m) for m in wire.logical] == [("worker", "up", "dense", 2400), ("worker", "down", "dense", 2400)]
 
 
@@ -139,7 +139,7 @@ def test_diagnose_compares_with_the_true_mean_and_changes_nothing():
     assert figures["true_cosine"] == pytest.approx(cosine(got, true), rel=1e-5)
     assert figures["reconstruction_cosine"] == pytest.approx(cosine(got, used), rel=1e-5)
     assert figures["relative_error"] == pytest.approx(np.linalg.norm(got - used) / np.linalg.norm(used), rel=1e-5)
-    assert sorted(figures["positions"].tolist()) == sorted(np.argsort(-np.abs(grads[0].ravel()), kind="stable")[:5].tolist())
+    assert set(figures["positions"].tolist()) == set(np.argsort(-np.abs(grads[0].ravel()), kind="stable")[:5].tolist())
     assert figures["positions_n"] == 20
 
 

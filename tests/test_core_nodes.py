@@ -85,7 +85,11 @@ def test_an_output_declared_shared_that_differs_between_nodes_is_an_error_when_t
 @every_layout
 def test_an_output_that_all_nodes_agree_on_may_be_shared(layout):
     nodes = nodes_of(layout)
-    fn = on_nodes(lambda x, w: (comm.total(x, nodes, "x"), 2 * w, x + w), nodes, (LOCAL, SHARED), (SHARED, SHARED, LOCAL))
+
+    def three(x, w):
+        return comm.total(x, nodes, "x"), 2 * w, x + w
+
+    fn = on_nodes(three, nodes, ins=(LOCAL, SHARED), outs=(SHARED, SHARED, LOCAL))
     total, shared, local = jax.jit(fn)(jnp.arange(8.0), jnp.float32(3))
     assert (float(total), float(shared)) == (28, 6)
     assert local.tolist() == list(range(3, 11))
@@ -178,7 +182,7 @@ def test_integer_parameters_have_no_gradient_and_pass_through_a_method(layout):
     params["steps"] = jnp.int32(3)
     _, grads = jgc.node_grads(_loss, nodes)(params, place(batch, BATCH, nodes))
     compressor = jgc.compress.dense()
-    step = jgc.compress.step_on_nodes(compressor.aggregate, "compressed", nodes)
+    step = jgc.compress.step_on_nodes(compressor.aggregate, "dense", nodes)
     aggregated, _, _ = jax.jit(step)(jax.random.key(0), grads, compressor.init(jax.random.key(0), params, nodes))
     assert aggregated["steps"].dtype == jax.dtypes.float0
     np.testing.assert_allclose(aggregated["w"], _by_hand(_problem(8)[0], batch).mean(0), rtol=1e-5)
@@ -196,7 +200,8 @@ def test_the_devices_of_one_node_average_exactly_before_anything_is_compressed()
 def test_fast_axes_give_the_plain_mean(name, averaged):
     nodes = make_nodes(4, devices_per_node=2)
     params, batch = _problem(4)
-    compressor = jgc.compress.build(jgc.compress.METHODS[name].settings(), **(jgc.compress.METHODS[name].lossless or {}))
+    method = jgc.compress.METHODS[name]
+    compressor = jgc.compress.build(method.settings(), **method.lossless)
 
     def one(params, batch, state):
         grads = jax.grad(_loss)(comm.vary(params, nodes), batch)  # differs between the devices of a node

@@ -132,7 +132,8 @@ def _autoencoded(config: LgcPs, memory: Memory, schedule) -> Compressor:
 
     def wire(phase, shapes, nodes):
         selection = select_layers(config, make_packing(shapes))
-        return Wire(sizes.logical(config, phase, selection, nodes), (), sizes.sent_once(config, phase, selection, nodes))
+        messages = sizes.logical(config, phase, selection, nodes)
+        return Wire(messages, (), sizes.sent_once(config, phase, selection, nodes))
 
     def diagnose(phase, key, grads, state, nodes):
         packing = make_packing(grads)

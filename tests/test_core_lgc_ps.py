@@ -1,0 +1,226 @@
+"""LGC with a parameter server: what each role sends, counted by hand, and what comes out of each phase."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _contract import same_bits
+
+import jgc
+from jgc.compress import lgc_ps
+from jgc.types import State
+from jgc.wire.account import physical_bytes
+
+K = 4
+PARAMS = {"a": jnp.zeros((10, 16)), "b": jnp.zeros((8, 10)), "bias": jnp.zeros(10)}  # 160 + 80 + 10 values
+SHORT = {"warmup_steps": 1, "autoencoder_steps": 1, "momentum_correction": False, "alpha": 0.1, "innovation": 0.2}
+MU, LAYERS = 16 + 8 + 1, 3  # selected at alpha = 0.1; the autoencoder sees them padded to 32
+ENCODER, DECODER = 4 * 172_996, 4 * 43_734  # bytes of the weights
+
+
+@functools.cache
+def _nodes(layout: str = "emulated"):
+    return jgc.make_nodes(K, jax.devices()[:1] if layout == "emulated" else jax.devices()[:K])
+
+
+@functools.cache
+def _first_state(**settings):
+    init = jax.jit(lambda key: lgc_ps(**{**SHORT, **settings}).init(key, PARAMS, _nodes()),
+                   compiler_options={"xla_backend_optimization_level": 0})  # fmt: skip
+    return init(jax.random.key(0))
+
+
+@functools.cache
+def _step(phase: str, **settings):
+    return jax.jit(jgc.compress.step_on_nodes(lgc_ps(**{**SHORT, **settings}).aggregate, phase, _nodes()))
+
+
+@functools.cache
+def _diagnose(**settings):
+    compressor, kinds = lgc_ps(**{**SHORT, **settings}), State(jgc.SHARED, jgc.LOCAL)
+
+    def one(key, grads, state):
+        return compressor.diagnose("compressed", key, grads, state, _nodes())
+
+    return jax.jit(jgc.on_nodes(one, _nodes(), (jgc.SHARED, jgc.LOCAL, kinds), jgc.SHARED))
+
+
+def _gradients(seed: int = 0):
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: random.normal(size=(K, *x.shape)).astype(np.float32), PARAMS)
+
+
+def _flat(tree) -> np.ndarray:
+    """[K, n] or [n] in the order a, b, bias."""
+    lead = tree["a"].ndim - 2
+    return np.concatenate([np.asarray(tree[k]).reshape(*tree[k].shape[:lead], -1) for k in ("a", "b", "bias")], -1)
+
+
+def _largest(v: np.ndarray) -> np.ndarray:
+    """Positions of the largest tenth of each layer."""
+    out, start = [], 0
+    for size, count in ((160, 16), (80, 8), (10, 1)):
+        out += sorted(start + np.argsort(-np.abs(v[start : start + size]), kind="stable")[:count])
+        start += size
+    return np.array(out)
+
+
+# --- bytes --------------------------------------------------------------------------------------------------------
+
+POSITIONS, SIGNS, CODE, MEANS, INNOVATIONS, WHERE = MU, 4, 4 * 8, 4 * LAYERS, 4 * 5, 2 * 5  # a byte a position; 25 bits
+
+
+@pytest.mark.parametrize("settings, phase, expected", [
+    ({}, "dense", {"worker": (4 * 250, 4 * 250)}),
+    ({}, "top-k", {
+        "leader": (POSITIONS + 4 * MU, 4 * MU),
+        "worker": (4 * MU, POSITIONS + 4 * MU),
+    }),
+    ({}, "compressed", {
+        "leader": (POSITIONS + SIGNS + CODE + MEANS + INNOVATIONS + WHERE, 4 * MU),
+        "worker": (MEANS + INNOVATIONS + WHERE, POSITIONS + SIGNS + 4 * MU + CODE + MEANS),
+    }),
+    ({"feedback": "paper", "send_means": False, "code_dtype": "float16"}, "compressed", {
+        "leader": (POSITIONS + SIGNS + CODE // 2 + MEANS + INNOVATIONS + WHERE, 4 * MU),  # scales, one a layer
+        "worker": (INNOVATIONS + WHERE, POSITIONS + SIGNS + 4 * MU),
+    }),
+    ({"positions": "own"}, "compressed", {
+        "leader": (POSITIONS + SIGNS + CODE + MEANS + INNOVATIONS + WHERE, K * (4 * MU + POSITIONS)),
+        "worker": (POSITIONS + SIGNS + MEANS + INNOVATIONS + WHERE, K * (4 * MU + POSITIONS) + CODE),
+    }),
+    ({"positions": "own"}, "top-k", {"worker": (POSITIONS + 4 * MU, K * (POSITIONS + 4 * MU))}),
+])  # fmt: skip
+def test_logical_bytes_are_right_by_hand(settings, phase, expected):
+    wire = lgc_ps(**{**SHORT, **settings}).wire(phase, PARAMS, _nodes())
+    got: dict = {}
+    for m in wire.logical:
+        up, down = got.get(m.role, (0, 0))
+        got[m.role] = (up + m.bytes, down) if m.direction == "up" else (up, down + m.bytes)
+    assert got == expected
+
+
+def test_physical_bytes_are_right_by_hand():
+    wire = lgc_ps(**SHORT).wire("compressed", PARAMS, _nodes("devices"))
+    flag = 4 * 2 * (K - 1) / K
+    broadcast = 4 * (7 + 1 + 8)  # positions, signs and code in whole words
+    gathered = 4 * (5 + 3 + 3)  # innovations, their positions, means
+    assert physical_bytes(wire.physical) == {
+        "other": flag,
+        "all-reduce": broadcast * 2 * (K - 1) / K,
+        "all-gather": gathered * (K - 1),
+    }
+
+
+@pytest.mark.parametrize("settings, leader, worker", [
+    ({}, ENCODER + DECODER, DECODER),
+    ({"feedback": "paper"}, ENCODER, 0),
+    ({"leader": "rotating"}, ENCODER + DECODER, ENCODER + DECODER),
+    ({"leader": "rotating", "feedback": "paper"}, ENCODER, ENCODER),
+])  # fmt: skip
+def test_weights_are_sent_once_to_whom_a_setting_makes_need_them(settings, leader, worker):
+    compressor = lgc_ps(**{**SHORT, **settings})
+    once = compressor.wire("compressed", PARAMS, _nodes()).once
+    assert {m.direction for m in once} == {"down"}
+    assert {role: sum(m.bytes for m in once if m.role == role) for role in ("leader", "worker")} == {
+        "leader": leader,
+        "worker": worker,
+    }
+    assert compressor.wire("dense", PARAMS, _nodes()).once == compressor.wire("top-k", PARAMS, _nodes()).once == ()
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
+
+
+def test_the_top_k_phase_gives_the_mean_at_the_leaders_positions_and_trains():
+    grads, state = _gradients(), _first_state()
+    aggregated, after, info = _step("top-k")(jax.random.key(0), grads, state)
+    v, positions = _flat(grads), _largest(_flat(grads)[0])
+    expected = np.zeros(250, np.float32)
+    expected[positions] = v[:, positions].mean(0)
+    np.testing.assert_allclose(_flat(aggregated), expected, rtol=1e-6)
+    assert np.array_equal(np.asarray(info.elements_sent), [MU] * K)
+    weights, trained = state.shared.autoencoder.weights, after.shared.autoencoder.weights
+    changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), weights, trained)
+    assert any(jax.tree.leaves(changed.encoder)) and any(jax.tree.leaves(changed.decoders))
+
+
+@pytest.mark.parametrize("phase", ["dense", "compressed"])
+def test_the_other_phases_leave_the_autoencoder_alone(phase):
+    _, after, _ = _step(phase)(jax.random.key(0), _gradients(), _first_state())
+    assert same_bits(after.shared.autoencoder, _first_state().shared.autoencoder)
+    assert int(after.shared.step) == 1
+
+
+def test_values_sent_as_innovations_arrive_exactly():
+    """With all values sent so, the compressed phase gives what the top-k phase does."""
+    grads, state = _gradients(), _first_state()
+    exact, _, _ = _step("compressed", innovation=1.0)(jax.random.key(0), grads, state)
+    top_k, _, _ = _step("top-k")(jax.random.key(0), grads, state)
+    np.testing.assert_allclose(_flat(exact), _flat(top_k), rtol=1e-6)
+
+
+def test_without_innovations_the_code_alone_serves_and_nothing_is_lost():
+    grads, state = _gradients(), _first_state()
+    aggregated, after, _ = _step("compressed", innovation=0.0)(jax.random.key(0), grads, state)
+    got, v, positions = _flat(aggregated), _flat(grads), _largest(_flat(grads)[0])
+    assert np.all(np.isfinite(got)) and set(np.flatnonzero(got)) <= set(positions)
+    assert np.vdot(got, v.mean(0)) > 0
+    np.testing.assert_allclose(np.mean(after.local, 0) + got, v.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_the_nodes_take_turns_as_leader(step):
+    state = _first_state(leader="rotating")
+    state = state._replace(shared=state.shared._replace(step=jnp.int32(step)))
+    grads = _gradients()
+    aggregated, _, _ = _step("compressed", leader="rotating")(jax.random.key(0), grads, state)
+    assert set(np.flatnonzero(_flat(aggregated))) == set(_largest(_flat(grads)[step % K]))
+
+
+def test_a_layer_in_which_the_leader_has_only_zeros_gets_the_means_of_the_others():
+    """Its scale is zero, and the decoders' biases must not come out as values."""
+    grads, state = _gradients(), _first_state()
+    state = jax.tree.map(lambda x: x + 0.1 if x.dtype == jnp.float32 and x.ndim == 2 else x, state)  # biases
+    state = state._replace(local=jnp.zeros_like(_first_state().local))
+    grads["b"][0] = 0
+    aggregated, _, _ = _step("compressed", innovation=0.0)(jax.random.key(0), grads, state)
+    mine = _flat(grads)[:, 160 : 160 + 8]  # ties go to the lowest positions
+    np.testing.assert_allclose(_flat(aggregated)[160 : 160 + 8], np.repeat(mine.mean(1).mean(), 8), rtol=1e-5)
+
+
+def test_what_is_watched_is_what_its_definition_says():
+    grads, state = _gradients(), _first_state()
+    figures = _diagnose()(jax.random.key(0), grads, state)
+    got = _flat(_step("compressed")(jax.random.key(0), grads, state)[0]).astype(float)
+    v = _flat(grads).astype(float)
+    positions = _largest(_flat(grads)[0])
+    x, true = v[:, positions], v[:, positions].mean(0)
+    signs, bounds = np.where(x[0] < 0, -1, 1), [0, 16, 24, 25]
+    layers = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+    trivial, ceiling = np.zeros((K, MU)), np.zeros((K, MU))
+    for k in range(K):
+        for layer in layers:
+            mean, leaders = (signs * x[k])[layer].mean(), np.abs(x[0])[layer].mean()
+            follows = np.clip(mean / leaders, 0, 1)  # the leader, as far as its mean does
+            trivial[k, layer] = signs[layer] * mean
+            ceiling[k, layer] = signs[layer] * (mean + follows * ((signs * x[0])[layer] - leaders))
+    without_code = trivial.copy()
+    for k in range(K):  # a fifth of the values of every node arrive exactly: those that signs and means explain worst
+        exact = np.argsort(-np.abs(x[k] - trivial[k]), kind="stable")[:5]
+        ceiling[k, exact] = without_code[k, exact] = x[k, exact]
+    ceiling[0] = x[0]
+
+    def cosine(a, b):
+        return np.vdot(a, b) / np.linalg.norm(a) / np.linalg.norm(b)
+
+    assert figures["reconstruction_cosine"] == pytest.approx(cosine(got[positions], true), rel=1e-4)
+    error = np.linalg.norm(got[positions] - true) / np.linalg.norm(true)
+    assert figures["relative_error"] == pytest.approx(error, rel=1e-4)
+    assert figures["signs_means_cosine"] == pytest.approx(cosine(trivial.mean(0), true), rel=1e-4)
+    assert figures["without_code_cosine"] == pytest.approx(cosine(without_code.mean(0), true), rel=1e-4)
+    assert figures["ceiling_cosine"] == pytest.approx(cosine(ceiling.mean(0), true), rel=1e-4)
+    assert figures["true_cosine"] == pytest.approx(cosine(got, v.mean(0)), rel=1e-4)
+    assert figures["positions"].tolist() == positions.tolist()
