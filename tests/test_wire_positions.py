@@ -28,7 +28,7 @@ def subsets(draw, most=300_000):
 
 def elias_fano(positions, n):
     """The code itself, as a list of bits: what `elias_fano_bits` must give the length of."""
-    low = int(math.floor(math.log2(n / len(positions)) + 1e-9))
+    low = math.floor(math.log2(n / len(positions)) + 1e-9)
     bits = [int(p) >> i & 1 for p in positions for i in range(low)]
     for high in range((n - 1 >> low) + 1):
         bits += [1] * sum(int(p) >> low == high for p in positions) + [0]
@@ -91,7 +91,7 @@ def test_no_positions_cost_next_to_nothing():
 @settings(deadline=None)
 @given(subsets())
 def test_gaps_give_the_positions_back(case):
-    n, positions = case
+    _, positions = case
     codes = gaps16(positions)
     assert codes.dtype == np.uint16
     back, at = [], 0
