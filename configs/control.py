@@ -5,7 +5,7 @@ method only where this falls clearly behind.
 
     python train.py --config configs/control.py
 
-digits_convnet5: expected accuracy TODO %, TODO bytes up from every node in a step, TODO s on two cores.
+digits_convnet5: 93 % against the baseline's 98.2 %, 1.16 kB up from every node in a step, about a minute on two cores.
 """
 
 from jgc.compress import Silent
