@@ -180,15 +180,51 @@ def test_the_nodes_take_turns_as_leader(step):
     assert set(np.flatnonzero(_flat(aggregated))) == set(_largest(_flat(grads)[step % K]))
 
 
-def test_a_layer_in_which_the_leader_has_only_zeros_gets_the_means_of_the_others():
+def test_with_positions_of_their_own_the_nodes_send_what_top_k_sends():
+    grads, settings = _gradients(), {"positions": "own"}
+    v, expected = _flat(grads), np.zeros((K, 250))
+    for k in range(K):
+        expected[k, _largest(v[k])] = v[k, _largest(v[k])]
+    for phase, innovation in (("top-k", 0.2), ("compressed", 1.0)):
+        step = _step(phase, innovation=innovation, **settings)
+        aggregated, after, _ = step(jax.random.key(0), grads, _first_state(**settings))
+        np.testing.assert_allclose(_flat(aggregated), expected.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(after.local, v - expected, atol=1e-6)
+
+
+def test_every_node_is_decoded_by_its_own_decoder():
+    """A bias added to the last layer of one decoder is added to its node's values, in units of the leader's scales."""
+    state, grads, node = _first_state(), _gradients(), 2
+    weights = state.shared.autoencoder.weights
+    last = weights.decoders["params"]["Conv_0"]
+    assert last["bias"].shape == (K, 1)
+    decoders = {"params": {**weights.decoders["params"], "Conv_0": {**last, "bias": last["bias"].at[node].add(1.0)}}}
+    autoencoder = state.shared.autoencoder._replace(weights=weights._replace(decoders=decoders))
+    changed = state._replace(shared=state.shared._replace(autoencoder=autoencoder))
+    step = _step("compressed", innovation=0.0)
+    (before, kept, _), (after, kept_after, _) = (step(jax.random.key(0), grads, s) for s in (state, changed))
+    x, positions = _flat(grads), _largest(_flat(grads)[0])
+    scales = np.repeat([np.abs(x[0, positions])[a:b].mean() for a, b in ((0, 16), (16, 24), (24, 25))], [16, 8, 1])
+    added = np.where(x[0, positions] < 0, -scales, scales)
+    np.testing.assert_allclose((_flat(after) - _flat(before))[positions], added / K, rtol=1e-4)
+    for k in range(K):
+        expected = -added if k == node else np.zeros(MU)
+        np.testing.assert_allclose((kept_after.local - kept.local)[k, positions], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("send_means", [True, False])
+def test_a_layer_in_which_the_leader_has_only_zeros_gets_the_means_of_the_others(send_means):
     """Its scale is zero, and the decoders' biases must not come out as values."""
+    settings = {"innovation": 0.0, "send_means": send_means}
     grads, state = _gradients(), _first_state()
-    state = jax.tree.map(lambda x: x + 0.1 if x.dtype == jnp.float32 and x.ndim == 2 else x, state)  # biases
-    state = state._replace(local=jnp.zeros_like(_first_state().local))
+    weights = jax.tree.map(lambda x: x + 0.1, state.shared.autoencoder.weights)  # as if trained: biases are not zero
+    autoencoder = state.shared.autoencoder._replace(weights=weights)
+    state = state._replace(shared=state.shared._replace(autoencoder=autoencoder))
     grads["b"][0] = 0
-    aggregated, _, _ = _step("compressed", innovation=0.0)(jax.random.key(0), grads, state)
-    mine = _flat(grads)[:, 160 : 160 + 8]  # ties go to the lowest positions
-    np.testing.assert_allclose(_flat(aggregated)[160 : 160 + 8], np.repeat(mine.mean(1).mean(), 8), rtol=1e-5)
+    aggregated, _, _ = _step("compressed", **settings)(jax.random.key(0), grads, state)
+    values = _flat(grads)[:, 160 : 160 + 8]  # ties go to the lowest positions
+    expected = values.mean(1).mean() if send_means else 0.0
+    np.testing.assert_allclose(_flat(aggregated)[160 : 160 + 8], np.repeat(expected, 8), rtol=1e-5)
 
 
 def test_what_is_watched_is_what_its_definition_says():

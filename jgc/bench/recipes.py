@@ -22,7 +22,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "and each node's means": {"innovation_by": "magnitude"},
     "ours: and innovations where signs and means fail": {},
     "ours without innovations": {"innovation": 0.0},
-    "ours without training (a random code)": {"autoencoder_learning_rate": 0.0},
+    "ours, all but untrained": {"autoencoder_learning_rate": 1e-9},
 }
 """Settings of `LgcPs` by what the row of the table says. All with exact feedback."""
 
