@@ -17,7 +17,7 @@ import jgc
 from jgc.compress import METHODS, PAPER_RECIPE
 from jgc.compress._wire import step_on_nodes
 from jgc.nodes import LOCAL, SHARED
-from jgc.types import Compressor, Info, Nodes, PyTree, State
+from jgc.types import Compressor, Info, Nodes, PyTree, State, Wire
 
 K = 8
 STEPS = 3  # of every phase
@@ -180,6 +180,12 @@ def entry(case: Case) -> State:
     compressor, previous = compressor_of(case.variant), case._replace(phase=case.phase - 1)
     old, new = (compressor.schedule[i].value for i in (previous.phase, case.phase))
     return on_host(compressor.transition(old, new, history(previous)[-1].after, nodes_of(case.layout)))
+
+
+@functools.cache
+def wire_of(case: Case) -> Wire:
+    compressor = compressor_of(case.variant)
+    return compressor.wire(compressor.schedule[case.phase].value, PARAMS, nodes_of(case.layout))
 
 
 def same_bits(a: PyTree, b: PyTree) -> bool:

@@ -29,6 +29,7 @@ from _contract import (
     same_bits,
     seeds_of,
     step_key,
+    wire_of,
 )
 from _laws import balances
 
@@ -183,9 +184,8 @@ def test_physical_bytes_equal_the_collectives_of_the_compiled_step(case):
     arguments = step_key(0, nodes), jgc.place(step.grads, jgc.LOCAL, nodes), jgc.place(step.before, STATE, nodes)
     compiled = program(case).lower(*arguments).compile()  # the very program that ran: JAX has kept it
     found = {op: total.sent_bytes for op, total in table(collectives(compiled)).items()}
-    wire = compressor_of(case.variant).wire(phase_of(case).value, PARAMS, nodes)
     claimed: Counter = Counter()
-    for sent in wire.physical:
+    for sent in wire_of(case).physical:
         claimed[sent.op] += sent.bytes
     assert claimed == found
     assert bool(found) == (nodes.mesh is not None)
@@ -193,8 +193,7 @@ def test_physical_bytes_equal_the_collectives_of_the_compiled_step(case):
 
 @every_phase
 def test_logical_bytes_do_not_depend_on_the_layout(case):
-    compressor, phase = compressor_of(case.variant), phase_of(case).value
-    wires = [compressor.wire(phase, PARAMS, nodes_of(layout)) for layout in LAYOUTS]
+    wires = [wire_of(case._replace(layout=layout)) for layout in LAYOUTS]
     assert all((w.logical, w.once) == (wires[0].logical, wires[0].once) for w in wires)
     for message in (*wires[0].logical, *wires[0].once):
         assert message.role in ("leader", "worker", "server") and message.direction in ("up", "down")

@@ -82,7 +82,10 @@ def test_a_training_step_descends_the_weighted_sum_of_the_losses(different):
     def move(a, b):
         return jax.tree.map(lambda new, old: new - old, step(start, a, b)[0].weights, weights)
 
-    both = jax.tree.map(lambda r, s: 2 * r + 0.25 * s, move(1.0, 0.0), move(0.0, 1.0))
+    reconstruction, similarity = move(1.0, 0.0), move(0.0, 1.0)
+    assert any(np.any(x) for x in jax.tree.leaves(reconstruction.decoders))
+    assert not any(np.any(x) for x in jax.tree.leaves(similarity.decoders))  # codes alone are to be alike
+    both = jax.tree.map(lambda r, s: 2 * r + 0.25 * s, reconstruction, similarity)
     for got, want in zip(jax.tree.leaves(move(2.0, 0.25)), jax.tree.leaves(both), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6)
     for kind, weighted in (("reconstruction", (1.0, 0.0)), ("similarity", (0.0, 1.0))):

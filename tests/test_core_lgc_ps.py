@@ -16,7 +16,8 @@ from jgc.wire.account import physical_bytes
 
 K = 4
 PARAMS = {"a": jnp.zeros((10, 16)), "b": jnp.zeros((8, 10)), "bias": jnp.zeros(10)}  # 160 + 80 + 10 values
-SHORT = {"warmup_steps": 1, "autoencoder_steps": 1, "momentum_correction": False, "alpha": 0.1, "innovation": 0.2}
+SHORT = {"warmup_steps": 1, "autoencoder_steps": 1, "momentum_correction": False, "alpha": 0.1, "innovation": 0.2,
+         "autoencoder_optimizer": "sgd"}  # fmt: skip
 MU, LAYERS = 16 + 8 + 1, 3  # selected at alpha = 0.1; the autoencoder sees them padded to 32
 ENCODER, DECODER = 4 * 172_996, 4 * 43_734  # bytes of the weights
 
@@ -152,6 +153,33 @@ def test_the_other_phases_leave_the_autoencoder_alone(phase):
     _, after, _ = _step(phase)(jax.random.key(0), _gradients(), _first_state())
     assert same_bits(after.shared.autoencoder, _first_state().shared.autoencoder)
     assert int(after.shared.step) == 1
+
+
+@pytest.mark.parametrize("phase", ["top-k", "compressed"])
+def test_another_leader_is_the_first_node_of_nodes_renamed(phase):
+    """What it sends is what trains, encodes and serves all nodes: positions, signs, scales and code alike."""
+    grads, leader = _gradients(), 1
+    renamed = jax.tree.map(lambda g: np.roll(g, -leader, axis=0), grads)
+    expected, after, _ = _step(phase)(jax.random.key(0), renamed, _first_state())
+    state = _first_state(leader="rotating")
+    state = state._replace(shared=state.shared._replace(step=jnp.int32(leader)))
+    got, after_got, _ = _step(phase, leader="rotating")(jax.random.key(0), grads, state)
+    np.testing.assert_allclose(_flat(got), _flat(expected), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after_got.local, np.roll(after.local, leader, axis=0), rtol=1e-5, atol=1e-6)
+    moves = [
+        jax.tree.map(lambda a, b: a - b, s.shared.autoencoder.weights.encoder, state.shared.autoencoder.weights.encoder)
+        for s in (after_got, after)
+    ]
+    for one, other in zip(*map(jax.tree.leaves, moves), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(other).max())
+
+
+def test_every_step_trains_as_often_as_the_setting_says():
+    def convolutions(updates: int) -> int:
+        step = jgc.compress.step_on_nodes(lgc_ps(**SHORT, autoencoder_updates=updates).aggregate, "top-k", _nodes())
+        return str(jax.make_jaxpr(step)(jax.random.key(0), _gradients(), _first_state())).count("conv_general_dilated")
+
+    assert convolutions(3) == 3 * convolutions(1) > 0
 
 
 def test_values_sent_as_innovations_arrive_exactly():

@@ -108,11 +108,12 @@ def test_placed_arrays_are_where_the_step_leaves_them(layout):
     nodes = nodes_of(layout)
     kinds = {"a": SHARED, "b": LOCAL}
     step = jax.jit(on_nodes(lambda t: jax.tree.map(lambda x: x + 1, t), nodes, (kinds,), kinds))
-    tree = place({"a": np.zeros(3, np.float32), "b": np.zeros((8, 2), np.float32)}, kinds, nodes)
+    whole = {"a": np.arange(3, dtype=np.float32), "b": np.arange(16, dtype=np.float32).reshape(8, 2)}
+    tree = place(whole, kinds, nodes)
     for _ in range(3):
         tree = step(tree)
     assert step._cache_size() == 1
-    assert tree["a"].tolist() == [3] * 3
+    assert all(np.array_equal(tree[name], x + 3) for name, x in whole.items())
 
 
 # --- node-local gradients -----------------------------------------------------------------------------------------
@@ -189,10 +190,16 @@ def test_integer_parameters_have_no_gradient_and_pass_through_a_method(layout):
 
 
 def test_the_devices_of_one_node_average_exactly_before_anything_is_compressed():
-    nodes = make_nodes(4, devices_per_node=2)
+    nodes, seen = make_nodes(4, devices_per_node=2), []
     params, batch = _problem(4)
-    _, grads = jax.jit(jgc.node_grads(_loss, nodes))(params, place(batch, BATCH, nodes))
+
+    def loss(params, batch):
+        seen.append(batch[0].shape)
+        return _loss(params, batch)
+
+    _, grads = jax.jit(jgc.node_grads(loss, nodes))(params, place(batch, BATCH, nodes))
     np.testing.assert_allclose(grads["w"], _by_hand(params, batch), rtol=1e-5)
+    assert set(seen) == {(3, 3)}  # half of a node's six examples on each of its devices
 
 
 @pytest.mark.parametrize("averaged", [True, False], ids=["by node_grads", "by the method"])

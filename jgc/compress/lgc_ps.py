@@ -17,7 +17,7 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
   2. The autoencoder sees values multiplied by the leader's signs, less each node's mean per layer, over the leader's
      scale per layer. The leader sends its signs (one bit a value), every node its means. In index order, unscaled, the
      paper's autoencoder does not learn to reconstruct (`fold_signs`, `send_means`, `scale`).
-  3. Adam, and several updates on each step's gradients, in place of SGD at 0.001 (`autoencoder_*`).
+  3. Adam in place of SGD, with any number of updates on each step's gradients (`autoencoder_*`).
   4. Algorithm 1 lets every node select its own positions and does not send them to the server, which could not place
      what it decodes. By default all nodes use the leader's (`positions="leader"`); with `positions="own"` every node
      sends its positions, and they are counted.
