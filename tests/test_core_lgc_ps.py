@@ -1,4 +1,4 @@
-"""LGC with a parameter server: what each role sends, counted by hand, and what comes out of each phase."""
+"""LGC with a parameter server: what comes out of each phase."""
 
 import functools
 import itertools
@@ -8,35 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _contract import same_bits
+from _lgc import MU, PARAMS, SHORT, K, nodes_of
 
 import jgc
 from jgc.compress import lgc_ps
 from jgc.types import State
-from jgc.wire.account import physical_bytes
-
-K = 4
-PARAMS = {"a": jnp.zeros((10, 16)), "b": jnp.zeros((8, 10)), "bias": jnp.zeros(10)}  # 160 + 80 + 10 values
-SHORT = {"warmup_steps": 1, "autoencoder_steps": 1, "momentum_correction": False, "alpha": 0.1, "innovation": 0.2,
-         "autoencoder_optimizer": "sgd"}  # fmt: skip
-MU, LAYERS = 16 + 8 + 1, 3  # selected at alpha = 0.1; the autoencoder sees them padded to 32
-ENCODER, DECODER = 4 * 172_996, 4 * 43_734  # bytes of the weights
-
-
-@functools.cache
-def _nodes(layout: str = "emulated"):
-    return jgc.make_nodes(K, jax.devices()[:1] if layout == "emulated" else jax.devices()[:K])
 
 
 @functools.cache
 def _first_state(**settings):
-    init = jax.jit(lambda key: lgc_ps(**{**SHORT, **settings}).init(key, PARAMS, _nodes()),
+    init = jax.jit(lambda key: lgc_ps(**{**SHORT, **settings}).init(key, PARAMS, nodes_of()),
                    compiler_options={"xla_backend_optimization_level": 0})  # fmt: skip
     return init(jax.random.key(0))
 
 
 @functools.cache
 def _step(phase: str, **settings):
-    return jax.jit(jgc.compress.step_on_nodes(lgc_ps(**{**SHORT, **settings}).aggregate, phase, _nodes()))
+    return jax.jit(jgc.compress.step_on_nodes(lgc_ps(**{**SHORT, **settings}).aggregate, phase, nodes_of()))
 
 
 @functools.cache
@@ -44,9 +32,9 @@ def _diagnose(**settings):
     compressor, kinds = lgc_ps(**{**SHORT, **settings}), State(jgc.SHARED, jgc.LOCAL)
 
     def one(key, grads, state):
-        return compressor.diagnose("compressed", key, grads, state, _nodes())
+        return compressor.diagnose("compressed", key, grads, state, nodes_of())
 
-    return jax.jit(jgc.on_nodes(one, _nodes(), (jgc.SHARED, jgc.LOCAL, kinds), jgc.SHARED))
+    return jax.jit(jgc.on_nodes(one, nodes_of(), (jgc.SHARED, jgc.LOCAL, kinds), jgc.SHARED))
 
 
 def _gradients(seed: int = 0):
@@ -67,72 +55,6 @@ def _largest(v: np.ndarray) -> np.ndarray:
         out += sorted(start + np.argsort(-np.abs(v[start : start + size]), kind="stable")[:count])
         start += size
     return np.array(out)
-
-
-# --- bytes --------------------------------------------------------------------------------------------------------
-
-POSITIONS, SIGNS, CODE, MEANS, INNOVATIONS, WHERE = MU, 4, 4 * 8, 4 * LAYERS, 4 * 5, 2 * 5  # a byte a position; 25 bits
-
-
-@pytest.mark.parametrize("settings, phase, expected", [
-    ({}, "dense", {"worker": (4 * 250, 4 * 250)}),
-    ({}, "top-k", {
-        "leader": (POSITIONS + 4 * MU, 4 * MU),
-        "worker": (4 * MU, POSITIONS + 4 * MU),
-    }),
-    ({}, "compressed", {
-        "leader": (POSITIONS + SIGNS + CODE + MEANS + INNOVATIONS + WHERE, 4 * MU),
-        "worker": (MEANS + INNOVATIONS + WHERE, POSITIONS + SIGNS + 4 * MU + CODE + MEANS),
-    }),
-    ({"feedback": "paper", "send_means": False, "code_dtype": "float16"}, "compressed", {
-        "leader": (POSITIONS + SIGNS + CODE // 2 + MEANS + INNOVATIONS + WHERE, 4 * MU),  # scales, one a layer
-        "worker": (INNOVATIONS + WHERE, POSITIONS + SIGNS + 4 * MU),
-    }),
-    ({"positions": "own"}, "compressed", {
-        "leader": (POSITIONS + SIGNS + CODE + MEANS + INNOVATIONS + WHERE, K * (4 * MU + POSITIONS)),
-        "worker": (POSITIONS + SIGNS + MEANS + INNOVATIONS + WHERE, K * (4 * MU + POSITIONS) + CODE),
-    }),
-    ({"positions": "own"}, "top-k", {"worker": (POSITIONS + 4 * MU, K * (POSITIONS + 4 * MU))}),
-])  # fmt: skip
-def test_logical_bytes_are_right_by_hand(settings, phase, expected):
-    wire = lgc_ps(**{**SHORT, **settings}).wire(phase, PARAMS, _nodes())
-    got: dict = {}
-    for m in wire.logical:
-        up, down = got.get(m.role, (0, 0))
-        got[m.role] = (up + m.bytes, down) if m.direction == "up" else (up, down + m.bytes)
-    assert got == expected
-
-
-def test_physical_bytes_are_right_by_hand():
-    wire = lgc_ps(**SHORT).wire("compressed", PARAMS, _nodes("devices"))
-    flag = 4 * 2 * (K - 1) / K
-    broadcast = 4 * (7 + 1 + 8)  # positions, signs and code in whole words
-    gathered = 4 * (5 + 3 + 3)  # innovations, their positions, means
-    assert physical_bytes(wire.physical) == {
-        "other": flag,
-        "all-reduce": broadcast * 2 * (K - 1) / K,
-        "all-gather": gathered * (K - 1),
-    }
-
-
-@pytest.mark.parametrize("settings, leader, worker", [
-    ({}, ENCODER + DECODER, DECODER),
-    ({"feedback": "paper"}, ENCODER, 0),
-    ({"leader": "rotating"}, ENCODER + DECODER, ENCODER + DECODER),
-    ({"leader": "rotating", "feedback": "paper"}, ENCODER, ENCODER),
-])  # fmt: skip
-def test_weights_are_sent_once_to_whom_a_setting_makes_need_them(settings, leader, worker):
-    compressor = lgc_ps(**{**SHORT, **settings})
-    once = compressor.wire("compressed", PARAMS, _nodes()).once
-    assert {m.direction for m in once} == {"down"}
-    assert {role: sum(m.bytes for m in once if m.role == role) for role in ("leader", "worker")} == {
-        "leader": leader,
-        "worker": worker,
-    }
-    assert compressor.wire("dense", PARAMS, _nodes()).once == compressor.wire("top-k", PARAMS, _nodes()).once == ()
-
-
-# --- what comes out -----------------------------------------------------------------------------------------------
 
 
 def test_the_top_k_phase_gives_the_mean_at_the_leaders_positions_and_trains():
@@ -176,7 +98,7 @@ def test_another_leader_is_the_first_node_of_nodes_renamed(phase):
 
 def test_every_step_trains_as_often_as_the_setting_says():
     def convolutions(updates: int) -> int:
-        step = jgc.compress.step_on_nodes(lgc_ps(**SHORT, autoencoder_updates=updates).aggregate, "top-k", _nodes())
+        step = jgc.compress.step_on_nodes(lgc_ps(**SHORT, autoencoder_updates=updates).aggregate, "top-k", nodes_of())
         return str(jax.make_jaxpr(step)(jax.random.key(0), _gradients(), _first_state())).count("conv_general_dilated")
 
     assert convolutions(3) == 3 * convolutions(1) > 0

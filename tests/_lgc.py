@@ -1,0 +1,19 @@
+"""One small problem for the tests of `lgc_ps`: three layers, four nodes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+import jgc
+
+K = 4
+PARAMS = {"a": jnp.zeros((10, 16)), "b": jnp.zeros((8, 10)), "bias": jnp.zeros(10)}  # 160 + 80 + 10 values
+SHORT = {"warmup_steps": 1, "autoencoder_steps": 1, "momentum_correction": False, "alpha": 0.1, "innovation": 0.2,
+         "autoencoder_optimizer": "sgd"}  # fmt: skip
+MU, LAYERS = 16 + 8 + 1, 3  # selected at alpha = 0.1; the autoencoder sees them padded to 32
+
+
+@functools.cache
+def nodes_of(layout: str = "emulated"):
+    return jgc.make_nodes(K, jax.devices()[:1] if layout == "emulated" else jax.devices()[:K])
