@@ -5,7 +5,8 @@ Shapes: mu values selected per node, padded with zeros to m, a multiple of 16; K
 Source: LGC paper, Section IV-A, Tables I and II, equations (3) to (7).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -25,15 +26,22 @@ class Weights(NamedTuple):
     decoders: PyTree
 
 
-class Trained(NamedTuple):
-    """The autoencoder in training: weights and the state of its optimiser."""
+class Pair(NamedTuple):
+    """Weights of one encoder and one decoder, for the mean over nodes (Section IV-B)."""
 
-    weights: Weights
+    encoder: PyTree
+    decoder: PyTree
+
+
+class Trained(NamedTuple):
+    """The autoencoder in training: weights (`Weights` or `Pair`) and the state of its optimiser."""
+
+    weights: Any
     optimiser: PyTree
 
 
 class Losses(NamedTuple):
-    """f32[] each: equation (6) and equation (5), as means over their terms."""
+    """f32[] each: equation (6) or (11) and equation (5), as means over their terms; (5) is 0 with one decoder."""
 
     reconstruction: Array
     similarity: Array
@@ -70,17 +78,21 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Table II with the innovation f32[..., m, 1] concatenated before the last convolution.
+    """Table II: code f32[..., m / 16, 4] -> f32[..., m, 1].
 
-    Five strided deconvolutions would multiply the length by 32, the encoder divides it by 16: the first has stride 1.
+    An innovation f32[..., m, 1] is concatenated before the last convolution; the ring's decoder has none. Five strided
+    deconvolutions would multiply the length by 32, the encoder divides it by 16: the first has stride 1.
     """
 
+    linear: bool = False  # without the non-linearities, so that it decodes a mean of codes to the mean
+
     @nn.compact
-    def __call__(self, code: Array, innovation: Array) -> Array:
+    def __call__(self, code: Array, innovation: Array | None = None) -> Array:
         x = code
         for filters, stride in ((4, 1), (32, 2), (64, 2), (128, 2), (32, 2)):
-            x = nn.leaky_relu(nn.ConvTranspose(filters, (3,), strides=(stride,))(x))
-        return nn.Conv(1, (1,))(jnp.concatenate([x, innovation], axis=-1))
+            x = nn.ConvTranspose(filters, (3,), strides=(stride,))(x)
+            x = x if self.linear else nn.leaky_relu(x)
+        return nn.Conv(1, (1,))(x if innovation is None else jnp.concatenate([x, innovation], axis=-1))
 
 
 def encode(encoder: PyTree, x: Array) -> Array:
@@ -93,6 +105,11 @@ def decode(decoder: PyTree, code: Array, innovation: Array) -> Array:
     return jnp.asarray(Decoder().apply(decoder, code, innovation[..., None]))[..., 0]
 
 
+def decode_mean(decoder: PyTree, code: Array, linear: bool) -> Array:
+    """The ring's one decoder: a code or a mean of codes f32[m / 16, 4] -> f32[m], equation (10)."""
+    return jnp.asarray(Decoder(linear).apply(decoder, code))[..., 0]
+
+
 def init(key: Key, mu: int, nodes: int) -> Weights:
     """Fresh weights. All decoders start from the same ones, so that what a node learns is its own difference."""
     m = padded(mu)
@@ -101,6 +118,14 @@ def init(key: Key, mu: int, nodes: int) -> Weights:
     code, innovation = jnp.zeros((1, m // STRIDE, CHANNELS)), jnp.zeros((1, m, 1))
     decoder = Decoder().init(decoder_key, code, innovation)
     return Weights(encoder, jax.tree.map(lambda x: jnp.broadcast_to(x, (nodes, *x.shape)), decoder))
+
+
+def init_pair(key: Key, mu: int, linear: bool) -> Pair:
+    """Fresh weights of one encoder and one decoder."""
+    m = padded(mu)
+    encoder_key, decoder_key = jax.random.split(key)
+    code = jnp.zeros((1, m // STRIDE, CHANNELS))
+    return Pair(Encoder().init(encoder_key, jnp.zeros((1, m, 1))), Decoder(linear).init(decoder_key, code))
 
 
 def losses(weights: Weights, x: Array, innovations: Array, chosen: Array) -> Losses:
@@ -120,16 +145,42 @@ def losses(weights: Weights, x: Array, innovations: Array, chosen: Array) -> Los
     return Losses(jnp.mean((x - decoded) ** 2), similarity)
 
 
-def train(
-    trained: Trained, optimiser: optax.GradientTransformation, x: Array, innovations: Array, chosen: Array,
-    weight_reconstruction: float, weight_similarity: float,
+def mean_losses(weights: Pair, x: Array, linear: bool) -> Losses:
+    """Losses of one training step with one decoder, equations (8) to (11); x is every node's, f32[K, m]."""
+    code = jnp.mean(encode(weights.encoder, x), axis=0)  # [m / 16, 4]
+    decoded = decode_mean(weights.decoder, code, linear)
+    return Losses(jnp.mean((jnp.mean(x, axis=0) - decoded) ** 2), jnp.float32(0))
+
+
+def descend(
+    trained: Trained, optimiser: optax.GradientTransformation, losses_of: Callable[[Any], Losses],
+    weight_reconstruction: float = 1.0, weight_similarity: float = 0.0,
 ) -> tuple[Trained, Losses]:
-    """One step on the loss (7)."""
+    """One step on the loss (7), the weighted sum of what `losses_of(weights)` gives."""
 
     def loss(weights):
-        parts = losses(weights, x, innovations, chosen)
+        parts = losses_of(weights)
         return weight_reconstruction * parts.reconstruction + weight_similarity * parts.similarity, parts
 
     gradient, parts = jax.grad(loss, has_aux=True)(trained.weights)
     updates, optimiser_state = optimiser.update(gradient, trained.optimiser, trained.weights)
     return Trained(optax.apply_updates(trained.weights, updates), optimiser_state), parts
+
+
+def train(
+    trained: Trained, optimiser: optax.GradientTransformation, x: Array, innovations: Array, chosen: Array,
+    weight_reconstruction: float, weight_similarity: float,
+) -> tuple[Trained, Losses]:
+    """One step with a decoder per node; arguments as of `losses`."""
+
+    def losses_of(weights):
+        return losses(weights, x, innovations, chosen)
+
+    return descend(trained, optimiser, losses_of, weight_reconstruction, weight_similarity)
+
+
+def train_mean(
+    trained: Trained, optimiser: optax.GradientTransformation, x: Array, linear: bool
+) -> tuple[Trained, Losses]:
+    """One step with one decoder for the mean; arguments as of `mean_losses`."""
+    return descend(trained, optimiser, lambda weights: mean_losses(weights, x, linear))

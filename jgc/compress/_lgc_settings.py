@@ -1,4 +1,4 @@
-"""Settings of LGC with a parameter server."""
+"""Settings of LGC: what both variants have, and what the parameter server adds. The ring's own are with the ring."""
 
 import dataclasses
 from typing import Any, Literal
@@ -9,8 +9,8 @@ DENSE, TOP_K, COMPRESSED = "dense", "top-k", "compressed"  # the phases
 
 
 @dataclasses.dataclass(frozen=True)
-class LgcPs:
-    """Settings of `lgc_ps`."""
+class Lgc:
+    """Settings that both variants have. Where the leader's positions serve all nodes, `positions` is "leader"."""
 
     alpha: float = 0.001
     """share of each layer's values that is selected, in (0, 1]"""
@@ -20,14 +20,6 @@ class LgcPs:
     """uncompressed steps, the first phase"""
     autoencoder_steps: int = 300
     """top-k steps while the autoencoder trains, the second phase"""
-    positions: Literal["leader", "own"] = "leader"
-    """leader: the leader's positions go to all nodes; own: every node selects and sends its own (Algorithm 1)"""
-    leader: Literal["fixed", "rotating"] = "fixed"
-    """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder"""
-    innovation: float = 0.1
-    """share of the selected values that every node sends as they are, in [0, 1]"""
-    innovation_by: Literal["error", "magnitude"] = "error"
-    """which ones: where signs and means explain least, or the largest (the paper's)"""
     feedback: Literal["exact", "paper"] = "exact"
     """exact: what decoding loses goes back into the residual; paper: it is lost"""
     momentum_correction: bool = True
@@ -48,12 +40,6 @@ class LgcPs:
     """its learning rate"""
     autoencoder_updates: int = 1
     """its updates on each step's gradients"""
-    lambda_reconstruction: float = 1.0
-    """weight of the reconstruction loss (6)"""
-    lambda_similarity: float = 0.5
-    """weight of the similarity loss (5)"""
-    code_dtype: Literal["float32", "float16"] = "float32"
-    """dtype in which the code is sent"""
     momentum_at_once: bool = False
     """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
     residual_dtype: str = "float32"
@@ -62,6 +48,26 @@ class LgcPs:
     """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
     last_layer: str | None = None
     """path pattern of layers sent as top-k only; the model's last layer if not given, "" for none"""
+
+
+@dataclasses.dataclass(frozen=True)
+class LgcPs(Lgc):
+    """Settings of `lgc_ps`."""
+
+    positions: Literal["leader", "own"] = "leader"
+    """leader: the leader's positions go to all nodes; own: every node selects and sends its own (Algorithm 1)"""
+    leader: Literal["fixed", "rotating"] = "fixed"
+    """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder"""
+    innovation: float = 0.1
+    """share of the selected values that every node sends as they are, in [0, 1]"""
+    innovation_by: Literal["error", "magnitude"] = "error"
+    """which ones: where signs and means explain least, or the largest (the paper's)"""
+    lambda_reconstruction: float = 1.0
+    """weight of the reconstruction loss (6)"""
+    lambda_similarity: float = 0.5
+    """weight of the similarity loss (5)"""
+    code_dtype: Literal["float32", "float16"] = "float32"
+    """dtype in which the code is sent"""
 
 
 PAPER_RECIPE: dict[str, Any] = {
@@ -77,22 +83,33 @@ PAPER_RECIPE: dict[str, Any] = {
 """The autoencoder as the paper trains it: `lgc_ps(**PAPER_RECIPE)`."""
 
 
-def check(config: LgcPs) -> None:
-    """Raise ValueError, naming the value and what would be right, unless all settings are in range."""
+def check_common(config: Lgc) -> None:
+    """Raise ValueError, naming the value and what would be right, unless the settings of both variants are in range."""
     check_alpha(config.alpha)
     check_min_values(config.min_values)
-    if not 0 <= config.innovation <= 1:
-        raise ValueError(f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}")
     if config.autoencoder_updates < 1:
         raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")
     if not config.autoencoder_learning_rate > 0:
         raise ValueError(f"autoencoder_learning_rate must be positive, got {config.autoencoder_learning_rate}")
+    check_choices(config, feedback=("exact", "paper"), scale=("layer", "none"), autoencoder_optimizer=("adam", "sgd"))
+
+
+def check(config: LgcPs) -> None:
+    """The same for the parameter server's own settings too."""
+    check_common(config)
+    if not 0 <= config.innovation <= 1:
+        raise ValueError(f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}")
     for name in ("lambda_reconstruction", "lambda_similarity"):
         if not getattr(config, name) >= 0:
             raise ValueError(f"{name} must be 0 or positive, got {getattr(config, name)}")
-    choices = {"positions": ("leader", "own"), "leader": ("fixed", "rotating"), "feedback": ("exact", "paper"),
-               "innovation_by": ("error", "magnitude"), "scale": ("layer", "none"),
-               "autoencoder_optimizer": ("adam", "sgd"), "code_dtype": ("float32", "float16")}
+    check_choices(
+        config, positions=("leader", "own"), leader=("fixed", "rotating"), innovation_by=("error", "magnitude"),
+        code_dtype=("float32", "float16"),
+    )  # fmt: skip
+
+
+def check_choices(config: Lgc, **choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless each of these settings has one of its values."""
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")

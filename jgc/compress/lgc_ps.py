@@ -32,45 +32,21 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
 
 import dataclasses
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from jgc import comm, phases
+from jgc import comm
 from jgc.compress import _autoencoder as ae
 from jgc.compress import _lgc_bytes as sizes
 from jgc.compress import _lgc_server as server
-from jgc.compress._lgc_settings import COMPRESSED, DENSE, PAPER_RECIPE, TOP_K, LgcPs, check
-from jgc.compress._lgc_view import (
-    Selection,
-    choose_innovations,
-    select_layers,
-    server_views,
-    to_z,
-)  # fmt: skip
-from jgc.compress.compose import compose_phases, make_info
-from jgc.compress.dense import identity
-from jgc.compress.diagnose import compare
-from jgc.compress.exchange import all_reduce, gather
-from jgc.compress.guard import guard
-from jgc.compress.per_layer import with_policy
-from jgc.compress.topk import top_k
-from jgc.memory import Memory, make_memory
-from jgc.nodes import per_node
-from jgc.pack import make_packing, pack, unpack
+from jgc.compress._lgc_frame import Shared, Step, Variant, lgc, make_optimiser, values_at_leaders
+from jgc.compress._lgc_settings import PAPER_RECIPE, LgcPs, check
+from jgc.compress._lgc_view import Selection, choose_innovations, server_views, to_z
 from jgc.select import Sparse, narrow, scatter, top_positions, widen
-from jgc.types import Array, Compressor, Key, Nodes, State, Wire
+from jgc.types import Array, Compressor, Key, Nodes
 
 __all__ = ["PAPER_RECIPE", "LgcPs", "lgc_ps"]
-
-
-class Shared(NamedTuple):
-    """What is the same on all nodes: the autoencoder, and the number of steps taken, i32[]."""
-
-    autoencoder: ae.Trained
-    step: Array
 
 
 def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
@@ -91,102 +67,57 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or LgcPs(), **overrides)
     check(config)
-    schedule = phases.in_sequence((DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0))
-    memory = make_memory(
-        config.momentum_correction,
-        config.momentum,
-        config.factor_masking,
-        config.momentum_at_once,
-        config.residual_dtype,
+    optimiser = make_optimiser(config)
+    return lgc(
+        config,
+        Variant(
+            weights=lambda key, selection, nodes: ae.init(key, selection.mu, nodes.count),
+            top_k=partial(_top_k, config, optimiser),
+            compressed=partial(_compressed, config),
+            messages=partial(sizes.logical, config),
+            sent_once=partial(sizes.sent_once, config),
+            watch_training=partial(_watch_training, config),
+            watch=partial(_watch, config),
+        ),
+        optimiser,
     )
-    sparse = (top_k(config.alpha, config.min_values), gather())
-    last = compose_phases({DENSE: (identity(), all_reduce()), TOP_K: sparse, COMPRESSED: sparse}, memory, schedule)
-    momentum = config.momentum if memory.owns_momentum else None
-    return with_policy(_autoencoded(config, memory, schedule), config.first_layer, config.last_layer, last, momentum)
-
-
-def _autoencoded(config: LgcPs, memory: Memory, schedule) -> Compressor:
-    """The method for the layers that go through the autoencoder."""
-    optimiser = {"adam": optax.adam, "sgd": optax.sgd}[config.autoencoder_optimizer](config.autoencoder_learning_rate)
-
-    def init(key, params, nodes):
-        packing = make_packing(params)
-        weights = ae.init(key, select_layers(config, packing).mu, nodes.count)
-        local = jax.tree.map(lambda x: per_node(x, nodes), memory.init(packing.size))
-        return State(Shared(ae.Trained(weights, optimiser.init(weights)), jnp.int32(0)), local)
-
-    reduce = {
-        DENSE: _dense,
-        TOP_K: partial(_top_k, config, optimiser),
-        COMPRESSED: partial(_compressed, config),
-    }
-
-    def aggregate(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        v, local = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
-        step = reduce[phase](v, key, state.shared, select_layers(config, packing), nodes)
-        local = memory.keep(local, v, step.sent)
-        info = make_info(memory.residual(local), step.elements)
-        shared = step.shared._replace(step=state.shared.step + 1)
-        return unpack(step.mean, packing), State(shared, local), info
-
-    def wire(phase, shapes, nodes):
-        selection = select_layers(config, make_packing(shapes))
-        messages = sizes.logical(config, phase, selection, nodes)
-        return Wire(messages, (), sizes.sent_once(config, phase, selection, nodes))
-
-    def diagnose(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        g = pack(grads, packing)
-        v, _ = memory.accumulate(state.local, g, phase == DENSE)
-        selection = select_layers(config, packing)
-        if phase != COMPRESSED:
-            return compare(reduce[phase](v, key, state.shared, selection, nodes).mean, v, g, nodes)
-        leader, weights = _leader(config, state.shared, nodes), state.shared.autoencoder.weights
-        seen = server.receive(config, v, weights.encoder, leader, selection, nodes)
-        return server.watch(config, weights, seen, v, g, leader, selection, nodes)
-
-    core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-                      owns_momentum=memory.owns_momentum)
-    return guard(core)
 
 
 def _leader(config: LgcPs, shared: Shared, nodes: Nodes) -> Array:
     return shared.step % nodes.count if config.leader == "rotating" else jnp.int32(0)
 
 
-class Step(NamedTuple):
-    """What a phase makes of a node's v."""
-
-    mean: Array  # f32[n], equal on all nodes
-    sent: Array | Sparse  # what all nodes take this node to have sent
-    shared: Shared
-    elements: int  # values that this node's message stands for
-
-
-def _dense(v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-    """First phase, equation (14)."""
-    return Step(comm.mean(v, nodes, "dense"), v, shared, v.size)
-
-
 def _top_k(config: LgcPs, optimiser, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
     """Second phase, equation (15): exact values at the selected positions; the server trains on them."""
     leader = _leader(config, shared, nodes)
-    layers, counts = selection.packing.layers, selection.counts
-    message = {"positions": narrow(top_positions(v, layers, counts), layers, counts)}
-    if config.positions == "leader":
-        message = comm.broadcast_dict(message, leader, nodes)
-    positions = widen(message["positions"], layers, counts)
-    if config.positions == "leader":
-        x = comm.gather(v[positions], nodes, "values")  # [K, mu]
-        everywhere = jnp.broadcast_to(positions, x.shape)
-    else:
-        every = comm.gather_dict({**message, "values": v[positions]}, nodes)
-        x = every["values"]
-        everywhere = jax.vmap(lambda p: widen(p, layers, counts))(every["positions"])
-    trained = _train(config, optimiser, x, leader, shared.autoencoder, selection)
-    mean = scatter(Sparse(everywhere, x), v.size) / nodes.count
+    positions, every, x = _values(config, v, leader, selection, nodes)
+    trained = shared.autoencoder
+    for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
+        trained = ae.train(
+            trained, optimiser, *_seen_in_training(config, x, leader, selection), leader,
+            config.lambda_reconstruction, config.lambda_similarity,
+        )[0]  # fmt: skip
+    mean = scatter(Sparse(every, x), v.size) / nodes.count
     return Step(mean, Sparse(positions, v[positions]), shared._replace(autoencoder=trained), selection.mu)
+
+
+def _values(config: LgcPs, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array, Array]:
+    """This node's positions i32[mu], all nodes' i32[K, mu], and their values there f32[K, mu]."""
+    if config.positions == "leader":
+        positions, x = values_at_leaders(v, leader, selection, nodes)
+        return positions, jnp.broadcast_to(positions, x.shape), x
+    layers, counts = selection.packing.layers, selection.counts
+    positions = top_positions(v, layers, counts)
+    every = comm.gather_dict({"positions": narrow(positions, layers, counts), "values": v[positions]}, nodes)
+    return positions, jax.vmap(lambda p: widen(p, layers, counts))(every["positions"]), every["values"]
+
+
+def _seen_in_training(config: LgcPs, x: Array, leader: Array, selection: Selection) -> tuple[Array, Array]:
+    """What encoder and decoders get of all nodes' values x f32[K, mu]: z and innovations, each f32[K, m]."""
+    views = server_views(config, x, leader, selection)
+    z = jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
+    picked = jax.vmap(lambda x, view: choose_innovations(config, x, view, selection))(x, views)
+    return z, jax.vmap(lambda z, i: jnp.zeros_like(z).at[i].set(z[i]))(z, picked)
 
 
 def _compressed(config: LgcPs, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
@@ -200,16 +131,20 @@ def _compressed(config: LgcPs, v: Array, key: Key, shared: Shared, selection: Se
     return Step(server.average(seen, decoded, v.size), Sparse(positions, kept_from), shared, selection.mu)
 
 
-def _train(
-    config: LgcPs, optimiser, x: Array, leader: Array, trained: ae.Trained, selection: Selection
-) -> ae.Trained:
-    """The server's training steps on all nodes' values x f32[K, mu]; the leader's code serves all decoders."""
-    views = server_views(config, x, leader, selection)
-    z = jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
-    picked = jax.vmap(lambda x, view: choose_innovations(config, x, view, selection))(x, views)
-    innovations = jax.vmap(lambda z, i: jnp.zeros_like(z).at[i].set(z[i]))(z, picked)
-    for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
-        trained, _ = ae.train(
-            trained, optimiser, z, innovations, leader, config.lambda_reconstruction, config.lambda_similarity
-        )
-    return trained
+def _watch_training(
+    config: LgcPs, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+) -> dict[str, Array]:
+    """The autoencoder's losses on this step's values, before it trains on them."""
+    leader = _leader(config, shared, nodes)
+    _, _, x = _values(config, v, leader, selection, nodes)
+    losses = ae.losses(shared.autoencoder.weights, *_seen_in_training(config, x, leader, selection), leader)
+    return {"autoencoder_reconstruction": losses.reconstruction, "autoencoder_similarity": losses.similarity}
+
+
+def _watch(
+    config: LgcPs, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+) -> dict[str, Array]:
+    """The figures of a diagnose step in the third phase."""
+    leader, weights = _leader(config, shared, nodes), shared.autoencoder.weights
+    seen = server.receive(config, v, weights.encoder, leader, selection, nodes)
+    return server.watch(config, weights, seen, v, g, leader, selection, nodes)
