@@ -198,8 +198,30 @@ def on_leaders_device(x: Array, leader: Array, nodes: Nodes) -> Array:
     return _emulated_sum(mine, nodes)
 
 
+def one_by_one(fn: Callable[[PyTree, Array], Array], shared: PyTree, x: Array) -> Array:
+    """`fn(shared, x)` for each emulated node by itself, not batched. Sends nothing.
+
+    The same shapes are computed in all layouts, and not fused with what comes before and after, so that the bits
+    agree too; and convolutions that are unrolled are many times faster on CPU than batched ones. `shared` is the same
+    on all nodes.
+    """
+
+    def alone(shared, x):
+        return lax.optimization_barrier(fn(*lax.optimization_barrier((shared, x))))
+
+    def unrolled(size, batched, shared, x):
+        if not batched[1]:
+            return alone(shared, x), False
+        return jnp.stack([alone(shared, x[i]) for i in range(size)]), True
+
+    call = custom_vmap(alone)
+    call.def_vmap(unrolled)
+    return call(shared, x)
+
+
 def ring_mean(x: Array, nodes: Nodes, kind: str) -> Array:
-    """Mean of f32[n] over all nodes by an explicit ring: reduce-scatter by `ppermute`, then all-gather.
+    """Mean of f32[n] over all nodes by an explicit ring: reduce-scatter by `ppermute`, then all-gather. Integers too,
+    where their sum fits.
 
     Segments are padded to equal length, and the padding is sent. Nodes of one device are summed before the ring
     between devices; with a single device the ring runs over its emulated nodes.

@@ -24,7 +24,7 @@ STEPS = 3  # of every phase
 STATE = State(SHARED, LOCAL)
 
 # Momentum 1/2 and gradients that are multiples of 2^-10 keep every sum exact in f32. Applied where a method has them.
-COMMON: dict[str, Any] = {"alpha": 0.1, "momentum": 0.5}
+COMMON: dict[str, Any] = {"alpha": 0.1, "momentum": 0.5, "threshold": 0.0625, "capacity": 0.75}
 POLICY = {"first_layer": "^Conv_0/", "last_layer": "^head/"}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,6 +34,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "topk/corrected": ("topk", {"momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/"}),
     "topk/masked": ("topk", {"momentum_correction": True, "factor_masking": True, "warmup_steps": 5}),
     "topk/bf16 residual": ("topk", {"residual_dtype": "bfloat16"}),
+    "dgc/ramp": ("dgc", {"warmup_steps": 5, "first_layer": "^Conv_0/"}),
+    "scalecom/low-pass": (
+        "scalecom",
+        {"beta": 0.5, "algorithm": "ring", "momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/"},
+    ),
     "silent/policy": ("silent", {**POLICY, "momentum_correction": False}),
     "lgc_ps/own": (
         "lgc_ps",
@@ -44,7 +49,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 SLOW = ("lgc_ps/paper recipe",)  # compiles the autoencoder's training three times over, as the others do
 
 # Mean over nodes of (kept before + came in) = aggregated + mean over nodes of kept after, where what came in is the
-# gradient, or with momentum correction u = m u + g. Excused, by variant and phase:
+# gradient, or with momentum correction u = m u + g. A low-pass memory keeps another law, see `_laws.remembered`.
+# Excused, by variant and phase:
 LAW_EXEMPT: dict[tuple[str, str], str] = {
     ("lgc_ps/paper recipe", "compressed"): 'feedback="paper": what decoding loses is lost, as Algorithm 1 has it',
 }

@@ -18,8 +18,8 @@ EXACT = 2.0**-20  # finer than the last bit of any sum of these gradients, coars
 class Balance(NamedTuple):
     """One group of leaves in one step: what had to go somewhere, where it went, and how exactly that is known."""
 
-    had: np.ndarray  # f64[n], mean over nodes of what was kept before and what came in
-    aggregated: np.ndarray  # f64[n]
+    had: np.ndarray  # f64[n], mean over nodes of what was kept before and what came in, so far as it is remembered
+    aggregated: np.ndarray  # f64[n], that share of it
     kept: np.ndarray  # f64[n], mean over nodes
     tolerance: np.ndarray  # f64[n]
 
@@ -39,9 +39,10 @@ def balances(case: Case, step: Step) -> list[Balance]:
     ):
         velocity, before_kept = _velocity_and_kept(before, compressor)
         _, after_kept = _velocity_and_kept(after, compressor)
-        had = (before_kept + came_in(case, velocity, np.stack(g), before)).mean(0)
+        share = remembered(case)
+        had = (before_kept + share * came_in(case, velocity, np.stack(g), before)).mean(0)
         tolerance = EXACT + eps * np.abs(aggregated) + residual_eps * np.abs(after_kept).max(initial=0)
-        out.append(Balance(had, aggregated, np.mean(after_kept, 0), tolerance))
+        out.append(Balance(had, share * aggregated, np.mean(after_kept, 0), tolerance))
     return out
 
 
@@ -51,6 +52,14 @@ def came_in(case: Case, velocity: np.ndarray, g: np.ndarray, local: PyTree) -> n
     phase = compressor_of(case.variant).schedule[case.phase].name
     at_once = getattr(settings, "momentum_at_once", False) and isinstance(local, Corrected) and phase != "dense"
     return (momentum * velocity + g) / (1 - momentum if at_once else 1)
+
+
+def remembered(case: Case) -> float:
+    """The share of (what came in - what was sent) that a memory takes in: 1, or beta where it is a low-pass filter.
+
+    kept after = (1 - beta) kept before + beta (kept before + came in - sent), so that the law holds times beta.
+    """
+    return getattr(settings_of(case.variant), "beta", 1.0)
 
 
 def _by_group(state: State) -> list:

@@ -28,11 +28,18 @@ BAD = {
     "lambda_reconstruction": (-1.0, NAN),
     "lambda_similarity": (-1.0, NAN),
     "code_dtype": ("int8",),
+    "decoder": ("relu",),
+    "strategy": ("linear",),
+    "scope": ("tree",),
+    "clip_norm": (-1.0, NAN),
+    "beta": (0.0, 1.5, NAN),
+    "threshold": (-0.1, NAN),
+    "capacity": (0.0, 1.5, NAN),
     "first_layer": ("(",),
     "last_layer": ("[",),
 }
 ANY = ("fold_signs", "send_means", "factor_masking", "momentum_correction", "momentum_at_once")  # both values are good
-UNUSED = {("topk", "last_layer")}  # all of its layers are sent so
+UNUSED = {("topk", "last_layer"), ("dgc", "last_layer")}  # all of its layers are sent so
 NAMED_OTHERWISE = {"warmup_steps": "dense phase", "autoencoder_steps": "top-k phase", "first_layer": "pattern",
                    "last_layer": "pattern"}  # fmt: skip
 

@@ -12,9 +12,15 @@ from jgc.compress._optax import as_optax
 from jgc.compress._wire import step_on_nodes
 from jgc.compress.compose import Codec, Exchange, compose, compose_phases
 from jgc.compress.dense import Dense, dense
+from jgc.compress.dgc import Dgc, dgc
+from jgc.compress.gradient_dropping import GradientDropping, gradient_dropping
 from jgc.compress.lgc_ps import PAPER_RECIPE, LgcPs, lgc_ps
+from jgc.compress.lgc_ring import RING_PAPER_RECIPE, LgcRing, lgc_ring
 from jgc.compress.per_layer import per_layer
+from jgc.compress.random_k import RandomK, random_k
+from jgc.compress.scalecom import ScaleCom, scalecom
 from jgc.compress.silent import Silent, silent
+from jgc.compress.threshold_v import ThresholdV, threshold_v
 from jgc.compress.topk import TopK, topk
 from jgc.types import Compressor
 
@@ -43,6 +49,15 @@ METHODS: dict[str, Method] = {
         Method("dense", Dense, dense, "uncompressed baseline", {}),
         Method("topk", TopK, topk, "Strom 2015; Stich et al. 2018", {"alpha": 1.0}),
         Method("lgc_ps", LgcPs, lgc_ps, "Abrahamyan et al. 2021", {"alpha": 1.0, "innovation": 1.0}),
+        Method("lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", None),
+        # masking would restart the momentum of every value in every step
+        Method("dgc", Dgc, dgc, "Lin et al. 2018", {"alpha": 1.0, "factor_masking": False}),
+        Method("gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017", {"alpha": 1.0}),
+        Method("scalecom", ScaleCom, scalecom, "Chen et al. 2020", {"alpha": 1.0}),
+        Method("random_k", RandomK, random_k, "Stich et al. 2018", {"alpha": 1.0}),
+        Method(
+            "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", {"threshold": 0.0, "capacity": 1.0}
+        ),
         Method("silent", Silent, silent, "a control: sends nothing", None),
     )
 }
@@ -72,6 +87,8 @@ def build(settings: Any, **overrides: Any) -> Compressor:
 
 
 __all__ = [
-    "METHODS", "PAPER_RECIPE", "Codec", "Dense", "Exchange", "LgcPs", "Method", "Silent", "TopK", "as_optax", "build",
-    "compose", "compose_phases", "dense", "lgc_ps", "method_of", "per_layer", "silent", "step_on_nodes", "topk",
+    "METHODS", "PAPER_RECIPE", "RING_PAPER_RECIPE", "Codec", "Dense", "Dgc", "Exchange", "GradientDropping", "LgcPs",
+    "LgcRing", "Method", "RandomK", "ScaleCom", "Silent", "ThresholdV", "TopK", "as_optax", "build", "compose",
+    "compose_phases", "dense", "dgc", "gradient_dropping", "lgc_ps", "lgc_ring", "method_of", "per_layer", "random_k",
+    "scalecom", "silent", "step_on_nodes", "threshold_v", "topk",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What each role of LGC's parameter-server variant sends and receives, from static sizes.
+"""What each role of LGC's variants sends and receives, from static sizes.
 
 Symbols as in `jgc.compress.lgc_ps`.
 """
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.compress import _autoencoder as ae
-from jgc.compress._lgc_settings import COMPRESSED, DENSE, TOP_K, LgcPs
+from jgc.compress._lgc_settings import COMPRESSED, DENSE, TOP_K, Lgc, LgcPs
 from jgc.compress._lgc_view import Selection, head_of, innovation_count
 from jgc.compress.exchange import messages
 from jgc.select import top_positions
@@ -35,7 +35,7 @@ def _led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Si
     return up + messages("leader", "down", leader_down) + messages("worker", "down", worker_down)
 
 
-def _head(config: LgcPs, selection: Selection) -> Sizes:
+def _head(config: Lgc, selection: Selection) -> Sizes:
     """Positions, signs and scales of one node, from the shapes of what is sent."""
 
     def head(v):
@@ -45,7 +45,7 @@ def _head(config: LgcPs, selection: Selection) -> Sizes:
     return {kind: float(x.size * x.dtype.itemsize) for kind, x in shapes.items()}
 
 
-def _top_k(config: LgcPs, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
+def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
     both = {"positions": positions, "values": values}
     if config.positions == "own":  # the union of what the nodes sent comes back, at most
         return _of_all(both, {kind: size * nodes.count for kind, size in both.items()})
@@ -80,6 +80,31 @@ def sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> 
     decoder = {"decoder weights": _bytes(weights.decoders)} if config.feedback == "exact" else {}
     worker = (encoder if config.leader == "rotating" else {}) | decoder
     return messages("leader", "down", encoder | decoder) + messages("worker", "down", worker)
+
+
+def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """Messages of one step of a phase of the ring (`LgcRing`). A payload that is added up counts once up, once down."""
+    if phase == DENSE:
+        return _of_all({"dense": 4.0 * selection.packing.size}, {"dense": 4.0 * selection.packing.size})
+    head = _head(config, selection)
+    if phase == TOP_K:  # to the node that trains, which sends the mean back
+        return _top_k(config, head["positions"], 4.0 * selection.mu, nodes)
+    if config.scale == "layer":
+        head["scales"] = 4.0 * len(selection.counts)
+    width = jnp.dtype(config.code_dtype).itemsize
+    code = {"code": float(width * ae.code_size(selection.mu))}
+    if config.send_means:
+        code["means"] = float(width * len(selection.counts))
+    return _led(head | code, code, code, head | code)
+
+
+def ring_sent_once(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """The trained weights, from the node that trained them (here: the leader) to the K - 1 others."""
+    if phase != COMPRESSED or config.autoencoder_steps == 0:
+        return ()
+    weights = jax.eval_shape(lambda: ae.init_pair(jax.random.key(0), selection.mu, config.decoder == "linear"))
+    sizes = {"encoder weights": _bytes(weights.encoder), "decoder weights": _bytes(weights.decoder)}
+    return messages("leader", "down", dict.fromkeys(sizes, 0.0)) + messages("worker", "down", sizes)
 
 
 def _bytes(tree: PyTree) -> float:

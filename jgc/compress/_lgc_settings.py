@@ -1,7 +1,7 @@
 """Settings of LGC: what both variants have, and what the parameter server adds. The ring's own are with the ring."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jgc.select import check_alpha, check_min_values
 
@@ -10,8 +10,9 @@ DENSE, TOP_K, COMPRESSED = "dense", "top-k", "compressed"  # the phases
 
 @dataclasses.dataclass(frozen=True)
 class Lgc:
-    """Settings that both variants have. Where the leader's positions serve all nodes, `positions` is "leader"."""
+    """Settings that both variants have."""
 
+    positions: ClassVar[str] = "leader"  # a setting of the parameter server alone
     alpha: float = 0.001
     """share of each layer's values that is selected, in (0, 1]"""
     min_values: int = 1
@@ -54,7 +55,7 @@ class Lgc:
 class LgcPs(Lgc):
     """Settings of `lgc_ps`."""
 
-    positions: Literal["leader", "own"] = "leader"
+    positions: Literal["leader", "own"] = "leader"  # type: ignore[misc]  # a class variable of the base
     """leader: the leader's positions go to all nodes; own: every node selects and sends its own (Algorithm 1)"""
     leader: Literal["fixed", "rotating"] = "fixed"
     """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder"""

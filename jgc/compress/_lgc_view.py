@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.compress import _autoencoder as ae
-from jgc.compress._lgc_settings import LgcPs
+from jgc.compress._lgc_settings import Lgc, LgcPs
 from jgc.pack import Packing, layer_ids
 from jgc.select import counts_per_layer, narrow
 from jgc.types import Array
@@ -39,7 +39,7 @@ class View(NamedTuple):
     scales: Array  # f32[L], 0 or positive
 
 
-def select_layers(config: LgcPs, packing: Packing) -> Selection:
+def select_layers(config: Lgc, packing: Packing) -> Selection:
     """The static sizes for a packing."""
     return Selection(packing, counts_per_layer(packing.layers, config.alpha, config.min_values))
 
@@ -55,19 +55,19 @@ def layer_means(x: Array, selection: Selection) -> Array:
     return sums / np.array(selection.counts, np.float32)
 
 
-def signs_of(config: LgcPs, x: Array) -> Array:
+def signs_of(config: Lgc, x: Array) -> Array:
     """+1 or -1 for every value; all +1 where signs are not folded in."""
     return jnp.where(x < 0, -1.0, 1.0) if config.fold_signs else jnp.ones_like(x)
 
 
-def scales_of(config: LgcPs, x: Array, selection: Selection) -> Array:
+def scales_of(config: Lgc, x: Array, selection: Selection) -> Array:
     """Mean magnitude of each layer, f32[L]; 0 where all of it is zero."""
     if config.scale == "none":
         return jnp.ones((len(selection.counts),))
     return layer_means(jnp.abs(x), selection)
 
 
-def means_of(config: LgcPs, x: Array, signs: Array, selection: Selection) -> Array:
+def means_of(config: Lgc, x: Array, signs: Array, selection: Selection) -> Array:
     """Mean of the folded values of each layer, f32[L]; zeros where means are not sent."""
     if not config.send_means:
         return jnp.zeros((len(selection.counts),))
@@ -92,7 +92,7 @@ def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection
     return jax.lax.top_k(jnp.abs(x - explained), innovation_count(config, selection))[1]
 
 
-def server_views(config: LgcPs, x: Array, leader: Array, selection: Selection) -> View:
+def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> View:
     """All nodes' views of their values x f32[K, mu], where the server has the values themselves."""
     signs = signs_of(config, x)
     scales = jax.vmap(lambda x: scales_of(config, x, selection))(x)
@@ -102,7 +102,7 @@ def server_views(config: LgcPs, x: Array, leader: Array, selection: Selection) -
     return View(signs, jax.vmap(lambda x, s: means_of(config, x, s, selection))(x, signs), scales)
 
 
-def head_of(config: LgcPs, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
+def head_of(config: Lgc, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
     """Positions, and signs and scales of the values there, as they are sent."""
     x = v[positions]
     head = {"positions": narrow(positions, selection.packing.layers, selection.counts)}
@@ -113,19 +113,19 @@ def head_of(config: LgcPs, v: Array, positions: Array, selection: Selection) -> 
     return head
 
 
-def scales_are_means(config: LgcPs) -> bool:
+def scales_are_means(config: Lgc) -> bool:
     """Folded by its own signs, a node's mean is its mean magnitude: one number serves for both."""
     return config.fold_signs and config.send_means and config.scale == "layer"
 
 
-def unpacked_signs(config: LgcPs, head: dict[str, Array], selection: Selection) -> Array:
+def unpacked_signs(config: Lgc, head: dict[str, Array], selection: Selection) -> Array:
     """Signs as they were sent, as +1 or -1, f32[mu]."""
     if not config.fold_signs:
         return jnp.ones((selection.mu,))
     return 1.0 - 2.0 * jnp.unpackbits(head["signs"], count=selection.mu).astype(jnp.float32)
 
 
-def view_of(config: LgcPs, x: Array, head: dict[str, Array], selection: Selection) -> View:
+def view_of(config: Lgc, x: Array, head: dict[str, Array], selection: Selection) -> View:
     """This node's view of its own values, with signs and scales from `head` or from x itself."""
     signs = unpacked_signs(config, head, selection)
     scales = head["scales"] if "scales" in head else scales_of(config, x, selection)

@@ -5,16 +5,18 @@ Differs from the paper
      threshold. The LGC paper describes and measures top-k selection, which is what stands here.
   2. Positions travel within their layer, in 16 bits where every layer is short enough, and are counted. The LGC
      paper counts DEFLATE of the positions, which `deflate_position_bytes` of a run shows beside it.
+  3. Uncompressed for `warmup_steps` where the LGC paper starts all methods alike; `strategy` has the other two ways
+     of its Section VI-F, from the first step ("fixed") and by DGC's ramp ("exponential").
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 
-from jgc import phases
-from jgc.compress.compose import Codec, Stages, compose_phases
-from jgc.compress.dense import identity
-from jgc.compress.exchange import all_reduce, gather
+from jgc.compress._sparsity import Strategy, sparse_schedule, sparse_stages
+from jgc.compress.compose import Codec, compose_phases
+from jgc.compress.exchange import gather
 from jgc.compress.per_layer import with_policy
 from jgc.memory import make_memory
 from jgc.select import Sparse, check_alpha, check_min_values, counts_per_layer, narrow, scatter, top_positions, widen
@@ -30,7 +32,9 @@ class TopK:
     min_values: int = 1
     """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 0
-    """uncompressed steps before the first sparse one"""
+    """uncompressed steps before the first sparse one; with strategy "exponential" the length of the ramp"""
+    strategy: Strategy = "warmup"
+    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once; exponential: 25 % down to alpha"""
     momentum_correction: bool = False
     """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
     momentum: float = 0.9
@@ -77,7 +81,7 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`.
+      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown strategy.
 
     Example:
       >>> [phase.name for phase in topk(alpha=0.01, warmup_steps=100).schedule]
@@ -94,9 +98,9 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
         config.momentum_at_once,
         config.residual_dtype,
     )
-    stages: Stages = {"dense": (identity(), all_reduce()), "top-k": (top_k(config.alpha, config.min_values), gather())}
-    schedule = phases.in_sequence(("dense", config.warmup_steps), ("top-k", 0))
-    compressed = compose_phases(stages, memory, schedule)
+    schedule = sparse_schedule(config.strategy, config.alpha, config.warmup_steps)
+    codec = partial(top_k, min_values=config.min_values)
+    compressed = compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
     return with_policy(compressed, config.first_layer, momentum=config.momentum if memory.owns_momentum else None)
 
 

@@ -1,0 +1,15 @@
+"""Deep gradient compression: top 0.1 % with momentum correction, factor masking and a ramp of sparsity.
+
+    python train.py --config configs/dgc.py
+    python train.py --config configs/dgc.py --compressor.clip-norm 1 --compressor.strategy warmup   # or fixed
+
+The ramp (25 % of the values, 6.25 %, 1.5625 %, 0.4 %) is as long as the workload's uncompressed steps of the others.
+"""
+
+from jgc.compress import Dgc
+from jgc.training.config import Config
+
+
+def get_config() -> Config[Dgc]:
+    """alpha = 0.1 % after the ramp, momentum 0.9 on each node, no clipping."""
+    return Config(compressor=Dgc())

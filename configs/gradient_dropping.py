@@ -1,0 +1,15 @@
+"""Gradient dropping: the top 1 % of each node's whole gradient, by one threshold over all layers.
+
+    python train.py --config configs/gradient_dropping.py
+    python train.py --config configs/gradient_dropping.py --compressor.scope layer
+
+The uncompressed steps before are the workload's, the same as for lgc_ps; --compressor.strategy fixed has none.
+"""
+
+from jgc.compress import GradientDropping
+from jgc.training.config import Config
+
+
+def get_config() -> Config[GradientDropping]:
+    """alpha = 1 %, plain residuals unless the workload corrects momentum."""
+    return Config(compressor=GradientDropping())

@@ -1,0 +1,15 @@
+"""ScaleCom: the nodes take turns in choosing the top 0.1 % for all, and an all-reduce adds the values up.
+
+    python train.py --config configs/scalecom.py
+    python train.py --config configs/scalecom.py --compressor.beta 0.1     # low-pass memory, for large batches
+
+The uncompressed steps before are the workload's, the same as for lgc_ps.
+"""
+
+from jgc.compress import ScaleCom
+from jgc.training.config import Config
+
+
+def get_config() -> Config[ScaleCom]:
+    """alpha = 0.1 %, plain error feedback (beta = 1)."""
+    return Config(compressor=ScaleCom())

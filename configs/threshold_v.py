@@ -1,0 +1,16 @@
+"""Threshold-v: the values above a fixed threshold, in a buffer of 1 % of each layer.
+
+    python train.py --config configs/threshold_v.py
+    python train.py --config configs/threshold_v.py --compressor.threshold 0.001 --compressor.capacity 0.005
+
+The right threshold depends on the model and the learning rate: watch `overflow` (too low: the buffer is full) and
+`elements_sent` (too high: it is empty, and is sent all the same). The uncompressed steps before are the workload's.
+"""
+
+from jgc.compress import ThresholdV
+from jgc.training.config import Config
+
+
+def get_config() -> Config[ThresholdV]:
+    """Threshold 0.01, room for 1 % of the values."""
+    return Config(compressor=ThresholdV())

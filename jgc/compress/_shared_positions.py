@@ -1,0 +1,123 @@
+"""Sparse methods in which all nodes send their values at the same positions, so that an all-reduce adds them up.
+
+A method says how the positions of a step come about; the state that all nodes share is the number of steps taken.
+
+    v f32[n]      accumulated gradient of a node
+    counts        values of each layer that are sent; mu is their sum
+    positions     i32[mu], no position twice, equal on all nodes
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jgc import comm
+from jgc.compress._sparsity import share_of
+from jgc.compress.compose import Layers, make_info
+from jgc.compress.diagnose import compare
+from jgc.compress.exchange import messages
+from jgc.compress.guard import guard
+from jgc.memory import Memory
+from jgc.nodes import per_node
+from jgc.pack import Packing, make_packing, pack, unpack
+from jgc.select import Sparse, check_min_values, counts_per_layer, scatter
+from jgc.types import Array, Compressor, Key, Message, Nodes, Phase, State, Wire
+
+Algorithm = Literal["psum", "ring"]
+Counts = tuple[int, ...]
+
+
+class Chooser(NamedTuple):
+    """How the positions of a step are chosen.
+
+    Attributes:
+      choose: `(key, step i32[], v, layers, counts, nodes) -> positions`; `key` and `step` are equal on all nodes.
+      messages: `(layers, counts) -> logical messages` of a sparse step, positions and values.
+      sent: whether the positions travel, so that how well they could be coded is worth watching.
+    """
+
+    choose: Callable[[Key, Array, Array, Layers, Counts, Nodes], Array]
+    messages: Callable[[Layers, Counts], tuple[Message, ...]]
+    sent: bool
+
+
+class _Reduced(NamedTuple):
+    """What a step makes of the nodes' v."""
+
+    mean: Array  # f32[n], equal on all nodes
+    sent: Array | Sparse  # what this node has sent
+    elements: int
+
+
+def shared_positions(
+    chooser: Chooser, memory: Memory, schedule: tuple[Phase, ...], alpha: float, min_values: int, algorithm: Algorithm
+) -> Compressor:
+    """The method that a chooser makes.
+
+    Args:
+      chooser: where the values of a step are.
+      memory: what a node keeps back.
+      schedule: from `sparse_schedule`.
+      alpha: share of each layer in the schedule's last phase.
+      min_values: values of each layer at least.
+      algorithm: of the all-reduce, "psum" or "ring".
+
+    Raises:
+      ValueError: an unknown algorithm, or min_values below 1.
+    """
+    check_min_values(min_values)
+    if algorithm not in ("psum", "ring"):
+        raise ValueError(f"algorithm must be 'psum' or 'ring', got {algorithm!r}")
+    average = {"psum": comm.mean, "ring": comm.ring_mean}[algorithm]
+    shares = {phase.value: share_of(phase, alpha) for phase in schedule}
+
+    def counts_of(share: float, packing: Packing) -> Counts:
+        return counts_per_layer(packing.layers, share, min_values)
+
+    def reduce(phase, key, step, v, packing, nodes) -> _Reduced:
+        share = shares[phase]
+        if share is None:
+            return _Reduced(average(v, nodes, "dense"), v, v.size)
+        positions = chooser.choose(key, step, v, packing.layers, counts_of(share, packing), nodes)
+        values = v[positions]
+        mean = scatter(Sparse(positions, average(values, nodes, "values")), v.size)
+        return _Reduced(mean, Sparse(positions, values), values.size)
+
+    def accumulate(phase, grads, state, packing):
+        return memory.accumulate(state.local, pack(grads, packing), shares[phase] is None)
+
+    def init(key, params, nodes):
+        local = memory.init(make_packing(params).size)
+        return State(jnp.int32(0), jax.tree.map(lambda x: per_node(x, nodes), local))
+
+    def aggregate(phase, key, grads, state, nodes):
+        packing = make_packing(grads)
+        v, local = accumulate(phase, grads, state, packing)
+        got = reduce(phase, key, state.shared, v, packing, nodes)
+        local = memory.keep(local, v, got.sent)
+        info = make_info(memory.residual(local), got.elements)
+        return unpack(got.mean, packing), State(state.shared + 1, local), info
+
+    def wire(phase, shapes, nodes):
+        packing, share = make_packing(shapes), shares[phase]
+        if share is None:
+            dense = {"dense": 4.0 * packing.size}
+            return Wire(messages("worker", "up", dense) + messages("worker", "down", dense), ())
+        return Wire(chooser.messages(packing.layers, counts_of(share, packing)), ())
+
+    def diagnose(phase, key, grads, state, nodes):
+        packing = make_packing(grads)
+        v, _ = accumulate(phase, grads, state, packing)
+        got = reduce(phase, key, state.shared, v, packing, nodes)
+        out = compare(got.mean, v, pack(grads, packing), nodes)
+        if chooser.sent and isinstance(got.sent, Sparse):
+            out["positions"], out["positions_n"] = got.sent.positions, jnp.int32(packing.size)
+        return out
+
+    core = Compressor(
+        init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
+        owns_momentum=memory.owns_momentum,
+    )
+    return guard(core)

@@ -1,0 +1,242 @@
+"""What is peculiar to each sparse method, against NumPy and by counting."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jgc
+from jgc.compress import METHODS, dgc, gradient_dropping, random_k, scalecom, step_on_nodes, threshold_v, topk
+from jgc.types import Compressor, Info, State
+
+K = 4
+PARAMS = {"a": jnp.zeros((5, 8)), "b": jnp.zeros((3, 4)), "bias": jnp.zeros(4)}  # 40, 12 and 4 values
+SIZES = (40, 12, 4)
+STARTS = (0, 40, 52)
+N = sum(SIZES)
+STRATEGIC = [name for name, method in METHODS.items() if hasattr(method.settings, "strategy")]
+
+
+def vectors(seed: int) -> np.ndarray:
+    """Gradients f32[K, n] in the order in which they are packed, no two magnitudes alike."""
+    return np.random.default_rng(seed).normal(size=(K, N)).astype(np.float32)
+
+
+def as_tree(v: np.ndarray) -> dict:
+    return {"a": v[..., :40].reshape(-1, 5, 8), "b": v[..., 40:52].reshape(-1, 3, 4), "bias": v[..., 52:]}
+
+
+def as_vector(tree: dict) -> np.ndarray:
+    return np.concatenate([np.asarray(tree[name]).reshape(-1) for name in ("a", "b", "bias")])
+
+
+def play(compressor: Compressor, gradients: list[np.ndarray], phase: int = -1) -> list[tuple[np.ndarray, State, Info]]:
+    """Aggregates f32[n], states and infos of steps in one phase; the key is the same in all of them."""
+    nodes = jgc.make_nodes(K, jax.devices()[:1])
+    step = jax.jit(step_on_nodes(compressor.aggregate, compressor.schedule[phase].value, nodes))
+    state, out = compressor.init(jax.random.key(0), PARAMS, nodes), []
+    for g in gradients:
+        aggregated, state, info = step(jax.random.key(1), as_tree(g), state)
+        out.append((as_vector(aggregated), state, info))
+    return out
+
+
+def top(v: np.ndarray, count: int, start: int = 0, size: int = N) -> np.ndarray:
+    """Positions of the largest magnitudes of a range of v."""
+    return start + np.argsort(-np.abs(v[start : start + size]))[:count]
+
+
+def top_of_layers(v: np.ndarray, alpha: float) -> np.ndarray:
+    return np.concatenate([top(v, max(1, round(alpha * n)), at, n) for at, n in zip(STARTS, SIZES, strict=True)])
+
+
+# --- strategies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRATEGIC)
+def test_the_three_strategies(name):
+    def phases(strategy, **settings):
+        compressor = METHODS[name].factory(strategy=strategy, alpha=0.001, **settings)
+        return [(phase.value, phase.start) for phase in compressor.schedule]
+
+    last = "random-k" if name == "random_k" else "top-k"
+    assert phases("warmup", warmup_steps=10) == [("dense", 0), (last, 10)]
+    assert phases("fixed", warmup_steps=10) == phases("exponential", warmup_steps=0) == [(last, 0)]
+    ramp = [((last, 0.25), 0), ((last, 0.0625), 10), ((last, 0.015625), 20), ((last, 0.004), 30), (last, 40)]
+    assert phases("exponential", warmup_steps=40) == ramp
+
+
+def test_all_sparse_methods_have_the_strategies_and_dgc_alone_ramps_by_default():
+    assert set(STRATEGIC) == {"topk", "dgc", "gradient_dropping", "scalecom", "random_k"}
+    assert {name: METHODS[name].settings().strategy for name in STRATEGIC} == {
+        name: "exponential" if name == "dgc" else "warmup" for name in STRATEGIC
+    }
+
+
+def test_a_ramp_has_no_stage_that_sends_less_than_alpha_and_none_without_a_step():
+    def starts(**settings):
+        return [(phase.value, phase.start) for phase in dgc(**settings).schedule]
+
+    assert starts(alpha=0.05, warmup_steps=10) == [(("top-k", 0.25), 0), (("top-k", 0.0625), 5), ("top-k", 10)]
+    assert starts(alpha=0.5, warmup_steps=10) == [("top-k", 0)]
+    assert starts(alpha=0.001, warmup_steps=1) == [(("top-k", 0.004), 0), ("top-k", 1)]
+
+
+@pytest.mark.parametrize("name", STRATEGIC)
+def test_a_stage_sends_its_share_and_its_bytes(name):
+    compressor = METHODS[name].factory(strategy="exponential", alpha=0.1, warmup_steps=1, first_layer="")
+    count = 14 if name == "gradient_dropping" else 10 + 3 + 1  # a quarter, of all and of each layer
+    (aggregated, _, info), *_ = play(compressor, [np.tile(vectors(0)[:1], (K, 1))], phase=0)
+    assert np.count_nonzero(aggregated) == count and np.all(info.elements_sent == count)
+    up = [m for m in compressor.wire(compressor.schedule[0].value, PARAMS, jgc.make_nodes(K, jax.devices()[:1])).logical
+          if (m.role, m.direction, m.kind) == ("worker", "up", "values")]  # fmt: skip
+    assert [m.bytes for m in up] == [4 * count]
+
+
+# --- deep gradient compression ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masking", [True, False])
+def test_dgc_is_its_algorithm_box(masking):
+    gradients, clip, momentum = [vectors(seed) for seed in range(4)], 6.0, 0.5
+    compressor = dgc(alpha=0.1, momentum=momentum, clip_norm=clip, factor_masking=masking, first_layer="")
+    u, v, clipped = np.zeros((K, N)), np.zeros((K, N)), 0
+    for g, (aggregated, state, _) in zip(gradients, play(compressor, gradients), strict=True):
+        norms = np.linalg.norm(g, axis=1, keepdims=True)
+        clipped += np.sum(norms > clip / np.sqrt(K))
+        u = momentum * u + g * np.minimum(1, clip / np.sqrt(K) / norms)
+        v = v + u
+        mean = np.zeros(N)
+        for node in range(K):
+            at = top_of_layers(v[node], 0.1)
+            mean[at] += v[node, at] / K
+            v[node, at] = 0
+            u[node, at] *= not masking
+        np.testing.assert_allclose(aggregated, mean, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(state.local.residual, v, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(state.local.velocity, u, rtol=1e-4, atol=1e-6)
+    assert clipped == 4 * K
+
+
+def test_dgc_leaves_gradients_below_the_norm_as_they_are():
+    gradients = [vectors(0)]
+    large = 2 * np.sqrt(K) * np.linalg.norm(gradients[0], axis=1).max()
+    plain, bounded = (play(dgc(alpha=0.1, clip_norm=norm), gradients)[0][0] for norm in (0.0, large))
+    np.testing.assert_array_equal(plain, bounded)
+
+
+# --- gradient dropping --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_gradient_dropping_sends_the_largest_of_all_or_of_each_layer(scope):
+    gradients = [vectors(seed) * np.repeat((1, 10, 0.1), SIZES).astype(np.float32) for seed in range(3)]
+    kept = np.zeros((K, N))
+    for g, (aggregated, state, info) in zip(
+        gradients, play(gradient_dropping(alpha=0.1, scope=scope), gradients), strict=True
+    ):
+        v, mean = kept + g, np.zeros(N)
+        for node in range(K):
+            at = top(v[node], 6) if scope == "global" else top_of_layers(v[node], 0.1)
+            mean[at] += v[node, at] / K
+            v[node, at] = 0
+        kept = v
+        np.testing.assert_allclose(aggregated, mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.local, kept, rtol=1e-5, atol=1e-6)
+        assert np.all(info.elements_sent == 6)  # 10 % of 56; of each layer 4, 1 and 1
+    assert np.count_nonzero(aggregated[:40]) == (0 if scope == "global" else np.count_nonzero(mean[:40]))
+
+
+# --- ScaleCom -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.3])
+def test_scalecom_rotates_its_leader_and_filters_its_memory(beta):
+    gradients = [vectors(seed) for seed in range(K + 2)]
+    memory = np.zeros((K, N))
+    for step, (g, (aggregated, state, _)) in enumerate(
+        zip(gradients, play(scalecom(alpha=0.1, beta=beta), gradients), strict=True)
+    ):
+        v, sent = memory + g, np.zeros((K, N))
+        at = top_of_layers(v[step % K], 0.1)
+        sent[:, at] = v[:, at]
+        memory = (1 - beta) * memory + beta * (v - sent)
+        np.testing.assert_allclose(aggregated, sent.mean(0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(state.local, memory, rtol=1e-4, atol=1e-6)
+        assert state.shared == step + 1
+
+
+def test_scalecom_counts_the_leaders_positions_and_everyones_values():
+    wire = scalecom(alpha=0.1).wire("top-k", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
+    assert {m[:3]: m.bytes for m in wire.logical} == {
+        ("leader", "up", "positions"): 6,  # 4 + 1 + 1 values in layers of at most 256
+        ("leader", "up", "values"): 24,
+        ("worker", "up", "values"): 24,
+        ("leader", "down", "values"): 24,
+        ("worker", "down", "positions"): 6,
+        ("worker", "down", "values"): 24,
+    }
+
+
+# --- random-k -----------------------------------------------------------------------------------------------------
+
+
+def test_random_k_draws_the_same_positions_on_all_nodes_and_new_ones_in_every_step():
+    steps = play(random_k(alpha=0.1), [np.ones((K, N), np.float32)] * 300)
+    waited = np.ones(N)  # gradients accumulated at each position, the same on all nodes
+    drawn = []
+    for aggregated, state, info in steps:
+        at = np.flatnonzero(aggregated)
+        assert [np.sum((at >= lo) & (at < hi)) for lo, hi in ((0, 40), (40, 52), (52, 56))] == [4, 1, 1]
+        np.testing.assert_array_equal(aggregated[at], waited[at])  # only so where all K nodes sent it
+        waited = np.where(aggregated != 0, 1, waited + 1)
+        np.testing.assert_array_equal(state.local, np.tile(waited - 1, (K, 1)))
+        assert np.all(info.elements_sent == 6)
+        drawn.append(aggregated != 0)
+    share = np.mean(drawn, axis=0)
+    assert np.all(np.abs(share - np.repeat((0.1, 1 / 12, 0.25), SIZES)) < 0.1) and share.min() > 0.02
+    assert len({tuple(at) for at in drawn}) > 290
+    assert len({int(at[:10].sum()) for at in drawn}) > 1  # the four ranges of ten do not start at the same place always
+
+
+def test_random_k_sends_no_positions():
+    wire = random_k(alpha=0.1).wire("random-k", PARAMS, jgc.make_nodes(K))
+    assert {m.kind for m in wire.logical} == {"values"} == {s.kind for s in wire.physical} - {"flag"}
+
+
+# --- threshold-v --------------------------------------------------------------------------------------------------
+
+
+def test_threshold_v_sends_what_exceeds_the_threshold_and_counts_what_does_not_fit():
+    gradients, threshold, slots = [vectors(seed) for seed in range(3)], 1.2, (8, 2, 1)
+    compressor = threshold_v(threshold=threshold, capacity=0.2)
+    kept, overflow, unused = np.zeros((K, N)), 0, 0
+    for g, (aggregated, state, info) in zip(gradients, play(compressor, gradients), strict=True):
+        v, mean = kept + g, np.zeros(N)
+        for node in range(K):
+            at = np.concatenate([top(v[node], *where) for where in zip(slots, STARTS, SIZES, strict=True)])
+            at = at[np.abs(v[node, at]) > threshold]
+            mean[at] += v[node, at] / K
+            missed = np.sum(np.abs(v[node]) > threshold) - len(at)
+            assert info.elements_sent[node] == len(at) and info.overflow[node] == missed
+            overflow, unused = overflow + missed, unused + sum(slots) - len(at)
+            v[node, at] = 0
+        kept = v
+        np.testing.assert_allclose(aggregated, mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.local, kept, rtol=1e-5, atol=1e-6)
+    assert overflow and unused  # both happened
+
+
+def test_threshold_v_counts_its_whole_buffer():
+    wire = threshold_v(capacity=0.2).wire("threshold", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
+    assert {m.kind: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 11}
+
+
+# --- alike --------------------------------------------------------------------------------------------------------
+
+
+def test_topk_and_gradient_dropping_by_layer_are_one_method():
+    gradients = [vectors(seed) for seed in range(3)]
+    one, other = play(topk(alpha=0.1), gradients), play(gradient_dropping(alpha=0.1, scope="layer"), gradients)
+    for (a, *_), (b, *_) in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
