@@ -19,14 +19,13 @@ from jgc import compress
 from jgc.bench.timing import interleaved
 from jgc.compress import _autoencoder as ae
 from jgc.memory import make_memory
-from jgc.models import make_model
 from jgc.nodes import make_nodes, place
 from jgc.pack import Packing, make_packing
 from jgc.select import Sparse, counts_per_layer, scatter, top_positions
 from jgc.training.config import Config, resolve
 from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.program import compile_gradients, compile_update
-from jgc.training.setup import make_compressor
+from jgc.training.setup import make_compressor, model_of
 from jgc.training.step import Batch, Gradients, Parts, TrainState, init_state
 
 SHAPES = {"digits": ((8, 8, 1), 10), "cifar10": ((32, 32, 3), 10), "cifar100": ((32, 32, 3), 100)}
@@ -91,7 +90,7 @@ def _parts(config: Config) -> tuple[Parts, TrainState, Batch]:
     """The parts of a run on random images, the state before its first step, and a batch."""
     shape, classes = SHAPES[config.data.name]
     nodes = make_nodes(config.nodes)
-    model = make_model(config.model.name, classes)
+    model = model_of(config, classes)
     compressor = make_compressor(config, model)
     key = jax.random.key(config.seed)
     parts = Parts(

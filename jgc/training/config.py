@@ -40,6 +40,10 @@ class ModelConfig:
     """convnet5, or resnet18, 20, 32, 50, 101"""
     norm: Literal["batch", "group"] = "batch"
     """batch norm, whose statistics are each node's own, or group norm, which has none"""
+    stem: Literal["", "cifar", "imagenet"] = ""
+    """of a ResNet: 3x3, or 7x7 with stride 2 and pooling; if not given, the depth's own"""
+    classes: int = 0
+    """outputs of the head, at least the data set's classes; 0: as many. The LGC paper's sizes suggest 1000"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of the activations; parameters and gradients stay float32"""
 
@@ -53,7 +57,7 @@ class Config(Generic[M]):
     """preset of data set, model, steps, learning rate and phases; see jgc/training/workloads.py"""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    nodes: int = 8
+    nodes: int = OPEN
     """data-parallel workers; several share a device where there are fewer devices"""
     steps: int = OPEN
     """length of the run in updates; schedules do not stretch with it"""

@@ -46,9 +46,7 @@ def build(config: Config) -> Setup:
     try:
         nodes = make_nodes(config.nodes)
         dataset = load_dataset(config.data.name, config.data.dir)
-        model = make_model(
-            config.model.name, dataset.num_classes, norm=config.model.norm, dtype=jnp.dtype(config.model.dtype)
-        )
+        model = model_of(config, dataset.num_classes)
         compressor = make_compressor(config, model)
         optimizer = make_optimizer(config, compressor)
         init_key, compressor_key, step_key = jax.random.split(jax.random.key(config.seed), 3)
@@ -62,6 +60,22 @@ def build(config: Config) -> Setup:
         raise UserError(str(error)) from error
     values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))
     return Setup(parts, dataset, state, costs, values)
+
+
+def model_of(config: Config, classes: int) -> Model:
+    """The model for a data set of so many classes.
+
+    Raises:
+      ValueError: a setting that the model does not have, or out of range.
+    """
+    settings: dict[str, Any] = {"norm": config.model.norm, "dtype": jnp.dtype(config.model.dtype)}
+    if config.model.classes and config.model.classes < classes:
+        raise ValueError(f"--model.classes must be at least the data set's {classes}, got {config.model.classes}")
+    if config.model.stem:
+        if not config.model.name.startswith("resnet"):
+            raise ValueError(f"--model.stem is a setting of ResNets, not of {config.model.name}")
+        settings["stem"] = config.model.stem
+    return make_model(config.model.name, config.model.classes or classes, **settings)
 
 
 def _init_model(model: Model, key: Any, dataset: Dataset) -> Any:

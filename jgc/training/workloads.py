@@ -34,6 +34,7 @@ class Workload:
       evaluate_every: steps between evaluations, beside those at the ends of phases.
       diagnose_every: steps between two comparisons with the true mean.
       checkpoint_every: steps between checkpoints.
+      nodes: data-parallel workers.
       compressor: settings of a method that compresses, where it has them and they still are its class's default.
     """
 
@@ -51,6 +52,7 @@ class Workload:
     evaluate_every: int
     diagnose_every: int
     checkpoint_every: int
+    nodes: int = 8
     compressor: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -115,10 +117,11 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
             compressor=_SHORT,
         ),
         "cifar10_resnet18": _cifar("cifar10", "resnet18"),
-        "cifar10_resnet50": _cifar("cifar10", "resnet50"),
-        "cifar10_resnet101": _cifar("cifar10", "resnet101"),
+        "cifar10_resnet50": _cifar("cifar10", "resnet50", nodes=2),  # LGC paper, Section VI-C
+        "cifar10_resnet101": _cifar("cifar10", "resnet101", nodes=4),
         "cifar10_convnet5": _cifar("cifar10", "convnet5", steps=14_000),
         "cifar100_resnet32": _cifar("cifar100", "resnet32"),
+        "cifar100_resnet50": _cifar("cifar100", "resnet50", nodes=24, batch_size=120),  # Section VI-G, batch ours
     }
 )
 
