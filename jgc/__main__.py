@@ -1,12 +1,86 @@
-"""`python -m jgc bench ...`: what can be run beside training."""
+"""`python -m jgc report|compare|bench ...`: what can be run beside training."""
 
+import contextlib
+import io
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any, Literal
 
 import tyro
 
-from jgc.training.cli import quiet
-from jgc.training.errors import UserError
+from jgc.training.cli import _folded, quiet
+from jgc.training.errors import FAILED, UserError, cannot_write, did_you_mean
+
+USAGE = "usage: python -m jgc {report,compare,bench} --help"
+Figures = tyro.conf.UseAppendAction[tuple[Literal[10, 11, 13, 14], ...]]
+
+
+def report(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    output: Path = Path("report"),
+    figure: Figures = (),
+    latency: bool = False,
+) -> None:
+    """Tables and pictures of finished runs, those that differ only in seed as one row: report.md and report.html.
+
+    Args:
+      runs: run folders, or folders of them.
+      output: folder of the report.
+      figure: draw a figure of the LGC paper from these runs as well; may be given several times.
+      latency: time the encoder and the decoder of LGC's autoencoder on this machine, too.
+    """
+    from jgc.report.page import write
+
+    if not runs:
+        raise UserError("give the folders of runs, or a folder of them: python -m jgc report RUN...")
+    print(write(runs, output, figure, latency))
+
+
+def compare(
+    run_dir: Path,
+    methods: tuple[str, ...] = ("baseline", "sparse_gd", "lgc_ps", "control"),
+    workload: str = "digits_convnet5",
+    seeds: tuple[str, ...] = ("0", "1", "2"),
+    data_dir: str | None = None,
+    steps: int | None = None,
+    schedule_steps: int | None = None,
+    learning_rate_warmup: int | None = None,
+    warmup_steps: int | None = None,
+    autoencoder_steps: int | None = None,
+    evaluate_every: int | None = None,
+    nodes: int | None = None,
+) -> None:
+    """Train every method for every seed, as far as that has not been done, and write the report on them.
+
+    Args:
+      run_dir: folder of the runs, {method}-seed{seed}, and of the report.
+      methods: baseline, sparse_gd, control and names of methods, separated by commas or spaces.
+      workload: which model, batch and settings.
+      seeds: one run of every method for each, separated by commas or spaces.
+      data_dir: folder of prepared data sets.
+      steps: length of the runs; this and all below: the workload's if not given.
+      schedule_steps: steps over which the learning rate falls.
+      learning_rate_warmup: steps over which it first rises.
+      warmup_steps: uncompressed steps of the methods that have such.
+      autoencoder_steps: steps in which an autoencoder trains, where there is one.
+      evaluate_every: steps between evaluations.
+      nodes: data-parallel workers.
+    """
+    settings = {
+        "steps": steps,
+        "schedule_steps": schedule_steps,
+        "learning_rate_warmup": learning_rate_warmup,
+        "warmup_steps": warmup_steps,
+        "autoencoder_steps": autoencoder_steps,
+        "evaluate_every": evaluate_every,
+        "nodes": nodes,
+    }
+    from jgc.report.compare import compare as train_and_report
+
+    changes = {name: value for name, value in settings.items() if value is not None}
+    print(train_and_report(methods, seeds, workload, run_dir, data_dir, changes))
 
 
 def bench_step(
@@ -91,28 +165,125 @@ def bench_accuracy(
         output.write_text(f"# Accuracy and bytes\n\n    {command()}\n\n{page}")
 
 
+def bench_codecs(
+    run_dir: Path,
+    workload: str = "digits_convnet5",
+    nodes: int = 8,
+    seed: int = 0,
+    start: int = 20,
+    steps: int = 45,
+    hold_out: int = 5,
+    alphas: tuple[float, ...] = (0.001, 0.005, 0.02, 0.1),
+    passes: int = 1,
+    data_dir: str | None = None,
+    output: Path | None = None,
+) -> None:
+    """Bytes against error of every method and of trivial codes, on gradients recorded from an uncompressed run.
+
+    Args:
+      run_dir: folder of the recording; one that is there already is used again.
+      workload: which model, batch and settings.
+      nodes: data-parallel workers.
+      seed: of the run recorded.
+      start: uncompressed steps before the first recorded.
+      steps: how many are recorded.
+      hold_out: the last of them, which are compressed; codes learn from those before.
+      alphas: shares of each layer that is selected.
+      passes: how often a method with something to learn sees those steps.
+      data_dir: folder of prepared data sets.
+      output: a Markdown file to write, with a picture of the same name; standard output if not given.
+    """
+    from jgc.bench.codecs import markdown, measure
+    from jgc.bench.codecs_plot import draw
+    from jgc.bench.machine import describe
+    from jgc.bench.record import record
+
+    if not 0 < hold_out < steps:
+        raise UserError(f"--hold-out must be between 1 and --steps - 1 = {steps - 1}, got {hold_out}")
+    recording = record(run_dir, workload, nodes, seed, start, steps, data_dir)
+    rows = measure(recording, hold_out, alphas, passes)
+    page = markdown(rows, workload, recording, hold_out, describe())
+    print(page)
+    if output:
+        picture = output.with_suffix(".png")
+        draw(picture, rows, f"{workload}, {nodes} nodes: what a code makes of one step's gradients, and what it costs")
+        link = f"![Cosine and relative error against bits per parameter]({picture.name})"
+        output.write_text(f"# Bytes against error\n\n    {command()}\n\n{page}\n{link}\n")
+
+
 def command() -> str:
     """The command line as a user types it."""
     return " ".join(["python -m jgc", *sys.argv[1:]])
 
 
-def main() -> int:
-    """Dispatch."""
-    quiet()
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "report": {"": report},
+    "compare": {"": compare},
+    "bench": {"step": bench_step, "accuracy": bench_accuracy, "autoencoder": bench_autoencoder, "codecs": bench_codecs},
+}
+
+
+def parse(argv: Sequence[str]) -> Callable[[], Any]:
+    """What a command line asks for, to be called.
+
+    Raises:
+      UserError: one line on what is wrong with it.
+      SystemExit: after --help.
+    """
+    said = io.StringIO()
+    functions = {name: _deferred(function) for name, function in COMMANDS[argv[0]].items()}
+    settings: dict[str, Any] = {"prog": f"python -m jgc {argv[0]}", "args": list(argv[1:])}
     try:
-        bench = tyro.extras.SubcommandApp()
-        bench.command(name="step")(bench_step)
-        bench.command(name="accuracy")(bench_accuracy)
-        bench.command(name="autoencoder")(bench_autoencoder)
-        if sys.argv[1:2] != ["bench"]:
-            print("usage: python -m jgc bench {step,accuracy,autoencoder} --help", file=sys.stderr)
-            return 2
-        bench.cli(prog="python -m jgc bench", args=sys.argv[2:])
+        with contextlib.redirect_stderr(said):
+            if "" in functions:
+                return tyro.cli(functions[""], **settings)
+            app = tyro.extras.SubcommandApp()
+            for name, function in functions.items():
+                app.command(name=name)(function)
+            return app.cli(**settings)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(_folded(said.getvalue())) from None
+
+
+def _deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """The same command line, but what comes of it is still to be called."""
+
+    @wraps(function)
+    def later(*args: Any, **kwargs: Any) -> Callable[[], None]:
+        return partial(function, *args, **kwargs)
+
+    return later
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for and return the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    quiet()
+    if argv[:1] in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0
+    if not argv or argv[0] not in COMMANDS:
+        if argv:
+            hint = did_you_mean(argv[0], list(COMMANDS))
+            print(f"error: unknown command {argv[0]!r}{hint}", file=sys.stderr)
+        print(USAGE, file=sys.stderr)
+        return 2
+    try:
+        parse(argv)()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except SystemExit as stop:  # --help
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        print("interrupted: what was saved before stays", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"error: {cannot_write(error.filename or 'a file', error)}", file=sys.stderr)
+        return FAILED
     return 0
-
 
 
 if __name__ == "__main__":

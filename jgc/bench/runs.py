@@ -1,19 +1,31 @@
 """Whole runs for a table: one for every variant and seed, in a folder of its own, none of them twice."""
 
 import dataclasses
+import gc
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from rich.console import Console
 
-from jgc.training.config import Config, DataConfig, resolve
-from jgc.training.errors import UserError
+from jgc.training.config import Config, DataConfig, as_json, differences, resolve
+from jgc.training.errors import NonFinite, UserError
 from jgc.training.loop import run
+from jgc.training.rundir import CONFIG, SUMMARY
 
 Summary = dict[str, Any]
+
+
+class Job(NamedTuple):
+    """A run that is wanted."""
+
+    name: str
+    seed: int
+    folder: Path
+    config: Config
 
 
 def train_all(
@@ -23,6 +35,9 @@ def train_all(
     seeds: Sequence[int],
     data_dir: str | None,
     steps: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    failed: dict[str, str] | None = None,
 ) -> dict[str, list[Summary]]:
     """The summaries of one run for every variant and seed. A run that was stopped goes on where it was.
 
@@ -33,20 +48,95 @@ def train_all(
       seeds: one run of every variant for each.
       data_dir: folder of prepared data sets.
       steps: length of the runs; the workload's if not given.
+      changes: settings of the run, or of the methods that have them, in place of the workload's.
+      say: gets a line when a run starts and when it ends.
+      failed: if given, takes the folder and the error of a run that diverges, and the others go on.
+
+    Raises:
+      UserError: a folder holds a run with other settings, before anything is trained; or a run cannot go on.
     """
+    changes = {**(changes or {}), **({"steps": steps} if steps else {})}
+    jobs = [
+        Job(name, seed, folder := run_dir / f"{name}-seed{seed}",
+            configure(settings, workload, seed, data_dir, folder, changes))
+        for seed in seeds for name, settings in variants.items()
+    ]  # fmt: skip
+    for job in jobs:
+        check_folder(job)
     out: dict[str, list[Summary]] = {name: [] for name in variants}
-    for seed in seeds:
-        for name, settings in variants.items():
-            folder = run_dir / f"{name}-seed{seed}"
-            if not (folder / "summary.json").exists():
-                config = resolve(Config(settings, workload=workload, seed=seed, data=DataConfig(dir=data_dir)))
-                resume = (folder / "config.json").exists()
-                config = dataclasses.replace(config, run_dir=str(folder), resume=resume, steps=steps or config.steps)
-                exit_code = run(config, console=Console(quiet=True))
-                if exit_code:  # stopped by a signal: what is done is kept, the same command goes on
-                    raise UserError(f"stopped; {folder} is kept, and the same command goes on", exit_code)
-            out[name].append(json.loads((folder / "summary.json").read_text()))
+    for number, job in enumerate(jobs, 1):
+        try:
+            out[job.name].append(train_one(job, say, f"[{number}/{len(jobs)}] {job.name}, seed {job.seed}"))
+        except NonFinite as error:
+            if failed is None:
+                raise
+            failed[str(job.folder)] = str(error)
+            say(f"[{number}/{len(jobs)}] {job.name}, seed {job.seed}: failed, {error}")
     return out
+
+
+def configure(
+    settings: Any, workload: str, seed: int, data_dir: str | None, folder: Path, changes: Mapping[str, Any]
+) -> Config:
+    """The resolved config of a run, with `changes` where the run or its method has such a setting."""
+    config = resolve(Config(settings, workload=workload, seed=seed, data=DataConfig(dir=data_dir)))
+    ours = {name: value for name, value in changes.items() if hasattr(config, name)}
+    theirs = {name: value for name, value in changes.items() if hasattr(config.compressor, name) and name not in ours}
+    compressor = dataclasses.replace(config.compressor, **theirs)
+    resume = (folder / CONFIG).exists()
+    return dataclasses.replace(config, compressor=compressor, run_dir=str(folder), resume=resume, **ours)
+
+
+def check_folder(job: Job) -> None:
+    """Raise UserError where a run's folder holds another experiment; settings newer than the run do not count."""
+    path = job.folder / CONFIG
+    if not path.exists():
+        return
+    try:
+        old = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    new = json.loads(json.dumps(as_json(job.config)))
+    changed = differences(old, _without_newer(old, new))
+    for name in ("steps", "nodes"):
+        if old.get(name) != new[name]:
+            changed.append(f"{name} was {old.get(name)}, is {new[name]}")
+    if changed:
+        raise UserError(f"{job.folder} holds a run with other settings: {'; '.join(changed)}; give another --run-dir")
+
+
+def _without_newer(old: Any, new: dict[str, Any]) -> dict[str, Any]:
+    """The new config without what the old one does not know."""
+    return {
+        name: _without_newer(old[name], value) if isinstance(value, dict) and isinstance(old[name], dict) else value
+        for name, value in new.items()
+        if name in old
+    }
+
+
+def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: str = "") -> Summary:
+    """The summary of a run, which is trained, or trained on, if it has not finished.
+
+    Raises:
+      UserError: it cannot be trained, or a signal stopped it.
+    """
+    done = (job.folder / SUMMARY).exists()
+    if not done:
+        say(f"{title}: {'resumed' if job.config.resume else 'started'}")
+        exit_code = run(job.config, console=Console(quiet=True))
+        if exit_code:  # stopped by a signal: what is done is kept, the same command goes on
+            raise UserError(f"stopped; {job.folder} is kept, and the same command goes on", exit_code)
+        jax.clear_caches()  # the next run compiles its own steps
+        gc.collect()
+    summary = json.loads((job.folder / SUMMARY).read_text())
+    say(f"{title}: {100 * summary['test_accuracy']:.2f} % after {summary['steps']} steps"
+        f"{', finished before' if done else f', {minutes(summary):.1f} min'}")  # fmt: skip
+    return summary
+
+
+def minutes(summary: Summary) -> float:
+    """How long the steps of a run took, from the medians of its phases."""
+    return sum((phase["seconds_per_step"] or 0.0) * phase["steps"] for phase in summary["phases"]) / 60
 
 
 def mean_of(summaries: Sequence[Summary], figure: str, digits: int = 3, scale: float = 1.0) -> str:

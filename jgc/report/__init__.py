@@ -1,0 +1,1 @@
+"""Reports over many runs, and runs for a report: `python -m jgc report`, `python -m jgc compare`."""

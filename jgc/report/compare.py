@@ -1,0 +1,106 @@
+"""Train every method for every seed, and write the report on them: `python -m jgc compare`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jgc.bench.runs import train_all
+from jgc.compress import METHODS, Dense, Silent, TopK
+from jgc.report.page import write
+from jgc.training.errors import FAILED, UserError, did_you_mean
+from jgc.training.workloads import workload_named
+
+CONFIGS: dict[str, type] = {"baseline": Dense, "sparse_gd": TopK, "control": Silent}
+"""Methods that are known by the name of their config, too."""
+
+
+def known_methods() -> dict[str, type]:
+    """Settings classes by every name that `--methods` takes."""
+    return CONFIGS | {name: method.settings for name, method in METHODS.items()}
+
+
+def words(values: Sequence[str]) -> list[str]:
+    """The entries of a list that is separated by commas, by spaces or by both, each once.
+
+    Example:
+      >>> words(["a,b", "c,", "a"])
+      ['a', 'b', 'c']
+    """
+    return list(dict.fromkeys(word.strip() for value in values for word in value.split(",") if word.strip()))
+
+
+def variants_of(methods: Sequence[str]) -> dict[str, Any]:
+    """Each method's default settings by its name.
+
+    Raises:
+      UserError: an unknown method, none, or one under two names.
+    """
+    known = known_methods()
+    variants: dict[str, Any] = {}
+    for name in methods:
+        if name not in known:
+            raise UserError(f"unknown method {name!r}{did_you_mean(name, list(known))} (one of {', '.join(known)})")
+        twin = next((other for other in variants if type(variants[other]) is known[name]), None)
+        if twin:
+            raise UserError(f"{twin} and {name} are the same method: give one of them")
+        variants[name] = known[name]()
+    if not variants:
+        raise UserError(f"--methods names none (one or more of {', '.join(known)})")
+    return variants
+
+
+def seeds_of(values: Sequence[str]) -> list[int]:
+    """Seeds as whole numbers.
+
+    Raises:
+      UserError: one of them is none, or there are none.
+    """
+    found = words(values)
+    bad = next((word for word in found if not word.isdecimal()), None)
+    if bad is not None or not found:
+        raise UserError(f"--seeds must be whole numbers such as 0,1,2, got {bad or 'none'}")
+    return [int(word) for word in found]
+
+
+def compare(
+    methods: Sequence[str],
+    seeds: Sequence[str],
+    workload: str,
+    run_dir: Path,
+    data_dir: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Path:
+    """Train what has not been trained yet, one line for each run, and write the report into the runs' folder.
+
+    Args:
+      methods: names, as `--methods` takes them.
+      seeds: numbers, as `--seeds` takes them.
+      workload: a name in `jgc.training.workloads`.
+      run_dir: folder of the runs and of the report.
+      data_dir: folder of prepared data sets.
+      changes: settings of the runs, or of the methods that have them, in place of the workload's.
+
+    Returns:
+      The report's path.
+
+    Raises:
+      UserError: a name or a number that is none, a folder with other settings, or runs that diverged: the others are
+        trained and reported all the same.
+    """
+    workload_named(workload)
+    variants, numbers = variants_of(words(methods)), seeds_of(seeds)
+    failed: dict[str, str] = {}
+    train_all(variants, run_dir, workload, numbers, data_dir, changes=changes, say=_say, failed=failed)
+    wanted = [run_dir / f"{name}-seed{seed}" for name in variants for seed in numbers]
+    finished = [folder for folder in wanted if str(folder) not in failed]
+    if not finished:
+        raise UserError(f"no run finished: {next(iter(failed.values()))}", FAILED)
+    remarks = [f"Did not finish: `{folder}`, {error}." for folder, error in failed.items()]
+    page = write(finished, run_dir, remarks=remarks)
+    if failed:
+        raise UserError(f"{len(failed)} of {len(wanted)} runs did not finish; {page} is on the others", FAILED)
+    return page
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

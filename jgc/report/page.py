@@ -1,0 +1,144 @@
+"""report.md, report.html and pictures, out of run folders."""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from jgc.report import paper, plots
+from jgc.report.latency import latency_table, speed_up_table
+from jgc.report.runs import Group, find, pool
+from jgc.report.tables import accuracy_table, bytes_table, paper_table, time_table
+from jgc.training.errors import cannot_write
+from jgc.training.rundir import write_whole
+
+PICTURES = {
+    "accuracy.png": ("Test accuracy over steps", plots.accuracy),
+    "loss.png": ("Training loss over steps", plots.loss),
+    "bytes.png": ("Bytes against accuracy", plots.bytes_against_accuracy),
+}
+FIGURES = {
+    10: ("Learning curves, as the paper's Figure 10", plots.accuracy),
+    11: ("Learning curves, as the paper's Figure 11", plots.accuracy),
+    13: ("Sparsification strategies, as the paper's Figure 13", plots.strategies),
+    14: ("Losses of the autoencoder, as the paper's Figure 14", plots.autoencoder),
+}
+"""By the number that they have in the paper."""
+
+STYLE = (
+    "body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em;line-height:1.45}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:90%}"
+    "td,th{border:1px solid #bbb;padding:.25em .6em}th{background:#eee}img{max-width:100%}"
+)
+
+
+def write(
+    paths: Sequence[Path], output: Path, figures: Sequence[int] = (), latency: bool = False, remarks: Sequence[str] = ()
+) -> Path:
+    """Write a report on runs and return the path of its Markdown.
+
+    Args:
+      paths: run folders, or folders of them.
+      output: folder for report.md, report.html and the pictures; made if need be.
+      figures: the paper's figures to draw as well, of 10, 11, 13, 14.
+      latency: time the autoencoder now.
+      remarks: lines to put at the top.
+
+    Raises:
+      UserError: no finished run, a run that cannot be read, a figure that these runs do not have, a full disk.
+    """
+    runs, unfinished = find(paths)
+    groups = pool(runs)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(output, error) from error
+    pictures = PICTURES | {f"figure{number}.png": FIGURES[number] for number in figures}
+    for name, (_, draw) in pictures.items():
+        draw(groups, output / name)
+    hours = sum(run.hours for run in runs)
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    said = [f"{count}, {hours:.2f} hours of training steps in all (the sum of the runs' own step times; "
+            "evaluation and checkpoints come on top).", *remarks]  # fmt: skip
+    if unfinished:
+        said.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")
+    text = markdown(groups, said, {name: title for name, (title, _) in pictures.items()}, latency)
+    write_whole(output / "report.md", text.encode())
+    write_whole(output / "report.html", as_html(text).encode())
+    return output / "report.md"
+
+
+def markdown(groups: Sequence[Group], remarks: Sequence[str], pictures: dict[str, str], latency: bool) -> str:
+    """The report. Figures are means over seeds, with the sample standard deviation."""
+    blocks = ["# Report", *remarks]
+    for workload, mine in plots.by(groups, lambda group: group.workload).items():
+        blocks += [f"## {workload}", setting(mine), *tables(mine, groups)]
+        blocks += costs(mine) if latency else []
+    blocks += ["## Pictures", *(f"### {title}\n\n![{title}]({name})" for name, title in pictures.items())]
+    blocks.append(paper_section({group.workload for group in groups}))
+    return "\n\n".join(blocks) + "\n"
+
+
+def setting(groups: Sequence[Group]) -> str:
+    """What the runs of a workload have in common, and which versions they ran on."""
+    common = [", ".join(dict.fromkeys(str(group.settings.get(name)) for group in groups))
+              for name in ("nodes", "steps", "batch_size")]  # fmt: skip
+    versions = groups[0].runs[0].summary.get("versions", {})
+    layouts = ", ".join(dict.fromkeys(str(group.runs[0].summary["layout"]) for group in groups))
+    return (f"Nodes: {common[0]} ({layouts}). Steps: {common[1]}. Batch of all nodes: {common[2]}. "
+            f"Python {versions.get('python')}, jax {versions.get('jax')}.")  # fmt: skip
+
+
+def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
+    """The tables of a workload, with what they need to be read."""
+    emulated = any(not group.runs[0].summary["phases"][-1]["wire"]["physical"] for group in mine)
+    blocks = [
+        "### Accuracy",
+        accuracy_table(mine, groups),
+        "Mean ± sample standard deviation over seeds. Against the baseline: the mean over pairs of runs with equal "
+        "seed, which differ in nothing but the method; (means) where no seed is common, and empty where there is no "
+        "such baseline.",
+        "### Bytes",
+        bytes_table(mine, groups),
+        "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "
+        "every value, position and scale counted. Where a method has no leader its column shows a worker. The whole "
+        "run has the uncompressed and the top-k phases in it.",
+    ]
+    if emulated:
+        blocks.append("Physical bytes are empty where all nodes are emulated on one device: nothing was sent between "
+                      "devices. The column beside it is what a device would send with a node on each.")  # fmt: skip
+    blocks += ["### Time", time_table(mine, groups),
+               "Medians within a run, means over seeds. The paper's: another model, data set and machine."]  # fmt: skip
+    return blocks
+
+
+def costs(groups: Sequence[Group]) -> list[str]:
+    """Latency of the autoencoder, timed now, and end-to-end speed-up."""
+    coded, speed = latency_table(groups), speed_up_table(groups)
+    blocks = ["### Latency of the autoencoder", coded or "No method here has one."]
+    if coded:
+        blocks.append("One node's vector, timed on the machine that wrote this report. The paper's: Section VI-B.")
+    blocks += ["### End-to-end speed-up", speed or "No method here stands beside a baseline."]
+    if speed:
+        blocks.append("The baseline's median step over the method's in its last phase. There is no network here: what "
+                      "compression saves on a link is not in it, only what it costs to compute.")  # fmt: skip
+    return blocks
+
+
+def paper_section(workloads: set[str]) -> str:
+    """All of the paper's rows, each workload labelled as ours or another."""
+    blocks = ["## The paper's own figures", "Abrahamyan et al. 2021, IEEE TNNLS, Section VI."]
+    for name, title in paper.WORKLOADS.items():
+        number = next(row.table for row in paper.REPORTED if row.workload == name)
+        other = "" if name in workloads else " (another workload than the runs above: not to be compared row by row)"
+        blocks += [f"### Table {number}: {title}{other}", paper_table(name)]
+    return "\n\n".join([*blocks, "\n".join(f"- {note}" for note in paper.NOTES)])
+
+
+def as_html(text: str) -> str:
+    """A page of its own. What comes from settings stays text."""
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    title = html.escape(text.partition("\n")[0].lstrip("# "))
+    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+            f"<style>{STYLE}</style></head>\n<body>\n{body}</body></html>\n")  # fmt: skip

@@ -1,0 +1,174 @@
+"""Run folders, read and pooled: runs that differ only in their seed are one row of a report."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jgc.training.config import FREE
+from jgc.training.errors import UserError
+from jgc.training.metrics import Line, read
+from jgc.training.rundir import CONFIG, METRICS, SUMMARY
+
+NAMES = {"dense": "baseline", "topk": "sparse_gd", "silent": "control"}
+"""What methods are called beside others, where that is not their own name: their config's."""
+
+# What does not make another experiment. Steps and nodes do, though --resume may change them.
+IGNORED = (FREE - {"steps", "nodes"}) | {"seed"}
+
+
+class Run(NamedTuple):
+    """A finished run: the settings, the summary and the metrics that its folder holds."""
+
+    folder: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    lines: list[Line]
+
+    @property
+    def hours(self) -> float:
+        """Time of its steps; evaluations, checkpoints and most compiling are not in it."""
+        return sum(line.get("seconds") or 0.0 for line in self.lines) / 3600
+
+
+class Group(NamedTuple):
+    """Runs that differ only in seed, in the order of their seeds."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].summary["method"]
+
+    @property
+    def workload(self) -> str:
+        return self.runs[0].summary["workload"]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(run.summary["seed"] for run in self.runs)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return flat(self.runs[0].config)
+
+
+class Spread(NamedTuple):
+    """Mean over seeds, and the sample standard deviation where there are two or more."""
+
+    mean: float
+    std: float | None
+
+
+def find(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
+    """The finished runs in run folders or folders of them, and what was left out as not finished.
+
+    Raises:
+      UserError: a path is no folder, holds no run, or is itself a run that has not finished.
+    """
+    runs: dict[Path, Run] = {}
+    unfinished: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path} is not a folder")
+        if (path / CONFIG).exists() and not (path / SUMMARY).exists():
+            raise UserError(f"{path} has no {SUMMARY}: the run has not finished; train.py --resume goes on with it")
+        folders = [path] if (path / SUMMARY).exists() else sorted(p.parent for p in path.glob(f"*/{CONFIG}"))
+        if not folders:
+            raise UserError(f"{path} holds no run: neither {SUMMARY} nor folders with one")
+        for folder in folders:
+            if not (folder / SUMMARY).exists():
+                unfinished.append(folder)
+            elif folder.resolve() not in runs:
+                runs[folder.resolve()] = read_run(folder)
+    if not runs:
+        raise UserError(f"no run has finished in {', '.join(map(str, paths))}: none has a {SUMMARY}")
+    return list(runs.values()), unfinished
+
+
+def read_run(folder: Path) -> Run:
+    """A finished run.
+
+    Raises:
+      UserError: a file of it cannot be read.
+    """
+    try:
+        config, summary = (json.loads((folder / name).read_text()) for name in (CONFIG, SUMMARY))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the run in {folder}: {error}") from error
+    return Run(folder, config, summary, read(folder / METRICS))
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name.
+
+    Example:
+      >>> flat({"a": 1, "data": {"name": "digits"}})
+      {'a': 1, 'data.name': 'digits'}
+    """
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        out |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return out
+
+
+def pool(runs: Sequence[Run]) -> list[Group]:
+    """Groups of runs with equal settings but for the seed; the baseline first, then as they come.
+
+    Raises:
+      UserError: two folders hold the same experiment with the same seed, which would count it twice.
+    """
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        settings = {name: value for name, value in flat(run.config).items() if name not in IGNORED}
+        seeds = found.setdefault(json.dumps(settings, sort_keys=True), {})
+        seed = run.summary["seed"]
+        if seed in seeds:
+            raise UserError(f"{seeds[seed].folder} and {run.folder} have the same settings and seed: give one of them")
+        seeds[seed] = run
+    groups = [Group("", tuple(seeds[seed] for seed in sorted(seeds))) for seeds in found.values()]
+    groups.sort(key=lambda group: group.method != "dense")
+    return [group._replace(label=_label(group, groups)) for group in groups]
+
+
+def _label(group: Group, groups: Sequence[Group]) -> str:
+    """The method's name, and whatever tells the group from others of this method and workload."""
+    name = NAMES.get(group.method, group.method)
+    alike = [g.settings for g in groups if (g.method, g.workload) == (group.method, group.workload)]
+    mine = group.settings
+    known = dict.fromkeys(key for settings in alike for key in settings)
+    telling = [k for k in known if k not in IGNORED and len({str(s.get(k, "absent")) for s in alike}) > 1]
+    said = ", ".join(f"{key.removeprefix('compressor.')}={mine.get(key, 'absent')}" for key in telling)
+    return f"{name} ({said})" if said else name
+
+
+def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
+    """The uncompressed runs that differ from a group's in nothing but the method; None if there are none."""
+    skip = (*IGNORED, "method")
+
+    def outside(g: Group) -> dict[str, Any]:
+        return {k: v for k, v in g.settings.items() if k not in skip and not k.startswith("compressor.")}
+
+    return next((g for g in groups if g.method == "dense" and outside(g) == outside(group)), None)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and sample standard deviation.
+
+    Example:
+      >>> spread([1.0, 3.0])
+      Spread(mean=2.0, std=1.4142135623730951)
+    """
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def against(group: Group, baseline: Group) -> tuple[Spread, int]:
+    """Points of test accuracy over the baseline, over pairs of runs with equal seeds, and how many pairs there are."""
+    mine, theirs = ({run.summary["seed"]: 100 * run.summary["test_accuracy"] for run in g.runs}
+                    for g in (group, baseline))  # fmt: skip
+    common = [seed for seed in mine if seed in theirs]
+    if common:
+        return spread([mine[seed] - theirs[seed] for seed in common]), len(common)
+    return Spread(statistics.fmean(mine.values()) - statistics.fmean(theirs.values()), None), 0

@@ -1,0 +1,179 @@
+"""The tables of a report, as Markdown."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jgc.report import paper
+from jgc.report.runs import Group, Spread, against, baseline_of, spread
+from jgc.training.table import size
+
+TOLERANCE = 1.0  # points of accuracy
+
+
+class Figures(NamedTuple):
+    """What a row shows, means over its seeds; bytes and ratios are the same for every seed.
+
+    Attributes:
+      accuracy: test accuracy, percent.
+      against: points over the baseline; None where there is none.
+      pairs: how many runs of equal seed that is over; 0 is a difference of means.
+      leader, worker: bytes that such a node sends up in a step of the last phase.
+      ratios: of the last phase, by role; None where a node sends nothing.
+      total, dense_total: bytes that all nodes sent up in the run, and would have uncompressed.
+      physical: bytes of a device in a step of the last phase; None where one device holds all nodes.
+      physical_apart: the same if every node had a device of its own.
+      seconds: median seconds of a step by phase.
+      last_share: steps of the last phase over all steps.
+      cosine: reconstruction cosine of the last phase, None where there is none.
+    """
+
+    accuracy: Spread
+    against: Spread | None
+    pairs: int
+    leader: float
+    worker: float
+    ratios: dict[str, float | None]
+    total: float
+    dense_total: float
+    physical: float | None
+    physical_apart: float
+    seconds: dict[str, float]
+    last_share: float
+    cosine: Spread | None
+
+
+def figures(group: Group, groups: Sequence[Group]) -> Figures:
+    """A group's figures, from its summaries."""
+    summaries = [run.summary for run in group.runs]
+    first, last = summaries[0], summaries[0]["phases"][-1]
+    baseline = baseline_of(group, groups)
+    difference, pairs = (None, 0) if baseline is None or baseline is group else against(group, baseline)
+    wire = last["wire"]
+    cosines = [s["reconstruction_cosine"] for s in summaries if s.get("reconstruction_cosine") is not None]
+    return Figures(
+        spread([100 * s["test_accuracy"] for s in summaries]),
+        difference,
+        pairs,
+        _up(wire, "leader"),
+        _up(wire, "worker"),
+        first["compression_ratio"],
+        spread([s["total_bytes"] for s in summaries]).mean,
+        spread([s["dense_total_bytes"] for s in summaries]).mean,
+        _device(wire["physical"]),
+        _device(wire.get("physical_one_node_per_device", {})) or 0.0,
+        _seconds(summaries),
+        last["steps"] / first["steps"],
+        spread(cosines) if cosines else None,
+    )
+
+
+def _up(wire: dict[str, Any], role: str) -> float:
+    roles = {name: ways.get("up", {}) for name, ways in wire["logical"].items()}
+    return sum((roles[role] if role in roles else roles.get("worker", {})).values())
+
+
+def _device(physical: dict[str, float]) -> float | None:
+    """Gradient bytes that a device sends: `other` is flags and metrics."""
+    return sum(count for name, count in physical.items() if name != "other") if physical else None
+
+
+def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean over seeds of each phase's median."""
+    found: dict[str, list[float]] = {}
+    for summary in summaries:
+        for phase in summary["phases"]:
+            if phase["seconds_per_step"] is not None:
+                found.setdefault(phase["name"], []).append(phase["seconds_per_step"])
+    return {name: spread(values).mean for name, values in found.items()}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column to the left, the others to the right.
+
+    Example:
+      >>> print(table(["a", "b"], [["x|y", "1"]]))
+      | a | b |
+      |:---|---:|
+      | x\\|y | 1 |
+    """
+    lines = [head, [":---", *["---:"] * (len(head) - 1)], *rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"|{'|'.join(line)}|" if i == 1 else f"| {' | '.join(line)} |" for i, line in enumerate(cells))
+
+
+def plus_minus(value: Spread | None, digits: int = 2, sign: str = "") -> str:
+    """Mean and spread for people.
+
+    Example:
+      >>> plus_minus(Spread(1.234, 0.5), sign="+")
+      '+1.23 ± 0.50'
+    """
+    if value is None:
+        return ""
+    return f"{value.mean:{sign}.{digits}f}" + ("" if value.std is None else f" ± {value.std:.{digits}f}")
+
+
+def ratio(value: float | None) -> str:
+    """A compression ratio for people."""
+    return "sends nothing" if value is None else f"{value:,.4g}x" if value < 1000 else f"{value:,.0f}x"
+
+
+def accuracy_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """Accuracy beside the baseline's, and the paper's where it trained this workload."""
+    head = ["method", "seeds", "test accuracy, %", "against the baseline, points", f"within {TOLERANCE} point",
+            "reconstruction cosine", *_if_paper(groups, "paper: accuracy, %")]  # fmt: skip
+    rows = []
+    for group in groups:
+        f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
+        within = "" if f.against is None else "yes" if f.against.mean >= -TOLERANCE else "no"
+        pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
+        how = "" if f.against is None else f" ({pairs})"
+        rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.accuracy),
+                     plus_minus(f.against, sign="+") + how, within, plus_minus(f.cosine, 3),
+                     *_if_paper(groups, f"{theirs.accuracy} (Table {theirs.table})" if theirs else "")])  # fmt: skip
+    return table(head, rows)
+
+
+def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """Bytes of a step of the last phase and of the whole run."""
+    head = ["method", "leader up, a step", "worker up, a step", "leader ratio", "worker ratio",
+            "whole run, all nodes up", "less than uncompressed", "physical, a device, a step",
+            "one node per device: physical",
+            *_if_paper(groups, "paper: MB a step", "paper: ratio")]  # fmt: skip
+    rows = []
+    for group in groups:
+        f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
+        rows.append([group.label, size(f.leader), size(f.worker), ratio(f.ratios["leader"]), ratio(f.ratios["worker"]),
+                     size(f.total), ratio(f.dense_total / f.total if f.total else None),
+                     "" if f.physical is None else size(f.physical), size(f.physical_apart),
+                     *_if_paper(groups, *(paper_bytes(theirs) if theirs else ("", "")))])  # fmt: skip
+    return table(head, rows)
+
+
+def time_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """Seconds of a step in every phase, and the paper's Table V beside them."""
+    rows = []
+    for group in groups:
+        f, theirs = figures(group, everything), paper.SECONDS.get(group.method, {})
+        for name, seconds in f.seconds.items():
+            steps = next(p["steps"] for p in group.runs[0].summary["phases"] if p["name"] == name)
+            rows.append([group.label, name, str(steps), f"{100 * steps / group.runs[0].summary['steps']:.1f} %",
+                         f"{seconds:.3f}", f"{theirs[name]:.1f}" if name in theirs else ""])  # fmt: skip
+    head = ["method", "phase", "steps", "share of the steps", "seconds a step", "paper: seconds (Table V, ImageNet)"]
+    return table(head, rows)
+
+
+def paper_table(workload: str) -> str:
+    """The paper's own rows for one of its workloads."""
+    rows = [[row.name, f"{row.accuracy}", *paper_bytes(row), "" if row.terabytes is None else f"{row.terabytes} TB"]
+            for row in paper.REPORTED if row.workload == workload]  # fmt: skip
+    return table(["method", "accuracy, %", "MB a node sends in a step", "ratio", "whole training, all nodes"], rows)
+
+
+def paper_bytes(row: paper.Reported) -> tuple[str, str]:
+    """The paper's megabytes and ratios of a row, leader / worker."""
+    return " / ".join(map(str, row.megabytes)), " / ".join(f"{value:,}x" for value in row.ratio)
+
+
+def _if_paper(groups: Sequence[Group], *cells: str) -> tuple[str, ...]:
+    return cells if groups[0].workload in paper.WORKLOADS else ()
