@@ -1,0 +1,115 @@
+"""All nodes' gradients of consecutive steps of an uncompressed run, kept on disk and read again by the next command.
+
+The run is the workload's own with its baseline. What is kept is what the compressor would get: each node's gradient
+with coupled weight decay in it. A recording of 40 steps of a 390k-parameter model on 8 nodes takes 0.5 GB.
+"""
+
+import json
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jgc.compress import Dense
+from jgc.nodes import place
+from jgc.pack import make_packing, unpack
+from jgc.training.config import Config, DataConfig, as_json, resolve
+from jgc.training.errors import UserError
+from jgc.training.loop import batches
+from jgc.training.optimizer import add_coupled_decay
+from jgc.training.program import compile_gradients, compile_update
+from jgc.training.setup import Setup, build
+from jgc.types import Array, PyTree
+
+GRADIENTS, ABOUT = "gradients.npy", "recording.json"
+
+
+class Recording(NamedTuple):
+    """Gradients of S consecutive steps.
+
+    Attributes:
+      setup: the run that they come from, before its first step.
+      start: the step of the first.
+      flat: f32[S, K, n] on disk, in the order of `jgc.pack`.
+    """
+
+    setup: Setup
+    start: int
+    flat: np.ndarray
+
+    @property
+    def shapes(self) -> PyTree:
+        """The parameters' shapes and dtypes."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.setup.state.params)
+
+    def tree(self, index: int) -> PyTree:
+        """All nodes' gradients of a step, leaves [K, ...], placed on the devices."""
+        packing = make_packing(self.shapes)
+        trees = [unpack(g, packing) for g in np.asarray(self.flat[index])]
+        return place(jax.tree.map(lambda *xs: np.stack(xs), *trees), "local", self.setup.parts.nodes)
+
+
+def record(
+    run_dir: Path, workload: str, nodes: int, seed: int, start: int, steps: int, data_dir: str | None = None
+) -> Recording:
+    """The gradients of steps `start` to `start + steps - 1`; those in `run_dir` if they are of the same run.
+
+    Args:
+      run_dir: folder of the recording.
+      workload: a name in `jgc.training.workloads`.
+      nodes: K.
+      seed: of the run.
+      start: uncompressed steps before the first that is kept.
+      steps: how many are kept.
+      data_dir: folder of prepared data sets.
+
+    Raises:
+      UserError: `run_dir` holds a recording of something else.
+    """
+    config = resolve(
+        Config(Dense(), workload=workload, nodes=nodes, seed=seed, steps=start + steps, data=DataConfig(dir=data_dir))
+    )
+    setup = build(config)
+    about: dict[str, Any] = {"start": start, "config": as_json(config)}
+    about["config"]["data"].pop("dir")  # where the data lie is no part of what they are
+    if (run_dir / ABOUT).exists():
+        if json.loads((run_dir / ABOUT).read_text()) != json.loads(json.dumps(about)):
+            raise UserError(f"{run_dir} holds a recording of something else: give another --run-dir or remove it")
+    else:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        _run(config, setup, start, run_dir / GRADIENTS)
+        (run_dir / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+    return Recording(setup, start, np.load(run_dir / GRADIENTS, mmap_mode="r"))
+
+
+def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
+    """Train without compression and write down the gradients from step `start` on."""
+    partial = path.with_suffix(".partial")
+    shape = (config.steps - start, config.nodes, setup.values)
+    kept = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+    state, phase = jax.tree.map(lambda x: x.copy(), setup.state), setup.parts.compressor.schedule[-1]
+    compute: Any = None
+    with closing(batches(config, setup, 0)) as arriving:
+        for step, batch in zip(range(config.steps), arriving, strict=True):
+            if compute is None:
+                compute = compile_gradients(setup.parts, state, batch)
+            gradients = compute(state.params, state.batch_stats, batch)
+            if step == 0:
+                update = compile_update(setup.parts, phase.value, state, gradients)
+            if step >= start:
+                kept[step - start] = flat(add_coupled_decay(gradients.grads, state.params, config))
+            state, _ = update.run(state, gradients, np.int32(step))
+    kept.flush()
+    os.replace(partial, path)
+
+
+def flat(grads: PyTree) -> Array | np.ndarray:
+    """All nodes' gradients as vectors in the order of `jgc.pack`: leaves [K, ...] -> f32[K, n]."""
+    leaves = jax.tree.map(np.asarray, grads)
+    layout = make_packing(jax.tree.map(lambda x: x[0], leaves))
+    in_order = sorted((leaf.start, i) for i, leaf in enumerate(layout.leaves) if leaf.start >= 0)
+    values = jax.tree.leaves(leaves)
+    return np.concatenate([values[i].reshape(len(values[i]), -1) for _, i in in_order], axis=1)
