@@ -1,7 +1,5 @@
 """`python -m jgc report|compare|bench ...`: what can be run beside training."""
 
-import contextlib
-import io
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
@@ -10,10 +8,11 @@ from typing import Any, Literal
 
 import tyro
 
-from jgc.training.cli import _folded, quiet
-from jgc.training.errors import FAILED, UserError, cannot_write, did_you_mean
+from jgc.training.cli import exit_code_of, in_one_line, quiet
+from jgc.training.errors import UserError, did_you_mean
 
 USAGE = "usage: python -m jgc {report,compare,bench} --help"
+Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
 Figures = tyro.conf.UseAppendAction[tuple[Literal[10, 11, 13, 14], ...]]
 
 
@@ -51,6 +50,7 @@ def compare(
     autoencoder_steps: int | None = None,
     evaluate_every: int | None = None,
     nodes: int | None = None,
+    set: Settings = (),
 ) -> None:
     """Train every method for every seed, as far as that has not been done, and write the report on them.
 
@@ -67,6 +67,8 @@ def compare(
       autoencoder_steps: steps in which an autoencoder trains, where there is one.
       evaluate_every: steps between evaluations.
       nodes: data-parallel workers.
+      set: any other option of train.py, for all runs (learning_rate=0.1) or a method's own (dgc.clip_norm=1); may be
+        given several times, and has the last word.
     """
     settings = {
         "steps": steps,
@@ -80,7 +82,7 @@ def compare(
     from jgc.report.compare import compare as train_and_report
 
     changes = {name: value for name, value in settings.items() if value is not None}
-    print(train_and_report(methods, seeds, workload, run_dir, data_dir, changes))
+    print(train_and_report(methods, seeds, workload, run_dir, data_dir, changes, set))
 
 
 def bench_step(
@@ -230,21 +232,14 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
       UserError: one line on what is wrong with it.
       SystemExit: after --help.
     """
-    said = io.StringIO()
     functions = {name: _deferred(function) for name, function in COMMANDS[argv[0]].items()}
     settings: dict[str, Any] = {"prog": f"python -m jgc {argv[0]}", "args": list(argv[1:])}
-    try:
-        with contextlib.redirect_stderr(said):
-            if "" in functions:
-                return tyro.cli(functions[""], **settings)
-            app = tyro.extras.SubcommandApp()
-            for name, function in functions.items():
-                app.command(name=name)(function)
-            return app.cli(**settings)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise UserError(_folded(said.getvalue())) from None
+    if "" in functions:
+        return in_one_line(lambda: tyro.cli(functions[""], **settings))
+    app = tyro.extras.SubcommandApp()
+    for name, function in functions.items():
+        app.command(name=name)(function)
+    return in_one_line(lambda: app.cli(**settings))
 
 
 def _deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
@@ -270,20 +265,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: unknown command {argv[0]!r}{hint}", file=sys.stderr)
         print(USAGE, file=sys.stderr)
         return 2
-    try:
+
+    def run_it() -> int:
         parse(argv)()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except SystemExit as stop:  # --help
-        return int(stop.code or 0)
-    except KeyboardInterrupt:
-        print("interrupted: what was saved before stays", file=sys.stderr)
-        return 130
-    except OSError as error:
-        print(f"error: {cannot_write(error.filename or 'a file', error)}", file=sys.stderr)
-        return FAILED
-    return 0
+        return 0
+
+    return exit_code_of(run_it)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from training_helpers import tiny_model
 
 from jgc.__main__ import main
 from jgc.bench import runs as bench_runs
-from jgc.compress import Dense, LgcPs
+from jgc.compress import Dense, Dgc, LgcPs
 from jgc.report import paper, plots
-from jgc.report.compare import compare, seeds_of, variants_of, words
+from jgc.report.compare import compare, options_of, seeds_of, variants_of, words
 from jgc.report.latency import milliseconds, speed_up_table, values_coded
 from jgc.report.page import write
 from jgc.report.runs import Group, Run, against, baseline_of, find, pool
@@ -258,6 +258,10 @@ def test_the_papers_numbers():
         (["compare", "--run-dir", "x", "--methods", "baselin"], "did you mean baseline?"),
         (["compare", "--run-dir", "x", "--workload", "digit_convnet5"], "did you mean digits_convnet5?"),
         (["compare", "--methods", "baseline"], "run-dir"),
+        (["compare", "--run-dir", "x", "--set", "alpha"], "METHOD.FIELD=VALUE, got 'alpha'"),
+        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dg.alpha=1"], "did you mean dgc?"),
+        (["compare", "--run-dir", "x", "--set", "learning_rat=0.1"], "did you mean --learning-rate?"),
+        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.alpha=little"], "little"),
     ],
 )
 def test_one_line_for_what_is_wrong(argv, said, tmp_path, monkeypatch, capsys):
@@ -268,6 +272,16 @@ def test_one_line_for_what_is_wrong(argv, said, tmp_path, monkeypatch, capsys):
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.strip().splitlines()) <= 2 and "Traceback" not in error
+
+
+def test_settings_on_the_command_line_have_the_last_word(tmp_path):
+    options = options_of(["learning_rate=0.3", "dgc.clip_norm=2", "dgc.factor_masking=False"], ["baseline", "dgc"])
+    baseline, ours = (
+        bench_runs.configure(settings, "digits_convnet5", 0, None, tmp_path / "new", {"steps": 7}, options[name])
+        for name, settings in (("baseline", Dense()), ("dgc", Dgc()))
+    )
+    assert (baseline.learning_rate, ours.learning_rate, ours.steps) == (0.3, 0.3, 7)
+    assert (ours.compressor.clip_norm, ours.compressor.factor_masking) == (2.0, False)
 
 
 def test_train_all_without_changes_is_the_workloads(tmp_path):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from jgc.training.cli import with_options
 from jgc.training.config import Config, DataConfig, as_json, differences, resolve
 from jgc.training.errors import NonFinite, UserError
 from jgc.training.loop import run
@@ -36,6 +37,7 @@ def train_all(
     data_dir: str | None,
     steps: int | None = None,
     changes: Mapping[str, Any] | None = None,
+    options: Mapping[str, Sequence[str]] | None = None,
     say: Callable[[str], None] = lambda line: None,
     failed: dict[str, str] | None = None,
 ) -> dict[str, list[Summary]]:
@@ -49,6 +51,7 @@ def train_all(
       data_dir: folder of prepared data sets.
       steps: length of the runs; the workload's if not given.
       changes: settings of the run, or of the methods that have them, in place of the workload's.
+      options: words of `train.py`'s command line by the name of the variant; they have the last word.
       say: gets a line when a run starts and when it ends.
       failed: if given, takes the folder and the error of a run that diverges, and the others go on.
 
@@ -58,7 +61,7 @@ def train_all(
     changes = {**(changes or {}), **({"steps": steps} if steps else {})}
     jobs = [
         Job(name, seed, folder := run_dir / f"{name}-seed{seed}",
-            configure(settings, workload, seed, data_dir, folder, changes))
+            configure(settings, workload, seed, data_dir, folder, changes, (options or {}).get(name, ())))
         for seed in seeds for name, settings in variants.items()
     ]  # fmt: skip
     for job in jobs:
@@ -76,15 +79,22 @@ def train_all(
 
 
 def configure(
-    settings: Any, workload: str, seed: int, data_dir: str | None, folder: Path, changes: Mapping[str, Any]
+    settings: Any,
+    workload: str,
+    seed: int,
+    data_dir: str | None,
+    folder: Path,
+    changes: Mapping[str, Any],
+    options: Sequence[str] = (),
 ) -> Config:
-    """The resolved config of a run, with `changes` where the run or its method has such a setting."""
+    """The resolved config of a run, with `changes` where the run or its method has such a setting, then `options`."""
     config = resolve(Config(settings, workload=workload, seed=seed, data=DataConfig(dir=data_dir)))
     ours = {name: value for name, value in changes.items() if hasattr(config, name)}
     theirs = {name: value for name, value in changes.items() if hasattr(config.compressor, name) and name not in ours}
     compressor = dataclasses.replace(config.compressor, **theirs)
     resume = (folder / CONFIG).exists()
-    return dataclasses.replace(config, compressor=compressor, run_dir=str(folder), resume=resume, **ours)
+    config = dataclasses.replace(config, compressor=compressor, run_dir=str(folder), resume=resume, **ours)
+    return with_options(config, options) if options else config
 
 
 def check_folder(job: Job) -> None:

@@ -1,6 +1,6 @@
 """Train every method for every seed, and write the report on them: `python -m jgc compare`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,40 @@ def seeds_of(values: Sequence[str]) -> list[int]:
     return [int(word) for word in found]
 
 
+def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, list[str]]:
+    """Command lines of the methods' runs from entries of `--set`.
+
+    Args:
+      settings: FIELD=VALUE for all methods, METHOD.FIELD=VALUE for a setting of one method's own.
+      methods: names of the methods that run.
+
+    Raises:
+      UserError: an entry that is neither, or for a method that does not run.
+
+    Example:
+      >>> options_of(["learning_rate=0.1", "dgc.clip_norm=1"], ["baseline", "dgc"])
+      {'baseline': ['--learning-rate=0.1'], 'dgc': ['--learning-rate=0.1', '--compressor.clip-norm=1']}
+    """
+    out: dict[str, list[str]] = {name: [] for name in methods}
+    for entry in settings:
+        field, equals, value = entry.partition("=")
+        method, dot, own = field.partition(".")
+        if not equals or not field:
+            raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
+        if dot and method not in out:
+            raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
+        for name in [method] if dot else out:
+            out[name].append(_option("compressor." if dot else "", own if dot else field, value))
+    return out
+
+
+def _option(prefix: str, field: str, value: str) -> str:
+    """One word of a command line; what is true or false is a flag there."""
+    name = field.replace("_", "-")
+    flags = {"true": f"--{prefix}{name}", "false": f"--{prefix}no-{name}"}
+    return flags.get(value.lower(), f"--{prefix}{name}={value}")
+
+
 def compare(
     methods: Sequence[str],
     seeds: Sequence[str],
@@ -69,6 +103,7 @@ def compare(
     run_dir: Path,
     data_dir: str | None = None,
     changes: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
 ) -> Path:
     """Train what has not been trained yet, one line for each run, and write the report into the runs' folder.
 
@@ -79,18 +114,19 @@ def compare(
       run_dir: folder of the runs and of the report.
       data_dir: folder of prepared data sets.
       changes: settings of the runs, or of the methods that have them, in place of the workload's.
+      settings: entries, as `--set` takes them.
 
     Returns:
       The report's path.
 
     Raises:
-      UserError: a name or a number that is none, a folder with other settings, or runs that diverged: the others are
-        trained and reported all the same.
+      UserError: a name, a number or a setting that is none, a folder with other settings, or runs that diverged: the
+        others are trained and reported all the same.
     """
     workload_named(workload)
     variants, numbers = variants_of(words(methods)), seeds_of(seeds)
-    failed: dict[str, str] = {}
-    train_all(variants, run_dir, workload, numbers, data_dir, changes=changes, say=_say, failed=failed)
+    options, failed = options_of(settings, variants), dict[str, str]()
+    train_all(variants, run_dir, workload, numbers, data_dir, None, changes, options, _say, failed)
     wanted = [run_dir / f"{name}-seed{seed}" for name in variants for seed in numbers]
     finished = [folder for folder in wanted if str(folder) not in failed]
     if not finished:

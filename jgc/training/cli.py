@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line asks for and return the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     quiet()
-    try:
+
+    def run_it() -> int:
         config = parse(argv)
         from jgc.training.loop import run
 
         return run(config, resume_command(argv))
+
+    return exit_code_of(run_it)
+
+
+def exit_code_of(action: Callable[[], int]) -> int:
+    """What `action` returns, or one line about what went wrong and the exit code that goes with it."""
+    try:
+        return action()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -77,9 +86,21 @@ def parse(argv: Sequence[str]) -> Config:
     config = load_config(Path(options or DEFAULT_CONFIG))
     workload, _ = _take(rest, "--workload")
     config = resolve(dataclasses.replace(config, workload=workload) if workload else config)
+    return with_options(config, rest)
+
+
+def with_options(config: Config, argv: Sequence[str]) -> Config:
+    """A config with the changes that a command line makes to it.
+
+    Raises:
+      UserError: an unknown option, or a value that does not fit it.
+      SystemExit: after --help.
+    """
     kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
-    _check_names(rest, kind, config)
-    return _one_line_errors(kind, config, rest)
+    _check_names(argv, kind, config)
+    return in_one_line(
+        lambda: tyro.cli(kind, default=config, args=list(argv), prog="train.py --config FILE", description=_about())
+    )
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
@@ -149,12 +170,17 @@ def _check_names(argv: Sequence[str], kind: Any, config: Config) -> None:
             raise UserError(f"unknown option {name}{hint}")
 
 
-def _one_line_errors(kind: Any, default: Config, argv: Sequence[str]) -> Config:
-    """tyro's parser, with its box of an error message folded into one line."""
+def in_one_line(parse: Callable[[], Any]) -> Any:
+    """What tyro parses, with its box of an error message folded into one line.
+
+    Raises:
+      UserError: what the box says.
+      SystemExit: after --help.
+    """
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, default=default, args=list(argv), prog="train.py --config FILE", description=_about())
+            return parse()
     except SystemExit as stop:
         if not stop.code:
             raise
