@@ -110,6 +110,30 @@ def bench_step(
         output.write_text(f"# Time of a step\n\n    {command()}\n\n{page}")
 
 
+def bench_bytes(
+    workload: str = "cifar10_resnet50",
+    alpha: float = 0.001,
+    stem: Literal["", "cifar", "imagenet"] = "",
+    classes: int = 0,
+    output: Path | None = None,
+) -> None:
+    """What each method sends in a step of its last phase, from a model's shapes, beside the LGC paper's Table VI.
+
+    Args:
+      workload: which model and how many nodes.
+      alpha: share of each layer that is selected.
+      stem: of a ResNet; the workload's if not given.
+      classes: outputs of the head; the data set's if not given. The paper's sizes suggest 1000.
+      output: a Markdown file to write; standard output if not given.
+    """
+    from jgc.bench.message_sizes import markdown, measure
+
+    page = markdown(*measure(workload, alpha, stem, classes), alpha)
+    print(page)
+    if output:
+        output.write_text(f"# Bytes of a step\n\n    {command()}\n\n{page}")
+
+
 def bench_autoencoder(
     run_dir: Path,
     workload: str = "digits_convnet5",
@@ -221,7 +245,13 @@ def command() -> str:
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "report": {"": report},
     "compare": {"": compare},
-    "bench": {"step": bench_step, "accuracy": bench_accuracy, "autoencoder": bench_autoencoder, "codecs": bench_codecs},
+    "bench": {
+        "step": bench_step,
+        "bytes": bench_bytes,
+        "accuracy": bench_accuracy,
+        "autoencoder": bench_autoencoder,
+        "codecs": bench_codecs,
+    },
 }
 
 

@@ -266,6 +266,10 @@ def _ring(x: Array, size: int, place: Array, shift: Callable, join: Callable) ->
     return join(travelling).reshape(-1)[: x.size]
 
 
+MEANS: dict[str, Callable[[Array, Nodes, str], Array]] = {"psum": mean, "ring": ring_mean}
+"""The two ways to average that a setting chooses from: the runtime's all-reduce, and the explicit ring."""
+
+
 # --- words: several arrays in one collective, bit for bit ------------------------------------------------------
 
 

@@ -105,6 +105,7 @@ def test_latency_is_measured_at_the_length_of_the_run(trained):
     code = lgc.runs[0].summary["phases"][-1]["wire"]["logical"]["leader"]["up"]["code"]
     assert m is not None and m % 16 == 0 and m / 16 * 4 * 4 == code
     assert all(value > 0 for value in milliseconds(m, repeats=2).values())
+    assert set(milliseconds(m, "linear", repeats=1)) == {"encode", "decode"}
 
 
 def test_compare_trains_nothing_twice(trained, no_training, capsys):

@@ -17,6 +17,7 @@ import numpy as np
 
 from jgc import compress
 from jgc.bench import codecs_basis, codecs_trivial
+from jgc.bench.codecs_trivial import Code
 from jgc.bench.record import Recording, flat
 from jgc.compress import Method, step_on_nodes
 from jgc.pack import make_packing
@@ -73,9 +74,6 @@ def measure(recording: Recording, hold_out: int, alphas: Sequence[float], passes
     return rows
 
 
-Code = Callable[[np.ndarray], tuple[np.ndarray, float]]  # f32[K, n] -> (mean f32[n], bits that all nodes send up)
-
-
 def score(family: str, name: str, setting: str, code: Code, held: Sequence[np.ndarray]) -> Row:
     """The row of a code, means over the steps held out."""
     found = []
@@ -114,7 +112,7 @@ def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passe
             for i in range(steps - hold_out, steps):
                 got = step(last, i, recording.tree(i), state)[0]
                 one = flat(jax.tree.map(lambda x: np.asarray(x)[None], got))[0]
-                found.append(against(np.asarray(one), recording.flat[i].mean(0)))
+                found.append(against(one, recording.flat[i].mean(0)))
             error, cosine = np.mean(found, axis=0)
             yield Row("method", method.name, words, bits / recording.flat[0].size, float(error), float(cosine))
 

@@ -13,7 +13,7 @@ from jgc.pack import Layer
 from jgc.select import counts_per_layer
 from jgc.wire.positions import elias_fano_bits
 
-Code = Callable[[np.ndarray], tuple[np.ndarray, float]]
+Code = Callable[[np.ndarray], tuple[np.ndarray, float]]  # f32[K, n] -> (mean f32[n], bits that all nodes send up)
 # Levels of |x| / rms with the least squared error for a normal x (Max 1960), by bits with the sign's.
 LEVELS = {
     1: np.array([0.798]),

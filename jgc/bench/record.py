@@ -15,14 +15,14 @@ import numpy as np
 
 from jgc.compress import Dense
 from jgc.nodes import place
-from jgc.pack import make_packing, unpack
+from jgc.pack import make_packing, pack, unpack
 from jgc.training.config import Config, DataConfig, as_json, resolve
 from jgc.training.errors import UserError
 from jgc.training.loop import batches
 from jgc.training.optimizer import add_coupled_decay
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.setup import Setup, build
-from jgc.types import Array, PyTree
+from jgc.types import PyTree
 
 GRADIENTS, ABOUT = "gradients.npy", "recording.json"
 
@@ -106,10 +106,7 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
     os.replace(partial, path)
 
 
-def flat(grads: PyTree) -> Array | np.ndarray:
+def flat(grads: PyTree) -> np.ndarray:
     """All nodes' gradients as vectors in the order of `jgc.pack`: leaves [K, ...] -> f32[K, n]."""
-    leaves = jax.tree.map(np.asarray, grads)
-    layout = make_packing(jax.tree.map(lambda x: x[0], leaves))
-    in_order = sorted((leaf.start, i) for i, leaf in enumerate(layout.leaves) if leaf.start >= 0)
-    values = jax.tree.leaves(leaves)
-    return np.concatenate([values[i].reshape(len(values[i]), -1) for _, i in in_order], axis=1)
+    layout = make_packing(jax.tree.map(lambda x: x[0], grads))
+    return np.asarray(jax.vmap(lambda one: pack(one, layout))(grads))

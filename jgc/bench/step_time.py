@@ -21,6 +21,8 @@ from jgc.compress import _autoencoder as ae
 from jgc.memory import make_memory
 from jgc.nodes import make_nodes, place
 from jgc.pack import Packing, make_packing
+from jgc.report import paper
+from jgc.report.tables import table
 from jgc.select import Sparse, counts_per_layer, scatter, top_positions
 from jgc.training.config import Config, resolve
 from jgc.training.optimizer import make_optimizer, make_schedule
@@ -172,5 +174,23 @@ def markdown(times: StepTimes, machine: str) -> str:
         "| piece | ms |",
         "|---|---|",
         *(f"| {name} | {1e3 * seconds:.1f} |" for name, seconds in times.parts.items()),
+        "",
+        "The LGC paper's Table V (ResNet50 on ImageNet, 8 nodes on four RTX 2080 Ti, sending included) beside ours "
+        "(nothing sent):",
+        "",
+        _table_v(times),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _table_v(times: StepTimes) -> str:
+    """Phases that the paper timed, in multiples of its own dense step and of ours."""
+    rows = []
+    for row in times.rows:
+        theirs = paper.SECONDS.get(row.method, {})
+        if row.phase in theirs:
+            seconds = theirs[row.phase]
+            ratios = [f"{row.ratio:.2f}", f"{seconds / theirs['dense']:.2f}"]
+            rows.append([row.method, row.phase, f"{row.step:.3f}", f"{seconds:.1f}", *ratios])
+    head = ["method", "phase", "ours, s", "paper, s", "ours, of the dense step", "paper, of its dense phase"]
+    return table(head, rows)

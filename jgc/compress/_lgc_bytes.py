@@ -9,33 +9,22 @@ import jax.numpy as jnp
 from jgc.compress import _autoencoder as ae
 from jgc.compress._lgc_settings import COMPRESSED, DENSE, TOP_K, Lgc, LgcPs
 from jgc.compress._lgc_view import Selection, head_of, innovation_count
-from jgc.compress.exchange import messages
+from jgc.compress.exchange import Sizes, both_ways, led, messages
 from jgc.select import top_positions
 from jgc.types import Message, Nodes, PyTree
-
-Sizes = dict[str, float]  # bytes by kind
 
 
 def logical(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
     """Messages of one step of a phase."""
     if phase == DENSE:
-        return _of_all({"dense": 4.0 * selection.packing.size}, {"dense": 4.0 * selection.packing.size})
+        return both_ways({"dense": 4.0 * selection.packing.size})
     head = _head(config, selection)
     if phase == TOP_K:
         return _top_k(config, head["positions"], 4.0 * selection.mu, nodes)
     return _compressed(config, head, selection, nodes)
 
 
-def _of_all(up: Sizes, down: Sizes) -> tuple[Message, ...]:
-    return messages("worker", "up", up) + messages("worker", "down", down)
-
-
-def _led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Sizes) -> tuple[Message, ...]:
-    up = messages("leader", "up", leader_up) + messages("worker", "up", worker_up)
-    return up + messages("leader", "down", leader_down) + messages("worker", "down", worker_down)
-
-
-def _head(config: Lgc, selection: Selection) -> Sizes:
+def _head(config: Lgc, selection: Selection) -> dict[str, float]:
     """Positions, signs and scales of one node, from the shapes of what is sent."""
 
     def head(v):
@@ -48,8 +37,8 @@ def _head(config: Lgc, selection: Selection) -> Sizes:
 def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
     both = {"positions": positions, "values": values}
     if config.positions == "own":  # the union of what the nodes sent comes back, at most
-        return _of_all(both, {kind: size * nodes.count for kind, size in both.items()})
-    return _led(both, {"values": values}, {"values": values}, both)
+        return both_ways(both, {kind: size * nodes.count for kind, size in both.items()})
+    return led(both, {"values": values}, {"values": values}, both)
 
 
 def _compressed(config: LgcPs, head: Sizes, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
@@ -61,14 +50,14 @@ def _compressed(config: LgcPs, head: Sizes, selection: Selection, nodes: Nodes) 
     code = {"code": float(ae.code_size(selection.mu) * jnp.dtype(config.code_dtype).itemsize)}
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
     # what a worker needs to decode what it is taken to have sent: the code, and the leader's scales
-    to_decode: Sizes = {}
+    to_decode: dict[str, float] = {}
     if config.feedback == "exact":
         to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
     if config.positions == "own":
         union = {"values": mean["values"] * nodes.count, "positions": head["positions"] * nodes.count}
-        return _led(head | code | own, head | own, union, union | code if to_decode else union)
+        return led(head | code | own, head | own, union, union | code if to_decode else union)
     where = {kind: size for kind, size in head.items() if kind in ("positions", "signs")}
-    return _led(head | code | own, own, mean, where | mean | to_decode)
+    return led(head | code | own, own, mean, where | mean | to_decode)
 
 
 def sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
@@ -85,7 +74,7 @@ def sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> 
 def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
     """Messages of one step of a phase of the ring (`LgcRing`). A payload that is added up counts once up, once down."""
     if phase == DENSE:
-        return _of_all({"dense": 4.0 * selection.packing.size}, {"dense": 4.0 * selection.packing.size})
+        return both_ways({"dense": 4.0 * selection.packing.size})
     head = _head(config, selection)
     if phase == TOP_K:  # to the node that trains, which sends the mean back
         return _top_k(config, head["positions"], 4.0 * selection.mu, nodes)
@@ -95,7 +84,7 @@ def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Messag
     code = {"code": float(width * ae.code_size(selection.mu))}
     if config.send_means:
         code["means"] = float(width * len(selection.counts))
-    return _led(head | code, code, code, head | code)
+    return led(head | code, code, code, head | code)
 
 
 def ring_sent_once(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:

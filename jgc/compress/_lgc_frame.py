@@ -14,17 +14,17 @@ from jgc import comm, phases
 from jgc.compress import _autoencoder as ae
 from jgc.compress._lgc_settings import COMPRESSED, DENSE, TOP_K, Lgc
 from jgc.compress._lgc_view import Selection, select_layers
+from jgc.compress._settings import first_dense, memory_of
 from jgc.compress.compose import compose_phases, make_info
 from jgc.compress.dense import identity
 from jgc.compress.diagnose import compare
-from jgc.compress.exchange import all_reduce, gather
+from jgc.compress.exchange import all_reduce, gather, leaders_positions
 from jgc.compress.guard import guard
-from jgc.compress.per_layer import with_policy
 from jgc.compress.topk import top_k
-from jgc.memory import Memory, make_memory
+from jgc.memory import Memory
 from jgc.nodes import per_node
 from jgc.pack import make_packing, pack, unpack
-from jgc.select import Sparse, narrow, top_positions, widen
+from jgc.select import Sparse
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase, State, Wire
 
 
@@ -75,18 +75,11 @@ def make_optimiser(config: Lgc) -> optax.GradientTransformation:
 def lgc(config: Lgc, variant: Variant, optimiser: optax.GradientTransformation) -> Compressor:
     """The whole method: first layer dense, last layer top-k, all others through the variant's autoencoder."""
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0))
-    memory = make_memory(
-        config.momentum_correction,
-        config.momentum,
-        config.factor_masking,
-        config.momentum_at_once,
-        config.residual_dtype,
-    )
+    memory = memory_of(config)
     sparse = (top_k(config.alpha, config.min_values), gather())
     last = compose_phases({DENSE: (identity(), all_reduce()), TOP_K: sparse, COMPRESSED: sparse}, memory, schedule)
-    momentum = config.momentum if memory.owns_momentum else None
     rest = _autoencoded(config, variant, optimiser, memory, schedule)
-    return with_policy(rest, config.first_layer, config.last_layer, last, momentum)
+    return first_dense(rest, config, config.last_layer, last)
 
 
 def _autoencoded(
@@ -139,7 +132,5 @@ def _dense(v: Array, key: Key, shared: Shared, selection: Selection, nodes: Node
 
 def values_at_leaders(v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array]:
     """The leader's positions i32[mu], sent to all nodes, and all nodes' values there, f32[K, mu]."""
-    layers, counts = selection.packing.layers, selection.counts
-    message = {"positions": narrow(top_positions(v, layers, counts), layers, counts)}
-    positions = widen(comm.broadcast_dict(message, leader, nodes)["positions"], layers, counts)
+    positions = leaders_positions(v, leader, selection.packing.layers, selection.counts, nodes)
     return positions, comm.gather(v[positions], nodes, "values")

@@ -3,13 +3,14 @@
 import dataclasses
 from typing import Any, ClassVar, Literal
 
+from jgc.compress._settings import Remembering
 from jgc.select import check_alpha, check_min_values
 
 DENSE, TOP_K, COMPRESSED = "dense", "top-k", "compressed"  # the phases
 
 
 @dataclasses.dataclass(frozen=True)
-class Lgc:
+class Lgc(Remembering):
     """Settings that both variants have."""
 
     positions: ClassVar[str] = "leader"  # a setting of the parameter server alone
@@ -25,10 +26,6 @@ class Lgc:
     """exact: what decoding loses goes back into the residual; paper: it is lost"""
     momentum_correction: bool = True
     """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
-    momentum: float = 0.9
-    """momentum of momentum correction, in [0, 1)"""
-    factor_masking: bool = False
-    """with momentum correction: the momentum of values just sent restarts from zero"""
     fold_signs: bool = True
     """multiply values by the leader's signs, which cost one bit a value"""
     send_means: bool = True
@@ -41,12 +38,6 @@ class Lgc:
     """its learning rate"""
     autoencoder_updates: int = 1
     """its updates on each step's gradients"""
-    momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
-    residual_dtype: str = "float32"
-    """dtype in which residuals are kept"""
-    first_layer: str | None = None
-    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
     last_layer: str | None = None
     """path pattern of layers sent as top-k only; the model's last layer if not given, "" for none"""
 

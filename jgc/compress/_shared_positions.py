@@ -17,7 +17,7 @@ from jgc import comm
 from jgc.compress._sparsity import share_of
 from jgc.compress.compose import Layers, make_info
 from jgc.compress.diagnose import compare
-from jgc.compress.exchange import messages
+from jgc.compress.exchange import both_ways
 from jgc.compress.guard import guard
 from jgc.memory import Memory
 from jgc.nodes import per_node
@@ -68,9 +68,9 @@ def shared_positions(
       ValueError: an unknown algorithm, or min_values below 1.
     """
     check_min_values(min_values)
-    if algorithm not in ("psum", "ring"):
+    if algorithm not in comm.MEANS:
         raise ValueError(f"algorithm must be 'psum' or 'ring', got {algorithm!r}")
-    average = {"psum": comm.mean, "ring": comm.ring_mean}[algorithm]
+    average = comm.MEANS[algorithm]
     shares = {phase.value: share_of(phase, alpha) for phase in schedule}
 
     def counts_of(share: float, packing: Packing) -> Counts:
@@ -103,8 +103,7 @@ def shared_positions(
     def wire(phase, shapes, nodes):
         packing, share = make_packing(shapes), shares[phase]
         if share is None:
-            dense = {"dense": 4.0 * packing.size}
-            return Wire(messages("worker", "up", dense) + messages("worker", "down", dense), ())
+            return Wire(both_ways({"dense": 4.0 * packing.size}), ())
         return Wire(chooser.messages(packing.layers, counts_of(share, packing)), ())
 
     def diagnose(phase, key, grads, state, nodes):

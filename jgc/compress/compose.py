@@ -7,7 +7,7 @@ exchange turns all nodes' payloads into the mean of what they stand for. All-red
 decoded, which is right for linear codes alone; anything else is a ValueError when the method is built.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -70,7 +70,7 @@ class Exchange(NamedTuple):
     name: str
     needs_linear: bool
     run: Callable[[Sequence[Item], Nodes], list[Array]]
-    messages: Callable[[Mapping[str, float], Nodes], tuple[Message, ...]]
+    messages: Callable[[dict[str, float], Nodes], tuple[Message, ...]]
 
 
 Stages = dict[Hashable, tuple[Codec, Exchange]]
@@ -157,12 +157,16 @@ def make_info(residual: Array | None, elements: int) -> Info:
 def logical(parts: Parts, phase: Hashable, shapes: PyTree, nodes: Nodes) -> tuple[Message, ...]:
     """Messages of one step, from the shapes of the payload."""
     codec, exchange = parts.by_phase[phase]
-    layers = make_packing(shapes).layers
+    return exchange.messages(payload_sizes(codec, make_packing(shapes).layers), nodes)
+
+
+def payload_sizes(codec: Codec, layers: Layers) -> dict[str, float]:
+    """Bytes of a payload by kind."""
     n = sum(layer.size for layer in layers)
     payload = jax.eval_shape(
         lambda key, v: codec.encode(key, v, layers), jax.random.key(0), jax.ShapeDtypeStruct((n,), jnp.float32)
     )
-    return exchange.messages({kind: x.size * x.dtype.itemsize for kind, x in payload.items()}, nodes)
+    return {kind: x.size * x.dtype.itemsize for kind, x in payload.items()}
 
 
 def _diagnose(parts: Parts) -> Callable[..., dict[str, Array]]:

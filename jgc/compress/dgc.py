@@ -21,40 +21,28 @@ Differs from the paper
 import dataclasses
 from functools import partial
 
-from jgc.compress._sparsity import Strategy, sparse_schedule, sparse_stages
+from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
+from jgc.compress._sparsity import Strategy, sparse_stages
 from jgc.compress.compose import compose_phases
 from jgc.compress.exchange import gather
 from jgc.compress.guard import guard
-from jgc.compress.per_layer import with_policy
 from jgc.compress.topk import top_k
-from jgc.memory import clip_local, make_memory
+from jgc.memory import clip_local
 from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class Dgc:
+class Dgc(Sparsifying):
     """Settings of `dgc`."""
 
-    alpha: float = 0.001
-    """share of each layer's values that a node sends after the ramp, in (0, 1]"""
-    min_values: int = 1
-    """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
-    warmup_steps: int = 0
-    """length of the ramp; with strategy "warmup" uncompressed steps"""
-    strategy: Strategy = "exponential"
-    """exponential: 25 % of the values, 6.25 %, 1.5625 %, 0.4 %, then alpha; warmup: uncompressed first; fixed: alpha"""
-    momentum: float = 0.9
-    """of each node's own momentum, in [0, 1); the optimiser has none"""
+    momentum_correction: bool = True
+    """without it nothing but the ramp and clipping tell dgc from topk"""
     factor_masking: bool = True
     """the momentum of values just sent restarts from zero"""
-    momentum_at_once: bool = False
-    """g / (1 - momentum) enters the residual at once, no velocity goes on after sending; leaves nothing to mask"""
+    strategy: Strategy = "exponential"
+    """exponential: 25 % of the values, 6.25 %, 1.5625 %, 0.4 %, then alpha; warmup: uncompressed first; fixed: alpha"""
     clip_norm: float = 0.0
     """clip each node's gradient to this norm divided by the root of the number of nodes, 0 for no clipping"""
-    residual_dtype: str = "float32"
-    """dtype in which residuals and momentum are kept"""
-    first_layer: str | None = None
-    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
     last_layer: str | None = None
     """path pattern of layers sent as top-k only; all of them are, here"""
 
@@ -78,13 +66,10 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
       Training", ICLR.
     """
     config = dataclasses.replace(config or Dgc(), **overrides)
-    memory = make_memory(
-        True, config.momentum, config.factor_masking, config.momentum_at_once, config.residual_dtype
-    )
-    schedule = sparse_schedule(config.strategy, config.alpha, config.warmup_steps)
+    memory, schedule = memory_of(config), schedule_of(config)
     codec = partial(top_k, min_values=config.min_values)
     compressed = compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
-    return _clipped(with_policy(compressed, config.first_layer, momentum=config.momentum), config.clip_norm)
+    return _clipped(first_dense(compressed, config), config.clip_norm)
 
 
 def _clipped(compressor: Compressor, clip_norm: float) -> Compressor:

@@ -1,27 +1,42 @@
 """How payloads travel between nodes: all-reduce, ring, gather, parameter server, and not at all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.compose import Exchange, Item
+from jgc.compress.compose import Exchange, Item, Layers
+from jgc.select import narrow, top_positions, widen
 from jgc.types import Array, Message, Nodes
 
+Sizes = dict[str, float]  # bytes by kind
 
-def messages(role: str, direction: str, sizes: Mapping[str, float], times: float = 1) -> tuple[Message, ...]:
+
+def messages(role: str, direction: str, sizes: Sizes) -> tuple[Message, ...]:
     """One logical message for every kind."""
-    return tuple(Message(role, direction, kind, times * size) for kind, size in sizes.items())
+    return tuple(Message(role, direction, kind, size) for kind, size in sizes.items())
 
 
-def _up_and_down(sizes: Mapping[str, float], nodes: Nodes) -> tuple[Message, ...]:
-    """A worker sends its payload to a server, and the mean, as long as one payload, comes back."""
-    return messages("worker", "up", sizes) + messages("worker", "down", sizes)
+def both_ways(up: Sizes, down: Sizes | None = None) -> tuple[Message, ...]:
+    """What each node sends, and what comes back to it; the same if not given."""
+    return messages("worker", "up", up) + messages("worker", "down", up if down is None else down)
 
 
-def _to_all(sizes: Mapping[str, float], nodes: Nodes) -> tuple[Message, ...]:
-    """A worker's payload goes to all nodes, and theirs come to it."""
-    return messages("worker", "up", sizes) + messages("worker", "down", sizes, nodes.count - 1)
+def led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Sizes) -> tuple[Message, ...]:
+    """The same where one node, the leader, sends and gets something else than the others."""
+    up = messages("leader", "up", leader_up) + messages("worker", "up", worker_up)
+    return up + messages("leader", "down", leader_down) + messages("worker", "down", worker_down)
+
+
+def to_all(sizes: Sizes, nodes: Nodes) -> tuple[Message, ...]:
+    """A node's payload goes to all nodes, and theirs come to it."""
+    return both_ways(sizes, {kind: size * (nodes.count - 1) for kind, size in sizes.items()})
+
+
+def leaders_positions(v: Array, leader: Array, layers: Layers, counts: tuple[int, ...], nodes: Nodes) -> Array:
+    """Where the leader's v f32[n] is largest, sent to all nodes, i32[mu]: so many positions of each layer."""
+    own = {"positions": narrow(top_positions(v, layers, counts), layers, counts)}
+    return widen(comm.broadcast_dict(own, leader, nodes)["positions"], layers, counts)
 
 
 def all_reduce(algorithm: str = "psum") -> Exchange:
@@ -30,7 +45,7 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
     Args:
       algorithm: "psum" (whatever XLA and its network library choose) or "ring" (explicit, by `ppermute`).
     """
-    reduce = {"psum": comm.mean, "ring": comm.ring_mean}[algorithm]
+    reduce = comm.MEANS[algorithm]
 
     def run(items: Sequence[Item], nodes: Nodes) -> list[Array]:
         flat = [item.payload[kind].reshape(-1) for item in items for kind in sorted(item.payload)]
@@ -45,7 +60,7 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
             out.append(jnp.asarray(item.codec.decode(payload, item.layers)))
         return out
 
-    return Exchange(f"all-reduce by {algorithm}", True, run, _up_and_down)
+    return Exchange(f"all-reduce by {algorithm}", True, run, lambda sizes, nodes: both_ways(sizes))
 
 
 def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array]:
@@ -61,7 +76,7 @@ def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array]:
 
 def gather() -> Exchange:
     """Every node gets every node's payload and decodes them itself; for any code."""
-    return Exchange("gather", False, _gathered, _to_all)
+    return Exchange("gather", False, _gathered, to_all)
 
 
 def server() -> Exchange:
@@ -69,7 +84,7 @@ def server() -> Exchange:
 
     On a single-program machine the server is a role: every device gathers the uplink and computes the mean.
     """
-    return Exchange("parameter server", False, _gathered, _up_and_down)
+    return Exchange("parameter server", False, _gathered, lambda sizes, nodes: both_ways(sizes))
 
 
 def nowhere() -> Exchange:

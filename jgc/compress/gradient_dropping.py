@@ -19,40 +19,23 @@ Differs from the paper
 import dataclasses
 from typing import Literal
 
-from jgc.compress._sparsity import Strategy, sparse_schedule, sparse_stages
+from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
+from jgc.compress._sparsity import sparse_stages
 from jgc.compress.compose import Codec, Layers, compose_phases
 from jgc.compress.exchange import gather
-from jgc.compress.per_layer import with_policy
 from jgc.compress.topk import top_k
-from jgc.memory import make_memory
 from jgc.pack import Layer
 from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientDropping:
+class GradientDropping(Sparsifying):
     """Settings of `gradient_dropping`."""
 
     alpha: float = 0.01
     """share of all values that a node sends, in (0, 1]"""
     scope: Literal["global", "layer"] = "global"
-    """one threshold over all layers, or one for each layer"""
-    min_values: int = 1
-    """values sent at least, of all layers together or with scope "layer" of each"""
-    warmup_steps: int = 0
-    """uncompressed steps before the first sparse one; with strategy "exponential" the length of the ramp"""
-    strategy: Strategy = "warmup"
-    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once; exponential: 25 % down to alpha"""
-    momentum_correction: bool = False
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
-    momentum: float = 0.9
-    """momentum of momentum correction, in [0, 1)"""
-    momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
-    residual_dtype: str = "float32"
-    """dtype in which residuals are kept"""
-    first_layer: str | None = None
-    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
+    """one threshold over all layers, or one for each layer; `min_values` are of all together or of each"""
 
 
 def global_top_k(alpha: float, min_values: int = 1) -> Codec:
@@ -93,11 +76,8 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     config = dataclasses.replace(config or GradientDropping(), **overrides)
     if config.scope not in ("global", "layer"):
         raise ValueError(f"scope must be 'global' or 'layer', got {config.scope!r}")
-    memory = make_memory(
-        config.momentum_correction, config.momentum, at_once=config.momentum_at_once, dtype=config.residual_dtype
-    )
+    memory, schedule = memory_of(config), schedule_of(config)
     select = global_top_k if config.scope == "global" else top_k
-    schedule = sparse_schedule(config.strategy, config.alpha, config.warmup_steps)
     stages = sparse_stages(schedule, config.alpha, lambda share: select(share, config.min_values), gather())
     compressed = compose_phases(stages, memory, schedule)
-    return with_policy(compressed, config.first_layer, momentum=config.momentum if memory.owns_momentum else None)
+    return first_dense(compressed, config)

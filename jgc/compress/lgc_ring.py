@@ -161,8 +161,7 @@ def _send(config: LgcRing, v: Array, key: Key, weights: ae.Pair, selection: Sele
     encode = partial(_encode, config, selection, nodes.count)
     decode = partial(_decode, config, selection)
     sent = comm.one_by_one(encode, (weights.encoder, head), v[head.positions])
-    reduce = comm.ring_mean if config.algorithm == "ring" else comm.mean
-    averaged = reduce(sent, nodes, "code+means")
+    averaged = comm.MEANS[config.algorithm](sent, nodes, "code+means")
     mean, own = (comm.one_by_one(decode, (weights.decoder, head), message) for message in (averaged, sent))
     shares = averaged[ae.code_size(selection.mu) :] / _units(config)
     return Coded(head.positions, mean, own, head.signs * _means(config, shares, head.scales)[selection.ids])

@@ -22,39 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
 from jgc.compress._shared_positions import Algorithm, Chooser, shared_positions
-from jgc.compress._sparsity import Strategy, sparse_schedule
-from jgc.compress.exchange import messages
-from jgc.compress.per_layer import with_policy
-from jgc.memory import make_memory
+from jgc.compress.exchange import both_ways
 from jgc.select import layer_starts
 from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomK:
+class RandomK(Sparsifying):
     """Settings of `random_k`."""
 
-    alpha: float = 0.001
-    """share of each layer's values that is sent, in (0, 1]"""
-    min_values: int = 1
-    """values sent of each layer at least"""
     algorithm: Algorithm = "psum"
     """how values are added up: the runtime's all-reduce or an explicit ring"""
-    warmup_steps: int = 0
-    """uncompressed steps before the first sparse one; with strategy "exponential" the length of the ramp"""
-    strategy: Strategy = "warmup"
-    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once; exponential: 25 % down to alpha"""
-    momentum_correction: bool = False
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
-    momentum: float = 0.9
-    """momentum of momentum correction, in [0, 1)"""
-    momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
-    residual_dtype: str = "float32"
-    """dtype in which residuals are kept"""
-    first_layer: str | None = None
-    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
 
 
 def random_k(config: RandomK | None = None, **overrides) -> Compressor:
@@ -75,14 +55,9 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
       Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory", NeurIPS.
     """
     config = dataclasses.replace(config or RandomK(), **overrides)
-    memory = make_memory(
-        config.momentum_correction, config.momentum, at_once=config.momentum_at_once, dtype=config.residual_dtype
-    )
-    schedule = sparse_schedule(config.strategy, config.alpha, config.warmup_steps, "random-k")
-    rest = shared_positions(
-        random_positions(), memory, schedule, config.alpha, config.min_values, config.algorithm
-    )
-    return with_policy(rest, config.first_layer, momentum=config.momentum if memory.owns_momentum else None)
+    memory, schedule = memory_of(config), schedule_of(config, "random-k")
+    rest = shared_positions(random_positions(), memory, schedule, config.alpha, config.min_values, config.algorithm)
+    return first_dense(rest, config)
 
 
 def random_positions() -> Chooser:
@@ -103,7 +78,6 @@ def random_positions() -> Chooser:
         return around.astype(jnp.int32) + layer_starts(layers, counts)
 
     def sizes(layers, counts):
-        values = {"values": 4.0 * sum(counts)}
-        return messages("worker", "up", values) + messages("worker", "down", values)
+        return both_ways({"values": 4.0 * sum(counts)})
 
     return Chooser(choose, sizes, sent=False)

@@ -30,43 +30,22 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jgc import comm
+from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
 from jgc.compress._shared_positions import Algorithm, Chooser, shared_positions
-from jgc.compress._sparsity import Strategy, sparse_schedule
-from jgc.compress.exchange import messages
-from jgc.compress.per_layer import with_policy
-from jgc.memory import Corrected, Memory, make_memory
-from jgc.select import narrow, top_positions, widen
+from jgc.compress.exchange import leaders_positions, led
+from jgc.memory import Corrected, Memory
 from jgc.types import Compressor
 from jgc.wire.positions import index_dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleCom:
+class ScaleCom(Sparsifying):
     """Settings of `scalecom`."""
 
-    alpha: float = 0.001
-    """share of each layer's values that is sent, in (0, 1]"""
-    min_values: int = 1
-    """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
     beta: float = 1.0
     """of the low-pass memory, in (0, 1]: 1 is plain error feedback, 0.1 the paper's for large batches"""
     algorithm: Algorithm = "psum"
     """how values are added up: the runtime's all-reduce or an explicit ring"""
-    warmup_steps: int = 0
-    """uncompressed steps before the first sparse one; with strategy "exponential" the length of the ramp"""
-    strategy: Strategy = "warmup"
-    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once; exponential: 25 % down to alpha"""
-    momentum_correction: bool = False
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
-    momentum: float = 0.9
-    """momentum of momentum correction, in [0, 1)"""
-    momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
-    residual_dtype: str = "float32"
-    """dtype in which residuals are kept"""
-    first_layer: str | None = None
-    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
 
 
 def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
@@ -88,28 +67,21 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
       Training", NeurIPS.
     """
     config = dataclasses.replace(config or ScaleCom(), **overrides)
-    memory = make_memory(
-        config.momentum_correction, config.momentum, at_once=config.momentum_at_once, dtype=config.residual_dtype
-    )
-    schedule = sparse_schedule(config.strategy, config.alpha, config.warmup_steps)
-    rest = shared_positions(
-        cyclic_top_k(), low_pass(memory, config.beta), schedule, config.alpha, config.min_values, config.algorithm
-    )
-    return with_policy(rest, config.first_layer, momentum=config.momentum if memory.owns_momentum else None)
+    memory, schedule = low_pass(memory_of(config), config.beta), schedule_of(config)
+    rest = shared_positions(cyclic_top_k(), memory, schedule, config.alpha, config.min_values, config.algorithm)
+    return first_dense(rest, config)
 
 
 def cyclic_top_k() -> Chooser:
     """The largest values of each layer of one node, of another one in every step."""
 
     def choose(key, step, v, layers, counts, nodes):
-        own = {"positions": narrow(top_positions(v, layers, counts), layers, counts)}
-        return widen(comm.broadcast_dict(own, step % nodes.count, nodes)["positions"], layers, counts)
+        return leaders_positions(v, step % nodes.count, layers, counts, nodes)
 
     def sizes(layers, counts):
         mu, wide = sum(counts), index_dtype(max((layer.size for layer in layers), default=1)).itemsize
         values, positions = {"values": 4.0 * mu}, {"positions": float(wide * mu)}
-        up = messages("leader", "up", positions | values) + messages("worker", "up", values)
-        return up + messages("leader", "down", values) + messages("worker", "down", positions | values)
+        return led(positions | values, values, values, positions | values)
 
     return Chooser(choose, sizes, sent=True)
 

@@ -9,17 +9,16 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc import phases
+from jgc.compress._settings import Remembering, first_dense, memory_of
 from jgc.compress.compose import Codec, compose_phases
 from jgc.compress.dense import identity
 from jgc.compress.exchange import all_reduce, gather, nowhere
-from jgc.compress.per_layer import with_policy
 from jgc.compress.topk import top_k
-from jgc.memory import make_memory
 from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class Silent:
+class Silent(Remembering):
     """Settings of `silent`. The first and last layers are treated as by `lgc_ps`."""
 
     alpha: float = 0.001
@@ -30,10 +29,6 @@ class Silent:
     """uncompressed steps before the silence"""
     momentum_correction: bool = True
     """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
-    momentum: float = 0.9
-    """momentum of momentum correction, in [0, 1)"""
-    first_layer: str | None = None
-    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
     last_layer: str | None = None
     """path pattern of layers sent as top-k; the model's last layer if not given, "" for none"""
 
@@ -58,11 +53,10 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
       ['dense', 'silent']
     """
     config = dataclasses.replace(config or Silent(), **overrides)
-    memory = make_memory(config.momentum_correction, config.momentum)
+    memory = memory_of(config)
     dense = (identity(), all_reduce())
     schedule = phases.in_sequence(("dense", config.warmup_steps), ("silent", 0))
     rest = compose_phases({"dense": dense, "silent": (nothing(), nowhere())}, memory, schedule)
     sparse = (top_k(config.alpha, config.min_values), gather())
     last = compose_phases({"dense": dense, "silent": sparse}, memory, schedule)
-    momentum = config.momentum if memory.owns_momentum else None
-    return with_policy(rest, config.first_layer, config.last_layer, last, momentum)
+    return first_dense(rest, config, config.last_layer, last)

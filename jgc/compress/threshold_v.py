@@ -21,20 +21,19 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc import phases
+from jgc.compress._settings import Remembering, first_dense, memory_of
 from jgc.compress.compose import Codec, Parts, Stages, compose_phases, finish, prepare
 from jgc.compress.dense import identity
 from jgc.compress.exchange import all_reduce, gather
 from jgc.compress.guard import guard
-from jgc.compress.per_layer import with_policy
 from jgc.compress.topk import top_k
-from jgc.memory import make_memory
 from jgc.types import Array, Compressor
 
 DENSE, SPARSE = "dense", "threshold"
 
 
 @dataclasses.dataclass(frozen=True)
-class ThresholdV:
+class ThresholdV(Remembering):
     """Settings of `threshold_v`."""
 
     threshold: float = 0.01
@@ -45,16 +44,6 @@ class ThresholdV:
     """slots of each layer at least"""
     warmup_steps: int = 0
     """uncompressed steps before the first sparse one"""
-    momentum_correction: bool = False
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
-    momentum: float = 0.9
-    """momentum of momentum correction, in [0, 1)"""
-    momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
-    residual_dtype: str = "float32"
-    """dtype in which residuals are kept"""
-    first_layer: str | None = None
-    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
 
 
 def above(threshold: float, capacity: float, min_values: int = 1) -> Codec:
@@ -91,14 +80,12 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
         raise ValueError(f"threshold must be at least 0, got {config.threshold}")
     if not 0 < config.capacity <= 1:
         raise ValueError(f"capacity must be in (0, 1] (0.01 has room for 1 % of the values), got {config.capacity}")
-    memory = make_memory(
-        config.momentum_correction, config.momentum, at_once=config.momentum_at_once, dtype=config.residual_dtype
-    )
+    memory = memory_of(config)
     codec = above(config.threshold, config.capacity, config.min_values)
     stages: Stages = {DENSE: (identity(), all_reduce()), SPARSE: (codec, gather())}
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (SPARSE, 0))
     rest = _counting(compose_phases(stages, memory, schedule), config.threshold)
-    return with_policy(rest, config.first_layer, momentum=config.momentum if memory.owns_momentum else None)
+    return first_dense(rest, config)
 
 
 def _counting(compressor: Compressor, threshold: float) -> Compressor:

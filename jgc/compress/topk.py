@@ -14,39 +14,18 @@ from functools import partial
 
 import jax
 
-from jgc.compress._sparsity import Strategy, sparse_schedule, sparse_stages
+from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
+from jgc.compress._sparsity import sparse_stages
 from jgc.compress.compose import Codec, compose_phases
 from jgc.compress.exchange import gather
-from jgc.compress.per_layer import with_policy
-from jgc.memory import make_memory
 from jgc.select import Sparse, check_alpha, check_min_values, counts_per_layer, narrow, scatter, top_positions, widen
 from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK:
+class TopK(Sparsifying):
     """Settings of `topk`."""
 
-    alpha: float = 0.001
-    """share of each layer's values that a node sends, in (0, 1]"""
-    min_values: int = 1
-    """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
-    warmup_steps: int = 0
-    """uncompressed steps before the first sparse one; with strategy "exponential" the length of the ramp"""
-    strategy: Strategy = "warmup"
-    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once; exponential: 25 % down to alpha"""
-    momentum_correction: bool = False
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
-    momentum: float = 0.9
-    """momentum of momentum correction, in [0, 1)"""
-    factor_masking: bool = False
-    """with momentum correction: the momentum of values just sent restarts from zero"""
-    momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
-    residual_dtype: str = "float32"
-    """dtype in which residuals are kept"""
-    first_layer: str | None = None
-    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
     last_layer: str | None = None
     """path pattern of layers sent as top-k only; all of them are, here"""
 
@@ -91,16 +70,9 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
       Strom 2015; Aji and Heafield 2017; Stich et al. 2018 (Sparsified SGD with memory); LGC paper, Section II-B.
     """
     config = dataclasses.replace(config or TopK(), **overrides)
-    memory = make_memory(
-        config.momentum_correction,
-        config.momentum,
-        config.factor_masking,
-        config.momentum_at_once,
-        config.residual_dtype,
-    )
-    schedule = sparse_schedule(config.strategy, config.alpha, config.warmup_steps)
+    memory, schedule = memory_of(config), schedule_of(config)
     codec = partial(top_k, min_values=config.min_values)
     compressed = compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
-    return with_policy(compressed, config.first_layer, momentum=config.momentum if memory.owns_momentum else None)
+    return first_dense(compressed, config)
 
 

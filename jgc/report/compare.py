@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from jgc.bench.runs import train_all
-from jgc.compress import METHODS, Dense, Silent, TopK
+from jgc.compress import METHODS
 from jgc.report.page import write
+from jgc.report.runs import CONFIGS
 from jgc.training.errors import FAILED, UserError, did_you_mean
 from jgc.training.workloads import workload_named
-
-CONFIGS: dict[str, type] = {"baseline": Dense, "sparse_gd": TopK, "control": Silent}
-"""Methods that are known by the name of their config, too."""
 
 
 def known_methods() -> dict[str, type]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from jgc.bench.timing import interleaved
 from jgc.compress import _autoencoder as ae
@@ -15,20 +16,29 @@ def values_coded(group: Group) -> int | None:
     """m, the numbers that go into the encoder, from the size of the code that is sent; None where there is no code."""
     roles = group.runs[0].summary["phases"][-1]["wire"]["logical"].values()
     codes = [count for ways in roles for kind, count in ways.get("up", {}).items() if kind == "code"]
-    width = 2 if group.settings.get("compressor.code_dtype") == "float16" else 4
+    width = np.dtype(group.settings.get("compressor.code_dtype", "float32")).itemsize
     return round(min(codes) / width / ae.CHANNELS * ae.STRIDE) if codes else None
 
 
-def milliseconds(m: int, repeats: int = 30) -> dict[str, float]:
-    """Median milliseconds to encode m values of one node, and to decode them."""
-    x = jax.random.normal(jax.random.key(0), (m,))
-    weights = ae.init(jax.random.key(1), m, 1)
-    decoder = jax.tree.map(lambda w: w[0], weights.decoders)
-    code = ae.encode(weights.encoder, x)
-    encode, decode = jax.jit(ae.encode), jax.jit(ae.decode)
-    seconds = interleaved(
-        {"encode": lambda: encode(weights.encoder, x), "decode": lambda: decode(decoder, code, x)}, repeats
-    )
+def milliseconds(m: int, decoder: str | None = None, repeats: int = 30) -> dict[str, float]:
+    """Median milliseconds to encode m values of one node, and to decode them.
+
+    Args:
+      m: values.
+      decoder: of `lgc_ring`, "linear" or "leaky_relu"; None for one node's decoder of `lgc_ps`.
+      repeats: of each.
+    """
+    x, key = jax.random.normal(jax.random.key(0), (m,)), jax.random.key(1)
+    if decoder is None:
+        weights = ae.init(key, m, 1)
+        encoder, own = weights.encoder, jax.tree.map(lambda w: w[0], weights.decoders)
+        decode = jax.jit(lambda code: ae.decode(own, code, x))
+    else:
+        pair = ae.init_pair(key, m, decoder == "linear")
+        encoder, decode = pair.encoder, jax.jit(lambda code: ae.decode_mean(pair.decoder, code, decoder == "linear"))
+    encode = jax.jit(lambda x: ae.encode(encoder, x))
+    code = encode(x)
+    seconds = interleaved({"encode": lambda: encode(x), "decode": lambda: decode(code)}, repeats)
     return {name: 1000 * value for name, value in seconds.items()}
 
 
@@ -39,7 +49,7 @@ def latency_table(groups: Sequence[Group]) -> str:
         m = values_coded(group)
         if m is None:
             continue
-        ours = milliseconds(m)
+        ours = milliseconds(m, group.settings.get("compressor.decoder"))
         theirs = [f"{ms[group.method]:g}" if group.method in ms else "" for ms in (paper.ENCODER_MS, paper.DECODER_MS)]
         rows.append([group.label, f"{m:,}", f"{ours['encode']:.3f}", theirs[0], f"{ours['decode']:.3f}", theirs[1]])
     head = ["method", "values coded", "encoder, ms", "paper: encoder, ms", "decoder, ms", "paper: decoder, ms"]

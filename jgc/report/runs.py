@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jgc.compress import Dense, Silent, TopK, method_of
 from jgc.training.config import FREE
 from jgc.training.errors import UserError
 from jgc.training.metrics import Line, read
 from jgc.training.rundir import CONFIG, METRICS, SUMMARY
 
-NAMES = {"dense": "baseline", "topk": "sparse_gd", "silent": "control"}
-"""What methods are called beside others, where that is not their own name: their config's."""
+CONFIGS: dict[str, type] = {"baseline": Dense, "sparse_gd": TopK, "control": Silent}
+"""Methods that are known by the name of their config, too."""
+NAMES = {method_of(settings()).name: name for name, settings in CONFIGS.items()}
+"""That name by their own."""
 
 # What does not make another experiment. Steps and nodes do, though --resume may change them.
 IGNORED = (FREE - {"steps", "nodes"}) | {"seed"}
