@@ -47,6 +47,14 @@ def test_config_file_beats_workload_and_command_line_beats_both(tmp_path):
     assert (typed.steps, typed.compressor.autoencoder_steps, typed.compressor.alpha) == (3, 300, 0.01)
 
 
+def test_a_workload_can_have_settings_for_single_methods():
+    alphas = {
+        name: cli.parse(["--config", f"configs/{name}.py", "--workload", "cifar10_resnet20"]).compressor.alpha
+        for name in ("lgc_ps", "lgc_ring", "scalecom", "sparse_gd")
+    }
+    assert alphas == {"lgc_ps": 0.005, "lgc_ring": 0.05, "scalecom": 0.05, "sparse_gd": 0.005}
+
+
 def test_names_that_are_relied_on_from_outside():
     words = (
         "--run-dir x --resume --seed 1 --steps 2 --nodes 4 --batch-size 8 --learning-rate 0.5 --checkpoint-every 3 "

@@ -25,8 +25,18 @@ from jgc.types import Compressor, Nodes, PyTree, State
 from jgc.wire.account import step_total
 
 SKIPPED = ("silent",)  # sends nothing: there is no cosine
-OURS = {"momentum_correction": False, "warmup_steps": 0, "first_layer": "", "last_layer": ""}
-SETTINGS: dict[str, Sequence[dict[str, Any]]] = {}  # of methods for which neither `alpha` nor `threshold` is the knob
+OURS = {"momentum_correction": False, "first_layer": "", "last_layer": ""}
+# Of methods for which neither `alpha` nor `threshold` alone is the knob.
+SETTINGS: dict[str, Sequence[dict[str, Any]]] = {
+    "klt": [
+        {"share": 0.0005, "alpha": 0.00001},
+        {"share": 0.002, "alpha": 0.0001},
+        {"share": 0.01, "alpha": 0.0001},
+        {"share": 0.01, "alpha": 0.001},
+        {"share": 0.05, "alpha": 0.001},
+        {"share": 0.2, "alpha": 0.01, "code_dtype": "int16"},
+    ]
+}
 EXACT = 1e-5  # relative error below which a row is the mean itself, but for rounding
 
 

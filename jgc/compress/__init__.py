@@ -14,6 +14,7 @@ from jgc.compress.compose import Codec, Exchange, compose, compose_phases
 from jgc.compress.dense import Dense, dense
 from jgc.compress.dgc import Dgc, dgc
 from jgc.compress.gradient_dropping import GradientDropping, gradient_dropping
+from jgc.compress.klt import Klt, klt
 from jgc.compress.lgc_ps import PAPER_RECIPE, LgcPs, lgc_ps
 from jgc.compress.lgc_ring import RING_PAPER_RECIPE, LgcRing, lgc_ring
 from jgc.compress.per_layer import per_layer
@@ -58,6 +59,7 @@ METHODS: dict[str, Method] = {
         Method(
             "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", {"threshold": 0.0, "capacity": 1.0}
         ),
+        Method("klt", Klt, klt, "ours", None),
         Method("silent", Silent, silent, "a control: sends nothing", None),
     )
 }
@@ -87,8 +89,8 @@ def build(settings: Any, **overrides: Any) -> Compressor:
 
 
 __all__ = [
-    "METHODS", "PAPER_RECIPE", "RING_PAPER_RECIPE", "Codec", "Dense", "Dgc", "Exchange", "GradientDropping", "LgcPs",
-    "LgcRing", "Method", "RandomK", "ScaleCom", "Silent", "ThresholdV", "TopK", "as_optax", "build", "compose",
-    "compose_phases", "dense", "dgc", "gradient_dropping", "lgc_ps", "lgc_ring", "method_of", "per_layer", "random_k",
-    "scalecom", "silent", "step_on_nodes", "threshold_v", "topk",
+    "METHODS", "PAPER_RECIPE", "RING_PAPER_RECIPE", "Codec", "Dense", "Dgc", "Exchange", "GradientDropping", "Klt",
+    "LgcPs", "LgcRing", "Method", "RandomK", "ScaleCom", "Silent", "ThresholdV", "TopK", "as_optax", "build", "compose",
+    "compose_phases", "dense", "dgc", "gradient_dropping", "klt", "lgc_ps", "lgc_ring", "method_of", "per_layer",
+    "random_k", "scalecom", "silent", "step_on_nodes", "threshold_v", "topk",
 ]  # fmt: skip

@@ -1,0 +1,13 @@
+"""Transform coding in learned bases: few coefficients for what nodes have in common, top-k for the rest.
+
+    python train.py --config configs/klt.py
+    python train.py --config configs/klt.py --compressor.share 0.05 --compressor.refresh 0
+"""
+
+from jgc.compress import Klt
+from jgc.training.config import Config
+
+
+def get_config() -> Config[Klt]:
+    """1 % of the coefficients in 8 bits, 0.1 % of the rest; the uncompressed steps before are the workload's."""
+    return Config(compressor=Klt())

@@ -1,0 +1,346 @@
+"""Transform coding in learned bases: what nodes' gradients have in common in few coefficients, the rest by top-k.
+
+A layer's gradient, seen as a matrix or, for a convolution, as taps x inputs x outputs, is rotated along each of its
+modes into the eigenvectors of the mean gradients' second moments (a separable Karhunen-Loeve transform, KLT). Most of
+what the nodes have in common then lies in few coefficients. Their places follow from the moments, which all nodes
+know: they cost nothing.
+
+On each node, with v f32[n] from the memory:
+
+    c = rotate(v)[kept]             kept i32[k]: the k places of most energy, over all layers, equal on all nodes
+    q = round(c / step)             integers, small enough for the sum over nodes to fit into `code_dtype`; all-reduce
+    rest = v - rotate_back(step q)
+    s = top-k of rest               own positions, layer by layer; gather
+    the memory keeps rest - s
+
+    aggregated = rotate_back(step mean(q)) + mean(s)
+
+With `momentum_at_once` v has a gradient's whole momentum series in it at once, as suits what waits long to be sent. The
+coefficients do not wait; their mean is spread over the following steps again, u = m u + (1 - m) common, which is
+the momentum of uncompressed training.
+
+All nodes see the same means, find the same bases by themselves and never send any: at the end of the uncompressed
+warm-up, and afresh every `refresh` steps from what was aggregated since.
+
+Source: ours; how it came about is in docs/results/codecs.md. Its parts: transform coding (Huang and Schultheiss 1963);
+second moments of gradients by modes (Gupta et al. 2018, Shampoo; Vyas et al. 2024, SOAP); PCA codes that can be summed
+(Yu et al. 2018, GradiVeQ, where they span slices of a layer); what is common and what is innovation (Abrahamyan et al.
+2021, LGC); top-k with error feedback (Stich et al. 2018).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc import comm, phases
+from jgc.compress._settings import Remembering, first_dense, memory_of
+from jgc.compress.compose import Item, make_info, payload_sizes
+from jgc.compress.diagnose import compare
+from jgc.compress.exchange import both_ways, gather, to_all
+from jgc.compress.guard import guard
+from jgc.compress.topk import top_k
+from jgc.memory import subtract
+from jgc.nodes import per_node
+from jgc.pack import Packing, make_packing, pack, unpack
+from jgc.types import Array, Compressor, Nodes, State, Wire
+
+DENSE, COMPRESSED = "dense", "compressed"
+EXACT = 2**23  # f32 holds all integers up to here
+FINE = 16.0  # steps are powers of 2 ** (1 / FINE)
+
+Factors = tuple[tuple[Array, ...], ...]  # of each layer, one for each of its modes
+
+
+@dataclasses.dataclass(frozen=True)
+class Klt(Remembering):
+    """Settings of `klt`."""
+
+    share: float = 0.01
+    """share of all coefficients that is sent, in (0, 1]"""
+    alpha: float = 0.001
+    """share of each layer's values that a node sends of the rest, in (0, 1]"""
+    min_values: int = 1
+    """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
+    code_dtype: Literal["int8", "int16", "int32"] = "int8"
+    """of the sum of the nodes' integers; each uses its share of the range"""
+    warmup_steps: int = 200
+    """uncompressed steps, from which the first bases are learned"""
+    refresh: int = 50
+    """steps between two sets of bases, 0 for the first set for good"""
+    decay: float = 0.98
+    """of the second moments in a step, in [0, 1)"""
+    max_mode: int = 2048
+    """longer modes of a layer are not rotated: moments and basis each take the square of that"""
+    momentum_correction: bool = True
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+
+
+class Learned(NamedTuple):
+    """What all nodes have learned from the means so far.
+
+    Attributes:
+      moments: second moments of each layer's modes, [r, r], or [r] of modes that are not rotated.
+      bases: their eigenvectors [r, r], in columns; [0] for modes that are not rotated.
+      kept: places of the coefficients that are sent, most energy first, i32[k].
+      step: compressed steps so far, i32[].
+      velocity: with `momentum_at_once`, of the common part, f32[n]; else f32[0].
+    """
+
+    moments: Factors
+    bases: Factors
+    kept: Array
+    step: Array
+    velocity: Array
+
+
+class Common(NamedTuple):
+    """The coefficients of a step as a node knows them, in gradients again."""
+
+    mean: Array  # f32[n], equal on all nodes
+    own: Array  # f32[n], what this node's integers stand for
+
+
+class Step(NamedTuple):
+    """What a step makes of a node's v."""
+
+    mean: Array  # f32[n], equal on all nodes
+    sent: Array  # f32[n], what all nodes take this node to have sent
+    learned: Learned
+    elements: int  # values that this node's message stands for
+
+
+def klt(config: Klt | None = None, **overrides) -> Compressor:
+    """Coefficients of f32[n] in learned bases through an all-reduce, top-k of what they leave through a gather.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: a setting outside its range, or, when it is first used, more nodes than `code_dtype` has integers for.
+
+    Example:
+      >>> [phase.name for phase in klt(share=0.05, warmup_steps=100).schedule]
+      ['dense', 'compressed']
+
+    References:
+      docs/results/codecs.md; Huang and Schultheiss 1963, "Block Quantization of Correlated Gaussian Random Variables".
+    """
+    config = dataclasses.replace(config or Klt(), **overrides)
+    _check(config)
+    memory, rest_codec = memory_of(config), top_k(config.alpha, config.min_values)
+    schedule = phases.in_sequence((DENSE, config.warmup_steps), (COMPRESSED, 0))
+
+    def reduce(phase, key, v, learned: Learned, packing, nodes) -> Step:
+        if phase == DENSE:
+            return Step(comm.mean(v, nodes, "dense"), v, learned, v.size)
+        learned = _refreshed(config, learned)
+        common = _common(config, v, learned, packing, nodes)
+        rest = v - common.own
+        item = Item(rest_codec, packing.layers, rest_codec.encode(key, rest, packing.layers))
+        at_once = gather().run([item], nodes)[0]
+        left = subtract(rest, rest_codec.decode(item.payload, packing.layers))
+        mean = common.mean
+        if _smooths(config):
+            mean = config.momentum * learned.velocity + (1 - config.momentum) * mean
+            learned = learned._replace(velocity=mean)
+        learned = learned._replace(step=learned.step + 1)
+        return Step(mean + at_once, v - left, learned, learned.kept.size + rest_codec.elements(packing.layers))
+
+    def init(key, params, nodes):
+        packing = make_packing(params)
+        local = jax.tree.map(lambda x: per_node(x, nodes), memory.init(packing.size))
+        return State(_nothing_learned(config, packing), local)
+
+    def aggregate(phase, key, grads, state, nodes):
+        packing = make_packing(grads)
+        v, local = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
+        step = reduce(phase, key, v, state.shared, packing, nodes)
+        local = memory.keep(local, v, step.sent)
+        moments = _moments(config.decay, step.learned.moments, step.mean, packing)
+        info = make_info(memory.residual(local), step.elements)
+        return unpack(step.mean, packing), State(step.learned._replace(moments=moments), local), info
+
+    def wire(phase, shapes, nodes):
+        packing = make_packing(shapes)
+        if phase == DENSE:
+            return Wire(both_ways({"dense": 4.0 * packing.size}), ())
+        k = _count(config, packing)
+        code = {"code": float(jnp.dtype(config.code_dtype).itemsize * k)}
+        gathered = payload_sizes(rest_codec, packing.layers) | {"scales": 2.0 * (groups(k)[-1] + 1)}
+        return Wire(both_ways(code) + to_all(gathered, nodes), ())
+
+    def diagnose(phase, key, grads, state, nodes):
+        packing = make_packing(grads)
+        v, _ = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
+        return compare(reduce(phase, key, v, state.shared, packing, nodes).mean, v, pack(grads, packing), nodes)
+
+    core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
+                      owns_momentum=memory.owns_momentum)  # fmt: skip
+    return first_dense(guard(core), config)
+
+
+def _smooths(config: Klt) -> bool:
+    """Whether the common part, of which every step's arrives in that step, gets its momentum back."""
+    return config.momentum_correction and config.momentum_at_once
+
+
+def _check(config: Klt) -> None:
+    if not 0 < config.share <= 1:
+        raise ValueError(f"share must be in (0, 1] (0.01 sends 1 % of the coefficients), got {config.share}")
+    if config.code_dtype not in ("int8", "int16", "int32"):
+        raise ValueError(f"code_dtype must be one of int8, int16, int32, got {config.code_dtype!r}")
+    if not 0 <= config.decay < 1:
+        raise ValueError(f"decay must be in [0, 1), got {config.decay}")
+    for name, least in (("refresh", 0), ("max_mode", 1)):
+        if getattr(config, name) < least:
+            raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")
+
+
+# --- coefficients -------------------------------------------------------------------------------------------------
+
+
+def _count(config: Klt, packing: Packing) -> int:
+    """k, how many coefficients are sent."""
+    return min(packing.size, max(1, round(config.share * packing.size)))
+
+
+def groups(k: int) -> np.ndarray:
+    """The group of each coefficient, most energy first, i64[k]: 1, 2, 4, 8 ... of them have a step of their own.
+
+    Example:
+      >>> groups(9)
+      array([0, 1, 1, 2, 2, 2, 2, 3, 3])
+    """
+    return np.floor(np.log2(np.arange(1, k + 1))).astype(int)
+
+
+def _common(config: Klt, v: Array, learned: Learned, packing: Packing, nodes: Nodes) -> Common:
+    """All nodes' coefficients at the places kept, averaged, and what they stand for."""
+    coefficients = comm.one_by_one(partial(_rotate, packing), learned.bases, v)[learned.kept]
+    largest = min(int(jnp.iinfo(config.code_dtype).max) // nodes.count, EXACT)
+    if largest == 0:
+        raise ValueError(f"code_dtype {config.code_dtype} is too small for sums over {nodes.count} nodes; use int16")
+    step = _steps(coefficients, largest, nodes)
+    codes = jnp.clip(jnp.round(coefficients / step), -largest, largest)
+    total = comm.total(codes.astype(config.code_dtype), nodes, "code").astype(jnp.float32)
+
+    def gradients(coefficients):
+        spread = jnp.zeros((packing.size,)).at[learned.kept].set(coefficients)
+        return comm.one_by_one(partial(_rotate, packing, back=True), learned.bases, spread)
+
+    return Common(gradients(total * step / nodes.count), gradients(codes * step))
+
+
+def _steps(coefficients: Array, largest: int, nodes: Nodes) -> Array:
+    """For each coefficient f32[k] the step with which no node's in its group exceeds the largest integer, f32[k].
+
+    What travels is the exponent of the largest magnitude: small, and equal on all nodes to the bit.
+    """
+    group = groups(coefficients.size)
+    magnitudes = jnp.zeros((group[-1] + 1,)).at[group].max(jnp.abs(coefficients))
+    exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
+    highest = jnp.max(comm.gather(exponents, nodes, "scales"), axis=0)
+    return (jnp.exp2(highest / FINE) / largest)[group]
+
+
+# --- bases --------------------------------------------------------------------------------------------------------
+
+
+def modes(packing: Packing) -> list[tuple[int, ...]]:
+    """The modes of each layer: taps, inputs and outputs of a convolution; one of biases and norms.
+
+    Example:
+      >>> modes(make_packing({"bias": jnp.zeros(16), "conv": jnp.zeros((3, 3, 8, 16)), "dense": jnp.zeros((8, 5))}))
+      [(9, 8, 16), (8, 5), (16,)]
+    """
+    shapes = {leaf.start: leaf.shape for leaf in packing.leaves if len(leaf.shape) > 1}
+
+    def of_layer(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (math.prod(shape[:-2]), *shape[-2:]) if len(shape) > 2 else shape
+
+    return [of_layer(shapes.get(layer.start, (layer.size,))) for layer in packing.layers]
+
+
+def _by_layer(flat: Array, packing: Packing) -> list[Array]:
+    """The layers of f32[n], each with its modes for axes."""
+    return [
+        flat[layer.start : layer.start + layer.size].reshape(shape)
+        for layer, shape in zip(packing.layers, modes(packing), strict=True)
+    ]
+
+
+def _rotate(packing: Packing, bases: Factors, flat: Array, back: bool = False) -> Array:
+    """f32[n] as coefficients f32[n], or back."""
+    out = [jnp.zeros((0,))]
+    for x, factors in zip(_by_layer(flat, packing), bases, strict=True):
+        for axis, u in enumerate(factors):
+            if u.ndim == 2:
+                x = jnp.moveaxis(jnp.tensordot(u, x, ((1 if back else 0,), (axis,))), 0, axis)
+        out.append(x.reshape(-1))
+    return jnp.concatenate(out)
+
+
+def _nothing_learned(config: Klt, packing: Packing) -> Learned:
+    """No moments, and for bases the axes."""
+
+    def each(rotated, plain):
+        def of_layer(shape):
+            return tuple(rotated(r) if len(shape) > 1 and 1 < r <= config.max_mode else plain(r) for r in shape)
+
+        return tuple(of_layer(shape) for shape in modes(packing))
+
+    moments = each(lambda r: jnp.zeros((r, r)), lambda r: jnp.zeros((r,)))
+    bases = each(lambda r: jnp.eye(r), lambda r: jnp.zeros((0,)))
+    velocity = jnp.zeros((packing.size if _smooths(config) else 0,))
+    return Learned(moments, bases, jnp.arange(_count(config, packing), dtype=jnp.int32), jnp.int32(0), velocity)
+
+
+def _moments(decay: float, old: Factors, mean: Array, packing: Packing) -> Factors:
+    """Second moments with one more mean f32[n] in them."""
+
+    def of_mode(x: Array, axis: int, moment: Array) -> Array:
+        a = jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+        return decay * moment + (a @ a.T if moment.ndim == 2 else jnp.sum(a * a, axis=1))
+
+    layers = zip(_by_layer(mean, packing), old, strict=True)
+    return tuple(tuple(of_mode(x, axis, m) for axis, m in enumerate(moments)) for x, moments in layers)
+
+
+def _refreshed(config: Klt, learned: Learned) -> Learned:
+    """New bases in the first compressed step and every `refresh` steps after it."""
+    due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
+    return lax.cond(due, _new_bases, lambda learned: learned, learned)
+
+
+def _new_bases(learned: Learned) -> Learned:
+    """Eigenvectors of the moments, and the places of most energy."""
+    pairs = [_eigen(moments) for moments in learned.moments]
+    energies = jnp.concatenate([_energies(values) for values, _ in pairs])
+    kept = lax.top_k(energies, learned.kept.size)[1].astype(jnp.int32)
+    return learned._replace(bases=tuple(vectors for _, vectors in pairs), kept=kept)
+
+
+def _eigen(moments: Sequence[Array]) -> tuple[list[Array], tuple[Array, ...]]:
+    """Eigenvalues [r], none below 0, and eigenvectors of a layer's modes."""
+    values, vectors = [], []
+    for moment in moments:
+        value, vector = jnp.linalg.eigh(moment) if moment.ndim == 2 else (moment, jnp.zeros((0,)))
+        values.append(jnp.maximum(value, 0))
+        vectors.append(vector)
+    return values, tuple(vectors)
+
+
+def _energies(values: Sequence[Array]) -> Array:
+    """A layer's energies by coefficient, as if its modes were independent: products of shares, times the whole."""
+    whole = jnp.sum(values[0])
+    energy = whole
+    for value in values:
+        energy = jnp.multiply.outer(energy, value / jnp.maximum(whole, 1e-30))
+    return energy.reshape(-1)
