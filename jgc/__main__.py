@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tyro
 
 from jgc.training.cli import exit_code_of, in_one_line, quiet
-from jgc.training.errors import UserError, did_you_mean
+from jgc.training.errors import UserError, did_you_mean, values_of_the_user
 
 USAGE = "usage: python -m jgc {report,compare,bench} --help"
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
@@ -104,7 +104,10 @@ def bench_step(
     from jgc.bench.machine import describe
     from jgc.bench.step_time import markdown, measure
 
-    page = markdown(measure(workload, nodes, repeats, alpha), describe())
+    if repeats < 1:
+        raise UserError(f"--repeats must be at least 1, got {repeats}")
+    with values_of_the_user():
+        page = markdown(measure(workload, nodes, repeats, alpha), describe())
     print(page)
     if output:
         output.write_text(f"# Time of a step\n\n    {command()}\n\n{page}")
@@ -128,7 +131,8 @@ def bench_bytes(
     """
     from jgc.bench.message_sizes import markdown, measure
 
-    page = markdown(*measure(workload, alpha, stem, classes), alpha)
+    with values_of_the_user():
+        page = markdown(*measure(workload, alpha, stem, classes), alpha)
     print(page)
     if output:
         output.write_text(f"# Bytes of a step\n\n    {command()}\n\n{page}")
@@ -223,9 +227,13 @@ def bench_codecs(
     from jgc.bench.codecs_plot import draw
     from jgc.bench.machine import describe
     from jgc.bench.record import record
+    from jgc.select import check_alpha
 
     if not 0 < hold_out < steps:
         raise UserError(f"--hold-out must be between 1 and --steps - 1 = {steps - 1}, got {hold_out}")
+    with values_of_the_user():
+        for alpha in alphas:
+            check_alpha(alpha)
     recording = record(run_dir, workload, nodes, seed, start, steps, data_dir)
     rows = measure(recording, hold_out, alphas, passes)
     page = markdown(rows, workload, recording, hold_out, describe())

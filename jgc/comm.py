@@ -14,6 +14,7 @@ from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax._src.config import _check_vma  # no public name: see _emulated_index
 from jax.custom_batching import custom_vmap
@@ -264,6 +265,18 @@ def _ring(x: Array, size: int, place: Array, shift: Callable, join: Callable) ->
         travelling = shift(travelling) + segments[(place - 1 - hop) % size]
     # after size - 1 hops place p holds the sum of segment p - size = p (mod size)
     return join(travelling).reshape(-1)[: x.size]
+
+
+def largest_summand(dtype: str, count: int) -> float:
+    """The largest f32 of which an integer dtype holds the sum over so many nodes.
+
+    Example:
+      >>> largest_summand("int8", 8)
+      15.0
+    """
+    bound = int(jnp.iinfo(dtype).max) // count
+    largest = np.float32(bound)  # may round up
+    return float(largest if int(largest) <= bound else np.nextafter(largest, np.float32(0)))
 
 
 MEANS: dict[str, Callable[[Array, Nodes, str], Array]] = {"psum": mean, "ring": ring_mean}

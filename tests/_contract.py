@@ -39,6 +39,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "scalecom",
         {"beta": 0.5, "algorithm": "ring", "momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/"},
     ),
+    "klt/at once": ("klt", {"momentum_at_once": True, "share": 0.2, "code_dtype": "int16", "first_layer": "^Conv_0/"}),
     "silent/policy": ("silent", {**POLICY, "momentum_correction": False}),
     "lgc_ps/own": (
         "lgc_ps",
@@ -52,6 +53,7 @@ SLOW = ("lgc_ps/paper recipe",)  # compiles the autoencoder's training three tim
 # gradient, or with momentum correction u = m u + g. A low-pass memory keeps another law, see `_laws.remembered`.
 # Excused, by variant and phase:
 LAW_EXEMPT: dict[tuple[str, str], str] = {
+    ("klt/at once", "compressed"): "the common part is spread over the steps that follow, as momentum has it",
     ("lgc_ps/paper recipe", "compressed"): 'feedback="paper": what decoding loses is lost, as Algorithm 1 has it',
 }
 # How finely residuals are kept; the law then holds to that precision only.

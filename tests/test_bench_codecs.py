@@ -1,5 +1,7 @@
 """The arithmetic of `jgc bench codecs` on gradients small enough to count by hand."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -74,6 +76,15 @@ def test_trivial_codes_count_the_leaders_share_once():
     assert codecs_trivial.signs_means(layers, 0.05, g)[1] == positions + 10 + 32 * K
     assert codecs_trivial.at_leaders(layers, 0.05, 3, g)[1] == positions + K * (30 + 32)
     assert codecs_trivial.at_own(layers, 0.05, 1, g)[1] == K * (positions + 10 + 32)
+    assert codecs_trivial.at_own(layers, 0.05, 3, g)[1] == K * (positions + 30 + 4 * 32)
+
+
+def test_more_bits_at_own_positions_are_less_error():
+    layers = make_packing({"kernel": jnp.zeros(SHAPE)}).layers
+    g = RNG.standard_normal((1, 200))
+    exact = np.where(np.abs(g[0]) >= np.sort(np.abs(g[0]))[-40], g[0], 0)
+    errors = [np.linalg.norm(codecs_trivial.at_own(layers, 0.2, bits, g)[0] - exact) for bits in (1, 2, 3, 4)]
+    assert all(more < 0.7 * fewer for fewer, more in itertools.pairwise(errors))
 
 
 def test_signs_and_means_are_exact_where_all_magnitudes_are_equal():

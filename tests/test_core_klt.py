@@ -157,8 +157,8 @@ def test_bytes_by_hand():
     k, mu = round(0.1 * N), 6 + 1 + 1
     gathered = {"scales": 2 * 6, "values": 4 * mu, "positions": 2 * mu}  # groups of 1, 2, 4, 8, 16 and 3
     table = logical_bytes(wire.logical, K)["worker"]
-    assert k == 34 and table["up"] == {"code": 2 * k} | gathered
-    assert table["down"] == {"code": 2 * k} | {kind: 3 * size for kind, size in gathered.items()}
+    assert k == 34 and table["up"] == {"coefficients": 2 * k} | gathered
+    assert table["down"] == {"coefficients": 2 * k} | {kind: 3 * size for kind, size in gathered.items()}
 
 
 def test_momentum_is_corrected_like_in_the_other_methods():
@@ -168,9 +168,26 @@ def test_momentum_is_corrected_like_in_the_other_methods():
 
 
 def test_too_many_nodes_for_the_integers_is_an_error():
-    nodes = jgc.make_nodes(128, jax.devices()[:1])
+    nodes = jgc.make_nodes(19, jax.devices()[:1])
     compressor = klt(**PLAIN)
-    grads = jax.tree.map(lambda x: jnp.zeros((128, *x.shape)), PARAMS)
+    grads = jax.tree.map(lambda x: jnp.zeros((19, *x.shape)), PARAMS)
     state = compressor.init(jax.random.key(0), PARAMS, nodes)
-    with pytest.raises(ValueError, match="int8 is too small for sums over 128 nodes; use int16"):
+    with pytest.raises(ValueError, match="int8 leaves a node of 19 the integers up to 6, too coarse below 7"):
         step_on_nodes(compressor.aggregate, "compressed", nodes)(jax.random.key(1), grads, state)
+
+
+def test_at_once_the_common_part_has_the_momentum_of_uncompressed_training():
+    """With every coefficient sent and no noise to speak of: u = m u + g, as SGD has it."""
+    grads, m = in_common(6, 0.0), 0.5
+    settings = {"share": 1.0, "code_dtype": "int32", "momentum": m, "momentum_at_once": True, "first_layer": ""}
+    compressor = klt(**settings, warmup_steps=1)
+    u = np.zeros(N)
+    for one, (got, _) in zip(grads, play(compressor, grads), strict=True):
+        u = m * u + mean_of(one)
+        np.testing.assert_allclose(got, u, atol=1e-4 * np.abs(u).max())
+
+
+@pytest.mark.parametrize("bad", [{"warmup_steps": 0}, {"factor_masking": True}], ids=str)
+def test_settings_that_would_do_nothing_are_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        klt(**bad)

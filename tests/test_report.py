@@ -259,6 +259,14 @@ def test_the_papers_numbers():
         (["compare", "--run-dir", "x", "--methods", "baselin"], "did you mean baseline?"),
         (["compare", "--run-dir", "x", "--workload", "digit_convnet5"], "did you mean digits_convnet5?"),
         (["compare", "--methods", "baseline"], "run-dir"),
+        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.alpha=5"], "alpha must be in (0, 1]"),
+        (["compare", "--run-dir", "x", "--set", "seed=5"], "compare has --workload, --seeds and --run-dir"),
+        (["bench", "bytes", "--alpha", "2"], "alpha must be in (0, 1]"),
+        (["bench", "bytes", "--classes", "5"], "at least the data set's 10, got 5"),
+        (["bench", "bytes", "--workload", "digits_convnet5", "--stem", "imagenet"], "setting of ResNets"),
+        (["bench", "step", "--repeats", "0"], "--repeats must be at least 1"),
+        (["bench", "step", "--nodes", "0"], "node"),
+        (["bench", "codecs", "--run-dir", "x", "--alphas", "2"], "alpha must be in (0, 1]"),
         (["compare", "--run-dir", "x", "--set", "alpha"], "METHOD.FIELD=VALUE, got 'alpha'"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dg.alpha=1"], "did you mean dgc?"),
         (["compare", "--run-dir", "x", "--set", "learning_rat=0.1"], "did you mean --learning-rate?"),
@@ -276,12 +284,14 @@ def test_one_line_for_what_is_wrong(argv, said, tmp_path, monkeypatch, capsys):
 
 
 def test_settings_on_the_command_line_have_the_last_word(tmp_path):
-    options = options_of(["learning_rate=0.3", "dgc.clip_norm=2", "dgc.factor_masking=False"], ["baseline", "dgc"])
+    given = ["learning_rate=0.3", "model.norm=group", "dgc.clip_norm=2", "dgc.factor_masking=False"]
+    options = options_of(given, ["baseline", "dgc"])
     baseline, ours = (
         bench_runs.configure(settings, "digits_convnet5", 0, None, tmp_path / "new", {"steps": 7}, options[name])
         for name, settings in (("baseline", Dense()), ("dgc", Dgc()))
     )
     assert (baseline.learning_rate, ours.learning_rate, ours.steps) == (0.3, 0.3, 7)
+    assert baseline.model.norm == ours.model.norm == "group"
     assert (ours.compressor.clip_norm, ours.compressor.factor_masking) == (2.0, False)
 
 

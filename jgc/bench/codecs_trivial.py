@@ -62,6 +62,34 @@ class _Chosen:
         return quantise(x, np.sqrt(self.means(x * x))[self.ids], bits)
 
 
+    def fitted(self, x: np.ndarray, bits: int) -> tuple[np.ndarray, int]:
+        """x f32[mu] by sign and levels fitted to each layer's magnitudes, and the bits that the levels take."""
+        out, sent = np.zeros_like(x), 0
+        for layer in range(self.ids[-1] + 1):
+            magnitudes = np.abs(x[self.ids == layer])
+            levels = fit_levels(magnitudes, 2 ** (bits - 1))
+            nearest = np.abs(magnitudes[:, None] - levels).argmin(1)
+            out[self.ids == layer] = np.sign(x[self.ids == layer]) * levels[nearest]
+            sent += 32 * levels.size
+        return out, sent
+
+
+def fit_levels(magnitudes: np.ndarray, count: int, rounds: int = 10) -> np.ndarray:
+    """At most `count` levels with little squared error (Lloyd 1982), from groups of equal size.
+
+    Example:
+      >>> fit_levels(np.array([1.0, 1.2, 5.0, 5.4]), 2)
+      array([1.1, 5.2])
+    """
+    ordered = np.sort(magnitudes)
+    levels = np.array([part.mean() for part in np.array_split(ordered, min(count, ordered.size))])
+    for _ in range(rounds):
+        nearest = np.digitize(ordered, 0.5 * (levels[1:] + levels[:-1]))
+        filled = np.bincount(nearest, minlength=levels.size)
+        levels = np.where(filled, np.bincount(nearest, ordered, levels.size) / np.maximum(filled, 1), levels)
+    return levels
+
+
 def position_bits(n: int, k: int) -> float:
     """Bits of k sorted positions out of n, Elias-Fano; a bit map of n bits where that is less, none for all of them.
 
@@ -114,9 +142,7 @@ def at_own(layers, alpha, bits, g):
     for one in g:
         own = _Chosen(one, layers, alpha)
         x = one[own.positions]
-        if bits == 1:  # a sign and the layer's mean magnitude
-            total[own.positions] += np.sign(x) * own.means(np.abs(x))[own.ids]
-        else:
-            total[own.positions] += own.quantised(x, bits)
-        sent += own.bits + bits * own.ids.size + 32 * len(layers)
+        values, levels = own.fitted(x, bits)
+        total[own.positions] += values
+        sent += own.bits + bits * own.ids.size + levels
     return total / len(g), sent

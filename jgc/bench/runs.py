@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from jgc import compress
 from jgc.training.cli import with_options
-from jgc.training.config import Config, DataConfig, as_json, differences, resolve
+from jgc.training.config import Config, DataConfig, as_json, check, completed, differences, resolve
 from jgc.training.errors import NonFinite, UserError
 from jgc.training.loop import run
 from jgc.training.rundir import CONFIG, SUMMARY
@@ -56,7 +57,8 @@ def train_all(
       failed: if given, takes the folder and the error of a run that diverges, and the others go on.
 
     Raises:
-      UserError: a folder holds a run with other settings, before anything is trained; or a run cannot go on.
+      UserError: a bad setting, or a folder that holds a run with other settings, before anything is trained; or a run
+        cannot go on.
     """
     changes = {**(changes or {}), **({"steps": steps} if steps else {})}
     jobs = [
@@ -65,6 +67,7 @@ def train_all(
         for seed in seeds for name, settings in variants.items()
     ]  # fmt: skip
     for job in jobs:
+        check_settings(job)
         check_folder(job)
     out: dict[str, list[Summary]] = {name: [] for name in variants}
     for number, job in enumerate(jobs, 1):
@@ -97,6 +100,15 @@ def configure(
     return with_options(config, options) if options else config
 
 
+def check_settings(job: Job) -> None:
+    """Raise UserError for a value that the run or its method cannot have."""
+    check(job.config)
+    try:
+        compress.build(job.config.compressor)
+    except ValueError as error:
+        raise UserError(f"{job.name}: {error}") from error
+
+
 def check_folder(job: Job) -> None:
     """Raise UserError where a run's folder holds another experiment; settings newer than the run do not count."""
     path = job.folder / CONFIG
@@ -107,21 +119,12 @@ def check_folder(job: Job) -> None:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     new = json.loads(json.dumps(as_json(job.config)))
-    changed = differences(old, _without_newer(old, new))
+    changed = differences(completed(old), new)
     for name in ("steps", "nodes"):
         if old.get(name) != new[name]:
             changed.append(f"{name} was {old.get(name)}, is {new[name]}")
     if changed:
         raise UserError(f"{job.folder} holds a run with other settings: {'; '.join(changed)}; give another --run-dir")
-
-
-def _without_newer(old: Any, new: dict[str, Any]) -> dict[str, Any]:
-    """The new config without what the old one does not know."""
-    return {
-        name: _without_newer(old[name], value) if isinstance(value, dict) and isinstance(old[name], dict) else value
-        for name, value in new.items()
-        if name in old
-    }
 
 
 def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: str = "") -> Summary:

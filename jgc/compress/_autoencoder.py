@@ -152,6 +152,16 @@ def mean_losses(weights: Pair, x: Array, linear: bool) -> Losses:
     return Losses(jnp.mean((jnp.mean(x, axis=0) - decoded) ** 2), jnp.float32(0))
 
 
+def terms(nodes: int, m: int) -> tuple[float, float]:
+    """How many terms the sums (6) and (5), over ordered pairs of nodes, have, of which `losses` gives the means.
+
+    Example:
+      >>> terms(2, 32)
+      (64.0, 16.0)
+    """
+    return float(nodes * m), float(nodes * (nodes - 1) * m // STRIDE * CHANNELS)
+
+
 def descend(
     trained: Trained, optimiser: optax.GradientTransformation, losses_of: Callable[[Any], Losses],
     weight_reconstruction: float = 1.0, weight_similarity: float = 0.0,
@@ -180,7 +190,7 @@ def train(
 
 
 def train_mean(
-    trained: Trained, optimiser: optax.GradientTransformation, x: Array, linear: bool
+    trained: Trained, optimiser: optax.GradientTransformation, x: Array, linear: bool, weight: float = 1.0
 ) -> tuple[Trained, Losses]:
     """One step with one decoder for the mean; arguments as of `mean_losses`."""
-    return descend(trained, optimiser, lambda weights: mean_losses(weights, x, linear))
+    return descend(trained, optimiser, lambda weights: mean_losses(weights, x, linear), weight)

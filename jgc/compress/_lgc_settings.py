@@ -36,6 +36,8 @@ class Lgc(Remembering):
     """optimiser of the autoencoder"""
     autoencoder_learning_rate: float = 0.001
     """its learning rate"""
+    autoencoder_loss: Literal["mean", "sum"] = "mean"
+    """its losses are means over their terms, or the paper's sums, which grow with size and number of nodes"""
     autoencoder_updates: int = 1
     """its updates on each step's gradients"""
     last_layer: str | None = None
@@ -70,6 +72,7 @@ PAPER_RECIPE: dict[str, Any] = {
     "feedback": "paper",
     "autoencoder_optimizer": "sgd",
     "autoencoder_learning_rate": 0.001,
+    "autoencoder_loss": "sum",
     "autoencoder_updates": 1,
 }
 """The autoencoder as the paper trains it: `lgc_ps(**PAPER_RECIPE)`."""
@@ -83,7 +86,8 @@ def check_common(config: Lgc) -> None:
         raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")
     if not config.autoencoder_learning_rate > 0:
         raise ValueError(f"autoencoder_learning_rate must be positive, got {config.autoencoder_learning_rate}")
-    check_choices(config, feedback=("exact", "paper"), scale=("layer", "none"), autoencoder_optimizer=("adam", "sgd"))
+    check_choices(config, feedback=("exact", "paper"), scale=("layer", "none"), autoencoder_optimizer=("adam", "sgd"),
+                  autoencoder_loss=("mean", "sum"))  # fmt: skip
 
 
 def check(config: LgcPs) -> None:

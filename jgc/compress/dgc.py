@@ -16,6 +16,7 @@ Differs from the paper
   3. The first layer is sent uncompressed by default, as in the comparisons of the LGC paper; "" sends it as the others.
   4. Biases and norm parameters form one layer together.
   5. Plain momentum; the paper gives the form for Nesterov momentum, too.
+  6. No clipping and a ramp of 0 steps by default: how long and how strong depends on the run. Workloads set the ramp.
 """
 
 import dataclasses

@@ -20,7 +20,11 @@ coefficients do not wait; their mean is spread over the following steps again, u
 the momentum of uncompressed training.
 
 All nodes see the same means, find the same bases by themselves and never send any: at the end of the uncompressed
-warm-up, and afresh every `refresh` steps from what was aggregated since.
+warm-up, and afresh every `refresh` steps from moments in which what was decoded since counts most.
+
+Limits. Eigenvectors must come out the same on all nodes to the bit: the same kind of device and the same versions, as
+programs of several processes need anyway. A refresh takes an eigendecomposition for each mode: O(r^3). Moments and
+bases take 8 r^2 bytes a mode.
 
 Source: ours; how it came about is in docs/results/codecs.md. Its parts: transform coding (Huang and Schultheiss 1963);
 second moments of gradients by modes (Gupta et al. 2018, Shampoo; Vyas et al. 2024, SOAP); PCA codes that can be summed
@@ -29,8 +33,6 @@ second moments of gradients by modes (Gupta et al. 2018, Shampoo; Vyas et al. 20
 """
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -40,6 +42,7 @@ import numpy as np
 from jax import lax
 
 from jgc import comm, phases
+from jgc.compress._klt_bases import Factors, add_moments, eigenbases, nothing_learned, rotate
 from jgc.compress._settings import Remembering, first_dense, memory_of
 from jgc.compress.compose import Item, make_info, payload_sizes
 from jgc.compress.diagnose import compare
@@ -52,10 +55,8 @@ from jgc.pack import Packing, make_packing, pack, unpack
 from jgc.types import Array, Compressor, Nodes, State, Wire
 
 DENSE, COMPRESSED = "dense", "compressed"
-EXACT = 2**23  # f32 holds all integers up to here
+LEVELS = 7  # the least that a node's integers must reach
 FINE = 16.0  # steps are powers of 2 ** (1 / FINE)
-
-Factors = tuple[tuple[Array, ...], ...]  # of each layer, one for each of its modes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +70,9 @@ class Klt(Remembering):
     min_values: int = 1
     """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
     code_dtype: Literal["int8", "int16", "int32"] = "int8"
-    """of the sum of the nodes' integers; each uses its share of the range"""
+    """of the sum of the nodes' integers, of which each has its share of the range: int8 serves up to 18 nodes"""
     warmup_steps: int = 200
-    """uncompressed steps, from which the first bases are learned"""
+    """uncompressed steps, from which the first bases are learned, at least 1"""
     refresh: int = 50
     """steps between two sets of bases, 0 for the first set for good"""
     decay: float = 0.98
@@ -110,7 +111,8 @@ class Common(NamedTuple):
 class Step(NamedTuple):
     """What a step makes of a node's v."""
 
-    mean: Array  # f32[n], equal on all nodes
+    aggregated: Array  # f32[n], equal on all nodes
+    decoded: Array  # f32[n], the mean of what was sent; the same but for momentum's smoothing
     sent: Array  # f32[n], what all nodes take this node to have sent
     learned: Learned
     elements: int  # values that this node's message stands for
@@ -139,47 +141,52 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
 
     def reduce(phase, key, v, learned: Learned, packing, nodes) -> Step:
         if phase == DENSE:
-            return Step(comm.mean(v, nodes, "dense"), v, learned, v.size)
+            mean = comm.mean(v, nodes, "dense")
+            return Step(mean, mean, v, learned, v.size)
         learned = _refreshed(config, learned)
         common = _common(config, v, learned, packing, nodes)
         rest = v - common.own
-        item = Item(rest_codec, packing.layers, rest_codec.encode(key, rest, packing.layers))
-        at_once = gather().run([item], nodes)[0]
+        item = Item(rest_codec, packing.layers, rest_codec.encode(comm.node_key(key, nodes), rest, packing.layers))
+        innovations = gather().run([item], nodes)[0]
         left = subtract(rest, rest_codec.decode(item.payload, packing.layers))
-        mean = common.mean
+        now = common.mean
         if _smooths(config):
-            mean = config.momentum * learned.velocity + (1 - config.momentum) * mean
-            learned = learned._replace(velocity=mean)
+            now = config.momentum * learned.velocity + (1 - config.momentum) * now
+            learned = learned._replace(velocity=now)
         learned = learned._replace(step=learned.step + 1)
-        return Step(mean + at_once, v - left, learned, learned.kept.size + rest_codec.elements(packing.layers))
+        elements = learned.kept.size + rest_codec.elements(packing.layers)
+        return Step(now + innovations, common.mean + innovations, v - left, learned, elements)
 
     def init(key, params, nodes):
         packing = make_packing(params)
         local = jax.tree.map(lambda x: per_node(x, nodes), memory.init(packing.size))
-        return State(_nothing_learned(config, packing), local)
+        kept = jnp.arange(_count(config, packing), dtype=jnp.int32)
+        velocity = jnp.zeros((packing.size if _smooths(config) else 0,))
+        factors = nothing_learned(packing, config.max_mode)
+        return State(Learned(*factors, kept, jnp.int32(0), velocity), local)
 
     def aggregate(phase, key, grads, state, nodes):
         packing = make_packing(grads)
         v, local = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
         step = reduce(phase, key, v, state.shared, packing, nodes)
         local = memory.keep(local, v, step.sent)
-        moments = _moments(config.decay, step.learned.moments, step.mean, packing)
+        moments = add_moments(config.decay, step.learned.moments, step.decoded, packing)
         info = make_info(memory.residual(local), step.elements)
-        return unpack(step.mean, packing), State(step.learned._replace(moments=moments), local), info
+        return unpack(step.aggregated, packing), State(step.learned._replace(moments=moments), local), info
 
     def wire(phase, shapes, nodes):
         packing = make_packing(shapes)
         if phase == DENSE:
             return Wire(both_ways({"dense": 4.0 * packing.size}), ())
         k = _count(config, packing)
-        code = {"code": float(jnp.dtype(config.code_dtype).itemsize * k)}
-        gathered = payload_sizes(rest_codec, packing.layers) | {"scales": 2.0 * (groups(k)[-1] + 1)}
-        return Wire(both_ways(code) + to_all(gathered, nodes), ())
+        summed = {"coefficients": float(jnp.dtype(config.code_dtype).itemsize * k)}
+        gathered = payload_sizes(rest_codec, packing.layers) | {"scales": 2.0 * _group_count(k)}
+        return Wire(both_ways(summed) + to_all(gathered, nodes), ())
 
     def diagnose(phase, key, grads, state, nodes):
         packing = make_packing(grads)
         v, _ = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
-        return compare(reduce(phase, key, v, state.shared, packing, nodes).mean, v, pack(grads, packing), nodes)
+        return compare(reduce(phase, key, v, state.shared, packing, nodes).decoded, v, pack(grads, packing), nodes)
 
     core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
                       owns_momentum=memory.owns_momentum)  # fmt: skip
@@ -198,6 +205,10 @@ def _check(config: Klt) -> None:
         raise ValueError(f"code_dtype must be one of int8, int16, int32, got {config.code_dtype!r}")
     if not 0 <= config.decay < 1:
         raise ValueError(f"decay must be in [0, 1), got {config.decay}")
+    if config.warmup_steps < 1:
+        raise ValueError(f"the dense phase must have a step to learn from, got warmup_steps {config.warmup_steps}")
+    if config.factor_masking:
+        raise ValueError("factor_masking must be False, got True: no coefficient waits, so nothing is there to mask")
     for name, least in (("refresh", 0), ("max_mode", 1)):
         if getattr(config, name) < least:
             raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")
@@ -212,7 +223,7 @@ def _count(config: Klt, packing: Packing) -> int:
 
 
 def groups(k: int) -> np.ndarray:
-    """The group of each coefficient, most energy first, i64[k]: 1, 2, 4, 8 ... of them have a step of their own.
+    """The group of each coefficient, most energy first, i64[k]: 1, 2, 4, 8 ... of them share a step.
 
     Example:
       >>> groups(9)
@@ -221,126 +232,48 @@ def groups(k: int) -> np.ndarray:
     return np.floor(np.log2(np.arange(1, k + 1))).astype(int)
 
 
+def _group_count(k: int) -> int:
+    return int(groups(k)[-1]) + 1 if k else 0
+
+
 def _common(config: Klt, v: Array, learned: Learned, packing: Packing, nodes: Nodes) -> Common:
     """All nodes' coefficients at the places kept, averaged, and what they stand for."""
-    coefficients = comm.one_by_one(partial(_rotate, packing), learned.bases, v)[learned.kept]
-    largest = min(int(jnp.iinfo(config.code_dtype).max) // nodes.count, EXACT)
-    if largest == 0:
-        raise ValueError(f"code_dtype {config.code_dtype} is too small for sums over {nodes.count} nodes; use int16")
+    coefficients = comm.one_by_one(partial(rotate, packing), learned.bases, v)[learned.kept]
+    largest = comm.largest_summand(config.code_dtype, nodes.count)
+    if largest < LEVELS:
+        raise ValueError(
+            f"code_dtype {config.code_dtype} leaves a node of {nodes.count} the integers up to {largest:.0f}, "
+            f"too coarse below {LEVELS}; use a wider one"
+        )
     step = _steps(coefficients, largest, nodes)
     codes = jnp.clip(jnp.round(coefficients / step), -largest, largest)
-    total = comm.total(codes.astype(config.code_dtype), nodes, "code").astype(jnp.float32)
+    total = comm.total(codes.astype(config.code_dtype), nodes, "coefficients").astype(jnp.float32)
 
     def gradients(coefficients):
         spread = jnp.zeros((packing.size,)).at[learned.kept].set(coefficients)
-        return comm.one_by_one(partial(_rotate, packing, back=True), learned.bases, spread)
+        return comm.one_by_one(partial(rotate, packing, back=True), learned.bases, spread)
 
     return Common(gradients(total * step / nodes.count), gradients(codes * step))
 
 
-def _steps(coefficients: Array, largest: int, nodes: Nodes) -> Array:
+def _steps(coefficients: Array, largest: float, nodes: Nodes) -> Array:
     """For each coefficient f32[k] the step with which no node's in its group exceeds the largest integer, f32[k].
 
     What travels is the exponent of the largest magnitude: small, and equal on all nodes to the bit.
     """
     group = groups(coefficients.size)
-    magnitudes = jnp.zeros((group[-1] + 1,)).at[group].max(jnp.abs(coefficients))
+    magnitudes = jnp.zeros((_group_count(group.size),)).at[group].max(jnp.abs(coefficients))
     exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
     highest = jnp.max(comm.gather(exponents, nodes, "scales"), axis=0)
     return (jnp.exp2(highest / FINE) / largest)[group]
 
 
-# --- bases --------------------------------------------------------------------------------------------------------
-
-
-def modes(packing: Packing) -> list[tuple[int, ...]]:
-    """The modes of each layer: taps, inputs and outputs of a convolution; one of biases and norms.
-
-    Example:
-      >>> modes(make_packing({"bias": jnp.zeros(16), "conv": jnp.zeros((3, 3, 8, 16)), "dense": jnp.zeros((8, 5))}))
-      [(9, 8, 16), (8, 5), (16,)]
-    """
-    shapes = {leaf.start: leaf.shape for leaf in packing.leaves if len(leaf.shape) > 1}
-
-    def of_layer(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (math.prod(shape[:-2]), *shape[-2:]) if len(shape) > 2 else shape
-
-    return [of_layer(shapes.get(layer.start, (layer.size,))) for layer in packing.layers]
-
-
-def _by_layer(flat: Array, packing: Packing) -> list[Array]:
-    """The layers of f32[n], each with its modes for axes."""
-    return [
-        flat[layer.start : layer.start + layer.size].reshape(shape)
-        for layer, shape in zip(packing.layers, modes(packing), strict=True)
-    ]
-
-
-def _rotate(packing: Packing, bases: Factors, flat: Array, back: bool = False) -> Array:
-    """f32[n] as coefficients f32[n], or back."""
-    out = [jnp.zeros((0,))]
-    for x, factors in zip(_by_layer(flat, packing), bases, strict=True):
-        for axis, u in enumerate(factors):
-            if u.ndim == 2:
-                x = jnp.moveaxis(jnp.tensordot(u, x, ((1 if back else 0,), (axis,))), 0, axis)
-        out.append(x.reshape(-1))
-    return jnp.concatenate(out)
-
-
-def _nothing_learned(config: Klt, packing: Packing) -> Learned:
-    """No moments, and for bases the axes."""
-
-    def each(rotated, plain):
-        def of_layer(shape):
-            return tuple(rotated(r) if len(shape) > 1 and 1 < r <= config.max_mode else plain(r) for r in shape)
-
-        return tuple(of_layer(shape) for shape in modes(packing))
-
-    moments = each(lambda r: jnp.zeros((r, r)), lambda r: jnp.zeros((r,)))
-    bases = each(lambda r: jnp.eye(r), lambda r: jnp.zeros((0,)))
-    velocity = jnp.zeros((packing.size if _smooths(config) else 0,))
-    return Learned(moments, bases, jnp.arange(_count(config, packing), dtype=jnp.int32), jnp.int32(0), velocity)
-
-
-def _moments(decay: float, old: Factors, mean: Array, packing: Packing) -> Factors:
-    """Second moments with one more mean f32[n] in them."""
-
-    def of_mode(x: Array, axis: int, moment: Array) -> Array:
-        a = jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-        return decay * moment + (a @ a.T if moment.ndim == 2 else jnp.sum(a * a, axis=1))
-
-    layers = zip(_by_layer(mean, packing), old, strict=True)
-    return tuple(tuple(of_mode(x, axis, m) for axis, m in enumerate(moments)) for x, moments in layers)
-
-
 def _refreshed(config: Klt, learned: Learned) -> Learned:
     """New bases in the first compressed step and every `refresh` steps after it."""
+
+    def new(learned: Learned) -> Learned:
+        found, kept = eigenbases(learned.moments, learned.kept.size)
+        return learned._replace(bases=found, kept=kept)
+
     due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
-    return lax.cond(due, _new_bases, lambda learned: learned, learned)
-
-
-def _new_bases(learned: Learned) -> Learned:
-    """Eigenvectors of the moments, and the places of most energy."""
-    pairs = [_eigen(moments) for moments in learned.moments]
-    energies = jnp.concatenate([_energies(values) for values, _ in pairs])
-    kept = lax.top_k(energies, learned.kept.size)[1].astype(jnp.int32)
-    return learned._replace(bases=tuple(vectors for _, vectors in pairs), kept=kept)
-
-
-def _eigen(moments: Sequence[Array]) -> tuple[list[Array], tuple[Array, ...]]:
-    """Eigenvalues [r], none below 0, and eigenvectors of a layer's modes."""
-    values, vectors = [], []
-    for moment in moments:
-        value, vector = jnp.linalg.eigh(moment) if moment.ndim == 2 else (moment, jnp.zeros((0,)))
-        values.append(jnp.maximum(value, 0))
-        vectors.append(vector)
-    return values, tuple(vectors)
-
-
-def _energies(values: Sequence[Array]) -> Array:
-    """A layer's energies by coefficient, as if its modes were independent: products of shares, times the whole."""
-    whole = jnp.sum(values[0])
-    energy = whole
-    for value in values:
-        energy = jnp.multiply.outer(energy, value / jnp.maximum(whole, 1e-30))
-    return energy.reshape(-1)
+    return lax.cond(due, new, lambda learned: learned, learned)

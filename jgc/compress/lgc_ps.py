@@ -11,7 +11,7 @@ autoencoder on them; in "compressed" a leader sends a learned code, and every no
 Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
 Sections IV-A, V and VI-A, Algorithm 1, Tables I and II.
 
-Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` has the paper's way)
+Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` has its way of 2, 3, 6 and 8)
   1. Five strided deconvolutions (Table II) multiply by 32, the encoder (Table I) divides by 16: the first
      deconvolution has stride 1, and inputs are padded to a multiple of 16.
   2. The autoencoder sees values multiplied by the leader's signs, less each node's mean per layer, over the leader's
@@ -22,12 +22,16 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
      what it decodes. By default all nodes use the leader's (`positions="leader"`); with `positions="own"` every node
      sends its positions, and they are counted.
   5. The innovation is the values that the signs and means explain worst, over all layers together
-     (`innovation_by="error"`), not the largest of each layer (`"magnitude"`); the server puts their exact
-     values in place of the decoder's.
+     (`innovation_by="error"`), not the largest of each layer (`"magnitude"` takes the largest of all layers); the
+     server puts their exact values in place of the decoder's.
   6. What the decoder loses goes back into the residual (`feedback="exact"`); Algorithm 1 drops it ("paper").
      Every worker then needs the code and its own decoder, which are counted.
   7. In the top-k phase the leader alone selects, as in the third phase. With `positions="own"` all nodes do.
-  8. The losses (5) and (6) are means over their terms, not sums, so that settings carry over between sizes.
+  8. The losses (5) and (6) are means over their terms, not sums, so that settings carry over between sizes
+     (`autoencoder_loss`).
+  9. The decoders are trained on the leader's code, which they will get in the third phase; the paper draws the node at
+     random in each step.
+ 10. The paper says 10 % (Algorithm 1) and 0.001 % (Section V-B-1) for the innovation's share of mu: 10 % here.
 """
 
 import dataclasses
@@ -92,11 +96,11 @@ def _top_k(config: LgcPs, optimiser, v: Array, key: Key, shared: Shared, selecti
     leader = _leader(config, shared, nodes)
     positions, every, x = _values(config, v, leader, selection, nodes)
     trained = shared.autoencoder
+    terms = ae.terms(nodes.count, ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else (1.0, 1.0)
+    weights = config.lambda_reconstruction * terms[0], config.lambda_similarity * terms[1]
     for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
-        trained = ae.train(
-            trained, optimiser, *_seen_in_training(config, x, leader, selection), leader,
-            config.lambda_reconstruction, config.lambda_similarity,
-        )[0]  # fmt: skip
+        seen = _seen_in_training(config, x, leader, selection)
+        trained = ae.train(trained, optimiser, *seen, leader, *weights)[0]
     mean = scatter(Sparse(every, x), v.size) / nodes.count
     return Step(mean, Sparse(positions, v[positions]), shared._replace(autoencoder=trained), selection.mu)
 

@@ -9,7 +9,7 @@ key that they share: nobody needs to be told.
 Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
 Sections IV-B, V-B-2 and VI-A, Algorithm 2, equations (8) to (11) and (17) to (19).
 
-Differs from the paper (`RING_PAPER_RECIPE` has the paper's way)
+Differs from the paper (`RING_PAPER_RECIPE` has its way of all but the strides, and 4 and 5)
   1. As in `jgc.compress.lgc_ps`, items 1 to 3 and 8: the strides of the decoder; what the autoencoder sees (by the
      leader's signs and scales, less each node's mean per layer); Adam; losses as means.
   2. Codes and means travel in fixed point, 32 or 16 bits, in units of the leader's scales: sums of integers are the
@@ -20,6 +20,8 @@ Differs from the paper (`RING_PAPER_RECIPE` has the paper's way)
      lost goes back into its residual (`feedback="exact"`); Algorithm 2 drops it ("paper").
   4. The paper has one node obtain all gradients in the second phase and is silent on how the others come by their
      mean: here that node sends it to them.
+  5. In one program every device trains the autoencoder by itself, on the same numbers: the weights that the logical
+     account counts are never sent between devices.
 """
 
 import dataclasses
@@ -91,6 +93,13 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     check_choices(
         config, algorithm=("psum", "ring"), decoder=("linear", "leaky_relu"), code_dtype=("int32", "int16", "float32")
     )
+    if config.feedback == "exact" and config.decoder != "linear":
+        raise ValueError(
+            f'decoder must be linear with feedback "exact", got {config.decoder}: no node knows its share of what '
+            'another decoder makes of the mean; use feedback "paper"'
+        )
+    if config.scale == "none" and config.code_dtype != "float32":
+        raise ValueError(f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it counts in scales')
     optimiser = make_optimiser(config)
     return lgc(
         config,
@@ -117,9 +126,10 @@ def _top_k(config: LgcRing, optimiser, v: Array, key: Key, shared: Shared, selec
     leader = draw_leader(key, nodes)
     positions, x = values_at_leaders(v, leader, selection, nodes)
     trained = shared.autoencoder
+    weight = float(ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else 1.0
     for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
         z = _seen_in_training(config, x, leader, selection)
-        trained = ae.train_mean(trained, optimiser, z, config.decoder == "linear")[0]
+        trained = ae.train_mean(trained, optimiser, z, config.decoder == "linear", weight)[0]
     mean = scatter(Sparse(positions, jnp.sum(x, axis=0)), v.size) / nodes.count
     return Step(mean, Sparse(positions, v[positions]), shared._replace(autoencoder=trained), selection.mu)
 
@@ -218,7 +228,7 @@ def _to_fixed(config: LgcRing, x: Array, nodes: int) -> Array:
     """x in fixed point, clipped so that the sum over all nodes fits; floats stay as they are."""
     if config.code_dtype == "float32":
         return x
-    largest = jnp.iinfo(config.code_dtype).max // nodes
+    largest = comm.largest_summand(config.code_dtype, nodes)
     return jnp.clip(jnp.round(x * _units(config)), -largest, largest).astype(config.code_dtype)
 
 

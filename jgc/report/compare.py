@@ -11,6 +11,9 @@ from jgc.report.runs import CONFIGS
 from jgc.training.errors import FAILED, UserError, did_you_mean
 from jgc.training.workloads import workload_named
 
+PARTS = ("data", "model")  # of a run's settings, not methods
+FIXED = ("workload", "seed", "run_dir", "resume", "compressor")
+
 
 def known_methods() -> dict[str, type]:
     """Settings classes by every name that `--methods` takes."""
@@ -64,7 +67,7 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
     """Command lines of the methods' runs from entries of `--set`.
 
     Args:
-      settings: FIELD=VALUE for all methods, METHOD.FIELD=VALUE for a setting of one method's own.
+      settings: FIELD=VALUE for all methods (data.FIELD and model.FIELD too), METHOD.FIELD=VALUE for one method's own.
       methods: names of the methods that run.
 
     Raises:
@@ -77,9 +80,11 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
     out: dict[str, list[str]] = {name: [] for name in methods}
     for entry in settings:
         field, equals, value = entry.partition("=")
-        method, dot, own = field.partition(".")
+        method, dot, own = field.partition(".") if field.split(".")[0] not in PARTS else (field, "", "")
         if not equals or not field:
             raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
+        if method in FIXED:
+            raise UserError(f"--set {entry}: {method} is not to be set; compare has --workload, --seeds and --run-dir")
         if dot and method not in out:
             raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
         for name in [method] if dot else out:

@@ -14,6 +14,8 @@ from jgc.report.tables import figures, table
 
 def values_coded(group: Group) -> int | None:
     """m, the numbers that go into the encoder, from the size of the code that is sent; None where there is no code."""
+    if group.method not in ("lgc_ps", "lgc_ring"):
+        return None
     roles = group.runs[0].summary["phases"][-1]["wire"]["logical"].values()
     codes = [count for ways in roles for kind, count in ways.get("up", {}).items() if kind == "code"]
     width = np.dtype(group.settings.get("compressor.code_dtype", "float32")).itemsize

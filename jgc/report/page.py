@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from jgc.report import paper, plots
 from jgc.report.latency import latency_table, speed_up_table
 from jgc.report.runs import Group, find, pool
-from jgc.report.tables import accuracy_table, bytes_table, paper_table, time_table
+from jgc.report.tables import accuracy_table, bytes_table, paper_table, settings_table, time_table
 from jgc.training.errors import cannot_write
 from jgc.training.rundir import write_whole
 
@@ -98,7 +98,12 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         accuracy_table(mine, groups),
         "Mean ± sample standard deviation over seeds. Against the baseline: the mean over pairs of runs with equal "
         "seed, which differ in nothing but the method; (means) where no seed is common, and empty where there is no "
-        "such baseline.",
+        "such baseline. The first cosine compares what was decoded with the mean over nodes of what they held, at the "
+        "positions that were sent (of all values where a method sends a code of all): 1 by nature for exact values "
+        "at shared positions, so it tells codes of the same positions apart and not methods. The second compares "
+        "the aggregate with the mean gradient of that step alone, of which error feedback sends the rest later.",
+        "### Settings",
+        settings_table(mine),
         "### Bytes",
         bytes_table(mine, groups),
         "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "

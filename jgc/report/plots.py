@@ -72,7 +72,7 @@ def autoencoder(groups: Sequence[Group], path: Path) -> None:
     Raises:
       UserError: no run has them.
     """
-    keys = {"autoencoder_reconstruction": "reconstruction loss, equation (6)",
+    keys = {"autoencoder_reconstruction": "reconstruction loss, equations (6) and (11)",
             "autoencoder_similarity": "similarity loss, equation (5)"}  # fmt: skip
     chosen = [group for group in groups if any(len(points(group, key)[0]) for key in keys)]
     if not chosen:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jgc.compress import Dense, Silent, TopK, method_of
-from jgc.training.config import FREE
+from jgc.training.config import FREE, completed
 from jgc.training.errors import UserError
 from jgc.training.metrics import Line, read
 from jgc.training.rundir import CONFIG, METRICS, SUMMARY
@@ -101,7 +101,7 @@ def read_run(folder: Path) -> Run:
         config, summary = (json.loads((folder / name).read_text()) for name in (CONFIG, SUMMARY))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {error}") from error
-    return Run(folder, config, summary, read(folder / METRICS))
+    return Run(folder, completed(config), summary, read(folder / METRICS))
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

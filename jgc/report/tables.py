@@ -1,8 +1,10 @@
 """The tables of a report, as Markdown."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jgc.compress import METHODS
 from jgc.report import paper
 from jgc.report.runs import Group, Spread, against, baseline_of, spread
 from jgc.training.table import size
@@ -25,6 +27,7 @@ class Figures(NamedTuple):
       seconds: median seconds of a step by phase.
       last_share: steps of the last phase over all steps.
       cosine: reconstruction cosine of the last phase, None where there is none.
+      true_cosine: of the aggregate with the mean gradient of the step, the same.
     """
 
     accuracy: Spread
@@ -40,6 +43,7 @@ class Figures(NamedTuple):
     seconds: dict[str, float]
     last_share: float
     cosine: Spread | None
+    true_cosine: Spread | None
 
 
 def figures(group: Group, groups: Sequence[Group]) -> Figures:
@@ -49,7 +53,8 @@ def figures(group: Group, groups: Sequence[Group]) -> Figures:
     baseline = baseline_of(group, groups)
     difference, pairs = (None, 0) if baseline is None or baseline is group else against(group, baseline)
     wire = last["wire"]
-    cosines = [s["reconstruction_cosine"] for s in summaries if s.get("reconstruction_cosine") is not None]
+    cosines, true = ([s[name] for s in summaries if s.get(name) is not None]
+                     for name in ("reconstruction_cosine", "true_cosine"))  # fmt: skip
     return Figures(
         spread([100 * s["test_accuracy"] for s in summaries]),
         difference,
@@ -64,6 +69,7 @@ def figures(group: Group, groups: Sequence[Group]) -> Figures:
         _seconds(summaries),
         last["steps"] / first["steps"],
         spread(cosines) if cosines else None,
+        spread(true) if true else None,
     )
 
 
@@ -121,7 +127,8 @@ def ratio(value: float | None) -> str:
 def accuracy_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     """Accuracy beside the baseline's, and the paper's where it trained this workload."""
     head = ["method", "seeds", "test accuracy, %", "against the baseline, points", f"within {TOLERANCE} point",
-            "reconstruction cosine", *_if_paper(groups, "paper: accuracy, %")]  # fmt: skip
+            "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
+            *_if_paper(groups, "paper: accuracy, %")]  # fmt: skip
     rows = []
     for group in groups:
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
@@ -129,9 +136,21 @@ def accuracy_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
         how = "" if f.against is None else f" ({pairs})"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.accuracy),
-                     plus_minus(f.against, sign="+") + how, within, plus_minus(f.cosine, 3),
+                     plus_minus(f.against, sign="+") + how, within,
+                     plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
                      *_if_paper(groups, f"{theirs.accuracy} (Table {theirs.table})" if theirs else "")])  # fmt: skip
     return table(head, rows)
+
+
+def settings_table(groups: Sequence[Group]) -> str:
+    """Every method's settings that are not its class's defaults, as a workload or the user set them."""
+    rows = []
+    for group in groups:
+        defaults = {f.name: f.default for f in dataclasses.fields(METHODS[group.method].settings)}
+        given = group.runs[0].config.get("compressor", {})
+        changed = [f"{name} {value}" for name, value in given.items() if value != defaults.get(name)]
+        rows.append([group.label, ", ".join(changed) or "none"])
+    return table(["method", "settings other than its defaults"], rows)
 
 
 def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:

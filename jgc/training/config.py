@@ -166,6 +166,29 @@ def as_json(config: Config) -> dict[str, Any]:
     return {"method": method_name(config.compressor), **dataclasses.asdict(config)}
 
 
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """A config as a run wrote it down, with the defaults of settings that have been added since: they change nothing.
+
+    Example:
+      >>> completed({"method": "topk", "compressor": {"alpha": 0.1}})["compressor"]["strategy"]
+      'warmup'
+    """
+    method = compress.METHODS.get(config.get("method", ""))
+    parts: dict[str, type] = {"data": DataConfig, "model": ModelConfig}
+    if method is not None:
+        parts["compressor"] = method.settings
+    inner = {
+        name: _defaults(kind) | config[name] for name, kind in parts.items() if isinstance(config.get(name), dict)
+    }
+    return _defaults(Config) | config | inner
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """What the fields of a dataclass are by default; nothing of those that a workload fills in."""
+    missing = dataclasses.MISSING
+    return {f.name: f.default for f in dataclasses.fields(kind) if f.default not in (missing, OPEN, "workload")}
+
+
 def method_name(settings: Any) -> str:
     """The name under which `jgc.compress` knows the method that these settings belong to."""
     return compress.method_of(settings).name

@@ -68,7 +68,7 @@ def _cost(compressor: Compressor, phase: Phase, shapes: PyTree, nodes: Nodes) ->
         sent_by("worker", wire),
         step_total(wire.logical, nodes.count, "up"),
         step_total(wire.logical, nodes.count, "down"),
-        step_total(wire.once, nodes.count),
+        step_total(wire.once, nodes.count),  # trained weights: they come down, and count as sent all the same
     )
 
 

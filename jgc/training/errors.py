@@ -2,6 +2,8 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 BAD_INPUT = 2
@@ -29,6 +31,15 @@ class NonFinite(UserError):
     def __init__(self, step: int, what: str, kept: str):
         super().__init__(f"stopped at step {step}: {what}; {kept}", FAILED)
         self.step = step
+
+
+@contextmanager
+def values_of_the_user() -> Iterator[None]:
+    """What is wrong with a value is told in one line: the user gave it."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def cannot_write(path: Path | str, error: Exception) -> UserError:

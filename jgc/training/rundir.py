@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jgc.training.config import Config, as_json, differences, method_name
+from jgc.training.config import Config, as_json, completed, differences, method_name
 from jgc.training.errors import UserError, cannot_write
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
@@ -56,7 +56,7 @@ def mark_run_dir(path: Path, config: Config) -> None:
 
 def compare_configs(old: dict[str, Any], config: Config, where: Path | str) -> None:
     """Raise UserError where a config differs from the one a run was started with in what must not change."""
-    changed = differences(old, json.loads(json.dumps(as_json(config))))
+    changed = differences(completed(old), json.loads(json.dumps(as_json(config))))
     if changed:
         raise UserError(
             f"{where} was made with another config: {'; '.join(changed)} "

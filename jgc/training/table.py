@@ -66,7 +66,8 @@ def _totals(summary: dict[str, Any]) -> list[str]:
     times = f", {dense / sent:.1f} times as much" if sent and sent != dense else ""
     lines = [
         f"test accuracy after {summary['steps']} steps: {percent(summary['test_accuracy'])}",
-        f"sent up by all nodes in the whole run: {size(sent)}, uncompressed {size(dense)}{times}",
+        f"sent up by all nodes in the whole run, trained weights included: {size(sent)}, "
+        f"uncompressed {size(dense)}{times}",
     ]
     if summary["deflate_position_bytes"] is not None:
         lines.append(f"positions as the papers count them (DEFLATE): {size(summary['deflate_position_bytes'])} a step")
