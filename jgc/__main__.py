@@ -108,9 +108,7 @@ def bench_step(
         raise UserError(f"--repeats must be at least 1, got {repeats}")
     with values_of_the_user():
         page = markdown(measure(workload, nodes, repeats, alpha), describe())
-    print(page)
-    if output:
-        output.write_text(f"# Time of a step\n\n    {command()}\n\n{page}")
+    publish("Time of a step", page, output)
 
 
 def bench_bytes(
@@ -133,9 +131,7 @@ def bench_bytes(
 
     with values_of_the_user():
         page = markdown(*measure(workload, alpha, stem, classes), alpha)
-    print(page)
-    if output:
-        output.write_text(f"# Bytes of a step\n\n    {command()}\n\n{page}")
+    publish("Bytes of a step", page, output)
 
 
 def bench_autoencoder(
@@ -160,9 +156,7 @@ def bench_autoencoder(
     from jgc.bench.recipes import markdown, measure
 
     page = markdown(measure(run_dir, workload, seeds, data_dir, steps), workload, seeds, describe())
-    print(page)
-    if output:
-        output.write_text(f"# Recipes of the autoencoder\n\n    {command()}\n\n{page}")
+    publish("Recipes of the autoencoder", page, output)
 
 
 def bench_accuracy(
@@ -190,9 +184,7 @@ def bench_accuracy(
     if unknown:
         raise UserError(f"unknown method {unknown[0]!r} (one of {', '.join(VARIANTS)})")
     page = markdown(measure(run_dir, methods, workload, seeds, data_dir), workload, seeds, describe())
-    print(page)
-    if output:
-        output.write_text(f"# Accuracy and bytes\n\n    {command()}\n\n{page}")
+    publish("Accuracy and bytes", page, output)
 
 
 def bench_codecs(
@@ -243,6 +235,13 @@ def bench_codecs(
         draw(picture, rows, f"{workload}, {nodes} nodes: what a code makes of one step's gradients, and what it costs")
         link = f"![Cosine and relative error against bits per parameter]({picture.name})"
         output.write_text(f"# Bytes against error\n\n    {command()}\n\n{page}\n{link}\n")
+
+
+def publish(title: str, page: str, output: Path | None) -> None:
+    """Print a page, and write it into a file under its title and the command that made it."""
+    print(page)
+    if output:
+        output.write_text(f"# {title}\n\n    {command()}\n\n{page}")
 
 
 def command() -> str:

@@ -71,10 +71,10 @@ def measure(recording: Recording, hold_out: int, alphas: Sequence[float], passes
     """
     rows = list(_methods(recording, hold_out, alphas, passes))
     learned, held = recording.flat[:-hold_out], [np.asarray(g) for g in recording.flat[-hold_out:]]
-    layers = make_packing(recording.shapes).layers
-    codes = codecs_trivial.codes(layers, alphas)
+    packing = make_packing(recording.shapes)
+    codes = codecs_trivial.codes(packing.layers, alphas)
     rows += [score("trivial", name, setting, code, held) for name, setting, code in codes]
-    basis = codecs_basis.learn(learned, make_packing(recording.shapes))
+    basis = codecs_basis.learn(learned, packing)
     coefficients = [np.stack([codecs_basis.forward(basis.parts, node) for node in g]) for g in held]
     rows += [
         score("learned basis", *codecs_basis.words(keep, bits), codecs_basis.code(basis, keep, bits), coefficients)
