@@ -13,10 +13,10 @@ from rich.console import Console
 
 from jgc import compress
 from jgc.training.cli import with_options
-from jgc.training.config import Config, DataConfig, as_json, check, completed, differences, resolve
+from jgc.training.config import Config, DataConfig, check, resolve
 from jgc.training.errors import NonFinite, UserError
 from jgc.training.loop import run
-from jgc.training.rundir import CONFIG, SUMMARY
+from jgc.training.rundir import CONFIG, SUMMARY, changes_since, read_config
 
 Summary = dict[str, Any]
 
@@ -114,15 +114,11 @@ def check_folder(job: Job) -> None:
     path = job.folder / CONFIG
     if not path.exists():
         return
-    try:
-        old = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    new = json.loads(json.dumps(as_json(job.config)))
-    changed = differences(completed(old), new)
+    old = read_config(path)
+    changed = changes_since(old, job.config)
     for name in ("steps", "nodes"):
-        if old.get(name) != new[name]:
-            changed.append(f"{name} was {old.get(name)}, is {new[name]}")
+        if old.get(name) != getattr(job.config, name):
+            changed.append(f"{name} was {old.get(name)}, is {getattr(job.config, name)}")
     if changed:
         raise UserError(f"{job.folder} holds a run with other settings: {'; '.join(changed)}; give another --run-dir")
 

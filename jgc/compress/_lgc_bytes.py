@@ -24,7 +24,7 @@ def logical(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tu
     return _compressed(config, head, selection, nodes)
 
 
-def _head(config: Lgc, selection: Selection) -> dict[str, float]:
+def _head(config: Lgc, selection: Selection) -> Sizes:
     """Positions, signs and scales of one node, from the shapes of what is sent."""
 
     def head(v):
@@ -50,7 +50,7 @@ def _compressed(config: LgcPs, head: Sizes, selection: Selection, nodes: Nodes) 
     code = {"code": float(ae.code_size(selection.mu) * jnp.dtype(config.code_dtype).itemsize)}
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
     # what a worker needs to decode what it is taken to have sent: the code, and the leader's scales
-    to_decode: dict[str, float] = {}
+    to_decode: Sizes = {}
     if config.feedback == "exact":
         to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
     if config.positions == "own":

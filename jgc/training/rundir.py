@@ -30,11 +30,16 @@ def choose_run_dir(config: Config) -> Path:
     if config.resume and found and CONFIG not in found:
         raise UserError(f"nothing to resume: {path} has no {CONFIG}")
     if config.resume and found:
-        compare_configs(_read_config(path / CONFIG), config, path)
+        compare_configs(read_config(path / CONFIG), config, path)
     return path
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The config that a run wrote down.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -54,9 +59,14 @@ def mark_run_dir(path: Path, config: Config) -> None:
     write_json(path / CONFIG, as_json(config))
 
 
+def changes_since(old: dict[str, Any], config: Config) -> list[str]:
+    """How a config differs from one that a run wrote down, in what must not change; settings added since do not."""
+    return differences(completed(old), json.loads(json.dumps(as_json(config))))
+
+
 def compare_configs(old: dict[str, Any], config: Config, where: Path | str) -> None:
     """Raise UserError where a config differs from the one a run was started with in what must not change."""
-    changed = differences(completed(old), json.loads(json.dumps(as_json(config))))
+    changed = changes_since(old, config)
     if changed:
         raise UserError(
             f"{where} was made with another config: {'; '.join(changed)} "
