@@ -86,7 +86,9 @@ def momentum_correction(
     sent, for then nothing was delayed. With `at_once`, where a phase does not send everything, a gradient's whole
     series 1 + m + m^2 + ... enters the residual in the step in which it is computed: v = r + (m u + g) / (1 - m),
     u = 0. The total is the same; but a value waits for 1 / alpha steps, much longer than momentum's 1 / (1 - m), and
-    then no velocity goes on into a direction that has been sent.
+    then no velocity goes on into a direction that has been sent. For values that do not wait, `at_once` is plain SGD
+    with the learning rate divided by 1 - m: stable on a quadratic for curvatures below 2 (1 - m) / rate, where momentum
+    is up to 2 (1 + m) / rate. Send layers that are picked in nearly every step (norms, a small head) uncompressed.
 
     Source: Lin et al. 2018 (Deep Gradient Compression), Algorithm 4 and Section 3.2; `at_once` is ours.
     """

@@ -23,7 +23,7 @@ class Remembering:
     residual_dtype: str = "float32"
     """dtype in which residuals and momentum are kept"""
     first_layer: str | None = None
-    """path pattern of layers sent dense; the model's first layer if not given, "" for none"""
+    """path pattern of all layers sent dense; the model's first layer if not given, "" for none"""
 
 
 @dataclasses.dataclass(frozen=True)
