@@ -148,6 +148,17 @@ def mean(x: Array, nodes: Nodes, kind: str) -> Array:
     return total(x, nodes, kind) / nodes.count
 
 
+def largest(x: Array, nodes: Nodes, kind: str) -> Array:
+    """The largest of x over all nodes, value by value, by an all-reduce; equal on every node."""
+    node_index(nodes)  # raises outside the node axis
+    if _is_emulated(nodes):
+        x = jnp.max(_emulated_gather(x, nodes.per_device), axis=0)
+    if nodes.slow:
+        _record("all-reduce", kind, x, nodes.size(nodes.slow))
+        x = lax.pmax(_vary(x, nodes.slow), nodes.slow)
+    return x
+
+
 def any_true(flag: Array, nodes: Nodes, kind: str = "flag") -> Array:
     """Whether a bool[] holds on at least one node: one i32 all-reduce."""
     return total(flag.astype(jnp.int32), nodes, kind) > 0

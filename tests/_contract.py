@@ -40,6 +40,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"beta": 0.5, "algorithm": "ring", "momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/"},
     ),
     "klt/at once": ("klt", {"momentum_at_once": True, "share": 0.2, "code_dtype": "int16", "first_layer": "^Conv_0/"}),
+    "qsgd/l2": (
+        "qsgd", {"norm": "l2", "bits": 3, "bucket": 0, "error_feedback": True, "exchange": "server"},
+    ),
+    "signsgd/feedback": ("signsgd", {"combine": "feedback"}),
+    "cast/fp8": ("cast", {"format": "float8_e4m3", "error_feedback": True}),
     "silent/policy": ("silent", {**POLICY, "momentum_correction": False}),
     "lgc_ps/own": (
         "lgc_ps",
@@ -53,6 +58,11 @@ SLOW = ("lgc_ps/paper recipe",)  # compiles the autoencoder's training three tim
 # gradient, or with momentum correction u = m u + g. A low-pass memory keeps another law, see `_laws.remembered`.
 # Excused, by variant and phase:
 LAW_EXEMPT: dict[tuple[str, str], str] = {
+    ("qsgd", "qsgd, 4 bits"): "unbiased, and what is lost is not kept",
+    ("terngrad", "ternary"): "unbiased but for the clipping, and what is lost is not kept",
+    ("natural", "natural"): "unbiased, and what is lost is not kept",
+    ("cast", "bfloat16"): "what rounding loses is not kept",
+    ("signsgd", "majority vote"): "a vote, not a mean",
     ("klt/at once", "compressed"): "the common part is spread over the steps that follow, as momentum has it",
     ("lgc_ps/paper recipe", "compressed"): 'feedback="paper": what decoding loses is lost, as Algorithm 1 has it',
 }
@@ -60,6 +70,7 @@ LAW_EXEMPT: dict[tuple[str, str], str] = {
 ROUNDS_STATE: dict[str, jnp.dtype] = {"topk/bf16 residual": jnp.dtype("bfloat16")}
 # Zero gradients and nothing kept must aggregate to zeros. Excused, by variant and phase:
 ZERO_EXEMPT: dict[tuple[str, str], str] = {
+    ("signsgd", "majority vote"): "one bit cannot say zero",
     ("klt/at once", "compressed"): "the velocity of what was sent before goes on",
     ("lgc_ps/paper recipe", "compressed"): 'scale="none": the decoders\' biases come out as values, as in the paper',
 }

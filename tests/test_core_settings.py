@@ -40,10 +40,18 @@ BAD = {
     "refresh": (-1,),
     "decay": (-0.1, 1.0, NAN),
     "max_mode": (0,),
+    "bits": (0, 1, 9),
+    "bucket": (-1,),
+    "norm": ("l1",),
+    "exchange": ("tree",),
+    "clip": (-1.0, NAN),
+    "combine": ("mean",),
+    "format": ("int8",),
     "first_layer": ("(",),
     "last_layer": ("[",),
 }
-ANY = ("fold_signs", "send_means", "factor_masking", "momentum_correction", "momentum_at_once")  # both values are good
+ANY = ("fold_signs", "send_means", "factor_masking", "momentum_correction", "momentum_at_once", "error_feedback",
+       "scaler_sharing", "scaled")  # fmt: skip  # both values are good
 UNUSED = {("topk", "last_layer"), ("dgc", "last_layer")}  # all of its layers are sent so
 NAMED_OTHERWISE = {"warmup_steps": "dense phase", "autoencoder_steps": "top-k phase", "first_layer": "pattern",
                    "last_layer": "pattern"}  # fmt: skip

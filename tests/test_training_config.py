@@ -52,7 +52,7 @@ def test_a_workload_can_have_settings_for_single_methods():
         name: cli.parse(["--config", f"configs/{name}.py", "--workload", "cifar10_resnet20"]).compressor.alpha
         for name in ("lgc_ps", "lgc_ring", "scalecom", "sparse_gd")
     }
-    assert alphas == {"lgc_ps": 0.005, "lgc_ring": 0.02, "scalecom": 0.02, "sparse_gd": 0.005}
+    assert alphas == {"lgc_ps": 0.005, "lgc_ring": 0.02, "scalecom": 0.05, "sparse_gd": 0.005}
 
 
 def test_names_that_are_relied_on_from_outside():

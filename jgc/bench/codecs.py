@@ -35,7 +35,9 @@ SETTINGS: dict[str, Sequence[dict[str, Any]]] = {
         {"share": 0.01, "alpha": 0.001},
         {"share": 0.05, "alpha": 0.001},
         {"share": 0.2, "alpha": 0.01, "code_dtype": "int16"},
-    ]
+    ],
+    "qsgd": [{"bits": bits} for bits in (2, 3, 4, 8)],
+    "cast": [{"format": "bfloat16"}, {"format": "float8_e4m3"}],
 }
 EXACT = 1e-5  # relative error below which a row is the mean itself, but for rounding
 

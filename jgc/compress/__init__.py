@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jgc.compress._optax import as_optax
 from jgc.compress._wire import step_on_nodes
+from jgc.compress.cast import Cast, cast
 from jgc.compress.compose import Codec, Exchange, compose, compose_phases
 from jgc.compress.dense import Dense, dense
 from jgc.compress.dgc import Dgc, dgc
@@ -17,10 +18,15 @@ from jgc.compress.gradient_dropping import GradientDropping, gradient_dropping
 from jgc.compress.klt import Klt, klt
 from jgc.compress.lgc_ps import PAPER_RECIPE, LgcPs, lgc_ps
 from jgc.compress.lgc_ring import RING_PAPER_RECIPE, LgcRing, lgc_ring
+from jgc.compress.natural import Natural, natural
+from jgc.compress.onebit import OneBit, onebit
 from jgc.compress.per_layer import per_layer
+from jgc.compress.qsgd import Qsgd, qsgd
 from jgc.compress.random_k import RandomK, random_k
 from jgc.compress.scalecom import ScaleCom, scalecom
+from jgc.compress.signsgd import SignSgd, signsgd
 from jgc.compress.silent import Silent, silent
+from jgc.compress.terngrad import TernGrad, terngrad
 from jgc.compress.threshold_v import ThresholdV, threshold_v
 from jgc.compress.topk import TopK, topk
 from jgc.types import Compressor
@@ -60,6 +66,12 @@ METHODS: dict[str, Method] = {
             "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", {"threshold": 0.0, "capacity": 1.0}
         ),
         Method("klt", Klt, klt, "ours", None),
+        Method("qsgd", Qsgd, qsgd, "Alistarh et al. 2017", None),
+        Method("terngrad", TernGrad, terngrad, "Wen et al. 2017", None),
+        Method("onebit", OneBit, onebit, "Seide et al. 2014", None),
+        Method("signsgd", SignSgd, signsgd, "Bernstein et al. 2018; Karimireddy et al. 2019", None),
+        Method("natural", Natural, natural, "Horvath et al. 2019", None),
+        Method("cast", Cast, cast, "Micikevicius et al. 2018, 2022", None),
         Method("silent", Silent, silent, "a control: sends nothing", None),
     )
 }
@@ -89,8 +101,9 @@ def build(settings: Any, **overrides: Any) -> Compressor:
 
 
 __all__ = [
-    "METHODS", "PAPER_RECIPE", "RING_PAPER_RECIPE", "Codec", "Dense", "Dgc", "Exchange", "GradientDropping", "Klt",
-    "LgcPs", "LgcRing", "Method", "RandomK", "ScaleCom", "Silent", "ThresholdV", "TopK", "as_optax", "build", "compose",
-    "compose_phases", "dense", "dgc", "gradient_dropping", "klt", "lgc_ps", "lgc_ring", "method_of", "per_layer",
-    "random_k", "scalecom", "silent", "step_on_nodes", "threshold_v", "topk",
+    "METHODS", "PAPER_RECIPE", "RING_PAPER_RECIPE", "Cast", "Codec", "Dense", "Dgc", "Exchange", "GradientDropping",
+    "Klt", "LgcPs", "LgcRing", "Method", "Natural", "OneBit", "Qsgd", "RandomK", "ScaleCom", "SignSgd", "Silent",
+    "TernGrad", "ThresholdV", "TopK", "as_optax", "build", "cast", "compose", "compose_phases", "dense", "dgc",
+    "gradient_dropping", "klt", "lgc_ps", "lgc_ring", "method_of", "natural", "onebit", "per_layer", "qsgd",
+    "random_k", "scalecom", "signsgd", "silent", "step_on_nodes", "terngrad", "threshold_v", "topk",
 ]  # fmt: skip

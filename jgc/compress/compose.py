@@ -22,6 +22,8 @@ from jgc.pack import Layer, Packing, make_packing, pack, unpack
 from jgc.select import Sparse
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State, Wire
 
+AGREED = "agreed scales"  # the kind of what `Codec.agree` sends
+
 Payload = dict[str, Array]
 Layers = tuple[Layer, ...]
 
@@ -38,15 +40,18 @@ class Codec(NamedTuple):
       mean: `(payloads with a leading axis [K], layers) -> f32[n]`, the mean of what they stand for; used by
         exchanges that gather.
       elements: `layers -> int`, how many gradient values a payload stands for.
+      agree: `(v, layers) -> f32[m]` or None: of what nodes agree on the largest before they encode, by an all-reduce;
+        `encode` then takes the outcome as its last argument (TernGrad's shared scales).
     """
 
     name: str
     linear: bool
     complete: bool
-    encode: Callable[[Key, Array, Layers], Payload]
+    encode: Callable[..., Payload]
     decode: Callable[[Payload, Layers], Array | Sparse]
     mean: Callable[[Payload, Layers], Array]
     elements: Callable[[Layers], int]
+    agree: Callable[[Array, Layers], Array] | None = None
 
 
 class Item(NamedTuple):
@@ -135,7 +140,8 @@ def prepare(parts: Parts, phase: Hashable, key: Key, grads: PyTree, state: State
     codec, _ = parts.by_phase[phase]
     packing = make_packing(grads)
     v, local = parts.memory.accumulate(state.local, pack(grads, packing), codec.complete)
-    payload = codec.encode(comm.node_key(key, nodes), v, packing.layers)
+    agreed = () if codec.agree is None else (comm.largest(codec.agree(v, packing.layers), nodes, AGREED),)
+    payload = codec.encode(comm.node_key(key, nodes), v, packing.layers, *agreed)
     return Pending(Item(codec, packing.layers, payload), v, local, packing)
 
 
@@ -157,16 +163,32 @@ def make_info(residual: Array | None, elements: int) -> Info:
 def logical(parts: Parts, phase: Hashable, shapes: PyTree, nodes: Nodes) -> tuple[Message, ...]:
     """Messages of one step, from the shapes of the payload."""
     codec, exchange = parts.by_phase[phase]
-    return exchange.messages(payload_sizes(codec, make_packing(shapes).layers), nodes)
+    layers = make_packing(shapes).layers
+    return _agreement(codec, layers) + exchange.messages(payload_sizes(codec, layers), nodes)
 
 
 def payload_sizes(codec: Codec, layers: Layers) -> dict[str, float]:
     """Bytes of a payload by kind."""
-    n = sum(layer.size for layer in layers)
-    payload = jax.eval_shape(
-        lambda key, v: codec.encode(key, v, layers), jax.random.key(0), jax.ShapeDtypeStruct((n,), jnp.float32)
-    )
+
+    def encode(key, v):
+        return codec.encode(key, v, layers, *(() if codec.agree is None else (codec.agree(v, layers),)))
+
+    payload = jax.eval_shape(encode, jax.random.key(0), _vector(layers))
     return {kind: x.size * x.dtype.itemsize for kind, x in payload.items()}
+
+
+def _agreement(codec: Codec, layers: Layers) -> tuple[Message, ...]:
+    """What nodes send to agree on something before they encode: once up, once down."""
+    agree = codec.agree
+    if agree is None:
+        return ()
+    agreed = jax.eval_shape(lambda v: agree(v, layers), _vector(layers))
+    size = float(agreed.size * agreed.dtype.itemsize)
+    return tuple(Message("worker", direction, AGREED, size) for direction in ("up", "down"))
+
+
+def _vector(layers: Layers) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((sum(layer.size for layer in layers),), jnp.float32)
 
 
 def _diagnose(parts: Parts) -> Callable[..., dict[str, Array]]:

@@ -1,5 +1,6 @@
 """Train every method for every seed, and write the report on them: `python -m jgc compare`."""
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
     """Command lines of the methods' runs from entries of `--set`.
 
     Args:
-      settings: FIELD=VALUE for all methods (data.FIELD and model.FIELD too), METHOD.FIELD=VALUE for one method's own.
+      settings: FIELD=VALUE for all methods (data.FIELD and model.FIELD too), METHOD.FIELD=VALUE for one method alone:
+        its own setting, or where it has none of that name an option of its run.
       methods: names of the methods that run.
 
     Raises:
@@ -87,8 +89,9 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
             raise UserError(f"--set {entry}: {method} is not to be set; compare has --workload, --seeds and --run-dir")
         if dot and method not in out:
             raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
+        is_own = dot and own in {f.name for f in dataclasses.fields(known_methods()[method])}
         for name in [method] if dot else out:
-            out[name].append(_option("compressor." if dot else "", own if dot else field, value))
+            out[name].append(_option("compressor." if is_own else "", own if dot else field, value))
     return out
 
 

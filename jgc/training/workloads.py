@@ -73,7 +73,7 @@ _DENSE_NORMS = r"^stem/|/norm/"  # the head of lgc_ring is sent by a method of i
 _SHORT_BY_METHOD: Mapping[str, Any] = MappingProxyType(
     {
         "gradient_dropping": {"first_layer": rf"{_DENSE_NORMS}|^head/"},
-        "scalecom": {"alpha": 0.02, "first_layer": rf"{_DENSE_NORMS}|^head/"},
+        "scalecom": {"alpha": 0.05, "first_layer": rf"{_DENSE_NORMS}|^head/"},
         "lgc_ring": {"alpha": 0.02, "first_layer": _DENSE_NORMS},
         "klt": {"alpha": 0.001, "min_values": 4},
     }

@@ -1,0 +1,13 @@
+"""Natural compression: every value rounded to a power of two, at random so that the mean is right; 9 bits.
+
+    python train.py --config configs/natural.py
+    python train.py --config configs/natural.py --compressor.error-feedback
+"""
+
+from jgc.compress import Natural
+from jgc.training.config import Config
+
+
+def get_config() -> Config[Natural]:
+    """Without error feedback."""
+    return Config(compressor=Natural())

@@ -1,0 +1,89 @@
+"""signSGD: one bit a value, by majority vote among the nodes, or scaled and with error feedback.
+
+    vote:       send sign(g);  aggregate = sign(sum over nodes of sign(g))
+    feedback:   v = r + g;  send sign(v) and s = mean |v| over the layer;  r = v - s sign(v)
+                aggregate = mean over nodes of s sign(v)
+
+Source: Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", ICML, Algorithm 3 (majority
+vote); Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML,
+Algorithm 1.
+
+Differs from the paper
+  1. Zero counts as positive, and so does a tie: a bit cannot say more.
+  2. With feedback the scale is of each layer, as in the second paper's experiments; its Algorithm 1 has one for all.
+     The residual is of gradients, before the learning rate; in the paper after it.
+  3. A vote is +1 or -1 whatever the gradient's size: it wants a learning rate some hundred times smaller.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jgc.compress._quantize import added, each_group, over_groups, over_nodes, scalar_codec, values_of
+from jgc.compress.compose import Codec, compose
+from jgc.compress.exchange import gather, server
+from jgc.memory import error_feedback, no_memory
+from jgc.types import Compressor
+from jgc.wire.bits import pack_bits, unpack_bits
+
+
+@dataclasses.dataclass(frozen=True)
+class SignSgd:
+    """Settings of `signsgd`."""
+
+    combine: Literal["vote", "feedback"] = "vote"
+    """vote: the sign that most nodes have; feedback: the mean of scaled signs, what is lost is added later"""
+
+
+def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
+    """Signs: one bit for each of n values, with feedback f32 for each layer too.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: an unknown way to combine.
+
+    Example:
+      >>> signsgd(combine="vote").schedule[0].name
+      'majority vote'
+
+    References:
+      Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, "signSGD", ICML; Karimireddy, Rebjock, Stich, Jaggi 2019,
+      "Error Feedback Fixes SignSGD", ICML.
+    """
+    config = dataclasses.replace(config or SignSgd(), **overrides)
+    if config.combine not in ("vote", "feedback"):
+        raise ValueError(f"combine must be 'vote' or 'feedback', got {config.combine!r}")
+    if config.combine == "vote":
+        return compose(majority_vote(), no_memory(), server())
+    return compose(scaled_signs(), error_feedback(), gather())
+
+
+def majority_vote() -> Codec:
+    """Signs of all values in words; their mean is the sign that most nodes have."""
+
+    def decode(payload, layers):
+        return 1 - 2 * unpack_bits(payload["signs"], 1, values_of(layers)).astype(jnp.float32)
+
+    def vote(payloads, layers):
+        mean = over_nodes(lambda payload: decode(payload, layers), payloads, values_of(layers))
+        return jnp.where(mean < 0, -1.0, 1.0)
+
+    codec = scalar_codec("majority vote", lambda key, v, layers: {"signs": pack_bits(v < 0, 1)}, decode)
+    return codec._replace(mean=vote)
+
+
+def scaled_signs() -> Codec:
+    """Signs of all values in words, and the mean magnitude of each layer."""
+
+    def encode(key, v, layers):
+        scales = each_group(lambda x: added(x) / x.size, jnp.abs(v), layers, 0)
+        return {"signs": pack_bits(v < 0, 1), "scales": scales}
+
+    def decode(payload, layers):
+        signs = 1 - 2 * unpack_bits(payload["signs"], 1, values_of(layers)).astype(jnp.float32)
+        return signs * over_groups(payload["scales"], layers, 0)
+
+    return scalar_codec("scaled signs", encode, decode)
