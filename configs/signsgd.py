@@ -1,7 +1,7 @@
-"""signSGD: the sign that most nodes have, for every value. A vote is +1 or -1: it wants a small learning rate.
+"""signSGD: the sign that most nodes have, for every value.
 
     python train.py --config configs/signsgd.py
-    python train.py --config configs/signsgd.py --learning-rate 0.0003
+    python train.py --config configs/signsgd.py --compressor.magnitude 0.001
     python train.py --config configs/signsgd.py --compressor.combine feedback
 """
 

@@ -67,8 +67,8 @@ def compare(
       autoencoder_steps: steps in which an autoencoder trains, where there is one.
       evaluate_every: steps between evaluations.
       nodes: data-parallel workers.
-      set: any other option of train.py, for all runs (learning_rate=0.1) or a method's own (dgc.clip_norm=1); may be
-        given several times, and has the last word.
+      set: any other option of train.py, for all runs (learning_rate=0.1) or one method's (dgc.clip_norm=1, which is its
+        own; dgc.learning_rate=0.05); may be given several times, and has the last word.
     """
     settings = {
         "steps": steps,

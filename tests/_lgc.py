@@ -16,4 +16,4 @@ MU, LAYERS = 16 + 8 + 1, 3  # selected at alpha = 0.1; the autoencoder sees them
 
 @functools.cache
 def nodes_of(layout: str = "emulated"):
-    return jgc.make_nodes(K, jax.devices()[:1] if layout == "emulated" else jax.devices()[:K])
+    return jgc.make_nodes(K, jax.devices()[: {"emulated": 1, "two per device": K // 2}.get(layout, K)])

@@ -75,6 +75,7 @@ def test_trivial_codes_count_the_leaders_share_once():
     assert codecs_trivial.leader_alone(layers, 0.05, g)[1] == positions + 32 * 10
     assert codecs_trivial.signs_means(layers, 0.05, g)[1] == positions + 10 + 32 * K
     assert codecs_trivial.at_leaders(layers, 0.05, 3, g)[1] == positions + K * (30 + 32)
+    assert codecs_trivial.at_leaders(layers, 0.05, 32, g)[1] == positions + K * 320  # exact: no scales
     assert codecs_trivial.at_own(layers, 0.05, 1, g)[1] == K * (positions + 10 + 32)
     assert codecs_trivial.at_own(layers, 0.05, 3, g)[1] == K * (positions + 30 + 4 * 32)
 

@@ -56,7 +56,7 @@ def _emulated():
     return _run()
 
 
-@pytest.mark.parametrize("layout", ["emulated", "one per device"])
+@pytest.mark.parametrize("layout", ["emulated", "two per device", "one per device"])
 def test_the_ring_and_psum_agree_bit_for_bit(layout):
     for (_, _, mean, after), (_, _, other, other_after) in zip(
         _emulated(), _run(layout, algorithm="psum"), strict=True

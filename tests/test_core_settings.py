@@ -43,7 +43,7 @@ BAD = {
     "bits": (0, 1, 9),
     "bucket": (-1,),
     "norm": ("l1",),
-    "exchange": ("tree",),
+    "magnitude": (0.0, -1.0, NAN),
     "clip": (-1.0, NAN),
     "combine": ("mean",),
     "format": ("int8",),

@@ -261,6 +261,8 @@ def test_the_papers_numbers():
         (["compare", "--methods", "baseline"], "run-dir"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.alpha=5"], "alpha must be in (0, 1]"),
         (["compare", "--run-dir", "x", "--set", "seed=5"], "compare has --workload, --seeds and --run-dir"),
+        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.seed=5"], "seed is not to be set"),
+        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.run-dir=y"], "run-dir is not to be set"),
         (["bench", "bytes", "--alpha", "2"], "alpha must be in (0, 1]"),
         (["bench", "bytes", "--classes", "5"], "at least the data set's 10, got 5"),
         (["bench", "bytes", "--workload", "digits_convnet5", "--stem", "imagenet"], "setting of ResNets"),
@@ -284,7 +286,7 @@ def test_one_line_for_what_is_wrong(argv, said, tmp_path, monkeypatch, capsys):
 
 
 def test_settings_on_the_command_line_have_the_last_word(tmp_path):
-    given = ["learning_rate=0.3", "model.norm=group", "dgc.clip_norm=2", "dgc.factor_masking=False", "dgc.momentum=0.5",
+    given = ["learning_rate=0.3", "model.norm=group", "dgc.clip-norm=2", "dgc.factor_masking=False", "dgc.momentum=0.5",
              "dgc.batch_size=64"]  # fmt: skip
     options = options_of(given, ["baseline", "dgc"])
     baseline, ours = (

@@ -13,6 +13,7 @@ TRIVIAL = {  # trivial codes by what their names end in: colour and label
     "leader's exact values alone": ("#888888", "leader's exact values alone"),
     "each node's means": ("#c08000", "leader's signs, each node's means"),
     "the leader's positions": ("#b06070", "2- to 4-bit values, leader's positions"),
+    "gradient is largest": ("#4060a0", "2-bit and exact values, leader's positions over all layers"),
     "own positions": ("#8060c0", "1- to 4-bit values, own positions, layer by layer"),
     "over all layers": ("#d02090", "1- to 4-bit values, own positions over all layers"),
 }

@@ -34,6 +34,9 @@ def codes(layers: tuple[Layer, ...], alphas: Sequence[float]) -> list[tuple[str,
         for bits in (2, 3, 4):
             name = f"{bits}-bit values at the leader's positions"
             out.append((name, setting, partial(at_leaders, layers, alpha, bits)))
+        for bits in (2, 32):  # 32: exact, what no code of the values there can do better
+            name = f"{bits}-bit values where the leader's whole gradient is largest"
+            out.append((name, setting, partial(at_leaders, whole, alpha, bits)))
         for bits in (1, 2, 3, 4):
             name = f"{bits}-bit values at own positions"
             out.append((name, setting, partial(at_own, layers, alpha, bits)))
@@ -130,10 +133,12 @@ def signs_means(layers, alpha, g):
 
 
 def at_leaders(layers, alpha, bits, g):
-    """Every node's values at the leader's positions, in so many bits."""
+    """Every node's values at the leader's positions, in so many bits; 32 are exact values."""
     own = _Chosen(g[0], layers, alpha)
-    mean = np.mean([own.quantised(one[own.positions], bits) for one in g], axis=0)
-    return _placed(own.positions, mean, g.shape[1]), own.bits + len(g) * (bits * own.ids.size + 32 * len(layers))
+    exact = bits == 32
+    mean = np.mean([one[own.positions] if exact else own.quantised(one[own.positions], bits) for one in g], axis=0)
+    scales = 0 if exact else 32 * len(layers)
+    return _placed(own.positions, mean, g.shape[1]), own.bits + len(g) * (bits * own.ids.size + scales)
 
 
 def at_own(layers, alpha, bits, g):

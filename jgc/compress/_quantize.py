@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jgc.compress.compose import Codec, Layers, Payload, compose
-from jgc.compress.exchange import gather, server
+from jgc.compress.exchange import gather
 from jgc.memory import error_feedback, no_memory
 from jgc.types import Array, Compressor, Key
 
@@ -17,23 +16,13 @@ from jgc.types import Array, Compressor, Key
 class Quantising:
     """Settings of methods that send a code of every value."""
 
-    exchange: Literal["gather", "server"] = "gather"
-    """gather: every node gets all codes; server: a parameter server averages and sends f32 back"""
     error_feedback: bool = False
     """add what quantising lost to the next gradient"""
 
 
 def quantized(codec: Codec, config: Quantising) -> Compressor:
-    """The method that sends the codec's payload.
-
-    Raises:
-      ValueError: an unknown exchange.
-    """
-    exchanges = {"gather": gather, "server": server}
-    if config.exchange not in exchanges:
-        raise ValueError(f"exchange must be one of {', '.join(exchanges)}, got {config.exchange!r}")
-    memory = error_feedback() if config.error_feedback else no_memory()
-    return compose(codec, memory, exchanges[config.exchange]())
+    """The method in which every node gets all nodes' codes, with error feedback or without."""
+    return compose(codec, error_feedback() if config.error_feedback else no_memory(), gather())
 
 
 def scalar_codec(
@@ -90,24 +79,27 @@ def each_group(reduce: Callable[[Array], Array], x: Array, layers: Layers, bucke
       layers: ranges of x.
       bucket: values in a group, or 0 for the layers.
     """
+    bucket = min(bucket, x.size)
     if bucket:
         return reduce(jnp.pad(x, (0, -x.size % bucket)).reshape(-1, bucket))
     parts = [reduce(x[layer.start : layer.start + layer.size]) for layer in layers if layer.size]
     return jnp.stack(parts) if parts else jnp.zeros((0,), x.dtype)
 
 
-def added(x: Array) -> Array:
-    """Sum along the last axis by halves: the same bits whatever else is computed beside it, in every layout."""
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, (1 << (x.shape[-1] - 1).bit_length()) - x.shape[-1])])
-    while x.shape[-1] > 1:
-        half = x.shape[-1] // 2
-        x = x[..., :half] + x[..., half:]
-    return x[..., 0]
+def summed(x: Array) -> Array:
+    """Sum along the last axis."""
+    return jnp.sum(x, axis=-1)
 
 
 def largest(x: Array) -> Array:
     """The largest along the last axis."""
     return jnp.max(x, axis=-1)
+
+
+def root_mean_square(x: Array) -> Array:
+    """Root mean square along the last axis, of magnitudes; squares of tiny values do not vanish."""
+    top = largest(x)
+    return top * jnp.sqrt(jnp.mean(divide(x, top[..., None]) ** 2, axis=-1))
 
 
 def divide(x: Array, by: Array) -> Array:
@@ -118,6 +110,7 @@ def divide(x: Array, by: Array) -> Array:
 def over_groups(scales: Array, layers: Layers, bucket: int) -> Array:
     """Every value's own scale: f32[G] -> f32[n]."""
     n = values_of(layers)
+    bucket = min(bucket, n)
     if bucket:
         return jnp.broadcast_to(scales[:, None], (scales.size, bucket)).reshape(-1)[:n]
     sizes = [layer.size for layer in layers if layer.size]

@@ -2,7 +2,7 @@
 
 The formats' own range is kept: values beyond it become its largest. The 8-bit formats reach from about 1e-5 to a few
 hundred, and gradients lie below: `scaled` first multiplies each layer by the power of two that brings its largest value
-close to the format's own, 4 bytes a layer.
+close to the format's own, 4 bytes a layer; the power is between 2^-100 and 2^100.
 
 Source: Micikevicius et al. 2018, "Mixed Precision Training", ICLR, Section 3.2 (scaling, there of the loss);
 Micikevicius et al. 2022, "FP8 Formats for Deep Learning", Section 3 (the two formats, scaling by tensor).
@@ -42,7 +42,7 @@ def cast(config: Cast | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: an unknown format or exchange.
+      ValueError: an unknown format.
 
     Example:
       >>> cast(format="float16").schedule[0].name

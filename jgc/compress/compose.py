@@ -196,7 +196,8 @@ def _diagnose(parts: Parts) -> Callable[..., dict[str, Array]]:
         pending = prepare(parts, phase, key, grads, state, nodes)
         item = pending.item
         got = parts.by_phase[phase][1].run([item], nodes)[0]
-        out = compare(got, pending.v, pack(grads, pending.packing), nodes)
+        everything = item.codec.elements(item.layers) == pending.packing.size
+        out = compare(got, pending.v, pack(grads, pending.packing), nodes, everything)
         if "positions" in item.payload:
             sparse = item.codec.decode(item.payload, item.layers)
             out["positions"] = comm.broadcast(sparse.positions, jnp.int32(0), nodes, "diagnose")

@@ -18,7 +18,7 @@ def relative_error(got: Array, true: Array) -> Array:
     return jnp.where(norm > 0, jnp.linalg.norm(got - true) / jnp.where(norm > 0, norm, 1), 0.0)
 
 
-def compare(got: Array, v: Array, g: Array, nodes: Nodes) -> dict[str, Array]:
+def compare(got: Array, v: Array, g: Array, nodes: Nodes, everything: bool = False) -> dict[str, Array]:
     """The figures that every method has.
 
     Args:
@@ -26,12 +26,14 @@ def compare(got: Array, v: Array, g: Array, nodes: Nodes) -> dict[str, Array]:
       v: this node's accumulated gradient, f32[n].
       g: this node's gradient of this step, f32[n].
       nodes: the layout.
+      everything: whether a code of all values was sent, so that a zero is one that was decoded.
 
     Returns:
-      `reconstruction_cosine`: with the mean of v at the positions where the aggregate is not zero;
+      `reconstruction_cosine`: with the mean of v, if not everything was sent where the aggregate is not zero;
       `relative_error`: there too; `true_cosine`: with the whole mean of g. All f32[].
     """
-    true = jnp.where(got != 0, comm.mean(v, nodes, "diagnose"), 0.0)
+    mean = comm.mean(v, nodes, "diagnose")
+    true = mean if everything else jnp.where(got != 0, mean, 0.0)
     return {
         "reconstruction_cosine": cosine(got, true),
         "relative_error": relative_error(got, true),

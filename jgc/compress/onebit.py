@@ -19,12 +19,12 @@ import jax.numpy as jnp
 
 from jgc.compress._quantize import (
     Quantising,
-    added,
     check_bucket,
     each_group,
     over_groups,
     quantized,
     scalar_codec,
+    summed,
     values_of,
 )
 from jgc.compress.compose import Codec
@@ -49,7 +49,7 @@ def onebit(config: OneBit | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a negative bucket, an unknown exchange.
+      ValueError: a negative bucket.
 
     Example:
       >>> onebit().schedule[0].name
@@ -68,8 +68,8 @@ def signs_and_means(bucket: int) -> Codec:
 
     def encode(key, v, layers):
         def mean_of(chosen):
-            sums = each_group(added, jnp.where(chosen, jnp.abs(v), 0), layers, bucket)
-            counts = each_group(added, chosen.astype(jnp.float32), layers, bucket)
+            sums = each_group(summed, jnp.where(chosen, jnp.abs(v), 0), layers, bucket)
+            counts = each_group(summed, chosen.astype(jnp.float32), layers, bucket)
             return sums / jnp.maximum(counts, 1)
 
         negative = v < 0

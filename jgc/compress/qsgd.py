@@ -5,14 +5,17 @@ Of a bucket v f32[d] with norm |v|, with s = 2^(bits - 1) - 1 levels:
     Q(v_i) = |v| sign(v_i) l_i / s,   l_i = floor(s |v_i| / |v|), or one more with the probability of the rest
 
 Source: Alistarh et al. 2017, "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS,
-Section 3.1, equation (4) and Theorem 3.2; buckets and scaling by the maximum: Section 4.
+Section 3.1 and Lemma 3.1; buckets and scaling by the maximum: the sections on experiments.
 
 Differs from the paper
   1. Codes have a fixed width and are packed densely into 32-bit words, sign included, in place of Elias coding, whose
      length is not known before the values are.
   2. `norm="max"`, the largest magnitude of a bucket, is the default, as in the paper's experiments; "l2" is that of
      its theory.
-  3. `error_feedback` is a setting that the paper does not have.
+  3. Buckets are cut from all layers in one row, so one can hold the end of a layer and the beginning of the next.
+  4. `error_feedback` is a setting that the paper does not have. Random rounding to few levels can add more than it
+     keeps, and a residual of that grows without bound; with feedback, values are rounded to the nearest level, and
+     scaled by the maximum.
 """
 
 import dataclasses
@@ -23,13 +26,13 @@ import jax.numpy as jnp
 
 from jgc.compress._quantize import (
     Quantising,
-    added,
     check_bucket,
     divide,
     each_group,
     largest,
     over_groups,
     quantized,
+    root_mean_square,
     scalar_codec,
     values_of,
 )
@@ -59,7 +62,7 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: bits outside 2 to 8, a negative bucket, an unknown norm or exchange.
+      ValueError: bits outside 2 to 8, a negative bucket, an unknown norm, error feedback with the Euclidean norm.
 
     Example:
       >>> qsgd(bits=2).schedule[0].name
@@ -69,11 +72,13 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
       Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, "QSGD", NeurIPS.
     """
     config = dataclasses.replace(config or Qsgd(), **overrides)
-    return quantized(stochastic_levels(config.bits, config.bucket, config.norm), config)
+    if config.error_feedback and config.norm == "l2":
+        raise ValueError("error_feedback needs norm 'max', got 'l2', whose lowest level most values never reach")
+    return quantized(levels_of(config.bits, config.bucket, config.norm, nearest=config.error_feedback), config)
 
 
-def stochastic_levels(bits: int, bucket: int, norm: Norm) -> Codec:
-    """Signs and levels of all values in words, and the scale of each bucket."""
+def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Codec:
+    """Signs and levels of all values in words, and the scale of each bucket; rounded at random or to the nearest."""
     if not 2 <= bits <= 8:
         raise ValueError(f"bits must be 2 to 8, got {bits}")
     check_bucket(bucket)
@@ -86,7 +91,8 @@ def stochastic_levels(bits: int, bucket: int, norm: Norm) -> Codec:
         scale = over_groups(scales, layers, bucket)
         level = levels * divide(jnp.abs(v), scale)
         low = jnp.floor(level)
-        level = low + (jax.random.uniform(key, v.shape) < level - low)
+        up = 0.5 if nearest else jax.random.uniform(key, v.shape)
+        level = low + (up < level - low)
         codes = level.astype(jnp.uint32) + jnp.where(v < 0, jnp.uint32(sign_bit), jnp.uint32(0))
         return {"codes": pack_bits(codes, bits), "scales": scales}
 
@@ -101,5 +107,4 @@ def stochastic_levels(bits: int, bucket: int, norm: Norm) -> Codec:
 
 def euclidean(x: Array) -> Array:
     """The Euclidean norm along the last axis, of magnitudes; squares of tiny values do not vanish."""
-    top = largest(x)
-    return top * jnp.sqrt(added(divide(x, top[..., None]) ** 2))
+    return root_mean_square(x) * jnp.sqrt(jnp.float32(x.shape[-1]))

@@ -4,13 +4,15 @@
     Q(g_i) = s sign(g_i) b_i,   b_i = 1 with probability |g_i| / s, else 0
 
 Source: Wen et al. 2017, "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS,
-equations (3) to (5), Section 4 (scaler sharing, gradient clipping).
+Algorithm 1 and the sections on scaler sharing and on gradient clipping.
 
 Differs from the paper
   1. Two bits a value; log2(3) = 1.58 would do.
   2. The scale that nodes agree on travels with every node's codes, too: 4 bytes a layer.
-  3. `clip` is 2.5 standard deviations as in the paper, in every layer; clipped values are biased (0 for no clipping).
-  4. `error_feedback` is a setting that the paper does not have.
+  3. sigma is the root mean square of the layer, not the deviation from its mean: a layer of one value has none.
+  4. All nodes get all codes. The paper's server adds the signs up, a whole number for each value, and sends that back.
+  5. `error_feedback` is a setting that the paper does not have; with it values are rounded to the nearest of -s, 0, s,
+     for a residual of what is rounded at random grows.
 """
 
 import dataclasses
@@ -20,17 +22,17 @@ import jax.numpy as jnp
 
 from jgc.compress._quantize import (
     Quantising,
-    added,
     divide,
     each_group,
     largest,
     over_groups,
     quantized,
+    root_mean_square,
     scalar_codec,
     values_of,
 )
 from jgc.compress.compose import Codec
-from jgc.types import Array, Compressor
+from jgc.types import Compressor
 from jgc.wire.bits import pack_bits, unpack_bits
 
 BITS, PLUS, MINUS = 2, 1, 2
@@ -41,7 +43,7 @@ class TernGrad(Quantising):
     """Settings of `terngrad`."""
 
     clip: float = 2.5
-    """standard deviations of a layer at which its values are clipped; 0 for no clipping"""
+    """multiple of a layer's root mean square at which its values are clipped; 0 for no clipping"""
     scaler_sharing: bool = True
     """one scale a layer for all nodes, by an all-reduce; or each node's own"""
 
@@ -53,7 +55,7 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a negative clip, an unknown exchange.
+      ValueError: a negative clip.
 
     Example:
       >>> terngrad().schedule[0].name
@@ -63,10 +65,10 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
       Wen, Xu, Yan, Wu, Wang, Chen, Li 2017, "TernGrad", NeurIPS.
     """
     config = dataclasses.replace(config or TernGrad(), **overrides)
-    return quantized(ternary(config.clip, config.scaler_sharing), config)
+    return quantized(ternary(config.clip, config.scaler_sharing, nearest=config.error_feedback), config)
 
 
-def ternary(clip: float, shared: bool) -> Codec:
+def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
     """Which values are -s and s, in words, and s of each layer."""
     if not 0 <= clip < float("inf"):
         raise ValueError(f"clip must be at least 0 (0 for no clipping), got {clip}")
@@ -74,8 +76,8 @@ def ternary(clip: float, shared: bool) -> Codec:
     def clipped(v, layers):
         if not clip:
             return v
-        deviations = over_groups(each_group(deviation, v, layers, 0), layers, 0)
-        return jnp.clip(v, -clip * deviations, clip * deviations)
+        most = clip * over_groups(each_group(root_mean_square, jnp.abs(v), layers, 0), layers, 0)
+        return jnp.clip(v, -most, most)
 
     def scales_of(v, layers):
         return each_group(largest, jnp.abs(clipped(v, layers)), layers, 0)
@@ -83,7 +85,8 @@ def ternary(clip: float, shared: bool) -> Codec:
     def encode(key, v, layers, scales=None):
         scales = scales_of(v, layers) if scales is None else scales
         g = clipped(v, layers)
-        kept = jax.random.uniform(key, v.shape) < divide(jnp.abs(g), over_groups(scales, layers, 0))
+        threshold = 0.5 if nearest else jax.random.uniform(key, v.shape)
+        kept = threshold < divide(jnp.abs(g), over_groups(scales, layers, 0))
         codes = jnp.where(kept, jnp.where(g < 0, MINUS, PLUS), 0)
         return {"codes": pack_bits(codes, BITS), "scales": scales}
 
@@ -94,8 +97,3 @@ def ternary(clip: float, shared: bool) -> Codec:
 
     codec = scalar_codec("ternary", encode, decode)
     return codec._replace(agree=scales_of) if shared else codec
-
-
-def deviation(x: Array) -> Array:
-    """The standard deviation of f32[m]."""
-    return jnp.sqrt(added((x - added(x) / x.size) ** 2) / x.size)

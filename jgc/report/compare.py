@@ -85,11 +85,12 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
         method, dot, own = field.partition(".") if field.split(".")[0] not in PARTS else (field, "", "")
         if not equals or not field:
             raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
-        if method in FIXED:
-            raise UserError(f"--set {entry}: {method} is not to be set; compare has --workload, --seeds and --run-dir")
+        fixed = next((part for part in (field, own) if part.split(".")[0].replace("-", "_") in FIXED), None)
+        if fixed:
+            raise UserError(f"--set {entry}: {fixed} is not to be set; compare has --workload, --seeds and --run-dir")
         if dot and method not in out:
             raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
-        is_own = dot and own in {f.name for f in dataclasses.fields(known_methods()[method])}
+        is_own = dot and own.replace("-", "_") in {f.name for f in dataclasses.fields(known_methods()[method])}
         for name in [method] if dot else out:
             out[name].append(_option("compressor." if is_own else "", own if dot else field, value))
     return out

@@ -74,7 +74,7 @@ def markdown(groups: Sequence[Group], remarks: Sequence[str], pictures: dict[str
     blocks = ["# Report", *remarks]
     for workload, mine in plots.by(groups, lambda group: group.workload).items():
         blocks += [f"## {workload}", setting(mine), *tables(mine, groups)]
-        blocks += costs(mine) if latency else []
+        blocks += [*speed_up(mine), *(autoencoder_latency(mine) if latency else [])]
     blocks += ["## Pictures", *(f"### {title}\n\n![{title}]({name})" for name, title in pictures.items())]
     blocks.append(paper_section({group.workload for group in groups}))
     return "\n\n".join(blocks) + "\n"
@@ -97,13 +97,14 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         "### Accuracy",
         accuracy_table(mine, groups),
         "Mean ± sample standard deviation over seeds. Against the baseline: the mean over pairs of runs with equal "
-        "seed, which differ in nothing but the method; (means) where no seed is common, and empty where there is no "
-        "such baseline. The first cosine compares what was decoded with the mean over nodes of what they held, at the "
-        "positions that were sent (of all values where a method sends a code of all): 1 by nature for exact values "
-        "at shared positions, so it tells codes of the same positions apart and not methods. The second compares "
-        "the aggregate with the mean gradient of that step alone, of which error feedback sends the rest later.",
+        "seed, which differ in nothing but the method (and in the learning rate where the settings say so); (means) "
+        "where no seed is common, and empty where there is no such baseline. The first cosine compares what was "
+        "decoded with the mean over nodes of what they held, at the positions that were sent (of all values where a "
+        "method sends a code of all): 1 by nature for exact values at shared positions, so it tells codes of the same "
+        "positions apart and not methods. The second compares the aggregate with the mean gradient of that step "
+        "alone, of which error feedback sends the rest later.",
         "### Settings",
-        settings_table(mine),
+        settings_table(mine, groups),
         "### Bytes",
         bytes_table(mine, groups),
         "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "
@@ -118,16 +119,23 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     return blocks
 
 
-def costs(groups: Sequence[Group]) -> list[str]:
-    """Latency of the autoencoder, timed now, and end-to-end speed-up."""
-    coded, speed = latency_table(groups), speed_up_table(groups)
+def speed_up(groups: Sequence[Group]) -> list[str]:
+    """End-to-end speed-up, from the times of the runs."""
+    speed = speed_up_table(groups)
+    if not speed:
+        return ["### End-to-end speed-up", "No method here stands beside a baseline."]
+    return ["### End-to-end speed-up", speed,
+            "The baseline's median step over the method's in its last phase. There is no network here: what "
+            "compression saves on a link is not in it, only what it costs to compute. Runs trained at other times "
+            "or beside other work differ by more than methods do: `bench step` times them in turn."]  # fmt: skip
+
+
+def autoencoder_latency(groups: Sequence[Group]) -> list[str]:
+    """Encoder and decoder, timed now."""
+    coded = latency_table(groups)
     blocks = ["### Latency of the autoencoder", coded or "No method here has one."]
     if coded:
         blocks.append("One node's vector, timed on the machine that wrote this report. The paper's: Section VI-B.")
-    blocks += ["### End-to-end speed-up", speed or "No method here stands beside a baseline."]
-    if speed:
-        blocks.append("The baseline's median step over the method's in its last phase. There is no network here: what "
-                      "compression saves on a link is not in it, only what it costs to compute.")  # fmt: skip
     return blocks
 
 

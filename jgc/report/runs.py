@@ -148,13 +148,20 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The uncompressed runs that differ from a group's in nothing but the method; None if there are none."""
-    skip = (*IGNORED, "method")
+    """The uncompressed runs that differ from a group's in nothing but the method; None if there are none.
 
-    def outside(g: Group) -> dict[str, Any]:
+    Where there are none, those that differ in the learning rate, too: a method may need its own.
+    """
+
+    def outside(g: Group, *skip: str) -> dict[str, Any]:
+        skip = (*IGNORED, "method", *skip)
         return {k: v for k, v in g.settings.items() if k not in skip and not k.startswith("compressor.")}
 
-    return next((g for g in groups if g.method == "dense" and outside(g) == outside(group)), None)
+    for skip in ((), ("learning_rate",)):
+        for g in groups:
+            if g.method == "dense" and outside(g, *skip) == outside(group, *skip):
+                return g
+    return None
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -142,13 +142,16 @@ def accuracy_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     return table(head, rows)
 
 
-def settings_table(groups: Sequence[Group]) -> str:
-    """Every method's settings that are not its class's defaults, as a workload or the user set them."""
+def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """Every method's settings that are not its class's defaults, and a learning rate that is not its baseline's."""
     rows = []
     for group in groups:
         defaults = {f.name: f.default for f in dataclasses.fields(METHODS[group.method].settings)}
         given = group.runs[0].config.get("compressor", {})
         changed = [f"{name} {value}" for name, value in given.items() if value != defaults.get(name)]
+        baseline, rate = baseline_of(group, everything), group.settings.get("learning_rate")
+        if baseline is not None and rate != baseline.settings.get("learning_rate"):
+            changed.append(f"its own learning rate, {rate} (the baseline's: {baseline.settings['learning_rate']})")
         rows.append([group.label, ", ".join(changed) or "none"])
     return table(["method", "settings other than its defaults"], rows)
 
