@@ -26,8 +26,11 @@ from jgc.wire.account import step_total
 
 SKIPPED = ("silent",)  # sends nothing: there is no cosine
 OURS = {"momentum_correction": False, "first_layer": "", "last_layer": ""}
-# Of methods for which neither `alpha` nor `threshold` alone is the knob.
+# Of methods for which neither `alpha` nor `threshold` alone is the knob, and of those with an autoencoder, which learns
+# for minutes at the larger shares.
 SETTINGS: dict[str, Sequence[dict[str, Any]]] = {
+    "lgc_ps": [{"alpha": 0.001}, {"alpha": 0.01}, {"alpha": 0.01, "positions": "own"}],
+    "lgc_ring": [{"alpha": 0.001}, {"alpha": 0.01}],
     "klt": [
         {"share": 0.0005, "alpha": 0.00001},
         {"share": 0.002, "alpha": 0.0001},
