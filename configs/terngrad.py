@@ -9,5 +9,5 @@ from jgc.training.config import Config
 
 
 def get_config() -> Config[TernGrad]:
-    """Clipped at 2.5 standard deviations."""
+    """Clipped at 2.5 times each layer's root mean square."""
     return Config(compressor=TernGrad())

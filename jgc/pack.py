@@ -5,6 +5,7 @@ dimension, lie together at the end of the vector and form one layer (LGC paper, 
 one value of each at least would otherwise cost as much as the large layers).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import chex
@@ -23,6 +24,11 @@ class Layer(NamedTuple):
     name: str
     start: int
     size: int
+
+
+def values_of(layers: Sequence[Layer]) -> int:
+    """n, the values of all layers."""
+    return sum(layer.size for layer in layers)
 
 
 class _Leaf(NamedTuple):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jgc.compress.compose import Codec, Layers, Payload, compose
 from jgc.compress.exchange import gather
 from jgc.memory import error_feedback, no_memory
+from jgc.pack import values_of
 from jgc.types import Array, Compressor, Key
 
 
@@ -54,11 +55,6 @@ def over_nodes(decode: Callable[[Payload], Array], payloads: Payload, n: int) ->
         return total + jax.lax.optimization_barrier(decode(payload)), None
 
     return jax.lax.scan(add, jnp.zeros((n,), jnp.float32), payloads)[0] / count
-
-
-def values_of(layers: Layers) -> int:
-    """n, the values of all layers."""
-    return sum(layer.size for layer in layers)
 
 
 # --- groups of values with a scale of their own: buckets of consecutive values, or with bucket = 0 the layers ----

@@ -9,6 +9,7 @@ Micikevicius et al. 2022, "FP8 Formats for Deep Learning", Section 3 (the two fo
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax.numpy as jnp
@@ -60,6 +61,7 @@ def cast(config: Cast | None = None, **overrides) -> Compressor:
 def rounded(name: str, scaled: bool) -> Codec:
     """All values in that format, with the exponent of each layer's scale if it has one."""
     dtype, top = FORMATS[name], float(jnp.finfo(FORMATS[name]).max)
+    room = math.frexp(top)[1] - 1
 
     def factors(exponents, layers):
         return jnp.ldexp(jnp.float32(1), over_groups(exponents, layers, 0))
@@ -67,7 +69,6 @@ def rounded(name: str, scaled: bool) -> Codec:
     def encode(key, v, layers):
         if not scaled:
             return {"values": jnp.clip(v, -top, top).astype(dtype)}
-        room = jnp.frexp(jnp.float32(top))[1] - 1
         exponents = jnp.clip(room - jnp.frexp(each_group(largest, jnp.abs(v), layers, 0))[1], -100, 100)
         return {"values": jnp.clip(v * factors(exponents, layers), -top, top).astype(dtype), "scales": exponents}
 

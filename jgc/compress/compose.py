@@ -18,7 +18,7 @@ from jgc.compress.diagnose import compare
 from jgc.compress.guard import guard
 from jgc.memory import Memory
 from jgc.nodes import per_node
-from jgc.pack import Layer, Packing, make_packing, pack, unpack
+from jgc.pack import Layer, Packing, make_packing, pack, unpack, values_of
 from jgc.select import Sparse
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State, Wire
 
@@ -140,9 +140,14 @@ def prepare(parts: Parts, phase: Hashable, key: Key, grads: PyTree, state: State
     codec, _ = parts.by_phase[phase]
     packing = make_packing(grads)
     v, local = parts.memory.accumulate(state.local, pack(grads, packing), codec.complete)
-    agreed = () if codec.agree is None else (comm.largest(codec.agree(v, packing.layers), nodes, AGREED),)
-    payload = codec.encode(comm.node_key(key, nodes), v, packing.layers, *agreed)
+    payload = _encode(codec, comm.node_key(key, nodes), v, packing.layers, lambda own: comm.largest(own, nodes, AGREED))
     return Pending(Item(codec, packing.layers, payload), v, local, packing)
+
+
+def _encode(codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[Array], Array]) -> Payload:
+    """The codec's payload; `agree` makes all nodes' of what one node would agree to."""
+    agreed = () if codec.agree is None else (agree(codec.agree(v, layers)),)
+    return codec.encode(key, v, layers, *agreed)
 
 
 def finish(parts: Parts, pending: Pending, mean: Array, state: State) -> tuple[PyTree, State, Info]:
@@ -169,11 +174,9 @@ def logical(parts: Parts, phase: Hashable, shapes: PyTree, nodes: Nodes) -> tupl
 
 def payload_sizes(codec: Codec, layers: Layers) -> dict[str, float]:
     """Bytes of a payload by kind."""
-
-    def encode(key, v):
-        return codec.encode(key, v, layers, *(() if codec.agree is None else (codec.agree(v, layers),)))
-
-    payload = jax.eval_shape(encode, jax.random.key(0), _vector(layers))
+    payload = jax.eval_shape(
+        lambda key, v: _encode(codec, key, v, layers, lambda own: own), jax.random.key(0), _vector(layers)
+    )
     return {kind: x.size * x.dtype.itemsize for kind, x in payload.items()}
 
 
@@ -188,7 +191,7 @@ def _agreement(codec: Codec, layers: Layers) -> tuple[Message, ...]:
 
 
 def _vector(layers: Layers) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((sum(layer.size for layer in layers),), jnp.float32)
+    return jax.ShapeDtypeStruct((values_of(layers),), jnp.float32)
 
 
 def _diagnose(parts: Parts) -> Callable[..., dict[str, Array]]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jgc.compress.compose import Codec, Exchange, compose
 from jgc.compress.exchange import all_reduce, server
 from jgc.memory import no_memory
+from jgc.pack import values_of
 from jgc.types import Compressor
 
 
@@ -28,7 +29,7 @@ def identity() -> Codec:
         encode=lambda key, v, layers: {"dense": v},
         decode=lambda payload, layers: payload["dense"],
         mean=lambda payloads, layers: jnp.mean(payloads["dense"], axis=0),
-        elements=lambda layers: sum(layer.size for layer in layers),
+        elements=values_of,
     )
 
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.compress.compose import Exchange, Item, Layers
+from jgc.pack import values_of
 from jgc.select import narrow, top_positions, widen
 from jgc.types import Array, Message, Nodes
 
@@ -91,6 +92,6 @@ def nowhere() -> Exchange:
     """Nothing is sent, and the mean is zero."""
 
     def run(items: Sequence[Item], nodes: Nodes) -> list[Array]:
-        return [jnp.zeros((sum(layer.size for layer in item.layers),), jnp.float32) for item in items]
+        return [jnp.zeros((values_of(item.layers),), jnp.float32) for item in items]
 
     return Exchange("nowhere", False, run, lambda sizes, nodes: ())

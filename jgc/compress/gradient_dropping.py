@@ -24,7 +24,7 @@ from jgc.compress._sparsity import sparse_stages
 from jgc.compress.compose import Codec, Layers, compose_phases
 from jgc.compress.exchange import gather
 from jgc.compress.topk import top_k
-from jgc.pack import Layer
+from jgc.pack import Layer, values_of
 from jgc.types import Compressor
 
 
@@ -43,7 +43,7 @@ def global_top_k(alpha: float, min_values: int = 1) -> Codec:
     codec = top_k(alpha, min_values)
 
     def whole(layers: Layers) -> Layers:
-        n = sum(layer.size for layer in layers)
+        n = values_of(layers)
         return (Layer("all layers", 0, n),) if n else ()
 
     return Codec(

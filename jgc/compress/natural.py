@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.compress._quantize import Quantising, quantized, scalar_codec, values_of
+from jgc.compress._quantize import Quantising, quantized, scalar_codec
 from jgc.compress.compose import Codec
+from jgc.pack import values_of
 from jgc.types import Compressor
 from jgc.wire.bits import pack_bits, unpack_bits
 

@@ -25,9 +25,9 @@ from jgc.compress._quantize import (
     quantized,
     scalar_codec,
     summed,
-    values_of,
 )
 from jgc.compress.compose import Codec
+from jgc.pack import values_of
 from jgc.types import Compressor
 from jgc.wire.bits import pack_bits, unpack_bits
 

@@ -34,9 +34,9 @@ from jgc.compress._quantize import (
     quantized,
     root_mean_square,
     scalar_codec,
-    values_of,
 )
 from jgc.compress.compose import Codec
+from jgc.pack import values_of
 from jgc.types import Array, Compressor
 from jgc.wire.bits import pack_bits, unpack_bits
 

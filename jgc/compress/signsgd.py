@@ -22,11 +22,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jgc.compress._quantize import each_group, over_groups, over_nodes, scalar_codec, values_of
-from jgc.compress.compose import Codec, compose
+from jgc.compress._quantize import each_group, over_groups, over_nodes, scalar_codec
+from jgc.compress.compose import Codec, Layers, Payload, compose
 from jgc.compress.exchange import gather, server
 from jgc.memory import error_feedback, no_memory
-from jgc.types import Compressor
+from jgc.pack import values_of
+from jgc.types import Array, Compressor
 from jgc.wire.bits import pack_bits, unpack_bits
 
 
@@ -73,15 +74,12 @@ def majority_vote(magnitude: float) -> Codec:
     def encode(key, v, layers):
         return {"signs": pack_bits(jnp.where(v == 0, jax.random.bernoulli(key, shape=v.shape), v < 0), 1)}
 
-    def decode(payload, layers):
-        return 1 - 2 * unpack_bits(payload["signs"], 1, values_of(layers)).astype(jnp.float32)
-
     def vote(payloads, layers):
-        mean = over_nodes(lambda payload: decode(payload, layers), payloads, values_of(layers))
-        first = decode(jax.tree.map(lambda x: x[0], payloads), layers)
+        mean = over_nodes(lambda payload: signs_of(payload, layers), payloads, values_of(layers))
+        first = signs_of(jax.tree.map(lambda x: x[0], payloads), layers)
         return magnitude * jnp.where(mean == 0, first, jnp.sign(mean))
 
-    return scalar_codec("majority vote", encode, decode)._replace(mean=vote)
+    return scalar_codec("majority vote", encode, signs_of)._replace(mean=vote)
 
 
 def scaled_signs() -> Codec:
@@ -92,7 +90,11 @@ def scaled_signs() -> Codec:
         return {"signs": pack_bits(v < 0, 1), "scales": scales}
 
     def decode(payload, layers):
-        signs = 1 - 2 * unpack_bits(payload["signs"], 1, values_of(layers)).astype(jnp.float32)
-        return signs * over_groups(payload["scales"], layers, 0)
+        return signs_of(payload, layers) * over_groups(payload["scales"], layers, 0)
 
     return scalar_codec("scaled signs", encode, decode)
+
+
+def signs_of(payload: Payload, layers: Layers) -> Array:
+    """The signs that were sent, as +1 or -1, f32[n]."""
+    return 1 - 2 * unpack_bits(payload["signs"], 1, values_of(layers)).astype(jnp.float32)

@@ -14,6 +14,7 @@ from jgc.compress.compose import Codec, compose_phases
 from jgc.compress.dense import identity
 from jgc.compress.exchange import all_reduce, gather, nowhere
 from jgc.compress.topk import top_k
+from jgc.pack import values_of
 from jgc.types import Compressor
 
 
@@ -37,7 +38,7 @@ def nothing() -> Codec:
     """An empty payload, which stands for zeros."""
 
     def zeros(payload, layers):
-        return jnp.zeros((sum(layer.size for layer in layers),), jnp.float32)
+        return jnp.zeros((values_of(layers),), jnp.float32)
 
     return Codec("nothing", True, False, lambda key, v, layers: {}, zeros, zeros, lambda layers: 0)
 

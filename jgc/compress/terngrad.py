@@ -29,9 +29,9 @@ from jgc.compress._quantize import (
     quantized,
     root_mean_square,
     scalar_codec,
-    values_of,
 )
 from jgc.compress.compose import Codec
+from jgc.pack import values_of
 from jgc.types import Compressor
 from jgc.wire.bits import pack_bits, unpack_bits
 
@@ -73,21 +73,18 @@ def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
     if not 0 <= clip < float("inf"):
         raise ValueError(f"clip must be at least 0 (0 for no clipping), got {clip}")
 
-    def clipped(v, layers):
-        if not clip:
-            return v
-        most = clip * over_groups(each_group(root_mean_square, jnp.abs(v), layers, 0), layers, 0)
-        return jnp.clip(v, -most, most)
-
     def scales_of(v, layers):
-        return each_group(largest, jnp.abs(clipped(v, layers)), layers, 0)
+        """The largest magnitudes, clipped."""
+        scales = each_group(largest, jnp.abs(v), layers, 0)
+        return jnp.minimum(scales, clip * each_group(root_mean_square, jnp.abs(v), layers, 0)) if clip else scales
 
-    def encode(key, v, layers, scales=None):
-        scales = scales_of(v, layers) if scales is None else scales
-        g = clipped(v, layers)
+    def encode(key, v, layers, agreed=None):
+        own = scales_of(v, layers)
+        scales = own if agreed is None else agreed
+        clipped = jnp.minimum(jnp.abs(v), over_groups(own, layers, 0))
         threshold = 0.5 if nearest else jax.random.uniform(key, v.shape)
-        kept = threshold < divide(jnp.abs(g), over_groups(scales, layers, 0))
-        codes = jnp.where(kept, jnp.where(g < 0, MINUS, PLUS), 0)
+        kept = threshold < divide(clipped, over_groups(scales, layers, 0))
+        codes = jnp.where(kept, jnp.where(v < 0, MINUS, PLUS), 0)
         return {"codes": pack_bits(codes, BITS), "scales": scales}
 
     def decode(payload, layers):

@@ -18,6 +18,7 @@ from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule
 from jgc.compress._sparsity import sparse_stages
 from jgc.compress.compose import Codec, compose_phases
 from jgc.compress.exchange import gather
+from jgc.pack import values_of
 from jgc.select import Sparse, check_alpha, check_min_values, counts_per_layer, narrow, scatter, top_positions, widen
 from jgc.types import Compressor
 
@@ -48,7 +49,7 @@ def top_k(alpha: float, min_values: int = 1) -> Codec:
     def mean(payloads, layers):
         nodes = payloads["values"].shape[0]
         everyone = jax.vmap(lambda payload: decode(payload, layers))(payloads)  # positions, values: [K, mu]
-        return scatter(everyone, sum(layer.size for layer in layers)) / nodes
+        return scatter(everyone, values_of(layers)) / nodes
 
     return Codec("top-k", False, False, encode, decode, mean, lambda layers: sum(counts_of(layers)))
 
