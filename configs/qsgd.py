@@ -3,6 +3,7 @@
     python train.py --config configs/qsgd.py
     python train.py --config configs/qsgd.py --compressor.bits 2
     python train.py --config configs/qsgd.py --compressor.norm l2
+    python train.py --config configs/qsgd.py --compressor.exchange ring --compressor.error-feedback
 """
 
 from jgc.compress import Qsgd

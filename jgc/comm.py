@@ -240,14 +240,40 @@ def ring_mean(x: Array, nodes: Nodes, kind: str) -> Array:
 
     Source: Patarasuk and Yuan 2009; LGC paper, Section II-A.
     """
+    places = ring_places(nodes)
+    segments = jnp.pad(x, (0, -x.size % places)).reshape(places, -1)
+    return ring_mean_of(lambda i: segments[i], nodes, kind)[: x.size]
+
+
+def ring_places(nodes: Nodes) -> int:
+    """Into how many segments a ring divides a vector: devices, or with a single one its emulated nodes."""
+    return nodes.size(nodes.slow) if nodes.slow else nodes.per_device
+
+
+def ring_mean_of(segment: Callable[[Array], Array], nodes: Nodes, kind: str) -> Array:
+    """`ring_mean` of a vector whose segments are made when it is their turn.
+
+    Args:
+      segment: this node's segment of a number i32[] in [0, `ring_places`), f32[m]. Nothing that it computes waits for
+        what is travelling, so that the next segment is made while the last is on its way.
+      nodes: the layout.
+      kind: of what is sent.
+
+    Returns:
+      The means of all segments, f32[places * m], equal on every node.
+
+    Source: Yu et al. 2018 (GradiVeQ), Algorithm 1, lines 1 to 9. Segments come round by an all-gather, lines 10 to 14.
+    """
     node_index(nodes)  # raises outside the node axis
     if nodes.slow:
-        x = _emulated_sum(x, nodes)
+
+        def summed(i):
+            return _vary(_emulated_sum(segment(i), nodes), nodes.slow)
+
         size, place = nodes.size(nodes.slow), lax.axis_index(nodes.slow)
-        shift, join = _device_shift(nodes, kind), _device_join(nodes, kind)
-        return _ring(_vary(x, nodes.slow), size, place, shift, join) / nodes.count
+        return _ring(summed, size, place, _device_shift(nodes, kind), _device_join(nodes, kind)) / nodes.count
     size, place = nodes.per_device, _emulated_index()
-    return _ring(x, size, place, _emulated_shift, lambda segment: _emulated_gather(segment, size)) / nodes.count
+    return _ring(segment, size, place, _emulated_shift, lambda x: _emulated_gather(x, size)) / nodes.count
 
 
 def _device_shift(nodes: Nodes, kind: str) -> Callable[[Array], Array]:
@@ -268,14 +294,77 @@ def _device_join(nodes: Nodes, kind: str) -> Callable[[Array], Array]:
     return join
 
 
-def _ring(x: Array, size: int, place: Array, shift: Callable, join: Callable) -> Array:
-    """Sum of x over a ring of `size` places; `shift` passes an array on, `join` stacks all places' arrays."""
-    segments = jnp.pad(x, (0, -x.size % size)).reshape(size, -1)
-    travelling = segments[(place - 1) % size]  # segment p - 1 starts at place p and ends, summed, at place p - 2 + size
+def _ring(segment: Callable[[Array], Array], size: int, place: Array, shift: Callable, join: Callable) -> Array:
+    """Sums of the segments over a ring of `size` places; `shift` passes an array on, `join` stacks all places'."""
+    travelling = segment((place - 1) % size)  # segment p - 1 starts at place p and ends, summed, at place p - 2 + size
     for hop in range(1, size):
-        travelling = shift(travelling) + segments[(place - 1 - hop) % size]
+        travelling = shift(travelling) + segment((place - 1 - hop) % size)
     # after size - 1 hops place p holds the sum of segment p - size = p (mod size)
-    return join(travelling).reshape(-1)[: x.size]
+    return join(travelling).reshape(-1)
+
+
+def ring_mean_recoded(
+    key: Key, x: Array, encode: Callable[[Key, Array], dict[str, Array]], decode: Callable[[dict[str, Array]], Array],
+    nodes: Nodes, kind: str | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Mean by a ring for codes that cannot be added up: at every hop a place decodes, adds its own and encodes the sum.
+
+    A place is a device, whose nodes are summed uncompressed first, as in `ring_mean`; with a single device it is an
+    emulated node. What is sent differs with that, so the layouts agree only as far as the code is exact. All that
+    travels is the code, in one collective a hop. Finished segments come round as they are, and every place, also the
+    one that finished it, takes for a segment what its code stands for.
+
+    Args:
+      key: the same on all nodes; each place and each hop draws its own from it.
+      x: f32[`ring_places`, m], this node's segments.
+      encode: `(key, f32[m]) -> payload`, arrays of static shapes.
+      decode: `payload -> f32[m]`.
+      nodes: the layout.
+      kind: of what is sent; all names of the payload by default.
+
+    Returns:
+      The means, f32[places, m], equal on every node; and what was lost wherever this node encoded, f32[places, m], not
+      divided by anything. The nodes of a device have equal shares of it, so that in all layouts
+
+          mean over nodes of x = the means + mean over nodes of what was lost
+
+    Source: Yu et al. 2018 (GradiVeQ), Section 1: what scalar quantisers have to do in a ring.
+    """
+    node_index(nodes)  # raises outside the node axis
+    if nodes.slow:
+        x = _vary(_emulated_sum(x, nodes), nodes.slow)
+        size, place = nodes.size(nodes.slow), lax.axis_index(nodes.slow)
+    else:
+        size, place = nodes.per_device, _emulated_index()
+    sharing = nodes.count // size  # nodes of a place
+    own = jax.random.fold_in(key, place * sharing)  # `node_key` of its first node
+
+    def recode(hop: int, received: Array | float) -> tuple[dict[str, Array], Array]:
+        """The code of what was received and the place's own segment, and what is lost by it."""
+        whole = received + x[(place - 1 - hop) % size]  # f32[m]
+        payload = encode(jax.random.fold_in(own, hop), whole)
+        return payload, whole - _decoded_apart(decode, payload)
+
+    payload, error = recode(0, 0.0)
+    kind = kind or "+".join(sorted(payload))
+    if nodes.slow:
+        shift, join = _device_shift(nodes, kind), _device_join(nodes, kind)
+    else:
+        shift, join = _emulated_shift, lambda words: _emulated_gather(words, size)
+    errors = [error]
+    for hop in range(1, size):
+        received = split_words(shift(join_words(payload)), payload)
+        payload, error = recode(hop, _decoded_apart(decode, received))
+        errors.append(error)
+    finished = join(join_words(payload))  # u32[places, words]: place p ends with segment p
+    sums = jax.vmap(lambda words: _decoded_apart(decode, split_words(words, payload)))(finished)
+    lost = jnp.stack(errors)[(place - 1 - np.arange(size)) % size]  # hop h was segment p - 1 - h
+    return sums / nodes.count, lost / sharing
+
+
+def _decoded_apart(decode: Callable[[dict[str, Array]], Array], payload: dict[str, Array]) -> Array:
+    """Decoded, and not fused with the sum that follows, so that the bits are the same wherever it is decoded."""
+    return lax.optimization_barrier(decode(payload))
 
 
 def largest_summand(dtype: str, count: int) -> float:

@@ -2,8 +2,9 @@
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
+from typing import Any
 
-from jgc.types import Phase
+from jgc.types import Compressor, Nodes, Phase, State
 
 
 def single(value: Hashable = "compressed") -> tuple[Phase, ...]:
@@ -15,8 +16,8 @@ def in_sequence(*spans: tuple[str, int]) -> tuple[Phase, ...]:
     """A schedule from names and lengths in steps; the last phase never ends, empty ones are left out.
 
     Example:
-      >>> in_sequence(("dense", 2), ("top-k", 0), ("compressed", 0))
-      (Phase(name='dense', start=0, value='dense'), Phase(name='compressed', start=2, value='compressed'))
+      >>> [(p.name, p.start) for p in in_sequence(("dense", 2), ("top-k", 0), ("compressed", 0))]
+      [('dense', 0), ('compressed', 2)]
 
     Raises:
       ValueError: a length is negative.
@@ -42,14 +43,48 @@ def phase_at(schedule: Sequence[Phase], step: int) -> Phase:
     return schedule[bisect_right([phase.start for phase in schedule], step) - 1]
 
 
+def phase_after(compressor: Compressor, before: Phase, step: int, state: State, nodes: Nodes) -> Phase:
+    """The phase that a step belongs to, from that of the step before it and the compressor's state after that one."""
+    if compressor.next_phase is None:
+        return phase_at(compressor.schedule, step)
+    return compressor.next_phase(before, step, state, nodes)
+
+
+def as_json(phase: Phase) -> list[Any]:
+    """A phase as JSON holds it."""
+    return [phase.name, phase.start, phase.value, [as_json(part) for part in phase.parts]]
+
+
+def from_json(saved: Sequence[Any]) -> Phase:
+    """The inverse of `as_json`.
+
+    Example:
+      >>> from_json(as_json(Phase("compressed", 5, ("compressed", (8, 16)))))
+      Phase(name='compressed', start=5, value=('compressed', (8, 16)), parts=())
+    """
+    name, start, value, parts = saved
+    return Phase(name, start, _frozen(value), tuple(from_json(part) for part in parts))
+
+
+def _frozen(x: Any) -> Hashable:
+    return tuple(_frozen(item) for item in x) if isinstance(x, list | tuple) else x
+
+
+def combined(parts: Sequence[Phase], start: int, leading: int) -> Phase:
+    """The phase of several groups of leaves: its value is the tuple of theirs, its name that of one group's."""
+    return Phase(parts[leading].name, start, tuple(part.value for part in parts), tuple(parts))
+
+
 def together(schedules: Sequence[Sequence[Phase]]) -> tuple[Phase, ...]:
     """The common schedule of several groups of leaves: a phase's value is the tuple of theirs.
 
     A phase is named after the schedule with the most phases.
     """
     starts = sorted({phase.start for schedule in schedules for phase in schedule})
-    leading = max(schedules, key=len)
-    return tuple(
-        Phase(phase_at(leading, start).name, start, tuple(phase_at(schedule, start).value for schedule in schedules))
-        for start in starts
-    )
+    leading = leader_of(schedules)
+    return tuple(combined([phase_at(schedule, start) for schedule in schedules], start, leading) for start in starts)
+
+
+def leader_of(schedules: Sequence[Sequence[Phase]]) -> int:
+    """Which schedule has the most phases, the first of those."""
+    return max(range(len(schedules)), key=lambda i: len(schedules[i]))

@@ -135,11 +135,13 @@ class Phase(NamedTuple):
       name: what people read, e.g. "compressed".
       start: first step of the phase.
       value: hashable static value that the compressor's functions take; may carry sizes.
+      parts: of a combination of methods, the phase that each of them is in.
     """
 
     name: str
     start: int
     value: Hashable
+    parts: tuple[Any, ...] = ()
 
 
 class Compressor(NamedTuple):
@@ -154,10 +156,14 @@ class Compressor(NamedTuple):
         of the state (local leaves with their leading axis [K]).
       wire: `(phase, shapes_and_dtypes, nodes) -> Wire`, from static shapes alone. A core leaves the physical bytes
         to its guard, which traces the step as a whole.
-      schedule: the phases in order, the first of which starts at step 0.
+      schedule: the phases in order, the first of which starts at step 0. Where there is a `next_phase`, each kind once,
+        as planned, with sizes that are upper bounds.
       diagnose: None, or `(phase, key, grads, state, nodes) -> dict` of arrays that need the true mean over
         the nodes. A step of its own, never part of `aggregate`: it moves whole gradients.
       owns_momentum: the momentum lives in the method's memory; the optimiser must then have none.
+      next_phase: None where the schedule says it all; else `(phase, step, state, nodes) -> Phase`, the phase of `step`
+        from that of the step before and the state after it, on the host. Reads arrays in few steps only: each time
+        the host waits for the devices.
       core: the same method without the guard against non-finite gradients, for combinators; None where
         the compressor is itself a core.
       parts: what `compose` built it from, so that `per_layer` can share one exchange; else None.
@@ -170,5 +176,6 @@ class Compressor(NamedTuple):
     schedule: tuple[Phase, ...]
     diagnose: Callable[..., dict[str, Array]] | None = None
     owns_momentum: bool = False
+    next_phase: Callable[..., Phase] | None = None
     core: Any = None
     parts: Any = None

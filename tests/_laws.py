@@ -1,13 +1,17 @@
 """The conservation law of error feedback, written over the vectors in which groups of leaves travel."""
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from _contract import COMMON, PARAMS, ROUNDS_STATE, Case, K, Step, compressor_of, on_host, settings_of
 
+from jgc.compress import Gradiveq
+from jgc.compress._slices import is_convolution
+from jgc.compress.gradiveq import Local
 from jgc.memory import Corrected
 from jgc.pack import leaf_paths, make_packing, pack
 from jgc.types import Compressor, PyTree, State
@@ -70,6 +74,8 @@ def _by_group(state: State) -> list:
 def _velocity_and_kept(local: PyTree, compressor: Compressor) -> tuple[np.ndarray, np.ndarray]:
     """A memory's velocity and residual, [K, n] or zeros where it has none."""
     none = np.zeros((1, 1))
+    if isinstance(local, Local):
+        return _velocity_and_kept(local.residual, compressor)
     if isinstance(local, Corrected):
         return np.asarray(local.velocity, float), np.asarray(local.residual, float)
     if isinstance(local, np.ndarray):
@@ -80,12 +86,19 @@ def _velocity_and_kept(local: PyTree, compressor: Compressor) -> tuple[np.ndarra
 
 def flat(case: Case, tree: PyTree) -> list[np.ndarray]:
     """A tree as the vectors f64[n] in which the variant's groups of leaves travel."""
-    settings = settings_of(case.variant)
-    patterns = [p for p in (getattr(settings, name, None) for name in ("first_layer", "last_layer")) if p]
-    groups: list[dict] = [{} for _ in range(len(patterns) + 1)]
+    rules = _rules(settings_of(case.variant))
+    groups: list[dict] = [{} for _ in range(len(rules) + 1)]
     for path, leaf in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
-        groups[next((i for i, p in enumerate(patterns) if re.search(p, path)), len(patterns))][path] = leaf
+        groups[next((i for i, rule in enumerate(rules) if rule(path, leaf)), len(rules))][path] = leaf
     return [np.asarray(pack(group, make_packing(group)), float) for group in groups]
+
+
+def _rules(settings: Any) -> list[Callable[[str, Any], bool]]:
+    """What sets the groups apart, in their order; the last group has all other leaves."""
+    if isinstance(settings, Gradiveq):
+        return [lambda path, leaf: not is_convolution(leaf, settings.max_slice)]
+    patterns = [getattr(settings, name, None) for name in ("first_layer", "last_layer")]
+    return [lambda path, leaf, p=p: re.search(p, path) is not None for p in patterns if p]
 
 
 def _rounding_units() -> PyTree:

@@ -155,9 +155,17 @@ def test_collectives_may_stand_inside_jit_scan_and_switch(wrapped, layout):
 
 # --- the ledger ---------------------------------------------------------------------------------------------------
 
+
+def _halves_around(x, nodes: Nodes):
+    segments = jnp.resize(x, (comm.ring_places(nodes), 5))
+    encode, decode = lambda key, x: {"a": x.astype(jnp.bfloat16), "b": x[:1]}, lambda p: p["a"].astype(jnp.float32)
+    return comm.ring_mean_recoded(jax.random.key(0), segments, encode, decode, nodes)[0]
+
+
 CALLS = {
     "total": lambda x, nodes: comm.total(x, nodes, "x"),
     "ring": lambda x, nodes: comm.ring_mean(x, nodes, "x"),
+    "ring of codes": lambda x, nodes: _halves_around(x, nodes),
     "gather": lambda x, nodes: comm.gather(x, nodes, "x"),
     "gather of several": lambda x, nodes: comm.gather_dict({"a": x, "b": x.astype(jnp.bfloat16)}, nodes),
     "broadcast": lambda x, nodes: comm.broadcast(x, jnp.int32(0), nodes, "x"),

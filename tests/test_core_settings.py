@@ -42,16 +42,30 @@ BAD = {
     "max_mode": (0,),
     "bits": (0, 1, 9),
     "bucket": (-1,),
+    "exchange": ("tree",),
     "norm": ("l1",),
     "magnitude": (0.0, -1.0, NAN),
     "clip": (-1.0, NAN),
     "combine": ("mean",),
     "format": ("int8",),
+    "loss": (-0.1, 1.0, NAN),
+    "rank": (-1, 100),
+    "slice_taps": (0,),
+    "slice_size": (-1,),
+    "max_slice": (0,),
+    "reuse": (-1,),
+    "sampling_steps": (1,),
+    "compressed_steps": (0,),
+    "sampling_bits": (-1, 1, 9),
+    "others": ("topk",),
+    "control_limit": (-1.0, NAN),
+    "control_every": (0,),
+    "feedback_steps": (0, 101),
     "first_layer": ("(",),
     "last_layer": ("[",),
 }
 ANY = ("fold_signs", "send_means", "factor_masking", "momentum_correction", "momentum_at_once", "error_feedback",
-       "scaler_sharing", "scaled")  # fmt: skip  # both values are good
+       "scaler_sharing", "scaled", "centred")  # fmt: skip  # both values are good
 UNUSED = {("topk", "last_layer"), ("dgc", "last_layer")}  # all of its layers are sent so
 NAMED_OTHERWISE = {"warmup_steps": "dense phase", "autoencoder_steps": "top-k phase", "first_layer": "pattern",
                    "last_layer": "pattern"}  # fmt: skip

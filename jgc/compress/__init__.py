@@ -15,6 +15,7 @@ from jgc.compress.compose import Codec, Exchange, compose, compose_phases
 from jgc.compress.dense import Dense, dense
 from jgc.compress.dgc import Dgc, dgc
 from jgc.compress.gradient_dropping import GradientDropping, gradient_dropping
+from jgc.compress.gradiveq import Gradiveq, gradiveq
 from jgc.compress.klt import Klt, klt
 from jgc.compress.lgc_ps import PAPER_RECIPE, LgcPs, lgc_ps
 from jgc.compress.lgc_ring import RING_PAPER_RECIPE, LgcRing, lgc_ring
@@ -66,6 +67,7 @@ METHODS: dict[str, Method] = {
             "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", {"threshold": 0.0, "capacity": 1.0}
         ),
         Method("klt", Klt, klt, "ours", None),
+        Method("gradiveq", Gradiveq, gradiveq, "Yu et al. 2018", None),
         Method("qsgd", Qsgd, qsgd, "Alistarh et al. 2017", None),
         Method("terngrad", TernGrad, terngrad, "Wen et al. 2017", None),
         Method("onebit", OneBit, onebit, "Seide et al. 2014", None),
@@ -102,8 +104,9 @@ def build(settings: Any, **overrides: Any) -> Compressor:
 
 __all__ = [
     "METHODS", "PAPER_RECIPE", "RING_PAPER_RECIPE", "Cast", "Codec", "Dense", "Dgc", "Exchange", "GradientDropping",
-    "Klt", "LgcPs", "LgcRing", "Method", "Natural", "OneBit", "Qsgd", "RandomK", "ScaleCom", "SignSgd", "Silent",
-    "TernGrad", "ThresholdV", "TopK", "as_optax", "build", "cast", "compose", "compose_phases", "dense", "dgc",
-    "gradient_dropping", "klt", "lgc_ps", "lgc_ring", "method_of", "natural", "onebit", "per_layer", "qsgd",
-    "random_k", "scalecom", "signsgd", "silent", "step_on_nodes", "terngrad", "threshold_v", "topk",
+    "Gradiveq", "Klt", "LgcPs", "LgcRing", "Method", "Natural", "OneBit", "Qsgd", "RandomK", "ScaleCom", "SignSgd",
+    "Silent", "TernGrad", "ThresholdV", "TopK", "as_optax", "build", "cast", "compose", "compose_phases", "dense",
+    "dgc", "gradient_dropping", "gradiveq", "klt", "lgc_ps", "lgc_ring", "method_of", "natural", "onebit",
+    "per_layer", "qsgd", "random_k", "scalecom", "signsgd", "silent", "step_on_nodes", "terngrad", "threshold_v",
+    "topk",
 ]  # fmt: skip

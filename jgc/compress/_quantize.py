@@ -2,15 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jgc.compress.compose import Codec, Layers, Payload, compose
-from jgc.compress.exchange import gather
-from jgc.memory import error_feedback, no_memory
-from jgc.pack import values_of
-from jgc.types import Array, Compressor, Key
+from jgc import comm, phases
+from jgc.compress.compose import Codec, Layers, Payload, compose, make_info, payload_sizes
+from jgc.compress.diagnose import compare
+from jgc.compress.exchange import both_ways, gather
+from jgc.compress.guard import guard
+from jgc.memory import Memory, error_feedback, no_memory
+from jgc.nodes import per_node
+from jgc.pack import Layer, make_packing, pack, unpack, values_of
+from jgc.types import Array, Compressor, Key, Nodes, State, Wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +24,115 @@ class Quantising:
 
     error_feedback: bool = False
     """add what quantising lost to the next gradient"""
+    exchange: Literal["gather", "ring"] = "gather"
+    """gather: every node gets all nodes' codes; ring: partial sums, decoded and quantised again at every hop"""
 
 
-def quantized(codec: Codec, config: Quantising) -> Compressor:
-    """The method in which every node gets all nodes' codes, with error feedback or without."""
-    return compose(codec, error_feedback() if config.error_feedback else no_memory(), gather())
+def quantized(codec: Codec, config: Quantising, bucket: int = 0) -> Compressor:
+    """The method that sends codes of all values, with error feedback or without.
+
+    Args:
+      codec: of any values.
+      config: says how codes travel and whether what they lose is kept.
+      bucket: values with one scale, which a ring does not divide; 0 where the layers have one.
+
+    Raises:
+      ValueError: an unknown exchange.
+    """
+    if config.exchange not in ("gather", "ring"):
+        raise ValueError(f"exchange must be 'gather' or 'ring', got {config.exchange!r}")
+    memory = error_feedback() if config.error_feedback else no_memory()
+    return ring(codec, memory, bucket) if config.exchange == "ring" else compose(codec, memory, gather())
+
+
+# --- a ring of codes that cannot be added up ---------------------------------------------------------------------
+
+
+def ring(codec: Codec, memory: Memory, bucket: int) -> Compressor:
+    """The method in which codes go round a ring, decoded, added to and quantised again at every hop.
+
+    A node sends 2 (K - 1) / K times one payload, and not K - 1 payloads. For that a value is quantised K times, as part
+    of ever larger sums. Random rounding stays without bias; but its variance, which falls as 1 / K where nodes gather,
+    stays about half that of a single node for gradients that have nothing in common, and grows as K / 3 for equal ones.
+
+    Differs from the same quantiser with a gather
+      1. Segments hold whole buckets; a segment below a bucket is one. One scale a layer becomes one scale a segment.
+      2. Error feedback keeps what a node lost of the sums that it quantised, not of its own gradient: the mean over
+         nodes of what is kept and what comes out is the same.
+      3. Several nodes on one device are summed uncompressed before the ring between devices.
+    """
+
+    def init(key, params, nodes):
+        local = memory.init(make_packing(params).size)
+        return State((), jax.tree.map(lambda x: per_node(x, nodes), local))
+
+    def aggregate(phase, key, grads, state, nodes):
+        packing = make_packing(grads)
+        v, local = memory.accumulate(state.local, pack(grads, packing), codec.complete)
+        mean, lost = around(codec, bucket, key, v, nodes)
+        local = memory.keep(local, v, v - lost)
+        return unpack(mean, packing), State((), local), make_info(memory.residual(local), packing.size)
+
+    def wire(phase, shapes, nodes):
+        return Wire(both_ways(ring_sizes(codec, bucket, make_packing(shapes).size, nodes.count)), ())
+
+    def diagnose(phase, key, grads, state, nodes):
+        g = pack(grads, make_packing(grads))
+        v, _ = memory.accumulate(state.local, g, codec.complete)
+        return compare(around(codec, bucket, key, v, nodes)[0], v, g, nodes, everything=True)
+
+    schedule = phases.single(codec.name)
+    core = Compressor(
+        init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
+        owns_momentum=memory.owns_momentum,
+    )  # fmt: skip
+    return guard(core)
+
+
+def around(codec: Codec, bucket: int, key: Key, v: Array, nodes: Nodes) -> tuple[Array, Array]:
+    """The mean of v f32[n] over nodes as it comes out of the ring, and what was lost where this node quantised, f32[n].
+
+    Args:
+      codec: one that needs no agreement beforehand.
+      bucket: values with one scale, or 0.
+      key: the same on all nodes.
+      v: f32[n].
+      nodes: the layout.
+    """
+    places = comm.ring_places(nodes)
+    layers = (Layer("segment", 0, segment_size(v.size, places, bucket)),)
+
+    def encode(key, x):
+        return codec.encode(key, x, layers)
+
+    def decode(payload):
+        return jnp.asarray(codec.decode(payload, layers))
+
+    segments = jnp.pad(v, (0, places * values_of(layers) - v.size)).reshape(places, -1)
+    mean, lost = comm.ring_mean_recoded(key, segments, encode, decode, nodes)
+    return mean.reshape(-1)[: v.size], lost.reshape(-1)[: v.size]
+
+
+def segment_size(n: int, places: int, bucket: int) -> int:
+    """Values of each segment of n: whole buckets, unless not even one would be full.
+
+    Example:
+      >>> segment_size(10_000, 4, 512), segment_size(10_000, 4, 0), segment_size(100, 4, 512)
+      (2560, 2500, 25)
+    """
+    size = -(-n // places)
+    return -(-size // bucket) * bucket if 0 < bucket <= size else size
+
+
+def ring_sizes(codec: Codec, bucket: int, n: int, places: int) -> dict[str, float]:
+    """Bytes by kind of the codes of n values in segments, without those that fill up the last ones."""
+    size = segment_size(n, places, bucket)
+    full, rest = divmod(n, size) if n else (0, 0)
+    sizes = {part: payload_sizes(codec, (Layer("segment", 0, part),)) for part in (size, rest)}
+    return {kind: full * sizes[size][kind] + (sizes[rest][kind] if rest else 0.0) for kind in sizes[size]}
+
+
+# --- codecs -------------------------------------------------------------------------------------------------------
 
 
 def scalar_codec(

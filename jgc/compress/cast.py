@@ -43,7 +43,7 @@ def cast(config: Cast | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: an unknown format.
+      ValueError: an unknown format or exchange.
 
     Example:
       >>> cast(format="float16").schedule[0].name

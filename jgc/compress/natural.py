@@ -38,6 +38,9 @@ def natural(config: Natural | None = None, **overrides) -> Compressor:
     Args:
       config: settings; `overrides` replace single fields.
 
+    Raises:
+      ValueError: an unknown exchange.
+
     Example:
       >>> natural().schedule[0].name
       'natural'

@@ -9,7 +9,7 @@ Differs from the paper
   1. Two scales for each layer, or for each `bucket` of consecutive values; the paper has them for each column of a
      weight matrix.
   2. All nodes get all codes; in the paper each node owns a part of the gradient, adds that up, quantises the sum with a
-     residual of its own, and sends that on.
+     residual of its own, and sends that on. With `exchange="ring"` sums are quantised so, too, at every hop.
   3. No AdaGrad and no warm start with full precision, which are the paper's training recipe.
 """
 
@@ -49,7 +49,7 @@ def onebit(config: OneBit | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a negative bucket.
+      ValueError: a negative bucket, an unknown exchange.
 
     Example:
       >>> onebit().schedule[0].name
@@ -59,7 +59,7 @@ def onebit(config: OneBit | None = None, **overrides) -> Compressor:
       Seide, Fu, Droppo, Li, Yu 2014, "1-Bit Stochastic Gradient Descent", Interspeech.
     """
     config = dataclasses.replace(config or OneBit(), **overrides)
-    return quantized(signs_and_means(config.bucket), config)
+    return quantized(signs_and_means(config.bucket), config, config.bucket)
 
 
 def signs_and_means(bucket: int) -> Codec:

@@ -6,6 +6,7 @@ phase, their payloads travel in one collective.
 
 import re
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +22,18 @@ from jgc.pack import leaf_paths, make_packing, pack
 from jgc.types import Array, Compressor, Info, Message, Nodes, PyTree, State, Wire
 
 Groups = tuple[dict[str, Array], ...]
+Rule = str | Callable[[str, Any], bool]  # a pattern of paths, or a function of a leaf's path and the leaf
 
 
-def per_layer(rules: Sequence[tuple[str, Compressor]], default: Compressor) -> Compressor:
+def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> Compressor:
     """Each leaf goes to the first rule whose pattern is found in its path (`re.search`), else to `default`.
 
     Paths are the tree's keys joined by "/", e.g. "params/Conv_0/kernel". The phase is the tuple of the groups'
     phases; the default's is the last.
 
     Args:
-      rules: pairs of a regular expression and a compressor.
+      rules: pairs of a regular expression and a compressor. In its place a function `(path, leaf) -> bool` may stand,
+        for rules about shapes; it may match no leaf.
       default: for all other leaves.
 
     Raises:
@@ -41,24 +44,24 @@ def per_layer(rules: Sequence[tuple[str, Compressor]], default: Compressor) -> C
       >>> from jgc.compress import dense, topk
       >>> compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.01))
     """
-    patterns = tuple(_compiled(pattern) for pattern, _ in rules)
+    matches = tuple(rule if callable(rule) else _finder(rule) for rule, _ in rules)
     cores = tuple(c.core or c for c in (*(c for _, c in rules), default))
     if len({core.owns_momentum for core in cores}) > 1:
         raise ValueError("some groups of layers own their momentum and others leave it to the optimiser; use one way")
-    schedule = phases.together([core.schedule for core in cores])
+    schedules = [core.schedule for core in cores]
 
     def split(tree: PyTree) -> Groups:
-        return _split(tree, patterns)
+        return _split(tree, matches)
 
     def each(fn: Callable, phase: Sequence[Hashable], *trees: Groups):
         return [fn(i, core, phase[i], *(tree[i] for tree in trees)) for i, core in enumerate(cores)]
 
     def init(key, params, nodes):
         groups = split(params)
-        for pattern, group in zip(patterns, groups, strict=False):
-            if not group:
+        for (rule, _), group in zip(rules, groups, strict=False):
+            if not group and not callable(rule):
                 paths = ", ".join(leaf_paths(params))
-                raise ValueError(f"the pattern {pattern.pattern!r} matches no parameter; there are {paths}")
+                raise ValueError(f"the pattern {rule!r} matches no parameter; there are {paths}")
         states = [core.init(jax.random.fold_in(key, i), groups[i], nodes) for i, core in enumerate(cores)]
         return _join_states(states)
 
@@ -88,9 +91,17 @@ def per_layer(rules: Sequence[tuple[str, Compressor]], default: Compressor) -> C
         aggregated = pack(aggregate(phase, key, grads, state, nodes)[0], packing)
         return {**out, "true_cosine": cosine(aggregated, comm.mean(pack(grads, packing), nodes, "diagnose"))}
 
+    def next_phase(before, step, state, nodes):
+        states = _split_state(state)
+        parts = [phases.phase_after(c, before.parts[i], step, states[i], nodes) for i, c in enumerate(cores)]
+        if tuple(part.value for part in parts) == before.value:
+            return before
+        return phases.combined(parts, step, phases.leader_of(schedules))
+
     core = Compressor(
-        init, aggregate, transition, wire, schedule, diagnose, owns_momentum=cores[0].owns_momentum
-    )
+        init, aggregate, transition, wire, phases.together(schedules), diagnose, owns_momentum=cores[0].owns_momentum,
+        next_phase=next_phase if any(core.next_phase for core in cores) else None,
+    )  # fmt: skip
     return guard(core)
 
 
@@ -110,7 +121,9 @@ def with_policy(
     Source: LGC paper, Section VI-A.
     """
     memory = no_memory() if momentum is None else momentum_only(momentum)
-    rules = [(first_layer, compose(identity(), memory, all_reduce()))] if first_layer else []
+    rules: list[tuple[Rule, Compressor]] = []
+    if first_layer:
+        rules.append((first_layer, compose(identity(), memory, all_reduce())))
     if last_layer and last is not None:
         rules.append((last_layer, last))
     return per_layer(rules, default=rest) if rules else rest
@@ -135,19 +148,20 @@ def _aggregate_groups(cores, phase, key, groups: Groups, states, nodes: Nodes) -
     return results
 
 
-def _compiled(pattern: str) -> re.Pattern:
+def _finder(pattern: str) -> Callable[[str, Any], bool]:
     try:
-        return re.compile(pattern)
+        compiled = re.compile(pattern)
     except re.error as error:
         raise ValueError(f"the pattern {pattern!r} is not a regular expression: {error}") from None
+    return lambda path, leaf: compiled.search(path) is not None
 
 
-def _split(tree: PyTree, patterns: tuple[re.Pattern, ...]) -> Groups:
+def _split(tree: PyTree, matches: Sequence[Callable[[str, Any], bool]]) -> Groups:
     """The leaves of each group by path; the last group is the default."""
-    groups: tuple[dict, ...] = tuple({} for _ in range(len(patterns) + 1))
+    groups: tuple[dict, ...] = tuple({} for _ in range(len(matches) + 1))
     for path, leaf in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
-        matching = (i for i, pattern in enumerate(patterns) if pattern.search(path))
-        groups[next(matching, len(patterns))][path] = leaf
+        matching = (i for i, match in enumerate(matches) if match(path, leaf))
+        groups[next(matching, len(matches))][path] = leaf
     return groups
 
 

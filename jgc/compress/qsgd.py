@@ -16,6 +16,7 @@ Differs from the paper
   4. `error_feedback` is a setting that the paper does not have. Random rounding to few levels can add more than it
      keeps, and a residual of that grows without bound; with feedback, values are rounded to the nearest level, and
      scaled by the maximum.
+  5. `exchange="ring"`, what GradiVeQ is compared with, is not in the paper: sums are quantised again at every hop.
 """
 
 import dataclasses
@@ -62,7 +63,8 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: bits outside 2 to 8, a negative bucket, an unknown norm, error feedback with the Euclidean norm.
+      ValueError: bits outside 2 to 8, a negative bucket, an unknown norm or exchange, error feedback with the
+        Euclidean norm.
 
     Example:
       >>> qsgd(bits=2).schedule[0].name
@@ -74,7 +76,8 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
     config = dataclasses.replace(config or Qsgd(), **overrides)
     if config.error_feedback and config.norm == "l2":
         raise ValueError("error_feedback needs norm 'max', got 'l2', whose lowest level most values never reach")
-    return quantized(levels_of(config.bits, config.bucket, config.norm, nearest=config.error_feedback), config)
+    codec = levels_of(config.bits, config.bucket, config.norm, nearest=config.error_feedback)
+    return quantized(codec, config, config.bucket)
 
 
 def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Codec:

@@ -13,6 +13,8 @@ Differs from the paper
   4. All nodes get all codes. The paper's server adds the signs up, a whole number for each value, and sends that back.
   5. `error_feedback` is a setting that the paper does not have; with it values are rounded to the nearest of -s, 0, s,
      for a residual of what is rounded at random grows.
+  6. `exchange="ring"`: sums are rounded again at every hop, with a scale of each segment; none can be shared, for a sum
+     lies beyond any value's scale. Clipping, too, is done at every hop.
 """
 
 import dataclasses
@@ -55,7 +57,7 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a negative clip.
+      ValueError: a negative clip, an unknown exchange, shared scales in a ring.
 
     Example:
       >>> terngrad().schedule[0].name
@@ -65,6 +67,8 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
       Wen, Xu, Yan, Wu, Wang, Chen, Li 2017, "TernGrad", NeurIPS.
     """
     config = dataclasses.replace(config or TernGrad(), **overrides)
+    if config.exchange == "ring" and config.scaler_sharing:
+        raise ValueError("scaler_sharing must be False with exchange 'ring', got True: sums outgrow a scale of values")
     return quantized(ternary(config.clip, config.scaler_sharing, nearest=config.error_feedback), config)
 
 

@@ -1,5 +1,6 @@
 """What each phase of a run costs on the wire, before a single step is taken."""
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
@@ -40,18 +41,22 @@ class PhaseCost(NamedTuple):
         return self.worker < self.dense
 
 
+Costs = dict[Hashable, PhaseCost]  # by the phase's value
+
+
 def gradient_bytes(params: PyTree) -> float:
     """Size of one node's uncompressed gradient."""
     return float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)))
 
 
 def phase_costs(compressor: Compressor, params: PyTree, nodes: Nodes) -> tuple[PhaseCost, ...]:
-    """The cost of every phase, from shapes alone."""
+    """The cost of every phase of the schedule."""
+    return tuple(phase_cost(compressor, phase, params, nodes) for phase in compressor.schedule)
+
+
+def phase_cost(compressor: Compressor, phase: Phase, params: PyTree, nodes: Nodes) -> PhaseCost:
+    """The cost of a phase, from shapes alone."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    return tuple(_cost(compressor, phase, shapes, nodes) for phase in compressor.schedule)
-
-
-def _cost(compressor: Compressor, phase: Phase, shapes: PyTree, nodes: Nodes) -> PhaseCost:
     apart = compressor.wire(phase.value, shapes, as_one_per_device(nodes))
     if nodes.mesh is None:  # tracing a step takes a while: once is enough where the other answer is known
         wire = apart._replace(physical=())

@@ -1,12 +1,12 @@
 """Diagnose steps: every so often the aggregate is held against the true mean, apart from the training step."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import jax
 import numpy as np
 
-from jgc.training.costs import PhaseCost
+from jgc.training.costs import Costs
 from jgc.training.step import Gradients, Parts, TrainState, make_compare
 from jgc.types import Phase
 from jgc.wire.positions import deflate_bytes
@@ -17,19 +17,19 @@ class Diagnosis:
 
     Args:
       parts: of the run.
-      costs: of every phase.
+      costs: by the phase's value; may be added to.
       every: steps between two of them, 0 for none; the first is a phase's first step.
     """
 
-    def __init__(self, parts: Parts, costs: Sequence[PhaseCost], every: int):
+    def __init__(self, parts: Parts, costs: Costs, every: int):
         self.every = every if parts.compressor.diagnose is not None else 0
         self._parts = parts
-        self._phases = {cost.phase.value for cost in costs if cost.compresses}
+        self._costs = costs
         self._compare: dict[Hashable, Any] = {}
 
     def is_due(self, step: int, phase: Phase) -> bool:
         """Whether the update of that step is to be looked at first."""
-        return self.every > 0 and phase.value in self._phases and (step - phase.start) % self.every == 0
+        return self.every > 0 and self._costs[phase.value].compresses and (step - phase.start) % self.every == 0
 
     def run(self, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> dict[str, float]:
         """The figures of the update that comes next; the state stays as it is."""

@@ -1,7 +1,7 @@
 """The training loop, to be read from top to bottom."""
 
 import sys
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from rich.console import Console
 
+from jgc import phases
 from jgc.data import make_batch, prefetch
 from jgc.nodes import BATCH, place
-from jgc.phases import phase_at
 from jgc.training import checkpoint, curves, summary, table
 from jgc.training.config import Config, as_json, check
+from jgc.training.costs import Costs, PhaseCost, phase_cost
 from jgc.training.diagnose import Diagnosis
 from jgc.training.errors import UserError
 from jgc.training.evaluate import make_evaluate
@@ -56,17 +57,16 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
 
     # --- checkpoint: a new run, or where an old one stopped
     manager = checkpoint.open_manager(run_dir)
-    state, start = resume_or_start(config, setup, manager, console)
+    state, start, entered = resume_or_start(config, setup, manager, console)
     mark_run_dir(run_dir, config)
     console.print(heading(config, setup, run_dir, start), highlight=False)
 
     # --- the loop
     display = Display(console, config.steps, start, config.log_every)
     with Metrics(run_dir, start) as metrics, Interrupts() as interrupts, display:
-        recorder = Recorder(
-            metrics, display, setup.costs, config.nodes, config.log_every, lambda: checkpoint.kept(manager)
-        )
-        state, done = train(config, setup, state, start, manager, recorder, interrupts)
+        costs = {phase.value: cost_of(setup, phase) for phase in entered}
+        recorder = Recorder(metrics, display, costs, config.nodes, config.log_every, lambda: checkpoint.kept(manager))
+        state, done = train(config, setup, state, start, entered, manager, recorder, costs, interrupts)
     manager.close()
     if done < config.steps:
         console.print(f"{interrupts.name}: saved after step {done} of {config.steps}. Go on with", highlight=False)
@@ -74,7 +74,8 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
         return interrupts.exit_code
 
     # --- what is left behind
-    finish(config, setup, state, run_dir, console)
+    newest = {phase.name: costs[phase.value]._replace(phase=phase) for phase in entered}  # of each kind
+    finish(config, setup, state, run_dir, tuple(newest.values()), console)
     return 0
 
 
@@ -83,16 +84,21 @@ def train(
     setup: Setup,
     state: TrainState,
     start: int,
+    entered: list[Phase],
     manager: ocp.CheckpointManager,
     recorder: Recorder,
+    costs: Costs,
     interrupts: Interrupts,
 ) -> tuple[TrainState, int]:
-    """Steps from `start` to `config.steps`, or until a signal. Returns the state and how many steps it has had."""
-    schedule, host = setup.parts.compressor.schedule, {"config": as_json(config), "versions": summary.versions()}
+    """Steps from `start` to `config.steps`, or until a signal. Returns the state and how many steps it has had.
+
+    `entered` are the phases so far, the last of which the state belongs to; they and `costs` are added to.
+    """
+    host = {"config": as_json(config), "versions": summary.versions()}
     evaluate = make_evaluate(setup.parts, setup.dataset)
-    diagnosis = Diagnosis(setup.parts, setup.costs, config.diagnose_every)
+    diagnosis = Diagnosis(setup.parts, costs, config.diagnose_every)
     updates: dict[Hashable, Program] = {}
-    phase = phase_at(schedule, max(start - 1, 0))  # the one that the state belongs to
+    phase, upcoming = entered[-1], next_phase(setup, entered[-1], start, state)
     with closing(batches(config, setup, start)) as arriving:
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
             # the nodes' gradients
@@ -100,14 +106,18 @@ def train(
                 compute_gradients = compile_gradients(setup.parts, state, batch)
             gradients = compute_gradients(state.params, state.batch_stats, batch)
             # a new phase: what it changes in the state, and an update compiled for it
-            old, phase = phase, phase_at(schedule, step)
+            old, phase = phase, upcoming
             if phase.value != old.value or phase.value not in updates:
                 with recorder.aside(gradients):
                     recorder.write()
+                    if phase != old:
+                        entered.append(phase)
+                    if phase.value not in costs:
+                        costs[phase.value] = cost_of(setup, phase)
                     state = change_phase(setup, old, phase, state)
                     if phase.value not in updates:
                         updates[phase.value] = compile_update(setup.parts, phase.value, state, gradients)
-                        recorder.display.say(describe(setup, phase, updates[phase.value]))
+                        recorder.display.say(describe(costs[phase.value], updates[phase.value]))
             # diagnose, then update
             figures: dict[str, float] = {}
             if diagnosis.is_due(step, phase):
@@ -118,13 +128,15 @@ def train(
             # evaluation and checkpoint
             done, stop = step + 1, bool(interrupts.received)
             last = done == config.steps
-            if last or is_every(config.evaluate_every, done) or phase_at(schedule, done) != phase:
+            upcoming = next_phase(setup, phase, done, state)
+            new_kind = all(upcoming.name != before.name for before in entered)
+            if last or is_every(config.evaluate_every, done) or new_kind:
                 with recorder.aside():
                     recorder.add(test_accuracy=evaluate(state))
             if last or stop or is_every(config.checkpoint_every, done):
                 with recorder.aside():
                     recorder.write()
-                    checkpoint.save(manager, done, state, host)
+                    checkpoint.save(manager, done, state, {**host, "phases": [phases.as_json(p) for p in entered]})
             if stop:
                 return state, done
     return state, max(start, config.steps)
@@ -145,6 +157,17 @@ def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:
     yield from prefetch(batch_of, start, config.steps)
 
 
+def next_phase(setup: Setup, phase: Phase, step: int, state: TrainState) -> Phase:
+    """The phase of `step`, from that of the step before it and the state after that."""
+    return phases.phase_after(setup.parts.compressor, phase, step, state.compressor, setup.parts.nodes)
+
+
+def cost_of(setup: Setup, phase: Phase) -> PhaseCost:
+    """What a phase costs, as planned or anew where its sizes are others."""
+    planned = [cost._replace(phase=phase) for cost in setup.costs if cost.phase.value == phase.value]
+    return planned[0] if planned else phase_cost(setup.parts.compressor, phase, setup.state.params, setup.parts.nodes)
+
+
 def change_phase(setup: Setup, old: Phase, new: Phase, state: TrainState) -> TrainState:
     """The state for the new phase. A checkpoint holds the old phase's, so this runs once, however often one resumes."""
     if old.value == new.value:
@@ -156,8 +179,8 @@ def change_phase(setup: Setup, old: Phase, new: Phase, state: TrainState) -> Tra
 
 def resume_or_start(
     config: Config, setup: Setup, manager: ocp.CheckpointManager, console: Console
-) -> tuple[TrainState, int]:
-    """The state to begin with and the number of steps that it has had.
+) -> tuple[TrainState, int, list[Phase]]:
+    """The state to begin with, the number of steps that it has had, and the phases entered so far, the newest last.
 
     Raises:
       UserError: the checkpoint is of another config, has had more steps than the run is to have, or does not fit.
@@ -166,14 +189,21 @@ def resume_or_start(
     if found is None:
         if config.resume:
             console.print("no checkpoint yet: starting from the beginning")
-        return setup.state, 0
+        return setup.state, 0, [setup.parts.compressor.schedule[0]]
     for problem in found.damaged:
         console.print(f"{problem}; using that of step {found.step}", highlight=False, soft_wrap=True)
     compare_configs(found.host["config"], config, f"checkpoint {found.step}")
     if found.step > config.steps:
         raise UserError(f"the run has had {found.step} steps already, more than --steps {config.steps}")
     state = checkpoint.fit(setup.state, found, config.nodes)
-    return place_state(state, setup.parts.nodes), found.step
+    return place_state(state, setup.parts.nodes), found.step, entered_before(setup, found)
+
+
+def entered_before(setup: Setup, found: checkpoint.Restored) -> list[Phase]:
+    """The phases that a checkpoint's run has entered, the newest last; of a version that did not say, by schedule."""
+    if "phases" in found.host:
+        return [phases.from_json(phase) for phase in found.host["phases"]]
+    return [phase for phase in setup.parts.compressor.schedule if phase.start < max(found.step, 1)]
 
 
 def heading(config: Config, setup: Setup, run_dir: Path, start: int) -> str:
@@ -187,24 +217,25 @@ def heading(config: Config, setup: Setup, run_dir: Path, start: int) -> str:
     )
 
 
-def describe(setup: Setup, phase: Phase, program: Program) -> str:
+def describe(cost: PhaseCost, program: Program) -> str:
     """A phase as it begins."""
-    cost = next(cost for cost in setup.costs if cost.phase.value == phase.value)
     leader = f"{table.size(cost.leader)} from the leader, " if cost.leader != cost.worker else ""
     return (
-        f"phase {phase.name} from step {phase.start + 1}: {leader}{table.size(cost.worker)} from each "
+        f"phase {cost.phase.name} from step {cost.phase.start + 1}: {leader}{table.size(cost.worker)} from each "
         f"{'other ' if leader else ''}node in a step (uncompressed {table.size(cost.dense)}); "
         f"compiled in {program.seconds:.0f} s"
     )
 
 
-def finish(config: Config, setup: Setup, state: TrainState, run_dir: Path, console: Console) -> None:
+def finish(
+    config: Config, setup: Setup, state: TrainState, run_dir: Path, costs: Sequence[PhaseCost], console: Console
+) -> None:
     """summary.json, curves.png and the closing table, from metrics.jsonl."""
     lines = read(run_dir / METRICS)
-    other = other_bytes(setup.parts, state, setup.costs, lines)
-    result: dict[str, Any] = summary.summarise(config, lines, setup.costs, setup.parts.nodes, setup.values, other)
+    other = other_bytes(setup.parts, state, costs, lines)
+    result: dict[str, Any] = summary.summarise(config, lines, costs, setup.parts.nodes, setup.values, other)
     write_json(run_dir / SUMMARY, result)
     title = f"{result['method']} on {config.workload}, {config.nodes} nodes, seed {config.seed}"
-    curves.draw(run_dir, title, lines, setup.costs)
+    curves.draw(run_dir, title, lines, costs)
     table.show(result, console)
     console.print(f"summary.json, curves.png and metrics.jsonl are in {run_dir}", highlight=False, soft_wrap=True)

@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 
-from jgc.training.costs import PhaseCost
+from jgc.training.costs import Costs
 from jgc.training.errors import NonFinite
 from jgc.training.metrics import Line, Metrics
 from jgc.training.progress import Display
@@ -21,7 +21,7 @@ class Recorder:
     Args:
       metrics: the files.
       display: the bar or the lines.
-      costs: of every phase, for the bytes of a line.
+      costs: by the phase's value, for the bytes of a line; may be added to.
       nodes: how many, for what all of them would send uncompressed.
       log_every: steps between two entries for TensorBoard.
       kept: says, when a run must stop, what is kept of it.
@@ -31,14 +31,13 @@ class Recorder:
         self,
         metrics: Metrics,
         display: Display,
-        costs: Sequence[PhaseCost],
+        costs: Costs,
         nodes: int,
         log_every: int,
         kept: Callable[[], str],
     ):
         self.metrics, self.display, self.log_every, self.kept = metrics, display, log_every, kept
-        self._nodes = nodes
-        self._costs = {cost.phase.value: cost for cost in costs}
+        self._nodes, self._costs = nodes, costs
         self._pending: Line | None = None
         self._outputs: dict[str, Array] | None = None
         self._started = time.perf_counter()

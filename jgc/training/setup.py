@@ -26,7 +26,7 @@ class Setup(NamedTuple):
       parts: what the steps are made of.
       dataset: in memory.
       state: before the first step.
-      costs: of every phase.
+      costs: of every phase as planned.
       values: numbers in the model's gradient, n.
     """
 

@@ -50,7 +50,7 @@ def summarise(
         "parameters": values,
         "test_accuracy": lines[-1].get("test_accuracy") if lines else None,
         "phases": [_phase(cost, lines, nodes) for cost in reached],
-        "compression_ratio": ratios(last),
+        "compression_ratio": _ratios(last, final),
         "element_ratio": values / elements if elements else None,
         "deflate_position_bytes": _mean(final, "deflate_position_bytes"),
         "total_bytes": sum(line["bytes"] for line in lines),
@@ -71,10 +71,16 @@ def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes) -> dict[str, An
         "steps": len(mine),
         "test_accuracy": mine[-1].get("test_accuracy") if mine else None,
         "seconds_per_step": statistics.median(seconds) if seconds else None,
-        "compression_ratio": ratios(cost),
+        "compression_ratio": _ratios(cost, mine),
         "wire": as_json(cost, nodes),
         **{name: _mean(mine, name) for name in WATCHED},
     }
+
+
+def _ratios(cost: PhaseCost, lines: Sequence[Line]) -> dict[str, float | None]:
+    """Compression ratio of leader and worker, in the mean over steps; None where a node sends nothing."""
+    sent = {role: _mean(lines, f"bytes_up_{role}") for role in ("leader", "worker")}
+    return {role: cost.dense / size if size else None for role, size in sent.items()} if lines else ratios(cost)
 
 
 def _values(lines: Sequence[Line], name: str) -> list[float]:

@@ -1,0 +1,14 @@
+"""GradiVeQ: principal components of convolution gradients, averaged as codes.
+
+    python train.py --config configs/gradiveq.py
+    python train.py --config configs/gradiveq.py --compressor.algorithm ring
+    python train.py --config configs/gradiveq.py --compressor.reuse 1 --compressor.error-feedback
+"""
+
+from jgc.compress import Gradiveq
+from jgc.training.config import Config
+
+
+def get_config() -> Config[Gradiveq]:
+    """The paper's settings: 2,500 steps of warm-up, cycles of 100 and 400, lambda 0.01, one basis a layer."""
+    return Config(compressor=Gradiveq())
