@@ -1,4 +1,4 @@
-"""`python -m jgc report|compare|bench ...`: what can be run beside training."""
+"""`python -m jgc report|compare|bench|analyze ...`: what can be run beside training."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ import tyro
 from jgc.training.cli import exit_code_of, in_one_line, quiet
 from jgc.training.errors import UserError, did_you_mean, values_of_the_user
 
-USAGE = "usage: python -m jgc {report,compare,bench} --help"
+USAGE = "usage: python -m jgc {report,compare,bench,analyze} --help"
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
-Figures = tyro.conf.UseAppendAction[tuple[Literal[10, 11, 13, 14], ...]]
+Figures = tyro.conf.UseAppendAction[tuple[Literal[7, 10, 11, 13, 14], ...]]
 
 
 def report(
@@ -21,20 +21,23 @@ def report(
     output: Path = Path("report"),
     figure: Figures = (),
     latency: bool = False,
+    bandwidth: str = "1gbit",
 ) -> None:
     """Tables and pictures of finished runs, those that differ only in seed as one row: report.md and report.html.
 
     Args:
       runs: run folders, or folders of them.
       output: folder of the report.
-      figure: draw a figure of the LGC paper from these runs as well; may be given several times.
+      figure: draw a figure of the LGC paper, or 7 of the GradiVeQ paper, from these runs as well; may be given several
+        times.
       latency: time the encoder and the decoder of LGC's autoencoder on this machine, too.
+      bandwidth: of each node's link, such as 100mbit or 1gbit, for figure 7.
     """
     from jgc.report.page import write
 
     if not runs:
         raise UserError("give the folders of runs, or a folder of them: python -m jgc report RUN...")
-    print(write(runs, output, figure, latency))
+    print(write(runs, output, figure, latency, bandwidth=bandwidth))
 
 
 def compare(
@@ -111,6 +114,35 @@ def bench_step(
     publish("Time of a step", page, output)
 
 
+def bench_methods(
+    methods: tuple[str, ...] = (),
+    workload: str = "digits_convnet5",
+    nodes: int = 8,
+    repeats: int = 15,
+    alpha: float | None = None,
+    output: Path | None = None,
+) -> None:
+    """Time of every method and phase beside the dense step, by part; bytes of its state and of what it sends.
+
+    Args:
+      methods: names separated by commas or spaces, dense beside them in any case; all if not given.
+      workload: which model, batch and settings.
+      nodes: data-parallel workers.
+      repeats: rounds over all that is measured; medians and their spread are shown.
+      alpha: share of each layer that is selected; the workload's if not given.
+      output: a Markdown file to write; standard output if not given.
+    """
+    from jgc.bench.machine import describe
+    from jgc.bench.methods import markdown, measure
+    from jgc.report.compare import words
+
+    if repeats < 1:
+        raise UserError(f"--repeats must be at least 1, got {repeats}")
+    with values_of_the_user():
+        page = markdown(measure(workload, nodes, repeats, words(methods), alpha), describe())
+    publish("Cost of every method", page, output)
+
+
 def bench_bytes(
     workload: str = "cifar10_resnet50",
     alpha: float = 0.001,
@@ -132,6 +164,35 @@ def bench_bytes(
     with values_of_the_user():
         page = markdown(*measure(workload, alpha, stem, classes), alpha)
     publish("Bytes of a step", page, output)
+
+
+def bench_scaling(
+    workload: str = "cifar10_resnet20",
+    nodes: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16),
+    alpha: float = 0.001,
+    output: Path | None = None,
+) -> None:
+    """What a node sends in a step as nodes are added: rings, all-reduce and gathers, from a model's shapes.
+
+    Args:
+      workload: which model.
+      nodes: numbers of data-parallel workers.
+      alpha: share of each layer that top-k selects.
+      output: a Markdown file to write, with a picture of the same name; standard output if not given.
+    """
+    from jgc.bench.scaling import draw, markdown, measure, shapes_of
+
+    if not nodes or min(nodes) < 2:
+        raise UserError(f"--nodes must be numbers of at least 2, got {' '.join(map(str, nodes)) or 'none'}")
+    with values_of_the_user():
+        shapes = shapes_of(workload)
+        points = measure(shapes, sorted(set(nodes)), alpha)
+    page = markdown(points, workload, shapes)
+    if output:
+        picture = output.with_suffix(".png")
+        draw(picture, points, f"{workload}: what a node sends in a step")
+        page += f"\n![Bytes that a node sends in a step over the number of nodes]({picture.name})\n"
+    publish("Bytes of a step as nodes are added", page, output)
 
 
 def bench_autoencoder(
@@ -237,6 +298,48 @@ def bench_codecs(
         output.write_text(f"# Bytes against error\n\n    {command()}\n\n{page}\n{link}\n")
 
 
+def analyze_correlation(
+    output: Path = Path("correlation"),
+    workload: str = "cifar10_resnet20",
+    nodes: int = 8,
+    seed: int = 0,
+    start: int = 100,
+    steps: int = 500,
+    layer: str = "",
+    samples: int = 100,
+    loss: float = 0.01,
+    data_dir: str | None = None,
+    from_recording: Path | None = None,
+) -> None:
+    """How far a convolution's gradients are linearly correlated: GradiVeQ's Figures 4 and 5, and the age of a basis.
+
+    Args:
+      output: folder of the page, its pictures and numbers, and the recording.
+      workload: which model, batch and settings.
+      nodes: data-parallel workers.
+      seed: of the run recorded.
+      start: uncompressed steps before the first recorded.
+      steps: how many are recorded.
+      layer: a pattern that the path of one convolution's kernel matches; one in the middle of the model if not given.
+      samples: steps that a basis is made from, L_t; those after them are held out.
+      loss: share of variance that may be lost on the samples, lambda.
+      data_dir: folder of prepared data sets.
+      from_recording: a recording.npz of before to measure and draw again, without training; replaces the options of
+        the run.
+    """
+    from jgc.analysis import mean_gradients
+    from jgc.analysis.correlation_page import check_settings, write
+
+    if from_recording is not None:
+        recording = mean_gradients.load(from_recording)
+    else:
+        check_settings(steps, samples, loss)
+        recording = mean_gradients.record(workload, nodes, seed, start, steps, layer, data_dir)
+        output.mkdir(parents=True, exist_ok=True)
+        mean_gradients.save(output / mean_gradients.NAME, recording)
+    print(write(output, recording, samples, loss, command()))
+
+
 def publish(title: str, page: str, output: Path | None) -> None:
     """Print a page, and write it into a file under its title and the command that made it."""
     print(page)
@@ -254,11 +357,14 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "compare": {"": compare},
     "bench": {
         "step": bench_step,
+        "methods": bench_methods,
         "bytes": bench_bytes,
+        "scaling": bench_scaling,
         "accuracy": bench_accuracy,
         "autoencoder": bench_autoencoder,
         "codecs": bench_codecs,
     },
+    "analyze": {"correlation": analyze_correlation},
 }
 
 

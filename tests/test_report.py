@@ -249,7 +249,7 @@ def test_the_papers_numbers():
 @pytest.mark.parametrize(
     "argv, said",
     [
-        ([], "{report,compare,bench}"),
+        ([], "{report,compare,bench,analyze}"),
         (["reprot"], "did you mean report?"),
         (["report"], "give the folders"),
         (["report", "nowhere"], "nowhere is not a folder"),

@@ -29,6 +29,7 @@ from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.setup import make_compressor, model_of
 from jgc.training.step import Batch, Gradients, Parts, TrainState, init_state
+from jgc.types import PyTree
 
 SHAPES = {"digits": ((8, 8, 1), 10), "cifar10": ((32, 32, 3), 10), "cifar100": ((32, 32, 3), 100)}
 
@@ -67,7 +68,7 @@ def measure(workload: str, nodes: int, repeats: int, alpha: float) -> StepTimes:
     for name, method in compress.METHODS.items():
         settings = method.settings(alpha=alpha) if hasattr(method.settings, "alpha") else method.settings()
         config = resolve(Config(compressor=settings, workload=workload, nodes=nodes))
-        parts, state, batch = _parts(config)
+        parts, state, batch = parts_of(config)
         gradients_of = compile_gradients(parts, state, batch)
         gradients = gradients_of(state.params, state.batch_stats, batch)
         if not work:
@@ -75,7 +76,7 @@ def measure(workload: str, nodes: int, repeats: int, alpha: float) -> StepTimes:
             packing = make_packing(state.params)
         for phase in parts.compressor.schedule:
             names.append((name, phase.name))
-            work[f"{name} {phase.name}"] = _updater(parts, phase.value, state, gradients)
+            work[f"{name} {phase.name}"] = updater(parts, phase.value, state, gradients)
     work |= {f"part {name}": run for name, run in _pieces(packing, nodes, alpha).items()}
     seconds = interleaved(work, repeats)
     dense = seconds["gradients"] + seconds[f"{names[0][0]} {names[0][1]}"]
@@ -88,8 +89,13 @@ def measure(workload: str, nodes: int, repeats: int, alpha: float) -> StepTimes:
     return StepTimes(workload, nodes, seconds["gradients"], tuple(rows), pieces)
 
 
-def _parts(config: Config) -> tuple[Parts, TrainState, Batch]:
-    """The parts of a run on random images, the state before its first step, and a batch."""
+def parts_of(config: Config, variables: PyTree = None) -> tuple[Parts, TrainState, Batch]:
+    """The parts of a run on random images, the state before its first step, and a batch.
+
+    Args:
+      config: of the run, resolved.
+      variables: of the model, from `variables_of`; made if not given.
+    """
     shape, classes = SHAPES[config.data.name]
     nodes = make_nodes(config.nodes)
     model = model_of(config, classes)
@@ -98,22 +104,33 @@ def _parts(config: Config) -> tuple[Parts, TrainState, Batch]:
     parts = Parts(
         config, nodes, model.module.apply, compressor, make_optimizer(config, compressor), make_schedule(config), key
     )
-    variables = jax.jit(lambda key: model.module.init(key, jnp.zeros((1, *shape)), train=False))(key)
     rng = np.random.default_rng(0)
     per_node = config.batch_size // nodes.count
     images = rng.standard_normal((nodes.count, per_node, *shape), np.float32)
     labels = rng.integers(0, classes, (nodes.count, per_node), np.int32)
-    return parts, init_state(parts, variables, key), place((images, labels), "batch", nodes)
+    state = init_state(parts, variables_of(config) if variables is None else variables, key)
+    return parts, state, place((images, labels), "batch", nodes)
 
 
-def _updater(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -> Callable[[], Any]:
-    """One update after the other: each gives up its state's buffers to the next."""
-    run = compile_update(parts, phase, state, gradients).run
+def variables_of(config: Config) -> PyTree:
+    """A run's model before its first step. Compiling this takes seconds; it is the same for all methods."""
+    shape, classes = SHAPES[config.data.name]
+    init = partial(model_of(config, classes).module.init, train=False)
+    return jax.jit(init)(jax.random.key(config.seed), jnp.zeros((1, *shape)))
+
+
+def updater(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -> Callable[[], Any]:
+    """One update after the other."""
+    return chained(compile_update(parts, phase, state, gradients).run, state, gradients, np.int32(0))
+
+
+def chained(run: Callable, state: Any, *args: Any) -> Callable[[], Any]:
+    """One call of `run(state, *args) -> (state, other)` after the other: each gives its state's buffers to the next."""
     held = [jax.tree.map(jnp.copy, state)]
 
     def step():
-        held[0], metrics = run(held[0], gradients, np.int32(0))
-        return held[0], metrics
+        held[0], other = run(held[0], *args)
+        return held[0], other
 
     return step
 

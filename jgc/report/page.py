@@ -2,16 +2,18 @@
 
 import html
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from jgc.report import paper, plots
+from jgc.report import paper, plots, wallclock
 from jgc.report.latency import latency_table, speed_up_table
 from jgc.report.runs import Group, find, pool
 from jgc.report.tables import accuracy_table, bytes_table, paper_table, settings_table, time_table
-from jgc.training.errors import cannot_write
+from jgc.training.errors import cannot_write, values_of_the_user
 from jgc.training.rundir import write_whole
+from jgc.wire.rate import bytes_per_second
 
 PICTURES = {
     "accuracy.png": ("Test accuracy over steps", plots.accuracy),
@@ -24,7 +26,8 @@ FIGURES = {
     13: ("Sparsification strategies, as the paper's Figure 13", plots.strategies),
     14: ("Losses of the autoencoder, as the paper's Figure 14", plots.autoencoder),
 }
-"""By the number that they have in the paper."""
+"""By the number that they have in the LGC paper."""
+WALL_CLOCK = 7  # of the GradiVeQ paper
 
 STYLE = (
     "body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em;line-height:1.45}"
@@ -34,16 +37,22 @@ STYLE = (
 
 
 def write(
-    paths: Sequence[Path], output: Path, figures: Sequence[int] = (), latency: bool = False, remarks: Sequence[str] = ()
+    paths: Sequence[Path],
+    output: Path,
+    figures: Sequence[int] = (),
+    latency: bool = False,
+    remarks: Sequence[str] = (),
+    bandwidth: str = "1gbit",
 ) -> Path:
     """Write a report on runs and return the path of its Markdown.
 
     Args:
       paths: run folders, or folders of them.
       output: folder for report.md, report.html and the pictures; made if need be.
-      figures: the paper's figures to draw as well, of 10, 11, 13, 14.
+      figures: the papers' figures to draw as well, of 7 (GradiVeQ), 10, 11, 13, 14 (LGC).
       latency: time the autoencoder now.
       remarks: lines to put at the top.
+      bandwidth: of each node's link, for figure 7.
 
     Raises:
       UserError: no finished run, a run that cannot be read, a figure that these runs do not have, a full disk.
@@ -54,7 +63,13 @@ def write(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(output, error) from error
-    pictures = PICTURES | {f"figure{number}.png": FIGURES[number] for number in figures}
+    with values_of_the_user():
+        rate = bytes_per_second(bandwidth)
+    wall_clock = {WALL_CLOCK: (
+        f"Accuracy against time at {bandwidth}, as Figure 7 of the GradiVeQ paper",
+        partial(wallclock.draw, rate=rate, rate_name=bandwidth),
+    )}  # fmt: skip
+    pictures = PICTURES | {f"figure{number}.png": (FIGURES | wall_clock)[number] for number in figures}
     for name, (_, draw) in pictures.items():
         draw(groups, output / name)
     hours = sum(run.hours for run in runs)
@@ -64,6 +79,8 @@ def write(
     if unfinished:
         said.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")
     text = markdown(groups, said, {name: title for name, (title, _) in pictures.items()}, latency)
+    if WALL_CLOCK in figures:
+        text += f"\n### Time at {bandwidth}\n\n{wallclock.section(groups, rate)}\n"
     write_whole(output / "report.md", text.encode())
     write_whole(output / "report.html", as_html(text).encode())
     return output / "report.md"
