@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import jgc
 from jgc import phases
 from jgc.compress import gradiveq, step_on_nodes
-from jgc.compress._slices import Sliced, code_size, codes, decoded, dimensions, no_samples, plan, principal
+from jgc.compress._slices import Sliced, code_size, codes, decoded, dimensions, no_rows, plan, principal
 from jgc.nodes import as_one_per_device
 from jgc.pack import make_packing, pack
 from jgc.types import Phase, State
@@ -90,7 +90,7 @@ def test_the_code_of_the_mean_is_the_mean_of_codes_whole_or_in_parts(taps, place
     layers = plan(packing, 0, taps, 100, reuse)
     rng = np.random.default_rng(seed)
     d = [int(rng.integers(1, min(layer.width, 5) + 1)) for layer in layers]
-    rows = tuple(jnp.asarray(rng.normal(size=r.shape), jnp.float32) for r in no_samples(layers, 5))
+    rows = tuple(jnp.asarray(rng.normal(size=r.shape), jnp.float32) for r in no_rows(layers, [5] * len(layers)))
     x = rng.normal(size=(4, packing.size)).astype(np.float32)
     size = code_size(layers, d)
     each = np.stack([codes(layers, rows, d, jnp.asarray(v), 0, size) for v in x])
@@ -118,7 +118,7 @@ def test_codes_are_the_products_of_slices_with_their_bases():
 @pytest.mark.parametrize("samples, width", [(5, 12), (12, 12), (40, 12)])
 def test_the_basis_of_the_samples_is_that_of_their_covariance(samples, width):
     x = np.random.default_rng(1).normal(size=(2, samples, width)) * np.arange(1, width + 1)
-    energies, directions = principal(jnp.asarray(x, jnp.float32))
+    energies, directions = principal(jnp.asarray(x, jnp.float32), x.shape[1])
     for g in range(2):
         values, vectors = np.linalg.eigh(np.cov(x[g].T) * (samples - 1))
         count = min(samples - 1, width)
@@ -131,7 +131,7 @@ def test_the_basis_of_the_samples_is_that_of_their_covariance(samples, width):
 @settings(max_examples=40, deadline=None)
 def test_pooled_over_the_samples_at_most_lambda_of_the_energy_is_lost(loss, samples, seed):
     x = np.random.default_rng(seed).normal(size=(1, samples, 9)) * 2.0 ** -np.arange(9)
-    energies, directions = principal(jnp.asarray(x, jnp.float32))
+    energies, directions = principal(jnp.asarray(x, jnp.float32), x.shape[1])
     d = dimensions(np.asarray(energies), loss)
     centred = x[0] - x[0].mean(0)
     u = np.asarray(directions[0, :d], float)
@@ -210,7 +210,7 @@ def test_ring_and_psum_in_every_layout_equal_direct_computation(layout, algorith
     expected = np.concatenate([
         np.asarray(learned.mean)[layer.start : layer.start + layer.size]
         + _project(layer, np.asarray(rows, float), size, (g - np.asarray(learned.mean))[layer.start :][: layer.size])
-        for layer, rows, size in zip(layers, learned.rows, d, strict=True)
+        for layer, rows, size in zip(layers, learned.bases, d, strict=True)
     ])  # fmt: skip
     got = dict(zip(sorted(PARAMS), _unflat(mean), strict=True))
     np.testing.assert_allclose(np.concatenate([got["conv"], got["wide"]]), expected, atol=1e-5)
@@ -237,11 +237,11 @@ def test_samples_are_what_all_nodes_were_given_and_a_skipped_step_is_none():
     steps[4]["conv"][3, 0, 0, 0, 0] = np.nan
     run = play(steps)
     learned = run[-1][2].shared[-1]
-    assert int(learned.steps) == 5
-    given = [dict(zip(sorted(PARAMS), _unflat(mean), strict=True))["conv"] for _, mean, _ in run[2:]]
-    kept = [x for i, x in enumerate(given) if i != 2]
-    np.testing.assert_array_equal(learned.rows[0][0, :5], np.stack(kept)[:, :24])
-    np.testing.assert_allclose(learned.mean[:72], np.sum(kept, 0), atol=1e-5)
+    assert int(learned.steps) == 5 and int(learned.taken) == 7
+    given = [dict(zip(sorted(PARAMS), _unflat(mean), strict=True))["conv"] for _, mean, _ in run]
+    kept = [x for i, x in enumerate(given) if i != 4]  # two of them in the warm-up; there is room for six
+    np.testing.assert_array_equal(learned.samples[0][0], np.stack([kept[6], *kept[1:6]])[:, :24])
+    np.testing.assert_allclose(learned.mean[:72], np.sum(kept[2:], 0), atol=1e-5)
 
 
 @pytest.mark.parametrize("steps_back", [1, 4, 6])
@@ -347,7 +347,7 @@ class Graph:
     "settings, message",
     [
         ({"sampling_steps": 1}, "sampling_steps must be at least 2, got 1"),
-        ({"rank": 6, "sampling_steps": 6}, "rank must be at most sampling_steps - 1 = 5 .* got 6"),
+        ({"rank": 6, "sampling_steps": 6}, "rank must be at most the samples - 1 = 5 .* got 6"),
         ({"rank": 30, "slice_size": 24}, "rank must be at most slice_size = 24, got 30"),
         ({"loss": 1.0}, r"loss \(lambda\) must be in \[0, 1\), got 1.0"),
         ({"sampling_bits": 9}, "sampling_bits must be 0 .* or 2 to 8, got 9"),

@@ -56,6 +56,7 @@ BAD = {
     "reuse": (-1,),
     "sampling_steps": (1,),
     "compressed_steps": (0,),
+    "samples": (-1, 99),
     "sampling_bits": (-1, 1, 9),
     "others": ("topk",),
     "control_limit": (-1.0, NAN),

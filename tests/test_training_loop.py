@@ -9,9 +9,9 @@ import signal
 import jax
 import numpy as np
 import pytest
-from training_helpers import compilation_cache, small_files, tiny_config, tiny_model
+from training_helpers import compilation_cache, small_files, tiny_config, tiny_conv_model, tiny_model
 
-from jgc.compress import TopK
+from jgc.compress import Gradiveq, TopK
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, loop
 from jgc.training import setup as building
@@ -197,3 +197,26 @@ def test_another_number_of_nodes_goes_on(tmp_path, reference):
     shutil.copytree(reference, tmp_path / "run")
     assert loop.run(tiny_config(tmp_path / "run", resume=True, nodes=4, steps=7)) == 0
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, 8))
+
+
+def test_phases_that_follow_from_the_samples_go_on_where_a_run_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "make_model", tiny_conv_model)
+    cycles = Gradiveq(warmup_steps=1, sampling_steps=3, compressed_steps=2, loss=0.2)
+    whole, stopped = (tiny_config(tmp_path / name, cycles, steps=11) for name in ("whole", "stopped"))
+    assert loop.run(whole) == 0
+    for i, steps in enumerate((1, 3, 5, 8, 11)):  # at the end and in the middle of phases
+        assert loop.run(dataclasses.replace(stopped, steps=steps, resume=i > 0)) == 0
+    got, expected = (arrays(tmp_path / name, 11) for name in ("stopped", "whole"))
+    assert all(got[name].tobytes() == expected[name].tobytes() for name in expected)
+    lines, expected_lines = (timeless(tmp_path / name) for name in ("stopped", "whole"))
+    names = ["dense"] + (["sampling"] * 3 + ["compressed"] * 2) * 2
+    assert [line["phase"] for line in lines] == names
+    for line in (*lines, *expected_lines):
+        line.pop("test_accuracy", None)
+    assert lines == expected_lines
+    summary = json.loads((tmp_path / "stopped" / "summary.json").read_text())
+    assert [(p["name"], p["steps"]) for p in summary["phases"]] == [("dense", 1), ("sampling", 6), ("compressed", 4)]
+    sent = [line["bytes_up_worker"] for line in lines if line["phase"] == "compressed"]
+    assert sent[0] < lines[0]["bytes_up_worker"]
+    dense = summary["parameters"] * 4
+    assert summary["compression_ratio"]["worker"] == pytest.approx(dense / np.mean(sent))

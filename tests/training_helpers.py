@@ -29,6 +29,22 @@ class Tiny(nn.Module):
         return nn.Dense(self.classes, name="head")(nn.relu(x)).astype(jnp.float32)
 
 
+class TinyConv(nn.Module):
+    """A convolution and a dense layer."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.relu(nn.Conv(4, (3, 3), strides=4, name="conv")(x))
+        return nn.Dense(self.classes, name="head")(x.reshape(len(x), -1)).astype(jnp.float32)
+
+
+def tiny_conv_model(name, num_classes, **settings):
+    """In place of `jgc.models.make_model`, where a method needs a convolution."""
+    return Model(TinyConv(num_classes), r"^conv/", r"^head/")
+
+
 def tiny_model(name, num_classes, **settings):
     """In place of `jgc.models.make_model`."""
     return Model(Tiny(num_classes), r"^first/", r"^head/")

@@ -16,7 +16,7 @@ from jax import lax
 from jgc.pack import Packing
 from jgc.types import Array
 
-Rows = tuple[Array, ...]  # of each layer f32[bases, L_t, K]: the samples, later the basis, a direction a row
+Rows = tuple[Array, ...]  # of each layer f32[bases, L, K]: samples, or the basis, one direction a row
 
 
 class Sliced(NamedTuple):
@@ -87,9 +87,9 @@ def slices(flat: Array, layer: Sliced) -> Array:
     return jnp.pad(values, (0, layer.count * layer.width - layer.size)).reshape(layer.count, layer.width)
 
 
-def no_samples(layers: Sequence[Sliced], samples: int) -> Rows:
-    """Room for the samples of the first slice of each s."""
-    return tuple(jnp.zeros((layer.bases, samples, layer.width)) for layer in layers)
+def no_rows(layers: Sequence[Sliced], counts: Sequence[int]) -> Rows:
+    """Zeros for so many samples, or directions, of the first slice of each s."""
+    return tuple(jnp.zeros((layer.bases, count, layer.width)) for layer, count in zip(layers, counts, strict=True))
 
 
 def add_sample(layers: Sequence[Sliced], rows: Rows, mean: Array, index: Array) -> Rows:
@@ -103,15 +103,17 @@ def add_sample(layers: Sequence[Sliced], rows: Rows, mean: Array, index: Array) 
 # --- principal components, between two phases ---------------------------------------------------------------------
 
 
-def principal(samples: Array, centred: bool = True) -> tuple[Array, Array]:
+def principal(samples: Array, count: Array, centred: bool = True) -> tuple[Array, Array]:
     """Principal components of f32[bases, L, K]: energies f32[bases, r], largest first, directions f32[bases, r, K].
 
-    By the singular values of the samples, their mean taken off if they are to be centred, or where they are not fewer
-    than their values, of their covariance; r = min(L, K). Energies are sums over samples, not means.
+    Of L samples the first `count` are there, the others are zero. By the singular values of the samples, their mean
+    taken off if they are to be centred, or where they are not fewer than their values, of their covariance;
+    r = min(L, K). Energies are sums over samples, not means.
 
     Source: GradiVeQ paper, Section 2, after (5).
     """
-    x = samples - samples.mean(1, keepdims=True) if centred else samples
+    there = (jnp.arange(samples.shape[1]) < count)[:, None]
+    x = jnp.where(there, samples - samples.sum(1, keepdims=True) / count, 0) if centred else samples
     if samples.shape[1] < samples.shape[2]:
         _, s, directions = jnp.linalg.svd(x, full_matrices=False)
         return s**2, directions

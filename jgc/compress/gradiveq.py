@@ -28,12 +28,15 @@ Differs from the paper
   4. The loss (7) that nodes watch is taken relative to the node's gradient, smoothed, and its limit is a multiple of
      what the node saw at the beginning of the cycle: gradients shrink in training, and what a local gradient loses is
      mostly its noise, far above lambda, which is of the aggregate.
-  5. `error_feedback` is ours: what (3) loses is kept. Codes cannot carry it, for the bases stay as they are; it goes
+  5. `samples` is ours: bases can be made from the newest sampling steps of several cycles, and of the warm-up, so that
+     cycles can be short and bases large.
+  6. `error_feedback` is ours: what (3) loses is kept. Codes cannot carry it, for the bases stay as they are; it goes
      out in the next sampling phase, at once or over `feedback_steps` in equal shares. What QSGD loses is not kept:
      its rounding is unbiased, and feedback of that grows without bound.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -42,20 +45,22 @@ import numpy as np
 
 from jgc import comm, phases
 from jgc.compress import _slices
+from jgc.compress._quantize import around, ring_sizes
 from jgc.compress._slices import Rows, Sliced
-from jgc.compress.compose import Codec, Item, compose, make_info, payload_sizes
+from jgc.compress.compose import Codec, Exchange, Item, compose, make_info, payload_sizes
 from jgc.compress.dense import identity
 from jgc.compress.diagnose import compare
 from jgc.compress.exchange import all_reduce, both_ways, gather
 from jgc.compress.guard import guard
 from jgc.compress.per_layer import per_layer
-from jgc.compress.qsgd import levels_of
+from jgc.compress.qsgd import levels_of, qsgd
 from jgc.memory import error_feedback, no_memory
 from jgc.nodes import per_node
 from jgc.pack import Packing, make_packing, pack, unpack
-from jgc.types import Array, Compressor, Nodes, Phase, PyTree, State, Wire
+from jgc.types import Array, Compressor, Message, Nodes, Phase, PyTree, State, Wire
 
 DENSE, SAMPLING, COMPRESSED = "dense", "sampling", "compressed"
+BUCKET = 512  # values with one scale in QSGD
 EIGHTHS = 8  # d is rounded up to a multiple of the largest d / 8
 
 
@@ -81,12 +86,14 @@ class Gradiveq:
     """L_t, steps of a cycle from whose gradients bases are made, at least 2"""
     compressed_steps: int = 400
     """L_c, steps of a cycle with codes, at least 1"""
+    samples: int = 0
+    """of how many of the newest steps without codes bases are made; 0 for those of the cycle, as in the paper"""
     sampling_bits: int = 4
     """QSGD's in sampling steps, 2 to 8; 0 for full precision"""
     others: Literal["dense", "qsgd"] = "dense"
     """how leaves that are no convolutions travel"""
     algorithm: Literal["psum", "ring"] = "psum"
-    """what sums the codes: the runtime's all-reduce, or the paper's ring by `ppermute`"""
+    """what sums the codes: the runtime's all-reduce, or the paper's ring by `ppermute`; QSGD goes round a ring, too"""
     centred: bool = True
     """take mu, the mean of the samples, off first, as the paper does; if not, mu is 0 in (3), (5) and the components"""
     error_feedback: bool = False
@@ -103,13 +110,17 @@ class Learned(NamedTuple):
     """What all nodes have learned from the means.
 
     Attributes:
-      rows: of each layer f32[bases, L_t, K]: first slices as sampled, then the basis, one direction a row.
-      mean: f32[n], the sum of the samples, then mu.
+      samples: of each layer f32[bases, samples, K], first slices, the newest in the place of the oldest.
+      taken: i32[], how many samples there have been.
+      bases: of each layer f32[bases, d, K] with the largest d, one direction a row.
+      mean: f32[n], the sum of this cycle's samples, then mu.
       steps: i32[], of this phase so far, without those that were skipped.
       alarm: bool[], most nodes lose more than the limit.
     """
 
-    rows: Rows
+    samples: Rows
+    taken: Array
+    bases: Rows
     mean: Array
     steps: Array
     alarm: Array
@@ -148,14 +159,14 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or Gradiveq(), **overrides)
     check(config)
-    sampled = levels_of(config.sampling_bits, 512, "max") if config.sampling_bits else identity()
-    others = levels_of(4, 512, "max") if config.others == "qsgd" else identity()
-    rest = compose(others, no_memory(), all_reduce(config.algorithm) if others.linear else gather())
+    uncoded = compose(identity(), no_memory(), all_reduce(config.algorithm))
+    by_qsgd = qsgd(bits=4, bucket=BUCKET, exchange="ring" if config.algorithm == "ring" else "gather")
 
     def goes_otherwise(path, leaf):
         return not _slices.is_convolution(leaf, config.max_slice)
 
-    return per_layer([(goes_otherwise, rest)], default=convolutions(config, sampled))
+    rest = by_qsgd if config.others == "qsgd" else uncoded
+    return per_layer([(goes_otherwise, rest)], default=convolutions(config))
 
 
 def check(config: Gradiveq) -> None:
@@ -170,17 +181,19 @@ def check(config: Gradiveq) -> None:
         raise ValueError(f"algorithm must be 'psum' or 'ring', got {config.algorithm!r}")
     least = {"sampling_steps": 2, "compressed_steps": 1, "slice_taps": 1, "max_slice": 1, "control_every": 1,
              "feedback_steps": 1}  # fmt: skip
-    for name, bound in {**least, "rank": 0, "slice_size": 0, "reuse": 0, "control_limit": 0}.items():
+    for name, bound in {**least, "rank": 0, "samples": 0, "slice_size": 0, "reuse": 0, "control_limit": 0}.items():
         if not getattr(config, name) >= bound:
             raise ValueError(f"{name} must be at least {bound}, got {getattr(config, name)}")
     if config.feedback_steps > config.sampling_steps:
         raise ValueError(
             f"feedback_steps must be at most sampling_steps = {config.sampling_steps}, got {config.feedback_steps}"
         )
-    if config.rank > config.sampling_steps - 1:
+    if config.samples and config.samples < config.sampling_steps:
+        raise ValueError(f"samples must be 0 or at least the {config.sampling_steps} of a cycle, got {config.samples}")
+    if config.rank > kept_samples(config) - 1:
         raise ValueError(
-            f"rank must be at most sampling_steps - 1 = {config.sampling_steps - 1} (so many directions do the samples "
-            f"have), got {config.rank}"
+            f"rank must be at most the samples - 1 = {kept_samples(config) - 1} (so many directions do they have), "
+            f"got {config.rank}"
         )
     if config.error_feedback and config.centred:
         raise ValueError(
@@ -191,24 +204,20 @@ def check(config: Gradiveq) -> None:
         raise ValueError(f"rank must be at most slice_size = {config.slice_size}, got {config.rank}")
 
 
-def convolutions(config: Gradiveq, sampled: Codec) -> Compressor:
-    """The method for leaves that are convolutions; `sampled` is what travels in sampling steps."""
+def convolutions(config: Gradiveq) -> Compressor:
+    """The method for leaves that are convolutions."""
     memory = error_feedback() if config.error_feedback else no_memory()
-    whole = all_reduce(config.algorithm)
-    through = {DENSE: (identity(), whole), SAMPLING: (sampled, whole if sampled.linear else gather())}
+    ways = uncompressed(config)
 
     def init(key, params, nodes):
         packing = make_packing(params)
         layers = _layers(config, packing)
-        rows = _slices.no_samples(layers, config.sampling_steps)
+        samples = _slices.no_rows(layers, [kept_samples(config)] * len(layers))
+        bases = _slices.no_rows(layers, largest(config, layers))
+        learned = Learned(samples, jnp.int32(0), bases, jnp.zeros((packing.size,)), jnp.int32(0), jnp.bool_(False))
         watch = Watch(jnp.zeros(()), jnp.zeros(())) if config.control_limit else ()
         local = jax.tree.map(lambda x: per_node(x, nodes), Local(memory.init(packing.size), watch))
-        return State(Learned(rows, jnp.zeros((packing.size,)), jnp.int32(0), jnp.bool_(False)), local)
-
-    def uncompressed(name, key, v, layers, nodes):
-        codec, exchange = through[name]
-        item = Item(codec, layers, codec.encode(comm.node_key(key, nodes), v, layers))
-        return exchange.run([item], nodes)[0]
+        return State(learned, local)
 
     def aggregate(phase, key, grads, state, nodes):
         packing, (name, sizes) = make_packing(grads), _parse(phase)
@@ -222,23 +231,21 @@ def convolutions(config: Gradiveq, sampled: Codec) -> Compressor:
         else:
             held = _held_back(config, local.residual, learned.steps) if name == SAMPLING and memory.conserves else 0.0
             sent = v - held
-            mean = uncompressed(name, key, sent, packing.layers, nodes)
-            learned, watch, elements = _sampled(name, mean, learned, layers), local.watch, packing.size
+            mean = ways[name].mean(key, sent, packing, nodes)
+            learned, watch, elements = _sampled(mean, learned, layers), local.watch, packing.size
         local = Local(memory.keep(kept, v, sent), watch)
         info = make_info(memory.residual(local.residual), elements)
         return unpack(mean, packing), State(learned, local), info
 
     def transition(old, new, state, nodes):
-        learned = state.shared
-        rows, mean = learned.rows, learned.mean
-        if _parse(new)[0] == SAMPLING:
-            rows, mean = jax.tree.map(jnp.zeros_like, (rows, mean))
-        elif _parse(new)[0] == COMPRESSED:
-            count = max(int(learned.steps), 1)
-            rows = tuple(_basis(r, learned.steps, config) for r in rows)
-            mean = mean / count if config.centred else jnp.zeros_like(mean)
+        learned, bases, mean = state.shared, state.shared.bases, jnp.zeros_like(state.shared.mean)
+        if _parse(new)[0] == COMPRESSED:
+            every = zip(learned.samples, bases, strict=True)
+            bases = tuple(_basis(samples, learned.taken, basis, config) for samples, basis in every)
+            mean = learned.mean / jnp.maximum(learned.steps, 1) if config.centred else mean
+        learned = learned._replace(bases=bases, mean=mean, steps=jnp.int32(0), alarm=jnp.bool_(False))
         local = state.local._replace(watch=jax.tree.map(jnp.zeros_like, state.local.watch))
-        return State(Learned(rows, mean, jnp.int32(0), jnp.bool_(False)), local)
+        return State(learned, local)
 
     def next_phase(before: Phase, step: int, state: State, nodes: Nodes) -> Phase:
         passed, name = step - before.start, _parse(before.value)[0]
@@ -260,8 +267,7 @@ def convolutions(config: Gradiveq, sampled: Codec) -> Compressor:
             code = 4.0 * _slices.code_size(layers, sizes or largest(config, layers))
             votes = both_ways({"control": 4.0}) if config.control_limit else ()
             return Wire(both_ways({"codes": code}) + votes, ())
-        codec, exchange = through[name]
-        return Wire(exchange.messages(payload_sizes(codec, packing.layers), nodes), ())
+        return Wire(ways[name].messages(packing, nodes), ())
 
     def diagnose(phase, key, grads, state, nodes):
         g = pack(grads, make_packing(grads))
@@ -273,6 +279,43 @@ def convolutions(config: Gradiveq, sampled: Codec) -> Compressor:
     )
     schedule = (*before, last._replace(value=(COMPRESSED, ())))
     return guard(Compressor(init, aggregate, transition, wire, schedule, diagnose, next_phase=next_phase))
+
+
+class Way(NamedTuple):
+    """How gradients travel in steps without codes.
+
+    Attributes:
+      mean: `(key, v f32[n], packing, nodes) -> f32[n]`, equal on all nodes.
+      messages: `(packing, nodes) -> logical messages`.
+    """
+
+    mean: Callable[[Array, Array, Packing, Nodes], Array]
+    messages: Callable[[Packing, Nodes], tuple[Message, ...]]
+
+
+def uncompressed(config: Gradiveq) -> dict[str, Way]:
+    """The ways of the phases without codes: in full precision, and by QSGD."""
+    exact = _through(identity(), all_reduce(config.algorithm))
+    if not config.sampling_bits:
+        return {DENSE: exact, SAMPLING: exact}
+    codec = levels_of(config.sampling_bits, BUCKET, "max")
+    return {DENSE: exact, SAMPLING: _around(codec) if config.algorithm == "ring" else _through(codec, gather())}
+
+
+def _through(codec: Codec, exchange: Exchange) -> Way:
+    def mean(key, v, packing, nodes):
+        item = Item(codec, packing.layers, codec.encode(comm.node_key(key, nodes), v, packing.layers))
+        return exchange.run([item], nodes)[0]
+
+    return Way(mean, lambda packing, nodes: exchange.messages(payload_sizes(codec, packing.layers), nodes))
+
+
+def _around(codec: Codec) -> Way:
+    """By a ring that quantises again at every hop."""
+    return Way(
+        lambda key, v, packing, nodes: around(codec, BUCKET, key, v, nodes)[0],
+        lambda packing, nodes: both_ways(ring_sizes(codec, BUCKET, packing.size, nodes.count)),
+    )
 
 
 def _parse(phase) -> tuple[str, tuple[int, ...]]:
@@ -293,33 +336,38 @@ def _layers(config: Gradiveq, packing: Packing) -> tuple[Sliced, ...]:
 
 def largest(config: Gradiveq, layers: tuple[Sliced, ...]) -> tuple[int, ...]:
     """The largest d of every layer: `rank`, or as many directions as samples and slices have."""
-    return tuple(config.rank or min(config.sampling_steps - 1, layer.width) for layer in layers)
+    return tuple(config.rank or min(kept_samples(config) - 1, layer.width) for layer in layers)
+
+
+def kept_samples(config: Gradiveq) -> int:
+    """Of how many steps bases are made."""
+    return config.samples or config.sampling_steps
 
 
 def chosen(config: Gradiveq, learned: Learned) -> tuple[int, ...]:
     """d of every layer by (6), from the samples, rounded up to eighths of the largest."""
     out = []
-    for rows in learned.rows:
-        most = config.rank or min(config.sampling_steps - 1, rows.shape[2])
-        d = config.rank or _slices.dimensions(np.asarray(_components(rows, learned.steps, config)[0]), config.loss)
+    for samples, basis in zip(learned.samples, learned.bases, strict=True):
+        most = basis.shape[1]
+        d = config.rank or _slices.dimensions(np.asarray(_components(samples, learned.taken, config)[0]), config.loss)
         unit = -(-most // EIGHTHS)
         out.append(min(-(-d // unit) * unit, most))
     return tuple(out)
 
 
-def _components(rows: Array, count: Array, config: Gradiveq) -> tuple[Array, Array]:
-    """Energies and directions of the first `count` samples, found on one device."""
-    samples = np.asarray(rows)[:, : max(int(count), 1)]
-    return _principal(samples, config.centred)
+def _components(samples: Array, taken: Array, config: Gradiveq) -> tuple[Array, Array]:
+    """Energies and directions of a layer's samples, found on one device."""
+    count = max(min(int(taken), samples.shape[1]), 1)
+    return _principal(np.asarray(samples), np.float32(count), config.centred)
 
 
-_principal = jax.jit(_slices.principal, static_argnums=1)
+_principal = jax.jit(_slices.principal, static_argnums=2)
 
 
-def _basis(rows: Array, count: Array, config: Gradiveq) -> Array:
-    """The directions found in the first `count` samples, in the samples' place."""
-    directions = _components(rows, count, config)[1]
-    return jnp.zeros(rows.shape).at[:, : directions.shape[1]].set(directions)
+def _basis(samples: Array, taken: Array, like: Array, config: Gradiveq) -> Array:
+    """The directions of most energy, as many as there is room for."""
+    directions = _components(samples, taken, config)[1][:, : like.shape[1]]
+    return jnp.zeros(like.shape).at[:, : directions.shape[1]].set(directions)
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------
@@ -345,25 +393,27 @@ def coded(
 
         code = comm.ring_mean_of(segment, nodes, "codes")[:size]
     else:
-        code = comm.mean(_slices.codes(layers, learned.rows, d, x, 0, size), nodes, "codes")
-    mean = _slices.decoded(layers, learned.rows, d, code) + learned.mean
+        code = comm.mean(_slices.codes(layers, learned.bases, d, x, 0, size), nodes, "codes")
+    mean = _slices.decoded(layers, learned.bases, d, code) + learned.mean
     if not (config.error_feedback or config.control_limit):
         return mean, v
-    own = _slices.codes(layers, learned.rows, d, x, 0, size)
-    return mean, _slices.decoded(layers, learned.rows, d, own) + learned.mean
+    own = _slices.codes(layers, learned.bases, d, x, 0, size)
+    return mean, _slices.decoded(layers, learned.bases, d, own) + learned.mean
 
 
 def _segment(layers, learned: Learned, d, x: Array, start: int, width: int) -> Array:
     """A node's code of one segment, f32[width]; the last is filled up with zeros."""
-    code = _slices.codes(layers, learned.rows, d, x, start, start + width)
+    code = _slices.codes(layers, learned.bases, d, x, start, start + width)
     return jnp.pad(code, (0, width - code.size))
 
 
-def _sampled(name: str, mean: Array, learned: Learned, layers: tuple[Sliced, ...]) -> Learned:
-    if name != SAMPLING:
-        return learned
-    rows = _slices.add_sample(layers, learned.rows, mean, learned.steps)
-    return learned._replace(rows=rows, mean=learned.mean + mean, steps=learned.steps + 1)
+def _sampled(mean: Array, learned: Learned, layers: tuple[Sliced, ...]) -> Learned:
+    """With one more sample, in the place of the oldest."""
+    count = learned.samples[0].shape[1] if layers else 1
+    samples = _slices.add_sample(layers, learned.samples, mean, learned.taken % count)
+    return learned._replace(
+        samples=samples, taken=learned.taken + 1, mean=learned.mean + mean, steps=learned.steps + 1
+    )
 
 
 def _held_back(config: Gradiveq, residual: Array, step: Array) -> Array:
