@@ -69,6 +69,19 @@ _SHORT: Mapping[str, Any] = MappingProxyType(
 # or the positions of one node pick them again and again. There they go uncompressed (docs/results/cifar10_compare).
 # Where one node's positions serve for all, an eighth as many values move in a step. Of what klt's coefficients leave,
 # little has to move.
+# No basis loses little in so short a run, and what it loses must not wait for long: cycles of 5 steps, a basis for each
+# slice from the newest 40 steps without codes, and feedback (docs/results/gradiveq.md).
+_SHORT_CYCLES: Mapping[str, Any] = MappingProxyType(
+    {
+        "sampling_steps": 2,
+        "compressed_steps": 3,
+        "samples": 40,
+        "rank": 39,
+        "reuse": 1,
+        "centred": False,
+        "error_feedback": True,
+    }
+)
 _DENSE_NORMS = r"^stem/|/norm/"  # the head of lgc_ring is sent by a method of its own, as in the paper
 _SHORT_BY_METHOD: Mapping[str, Any] = MappingProxyType(
     {
@@ -76,6 +89,7 @@ _SHORT_BY_METHOD: Mapping[str, Any] = MappingProxyType(
         "scalecom": {"alpha": 0.05, "first_layer": rf"{_DENSE_NORMS}|^head/"},
         "lgc_ring": {"alpha": 0.02, "first_layer": _DENSE_NORMS},
         "klt": {"alpha": 0.001, "min_values": 4},
+        "gradiveq": _SHORT_CYCLES,
     }
 )
 
@@ -138,7 +152,9 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
         "cifar10_resnet101": _cifar("cifar10", "resnet101", nodes=4),
         "cifar10_convnet5": _cifar("cifar10", "convnet5", steps=14_000),
         # GradiVeQ paper, Section 4: 6 nodes, converged after 45,000 steps; the batch is ours, 21 images a node
-        "cifar100_resnet32": _cifar("cifar100", "resnet32", steps=45_000, nodes=6, batch_size=126),
+        "cifar100_resnet32": _cifar(
+            "cifar100", "resnet32", steps=45_000, nodes=6, batch_size=126, methods={"gradiveq": {"warmup_steps": 2500}}
+        ),
         "cifar100_resnet50": _cifar("cifar100", "resnet50", nodes=24, batch_size=120),  # Section VI-G, batch ours
     }
 )
