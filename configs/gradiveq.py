@@ -2,7 +2,7 @@
 
     python train.py --config configs/gradiveq.py
     python train.py --config configs/gradiveq.py --compressor.algorithm ring
-    python train.py --config configs/gradiveq.py --compressor.reuse 1 --compressor.no-centred --compressor.error-feedback
+    python train.py --config configs/gradiveq.py --compressor.reuse 1 --compressor.no-centred
 
 The settings are the paper's: cycles of 100 and 400 steps, one basis a layer. In short runs they cost accuracy, and
 cifar10_resnet20 has a preset that does not: docs/results/gradiveq.md.
