@@ -72,6 +72,39 @@ def basis(samples: np.ndarray, loss: float) -> np.ndarray:
     return found.axes[:, : dimension(found.variances, loss)]
 
 
+def by_samples(flat: np.ndarray, k: int, loss: float) -> dict[int, int]:
+    """d of the first slice against the number of samples L_t that it is made from: 4, 8, 16, ... and all.
+
+    Args:
+      flat: f32[S, n].
+      k: slice size.
+      loss: lambda.
+
+    Example:
+      >>> line = np.outer(np.arange(20.0), np.ones(6))  # one direction: more samples need no more axes
+      >>> by_samples(line, 3, 0.01)
+      {4: 1, 8: 1, 16: 1, 20: 1}
+
+    Source: GradiVeQ paper, Section 3, "Number of iterations with uncompressed aggregation".
+    """
+    counts = sorted({*(2**i for i in range(2, len(flat).bit_length()) if 2**i <= len(flat)), len(flat)})
+    first = slices(flat, k)[:, 0]
+    return {count: dimension(pca(first[:count]).variances, loss) for count in counts if count > 1}
+
+
+def enough_samples(d: dict[int, int], change: float = 0.1) -> int | None:
+    """The fewest samples from which on d changes by at most the share `change` with all that were tried; None for none.
+
+    Example:
+      >>> enough_samples({4: 3, 8: 7, 16: 8, 32: 8}), enough_samples({4: 3, 8: 7, 16: 15})
+      (16, None)
+    """
+    last = list(d.values())[-1]
+    counts = list(d)
+    good = [c for i, c in enumerate(counts[:-1]) if all(abs(d[x] - last) <= change * last for x in counts[i:])]
+    return good[0] if good else None
+
+
 def random_basis(k: int, d: int, seed: int = 2018) -> np.ndarray:
     """Orthonormal columns in random directions, f64[k, d]: the control."""
     return np.linalg.qr(np.random.default_rng(seed).standard_normal((k, d)))[0]

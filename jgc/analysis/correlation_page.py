@@ -10,7 +10,7 @@ import numpy as np
 
 from jgc.analysis import correlation_conclusions as conclusions
 from jgc.analysis import correlation_plots as plots
-from jgc.analysis.correlation import POINTS, Size, shares, sweep, two_axes
+from jgc.analysis.correlation import POINTS, Size, by_samples, enough_samples, shares, sweep, two_axes
 from jgc.analysis.correlation_age import CURVES, RENEWED, Ageing, ageing
 from jgc.analysis.mean_gradients import MeanGradients
 from jgc.training.errors import UserError
@@ -28,6 +28,7 @@ class Found(NamedTuple):
       shuffled: the same of the control.
       rows: Figure 5.
       age: observation 3.
+      needed: d by the number of samples.
     """
 
     points: np.ndarray
@@ -35,6 +36,7 @@ class Found(NamedTuple):
     shuffled: np.ndarray
     rows: list[Size]
     age: Ageing
+    needed: dict[int, int]
 
 
 def check_settings(steps: int, samples: int, loss: float) -> None:
@@ -80,7 +82,8 @@ def measure(recording: MeanGradients, samples: int, loss: float) -> Found:
     k = min(shape[-1] * shape[-2], flat.shape[1] // 2)
     points = steps[:, :3].astype(np.float64)
     rows = sweep(flat, shape, samples, loss)
-    return Found(points, two_axes(steps), two_axes(steps, shuffled=True), rows, ageing(flat, k, samples, loss))
+    age, needed = ageing(flat, k, samples, loss), by_samples(flat, k, loss)
+    return Found(points, two_axes(steps), two_axes(steps, shuffled=True), rows, age, needed)
 
 
 def numbers(recording: MeanGradients, found: Found, samples: int, loss: float) -> dict[str, Any]:
@@ -103,6 +106,7 @@ def numbers(recording: MeanGradients, found: Found, samples: int, loss: float) -
             | {"ratio": row.k / row.d}
             for row in found.rows
         ],
+        "samples_needed": {"d": found.needed, "enough": enough_samples(found.needed)},
         "age": {
             "k": age.k,
             "d": age.d,
@@ -156,8 +160,23 @@ def markdown(recording: MeanGradients, found: Found, samples: int, loss: float, 
         f"basis and means of the {samples} steps just before each block of {RENEWED}; what rises in those columns, "
         "too, is not age.",
         _age_table(age),
+        "## How many samples",
+        _samples_needed(found.needed, age.k, loss),
     ]
     return "\n\n".join(paragraphs) + "\n"
+
+
+def _samples_needed(d: dict[int, int], k: int, loss: float) -> str:
+    """d against L_t, and from where on it is stable: how the paper sets L_t."""
+    enough = enough_samples(d)
+    said = (
+        f"From {enough} samples on d changes by no more than 10 %: L_t = {enough}."
+        if enough
+        else "d has not settled: it grows with the samples to the last, so by the paper's rule no number of them up to "
+        "here is enough."
+    )
+    table = _table(("samples L_t", "d", "the most there can be"), ((c, n, min(c - 1, k)) for c, n in d.items()))
+    return f"The first slice's d for lambda = {loss:g}, from the first L_t steps; K = {k:,}. {said}\n\n{table}"
 
 
 def _commands(recording: MeanGradients, command: str) -> str:
