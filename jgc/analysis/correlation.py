@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jgc.compress._slices import dimension
+
 POINTS = 150  # steps in Figure 4
 TRIPLES = 20_000  # of a layer in Figure 4's histogram, spread evenly over it
 _CHUNK = 32  # steps turned to f64 at once
@@ -53,17 +55,6 @@ def pca(samples: np.ndarray) -> Pca:
     _, values, axes = np.linalg.svd(samples - mean, full_matrices=False)
     rank = min(len(samples) - 1, samples.shape[1])
     return Pca(mean, values[:rank] ** 2 / len(samples), axes[:rank].T)
-
-
-def dimension(variances: np.ndarray, loss: float) -> int:
-    """d, the fewest axes that leave at most the share `loss` of the variance (6); at least 1.
-
-    Example:
-      >>> dimension(np.array([8.0, 1.5, 0.5]), 0.05)
-      2
-    """
-    left = np.append(np.cumsum(variances[::-1])[::-1], 0.0)  # left[d]: variance beyond the first d axes
-    return max(1, int(np.argmax(left <= loss * left[0])))
 
 
 def basis(samples: np.ndarray, loss: float) -> np.ndarray:

@@ -9,8 +9,6 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +16,14 @@ import jax
 import numpy as np
 
 from jgc.bench.machine import describe
+from jgc.bench.record import training_gradients
 from jgc.compress import Dense
 from jgc.pack import leaf_paths
 from jgc.training.config import Config, DataConfig, as_json, check, resolve
 from jgc.training.errors import FAILED, NonFinite, UserError
-from jgc.training.loop import batches
 from jgc.training.optimizer import add_coupled_decay
-from jgc.training.program import compile_gradients, compile_update
 from jgc.training.rundir import write_whole
-from jgc.training.setup import Setup, build
+from jgc.training.setup import build
 from jgc.types import PyTree
 
 NAME = "recording.npz"
@@ -111,7 +108,7 @@ def record(
     path = choose(setup.state.params, layer)
     at = leaf_paths(setup.state.params).index(path)
     kept, shape = [], jax.tree.leaves(setup.state.params)[at].shape
-    for step, grads, params in _steps(config, setup):
+    for step, grads, params in training_gradients(config, setup):
         if step >= start:
             mine, weights = jax.tree.leaves(grads)[at], jax.tree.leaves(params)[at]
             nodes_own = np.asarray(add_coupled_decay([mine], [weights], config)[0])  # [K, H, W, D, F]
@@ -121,21 +118,6 @@ def record(
     about: dict[str, Any] = as_json(config)
     about["data"].pop("dir")  # where the data lie is no part of what they are
     return MeanGradients(np.stack(kept), shape, path, start, about, describe())
-
-
-def _steps(config: Config, setup: Setup) -> Iterator[tuple[int, PyTree, PyTree]]:
-    """Step, all nodes' gradients [K, ...] and the parameters that they belong to, of an uncompressed run."""
-    state, phase = jax.tree.map(lambda x: x.copy(), setup.state), setup.parts.compressor.schedule[-1]
-    compute: Any = None
-    with closing(batches(config, setup, 0)) as arriving:
-        for step, batch in zip(range(config.steps), arriving, strict=True):
-            if compute is None:
-                compute = compile_gradients(setup.parts, state, batch)
-            gradients = compute(state.params, state.batch_stats, batch)
-            if step == 0:
-                update = compile_update(setup.parts, phase.value, state, gradients)
-            yield step, gradients.grads, state.params
-            state, _ = update.run(state, gradients, np.int32(step))
 
 
 def save(path: Path, recording: MeanGradients) -> None:

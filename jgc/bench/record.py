@@ -6,6 +6,7 @@ with coupled weight decay in it. A recording of 40 steps of a 390k-parameter mod
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +91,15 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
     partial = path.with_suffix(".partial")
     shape = (config.steps - start, config.nodes, setup.values)
     kept = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+    for step, grads, params in training_gradients(config, setup):
+        if step >= start:
+            kept[step - start] = flat(add_coupled_decay(grads, params, config))
+    kept.flush()
+    os.replace(partial, path)
+
+
+def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTree, PyTree]]:
+    """Every step of a run in its last phase, all nodes' gradients [K, ...] and the parameters that they belong to."""
     state, phase = jax.tree.map(lambda x: x.copy(), setup.state), setup.parts.compressor.schedule[-1]
     compute: Any = None
     with closing(batches(config, setup, 0)) as arriving:
@@ -99,11 +109,8 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
             gradients = compute(state.params, state.batch_stats, batch)
             if step == 0:
                 update = compile_update(setup.parts, phase.value, state, gradients)
-            if step >= start:
-                kept[step - start] = flat(add_coupled_decay(gradients.grads, state.params, config))
+            yield step, gradients.grads, state.params
             state, _ = update.run(state, gradients, np.int32(step))
-    kept.flush()
-    os.replace(partial, path)
 
 
 def flat(grads: PyTree) -> np.ndarray:

@@ -130,12 +130,20 @@ def dimensions(energies: np.ndarray, loss: float) -> int:
 
     Source: GradiVeQ paper, (6).
     """
-    energies = np.asarray(energies, np.float64)
-    whole = energies.sum(1, keepdims=True)
-    lost = np.maximum(whole - np.cumsum(energies, axis=1), 0)
-    enough = lost <= loss * whole
-    enough[:, -1] = True
-    return int(enough.argmax(1).max()) + 1
+    return max(dimension(one, loss) for one in np.asarray(energies, np.float64))
+
+
+def dimension(energies: np.ndarray, loss: float) -> int:
+    """d of one basis: the fewest components that leave at most the share `loss` of the energies f64[r]; at least 1.
+
+    Example:
+      >>> dimension(np.array([8.0, 1.5, 0.5]), 0.05)
+      2
+
+    Source: GradiVeQ paper, (6).
+    """
+    left = np.append(np.cumsum(energies[::-1])[::-1], 0.0)  # left[d]: energy beyond the first d components
+    return max(1, int(np.argmax(left <= loss * left[0])))
 
 
 # --- codes ----------------------------------------------------------------------------------------------------------

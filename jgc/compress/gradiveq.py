@@ -383,6 +383,7 @@ def coded(
     size, x = _slices.code_size(layers, d), v - learned.mean
     if not size:
         return v, v
+    own = _slices.codes(layers, learned.bases, d, x, 0, size)  # in a ring, of use for what this node lost alone
     if config.algorithm == "ring":
         places = comm.ring_places(nodes)
         width = -(-size // places)
@@ -393,11 +394,10 @@ def coded(
 
         code = comm.ring_mean_of(segment, nodes, "codes")[:size]
     else:
-        code = comm.mean(_slices.codes(layers, learned.bases, d, x, 0, size), nodes, "codes")
+        code = comm.mean(own, nodes, "codes")
     mean = _slices.decoded(layers, learned.bases, d, code) + learned.mean
     if not (config.error_feedback or config.control_limit):
         return mean, v
-    own = _slices.codes(layers, learned.bases, d, x, 0, size)
     return mean, _slices.decoded(layers, learned.bases, d, own) + learned.mean
 
 
