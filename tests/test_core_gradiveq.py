@@ -347,6 +347,7 @@ class Graph:
     "settings, message",
     [
         ({"sampling_steps": 1}, "sampling_steps must be at least 2, got 1"),
+        ({"sampling_steps": 1, "samples": 1}, r"samples must be 0 .* or at least 2, got 1"),
         ({"rank": 6, "sampling_steps": 6}, "rank must be at most the samples - 1 = 5 .* got 6"),
         ({"rank": 30, "slice_size": 24}, "rank must be at most slice_size = 24, got 30"),
         ({"loss": 1.0}, r"loss \(lambda\) must be in \[0, 1\), got 1.0"),

@@ -83,7 +83,7 @@ class Gradiveq:
     warmup_steps: int = 2500
     """uncompressed steps before the first cycle"""
     sampling_steps: int = 100
-    """L_t, steps of a cycle from whose gradients bases are made, at least 2"""
+    """L_t, steps of a cycle from whose gradients bases are made, at least 2; 1 will do with `samples`"""
     compressed_steps: int = 400
     """L_c, steps of a cycle with codes, at least 1"""
     samples: int = 0
@@ -179,8 +179,8 @@ def check(config: Gradiveq) -> None:
         raise ValueError(f"others must be 'dense' or 'qsgd', got {config.others!r}")
     if config.algorithm not in comm.MEANS:
         raise ValueError(f"algorithm must be 'psum' or 'ring', got {config.algorithm!r}")
-    least = {"sampling_steps": 2, "compressed_steps": 1, "slice_taps": 1, "max_slice": 1, "control_every": 1,
-             "feedback_steps": 1}  # fmt: skip
+    least = {"sampling_steps": 1 if config.samples else 2, "compressed_steps": 1, "slice_taps": 1, "max_slice": 1,
+             "control_every": 1, "feedback_steps": 1}  # fmt: skip
     for name, bound in {**least, "rank": 0, "samples": 0, "slice_size": 0, "reuse": 0, "control_limit": 0}.items():
         if not getattr(config, name) >= bound:
             raise ValueError(f"{name} must be at least {bound}, got {getattr(config, name)}")
@@ -188,8 +188,9 @@ def check(config: Gradiveq) -> None:
         raise ValueError(
             f"feedback_steps must be at most sampling_steps = {config.sampling_steps}, got {config.feedback_steps}"
         )
-    if config.samples and config.samples < config.sampling_steps:
-        raise ValueError(f"samples must be 0 or at least the {config.sampling_steps} of a cycle, got {config.samples}")
+    fewest = max(2, config.sampling_steps)
+    if config.samples and config.samples < fewest:
+        raise ValueError(f"samples must be 0 (those of a cycle) or at least {fewest}, got {config.samples}")
     if config.rank > kept_samples(config) - 1:
         raise ValueError(
             f"rank must be at most the samples - 1 = {kept_samples(config) - 1} (so many directions do they have), "
