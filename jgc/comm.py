@@ -23,6 +23,7 @@ from jgc.types import EMULATED, Array, Key, Nodes, PyTree, Sent
 from jgc.wire.hlo import bytes_sent
 
 _ledger: ContextVar[list[Sent] | None] = ContextVar("jgc_ledger", default=None)
+_alone: ContextVar[bool] = ContextVar("jgc_alone", default=False)
 
 
 @contextmanager
@@ -41,6 +42,38 @@ def ledger() -> Iterator[list[Sent]]:
         yield entries
     finally:
         _ledger.reset(token)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Trace collectives between devices as local copies of the same shapes: what a step costs without a network.
+
+    For timing. `nodes` is one node per device, K in number, on a mesh of a single device: a sum is then this node's own
+    value, and what is gathered or passed on is its own message, K times or once.
+
+    Example:
+      >>> nodes = Nodes(4, 1, jax.make_mesh((1,), ("n",), axis_types=(jax.sharding.AxisType.Auto,)), ("n",))
+      >>> each = jax.shard_map(lambda x: gather(x[0], nodes, "x"), mesh=nodes.mesh,
+      ...     in_specs=jax.P("n"), out_specs=jax.P())
+      >>> with alone():
+      ...     each(jnp.ones((1, 3))).shape
+      (4, 3)
+    """
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def _devices(nodes: Nodes) -> int:
+    """How many devices a collective goes over."""
+    return nodes.count // nodes.per_device if _alone.get() else nodes.size(nodes.slow)
+
+
+def _copies(x: Array, nodes: Nodes) -> Array:
+    """[1, ...] as [K, ...] where the others are only played; the barrier keeps XLA from decoding one for all."""
+    return lax.optimization_barrier(jnp.broadcast_to(x, (nodes.count, *x.shape[1:]))) if _alone.get() else x
 
 
 def _record(op: str, kind: str, x: Array, group: int) -> None:
@@ -138,7 +171,7 @@ def total(x: Array, nodes: Nodes, kind: str) -> Array:
     node_index(nodes)  # raises outside the node axis
     x = _emulated_sum(x, nodes)
     if nodes.slow:
-        _record("all-reduce", kind, x, nodes.size(nodes.slow))
+        _record("all-reduce", kind, x, _devices(nodes))
         x = lax.psum(_vary(x, nodes.slow), nodes.slow)
     return x
 
@@ -154,7 +187,7 @@ def largest(x: Array, nodes: Nodes, kind: str) -> Array:
     if _is_emulated(nodes):
         x = jnp.max(_emulated_gather(x, nodes.per_device), axis=0)
     if nodes.slow:
-        _record("all-reduce", kind, x, nodes.size(nodes.slow))
+        _record("all-reduce", kind, x, _devices(nodes))
         x = lax.pmax(_vary(x, nodes.slow), nodes.slow)
     return x
 
@@ -184,8 +217,8 @@ def gather(x: Array, nodes: Nodes, kind: str) -> Array:
     if _is_emulated(nodes):
         x = _emulated_gather(x, nodes.per_device)  # [per_device, ...]
     if nodes.slow:
-        _record("all-gather", kind, x, nodes.size(nodes.slow))
-        x = lax.all_gather(_vary(x, nodes.slow), nodes.slow, to="invarying", tiled=_is_emulated(nodes))
+        _record("all-gather", kind, x, _devices(nodes))
+        x = _copies(lax.all_gather(_vary(x, nodes.slow), nodes.slow, to="invarying", tiled=_is_emulated(nodes)), nodes)
     return x
 
 
@@ -247,7 +280,7 @@ def ring_mean(x: Array, nodes: Nodes, kind: str) -> Array:
 
 def ring_places(nodes: Nodes) -> int:
     """Into how many segments a ring divides a vector: devices, or with a single one its emulated nodes."""
-    return nodes.size(nodes.slow) if nodes.slow else nodes.per_device
+    return _devices(nodes) if nodes.slow else nodes.per_device
 
 
 def ring_mean_of(segment: Callable[[Array], Array], nodes: Nodes, kind: str) -> Array:
@@ -270,17 +303,19 @@ def ring_mean_of(segment: Callable[[Array], Array], nodes: Nodes, kind: str) -> 
         def summed(i):
             return _vary(_emulated_sum(segment(i), nodes), nodes.slow)
 
-        size, place = nodes.size(nodes.slow), lax.axis_index(nodes.slow)
+        size, place = _devices(nodes), lax.axis_index(nodes.slow)
         return _ring(summed, size, place, _device_shift(nodes, kind), _device_join(nodes, kind)) / nodes.count
     size, place = nodes.per_device, _emulated_index()
     return _ring(segment, size, place, _emulated_shift, lambda x: _emulated_gather(x, size)) / nodes.count
 
 
 def _device_shift(nodes: Nodes, kind: str) -> Callable[[Array], Array]:
-    size = nodes.size(nodes.slow)
+    size = _devices(nodes)
 
     def shift(x):
         _record("collective-permute", kind, x, size)
+        if _alone.get():
+            return lax.optimization_barrier(x)
         return lax.ppermute(x, nodes.slow, [(i, (i + 1) % size) for i in range(size)])
 
     return shift
@@ -288,8 +323,8 @@ def _device_shift(nodes: Nodes, kind: str) -> Callable[[Array], Array]:
 
 def _device_join(nodes: Nodes, kind: str) -> Callable[[Array], Array]:
     def join(segment):
-        _record("all-gather", kind, segment, nodes.size(nodes.slow))
-        return lax.all_gather(segment, nodes.slow, to="invarying")
+        _record("all-gather", kind, segment, _devices(nodes))
+        return _copies(lax.all_gather(segment, nodes.slow, to="invarying"), nodes)
 
     return join
 
@@ -333,7 +368,7 @@ def ring_mean_recoded(
     node_index(nodes)  # raises outside the node axis
     if nodes.slow:
         x = _vary(_emulated_sum(x, nodes), nodes.slow)
-        size, place = nodes.size(nodes.slow), lax.axis_index(nodes.slow)
+        size, place = _devices(nodes), lax.axis_index(nodes.slow)
     else:
         size, place = nodes.per_device, _emulated_index()
     sharing = nodes.count // size  # nodes of a place

@@ -59,6 +59,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qsgd/ring feedback": ("qsgd", {"exchange": "ring", "bits": 8, "bucket": 16, "error_feedback": True}),
     "terngrad/feedback": ("terngrad", {"error_feedback": True, "scaler_sharing": False}),
     "signsgd/feedback": ("signsgd", {"combine": "feedback"}),
+    "powersgd/rank 2": ("powersgd", {"rank": 2, "warm_start": False, "warmup_steps": 5, "algorithm": "ring"}),
     "cast/fp8": ("cast", {"format": "float8_e4m3", "error_feedback": True}),
     "silent/policy": ("silent", {**POLICY, "momentum_correction": False}),
     "lgc_ps/own": (
@@ -106,6 +107,8 @@ _ORDER = "codes in f32 are added up in another order in each layout"
 LAYOUT_EXEMPT: dict[tuple[str, str], tuple[str, float]] = {
     ("gradiveq", "compressed"): (_ORDER, 1e-6),
     ("gradiveq/ring feedback", "compressed"): (_ORDER, 1e-6),
+    ("powersgd", "low rank"): (_ORDER, 1e-6),
+    ("powersgd/rank 2", "low rank"): (_ORDER, 1e-6),
     ("qsgd/ring", "qsgd, 8 bits"): (_RING, 0.005),
     ("qsgd/ring feedback", "qsgd, 8 bits"): (_RING, 0.005),
 }

@@ -30,7 +30,8 @@ def test_bytes_are_those_of_what_is_sent(measured):
     assert topk["values"] == pytest.approx(4 * 0.001 * 25.5e6, rel=0.01)
     assert topk["dense"] == 4 * 7 * 7 * 3 * 64  # the first layer
     assert set(lgc["leader"]) - set(lgc["worker"]) == {"signs", "code"}
-    assert lgc["leader"]["positions"] == topk["positions"]
+    assert lgc["leader"]["positions"] == pytest.approx(topk["positions"], rel=1e-3)
+    assert 8 * topk["positions"] / (topk["values"] / 4) == pytest.approx(12.0, abs=0.1)  # bits each, at 0.1 %
 
 
 def test_the_paper_stands_beside_ours(measured):

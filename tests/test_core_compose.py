@@ -97,9 +97,9 @@ def test_messages_of_a_server_and_of_a_gather():
     nodes, params = nodes_of(NODES), {"w": jnp.zeros((20, 30))}
     wire = jgc.compress.topk(alpha=0.1).wire("top-k", params, nodes)  # 60 values, positions in 16 bits
     assert {m[:3]: m.bytes for m in wire.logical} == {
-        ("worker", "up", "positions"): 120,
+        ("worker", "up", "positions"): 40,
         ("worker", "up", "values"): 240,
-        ("worker", "down", "positions"): 7 * 120,
+        ("worker", "down", "positions"): 7 * 40,
         ("worker", "down", "values"): 7 * 240,
     }
     wire = compose(identity(), no_memory(), server()).wire("dense", params, nodes)

@@ -7,7 +7,8 @@ from jgc.compress import lgc_ps
 from jgc.wire.account import physical_bytes
 
 ENCODER, DECODER = 4 * 172_996, 4 * 43_734  # bytes of the weights
-POSITIONS, SIGNS, CODE, MEANS, INNOVATIONS, WHERE = MU, 4, 4 * 8, 4 * LAYERS, 4 * 5, 2 * 5  # a byte a position; 25 bits
+POSITIONS, WHERE = 4 * 5, 4 * 1  # Elias-Fano: 25 of 250 take 75 + 25 + 32 bits, 5 of 25 10 + 5 + 7, in whole words
+SIGNS, CODE, MEANS, INNOVATIONS = 4, 4 * 8, 4 * LAYERS, 4 * 5  # 25 bits in whole words
 
 
 @pytest.mark.parametrize("settings, phase, expected", [
@@ -42,8 +43,8 @@ def test_logical_bytes_are_right_by_hand(settings, phase, expected):
 def test_physical_bytes_are_right_by_hand():
     wire = lgc_ps(**SHORT).wire("compressed", PARAMS, nodes_of("devices"))
     flag = 4 * 2 * (K - 1) / K
-    broadcast = 4 * (7 + 1 + 8)  # positions, signs and code in whole words
-    gathered = 4 * (5 + 3 + 3)  # innovations, their positions, means
+    broadcast = 4 * (5 + 1 + 8)  # positions, signs and code in whole words
+    gathered = 4 * (5 + 1 + 3)  # innovations, their positions, means
     assert physical_bytes(wire.physical) == {
         "other": flag,
         "all-reduce": broadcast * 2 * (K - 1) / K,

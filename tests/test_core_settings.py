@@ -31,6 +31,7 @@ BAD = {
     "code_dtype": ("int4",),
     "decoder": ("relu", "leaky_relu"),  # the latter is the paper's, with its feedback
     "strategy": ("linear",),
+    "value_code": ("3bit", "float64"),
     "scope": ("tree",),
     "clip_norm": (-1.0, NAN),
     "beta": (0.0, 1.5, NAN),
@@ -49,7 +50,7 @@ BAD = {
     "combine": ("mean",),
     "format": ("int8",),
     "loss": (-0.1, 1.0, NAN),
-    "rank": (-1, 100),
+    "rank": (-1,),
     "slice_taps": (0,),
     "slice_size": (-1,),
     "max_slice": (0,),
@@ -65,8 +66,9 @@ BAD = {
     "first_layer": ("(",),
     "last_layer": ("[",),
 }
+BAD_OF = {("gradiveq", "rank"): (100,), ("powersgd", "rank"): (0,)}  # of one method alone
 ANY = ("fold_signs", "send_means", "factor_masking", "momentum_correction", "momentum_at_once", "error_feedback",
-       "scaler_sharing", "scaled", "centred")  # fmt: skip  # both values are good
+       "scaler_sharing", "scaled", "centred", "warm_start")  # fmt: skip  # both values are good
 UNUSED = {("topk", "last_layer"), ("dgc", "last_layer")}  # all of its layers are sent so
 NAMED_OTHERWISE = {"warmup_steps": "dense phase", "autoencoder_steps": "top-k phase", "first_layer": "pattern",
                    "last_layer": "pattern"}  # fmt: skip
@@ -76,7 +78,7 @@ FIELDS = [(name, field.name) for name, method in METHODS.items() for field in da
 
 @pytest.mark.parametrize(
     "method, field, value",
-    [(m, f, value) for m, f in FIELDS for value in BAD.get(f, ()) if (m, f) not in UNUSED],
+    [(m, f, value) for m, f in FIELDS for value in (*BAD.get(f, ()), *BAD_OF.get((m, f), ())) if (m, f) not in UNUSED],
 )
 def test_a_bad_setting_is_an_error_that_names_and_shows_it(method, field, value):
     with pytest.raises(ValueError) as error:

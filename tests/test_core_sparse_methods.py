@@ -169,11 +169,11 @@ def test_scalecom_rotates_its_leader_and_filters_its_memory(beta):
 def test_scalecom_counts_the_leaders_positions_and_everyones_values():
     wire = scalecom(alpha=0.1).wire("top-k", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
     assert {m[:3]: m.bytes for m in wire.logical} == {
-        ("leader", "up", "positions"): 6,  # 4 + 1 + 1 values in layers of at most 256
+        ("leader", "up", "positions"): 4,  # 4 + 1 + 1 positions: 32 bits
         ("leader", "up", "values"): 24,
         ("worker", "up", "values"): 24,
         ("leader", "down", "values"): 24,
-        ("worker", "down", "positions"): 6,
+        ("worker", "down", "positions"): 4,
         ("worker", "down", "values"): 24,
     }
 
@@ -229,7 +229,7 @@ def test_threshold_v_sends_what_exceeds_the_threshold_and_counts_what_does_not_f
 
 def test_threshold_v_counts_its_whole_buffer():
     wire = threshold_v(capacity=0.2).wire("threshold", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
-    assert {m.kind: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 11}
+    assert {m.kind: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 8}
 
 
 # --- alike --------------------------------------------------------------------------------------------------------

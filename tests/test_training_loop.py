@@ -85,7 +85,8 @@ def test_what_a_run_leaves_behind(reference, capsys):
     for name in ("reconstruction_cosine", "relative_error", "ceiling_cosine", "signs_means_cosine", "true_cosine"):
         assert np.isfinite(summary[name]), name
     assert summary["reconstruction_cosine_p5"] <= summary["reconstruction_cosine"]
-    assert summary["element_ratio"] > 1 and summary["deflate_position_bytes"] > 0
+    assert summary["element_ratio"] > 1
+    assert 0 < summary["entropy_position_bytes"] < summary["position_bytes"] < summary["deflate_position_bytes"]
     assert {"python", "jax", "jaxlib", "flax", "optax", "orbax", "jgc"} <= set(summary["versions"])
     assert summary["other"]["diagnose"]["compressed"] == {"times": 2, "bytes": pytest.approx(1e4, rel=10)}
     config = json.loads((reference / "config.json").read_text())
@@ -145,8 +146,8 @@ def test_a_signal_saves_and_says_how_to_resume(tmp_path, monkeypatch, capsys, nu
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     make_batch = loop.make_batch
 
-    def poisoned(dataset, seed, step, nodes, batch_size):
-        images, labels = make_batch(dataset, seed, step, nodes, batch_size)
+    def poisoned(dataset, seed, step, *nodes_and_sizes):
+        images, labels = make_batch(dataset, seed, step, *nodes_and_sizes)
         if step == 3:
             images[1] = np.nan
         return images, labels

@@ -22,6 +22,7 @@ from jgc.compress.lgc_ring import RING_PAPER_RECIPE, LgcRing, lgc_ring
 from jgc.compress.natural import Natural, natural
 from jgc.compress.onebit import OneBit, onebit
 from jgc.compress.per_layer import per_layer
+from jgc.compress.powersgd import PowerSgd, powersgd
 from jgc.compress.qsgd import Qsgd, qsgd
 from jgc.compress.random_k import RandomK, random_k
 from jgc.compress.scalecom import ScaleCom, scalecom
@@ -68,6 +69,8 @@ METHODS: dict[str, Method] = {
         ),
         Method("klt", Klt, klt, "ours", None),
         Method("gradiveq", Gradiveq, gradiveq, "Yu et al. 2018", None),
+        # layers of which the factors would not be smaller go uncompressed: with such a rank, all of them
+        Method("powersgd", PowerSgd, powersgd, "Vogels et al. 2019", {"rank": 65_536}),
         Method("qsgd", Qsgd, qsgd, "Alistarh et al. 2017", None),
         Method("terngrad", TernGrad, terngrad, "Wen et al. 2017", None),
         Method("onebit", OneBit, onebit, "Seide et al. 2014", None),
@@ -104,9 +107,9 @@ def build(settings: Any, **overrides: Any) -> Compressor:
 
 __all__ = [
     "METHODS", "PAPER_RECIPE", "RING_PAPER_RECIPE", "Cast", "Codec", "Dense", "Dgc", "Exchange", "GradientDropping",
-    "Gradiveq", "Klt", "LgcPs", "LgcRing", "Method", "Natural", "OneBit", "Qsgd", "RandomK", "ScaleCom", "SignSgd",
-    "Silent", "TernGrad", "ThresholdV", "TopK", "as_optax", "build", "cast", "compose", "compose_phases", "dense",
-    "dgc", "gradient_dropping", "gradiveq", "klt", "lgc_ps", "lgc_ring", "method_of", "natural", "onebit",
-    "per_layer", "qsgd", "random_k", "scalecom", "signsgd", "silent", "step_on_nodes", "terngrad", "threshold_v",
-    "topk",
+    "Gradiveq", "Klt", "LgcPs", "LgcRing", "Method", "Natural", "OneBit", "PowerSgd", "Qsgd", "RandomK", "ScaleCom",
+    "SignSgd", "Silent", "TernGrad", "ThresholdV", "TopK", "as_optax", "build", "cast", "compose", "compose_phases",
+    "dense", "dgc", "gradient_dropping", "gradiveq", "klt", "lgc_ps", "lgc_ring", "method_of", "natural", "onebit",
+    "per_layer", "powersgd", "qsgd", "random_k", "scalecom", "signsgd", "silent", "step_on_nodes", "terngrad",
+    "threshold_v", "topk",
 ]  # fmt: skip

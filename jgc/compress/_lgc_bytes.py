@@ -12,6 +12,7 @@ from jgc.compress._lgc_view import Selection, head_of, innovation_count
 from jgc.compress.exchange import Sizes, both_ways, led, messages
 from jgc.select import top_positions
 from jgc.types import Message, Nodes, PyTree
+from jgc.wire import elias_fano
 
 
 def logical(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
@@ -42,8 +43,8 @@ def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[
 
 
 def _compressed(config: LgcPs, head: Sizes, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-    count, wide = innovation_count(config, selection), 2 if selection.mu <= 2**16 else 4
-    own = {"innovations": 4.0 * count, "innovation positions": float(wide * count)}
+    count = innovation_count(config, selection)
+    own = {"innovations": 4.0 * count, "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}
     means = {"means": 4.0 * len(selection.counts)}
     if config.send_means:
         own |= means

@@ -24,8 +24,9 @@ from jgc.compress._lgc_view import (
 )  # fmt: skip
 from jgc.compress.diagnose import cosine, relative_error
 from jgc.nodes import per_node
-from jgc.select import Sparse, scatter, top_positions, widen
+from jgc.select import Sparse, scatter, top_positions, unpack_positions
 from jgc.types import Array, Nodes, PyTree
+from jgc.wire import elias_fano
 
 
 class Seen(NamedTuple):
@@ -49,7 +50,7 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
         head = {kind: common[kind] for kind in head}
     else:
         common = comm.broadcast_dict(code, leader, nodes)
-    positions = widen(head["positions"], layers, counts)
+    positions = unpack_positions(head["positions"], layers, counts)
     view = view_of(config, v[positions], head, selection)
     picked = choose_innovations(config, v[positions], view, selection)
     every = comm.gather_dict(_own_message(config, v[positions], view, picked, head), nodes)
@@ -64,8 +65,7 @@ def _code(config: LgcPs, x: Array, head: dict[str, Array], encoder: PyTree, lead
 
 def _own_message(config: LgcPs, x: Array, view: View, picked: Array, head: dict[str, Array]) -> dict[str, Array]:
     """What every node sends in the third phase."""
-    wide = jnp.uint16 if x.size <= 2**16 else jnp.uint32
-    message = {"innovation positions": picked.astype(wide), "innovations": x[picked]}
+    message = {"innovation positions": elias_fano.encode(picked, x.size), "innovations": x[picked]}
     if config.send_means:
         message["means"] = view.means
     return message if config.positions == "leader" else {**message, **head}
@@ -83,8 +83,9 @@ def _seen(config: LgcPs, common, every, head, leader: Array, selection: Selectio
         scales = jnp.ones_like(means)
     else:
         scales = means if config.positions == "own" else per_node(means[leader], nodes)
-    positions = jax.vmap(lambda p: widen(p, layers, counts))(heads["positions"])
-    picked = every["innovation positions"].astype(jnp.int32)
+    positions = jax.vmap(lambda p: unpack_positions(p, layers, counts))(heads["positions"])
+    chosen = every["innovations"].shape[1]
+    picked = jax.vmap(lambda p: elias_fano.decode(p, selection.mu, chosen))(every["innovation positions"])
     return Seen(positions, View(signs, means, scales), common["code"].astype(jnp.float32), picked, every["innovations"])
 
 

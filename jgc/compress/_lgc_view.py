@@ -12,7 +12,7 @@ import numpy as np
 from jgc.compress import _autoencoder as ae
 from jgc.compress._lgc_settings import Lgc, LgcPs
 from jgc.pack import Packing, layer_ids
-from jgc.select import counts_per_layer, narrow
+from jgc.select import counts_per_layer, pack_positions
 from jgc.types import Array
 
 
@@ -87,9 +87,9 @@ def from_z(z: Array, view: View, selection: Selection) -> Array:
 
 
 def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection) -> Array:
-    """Which of the selected values a node sends as they are, i32[innovations]."""
+    """Which of the selected values a node sends as they are, i32[innovations], ascending."""
     explained = view.signs * view.means[selection.ids] if config.innovation_by == "error" else 0.0
-    return jax.lax.top_k(jnp.abs(x - explained), innovation_count(config, selection))[1]
+    return jnp.sort(jax.lax.top_k(jnp.abs(x - explained), innovation_count(config, selection))[1])
 
 
 def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> View:
@@ -105,7 +105,7 @@ def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> 
 def head_of(config: Lgc, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
     """Positions, and signs and scales of the values there, as they are sent."""
     x = v[positions]
-    head = {"positions": narrow(positions, selection.packing.layers, selection.counts)}
+    head = {"positions": pack_positions(positions, selection.packing.layers)}
     if config.fold_signs:
         head["signs"] = jnp.packbits(x < 0)
     if config.scale == "layer" and not scales_are_means(config):

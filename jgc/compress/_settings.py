@@ -3,6 +3,7 @@
 import dataclasses
 
 from jgc.compress._sparsity import Strategy, sparse_schedule
+from jgc.compress._values import ValueCode
 from jgc.compress.per_layer import with_policy
 from jgc.memory import Memory, make_memory
 from jgc.types import Compressor, Phase
@@ -38,6 +39,14 @@ class Sparsifying(Remembering):
     """uncompressed steps before the first sparse one; with strategy "exponential" the length of the ramp"""
     strategy: Strategy = "warmup"
     """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once; exponential: 25 % down to alpha"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selecting(Sparsifying):
+    """Settings of methods in which every node sends values at positions of its own."""
+
+    value_code: ValueCode = "float32"
+    """how values are written; what a shorter code loses stays in the residual"""
 
 
 def memory_of(config: Remembering) -> Memory:

@@ -22,7 +22,7 @@ Differs from the paper
 import dataclasses
 from functools import partial
 
-from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
+from jgc.compress._settings import Selecting, first_dense, memory_of, schedule_of
 from jgc.compress._sparsity import Strategy, sparse_stages
 from jgc.compress.compose import compose_phases
 from jgc.compress.exchange import gather
@@ -33,7 +33,7 @@ from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class Dgc(Sparsifying):
+class Dgc(Selecting):
     """Settings of `dgc`."""
 
     momentum_correction: bool = True
@@ -56,7 +56,7 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps` or `clip_norm`, an unknown
-        strategy.
+        strategy or value_code.
 
     Example:
       >>> [(phase.name, phase.start) for phase in dgc(alpha=0.01, warmup_steps=300).schedule]
@@ -68,7 +68,7 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or Dgc(), **overrides)
     memory, schedule = memory_of(config), schedule_of(config)
-    codec = partial(top_k, min_values=config.min_values)
+    codec = partial(top_k, min_values=config.min_values, value_code=config.value_code)
     compressed = compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
     return _clipped(first_dense(compressed, config), config.clip_norm)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.compress.compose import Exchange, Item, Layers
 from jgc.pack import values_of
-from jgc.select import narrow, top_positions, widen
+from jgc.select import pack_positions, top_positions, unpack_positions
 from jgc.types import Array, Message, Nodes
 
 Sizes = dict[str, float]  # bytes by kind
@@ -36,8 +36,8 @@ def to_all(sizes: Sizes, nodes: Nodes) -> tuple[Message, ...]:
 
 def leaders_positions(v: Array, leader: Array, layers: Layers, counts: tuple[int, ...], nodes: Nodes) -> Array:
     """Where the leader's v f32[n] is largest, sent to all nodes, i32[mu]: so many positions of each layer."""
-    own = {"positions": narrow(top_positions(v, layers, counts), layers, counts)}
-    return widen(comm.broadcast_dict(own, leader, nodes)["positions"], layers, counts)
+    own = pack_positions(top_positions(v, layers, counts), layers)
+    return unpack_positions(comm.broadcast(own, leader, nodes, "positions"), layers, counts)
 
 
 def all_reduce(algorithm: str = "psum") -> Exchange:

@@ -17,10 +17,12 @@ Differs from the paper
 """
 
 import dataclasses
+from functools import partial
 from typing import Literal
 
-from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
+from jgc.compress._settings import Selecting, first_dense, memory_of, schedule_of
 from jgc.compress._sparsity import sparse_stages
+from jgc.compress._values import ValueCode
 from jgc.compress.compose import Codec, Layers, compose_phases
 from jgc.compress.exchange import gather
 from jgc.compress.topk import top_k
@@ -29,7 +31,7 @@ from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientDropping(Sparsifying):
+class GradientDropping(Selecting):
     """Settings of `gradient_dropping`."""
 
     alpha: float = 0.01
@@ -38,9 +40,9 @@ class GradientDropping(Sparsifying):
     """one threshold over all layers, or one for each layer; `min_values` are of all together or of each"""
 
 
-def global_top_k(alpha: float, min_values: int = 1) -> Codec:
-    """The share alpha of all values, wherever they are, at least `min_values`: values f32[mu] and their positions."""
-    codec = top_k(alpha, min_values)
+def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") -> Codec:
+    """The share alpha of all values, wherever they are, at least `min_values`: mu values and their positions."""
+    codec = top_k(alpha, min_values, value_code)
 
     def whole(layers: Layers) -> Layers:
         n = values_of(layers)
@@ -64,7 +66,8 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown scope or strategy.
+      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown scope, strategy or
+        value_code.
 
     Example:
       >>> [phase.name for phase in gradient_dropping(alpha=0.01, warmup_steps=100).schedule]
@@ -78,6 +81,7 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
         raise ValueError(f"scope must be 'global' or 'layer', got {config.scope!r}")
     memory, schedule = memory_of(config), schedule_of(config)
     select = global_top_k if config.scope == "global" else top_k
-    stages = sparse_stages(schedule, config.alpha, lambda share: select(share, config.min_values), gather())
+    codec = partial(select, min_values=config.min_values, value_code=config.value_code)
+    stages = sparse_stages(schedule, config.alpha, codec, gather())
     compressed = compose_phases(stages, memory, schedule)
     return first_dense(compressed, config)

@@ -17,23 +17,20 @@ def _has_non_finite(tree: PyTree) -> Array:
 def guard(core: Compressor) -> Compressor:
     """The same method, which skips a step on all nodes if any node's gradient is not finite.
 
-    A skipped step aggregates to zeros, leaves the state as it was and has `Info.finite` False. The flag is one
-    i32 all-reduce, kind "flag". Where a node has several devices, their plain mean comes first.
+    A skipped step aggregates to zeros, leaves the state as it was and has an `Info` of zeros. The flag is one i32
+    all-reduce, kind "flag", for which nothing but the end of the step waits: a method may see what is not finite, and
+    what it makes of that is thrown away. Where a node has several devices, their plain mean comes first.
     """
 
     def aggregate(phase, key, grads, state, nodes):
         grads = comm.exact_mean(grads, nodes)
         skip = comm.any_true(_has_non_finite(grads), nodes)
-
-        def choose(if_skipped, otherwise):
-            return jax.tree.map(lambda a, b: jnp.where(skip, a, b), if_skipped, otherwise)
-
-        zeros = jax.tree.map(jnp.zeros_like, grads)
-        aggregated, new, info = core.aggregate(phase, key, choose(zeros, grads), state, nodes)
+        aggregated, new, info = core.aggregate(phase, key, grads, state, nodes)
         chex.assert_trees_all_equal_shapes_and_dtypes(aggregated, grads)
         chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
-        aggregated = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), aggregated)
-        return aggregated, choose(state, new), info._replace(finite=~skip)
+        aggregated, info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), (aggregated, info))
+        new = jax.tree.map(lambda before, after: jnp.where(skip, before, after), state, new)
+        return aggregated, new, info._replace(finite=~skip)
 
     def wire(phase, shapes, nodes):  # the core says what is sent logically, the traced step what physically
         return core.wire(phase, shapes, nodes)._replace(physical=physical(guarded, phase, shapes, nodes))

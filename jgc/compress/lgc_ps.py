@@ -47,7 +47,7 @@ from jgc.compress import _lgc_server as server
 from jgc.compress._lgc_frame import Shared, Step, Variant, lgc, make_optimiser, values_at_leaders
 from jgc.compress._lgc_settings import PAPER_RECIPE, LgcPs, check
 from jgc.compress._lgc_view import Selection, choose_innovations, server_views, to_z
-from jgc.select import Sparse, narrow, scatter, top_positions, widen
+from jgc.select import Sparse, pack_positions, scatter, top_positions, unpack_positions
 from jgc.types import Array, Compressor, Key, Nodes
 
 __all__ = ["PAPER_RECIPE", "LgcPs", "lgc_ps"]
@@ -112,8 +112,8 @@ def _values(config: LgcPs, v: Array, leader: Array, selection: Selection, nodes:
         return positions, jnp.broadcast_to(positions, x.shape), x
     layers, counts = selection.packing.layers, selection.counts
     positions = top_positions(v, layers, counts)
-    every = comm.gather_dict({"positions": narrow(positions, layers, counts), "values": v[positions]}, nodes)
-    return positions, jax.vmap(lambda p: widen(p, layers, counts))(every["positions"]), every["values"]
+    every = comm.gather_dict({"positions": pack_positions(positions, layers), "values": v[positions]}, nodes)
+    return positions, jax.vmap(lambda p: unpack_positions(p, layers, counts))(every["positions"]), every["values"]
 
 
 def _seen_in_training(config: LgcPs, x: Array, leader: Array, selection: Selection) -> tuple[Array, Array]:

@@ -48,7 +48,7 @@ from jgc.compress._lgc_view import (
     unpacked_signs,
 )  # fmt: skip
 from jgc.compress.diagnose import cosine, relative_error
-from jgc.select import Sparse, scatter, top_positions, widen
+from jgc.select import Sparse, scatter, top_positions, unpack_positions
 from jgc.types import Array, Compressor, Key, Nodes
 
 __all__ = ["RING_PAPER_RECIPE", "LgcRing", "lgc_ring"]
@@ -186,7 +186,7 @@ def _share_head(config: LgcRing, v: Array, leader: Array, selection: Selection, 
         head["scales"] = scales_of(config, v[own], selection)
     head = comm.broadcast_dict(head, leader, nodes)
     scales = head["scales"] if config.scale == "layer" else jnp.ones((len(counts),))
-    return Head(widen(head["positions"], layers, counts), unpacked_signs(config, head, selection), scales)
+    return Head(unpack_positions(head["positions"], layers, counts), unpacked_signs(config, head, selection), scales)
 
 
 def _encode(config: LgcRing, selection: Selection, nodes: int, known: tuple[Any, Head], x: Array) -> Array:

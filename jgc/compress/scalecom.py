@@ -34,8 +34,9 @@ from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule
 from jgc.compress._shared_positions import Algorithm, Chooser, shared_positions
 from jgc.compress.exchange import leaders_positions, led
 from jgc.memory import Corrected, Memory
+from jgc.pack import values_of
 from jgc.types import Compressor
-from jgc.wire.positions import index_dtype
+from jgc.wire import elias_fano
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +80,8 @@ def cyclic_top_k() -> Chooser:
         return leaders_positions(v, step % nodes.count, layers, counts, nodes)
 
     def sizes(layers, counts):
-        mu, wide = sum(counts), index_dtype(max((layer.size for layer in layers), default=1)).itemsize
-        values, positions = {"values": 4.0 * mu}, {"positions": float(wide * mu)}
+        mu = sum(counts)
+        values, positions = {"values": 4.0 * mu}, {"positions": 4.0 * elias_fano.words(values_of(layers), mu)}
         return led(positions | values, values, values, positions | values)
 
     return Chooser(choose, sizes, sent=True)

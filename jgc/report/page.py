@@ -126,7 +126,7 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         bytes_table(mine, groups),
         "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "
         "every value, position and scale counted. Where a method has no leader its column shows a worker. The whole "
-        "run has the uncompressed and the top-k phases in it.",
+        "run has the uncompressed and the top-k phases in it. Positions: of a node that sends some.",
     ]
     if emulated:
         blocks.append("Physical bytes are empty where all nodes are emulated on one device: nothing was sent between "

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jgc.compress import METHODS
 from jgc.report import paper
 from jgc.report.runs import Group, Spread, against, baseline_of, spread
+from jgc.training.summary import POSITIONS
 from jgc.training.table import size
 
 TOLERANCE = 1.0  # points of accuracy
@@ -160,16 +161,22 @@ def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     """Bytes of a step of the last phase and of the whole run."""
     head = ["method", "leader up, a step", "worker up, a step", "leader ratio", "worker ratio",
             "whole run, all nodes up", "less than uncompressed", "physical, a device, a step",
-            "one node per device: physical",
+            "one node per device: physical", "positions a step: sent / entropy bound / DEFLATE",
             *_if_paper(groups, "paper: MB a step", "paper: ratio")]  # fmt: skip
     rows = []
     for group in groups:
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
         rows.append([group.label, size(f.leader), size(f.worker), ratio(f.ratios["leader"]), ratio(f.ratios["worker"]),
                      size(f.total), ratio(f.dense_total / f.total if f.total else None),
-                     "" if f.physical is None else size(f.physical), size(f.physical_apart),
+                     "" if f.physical is None else size(f.physical), size(f.physical_apart), _positions(group),
                      *_if_paper(groups, *(paper_bytes(theirs) if theirs else ("", "")))])  # fmt: skip
     return table(head, rows)
+
+
+def _positions(group: Group) -> str:
+    """What positions cost, and would at least and as papers count them, of the first run; "" where none are sent."""
+    found = [group.runs[0].summary.get(name) for name in POSITIONS]
+    return " / ".join("-" if count is None else size(count) for count in found) if any(found) else ""
 
 
 def time_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:

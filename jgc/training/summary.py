@@ -21,6 +21,7 @@ WATCHED = (
     "signs_means_cosine",
     "true_cosine",
 )
+POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes")  # of a node that sends some, a step
 
 
 def summarise(
@@ -52,7 +53,7 @@ def summarise(
         "phases": [_phase(cost, lines, nodes) for cost in reached],
         "compression_ratio": _ratios(last, final),
         "element_ratio": values / elements if elements else None,
-        "deflate_position_bytes": _mean(final, "deflate_position_bytes"),
+        **{name: _mean(final, name) for name in POSITIONS},
         "total_bytes": sum(line["bytes"] for line in lines),
         "dense_total_bytes": sum(line["bytes_uncompressed"] for line in lines),
         **{name: _mean(final, name) for name in WATCHED},

@@ -6,6 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from jgc.training.summary import POSITIONS
+
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -70,10 +72,18 @@ def _totals(summary: dict[str, Any]) -> list[str]:
         f"uncompressed {size(dense)}{times}",
     ]
     if summary["deflate_position_bytes"] is not None:
-        lines.append(f"positions as the papers count them (DEFLATE): {size(summary['deflate_position_bytes'])} a step")
+        lines.append(_positions(summary))
     if summary["reconstruction_cosine"] is not None:
         lines.append(f"last phase, cosine with the true mean where values were sent: {_reconstruction(summary)}")
     return lines
+
+
+def _positions(summary: dict[str, Any]) -> str:
+    sent, bound, deflated = (summary[name] for name in POSITIONS)
+    return (
+        f"positions in a step: {size(sent)} sent, {size(bound)} the entropy bound, {size(deflated)} by DEFLATE, as the "
+        "papers count them"
+    )
 
 
 def _reconstruction(summary: dict[str, Any]) -> str:

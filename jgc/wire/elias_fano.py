@@ -88,7 +88,7 @@ def decode(code: Array, n: int, k: int) -> Array:
     word, shift = _place(i * jnp.uint32(low))
     following = code.at[word + 1].get(mode="clip")  # beyond the last word any will do: none of its bits are used
     lows = (code[word] >> shift | following << (31 - shift) << 1) & jnp.uint32(2**low - 1)
-    high = _ones(code, k * low, i) - jnp.uint32(k * low) - i
+    high = ones(code, k * low, i) - jnp.uint32(k * low) - i
     return (high << low | lows).astype(jnp.int32)
 
 
@@ -102,7 +102,7 @@ def _place(bit: Array) -> tuple[Array, Array]:
     return (bit >> 5).astype(jnp.int32), bit & 31
 
 
-def _ones(code: Array, start: int, i: Array) -> Array:
+def ones(code: Array, start: int, i: Array) -> Array:
     """Where the i-th ones from bit `start` on are, u32[k]: by whole words first, then within one."""
     first = start // 32
     bitmap = code[first:].at[0].set(code[first] >> start % 32 << start % 32)
