@@ -1,4 +1,4 @@
-"""`python -m jgc report|compare|bench|analyze ...`: what can be run beside training."""
+"""`python -m jgc report|compare|bench|analyze|advise ...`: what can be run beside training."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import tyro
 from jgc.training.cli import exit_code_of, in_one_line, quiet
 from jgc.training.errors import UserError, did_you_mean, values_of_the_user
 
-USAGE = "usage: python -m jgc {report,compare,bench,analyze} --help"
+USAGE = "usage: python -m jgc {report,compare,bench,analyze,advise} --help"
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
 Figures = tyro.conf.UseAppendAction[tuple[Literal[7, 10, 11, 13, 14], ...]]
 
@@ -298,6 +298,64 @@ def bench_codecs(
         output.write_text(f"# Bytes against error\n\n    {command()}\n\n{page}\n{link}\n")
 
 
+def bench_select(
+    sizes: tuple[str, ...] = ("1e5", "1e6", "1e7", "2.56e7", "1e8"),
+    alpha: float = 0.001,
+    repeats: int = 15,
+    output: Path | None = None,
+) -> None:
+    """Time of selecting the largest values beside lax.top_k, lax.approx_max_k, torch.topk and one read of them.
+
+    Args:
+      sizes: numbers of values, separated by commas or spaces.
+      alpha: share of them that is selected.
+      repeats: rounds over all that is measured; medians and quartiles are shown.
+      output: a Markdown file to write; standard output if not given.
+    """
+    from jgc.bench import select
+    from jgc.bench.machine import describe
+    from jgc.select import check_alpha
+
+    if repeats < 1:
+        raise UserError(f"--repeats must be at least 1, got {repeats}")
+    with values_of_the_user():
+        check_alpha(alpha)
+        counts = select.sizes_of(sizes)
+    torch, before = select.find_torch(), select.load()
+    timings = [select.measure(size, alpha, repeats, torch) for size in counts]
+    page = select.markdown(timings, describe(), torch, f"load average {before} before and {select.load()} after")
+    publish("Selection of the largest values", page, output)
+
+
+def bench_network(
+    run_dir: Path,
+    hosts: tuple[str, ...] = ("4",),
+    rates: tuple[str, ...] = ("100mbit", "1gbit", "unlimited"),
+    methods: tuple[str, ...] = (),
+    steps: int = 20,
+    model: str = "resnet18",
+    batch: int = 2,
+    short: bool = False,
+) -> None:
+    """Time and bytes of every method between real processes, beside PyTorch's and plain JAX; needs root and iproute2.
+
+    Args:
+      run_dir: folder of what is measured, the page and pictures; what is there already is not measured again.
+      hosts: numbers of hosts, network namespaces of this machine, separated by commas or spaces.
+      rates: of every host's link in both directions, such as 100mbit, or unlimited.
+      methods: separated by commas or spaces; settings after colons (topk:alpha=0.01). All with 4 hosts, a few
+        otherwise, if not given.
+      steps: of every method; a fifth, 4 or less, of those that send for more than a second.
+      model: resnet18 (11.2 million parameters), resnet20 or convnet5.
+      batch: images of a host in a step.
+      short: a quick look instead: two hosts, two rates, three methods, a small model.
+    """
+    from jgc.bench import network
+
+    plan = network.plan_of(hosts, rates, methods, steps, model, batch)
+    print(network.run(network.short(plan) if short else plan, run_dir, command()))
+
+
 def analyze_correlation(
     output: Path = Path("correlation"),
     workload: str = "cifar10_resnet20",
@@ -340,6 +398,57 @@ def analyze_correlation(
     print(write(output, recording, samples, loss, command()))
 
 
+def advise(
+    config: Path | None = None,
+    workload: str | None = None,
+    bandwidth: str = "1gbit",
+    hosts: int = 4,
+    latency: float | None = None,
+    computation: float | None = None,
+    methods: tuple[str, ...] = (),
+    batch_size: int | None = None,
+    overhead: float = 0.001,
+    efficiency: float = 0.9415,
+    host_limit: str = "unlimited",
+    calibrate: Path | None = None,
+    calibrate_on: str = "4/100mbit",
+    check: Path | None = None,
+    run_dir: Path | None = None,
+    repeats: int = 10,
+    output: Path | None = None,
+) -> None:
+    """Does compression pay? Time per step and bytes of every method on a network that need not be there.
+
+    Computation and compression are measured on this device; what the network takes is estimated.
+
+    Args:
+      config: a config file; its settings count for its method, the workload's for the others.
+      workload: which model, batch and settings; the config's if not given.
+      bandwidth: of every host's link in both directions, such as 100mbit or 1gbit, or unlimited.
+      hosts: how many, one node each.
+      latency: seconds of a message on its way; 0.0001 if not given, or what --calibrate finds.
+      computation: seconds of a host's gradients and update; measured if not given.
+      methods: separated by commas or spaces; all if not given. Compiling those of LGC takes minutes for large models.
+      batch_size: images of all hosts in a step; the workload's if not given.
+      overhead: seconds of a collective, whatever it carries.
+      efficiency: share of the bandwidth that is left for messages; of TCP over Ethernet if not given.
+      host_limit: what a host's processor can send at most, as a rate.
+      calibrate: results.json of bench network, or its folder, from which to find overhead, efficiency and host limit.
+      calibrate_on: the hosts and the rate of that run to find them from.
+      check: results.json of bench network, or its folder: only show how far its cells are from predictions.
+      run_dir: a run of bench network to take the times of computing from, instead of measuring.
+      repeats: rounds of measuring; medians are taken.
+      output: folder for advise.md and advise.json.
+    """
+    from jgc.bench.advise_command import Question, tell, tell_check
+    from jgc.report.compare import words
+
+    if check is not None:
+        return tell_check(check, calibrate_on, output, command())
+    tell(Question(config, workload, bandwidth, hosts, latency, computation, words(methods), batch_size, overhead,
+                  efficiency, host_limit, calibrate, calibrate_on, run_dir, repeats), output, command())  # fmt: skip
+
+
 def publish(title: str, page: str, output: Path | None) -> None:
     """Print a page, and write it into a file under its title and the command that made it."""
     print(page)
@@ -357,14 +466,17 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "compare": {"": compare},
     "bench": {
         "step": bench_step,
+        "select": bench_select,
         "methods": bench_methods,
         "bytes": bench_bytes,
         "scaling": bench_scaling,
         "accuracy": bench_accuracy,
         "autoencoder": bench_autoencoder,
         "codecs": bench_codecs,
+        "network": bench_network,
     },
     "analyze": {"correlation": analyze_correlation},
+    "advise": {"": advise},
 }
 
 

@@ -39,6 +39,7 @@ SETTINGS: dict[str, Sequence[dict[str, Any]]] = {
         {"share": 0.05, "alpha": 0.001},
         {"share": 0.2, "alpha": 0.01, "code_dtype": "int16"},
     ],
+    "powersgd": [{"rank": rank} for rank in (1, 2, 4)],
     "qsgd": [{"bits": bits} for bits in (2, 3, 4, 8)],
     "cast": [{"format": "bfloat16"}, {"format": "float8_e4m3"}],
 }

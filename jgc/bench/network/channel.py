@@ -1,0 +1,72 @@
+"""The control channel between the parent and a worker: lines of JSON over the worker's standard input and output.
+
+It does not pass through the network that is measured. All processes share the machine's monotonic clock, so that the
+parent can name the moment at which all hosts begin a step.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+QUIT = "quit"
+Handler = Callable[..., Any]
+
+
+def open_channel() -> TextIO:
+    """Where answers go. What libraries print to standard output goes to standard error from here on.
+
+    The process dies with its parent from here on, whatever it waits for.
+    """
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return answers
+
+
+def serve(answers: TextIO, handlers: Mapping[str, Handler]) -> None:
+    """Answer the parent's lines until it says quit or is gone, and end the process.
+
+    Args:
+      answers: from `open_channel`.
+      handlers: by the name that stands under "do"; the line's other entries are the arguments.
+    """
+    for line in sys.stdin:
+        request = json.loads(line)
+        name = request.pop("do")
+        if name == QUIT:
+            break
+        try:
+            answer = {"ok": handlers[name](**request)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    sys.stderr.flush()
+    os._exit(0)  # without the libraries' farewells, which wait for other processes
+
+
+def timed(work: Callable[[], None], at: float) -> dict[str, float]:
+    """Do a piece of work at a moment; when it ended, and what it took of the processor.
+
+    Args:
+      work: returns when all of it is done.
+      at: seconds of `time.monotonic`.
+    """
+    time.sleep(max(0.0, at - time.monotonic()))
+    used = time.process_time()
+    work()
+    return {"seconds": time.monotonic() - at, "cpu": time.process_time() - used}
+
+
+def counters(interface: str) -> dict[str, int]:
+    """Bytes and packets that this host's interface has sent and received."""
+    folder = Path("/sys/class/net") / interface / "statistics"
+    return {name: int((folder / name).read_text()) for name in ("tx_bytes", "tx_packets", "rx_bytes", "rx_packets")}

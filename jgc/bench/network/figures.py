@@ -1,0 +1,115 @@
+"""From the steps of a cell to the figures of a row: medians, what each part takes, bytes, and the floor."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jgc.bench.network.methods import LABELS, PLAIN_TORCH
+from jgc.bench.network.namespaces import HEADERS, UNLIMITED
+from jgc.bench.network.results import COMPUTATION, Results, key
+from jgc.wire.rate import bytes_per_second
+
+DRAWS, COVER = 2000, 90  # of the bootstrap; percent
+TWENTY = "twenty_lines"
+
+
+class Interval(NamedTuple):
+    """A median, or a difference of two, and the range that 90 % of bootstrap draws fall into."""
+
+    middle: float
+    low: float
+    high: float
+
+
+class Figures(NamedTuple):
+    """A cell in numbers: seconds of the slowest host, bytes of one host's interface in a step.
+
+    Attributes:
+      method, label: its name, and for people.
+      steps: how many.
+      step: the whole step.
+      added: what it takes over the same framework's own computation, with its interval.
+      computation: gradients and update of that framework.
+      compression: the step with local copies in the place of collectives, less computation; None where not measured.
+      communication: the rest.
+      cpu: processor seconds of a host over those of its computation.
+      sent, received: bytes without packet headers, at the interface.
+      headers: bytes of the headers of what is sent.
+      physical: `Wire.physical`, None for what is not jgc's.
+      compiled: of the compiled program's collectives; None where there is none.
+      audit: what is wrong between the two, or "".
+      floor: seconds that the interface's bytes, headers included, need at the rate; None without a rate.
+      of_twenty: `sent` over that of the twenty lines of JAX.
+    """
+
+    method: str
+    label: str
+    steps: int
+    step: Interval
+    added: Interval
+    computation: float
+    compression: float | None
+    communication: float | None
+    cpu: float
+    sent: float
+    received: float
+    headers: float
+    physical: float | None
+    compiled: float | None
+    audit: str
+    floor: float | None
+    of_twenty: float | None = None
+
+
+def of_cells(found: Results, hosts: int, rate: str) -> list[Figures]:
+    """The figures of all methods that have been measured there, in the order of measuring."""
+    cells = [c for c in found["cells"].values() if (c["hosts"], c["rate"]) == (hosts, rate) and c.get("full")]
+    rows = [_figures(found, cell) for cell in cells]
+    twenty = next((row.sent for row in rows if row.method == TWENTY), 0.0)
+    return [row._replace(of_twenty=row.sent / twenty if twenty else None) for row in rows]
+
+
+def _figures(found: Results, cell: dict[str, Any]) -> Figures:
+    hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
+    framework = "torch" if method in PLAIN_TORCH else "jax"
+    own = found["cells"][key(hosts, rate, f"{COMPUTATION}_{framework}")]
+    full, alone, computation = cell["full"], cell.get("alone", []), own[COMPUTATION]
+    told = found["methods"].get(f"{hosts}/{method}", {})
+    each = {name: cell[name] / cell["steps_counted"] for name in ("tx_bytes", "tx_packets", "rx_bytes", "rx_packets")}
+    on_cable = max(each["tx_bytes"], each["rx_bytes"])
+    return Figures(
+        method,
+        LABELS.get(method, f"jgc {method}"),
+        len(full),
+        median(full),
+        median(full, computation),
+        float(np.median(computation)),
+        float(np.median(alone) - np.median(computation)) if alone else None,
+        float(np.median(full) - np.median(alone)) if alone else None,
+        float(np.median(cell["cpu_full"]) - np.median(own[f"cpu_{COMPUTATION}"])),
+        each["tx_bytes"] - HEADERS * each["tx_packets"],
+        each["rx_bytes"] - HEADERS * each["rx_packets"],
+        HEADERS * each["tx_packets"],
+        told.get("physical"),
+        told.get("compiled"),
+        told.get("audit", ""),
+        None if rate == UNLIMITED else on_cable / bytes_per_second(rate),
+    )
+
+
+def median(values: Sequence[float], less: Sequence[float] | None = None) -> Interval:
+    """The median of values, or how far it lies over another's, with the bootstrap's interval.
+
+    Example:
+      >>> median([1.0, 1.0, 1.0], less=[0.5, 0.5])
+      Interval(middle=0.5, low=0.5, high=0.5)
+    """
+    random = np.random.default_rng(0)
+    draws = np.median(random.choice(np.asarray(values), (DRAWS, len(values))), axis=1)
+    middle = float(np.median(values))
+    if less is not None:
+        draws = draws - np.median(random.choice(np.asarray(less), (DRAWS, len(less))), axis=1)
+        middle -= float(np.median(less))
+    low, high = np.percentile(draws, [(100 - COVER) / 2, (100 + COVER) / 2])
+    return Interval(middle, float(low), float(high))

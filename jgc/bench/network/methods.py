@@ -1,0 +1,106 @@
+"""The rows of the benchmark: jgc's methods, and what a user would pick instead, in JAX and in PyTorch."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jgc import compress
+from jgc.training.errors import UserError, did_you_mean
+
+JAX, TORCH = "jax", "torch"
+SHARE = 0.001  # of each layer's values, for all that select
+PLAIN_JAX = ("psum_f32", "psum_f16", "twenty_lines")
+PLAIN_TORCH = ("ddp_f32", "ddp_fp16", "ddp_powersgd_1", "ddp_powersgd_2", "ddp_powersgd_4", "ddp_topk")
+NAMED = ("dense", "topk", "scalecom", "lgc_ps", "qsgd", "powersgd")  # at other numbers of hosts than four
+SHORT = ("topk", "twenty_lines", "ddp_f32")
+ALL_AT = 4  # hosts with which every method is measured
+LABELS = {
+    "psum_f32": "JAX psum f32, one vector",
+    "psum_f16": "JAX psum f16, one vector",
+    "twenty_lines": "twenty lines of JAX: top-k 0.1 %, fused, int32",
+    "ddp_f32": "PyTorch DDP f32",
+    "ddp_fp16": "PyTorch DDP, fp16 hook",
+    "ddp_powersgd_1": "PyTorch DDP, PowerSGD rank 1",
+    "ddp_powersgd_2": "PyTorch DDP, PowerSGD rank 2",
+    "ddp_powersgd_4": "PyTorch DDP, PowerSGD rank 4",
+    "ddp_topk": "PyTorch DDP, top-k 0.1 %, fused, int32",
+}
+
+
+class Row(NamedTuple):
+    """A row of the benchmark.
+
+    Attributes:
+      name: as the command line has it: a method of jgc, with settings after colons, or one of `LABELS`.
+      framework: "jax" or "torch".
+    """
+
+    name: str
+    framework: str
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return LABELS.get(self.name, f"jgc {self.name}")
+
+
+def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False) -> list[Row]:
+    """The rows of those names; those that belong to this number of hosts if there are none.
+
+    Args:
+      names: from the command line.
+      hosts: K.
+      torch: whether PyTorch is installed; without it its rows are left out.
+      short: the few of a quick look, if there are no names.
+
+    Raises:
+      UserError: an unknown name.
+
+    Example:
+      >>> [row.framework for row in rows(["topk:alpha=0.01", "ddp_f32"], 2, torch=True)]
+      ['jax', 'torch']
+    """
+    mine = list(compress.METHODS) if hosts == ALL_AT else [name for name in NAMED if name in compress.METHODS]
+    chosen = names or (SHORT if short else (*mine, *PLAIN_JAX, *PLAIN_TORCH))
+    found = [Row(name, TORCH if name in PLAIN_TORCH else JAX) for name in dict.fromkeys(chosen)]
+    for row in found:
+        if row.name not in LABELS:
+            settings(row.name)
+    return [row for row in found if torch or row.framework == JAX]
+
+
+def settings(name: str) -> Any:
+    """The settings of a method of jgc from its name, with changes after colons.
+
+    No layer goes a way of its own unless `first_layer` or `last_layer` says so.
+
+    Raises:
+      UserError: an unknown method or setting, or a value that does not fit.
+
+    Example:
+      >>> settings("topk:alpha=0.01:momentum_correction=true").alpha
+      0.01
+    """
+    method, *changes = name.split(":")
+    if method not in compress.METHODS:
+        known = [*compress.METHODS, *LABELS]
+        raise UserError(f"unknown method {method!r}{did_you_mean(method, known)} (one of {', '.join(known)})")
+    default = compress.METHODS[method].settings()
+    return dataclasses.replace(default, **dict(_change(default, change) for change in changes))
+
+
+def _change(default: Any, text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    fields = [field.name for field in dataclasses.fields(default)]
+    if not equals or name not in fields:
+        known = f"{did_you_mean(name, fields)}; write one of {', '.join(fields)} as name=value"
+        raise UserError(f"unknown setting {text!r}{known}")
+    kind = type(getattr(default, name))
+    if kind is bool:
+        if value not in ("true", "false"):
+            raise UserError(f"{name} must be true or false, got {value!r}")
+        return name, value == "true"
+    try:
+        return name, kind(value) if kind in (int, float) else value
+    except ValueError:
+        raise UserError(f"{name} must be a number such as {getattr(default, name)}, got {value!r}") from None

@@ -1,0 +1,244 @@
+"""Hosts on one machine: a network namespace each, joined by a bridge in one of its own, with a rate in both directions.
+
+Everything lies in namespaces called `jgc{pid}-{part}`, the pid being that of the process that made them: deleting them
+deletes cables, bridge and rates with them, several runs do not meet, and what a dead run left behind is known by its
+pid. Segmentation and receive offloads are off, so that the counters of an interface see the packets that a cable would.
+
+What a host sends waits at its own end of its cable, what it receives at the bridge's end: `tc tbf` on both.
+"""
+
+import array
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from jgc.training.errors import FAILED, UserError
+from jgc.wire.rate import bytes_per_second
+
+UNLIMITED = "unlimited"
+INTERFACE = "eth0"  # of a host
+MTU = 1500
+HEADERS = 14 + 20 + 32  # bytes of a packet: Ethernet, IP, TCP with time stamps
+QUEUE_SECONDS = 0.2  # how long a packet may wait at a full cable before it is dropped
+BURST_SECONDS, LEAST_BURST = 0.0005, 32_000  # what a bucket may hold: half a millisecond's bytes
+
+_SIOCETHTOOL, _CLONE_NEWNET = 0x8946, 0x40000000
+_OFFLOADS = {"tso": 0x1F, "gso": 0x24, "gro": 0x2C}  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO of linux/ethtool.h
+_NAME = re.compile(r"^jgc(\d+)-\w+$")
+
+
+class Network(NamedTuple):
+    """Hosts that can reach each other.
+
+    Attributes:
+      prefix: of the names of its namespaces.
+      hosts: K.
+      offloads: what was done about offloads, for people.
+      folder: where the hosts' files of names lie.
+    """
+
+    prefix: str
+    hosts: int
+    offloads: str
+    folder: Path
+
+    def name(self, host: int) -> str:
+        """The namespace of a host."""
+        return f"{self.prefix}-h{host}"
+
+    def command(self, host: int, argv: Sequence[str]) -> list[str]:
+        """The command line that runs `argv` on a host, where this machine's name is the host's own address.
+
+        `ip netns exec` gives the process mounts of its own, so that /etc/hosts is another file for it alone.
+        """
+        script = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
+        names = str(self.folder / f"hosts-{host}")
+        return ["ip", "netns", "exec", self.name(host), "sh", "-c", script, "sh", names, *argv]
+
+
+def address(host: int) -> str:
+    """The address of a host. Namespaces are closed off, so that every network may use the same."""
+    return f"10.77.0.{host + 1}"
+
+
+def check_rate(rate: str) -> str:
+    """The rate in lower case.
+
+    Raises:
+      ValueError: it is neither "unlimited" nor written as 100mbit.
+
+    Example:
+      >>> check_rate("100Mbit")
+      '100mbit'
+    """
+    rate = rate.strip().lower()
+    if rate != UNLIMITED:
+        bytes_per_second(rate)
+    return rate
+
+
+def why_not() -> str | None:
+    """What keeps this process from making namespaces, in a line; None where nothing does."""
+    if os.geteuid() != 0:
+        return "bench network needs root: it makes network namespaces and sets their rates"
+    missing = [tool for tool in ("ip", "tc", "mount", "sh") if shutil.which(tool) is None]
+    if missing:
+        return f"bench network needs {' and '.join(missing)} (iproute2 has ip and tc)"
+    name = f"jgc{os.getpid()}-try"
+    try:
+        _ip("netns", "add", name)
+        _ip("-n", name, "link", "add", "one", "type", "veth", "peer", "name", "two")
+        _run("tc", "-n", name, "qdisc", "add", "dev", "one", "root", *_bucket("100mbit"))
+        _run("ip", "netns", "exec", name, "mount", "--bind", "/etc/hosts", "/etc/hosts")
+    except UserError as error:
+        return f"this machine does not allow network namespaces with rates: {error}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return None
+
+
+def remove_leftovers() -> list[str]:
+    """Delete the namespaces of runs whose process is gone; return their names."""
+    gone = [name for name in _names() if not alive(int(_NAME.match(name)[1]))]  # type: ignore[index]
+    for name in gone:
+        _ip("netns", "del", name)
+    return gone
+
+
+@contextmanager
+def network(hosts: int, folder: Path) -> Iterator[Network]:
+    """Hosts that can reach each other at no limited rate; gone after the block, however that ends.
+
+    Args:
+      hosts: K, at least 2.
+      folder: for the hosts' files of names.
+
+    Raises:
+      UserError: a tool refused.
+    """
+    prefix = f"jgc{os.getpid()}"
+    try:
+        yield _made(prefix, hosts, folder)
+    finally:
+        for name in _names():
+            if name.startswith(f"{prefix}-"):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _made(prefix: str, hosts: int, folder: Path) -> Network:
+    switch = f"{prefix}-switch"
+    _ip("netns", "add", switch)
+    _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+    _ip("-n", switch, "link", "set", "bridge", "up")
+    said = []
+    for host in range(hosts):
+        name, port = f"{prefix}-h{host}", f"port{host}"
+        _ip("netns", "add", name)
+        _without_ipv6(name)
+        _ip("-n", name, "link", "add", INTERFACE, "mtu", str(MTU), "type", "veth", "peer", "name", port, "mtu",
+            str(MTU), "netns", switch)  # fmt: skip
+        _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+        _ip("-n", name, "addr", "add", f"{address(host)}/24", "dev", INTERFACE)
+        _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", name, "link", "set", INTERFACE, "up")
+        said += [offloads_off(name, INTERFACE), offloads_off(switch, port)]
+        (folder / f"hosts-{host}").write_text(f"127.0.0.1 localhost\n{address(host)} {socket.gethostname()}\n")
+    return Network(prefix, hosts, "; ".join(dict.fromkeys(said)), folder)
+
+
+def _without_ipv6(name: str) -> None:
+    """Neighbours announce themselves over IPv6; without it the counters hold the run's packets alone."""
+    script = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"
+    subprocess.run(["ip", "netns", "exec", name, "sh", "-c", script], capture_output=True, check=False)
+
+
+def set_rate(net: Network, rate: str) -> None:
+    """Give every host's cable a rate in both directions, or none.
+
+    Args:
+      net: the network.
+      rate: such as "100mbit", or "unlimited".
+    """
+    ends = [(net.name(host), INTERFACE) for host in range(net.hosts)]
+    ends += [(f"{net.prefix}-switch", f"port{host}") for host in range(net.hosts)]
+    for name, device in ends:
+        subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", device, "root"], capture_output=True, check=False)
+        if rate != UNLIMITED:
+            _run("tc", "-n", name, "qdisc", "add", "dev", device, "root", *_bucket(rate))
+
+
+def _bucket(rate: str) -> list[str]:
+    """A token bucket filter for `tc`.
+
+    Example:
+      >>> " ".join(_bucket("1gbit"))
+      'tbf rate 1gbit burst 62500 limit 25000000'
+    """
+    speed = bytes_per_second(rate)
+    burst, limit = max(LEAST_BURST, int(BURST_SECONDS * speed)), max(1_000_000, int(QUEUE_SECONDS * speed))
+    return ["tbf", "rate", rate, "burst", str(burst), "limit", str(limit)]
+
+
+def offloads_off(name: str, device: str) -> str:
+    """Switch segmentation and receive offloads of an interface off; say which could be and which could not.
+
+    By `ioctl`, this thread being in the namespace meanwhile: ethtool need not be installed.
+    """
+    with open("/proc/self/ns/net") as here, open(f"/run/netns/{name}") as there:
+        _enter(there.fileno())
+        try:
+            refused = [feature for feature, command in _OFFLOADS.items() if not _ethtool(device, command, 0)]
+        finally:
+            _enter(here.fileno())
+    done = [feature for feature in _OFFLOADS if feature not in refused]
+    return f"{', '.join(done)} off" + (f" ({', '.join(refused)} could not be switched off)" if refused else "")
+
+
+def _enter(namespace: int) -> None:
+    """`os.setns`, which Python 3.11 does not have."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def _ethtool(device: str, command: int, value: int) -> bool:
+    request = array.array("B", struct.pack("II", command, value))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            fcntl.ioctl(sock, _SIOCETHTOOL, struct.pack("16sP", device.encode(), request.buffer_info()[0]))
+        except OSError:
+            return False
+    return True
+
+
+def _names() -> list[str]:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    return [name for name in (line.split()[0] for line in listed.splitlines() if line.split()) if _NAME.match(name)]
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{' '.join(words)}: {done.stderr.strip() or f'exit code {done.returncode}'}", FAILED)

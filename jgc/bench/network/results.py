@@ -1,0 +1,96 @@
+"""What was measured, in one file that a run can be taken up from: results.json, written after every block of steps."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from jgc.training.errors import UserError
+
+NAME = "results.json"
+PARTS = ("full", "alone", "computation")
+COMPUTATION = "computation"
+Results = dict[str, Any]
+
+
+def key(hosts: int, rate: str, method: str) -> str:
+    """Where a cell stands.
+
+    Example:
+      >>> key(4, "1gbit", "topk")
+      '4/1gbit/topk'
+    """
+    return f"{hosts}/{rate}/{method}"
+
+
+def load(folder: Path, settings: dict[str, Any]) -> Results:
+    """What a folder holds already, or a new beginning.
+
+    Args:
+      folder: of the run.
+      settings: what all cells must have in common: model, batch, offloads and the like.
+
+    Raises:
+      UserError: it was measured with other settings.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return {"settings": settings, "cells": {}, "methods": {}, "versions": {}}
+    try:
+        results = json.loads(path.read_text())
+        before = results["settings"]
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} is not a file of bench network: {error}") from error
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise UserError(
+                f"{path} was measured with {name} {before.get(name)}, not {value}: give that, or another --run-dir"
+            )
+    return results
+
+
+def save(folder: Path, results: Results) -> None:
+    """Write the file in one go."""
+    draft = folder / f".{NAME}"
+    draft.write_text(json.dumps(results, indent=1))
+    os.replace(draft, folder / NAME)
+
+
+def cell(results: Results, hosts: int, rate: str, method: str) -> dict[str, Any]:
+    """A cell, made empty if it is not there.
+
+    Its lists hold an entry a step: "full", "alone" and "computation" seconds, "cpu_full" and so on processor seconds of
+    a host. "steps_counted" steps made a host's interface count "tx_bytes", "tx_packets", "rx_bytes", "rx_packets".
+    """
+    return results["cells"].setdefault(key(hosts, rate, method), {"hosts": hosts, "rate": rate, "method": method})
+
+
+def add_step(cell: dict[str, Any], part: str, taken: dict[str, float]) -> None:
+    """Note a step."""
+    cell.setdefault(part, []).append(round(taken["seconds"], 6))
+    cell.setdefault(f"cpu_{part}", []).append(round(taken["cpu"], 6))
+
+
+def add_counts(cell: dict[str, Any], steps: int, before: list[dict[str, int]], after: list[dict[str, int]]) -> None:
+    """Note what the hosts' interfaces counted over a block of steps, the mean over hosts.
+
+    Example:
+      >>> cell = {}
+      >>> add_counts(cell, 2, [{"tx_bytes": 5}, {"tx_bytes": 0}], [{"tx_bytes": 9}, {"tx_bytes": 8}])
+      >>> cell
+      {'steps_counted': 2, 'tx_bytes': 6.0}
+    """
+    cell["steps_counted"] = cell.get("steps_counted", 0) + steps
+    for name in before[0]:
+        counted = sum(b[name] - a[name] for a, b in zip(before, after, strict=True)) / len(before)
+        cell[name] = cell.get(name, 0.0) + counted
+
+
+def missing(results: Results, hosts: int, rate: str, method: str, steps: int, part: str = "full") -> int:
+    """How many steps a cell still lacks.
+
+    Example:
+      >>> missing({"cells": {"2/1gbit/topk": {"full": [0.1]}}}, 2, "1gbit", "topk", 4)
+      3
+    """
+    return max(0, steps - len(results["cells"].get(key(hosts, rate, method), {}).get(part, [])))
