@@ -5,7 +5,7 @@
 
 The ramp (25 % of the values, 6.25 %, 1.5625 %, 0.4 %) is as long as the workload's uncompressed steps of the others.
 
-digits_convnet5: 98.1 % (seed 0; uncompressed 98.6 %), 4.26 kB up from every node in a step (uncompressed
+digits_convnet5: 98.1 % (seed 0; uncompressed 98.6 %), 3.29 kB up from every node in a step (uncompressed
 1.56 MB), about two minutes on two cores. cifar10_resnet20: see docs/results/cifar10_compare.
 """
 

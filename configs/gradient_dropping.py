@@ -5,7 +5,7 @@
 
 The uncompressed steps before are the workload's, the same as for lgc_ps; --compressor.strategy fixed has none.
 
-digits_convnet5: 98.3 % (seed 0; uncompressed 98.6 %), 32.3 kB up from every node in a step (uncompressed
+digits_convnet5: 98.3 % (seed 0; uncompressed 98.6 %), 20.9 kB up from every node in a step (uncompressed
 1.56 MB), about two minutes on two cores. cifar10_resnet20: see docs/results/cifar10_compare.
 """
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -31,15 +32,16 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
     """Lay out `count` nodes on the devices that are present.
 
     With one device all nodes are emulated on it. With fewer devices than nodes each device gets equally
-    many. With at least as many devices as nodes times `devices_per_node`, every node gets its own.
+    many. With at least as many devices as nodes times `devices_per_node`, every node gets its own. Where there
+    are several processes (`jax.distributed`), each gets equally many nodes.
 
     Args:
       count: K, at least 1.
-      devices: the devices to use; all of `jax.devices()` by default.
+      devices: the devices to use; by default all of `jax.devices()`, or as many of each process as have a node.
       devices_per_node: devices that belong to one node and average exactly.
 
     Raises:
-      ValueError: `count` is not positive, or the nodes do not divide among the devices.
+      ValueError: `count` is not positive, or the nodes do not divide among the devices or the processes.
 
     Example:
       >>> make_nodes(8, devices=jax.devices()[:1]).layout
@@ -49,7 +51,7 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
         raise ValueError(f"the number of nodes must be at least 1, got {count}")
     if devices_per_node < 1:
         raise ValueError(f"devices_per_node must be at least 1, got {devices_per_node}")
-    devices = jax.devices() if devices is None else list(devices)
+    devices = _all_devices(count, devices_per_node) if devices is None else list(devices)
     if devices_per_node > 1:
         return _nodes_of_many_devices(count, devices, devices_per_node)
     if len(devices) == 1 and count > 1:
@@ -64,6 +66,25 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
         )
     mesh = jax.make_mesh((used,), (NODE,), axis_types=(AxisType.Auto,), devices=devices[:used])
     return Nodes(count, count // used, mesh, (NODE,))
+
+
+def _all_devices(count: int, devices_per_node: int) -> list[jax.Device]:
+    """The devices to use: all, or where there are several processes the same number of each."""
+    processes = jax.process_count()
+    if processes == 1:
+        return jax.devices()
+    if count % processes:
+        nearest = [k for k in (count // processes * processes, -(-count // processes) * processes) if k]
+        raise ValueError(
+            f"{count} nodes do not divide among {processes} processes; use {' or '.join(str(k) for k in nearest)} nodes"
+        )
+    mine, own = count // processes, [jax.local_devices(process_index=i) for i in range(processes)]
+    fewest = min(len(devices) for devices in own)
+    if devices_per_node > 1:
+        used = min(mine * devices_per_node, fewest)
+    else:
+        used = max(k for k in range(1, min(fewest, mine) + 1) if mine % k == 0)
+    return [device for devices in own for device in devices[:used]]
 
 
 def _nodes_of_many_devices(count: int, devices: Sequence[jax.Device], devices_per_node: int) -> Nodes:
@@ -194,9 +215,53 @@ def place(tree: PyTree, kinds: PyTree, nodes: Nodes) -> PyTree:
 
     def put(kind, sub):
         sharding = NamedSharding(nodes.mesh, _spec(kind, nodes))
-        return jax.tree.map(lambda x: jax.device_put(x, sharding), sub)
+        return jax.tree.map(lambda x: place_array(x, sharding), sub)
 
     return jax.tree.map(put, kinds, tree, is_leaf=_is_kind)
+
+
+def place_array(x: Any, sharding: NamedSharding) -> Array:
+    """Put one whole array, the same in all processes, on the devices; each process puts its own part."""
+    if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
+        return jax.device_put(x, sharding)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(place_array(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+    host = np.asarray(x)  # device_put would first compare it over all processes
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
+    """LOCAL or BATCH arrays of which a process makes only its own nodes' part.
+
+    Args:
+      part: returns a tree of host arrays [b - a, ...], those of nodes a to b - 1, for `slice(a, b)`.
+      nodes: the layout, without a fast axis.
+
+    Returns:
+      The tree of arrays [K, ...], as `place` returns them.
+
+    Example:
+      >>> place_parts(lambda of: np.arange(4)[of], make_nodes(4, devices=jax.devices()[:1]))
+      Array([0, 1, 2, 3], dtype=int32)
+    """
+    if nodes.mesh is None or jax.process_count() == 1:
+        return place(part(slice(None)), BATCH, nodes)
+    sharding = NamedSharding(nodes.mesh, _spec(BATCH, nodes))
+    devices = sharding.addressable_devices_indices_map((nodes.count,))
+    parts = [jax.device_put(part(index[0]), device) for device, index in devices.items() if index]
+
+    def whole(*shards):
+        return jax.make_array_from_single_device_arrays((nodes.count, *shards[0].shape[1:]), sharding, shards)
+
+    return jax.tree.map(whole, *parts)
+
+
+def to_host(x: Array) -> np.ndarray:
+    """A whole array on the host, whatever process holds which part. All processes must call it, in the same order."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        assert isinstance(x.sharding, NamedSharding)
+        x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)
+    return np.asarray(jax.device_get(x))
 
 
 def per_node(x: Array, nodes: Nodes) -> Array:

@@ -123,6 +123,23 @@ def test_other_numbers_of_nodes_keep_the_mean(tmp_path, nodes):
     )
 
 
+def test_from_four_nodes_to_three_to_eight_keeps_the_mean(tmp_path):
+    """What will be applied is the mean over the nodes, so that a run may go on with any number of them."""
+    before = state_of(1.0)
+    state, nodes = before, 4
+    for step, new in enumerate((3, 8), start=1):
+        manager = checkpoint.open_manager(tmp_path)
+        checkpoint.save(manager, step, state, {"config": {"nodes": nodes}})
+        found = checkpoint.restore(manager)
+        state, nodes = checkpoint.fit(state_of(nodes=new), found, new), new
+        assert state.compressor.local["residual"].shape == (new, 3)
+        np.testing.assert_allclose(
+            state.compressor.local["residual"].mean(axis=0), before.compressor.local["residual"].mean(axis=0), rtol=1e-6
+        )
+        decoders = np.resize(before.compressor.shared[0]["decoders"], (3, 2))  # one is dropped, new ones copied
+        np.testing.assert_array_equal(state.compressor.shared[0]["decoders"], np.resize(decoders, (new, 2)))
+
+
 def test_a_checkpoint_that_does_not_fit_says_where(tmp_path):
     saved(tmp_path, 1.0)
     found = checkpoint.restore(checkpoint.open_manager(tmp_path))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jgc.nodes import to_host
 from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
 from jgc.training.step import TrainState
 from jgc.types import PyTree
@@ -44,11 +45,22 @@ class Restored(NamedTuple):
 
 
 def open_manager(run_dir: Path) -> ocp.CheckpointManager:
-    """The manager of a run's checkpoints; half-written ones of a killed process are cleared away."""
+    """The manager of a run's checkpoints; half-written ones of a killed process are cleared away.
+
+    Where there are several processes, process 0's alone writes and clears; none waits for another inside of Orbax.
+    """
+    process = jax.process_index()
+    only_here = ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=KEEP, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        max_to_keep=KEEP if process == 0 else None,
+        enable_async_checkpointing=False,
+        cleanup_tmp_directories=process == 0,
+        read_only=process != 0,
+        create=False,
+        multiprocessing_options=only_here,
     )
     try:
+        (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager((run_dir / FOLDER).absolute(), options=options)
     except Exception as error:
         raise cannot_write(run_dir / FOLDER, error) from error
@@ -61,11 +73,11 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
       NonFinite: the parameters are not finite.
       UserError: the disk is full or read-only. Older checkpoints stay.
     """
-    if manager.latest_step() == step:
-        return
     arrays = flatten(state)
     if not all(np.all(np.isfinite(x)) for name, x in arrays.items() if name.startswith("params.")):
         raise NonFinite(step, "a parameter has become NaN or infinite", kept(manager))
+    if jax.process_index() != 0 or manager.latest_step() == step:
+        return
     needed, free = sum(x.nbytes for x in arrays.values()), shutil.disk_usage(manager.directory).free
     what = f"checkpoint {step} to {manager.directory}"
     if free < needed:
@@ -117,7 +129,8 @@ def restore(manager: ocp.CheckpointManager) -> Restored | None:
         except Exception as error:  # whatever a damaged file makes Orbax raise
             damaged.append(f"checkpoint {step} is damaged ({type(error).__name__}: {str(error)[:120]})")
             continue
-        _put_aside(manager, [s for s in steps if s > step])
+        if jax.process_index() == 0:
+            _put_aside(manager, [s for s in steps if s > step])
         return Restored(step, arrays, host, tuple(damaged))
     if damaged:
         raise UserError(f"no whole checkpoint in {manager.directory}: {'; '.join(damaged)}")
@@ -162,9 +175,12 @@ def _is_key(x: Any) -> bool:
 
 
 def flatten(state: PyTree) -> dict[str, np.ndarray]:
-    """A tree as named host arrays; random keys as their bits, empty arrays left out (Orbax cannot save them)."""
+    """A tree as named host arrays, one by one; random keys as their bits, empty ones left out (Orbax cannot save them).
+
+    Parts that other processes hold are fetched from them, into every process: for process 0 to write.
+    """
     plain = {name: jax.random.key_data(x) if _is_key(x) else x for name, x in _named(state).items()}
-    return {name: np.asarray(jax.device_get(x)) for name, x in plain.items() if x.size}
+    return {name: to_host(x) for name, x in plain.items() if x.size}
 
 
 def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(config, resume_command(argv))
 
-    return exit_code_of(run_it)
+    return in_company(run_it)
+
+
+def in_company(action: Callable[[], int]) -> int:
+    """`exit_code_of`, but a failure ends a process that has started JAX with others at once.
+
+    On its way out JAX would wait for the others.
+    """
+
+    def started() -> bool:
+        return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+
+    try:
+        code = exit_code_of(action)
+    except Exception:
+        if not started():
+            raise
+        traceback.print_exc()
+        code = FAILED
+    if code and started():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def exit_code_of(action: Callable[[], int]) -> int:

@@ -49,6 +49,24 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class DistributedConfig:
+    """How this process finds the others, where a run has several. docs/distributed.md shows how to start them."""
+
+    coordinator: str = ""
+    """HOST:PORT of process 0, a free port there; the same for all processes"""
+    num_processes: int = 0
+    """how many processes there are, on all hosts together"""
+    process_id: int = -1
+    """which of them this is, from 0"""
+    auto: bool = False
+    """let JAX find the three above: under Slurm, Kubernetes and Open MPI and on Cloud TPU"""
+    timeout: float = 60.0
+    """seconds for which a process may be silent, or a step behind the others, before these end; longer than any step"""
+    connect_timeout: float = 120.0
+    """seconds in which all processes must have come"""
+
+
+@dataclass(frozen=True)
 class Config(Generic[M]):
     """Settings of a run. The compressor's own are those of its method's dataclass."""
 
@@ -97,10 +115,13 @@ class Config(Generic[M]):
     """steps between two comparisons of the aggregate with the true mean, a step of its own; 0: none"""
     checkpoint_every: int = OPEN
     """steps between two checkpoints; the one at the end comes on top; 0: only that"""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
-# What may differ between a run's first start and its resumption: steps, run folder, nodes, logging.
-FREE = frozenset("steps run_dir resume nodes data.dir log_every evaluate_every diagnose_every checkpoint_every".split())
+# What may differ between a run's first start and its resumption: steps, run folder, nodes, processes, logging.
+FREE = frozenset(
+    "steps run_dir resume nodes distributed data.dir log_every evaluate_every diagnose_every checkpoint_every".split()
+)
 
 
 def resolve(config: Config) -> Config:
@@ -152,6 +173,10 @@ def check(config: Config) -> None:
             f"{config.nodes} nodes do not divide a batch of {config.batch_size} among them; "
             f"--batch-size (of all nodes together) {near} would do"
         )
+    for name in ("timeout", "connect_timeout"):
+        seconds = getattr(config.distributed, name)
+        if not 1 <= seconds <= 10**6:
+            raise UserError(f"--distributed.{name.replace('_', '-')} must be from 1 to 1000000 seconds, got {seconds}")
     if config.resume and config.run_dir is None:
         raise UserError("--resume goes on with the run in --run-dir: give both")
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from jgc import comm
 from jgc.data import Dataset, test_batches
-from jgc.nodes import LOCAL, SHARED, on_nodes
+from jgc.nodes import LOCAL, SHARED, on_nodes, place_array
 from jgc.training.step import Parts, TrainState
 from jgc.types import PyTree
 
@@ -62,4 +62,4 @@ def _batches(parts: Parts, dataset: Dataset) -> Iterable[tuple]:
     axes = (*nodes.slow, *nodes.fast)
     size = -(-min(BATCH, len(dataset.test_labels)) // nodes.size(axes)) * nodes.size(axes)
     sharding = NamedSharding(nodes.mesh, P(axes))  # type: ignore[arg-type]
-    return (jax.device_put(tuple(batch), sharding) for batch in test_batches(dataset, size))
+    return (tuple(place_array(x, sharding) for x in batch) for batch in test_batches(dataset, size))

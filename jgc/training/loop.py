@@ -3,23 +3,26 @@
 import sys
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from rich.console import Console
 
 from jgc import phases
 from jgc.data import make_batch, prefetch
-from jgc.nodes import BATCH, place
+from jgc.nodes import place_parts
 from jgc.training import checkpoint, curves, summary, table
 from jgc.training.config import Config, as_json, check
 from jgc.training.costs import Costs, PhaseCost, phase_cost
 from jgc.training.diagnose import Diagnosis
+from jgc.training.distributed import Team, facts_of_data, join
 from jgc.training.errors import UserError
 from jgc.training.evaluate import make_evaluate
-from jgc.training.metrics import Metrics, read
+from jgc.training.metrics import Metrics, NoMetrics, read
 from jgc.training.other import other_bytes
 from jgc.training.program import Program, compile_gradients, compile_update
 from jgc.training.progress import Display
@@ -47,39 +50,54 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
     Raises:
       UserError: one line on why the run cannot start or go on.
     """
-    # --- set-up: data, model, compressor, optimiser, compiled steps
     check(config)
-    console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
-    run_dir = choose_run_dir(config)
+    with join(config) as team:
+        console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
+        return run_in(team, config, resume_command, team.console(console))
+
+
+def run_in(team: Team, config: Config, resume_command: str, console: Console) -> int:
+    """What `run` does, as one process of a team; process 0 alone prints, and writes the run folder."""
+    # --- set-up: data, model, compressor, optimiser, compiled steps
+    run_dir = Path(team.lead(lambda: str(choose_run_dir(config))))
     setup = build(config)
-    if not (run_dir / CONFIG).exists():
+    team.same(facts_of_data(setup.dataset))
+    if team.leads and not (run_dir / CONFIG).exists():
         mark_run_dir(run_dir, config)
+    team.resume = resume_command.format(run_dir=run_dir)
 
     # --- checkpoint: a new run, or where an old one stopped
-    manager = checkpoint.open_manager(run_dir)
-    state, start, entered = resume_or_start(config, setup, manager, console)
-    mark_run_dir(run_dir, config)
+    with team.process_0_first():
+        manager = checkpoint.open_manager(run_dir)
+        found = checkpoint.restore(manager) if config.resume else None
+    state, start, entered = resume_or_start(config, setup, found, console)
+    team.same({"as the step to begin with": start, "as phases so far": [phase.name for phase in entered]})
+    if team.leads:
+        mark_run_dir(run_dir, config)
     console.print(heading(config, setup, run_dir, start), highlight=False)
 
     # --- the loop
     display = Display(console, config.steps, start, config.log_every)
-    with Metrics(run_dir, start) as metrics, Interrupts() as interrupts, display:
+    with Metrics(run_dir, start) if team.leads else NoMetrics() as metrics, Interrupts() as interrupts, display:
         costs = {phase.value: cost_of(setup, phase) for phase in entered}
         recorder = Recorder(metrics, display, costs, config.nodes, config.log_every, lambda: checkpoint.kept(manager))
-        state, done = train(config, setup, state, start, entered, manager, recorder, costs, interrupts)
+        state, done = train(team, config, setup, state, start, entered, manager, recorder, costs, interrupts)
     manager.close()
     if done < config.steps:
         console.print(f"{interrupts.name}: saved after step {done} of {config.steps}. Go on with", highlight=False)
-        console.print(f"  {resume_command.format(run_dir=run_dir)}", highlight=False, soft_wrap=True)
+        console.print(f"  {team.resume}", highlight=False, soft_wrap=True)
         return interrupts.exit_code
 
     # --- what is left behind
+    if not team.leads:
+        return 0
     newest = {phase.name: costs[phase.value]._replace(phase=phase) for phase in entered}  # of each kind
     finish(config, setup, state, run_dir, tuple(newest.values()), console)
     return 0
 
 
 def train(
+    team: Team,
     config: Config,
     setup: Setup,
     state: TrainState,
@@ -103,7 +121,7 @@ def train(
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
             # the nodes' gradients
             if step == start:
-                compute_gradients = compile_gradients(setup.parts, state, batch)
+                compute_gradients = compile_gradients(setup.parts, state, batch, team)
             gradients = compute_gradients(state.params, state.batch_stats, batch)
             # a new phase: what it changes in the state, and an update compiled for it
             old, phase = phase, upcoming
@@ -116,7 +134,7 @@ def train(
                         costs[phase.value] = cost_of(setup, phase)
                     state = change_phase(setup, old, phase, state)
                     if phase.value not in updates:
-                        updates[phase.value] = compile_update(setup.parts, phase.value, state, gradients)
+                        updates[phase.value] = compile_update(setup.parts, phase.value, state, gradients, team)
                         recorder.display.say(describe(costs[phase.value], updates[phase.value]))
             # diagnose, then update
             figures: dict[str, float] = {}
@@ -126,7 +144,7 @@ def train(
             state, outputs = updates[phase.value].run(state, gradients, np.int32(step))
             recorder.push(step, phase, outputs, **figures)
             # evaluation and checkpoint
-            done, stop = step + 1, bool(interrupts.received)
+            done, stop = step + 1, team.agreed_signal(step, start, interrupts.received)
             last = done == config.steps
             upcoming = next_phase(setup, phase, done, state)
             new_kind = all(upcoming.name != before.name for before in entered)
@@ -137,7 +155,9 @@ def train(
                 with recorder.aside():
                     recorder.write()
                     checkpoint.save(manager, done, state, {**host, "phases": [phases.as_json(p) for p in entered]})
+                    team.wait()
             if stop:
+                interrupts.received = stop  # perhaps by another process
                 return state, done
     return state, max(start, config.steps)
 
@@ -151,8 +171,8 @@ def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:
     """The batch of every step from `start` on: a pure function of seed and step, made ahead in a thread."""
 
     def batch_of(step: int) -> Batch:
-        arrays = make_batch(setup.dataset, config.seed, step, config.nodes, config.batch_size)
-        return place(arrays, (BATCH, BATCH), setup.parts.nodes)
+        make = partial(make_batch, setup.dataset, config.seed, step, config.nodes, config.batch_size)
+        return place_parts(make, setup.parts.nodes)
 
     yield from prefetch(batch_of, start, config.steps)
 
@@ -178,14 +198,13 @@ def change_phase(setup: Setup, old: Phase, new: Phase, state: TrainState) -> Tra
 
 
 def resume_or_start(
-    config: Config, setup: Setup, manager: ocp.CheckpointManager, console: Console
+    config: Config, setup: Setup, found: checkpoint.Restored | None, console: Console
 ) -> tuple[TrainState, int, list[Phase]]:
     """The state to begin with, the number of steps that it has had, and the phases entered so far, the newest last.
 
     Raises:
       UserError: the checkpoint is of another config, has had more steps than the run is to have, or does not fit.
     """
-    found = checkpoint.restore(manager) if config.resume else None
     if found is None:
         if config.resume:
             console.print("no checkpoint yet: starting from the beginning")
@@ -210,6 +229,8 @@ def heading(config: Config, setup: Setup, run_dir: Path, start: int) -> str:
     """What is about to run, in two lines."""
     nodes = setup.parts.nodes
     where = "emulated on one device" if nodes.mesh is None else f"{nodes.layout}, {nodes.mesh.size} devices"
+    if jax.process_count() > 1:
+        where += f" of {jax.process_count()} processes"
     begin = f", from step {start}" if start else ""
     return (
         f"{summary.method_name(config.compressor)} on {config.workload}: {setup.values:,} parameters, {config.nodes} "

@@ -68,6 +68,19 @@ class Metrics:
                 file.close()
 
 
+class NoMetrics:
+    """In place of `Metrics` in a process that writes none."""
+
+    def write(self, line: Line, tensorboard: bool = True) -> None:
+        """Drop the line."""
+
+    def __enter__(self) -> "NoMetrics":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 def _plain(value: Any) -> Any:
     """JSON has no NaN: None stands for it."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

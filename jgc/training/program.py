@@ -1,13 +1,16 @@
 """The compiled halves of a step, and what they make a device send."""
 
 import time
+import zlib
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.stages import Lowered
 
 from jgc import comm
+from jgc.training.distributed import ALONE, Team
 from jgc.training.step import Batch, Gradients, Parts, TrainState, make_gradients, make_update
 from jgc.types import Sent
 
@@ -29,17 +32,30 @@ class Program(NamedTuple):
 # Compiled ahead of the first call: a later call that does not fit raises instead of compiling again.
 
 
-def compile_gradients(parts: Parts, state: TrainState, batch: Batch) -> Callable[..., Gradients]:
+def compile_gradients(parts: Parts, state: TrainState, batch: Batch, team: Team = ALONE) -> Callable[..., Gradients]:
     """The nodes' gradients, for all phases."""
-    return jax.jit(make_gradients(parts)).lower(state.params, state.batch_stats, batch).compile()
+    lowered = jax.jit(make_gradients(parts)).lower(state.params, state.batch_stats, batch)
+    return _compile(lowered, "gradients", team)
 
 
-def compile_update(parts: Parts, phase: Hashable, state: TrainState, gradients: Gradients) -> Program:
+def compile_update(
+    parts: Parts, phase: Hashable, state: TrainState, gradients: Gradients, team: Team = ALONE
+) -> Program:
     """What one phase makes of them."""
     started = time.perf_counter()
     shardings = jax.tree.map(lambda x: x.sharding, state)
     update = jax.jit(make_update(parts, phase), donate_argnums=0, out_shardings=(shardings, None))
     with comm.ledger() as sent:
         lowered = update.lower(state, gradients, np.int32(0))
-    compiled = lowered.compile()
+    compiled = _compile(lowered, "update", team)
     return Program(compiled, tuple(sent), time.perf_counter() - started)
+
+
+def _compile(lowered: Lowered, name: str, team: Team) -> Callable[..., Any]:
+    """Compile what all processes have lowered to the same text; none runs it before all have it."""
+    if team.count > 1:
+        text = lowered.as_text()
+        team.same({f"a program of the {name}, StableHLO of checksum": f"{zlib.crc32(text.encode()):08x}"})
+    compiled = lowered.compile()
+    team.wait()
+    return compiled

@@ -10,7 +10,7 @@ import jax
 
 from jgc.training.costs import Costs
 from jgc.training.errors import NonFinite
-from jgc.training.metrics import Line, Metrics
+from jgc.training.metrics import Line, Metrics, NoMetrics
 from jgc.training.progress import Display
 from jgc.types import Array
 
@@ -29,7 +29,7 @@ class Recorder:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: Metrics | NoMetrics,
         display: Display,
         costs: Costs,
         nodes: int,

@@ -1,0 +1,230 @@
+"""The meeting point of a run's processes: threads of process 0 that hear from all of them.
+
+Every process, process 0 too, holds one connection to it (`meeting`). The hub counts who comes, collects what the
+processes tell each other, and notices who is gone (the connection closes), silent (no heartbeat) or late (the others
+have ended a step, this one has not). It then ends them all with one line that names that process.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jgc.training.link import Link, Message, pass_on
+
+BEATS = 5  # heartbeats in the time that a process may be silent, at least one a second
+GRACE = 2.0  # seconds in which the process that is to blame shows, after another one has failed because of it
+HELLO = 10.0  # seconds in which whoever connects says who he is
+
+
+def beat_seconds(timeout: float) -> float:
+    """Time between two heartbeats where a process may be silent for `timeout` seconds.
+
+    Example:
+      >>> beat_seconds(60), beat_seconds(2)
+      (1.0, 0.4)
+    """
+    return min(1.0, timeout / BEATS)
+
+
+@dataclass
+class Member:
+    """A process that has come."""
+
+    link: Link
+    heard: float  # when it last sent anything
+    left: bool = False  # on purpose
+
+
+@dataclass
+class Round:
+    """What has been said so far on one subject, until all have."""
+
+    begun: float
+    patient: bool  # whether to wait for the last one however long it takes
+    values: dict[int, Any] = field(default_factory=dict)
+
+
+class Hub:
+    """Serves `processes` processes from `listener` on, in threads that end with the process.
+
+    Args:
+      listener: the socket that they connect to.
+      processes: how many are to come.
+      timeout: seconds of silence, or of being late, after which a process ends the run.
+      connect_timeout: seconds in which all have to come.
+    """
+
+    def __init__(self, listener: socket.socket, processes: int, timeout: float, connect_timeout: float):
+        self.jax_port = 0  # of JAX's own coordination service, on this host alone
+        self._processes, self._timeout = processes, timeout
+        self._deadline, self._connect_timeout = time.monotonic() + connect_timeout, connect_timeout
+        self._members: dict[int, Member] = {}
+        self._rounds: dict[str, Round] = {}
+        self._failed: tuple[float, int, str] | None = None
+        self._lock = threading.RLock()
+        self._over = ""  # why all end
+        for target, args in ((self._accept, (listener,)), (self._watch, ())):
+            threading.Thread(target=target, args=args, daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        link = Link(connection)
+        connection.settimeout(HELLO)
+        try:
+            hello = link.receive() or {}
+        except TimeoutError:
+            hello = {}
+        connection.settimeout(None)
+        if hello.get("jgc") == "relay":
+            self._to_jax(link)
+        elif hello.get("jgc") == "join" and self._admit(int(hello["process"]), int(hello["of"]), link):
+            process = int(hello["process"])
+            for message in link:
+                self._take(process, message)
+            self._gone(process)
+        else:
+            link.close()
+
+    def _to_jax(self, link: Link) -> None:
+        """Join a connection to JAX's coordination service, which may be about to start."""
+        while not self._over:
+            try:
+                service = socket.create_connection(("127.0.0.1", self.jax_port))
+            except OSError:
+                time.sleep(0.05)
+                continue
+            service.sendall(link.rest)
+            pass_on(link.socket, service)
+            return
+
+    def _admit(self, process: int, of: int, link: Link) -> bool:
+        with self._lock:
+            complete = len(self._members) == self._processes
+            if complete or self._over:
+                link.send(end=self._over or f"the run here has all its {self._processes} processes already")
+                return False
+            if of != self._processes or process in self._members:
+                wrong = (
+                    f"two processes were started as process {process}"
+                    if of == self._processes
+                    else f"process {process} was started with --distributed.num-processes {of}, process 0 with "
+                    f"{self._processes}"
+                )
+                link.send(end=wrong)
+                self._end(wrong)
+                return False
+            self._members[process] = Member(link, time.monotonic())
+            if len(self._members) == self._processes:
+                self._send_all(all="joined", values=[])
+            return True
+
+    def _take(self, process: int, message: Message) -> None:
+        with self._lock:
+            self._members[process].heard = time.monotonic()
+            if "post" in message:
+                self._collect(process, message["post"], message["value"], message["patient"])
+            elif "failed" in message and self._failed is None:
+                self._failed = (time.monotonic(), process, message["failed"])
+            elif "stopped" in message:
+                self._end(f"process {process} stopped: {message['stopped']}")
+                self._members[process].left = True
+            elif "left" in message:
+                self._members[process].left = True
+
+    def _collect(self, process: int, tag: str, value: Any, patient: bool) -> None:
+        said = self._rounds.setdefault(tag, Round(time.monotonic(), patient))
+        said.values[process] = value
+        if len(said.values) == self._processes:
+            del self._rounds[tag]
+            self._send_all(all=tag, values=[said.values[i] for i in range(self._processes)])
+
+    def _gone(self, process: int) -> None:
+        with self._lock:
+            if not self._members[process].left:
+                self._end(f"process {process} died")
+
+    def _watch(self) -> None:
+        interval, before = beat_seconds(self._timeout), time.monotonic()
+        while not self._over:
+            time.sleep(interval)
+            now = time.monotonic()
+            with self._lock:
+                if now - before > 2 * interval + 1:  # all of this process has stood still: what it missed is unknown
+                    self._forget(now)
+                verdict = self._verdict(now)
+                if verdict:
+                    self._end(verdict)
+                self._send_all(beat=True)
+            before = now
+
+    def _forget(self, now: float) -> None:
+        for member in self._members.values():
+            member.heard = now
+        for said in self._rounds.values():
+            said.begun = now
+
+    def _verdict(self, now: float) -> str:
+        """Who keeps the others waiting, or nothing."""
+        if len(self._members) < self._processes:
+            if now < self._deadline:
+                return ""
+            missing = [i for i in range(self._processes) if i not in self._members]
+            return (
+                f"{len(self._members)} of {self._processes} processes came in {self._connect_timeout:g} s; missing: "
+                f"{', '.join(f'process {i}' for i in missing[:8])}{' ...' if len(missing) > 8 else ''}"
+            )
+        present = {i: member for i, member in self._members.items() if not member.left}
+        for i, member in present.items():
+            if now - member.heard > self._timeout:
+                return silent(i, now - member.heard)
+        for tag, said in self._rounds.items():
+            late = [i for i in present if i not in said.values]
+            if late and not said.patient and now - said.begun > self._timeout:
+                return f"process {late[0]} has not come to the end of {tag}, {now - said.begun:.0f} s after the others"
+        if self._failed and now - self._failed[0] > GRACE:
+            _, process, text = self._failed
+            worst = min(present, key=lambda i: present[i].heard, default=process)
+            if now - present[worst].heard > 2 * GRACE:
+                return silent(worst, now - present[worst].heard)
+            return f"process {process} failed: {text}"
+        return ""
+
+    def _end(self, text: str) -> None:
+        """Tell all processes to end, this hub's own last."""
+        if self._over:
+            return
+        self._over = text
+        self._send_all(end=text)
+
+    def _send_all(self, **message: Any) -> None:
+        for process in sorted(self._members, reverse=True):
+            if not self._members[process].left:
+                self._members[process].link.send(**message)
+
+
+def silent(process: int, seconds: float) -> str:
+    """What there is to say of a process without heartbeat."""
+    return f"process {process} has been silent for {seconds:.0f} s: it is stopped, or its host or network is down"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that all processes can connect to; on this host alone where `host` is a name for that.
+
+    Raises:
+      OSError: the port is taken.
+    """
+    local = host == "localhost" or host.startswith("127.")
+    if local:
+        return socket.create_server(("127.0.0.1", port), backlog=1024)
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+    return socket.create_server(("", port), backlog=1024)

@@ -1,0 +1,68 @@
+"""Which of a run's processes this is, and where they meet: from the settings, or as JAX finds it out."""
+
+from typing import NamedTuple
+
+from jgc.training.config import DistributedConfig
+from jgc.training.errors import UserError
+
+
+class Place(NamedTuple):
+    """Where a process stands: the meeting point, how many there are, which this is, its devices (None: all)."""
+
+    host: str
+    port: int
+    processes: int
+    process: int
+    local_devices: tuple[int, ...] | None = None
+
+
+def place_of(settings: DistributedConfig) -> Place | None:
+    """Where this process stands, as the settings say or as JAX finds out; None in a run of one process.
+
+    Raises:
+      UserError: a setting is missing or out of range, or JAX finds nothing.
+    """
+    if settings.auto:
+        return _detected(settings)
+    given = {
+        "coordinator HOST:PORT": settings.coordinator != "",
+        "num-processes N": settings.num_processes != 0,
+        "process-id I": settings.process_id != -1,
+    }
+    if not any(given.values()):
+        return None
+    for name, is_given in given.items():
+        if not is_given:
+            raise UserError(f"--distributed.{name} is missing: a run of several processes needs all three")
+    host, port = _address(settings.coordinator)
+    if settings.num_processes < 1:
+        raise UserError(f"--distributed.num-processes must be at least 1, got {settings.num_processes}")
+    if not 0 <= settings.process_id < settings.num_processes:
+        raise UserError(
+            f"--distributed.process-id must be from 0 to {settings.num_processes - 1}, got {settings.process_id}"
+        )
+    return Place(host, port, settings.num_processes, settings.process_id)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"--distributed.coordinator must be HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def _detected(settings: DistributedConfig) -> Place:
+    from jax._src.clusters import ClusterEnv  # what jax.distributed.initialize() without arguments asks
+
+    try:
+        seconds = int(settings.connect_timeout)
+        found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, seconds)
+    except Exception as error:
+        raise UserError(f"--distributed.auto: JAX cannot tell how the processes were started: {error}") from error
+    address, processes, process, devices = found
+    if address is None or processes is None or process is None:
+        raise UserError(
+            "--distributed.auto: JAX finds none of Slurm, Kubernetes, Cloud TPU and Open MPI here; give "
+            "--distributed.coordinator, --distributed.num-processes and --distributed.process-id"
+        )
+    return Place(*_address(address), processes, process, None if devices is None else tuple(devices))

@@ -1,0 +1,267 @@
+"""Several real processes on one machine: the result of one, and one clear line for whatever goes wrong."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from process_helpers import LIMIT, free_port, start, start_all, wait_for_step
+
+from jgc.training.distributed import difference
+from jgc.training.metrics import read
+
+pytestmark = pytest.mark.slow
+
+COMMON = "--batch-size 24 --evaluate-every 3 --diagnose-every 0"
+SPARSE = f"--config configs/sparse_gd.py --compressor.alpha 0.1 --compressor.warmup-steps 2 {COMMON} --nodes 4"
+DENSE = f"--config configs/baseline.py {COMMON}"
+LGC = (
+    f"--config configs/lgc_ps.py --compressor.alpha 0.1 --compressor.warmup-steps 1 --compressor.autoencoder-steps 1 "
+    f"{COMMON} --nodes 2 --steps 3"
+)
+LONG = f"{DENSE} --nodes 2 --steps 100000 --checkpoint-every 2 --log-every 1000 --evaluate-every 0"
+
+
+@pytest.fixture(autouse=True)
+def in_root(request, monkeypatch, tmp_path_factory):
+    """Where train.py is started; programs are compiled once for all tests."""
+    monkeypatch.chdir(request.config.rootpath)
+    monkeypatch.setenv("JGC_TEST_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def finish(running):
+    for r in running:
+        code, output = r.end()
+        assert code == 0, output
+    for r in running[1:]:
+        assert r.output.read_text() == ""  # process 0 alone prints
+
+
+def held(folder, devices):
+    """The parameters, which all devices of all processes hold bit for bit alike."""
+    files = sorted(folder.iterdir())
+    assert len(files) == devices
+    all_of_them = [np.load(file) for file in files]
+    for other in all_of_them[1:]:
+        assert [x for x in other.files if other[x].tobytes() != all_of_them[0][x].tobytes()] == []
+    return all_of_them[0]
+
+
+def assert_close(a, b):
+    assert a.files == b.files
+    for name in a.files:
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6)
+
+
+def losses(run_dir):
+    return [line["loss"] for line in read(run_dir / "metrics.jsonl")]
+
+
+def train(tmp_path, name, count, options, **environment):
+    """A whole run of `count` processes; its folder and a folder with what each device holds."""
+    dump = tmp_path / f"{name}-held"
+    dump.mkdir()
+    running = start_all(
+        tmp_path, name, count, f"{options} --run-dir {tmp_path / name}", JGC_TEST_DUMP=str(dump), **environment
+    )
+    return running, tmp_path / name, dump
+
+
+@pytest.mark.parametrize("options", [f"{DENSE} --nodes 4 --steps 4", LGC], ids=["baseline", "lgc_ps"])
+def test_two_processes_equal_one(tmp_path, options):
+    one, two = (train(tmp_path, f"{count}", count, options) for count in (1, 2))
+    for running, *_ in (one, two):
+        finish(running)
+    assert_close(held(two[2], 2), held(one[2], 1))
+    np.testing.assert_allclose(losses(two[1]), losses(one[1]), rtol=1e-5)
+
+
+def test_processes_end_by_themselves(tmp_path, request):
+    """The others are forked and end without Python's own end, in which JAX would wait for who is gone."""
+    code = "import sys, process_helpers as p; p.child(sys.argv[2:], sys.argv[1], {})"
+    options = f"{DENSE} --nodes 2 --steps 2 --run-dir {tmp_path / 'run'} --distributed.num-processes 2"
+    options += f" --distributed.coordinator 127.0.0.1:{free_port()} --distributed.process-id"
+    outputs = [tmp_path / f"{i}.txt" for i in range(2)]
+    env = {**os.environ, "PYTHONPATH": f"{request.config.rootpath}/tests:{request.config.rootpath}"}
+    running = []
+    for i, output in enumerate(outputs):
+        output.touch()
+        running.append(subprocess.Popen([sys.executable, "-c", code, output, *options.split(), f"{i}"], env=env))
+    assert [r.wait(LIMIT) for r in running] == [0, 0], [output.read_text() for output in outputs]
+
+
+def test_other_processes_and_devices_and_going_on_with_fewer(tmp_path):
+    """One process; two with two devices each; four that go on as two: the same run."""
+    two_devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    whole = train(tmp_path, "whole", 1, f"{SPARSE} --steps 6")
+    devices = train(tmp_path, "devices", 2, f"{SPARSE} --steps 6", **two_devices)
+    four = train(tmp_path, "four", 4, f"{SPARSE} --steps 4")
+    for running, *_ in (whole, devices, four):
+        finish(running)
+    held(four[2], 4)
+    for file in four[2].iterdir():
+        file.unlink()
+    again = start_all(
+        tmp_path, "again", 2, f"{SPARSE} --steps 6 --resume --run-dir {four[1]}", JGC_TEST_DUMP=str(four[2])
+    )
+    finish(again)
+    expected = held(whole[2], 1)
+    assert_close(held(devices[2], 4), expected)
+    assert_close(held(four[2], 2), expected)
+    np.testing.assert_allclose(losses(four[1]), losses(whole[1]), rtol=1e-5)
+
+
+def test_a_killed_process_ends_the_others_and_the_run_goes_on(tmp_path):
+    run_dir, options = tmp_path / "run", LONG.replace("--nodes 2", "--nodes 3")
+    running = start_all(tmp_path, "killed", 3, f"{options} --run-dir {run_dir}")
+    wait_for_step(run_dir, 5, running)
+    running[1].process.kill()
+    first, third = running[0].error(), running[2].error()
+    assert re.match(r"error: process 1 died; go on, with all processes, by: python train.py .* --resume$", first)
+    assert re.match(r"error: process 2 ends: process 1 died; go on, with all processes, by: .*process-id 2 ", third)
+    done = read(run_dir / "metrics.jsonl")[-1]["step"]
+    options = options.replace("100000", str(done + 4)).replace("--nodes 3", "--nodes 2")
+    finish(start_all(tmp_path, "resumed", 2, f"{options} --run-dir {run_dir} --resume"))
+    assert [line["step"] for line in read(run_dir / "metrics.jsonl")] == list(range(1, done + 5))
+
+
+def test_the_coordinator_is_killed(tmp_path):
+    run_dir = tmp_path / "run"
+    running = start_all(tmp_path, "coordinator", 2, f"{LONG} --run-dir {run_dir}")
+    wait_for_step(run_dir, 5, running)
+    running[0].process.kill()
+    assert "process 1 ends: process 0, the coordinator, died; go on" in running[1].error()
+
+
+def test_a_stopped_process_ends_the_others_after_the_time_set(tmp_path):
+    run_dir = tmp_path / "run"
+    running = start_all(tmp_path, "stopped", 2, f"{LONG} --run-dir {run_dir} --distributed.timeout 5")
+    wait_for_step(run_dir, 5, running)
+    os.kill(running[1].process.pid, signal.SIGSTOP)
+    assert re.search(r"error: process 1 (has been silent for|has not come to the end of step)", running[0].error())
+    os.kill(running[1].process.pid, signal.SIGCONT)
+    assert "process 1 ends: process 1 has" in running[1].error()  # what it was told while it could not hear
+
+
+def test_a_process_that_hangs_is_named(tmp_path):
+    options = f"{DENSE} --nodes 2 --steps 100000 --run-dir {tmp_path / 'run'} --distributed.timeout 4"
+    port = free_port()
+    running = [
+        start(
+            tmp_path,
+            f"hang-{i}",
+            f"{options} --distributed.coordinator 127.0.0.1:{port} --distributed.num-processes 2 "
+            f"--distributed.process-id {i}",
+            **({"JGC_TEST_HANG": "4"} if i else {}),
+        )
+        for i in range(2)
+    ]
+    assert "error: process 1 has not come to the end of step 4, " in running[0].error()
+    assert "process 1 ends: process 1 has not come to the end of step 4, " in running[1].error()
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
+    run_dir = tmp_path / "run"
+    running = start_all(tmp_path, "signal", 2, f"{LONG} --run-dir {run_dir}")
+    wait_for_step(run_dir, 5, running)
+    os.kill(running[1].process.pid, signal.SIGTERM)
+    (code, output), (other, quiet) = (r.end() for r in running)
+    assert (code, other, quiet) == (143, 143, ""), output
+    stopped = int(re.search(r"SIGTERM: saved after step (\d+)", output)[1])
+    assert stopped == read(run_dir / "metrics.jsonl")[-1]["step"]
+    assert (run_dir / "checkpoints" / str(stopped)).is_dir()
+
+
+REFUSED = {
+    "settings": ({"own": {1: "--seed 5"}}, "process 1 has --seed 5, process 0 has 0"),
+    "count": (
+        {"own": {1: "--distributed.num-processes 3"}},
+        "process 1 was started with --distributed.num-processes 3, process 0 with 2",
+    ),
+    "identity": ({"own": {1: "--distributed.process-id 0"}}, None),
+    "missing": ({"count": 1, "of": 2}, "1 of 2 processes came in 2 s; missing: process 1"),
+    "nodes": ({"own": {0: "--nodes 3", 1: "--nodes 3"}}, "3 nodes do not divide among 2 processes; use 2 or 4 nodes"),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_does_not_fit_is_refused_at_the_start(tmp_path, wrong):
+    settings, line = REFUSED[wrong]
+    options = f"{DENSE} --nodes 2 --steps 3 --run-dir {tmp_path / 'run'} --distributed.connect-timeout 2"
+    options = options.replace("connect-timeout 2", "connect-timeout 30") if wrong != "missing" else options
+    if wrong == "missing":
+        options += f" --distributed.coordinator 127.0.0.1:{free_port()} --distributed.num-processes 2"
+        running = [start(tmp_path, wrong, f"{options} --distributed.process-id 0")]
+    elif wrong == "identity":
+        options = options.replace("connect-timeout 30", "connect-timeout 3")
+        running = start_all(tmp_path, wrong, 2, options, own=settings["own"])
+        lines = sorted(r.error() for r in running)  # whichever is first takes the port
+        assert "1 of 2 processes came" in lines[0] and "cannot open port" in lines[1]
+        return
+    else:
+        running = start_all(tmp_path, wrong, 2, options, own=settings["own"])
+    for r in running:
+        assert line in r.error()
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_versions_and_other_programs_are_refused(tmp_path):
+    options = f"{DENSE} --nodes 2 --steps 3 --run-dir {tmp_path / 'run'}"
+    for name, value, said in (
+        ("JGC_TEST_JAX", "9.9.9", r"process 1 has jax 9\.9\.9, process 0 has \d+\.\d+\.\d+"),
+        ("JGC_TEST_PROGRAM", "1", r"process 1 has a program of the update, StableHLO of checksum \w+, process 0 has"),
+    ):
+        port = free_port()
+        where = f"--distributed.coordinator 127.0.0.1:{port} --distributed.num-processes 2 --distributed.process-id"
+        running = [
+            start(tmp_path, f"{name}-{i}", f"{options} {where} {i}", **({name: value} if i else {})) for i in range(2)
+        ]
+        for r in running:
+            assert re.search(said, r.error())
+
+
+def test_a_port_that_is_taken_and_a_coordinator_that_is_not_there(tmp_path):
+    options = f"{DENSE} --nodes 2 --steps 3 --distributed.num-processes 2 --distributed.connect-timeout 2"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        where = f"{options} --distributed.coordinator 127.0.0.1:{port}"
+        taken = start(tmp_path, "taken", f"{where} --distributed.process-id 0")
+        assert f"process 0 cannot open port {port} on this host" in taken.error()
+    absent = start(tmp_path, "absent", f"{where} --distributed.process-id 1")
+    assert f"no coordinator at 127.0.0.1:{port} within 2 s (Connection refused)" in absent.error()
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ("--distributed.coordinator h:1 --distributed.process-id 0", "--distributed.num-processes N is missing"),
+        ("--distributed.num-processes 2 --distributed.process-id 0", "--distributed.coordinator HOST:PORT is missing"),
+        (
+            "--distributed.coordinator h:1 --distributed.num-processes 2 --distributed.process-id 2",
+            "--distributed.process-id must be from 0 to 1, got 2",
+        ),
+        (
+            "--distributed.coordinator h --distributed.num-processes 2 --distributed.process-id 0",
+            "must be HOST:PORT, got 'h'",
+        ),
+        ("--distributed.timeout 0", "--distributed.timeout must be from 1 to 1000000 seconds, got 0"),
+        ("--distributed.auto", "JAX finds none of Slurm, Kubernetes, Cloud TPU and Open MPI here"),
+    ],
+)
+def test_options_that_do_not_make_sense(options, said, capsys, monkeypatch):
+    from jax._src.clusters import ClusterEnv
+
+    from jgc.training import cli
+
+    monkeypatch.setattr(ClusterEnv, "_cluster_types", [])
+    assert cli.main(f"{DENSE} --steps 3 {options}".split()) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_difference_names_what_only_one_has():
+    assert difference([{"a": 1}, {"a": 1}, {"a": 1, "b": 2}]) == "process 2 has b 2, process 0 has absent"
+    assert difference([{"a": 1}, {"a": 1}]) == ""
