@@ -204,12 +204,18 @@ def test_a_short_run_counts_what_wire_says_and_leaves_nothing_behind(tmp_path):
     assert again.returncode == 0 and "compiling" not in again.stderr
 
 
+def heed_ctrl_c() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @needs_namespaces
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path, number):
     process = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                               env={**os.environ, "TMPDIR": str(tmp_path)})  # fmt: skip
+                               env={**os.environ, "TMPDIR": str(tmp_path)},
+                               preexec_fn=heed_ctrl_c)  # fmt: skip
     while len(namespaces(process.pid)) < 3:
         assert process.poll() is None
         time.sleep(0.05)

@@ -155,7 +155,7 @@ def test_bytes_by_hand():
     compressor, nodes = klt(**PLAIN, share=0.1, alpha=0.02, code_dtype="int16"), jgc.make_nodes(K, jax.devices()[:1])
     wire = compressor.wire("compressed", PARAMS, nodes)
     k, mu = round(0.1 * N), 6 + 1 + 1
-    gathered = {"scales": 2 * 6, "values": 4 * mu, "positions": 2 * mu}  # groups of 1, 2, 4, 8, 16 and 3
+    gathered = {"scales": 2 * 6, "values": 4 * mu, "positions": 4 * 2}  # groups of 1, 2, 4, 8, 16 and 3
     table = logical_bytes(wire.logical, K)["worker"]
     assert k == 34 and table["up"] == {"coefficients": 2 * k} | gathered
     assert table["down"] == {"coefficients": 2 * k} | {kind: 3 * size for kind, size in gathered.items()}

@@ -121,7 +121,7 @@ def test_the_autoencoder_trains_on_the_mean_over_nodes(linear):
 def test_bytes_of_the_third_phase_counted_by_hand(code_dtype, width):
     wire = lgc_ring(**SHORT, code_dtype=code_dtype).wire("compressed", PARAMS, nodes_of("one per device"))
     code = width * (8 + LAYERS)  # 32 values in 8 numbers, and a mean a layer
-    head = MU + 4 + 4 * LAYERS  # a byte a position, 25 bits of signs, a scale a layer
+    head = 4 * 5 + 4 + 4 * LAYERS  # positions: 75 + 25 + 32 bits in words; 25 bits of signs, a scale a layer
     table = logical_bytes(wire.logical, K)
     up = {role: sum(table[role]["up"].values()) for role in ("leader", "worker")}
     assert up == {"leader": head + code, "worker": code}

@@ -249,7 +249,7 @@ def test_the_papers_numbers():
 @pytest.mark.parametrize(
     "argv, said",
     [
-        ([], "{report,compare,bench,analyze}"),
+        ([], "{report,compare,bench,analyze,advise}"),
         (["reprot"], "did you mean report?"),
         (["report"], "give the folders"),
         (["report", "nowhere"], "nowhere is not a folder"),
