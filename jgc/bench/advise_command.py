@@ -12,6 +12,7 @@ from jgc.bench import advise as answer
 from jgc.bench import advise_check, advise_measure, advise_results
 from jgc.bench.advise_model import LATENCY, Link, rate_of
 from jgc.bench.machine import describe
+from jgc.bench.methods import names_of
 from jgc.training.cli import load_config
 from jgc.training.config import Config, method_name
 from jgc.training.errors import UserError, values_of_the_user
@@ -62,7 +63,7 @@ def predict(asked: Question) -> answer.Advice:
       UserError: what is wrong with an option.
     """
     check(asked)
-    names = advise_measure.names_of(asked.methods)
+    names = names_of(asked.methods)
     link = link_of(asked)
     if asked.run_dir is not None:
         return _from_run(asked, asked.run_dir, names, link)

@@ -25,7 +25,7 @@ from jgc.compress import Dense
 from jgc.nodes import LOCAL, SHARED, as_one_per_device, place
 from jgc.pack import make_packing
 from jgc.training.config import Config, check, method_name, resolve
-from jgc.training.errors import UserError, did_you_mean, values_of_the_user
+from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.program import compile_gradients
 from jgc.training.setup import make_compressor, model_of
 from jgc.training.step import Gradients, Parts, TrainState
@@ -50,19 +50,6 @@ class Measured(NamedTuple):
     values: int
     batch: int
     failed: dict[str, str]
-
-
-def names_of(wanted: Sequence[str]) -> list[str]:
-    """Methods of those names, or all that are registered.
-
-    Raises:
-      UserError: a name is not registered.
-    """
-    known = list(compress.METHODS)
-    for name in wanted:
-        if name not in known:
-            raise UserError(f"unknown method {name!r}{did_you_mean(name, known)} (one of {', '.join(known)})")
-    return list(wanted) or known
 
 
 def measure(

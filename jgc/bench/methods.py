@@ -121,17 +121,26 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
     return Costs(workload, nodes, repeats, values, seconds[GRADIENTS], rows, held)
 
 
+def names_of(wanted: Sequence[str]) -> list[str]:
+    """Methods of those names, or all that are registered.
+
+    Raises:
+      UserError: a name is not registered.
+    """
+    known = list(compress.METHODS)
+    for name in wanted:
+        if name not in known:
+            raise UserError(f"unknown method {name!r}{did_you_mean(name, known)} (one of {', '.join(known)})")
+    return list(wanted) or known
+
+
 def chosen(names: Sequence[str]) -> list[Method]:
     """The methods of those names, or all; the dense one first, asked for or not.
 
     Raises:
       UserError: a name is not registered.
     """
-    known = list(compress.METHODS)
-    for name in names:
-        if name not in known:
-            raise UserError(f"unknown method {name!r}{did_you_mean(name, known)} (one of {', '.join(known)})")
-    return [compress.METHODS[name] for name in dict.fromkeys((DENSE, *(names or known)))]
+    return [compress.METHODS[name] for name in dict.fromkeys((DENSE, *names_of(names)))]
 
 
 def configured(method: Method, workload: str, nodes: int, alpha: float | None) -> Config:

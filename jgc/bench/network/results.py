@@ -1,11 +1,11 @@
 """What was measured, in one file that a run can be taken up from: results.json, written after every block of steps."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from jgc.training.errors import UserError
+from jgc.training.rundir import write_whole
 
 NAME = "results.json"
 PARTS = ("full", "alone", "computation")
@@ -51,9 +51,7 @@ def load(folder: Path, settings: dict[str, Any]) -> Results:
 
 def save(folder: Path, results: Results) -> None:
     """Write the file in one go."""
-    draft = folder / f".{NAME}"
-    draft.write_text(json.dumps(results, indent=1))
-    os.replace(draft, folder / NAME)
+    write_whole(folder / NAME, json.dumps(results, indent=1).encode())
 
 
 def cell(results: Results, hosts: int, rate: str, method: str) -> dict[str, Any]:

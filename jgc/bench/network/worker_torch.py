@@ -21,14 +21,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from jgc.bench.network import channel
+from jgc.bench.network.methods import SHARE
+from jgc.bench.network.namespaces import INTERFACE
+from jgc.bench.network.results import COMPUTATION
 from jgc.bench.network.torch_model import model_named
 
-INTERFACE = "eth0"
-SHARE = 0.001
 MOMENTUM, LEARNING_RATE = 0.9, 1e-3
 POOL = 4  # batches that steps take in turn
 ONE_BUCKET = 1000  # megabytes
-COMPUTATION = "computation"
 
 
 class TopK:
