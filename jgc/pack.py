@@ -106,11 +106,16 @@ def make_packing(tree: PyTree) -> Packing:
     return Packing(treedef, leaves, tuple(layers), at)
 
 
-def pack(tree: PyTree, packing: Packing) -> Array:
-    """The tree's floating-point leaves as f32[n]."""
+def pieces(tree: PyTree, packing: Packing) -> list[tuple[slice, Array]]:
+    """The tree's floating-point leaves, flat and in f32, in the order of the vector, each with its range of it."""
     values = jax.tree_util.tree_leaves(tree)
     in_order = sorted((leaf.start, i) for i, leaf in enumerate(packing.leaves) if leaf.start >= 0)
-    parts = [values[i].reshape(-1).astype(jnp.float32) for _, i in in_order]
+    return [(slice(at, at + values[i].size), values[i].reshape(-1).astype(jnp.float32)) for at, i in in_order]
+
+
+def pack(tree: PyTree, packing: Packing) -> Array:
+    """The tree's floating-point leaves as f32[n]."""
+    parts = [part for _, part in pieces(tree, packing)]
     flat = jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.float32)
     chex.assert_shape(flat, (packing.size,))
     return flat

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -72,3 +73,18 @@ def unpack_positions(packed: Array, layers: tuple[Layer, ...], counts: tuple[int
 def scatter(sparse: Sparse, n: int) -> Array:
     """The entries in a vector of zeros, f32[n]. Positions that occur several times (over nodes) add up."""
     return jnp.zeros((n,), sparse.values.dtype).at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1))
+
+
+def scatter_layers(sparse: Sparse, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
+    """The same for entries [..., mu] of which so many belong to each layer: f32[n].
+
+    On CPU layer by layer: what then cuts the vector into the layers' tensors has nothing to copy. Elsewhere at once.
+    """
+    if jax.default_backend() != "cpu" or len(layers) < 2:
+        return scatter(sparse, values_of(layers))
+    ends = np.cumsum(counts)[:-1].tolist()
+    positions, values = (jnp.split(x, ends, axis=-1) for x in sparse)
+    return jnp.concatenate([
+        scatter(Sparse(at - layer.start, x), layer.size)
+        for layer, at, x in zip(layers, positions, values, strict=True)
+    ])  # fmt: skip

@@ -34,6 +34,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense/server": ("dense", {"algorithm": "server"}),
     "topk/warm-up": ("topk", {"warmup_steps": 5, "first_layer": "^Conv_0/"}),
     "topk/corrected": ("topk", {"momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/"}),
+    "topk/at once": (
+        "topk",
+        {"momentum_correction": True, "momentum_at_once": True, "warmup_steps": 5, "first_layer": "^Conv_0/"},
+    ),
     "topk/masked": ("topk", {"momentum_correction": True, "factor_masking": True, "warmup_steps": 5}),
     "topk/bf16 residual": ("topk", {"residual_dtype": "bfloat16"}),
     "dgc/ramp": ("dgc", {"warmup_steps": 5, "first_layer": "^Conv_0/"}),

@@ -14,7 +14,7 @@ from jgc.compress._slices import is_convolution
 from jgc.compress.gradiveq import Local
 from jgc.memory import Corrected
 from jgc.pack import leaf_paths, make_packing, pack
-from jgc.types import Compressor, PyTree, State
+from jgc.types import PyTree, State
 
 EXACT = 2.0**-20  # finer than the last bit of any sum of these gradients, coarser than a rounding of their size
 
@@ -33,7 +33,8 @@ def balances(case: Case, step: Step) -> list[Balance]:
     compressor = compressor_of(case.variant)
     residual_eps = float(jnp.finfo(ROUNDS_STATE.get(case.variant, jnp.float32)).eps)
     out = []
-    for g, before, after, aggregated, eps in zip(
+    for at_once, g, before, after, aggregated, eps in zip(
+        _at_once(case),
         zip(*(flat(case, jax.tree.map(lambda x, i=i: x[i], step.grads)) for i in range(K)), strict=True),
         _by_group(step.before),
         _by_group(on_host(step.after)),
@@ -41,21 +42,26 @@ def balances(case: Case, step: Step) -> list[Balance]:
         flat(case, _rounding_units()),
         strict=True,
     ):
-        velocity, before_kept = _velocity_and_kept(before, compressor)
-        _, after_kept = _velocity_and_kept(after, compressor)
+        owns_momentum = compressor.owns_momentum and not at_once
+        velocity, before_kept = _velocity_and_kept(before, owns_momentum)
+        _, after_kept = _velocity_and_kept(after, owns_momentum)
         share = remembered(case)
-        had = (before_kept + share * came_in(case, velocity, np.stack(g), before)).mean(0)
+        had = (before_kept + share * came_in(velocity, np.stack(g), at_once)).mean(0)
         tolerance = EXACT + eps * np.abs(aggregated) + residual_eps * np.abs(after_kept).max(initial=0)
         out.append(Balance(had, share * aggregated, np.mean(after_kept, 0), tolerance))
     return out
 
 
-def came_in(case: Case, velocity: np.ndarray, g: np.ndarray, local: PyTree) -> np.ndarray:
+def came_in(velocity: np.ndarray, g: np.ndarray, at_once: bool) -> np.ndarray:
     """What a node's memory takes in with a gradient g, [K, n]: the gradient, or the momentum it stands for."""
-    momentum, settings = COMMON["momentum"], settings_of(case.variant)
-    phase = compressor_of(case.variant).schedule[case.phase].name
-    at_once = getattr(settings, "momentum_at_once", False) and isinstance(local, Corrected) and phase != "dense"
-    return (momentum * velocity + g) / (1 - momentum if at_once else 1)
+    momentum = COMMON["momentum"]
+    return g / (1 - momentum) if at_once else momentum * velocity + g
+
+
+def _at_once(case: Case) -> list[bool]:
+    """Of each group of leaves, whether a gradient's whole momentum series comes in at once: of the last, or of none."""
+    settings = settings_of(case.variant)
+    return [False] * len(_rules(settings)) + [getattr(settings, "momentum_at_once", False)]
 
 
 def remembered(case: Case) -> float:
@@ -71,15 +77,18 @@ def _by_group(state: State) -> list:
     return list(state.local) if type(state.local) is tuple and state.local else [state.local]
 
 
-def _velocity_and_kept(local: PyTree, compressor: Compressor) -> tuple[np.ndarray, np.ndarray]:
-    """A memory's velocity and residual, [K, n] or zeros where it has none."""
+def _velocity_and_kept(local: PyTree, owns_momentum: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A memory's velocity and residual, [K, n] or zeros where it has none.
+
+    A single vector is a velocity where the memory owns the momentum.
+    """
     none = np.zeros((1, 1))
     if isinstance(local, Local):
-        return _velocity_and_kept(local.residual, compressor)
+        return _velocity_and_kept(local.residual, owns_momentum)
     if isinstance(local, Corrected):
         return np.asarray(local.velocity, float), np.asarray(local.residual, float)
     if isinstance(local, np.ndarray):
-        return (np.asarray(local, float), none) if compressor.owns_momentum else (none, np.asarray(local, float))
+        return (np.asarray(local, float), none) if owns_momentum else (none, np.asarray(local, float))
     assert local == (), f"say here what of a {type(local).__name__} is velocity and what is kept"
     return none, none
 

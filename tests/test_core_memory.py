@@ -11,6 +11,7 @@ from jgc.memory import (
     clip_local,
     error_feedback,
     make_memory,
+    momentum_at_once,
     momentum_correction,
     momentum_only,
     no_memory,
@@ -41,7 +42,7 @@ def test_momentum_correction_is_deep_gradient_compressions_algorithm(masking):
         to_send, local = memory.accumulate(local, jnp.asarray(g), False)
         np.testing.assert_allclose(to_send, v, rtol=1e-5, atol=1e-6)
         positions = jnp.asarray(np.flatnonzero(mask))
-        local = memory.keep(local, to_send, Sparse(positions, to_send[positions]))
+        local = memory.keep(local, to_send, Sparse(positions, to_send[positions]), False)
         v = np.where(mask, 0, v)
         u = np.where(mask, 0, u) if masking else u
         np.testing.assert_allclose(local.residual, v, rtol=1e-5, atol=1e-6)
@@ -71,24 +72,37 @@ def test_where_everything_is_sent_momentum_correction_is_momentum_sgd(settings):
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_in_the_long_run_a_gradient_counts_for_its_whole_momentum_series(at_once):
-    memory, g = momentum_correction(0.5, at_once=at_once), jnp.array([1.0, -2.0])
+    memory, g = make_memory(True, 0.5, at_once=at_once), jnp.array([1.0, -2.0])
     local, total = memory.init(2), jnp.zeros(2)
     for i in range(30):
         v, local = memory.accumulate(local, g if i == 0 else 0 * g, False)
-        local = memory.keep(local, v, v)
+        local = memory.keep(local, v, v, False)
         total += v
     np.testing.assert_allclose(total, g / (1 - 0.5), rtol=1e-6)
 
 
 def test_at_once_changes_nothing_where_everything_is_sent():
-    plain, at_once = momentum_correction(0.5), momentum_correction(0.5, at_once=True)
-    locals_ = [memory.init(N) for memory in (plain, at_once)]
-    for g in _gradients():
-        (v, locals_[0]), (w, locals_[1]) = (
-            memory.accumulate(local, jnp.asarray(g), True)
-            for memory, local in zip((plain, at_once), locals_, strict=True)
-        )
-        assert np.array_equal(v, w)
+    memories = momentum_correction(0.5), momentum_at_once(0.5)
+    locals_ = [memory.init(N) for memory in memories]
+    for g in np.round(_gradients() * 8) / 8:
+        sent = []
+        for i, memory in enumerate(memories):
+            v, local = memory.accumulate(locals_[i], jnp.asarray(g), True)
+            locals_[i] = memory.keep(local, v, v, True)
+            sent.append(v)
+        np.testing.assert_allclose(*sent, rtol=1e-6, atol=1e-6)
+
+
+def test_at_once_what_is_still_to_come_is_the_same_whether_phases_send_everything_or_not():
+    memory, rng, came_in, sent = momentum_at_once(0.75), np.random.default_rng(0), np.zeros(N), np.zeros(N)
+    local = memory.init(N)
+    for complete in (True, True, False, False, True, False, True):
+        g = rng.normal(size=N).astype(np.float32)
+        v, local = memory.accumulate(local, jnp.asarray(g), complete)
+        out = v if complete else jnp.where(jnp.arange(N) % 3 == 0, v, 0)
+        local = memory.keep(local, v, out, complete)
+        came_in, sent = came_in + g / (1 - 0.75), sent + np.asarray(out, float)
+        np.testing.assert_allclose(sent + np.asarray(memory.residual(local), float), came_in, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -99,7 +113,7 @@ def test_error_feedback_keeps_what_was_not_sent(dtype):
         v, local = memory.accumulate(local, jnp.asarray(g), False)
         assert v.dtype == jnp.float32
         positions = jnp.asarray(_largest(np.asarray(v), 10))
-        local = memory.keep(local, v, Sparse(positions, v[positions]))
+        local = memory.keep(local, v, Sparse(positions, v[positions]), False)
         residual = residual + g
         residual[np.asarray(positions)] = 0
         assert local.dtype == jnp.dtype(dtype)
@@ -117,13 +131,13 @@ def test_memories_say_what_they_keep_and_own():
 
 
 def test_memory_starts_from_zeros():
-    for memory in (error_feedback(), momentum_correction(0.9), momentum_only(0.9)):
+    for memory in (error_feedback(), momentum_correction(0.9), momentum_at_once(0.9), momentum_only(0.9)):
         assert all(not np.any(x) and x.shape == (N,) for x in jax.tree.leaves(memory.init(N)))
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
 def test_momentum_outside_its_range_is_an_error_that_shows_it(momentum):
-    for build in (momentum_correction, momentum_only):
+    for build in (momentum_correction, momentum_at_once, momentum_only):
         with pytest.raises(ValueError, match=rf"momentum must be in \[0, 1\), got {momentum}"):
             build(momentum)
 

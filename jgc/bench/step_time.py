@@ -153,7 +153,7 @@ def _pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable[[]
 
     def remember(local, g, positions):
         v, local = memory.accumulate(local, g, False)
-        return memory.keep(local, v, Sparse(positions, v[positions]))
+        return memory.keep(local, v, Sparse(positions, v[positions]), False)
 
     pieces: dict[str, tuple[Callable, tuple]] = {
         "memory (accumulate, keep), all nodes": (jax.vmap(remember), (local, v, positions)),

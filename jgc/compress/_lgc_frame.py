@@ -21,7 +21,7 @@ from jgc.compress.diagnose import compare
 from jgc.compress.exchange import all_reduce, gather, leaders_positions
 from jgc.compress.guard import guard
 from jgc.compress.topk import top_k
-from jgc.memory import Memory
+from jgc.memory import Memory, take_in
 from jgc.nodes import per_node
 from jgc.pack import make_packing, pack, unpack
 from jgc.select import Sparse
@@ -96,9 +96,9 @@ def _autoencoded(
 
     def aggregate(phase, key, grads, state, nodes):
         packing = make_packing(grads)
-        v, local = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
+        v, local = take_in(memory, state.local, grads, packing, phase == DENSE)
         step = reduce[phase](v, key, state.shared, select_layers(config, packing), nodes)
-        local = memory.keep(local, v, step.sent)
+        local = memory.keep(local, v, step.sent, phase == DENSE)
         info = make_info(memory.residual(local), step.elements)
         shared = step.shared._replace(step=state.shared.step + 1)
         return unpack(step.mean, packing), State(shared, local), info
@@ -111,7 +111,7 @@ def _autoencoded(
     def diagnose(phase, key, grads, state, nodes):
         packing = make_packing(grads)
         g = pack(grads, packing)
-        v, _ = memory.accumulate(state.local, g, phase == DENSE)
+        v, _ = take_in(memory, state.local, grads, packing, phase == DENSE)
         selection = select_layers(config, packing)
         if phase == COMPRESSED:
             return variant.watch(v, g, key, state.shared, selection, nodes)

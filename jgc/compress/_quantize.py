@@ -12,7 +12,7 @@ from jgc.compress.compose import Codec, Layers, Payload, compose, make_info, pay
 from jgc.compress.diagnose import compare
 from jgc.compress.exchange import both_ways, gather
 from jgc.compress.guard import guard
-from jgc.memory import Memory, error_feedback, no_memory
+from jgc.memory import Memory, error_feedback, no_memory, take_in
 from jgc.nodes import per_node
 from jgc.pack import Layer, make_packing, pack, unpack, values_of
 from jgc.types import Array, Compressor, Key, Nodes, State, Wire
@@ -68,17 +68,18 @@ def ring(codec: Codec, memory: Memory, bucket: int) -> Compressor:
 
     def aggregate(phase, key, grads, state, nodes):
         packing = make_packing(grads)
-        v, local = memory.accumulate(state.local, pack(grads, packing), codec.complete)
+        v, local = take_in(memory, state.local, grads, packing, codec.complete)
         mean, lost = around(codec, bucket, key, v, nodes)
-        local = memory.keep(local, v, v - lost)
+        local = memory.keep(local, v, v - lost, codec.complete)
         return unpack(mean, packing), State((), local), make_info(memory.residual(local), packing.size)
 
     def wire(phase, shapes, nodes):
         return Wire(both_ways(ring_sizes(codec, bucket, make_packing(shapes).size, nodes.count)), ())
 
     def diagnose(phase, key, grads, state, nodes):
-        g = pack(grads, make_packing(grads))
-        v, _ = memory.accumulate(state.local, g, codec.complete)
+        packing = make_packing(grads)
+        g = pack(grads, packing)
+        v, _ = take_in(memory, state.local, grads, packing, codec.complete)
         return compare(around(codec, bucket, key, v, nodes)[0], v, g, nodes, everything=True)
 
     schedule = phases.single(codec.name)

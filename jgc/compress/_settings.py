@@ -20,7 +20,8 @@ class Remembering:
     factor_masking: bool = False
     """with momentum correction: the momentum of values just sent restarts from zero"""
     momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending"""
+    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending; half
+    the state, no masking"""
     residual_dtype: str = "float32"
     """dtype in which residuals and momentum are kept"""
     first_layer: str | None = None

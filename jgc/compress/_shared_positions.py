@@ -19,7 +19,7 @@ from jgc.compress.compose import Layers, make_info
 from jgc.compress.diagnose import compare
 from jgc.compress.exchange import both_ways
 from jgc.compress.guard import guard
-from jgc.memory import Memory
+from jgc.memory import Memory, take_in
 from jgc.nodes import per_node
 from jgc.pack import Packing, make_packing, pack, unpack
 from jgc.select import Sparse, check_min_values, counts_per_layer, scatter
@@ -86,7 +86,7 @@ def shared_positions(
         return _Reduced(mean, Sparse(positions, values), values.size)
 
     def accumulate(phase, grads, state, packing):
-        return memory.accumulate(state.local, pack(grads, packing), shares[phase] is None)
+        return take_in(memory, state.local, grads, packing, shares[phase] is None)
 
     def init(key, params, nodes):
         local = memory.init(make_packing(params).size)
@@ -96,7 +96,7 @@ def shared_positions(
         packing = make_packing(grads)
         v, local = accumulate(phase, grads, state, packing)
         got = reduce(phase, key, state.shared, v, packing, nodes)
-        local = memory.keep(local, v, got.sent)
+        local = memory.keep(local, v, got.sent, shares[phase] is None)
         info = make_info(memory.residual(local), got.elements)
         return unpack(got.mean, packing), State(state.shared + 1, local), info
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jgc import comm, phases
 from jgc.compress.diagnose import compare
 from jgc.compress.guard import guard
-from jgc.memory import Memory
+from jgc.memory import Memory, take_in
 from jgc.nodes import per_node
 from jgc.pack import Layer, Packing, make_packing, pack, unpack, values_of
 from jgc.select import Sparse
@@ -40,6 +40,7 @@ class Codec(NamedTuple):
       mean: `(payloads with a leading axis [K], layers) -> f32[n]`, the mean of what they stand for; used by
         exchanges that gather.
       elements: `layers -> int`, how many gradient values a payload stands for.
+      sparse: whether a payload is positions and values: `decode` gives `Sparse`, and zeros stand for zeros.
       agree: `(v, layers) -> f32[m]` or None: of what nodes agree on the largest before they encode, by an all-reduce;
         `encode` then takes the outcome as its last argument (TernGrad's shared scales).
     """
@@ -51,6 +52,7 @@ class Codec(NamedTuple):
     decode: Callable[[Payload, Layers], Array | Sparse]
     mean: Callable[[Payload, Layers], Array]
     elements: Callable[[Layers], int]
+    sparse: bool = False
     agree: Callable[[Array, Layers], Array] | None = None
 
 
@@ -95,6 +97,7 @@ class Pending(NamedTuple):
     v: Array
     local: PyTree
     packing: Packing
+    skip: Array | bool
 
 
 def compose(codec: Codec, memory: Memory, exchange: Exchange) -> Compressor:
@@ -120,8 +123,8 @@ def compose_phases(by_phase: Stages, memory: Memory, schedule: tuple[Phase, ...]
         local = memory.init(make_packing(params).size)
         return State((), jax.tree.map(lambda x: per_node(x, nodes), local))
 
-    def aggregate(phase, key, grads, state, nodes):
-        pending = prepare(parts, phase, key, grads, state, nodes)
+    def aggregate(phase, key, grads, state, nodes, skip=False):
+        pending = prepare(parts, phase, key, grads, state, nodes, skip)
         exchange = parts.by_phase[phase][1]
         return finish(parts, pending, exchange.run([pending.item], nodes)[0], state)
 
@@ -132,16 +135,23 @@ def compose_phases(by_phase: Stages, memory: Memory, schedule: tuple[Phase, ...]
         init, aggregate, lambda old, new, state, nodes: state, wire, schedule, _diagnose(parts), parts=parts,
         owns_momentum=memory.owns_momentum,
     )
-    return guard(core)
+    return guard(core, skips=True)
 
 
-def prepare(parts: Parts, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes) -> Pending:
-    """Accumulate and encode: everything before the exchange."""
+def prepare(
+    parts: Parts, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array | bool = False
+) -> Pending:
+    """Accumulate and encode: everything before the exchange.
+
+    What `skip` changes is a part of passes over memory that are there anyway, or as small as a payload.
+    """
     codec, _ = parts.by_phase[phase]
     packing = make_packing(grads)
-    v, local = parts.memory.accumulate(state.local, pack(grads, packing), codec.complete)
+    v, local = take_in(parts.memory, state.local, grads, packing, codec.complete, skip)
     payload = _encode(codec, comm.node_key(key, nodes), v, packing.layers, lambda own: comm.largest(own, nodes, AGREED))
-    return Pending(Item(codec, packing.layers, payload), v, local, packing)
+    if codec.sparse:
+        payload = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), payload)
+    return Pending(Item(codec, packing.layers, payload), v, local, packing, skip)
 
 
 def _encode(codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[Array], Array]) -> Payload:
@@ -152,9 +162,13 @@ def _encode(codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[A
 
 def finish(parts: Parts, pending: Pending, mean: Array, state: State) -> tuple[PyTree, State, Info]:
     """Keep what was not sent and give the mean its shape: everything after the exchange."""
-    item = pending.item
+    item, skip = pending.item, pending.skip
     sent = item.codec.decode(item.payload, item.layers)
-    local = parts.memory.keep(pending.local, pending.v, sent)
+    if isinstance(sent, Sparse):
+        sent = sent._replace(positions=jnp.where(skip, pending.packing.size, sent.positions))  # nowhere
+    else:
+        sent, mean = jnp.where(skip, 0, sent), jnp.where(skip, 0, mean)
+    local = parts.memory.keep(pending.local, pending.v, sent, item.codec.complete)
     info = make_info(parts.memory.residual(local), item.codec.elements(item.layers))
     return unpack(mean, pending.packing), State(state.shared, local), info
 

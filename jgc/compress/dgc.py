@@ -81,10 +81,10 @@ def _clipped(compressor: Compressor, clip_norm: float) -> Compressor:
         return compressor
     core = compressor.core
 
-    def aggregate(phase, key, grads, state, nodes):
-        return core.aggregate(phase, key, clip_local(grads, clip_norm, nodes.count), state, nodes)
+    def aggregate(phase, key, grads, state, nodes, skip=False):
+        return core.aggregate(phase, key, clip_local(grads, clip_norm, nodes.count), state, nodes, skip)
 
     def diagnose(phase, key, grads, state, nodes):
         return core.diagnose(phase, key, clip_local(grads, clip_norm, nodes.count), state, nodes)
 
-    return guard(core._replace(aggregate=aggregate, diagnose=diagnose, parts=None))
+    return guard(core._replace(aggregate=aggregate, diagnose=diagnose, parts=None), skips=True)

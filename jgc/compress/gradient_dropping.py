@@ -56,6 +56,7 @@ def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "flo
         decode=lambda payload, layers: codec.decode(payload, whole(layers)),
         mean=lambda payloads, layers: codec.mean(payloads, whole(layers)),
         elements=lambda layers: codec.elements(whole(layers)),
+        sparse=True,
     )
 
 

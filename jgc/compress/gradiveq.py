@@ -54,7 +54,7 @@ from jgc.compress.exchange import all_reduce, both_ways, gather
 from jgc.compress.guard import guard
 from jgc.compress.per_layer import per_layer
 from jgc.compress.qsgd import levels_of, qsgd
-from jgc.memory import error_feedback, no_memory
+from jgc.memory import error_feedback, no_memory, take_in
 from jgc.nodes import per_node
 from jgc.pack import Packing, make_packing, pack, unpack
 from jgc.types import Array, Compressor, Message, Nodes, Phase, PyTree, State, Wire
@@ -223,7 +223,7 @@ def convolutions(config: Gradiveq) -> Compressor:
     def aggregate(phase, key, grads, state, nodes):
         packing, (name, sizes) = make_packing(grads), _parse(phase)
         layers, learned, local = _layers(config, packing), state.shared, state.local
-        v, kept = memory.accumulate(local.residual, pack(grads, packing), name == DENSE)
+        v, kept = take_in(memory, local.residual, grads, packing, name == DENSE)
         if name == COMPRESSED:
             d = sizes or largest(config, layers)
             mean, sent = coded(config, d, v, learned, layers, nodes)
@@ -234,7 +234,7 @@ def convolutions(config: Gradiveq) -> Compressor:
             sent = v - held
             mean = ways[name].mean(key, sent, packing, nodes)
             learned, watch, elements = _sampled(mean, learned, layers), local.watch, packing.size
-        local = Local(memory.keep(kept, v, sent), watch)
+        local = Local(memory.keep(kept, v, sent, name == DENSE), watch)
         info = make_info(memory.residual(local.residual), elements)
         return unpack(mean, packing), State(learned, local), info
 

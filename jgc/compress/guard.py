@@ -6,30 +6,40 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.compress._wire import physical
-from jgc.types import Array, Compressor, PyTree
+from jgc.types import Array, Compressor, Info, PyTree, State
+
+Result = tuple[PyTree, State, Info]  # of a step: the aggregate, the state after it, its figures
 
 
 def _has_non_finite(tree: PyTree) -> Array:
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.any(jnp.stack([~jnp.all(jnp.isfinite(x)) for x in leaves])) if leaves else jnp.bool_(False)
+    """A maximum takes half the time of `all(isfinite)` on CPU, and NaN goes through it."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
+    return jnp.any(jnp.stack([~jnp.isfinite(jnp.max(jnp.abs(x))) for x in leaves])) if leaves else jnp.bool_(False)
 
 
-def guard(core: Compressor) -> Compressor:
+def guard(core: Compressor, skips: bool = False) -> Compressor:
     """The same method, which skips a step on all nodes if any node's gradient is not finite.
 
     A skipped step aggregates to zeros, leaves the state as it was and has an `Info` of zeros. The flag is one i32
-    all-reduce, kind "flag", for which nothing but the end of the step waits: a method may see what is not finite, and
-    what it makes of that is thrown away. Where a node has several devices, their plain mean comes first.
+    all-reduce, kind "flag". Where a node has several devices, their plain mean comes first.
+
+    Args:
+      core: the method.
+      skips: whether its `aggregate` takes the flag as its last argument and sees itself to aggregate and state, which
+        is cheaper. Otherwise nothing but the end of the step waits for the flag: the method may see what is not finite,
+        and what it makes of that is thrown away.
     """
 
     def aggregate(phase, key, grads, state, nodes):
         grads = comm.exact_mean(grads, nodes)
         skip = comm.any_true(_has_non_finite(grads), nodes)
-        aggregated, new, info = core.aggregate(phase, key, grads, state, nodes)
+        if skips:
+            aggregated, new, info = core.aggregate(phase, key, grads, state, nodes, skip)
+        else:
+            aggregated, new, info = skipped_if(skip, core.aggregate(phase, key, grads, state, nodes), state)
         chex.assert_trees_all_equal_shapes_and_dtypes(aggregated, grads)
         chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
-        aggregated, info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), (aggregated, info))
-        new = jax.tree.map(lambda before, after: jnp.where(skip, before, after), state, new)
+        info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), info)
         return aggregated, new, info._replace(finite=~skip)
 
     def wire(phase, shapes, nodes):  # the core says what is sent logically, the traced step what physically
@@ -37,3 +47,10 @@ def guard(core: Compressor) -> Compressor:
 
     guarded = core._replace(aggregate=aggregate, wire=wire, core=core)
     return guarded
+
+
+def skipped_if(skip: Array | bool, result: Result, before: State) -> Result:
+    """A step's result, or zeros and the state before it."""
+    aggregated, after, info = result
+    aggregated = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), aggregated)
+    return aggregated, jax.tree.map(lambda a, b: jnp.where(skip, a, b), before, after), info

@@ -49,7 +49,7 @@ from jgc.compress.diagnose import compare
 from jgc.compress.exchange import both_ways, gather, to_all
 from jgc.compress.guard import guard
 from jgc.compress.topk import top_k
-from jgc.memory import subtract
+from jgc.memory import subtract, take_in
 from jgc.nodes import per_node
 from jgc.pack import Packing, make_packing, pack, unpack
 from jgc.types import Array, Compressor, Nodes, State, Wire
@@ -167,9 +167,9 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
 
     def aggregate(phase, key, grads, state, nodes):
         packing = make_packing(grads)
-        v, local = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
+        v, local = take_in(memory, state.local, grads, packing, phase == DENSE)
         step = reduce(phase, key, v, state.shared, packing, nodes)
-        local = memory.keep(local, v, step.sent)
+        local = memory.keep(local, v, step.sent, phase == DENSE)
         moments = add_moments(config.decay, step.learned.moments, step.decoded, packing)
         info = make_info(memory.residual(local), step.elements)
         return unpack(step.aggregated, packing), State(step.learned._replace(moments=moments), local), info
@@ -185,7 +185,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
 
     def diagnose(phase, key, grads, state, nodes):
         packing = make_packing(grads)
-        v, _ = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
+        v, _ = take_in(memory, state.local, grads, packing, phase == DENSE)
         return compare(reduce(phase, key, v, state.shared, packing, nodes).decoded, v, pack(grads, packing), nodes)
 
     core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,

@@ -16,7 +16,7 @@ from jgc.compress.compose import compose, finish, prepare
 from jgc.compress.dense import identity
 from jgc.compress.diagnose import cosine
 from jgc.compress.exchange import all_reduce
-from jgc.compress.guard import guard
+from jgc.compress.guard import guard, skipped_if
 from jgc.memory import momentum_only, no_memory
 from jgc.pack import leaf_paths, make_packing, pack
 from jgc.types import Array, Compressor, Info, Message, Nodes, PyTree, State, Wire
@@ -65,8 +65,8 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
         states = [core.init(jax.random.fold_in(key, i), groups[i], nodes) for i, core in enumerate(cores)]
         return _join_states(states)
 
-    def aggregate(phase, key, grads, state, nodes):
-        results = _aggregate_groups(cores, phase, key, split(grads), _split_state(state), nodes)
+    def aggregate(phase, key, grads, state, nodes, skip=False):
+        results = _aggregate_groups(cores, phase, key, split(grads), _split_state(state), nodes, skip)
         merged = _merge(grads, [result[0] for result in results])
         return merged, _join_states([result[1] for result in results]), _join_infos([result[2] for result in results])
 
@@ -102,7 +102,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
         init, aggregate, transition, wire, phases.together(schedules), diagnose, owns_momentum=cores[0].owns_momentum,
         next_phase=next_phase if any(core.next_phase for core in cores) else None,
     )  # fmt: skip
-    return guard(core)
+    return guard(core, skips=True)
 
 
 def with_policy(
@@ -129,17 +129,20 @@ def with_policy(
     return per_layer(rules, default=rest) if rules else rest
 
 
-def _aggregate_groups(cores, phase, key, groups: Groups, states, nodes: Nodes) -> list[tuple[PyTree, State, Info]]:
+def _aggregate_groups(
+    cores, phase, key, groups: Groups, states, nodes: Nodes, skip: Array | bool
+) -> list[tuple[PyTree, State, Info]]:
     """All groups' results; composed groups with the same kind of exchange share one collective."""
     results: list = [None] * len(cores)
     sharing: dict[str, list] = {}
     for i, core in enumerate(cores):
         group_key = jax.random.fold_in(key, i)
         if core.parts is None:
-            results[i] = core.aggregate(phase[i], group_key, groups[i], states[i], nodes)
+            result = core.aggregate(phase[i], group_key, groups[i], states[i], nodes)
+            results[i] = skipped_if(skip, result, states[i])
         else:
             exchange = core.parts.by_phase[phase[i]][1]
-            pending = prepare(core.parts, phase[i], group_key, groups[i], states[i], nodes)
+            pending = prepare(core.parts, phase[i], group_key, groups[i], states[i], nodes, skip)
             sharing.setdefault(exchange.name, []).append((i, exchange, pending))
     for together in sharing.values():
         means = together[0][1].run([pending.item for _, _, pending in together], nodes)

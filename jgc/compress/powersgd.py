@@ -52,7 +52,7 @@ from jgc.compress.compose import make_info
 from jgc.compress.diagnose import compare
 from jgc.compress.exchange import both_ways
 from jgc.compress.guard import guard
-from jgc.memory import error_feedback, no_memory
+from jgc.memory import error_feedback, no_memory, take_in
 from jgc.nodes import per_node
 from jgc.pack import Packing, make_packing, pack, unpack
 from jgc.types import Array, Compressor, Nodes, State, Wire
@@ -116,9 +116,9 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
 
     def aggregate(phase, key, grads, state, nodes):
         packing = make_packing(grads)
-        v, local = memory.accumulate(state.local, pack(grads, packing), phase == DENSE)
+        v, local = take_in(memory, state.local, grads, packing, phase == DENSE)
         step = step_of(phase, key, v, state.shared, packing, nodes)
-        local = memory.keep(local, v, step.sent)
+        local = memory.keep(local, v, step.sent, phase == DENSE)
         info = make_info(memory.residual(local), sum(_elements(phase, packing)))
         return unpack(step.mean, packing), State(step.warm, local), info
 
@@ -133,7 +133,7 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     def diagnose(phase, key, grads, state, nodes):
         packing = make_packing(grads)
         g = pack(grads, packing)
-        v, _ = memory.accumulate(state.local, g, phase == DENSE)
+        v, _ = take_in(memory, state.local, grads, packing, phase == DENSE)
         return compare(step_of(phase, key, v, state.shared, packing, nodes).mean, v, g, nodes, everything=True)
 
     return guard(Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose))

@@ -98,11 +98,11 @@ def low_pass(memory: Memory, beta: float) -> Memory:
     if beta == 1:
         return memory
 
-    def keep(local, v, sent):
+    def keep(local, v, sent, complete):
         def mix(old, new):
             return ((1 - beta) * old.astype(jnp.float32) + beta * new.astype(jnp.float32)).astype(old.dtype)
 
-        kept = memory.keep(local, v, sent)
+        kept = memory.keep(local, v, sent, complete)
         if isinstance(kept, Corrected):  # the velocity is not filtered
             return kept._replace(residual=mix(local.residual, kept.residual))
         return jax.tree.map(mix, local, kept)

@@ -93,8 +93,8 @@ def _counting(compressor: Compressor, threshold: float) -> Compressor:
     core = compressor.core
     parts: Parts = core.parts
 
-    def aggregate(phase, key, grads, state, nodes):
-        pending = prepare(parts, phase, key, grads, state, nodes)
+    def aggregate(phase, key, grads, state, nodes, skip=False):
+        pending = prepare(parts, phase, key, grads, state, nodes, skip)
         mean = parts.by_phase[phase][1].run([pending.item], nodes)[0]
         aggregated, state, info = finish(parts, pending, mean, state)
         if phase == SPARSE:
@@ -104,7 +104,7 @@ def _counting(compressor: Compressor, threshold: float) -> Compressor:
             )
         return aggregated, state, info
 
-    return guard(core._replace(aggregate=aggregate, parts=None))  # parts would go past this aggregate
+    return guard(core._replace(aggregate=aggregate, parts=None), skips=True)  # parts would go past this aggregate
 
 
 def _above(x: Array, threshold: float) -> Array:

@@ -20,14 +20,13 @@ from jgc.compress._sparsity import sparse_stages
 from jgc.compress._values import ValueCode, check_value_code, decode_values, encode_values
 from jgc.compress.compose import Codec, compose_phases
 from jgc.compress.exchange import gather
-from jgc.pack import values_of
 from jgc.select import (
     Sparse,
     check_alpha,
     check_min_values,
     counts_per_layer,
     pack_positions,
-    scatter,
+    scatter_layers,
     top_positions,
     unpack_positions,
 )
@@ -64,9 +63,9 @@ def top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") 
     def mean(payloads, layers):
         nodes = payloads["values"].shape[0]
         everyone = jax.vmap(lambda payload: decode(payload, layers))(payloads)  # positions, values: [K, mu]
-        return scatter(everyone, values_of(layers)) / nodes
+        return scatter_layers(everyone._replace(values=everyone.values / nodes), layers, counts_of(layers))
 
-    return Codec("top-k", False, False, encode, decode, mean, lambda layers: sum(counts_of(layers)))
+    return Codec("top-k", False, False, encode, decode, mean, lambda layers: sum(counts_of(layers)), sparse=True)
 
 
 def topk(config: TopK | None = None, **overrides) -> Compressor:
