@@ -14,7 +14,6 @@ from jgc.wire.positions import (
     elias_fano_bits,
     entropy_bound_bits,
     gaps16,
-    index_dtype,
 )
 
 N, K = 2_400_000, 2_400
@@ -110,16 +109,7 @@ def test_gaps_by_hand(positions, codes):
     assert gaps16(positions).tolist() == codes
 
 
-@pytest.mark.parametrize(("n", "dtype"), [
-    (0, "uint8"), (1, "uint8"), (256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "uint32"),
-    (2**32, "uint32")])
-def test_index_dtype_holds_the_last_index(n, dtype):
-    assert index_dtype(n) == np.dtype(dtype)
-    assert np.iinfo(index_dtype(n)).max >= n - 1
-
-
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: index_dtype(2**32 + 1), "got 4294967297"), (lambda: index_dtype(-1), "got -1"),
     (lambda: entropy_bound_bits(3, 4), "k=4, n=3"), (lambda: elias_fano_bits(3, 4), "k=4, n=3"),
     (lambda: elias_fano_bits(3, -1), "k=-1"),
     (lambda: deflate_bytes([2, 1], 9), "increasing"), (lambda: deflate_bytes([1, 1], 9), "increasing"),

@@ -80,17 +80,6 @@ def gaps16(positions: Positions) -> npt.NDArray[np.uint16]:
     return codes
 
 
-def index_dtype(n: int) -> np.dtype:
-    """The smallest of uint8, uint16 and uint32 that indexes n values. ValueError for n < 0 or n > 2^32.
-
-    Example: `index_dtype(256) == np.uint8`, `index_dtype(257) == np.uint16`.
-    """
-    for bits in (8, 16, 32):
-        if 0 <= n <= 2**bits:
-            return np.dtype(f"uint{bits}")
-    raise ValueError(f"`n` must be between 0 and 2**32 to be indexed by an unsigned integer, got {n}")
-
-
 def _check(n: int, k: int) -> None:
     if not 0 <= k <= n:
         raise ValueError(f"`k` positions out of `n` need 0 <= k <= n, got k={k}, n={n}")

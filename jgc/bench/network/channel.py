@@ -20,14 +20,18 @@ Handler = Callable[..., Any]
 
 
 def open_channel() -> TextIO:
-    """Where answers go. What libraries print to standard output goes to standard error from here on.
-
-    The process dies with its parent from here on, whatever it waits for.
-    """
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    """Where answers go. What libraries print to standard output goes to standard error from here on."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return answers
+
+
+_libc = ctypes.CDLL(None)
+
+
+def die_with_parent() -> None:
+    """To be called in a new process before its program starts: it dies with its parent, whatever it waits for."""
+    _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def serve(answers: TextIO, handlers: Mapping[str, Handler]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NamedTuple
 
+from jgc.bench.network.channel import die_with_parent
 from jgc.bench.network.namespaces import Network, address, alive
 from jgc.training.errors import FAILED, UserError
 
@@ -63,7 +64,7 @@ def workers(framework: str, net: Network, options: dict[str, Any]) -> Iterator[W
             with logs[host].open("w") as log:
                 processes.append(subprocess.Popen(
                     net.command(host, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0,
-                    env=environment, start_new_session=True,
+                    env=environment, start_new_session=True, preexec_fn=die_with_parent,
                 ))  # fmt: skip
         yield Workers(framework, tuple(processes), logs)
     finally:
