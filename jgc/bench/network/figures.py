@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jgc.bench.network.methods import LABELS, PLAIN_TORCH
+from jgc.bench.network.methods import PLAIN_TORCH, label_of
 from jgc.bench.network.namespaces import HEADERS, UNLIMITED
 from jgc.bench.network.results import COMPUTATION, Results, key
 from jgc.wire.rate import bytes_per_second
@@ -80,7 +80,7 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
     on_cable = max(each["tx_bytes"], each["rx_bytes"])
     return Figures(
         method,
-        LABELS.get(method, f"jgc {method}"),
+        label_of(method),
         len(full),
         median(full),
         median(full, computation),

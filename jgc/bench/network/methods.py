@@ -14,6 +14,8 @@ PLAIN_TORCH = ("ddp_f32", "ddp_fp16", "ddp_powersgd_1", "ddp_powersgd_2", "ddp_p
 NAMED = ("dense", "topk", "scalecom", "lgc_ps", "qsgd", "powersgd")  # at other numbers of hosts than four
 SHORT = ("topk", "twenty_lines", "ddp_f32")
 ALL_AT = 4  # hosts with which every method is measured
+TRAINED = "topk:alpha=0.005:min_values=16:momentum_correction=true:momentum_at_once=true:value_code=8bit"
+SET = {"topk:value_code=bfloat16": "jgc topk, 16-bit values", TRAINED: "jgc topk 0.5 %, 8-bit values, as trained"}
 LABELS = {
     "psum_f32": "JAX psum f32, one vector",
     "psum_f16": "JAX psum f16, one vector",
@@ -41,7 +43,17 @@ class Row(NamedTuple):
     @property
     def label(self) -> str:
         """For people."""
-        return LABELS.get(self.name, f"jgc {self.name}")
+        return label_of(self.name)
+
+
+def label_of(name: str) -> str:
+    """A row's name for people.
+
+    Example:
+      >>> label_of("topk"), label_of("ddp_f32")
+      ('jgc topk', 'PyTorch DDP f32')
+    """
+    return {**LABELS, **SET}.get(name, f"jgc {name}")
 
 
 def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False) -> list[Row]:
@@ -61,7 +73,7 @@ def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False) -> 
       ['jax', 'torch']
     """
     mine = list(compress.METHODS) if hosts == ALL_AT else [name for name in NAMED if name in compress.METHODS]
-    chosen = names or (SHORT if short else (*mine, *PLAIN_JAX, *PLAIN_TORCH))
+    chosen = names or (SHORT if short else (*mine, *SET, *PLAIN_JAX, *PLAIN_TORCH))
     found = [Row(name, TORCH if name in PLAIN_TORCH else JAX) for name in dict.fromkeys(chosen)]
     for row in found:
         if row.name not in LABELS:
