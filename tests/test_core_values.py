@@ -1,5 +1,6 @@
 """How values are written, in floats of some width or in a few bits each."""
 
+import functools
 from typing import get_args
 
 import jax
@@ -22,8 +23,13 @@ COUNTS = (5, 1, 12)
 vectors = st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=18, max_size=18)
 
 
+@functools.cache
+def coded(code, counts):
+    return jax.jit(lambda x: decode_values(code, encode_values(code, x, counts), counts))
+
+
 def there_and_back(code, x, counts=COUNTS):
-    return np.asarray(jax.jit(lambda x: decode_values(code, encode_values(code, x, counts), counts))(x))
+    return np.asarray(coded(code, counts)(x))
 
 
 def numpys(x, counts, bits):
