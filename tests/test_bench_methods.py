@@ -9,6 +9,7 @@ import pytest
 
 from jgc.bench import methods
 from jgc.bench.methods import AGGREGATE, BEFORE, OPTIMIZER, UPDATE, Costs, Row
+from jgc.bench.timing import rounds
 from jgc.compress import METHODS, build
 from jgc.nodes import make_nodes
 from jgc.training import workloads
@@ -94,7 +95,7 @@ def test_ratios_are_taken_round_by_round():
 
 def test_a_round_that_is_not_counted_comes_first():
     calls: list[str] = []
-    seconds = methods.rounds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3)
+    seconds = rounds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3)
     assert calls == ["a", "b"] * 4 and {name: times.shape for name, times in seconds.items()} == {"a": (3,), "b": (3,)}
 
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from jgc import comm, compress
 from jgc.bench.advise_model import Row
-from jgc.bench.methods import _aggregator, _optimizer
 from jgc.bench.network.jax_methods import alone_on
 from jgc.bench.network.twenty_lines import psum
+from jgc.bench.pieces import aggregated, updated
 from jgc.bench.step_time import SHAPES, parts_of
 from jgc.bench.timing import interleaved
 from jgc.compress import Dense
@@ -79,7 +79,7 @@ def measure(
     work: dict[str, Callable[[], Any]] = {}
     if computation is None:
         work[GRADIENTS] = partial(gradients_of, state.params, state.batch_stats, images)
-        work[OPTIMIZER] = _optimizer(parts, state, gradients.grads)
+        work[OPTIMIZER] = updated(parts, state, gradients.grads)
     sent, failed = {}, {}
     nodes = alone_on(Nodes(hosts, 1))
     for name in (*BASELINES, *methods):
@@ -113,7 +113,7 @@ def _method(
     sent = compressor.wire(phase, shapes, as_one_per_device(nodes)).physical
     alone = parts._replace(nodes=nodes, compressor=compressor)
     with comm.alone():
-        return _aggregator(alone, phase, _first(alone, state.params), gradients.grads), sent
+        return aggregated(alone, phase, _first(alone, state.params), gradients.grads), sent
 
 
 def _first(parts: Parts, params: PyTree) -> State:

@@ -19,7 +19,7 @@ import numpy as np
 from jgc import compress
 from jgc.bench.advise_measure import BASELINES, baseline_sent
 from jgc.bench.advise_model import Example, Link, Row, contention, fit, rate_of
-from jgc.bench.network.methods import PLAIN_TORCH, SHARE
+from jgc.bench.network.methods import PLAIN_TORCH, SHARE, model_settings
 from jgc.bench.network.methods import settings as settings_of
 from jgc.bench.network.results import COMPUTATION, NAME, Results, key
 from jgc.models import make_model
@@ -136,9 +136,8 @@ def shapes_of(found: Results) -> PyTree:
       UserError: a model that jgc does not have.
     """
     name = str(found["settings"].get("model"))
-    settings = {"stem": "cifar"} if name.startswith("resnet") else {}
     with values_of_the_user():
-        module = make_model(name, 10, norm="group", **settings).module
+        module = make_model(name, 10, **model_settings(name)).module
     return jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False)["params"])
 
 

@@ -10,35 +10,28 @@ layer get no treatment of their own: they are compressed by the method that is m
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import numpy.typing as npt
-import optax
 
 from jgc import compress
-from jgc.bench.step_time import chained, parts_of, updater, variables_of
-from jgc.bench.timing import interleaved
-from jgc.compress import Method, method_of, step_on_nodes
-from jgc.compress.compose import prepare
-from jgc.nodes import LOCAL, SHARED, on_nodes, place
+from jgc.bench.pieces import aggregated, encoded, updated
+from jgc.bench.step_time import parts_of, updater, variables_of
+from jgc.bench.timing import Times, Work, rounds
+from jgc.compress import Method, method_of
 from jgc.pack import make_packing
 from jgc.report.tables import ratio, table
 from jgc.training.config import Config, check, resolve
 from jgc.training.errors import UserError, did_you_mean
 from jgc.training.program import compile_gradients
 from jgc.training.step import Gradients, Parts, TrainState
-from jgc.types import Compressor, Nodes, PyTree, State
+from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.account import sent_by
 
 DENSE = "dense"  # what all others are compared with
-Times = npt.NDArray[np.float64]  # f64[repeats], seconds of each round
-Work = Mapping[str, Callable[[], Any]]
-
 GRADIENTS, UPDATE, AGGREGATE, BEFORE, OPTIMIZER = "gradients", "update", "aggregate", "before", "optimizer"
 
 
@@ -104,7 +97,7 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
             work[GRADIENTS] = partial(gradients_of, state.params, state.batch_stats, batch)
             gradients = work[GRADIENTS]()
         held[name] = bytes_held(compressor, state.params, parts.nodes)
-        work[f"{name} {OPTIMIZER}"] = _optimizer(parts, state, gradients.grads)
+        work[f"{name} {OPTIMIZER}"] = updated(parts, state, gradients.grads)
         for phase in compressor.schedule:
             names = {OPTIMIZER: f"{name} {OPTIMIZER}"}
             for piece, run in _pieces(parts, phase.value, state, gradients).items():
@@ -165,19 +158,6 @@ def bytes_held(compressor: Compressor, params: PyTree, nodes: Nodes) -> tuple[fl
     return shared / n, local / nodes.count / n
 
 
-def rounds(work: Work, repeats: int) -> dict[str, Times]:
-    """Seconds of each piece of work in each round, all of them in turn; a first round is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in work}
-
-    def timed(name: str) -> None:
-        started = perf_counter()
-        jax.block_until_ready(work[name]())
-        seconds[name].append(perf_counter() - started)
-
-    interleaved({name: partial(timed, name) for name in work}, repeats)
-    return {name: np.array(times[1:]) for name, times in seconds.items()}
-
-
 # --- what is timed --------------------------------------------------------------------------------------------------
 
 
@@ -185,59 +165,11 @@ def _pieces(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -
     """The pieces of one phase's step after the gradients, but for the optimiser's."""
     work = {
         UPDATE: updater(parts, phase, state, gradients),
-        AGGREGATE: _aggregator(parts, phase, state.compressor, gradients.grads),
+        AGGREGATE: aggregated(parts, phase, state.compressor, gradients.grads),
     }
     if parts.compressor.parts is not None:
-        work[BEFORE] = _encoder(parts, phase, state.compressor, gradients.grads)
+        work[BEFORE] = encoded(parts, phase, state.compressor, gradients.grads)
     return work
-
-
-def _aggregator(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[], Any]:
-    """The compressor alone, guard included."""
-    on_axis = step_on_nodes(parts.compressor.aggregate, phase, parts.nodes)
-
-    def run(state, key, grads):
-        aggregated, state, info = on_axis(key, grads, state)
-        return state, (aggregated, info)
-
-    return _in_place(run, state, parts.key, grads)
-
-
-def _encoder(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[], Any]:
-    """All nodes' payloads and the memory as it then is: what `finish` and the exchange are still to have."""
-
-    def own(key, grads, state):
-        pending = prepare(parts.compressor.parts, phase, key, grads, state, parts.nodes)
-        return pending.local, pending.item.payload
-
-    on_axis = on_nodes(own, parts.nodes, ins=(SHARED, LOCAL, State(SHARED, LOCAL)), outs=LOCAL)
-
-    def run(local, key, grads):
-        return on_axis(key, grads, State(state.shared, local))
-
-    return _in_place(run, state.local, parts.key, grads)
-
-
-def _optimizer(parts: Parts, state: TrainState, grads: PyTree) -> Callable[[], Any]:
-    """The optimiser's update of the parameters."""
-
-    def run(carried, aggregated):
-        params, opt_state = carried
-        updates, opt_state = parts.optimizer.update(aggregated, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
-
-    aggregated = place(jax.tree.map(lambda g: g.mean(axis=0), grads), SHARED, parts.nodes)
-    return _in_place(run, (state.params, state.opt_state), aggregated)
-
-
-def _in_place(run: Callable, carried: PyTree, *args: Any) -> Callable[[], Any]:
-    """`run(carried, *args) -> (carried, other)`, compiled once and ahead as a training step is, one call after another.
-
-    What is carried stays in its buffers.
-    """
-    shardings = jax.tree.map(lambda x: x.sharding, carried)
-    program = jax.jit(run, donate_argnums=0, out_shardings=(shardings, None)).lower(carried, *args).compile()
-    return chained(program, carried, *args)
 
 
 # --- the page -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.bench.methods import Times, rounds
+from jgc.bench.timing import Times, rounds
+from jgc.report.compare import words
 from jgc.report.tables import table
 from jgc.top_k import fastest, largest_positions
 
@@ -34,7 +35,7 @@ class Timing(NamedTuple):
     seconds: dict[str, Times]
 
 
-def sizes_of(words: Sequence[str]) -> list[int]:
+def sizes_of(given: Sequence[str]) -> list[int]:
     """Sizes as a user writes them.
 
     Raises:
@@ -45,7 +46,7 @@ def sizes_of(words: Sequence[str]) -> list[int]:
       [100000, 25600000, 10]
     """
     sizes = []
-    for word in (part for group in words for part in group.split(",") if part):
+    for word in words(given):
         try:
             size = float(word)
         except ValueError:

@@ -1,26 +1,33 @@
-"""Medians of interleaved timings: what is compared is measured in turn, so that a drifting machine hits all alike."""
+"""Interleaved timings: what is compared is measured in turn, so that a drifting machine hits all alike."""
 
-import time
 from collections.abc import Callable, Mapping
-from statistics import median
+from time import perf_counter
 from typing import Any
 
 import jax
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.float64]  # f64[repeats], seconds of each round
+Work = Mapping[str, Callable[[], Any]]
 
 
-def interleaved(work: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each piece of work over `repeats` rounds, after one round that is not counted.
+def rounds(work: Work, repeats: int) -> dict[str, Times]:
+    """Seconds of each piece of work in each round, all of them in turn; a first round is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(1 + repeats):
+        for name, run in work.items():
+            started = perf_counter()
+            jax.block_until_ready(run())
+            seconds[name].append(perf_counter() - started)
+    return {name: np.array(times[1:]) for name, times in seconds.items()}
+
+
+def interleaved(work: Work, repeats: int) -> dict[str, float]:
+    """Median seconds of each piece of work over so many rounds.
 
     Example:
       >>> sorted(interleaved({"a": lambda: 1, "b": lambda: 2}, repeats=3))
       ['a', 'b']
     """
-    seconds: dict[str, list[float]] = {name: [] for name in work}
-    for name in work:
-        jax.block_until_ready(work[name]())
-    for _ in range(repeats):
-        for name, run in work.items():
-            started = time.perf_counter()
-            jax.block_until_ready(run())
-            seconds[name].append(time.perf_counter() - started)
-    return {name: median(times) for name, times in seconds.items()}
+    return {name: float(np.median(times)) for name, times in rounds(work, repeats).items()}

@@ -5,6 +5,7 @@ parent can name the moment at which all hosts begin a step.
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -32,6 +33,13 @@ _libc = ctypes.CDLL(None)
 def die_with_parent() -> None:
     """To be called in a new process before its program starts: it dies with its parent, whatever it waits for."""
     _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def give_back_memory() -> None:
+    """What is free goes back to the system: all hosts share one machine's memory."""
+    gc.collect()
+    if hasattr(_libc, "malloc_trim"):  # glibc
+        _libc.malloc_trim(0)
 
 
 def serve(answers: TextIO, handlers: Mapping[str, Handler]) -> None:

@@ -29,6 +29,11 @@ LABELS = {
 }
 
 
+def model_settings(model: str) -> dict[str, Any]:
+    """What a model of the benchmark is made with: images of 32 x 32, and no statistics between steps."""
+    return {"norm": "group"} if model == "convnet5" else {"norm": "group", "stem": "cifar"}
+
+
 class Row(NamedTuple):
     """A row of the benchmark.
 

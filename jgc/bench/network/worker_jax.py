@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jgc.bench.network import channel
 from jgc.bench.network.jax_methods import Built, build, copied, local
+from jgc.bench.network.methods import model_settings
 from jgc.bench.network.namespaces import INTERFACE
 from jgc.models import make_model
 from jgc.nodes import NODE, make_nodes, node_grads
@@ -61,8 +62,7 @@ def start(model: str, batch: int, hosts: int, host: int) -> Session:
     """Compile gradients and update, and place the arrays."""
     nodes = make_nodes(hosts)
     assert nodes.mesh is not None, "every host has a device of its own"
-    settings = {} if model == "convnet5" else {"stem": "cifar"}
-    module = make_model(model, 10, norm="group", **settings).module
+    module = make_model(model, 10, **model_settings(model)).module
     everywhere, apart = NamedSharding(nodes.mesh, P()), NamedSharding(nodes.mesh, P(NODE))
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False)["params"])
     params = placed(first_params(shapes), everywhere)
@@ -158,6 +158,8 @@ def main() -> None:
         started, session = time.monotonic(), sessions[0]
         grads = grads_of(session)
         session.built[method] = built = build(method, session.nodes, session.params, grads)
+        jax.clear_caches()  # what tracing and compiling leave behind is most of a host's memory
+        channel.give_back_memory()
         return {"physical": built.physical, "compiled": built.compiled, "audit": built.audit,
                 "seconds": time.monotonic() - started}  # fmt: skip
 
