@@ -20,11 +20,6 @@ settings.register_profile("jgc", deadline=None, derandomize=True, max_examples=3
 settings.load_profile("jgc")
 
 
-def pytest_xdist_auto_num_workers(config):
-    """One process more than cores, for some tests wait for processes of their own."""
-    return (os.cpu_count() or 1) + 1
-
-
 class Together(LoadScopeScheduling):
     """A file's tests go to one process, and of the contract suite those of one variant of a method.
 
