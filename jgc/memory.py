@@ -51,7 +51,7 @@ def take_in(
     """`memory.accumulate` on a tree of gradients: (v f32[n], local).
 
     Leaf by leaf, for it is elementwise: XLA then writes each sum to its place in the vector, and never the gradients
-    as a vector (a fifth of the time of a sparse step on CPU).
+    as a vector.
 
     Args:
       memory: what a node keeps back.

@@ -158,7 +158,7 @@ def main() -> None:
         started, session = time.monotonic(), sessions[0]
         grads = grads_of(session)
         session.built[method] = built = build(method, session.nodes, session.params, grads)
-        jax.clear_caches()  # what tracing and compiling leave behind is most of a host's memory
+        jax.clear_caches()  # what tracing leaves behind is not needed again
         channel.give_back_memory()
         return {"physical": built.physical, "compiled": built.compiled, "audit": built.audit,
                 "seconds": time.monotonic() - started}  # fmt: skip
