@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.pack import Layer, values_of
+from jgc.pack import Layer, layer_ids, values_of
 from jgc.top_k import Range, largest_in_ranges
 from jgc.types import Array
 from jgc.wire import elias_fano
@@ -53,6 +53,12 @@ def top_positions(v: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) 
     """
     ranges = [Range(layer.start, layer.size, count) for layer, count in zip(layers, counts, strict=True)]
     return largest_in_ranges(v, ranges)
+
+
+def layer_means(x: Array, counts: tuple[int, ...]) -> Array:
+    """Mean of each layer's selected values x f32[mu], f32[layers]."""
+    sums = jax.ops.segment_sum(x, layer_ids(counts), len(counts), indices_are_sorted=True)
+    return sums / np.array(counts, np.float32)
 
 
 def layer_starts(layers: tuple[Layer, ...], counts: tuple[int, ...]) -> np.ndarray:

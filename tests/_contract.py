@@ -45,6 +45,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "scalecom",
         {"beta": 0.5, "algorithm": "ring", "momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/"},
     ),
+    "scalecom/fixed point": ("scalecom", {"value_code": "int16", "warmup_steps": 5, "first_layer": "^Conv_0/"}),
     "klt/at once": ("klt", {"momentum_at_once": True, "share": 0.2, "code_dtype": "int16", "first_layer": "^Conv_0/"}),
     "gradiveq/ring feedback": (
         "gradiveq",
@@ -68,7 +69,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "silent/policy": ("silent", {**POLICY, "momentum_correction": False}),
     "lgc_ps/own": (
         "lgc_ps",
-        {**POLICY, "positions": "own", "leader": "rotating", "momentum_correction": False, "code_dtype": "float16"},
+        {**POLICY, "positions": "own", "leader": "rotating", "momentum_correction": False, "code_dtype": "8bit",
+         "innovation_dtype": "bfloat16", "value_code": "4bit"},
     ),
     "lgc_ps/paper recipe": ("lgc_ps", {**PAPER_RECIPE, **POLICY, "leader": "rotating", "factor_masking": True}),
 }

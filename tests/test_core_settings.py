@@ -29,6 +29,7 @@ BAD = {
     "lambda_reconstruction": (-1.0, NAN),
     "lambda_similarity": (-1.0, NAN),
     "code_dtype": ("int4",),
+    "innovation_dtype": ("8bit", "int8"),
     "decoder": ("relu", "leaky_relu"),  # the latter is the paper's, with its feedback
     "strategy": ("linear",),
     "value_code": ("3bit", "float64"),

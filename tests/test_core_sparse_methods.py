@@ -178,6 +178,42 @@ def test_scalecom_counts_the_leaders_positions_and_everyones_values():
     }
 
 
+def test_scalecom_in_fixed_point_keeps_what_rounding_and_clipping_lose():
+    gradients = [vectors(seed) for seed in range(3)]
+    gradients[0][3] *= 1e4  # far beyond the range of node 0's scales
+    gradients[1][:, 40:] = 0  # a layer whose leader has nothing
+    kept = np.zeros((K, N))
+    for step, (g, (aggregated, state, _)) in enumerate(
+        zip(gradients, play(scalecom(alpha=0.1, value_code="int16"), gradients), strict=True)
+    ):
+        v = kept + g
+        at = top_of_layers(v[step % K], 0.1)
+        scales = np.abs(v[step % K, at])
+        unit = np.repeat([part.mean() / 256 for part in np.split(scales, [4, 5])], [4, 1, 1])
+        sent = np.zeros((K, N))
+        sent[:, at] = np.clip(np.round(v[:, at] / np.where(unit > 0, unit, 1)), -(32767 // K), 32767 // K) * unit
+        kept = v - sent
+        assert np.abs(kept[3, at]).max() > 1 or step > 0  # most of it could not be said
+        np.testing.assert_allclose(aggregated, sent.mean(0), rtol=1e-3, atol=unit.max())
+        np.testing.assert_allclose(state.local, kept, rtol=1e-3, atol=unit.max() * K)
+        np.testing.assert_allclose(aggregated + np.mean(state.local, 0), v.mean(0), rtol=1e-4, atol=1e-4)
+        kept = np.asarray(state.local, np.float64)
+
+
+def test_scalecom_in_fixed_point_counts_two_bytes_a_value_and_the_leaders_scales():
+    wire = scalecom(alpha=0.1, value_code="int16").wire("top-k", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
+    assert {m[:3]: m.bytes for m in wire.logical} == {
+        ("leader", "up", "positions"): 4,
+        ("leader", "up", "scales"): 12,  # three layers
+        ("leader", "up", "values"): 12,
+        ("worker", "up", "values"): 12,
+        ("leader", "down", "values"): 12,
+        ("worker", "down", "positions"): 4,
+        ("worker", "down", "scales"): 12,
+        ("worker", "down", "values"): 12,
+    }
+
+
 # --- random-k -----------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.compress import _autoencoder as ae
+from jgc.compress._lgc_server import write_code
 from jgc.compress._lgc_settings import COMPRESSED, DENSE, TOP_K, Lgc, LgcPs
 from jgc.compress._lgc_view import Selection, head_of, innovation_count
 from jgc.compress.exchange import Sizes, both_ways, led, messages
@@ -44,11 +45,13 @@ def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[
 
 def _compressed(config: LgcPs, head: Sizes, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
     count = innovation_count(config, selection)
-    own = {"innovations": 4.0 * count, "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}
+    width = jnp.dtype(config.innovation_dtype).itemsize
+    own = {"innovations": float(width * count), "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}
     means = {"means": 4.0 * len(selection.counts)}
     if config.send_means:
         own |= means
-    code = {"code": float(ae.code_size(selection.mu) * jnp.dtype(config.code_dtype).itemsize)}
+    written = jax.eval_shape(lambda: write_code(config, jnp.zeros((ae.code_size(selection.mu), 1))))
+    code: Sizes = {kind: float(x.size * x.dtype.itemsize) for kind, x in written.items()}
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
     # what a worker needs to decode what it is taken to have sent: the code, and the leader's scales
     to_decode: Sizes = {}

@@ -76,7 +76,7 @@ def lgc(config: Lgc, variant: Variant, optimiser: optax.GradientTransformation) 
     """The whole method: first layer dense, last layer top-k, all others through the variant's autoencoder."""
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0))
     memory = memory_of(config)
-    sparse = (top_k(config.alpha, config.min_values), gather())
+    sparse = (top_k(config.alpha, config.min_values, config.value_code), gather())
     last = compose_phases({DENSE: (identity(), all_reduce()), TOP_K: sparse, COMPRESSED: sparse}, memory, schedule)
     rest = _autoencoded(config, variant, optimiser, memory, schedule)
     return first_dense(rest, config, config.last_layer, last)

@@ -22,6 +22,8 @@ from jgc.compress._lgc_view import (
     unpacked_signs,
     view_of,
 )  # fmt: skip
+from jgc.compress._values import decode_values, encode_values
+from jgc.compress.compose import Payload
 from jgc.compress.diagnose import cosine, relative_error
 from jgc.nodes import per_node
 from jgc.select import Sparse, scatter, top_positions, unpack_positions
@@ -44,7 +46,7 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
     layers, counts = selection.packing.layers, selection.counts
     own = top_positions(v, layers, counts)
     head = head_of(config, v, own, selection)  # positions, signs and scales of this node
-    code = {"code": _code(config, v[own], head, encoder, leader, selection, nodes)}
+    code = _code(config, v[own], head, encoder, leader, selection, nodes)
     if config.positions == "leader":
         common = comm.broadcast_dict({**head, **code}, leader, nodes)
         head = {kind: common[kind] for kind in head}
@@ -57,15 +59,28 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
     return _seen(config, common, every, head, leader, selection, nodes)
 
 
-def _code(config: LgcPs, x: Array, head: dict[str, Array], encoder: PyTree, leader: Array, selection, nodes) -> Array:
+def _code(config: LgcPs, x: Array, head: Payload, encoder: PyTree, leader: Array, selection, nodes) -> Payload:
     """The leader's code, equation (3), on the leader's device. Encoding once a device is all that is needed."""
     z = comm.on_leaders_device(to_z(x, view_of(config, x, head, selection), selection), leader, nodes)
-    return ae.encode(encoder, z).astype(config.code_dtype)
+    return write_code(config, ae.encode(encoder, z))
 
 
-def _own_message(config: LgcPs, x: Array, view: View, picked: Array, head: dict[str, Array]) -> dict[str, Array]:
+def write_code(config: LgcPs, code: Array) -> Payload:
+    """A code f32[m / 16, 4] as it is sent."""
+    payload = encode_values(config.code_dtype, code.reshape(-1), (code.size,))
+    return {{"values": "code", "scales": "code scales"}[kind]: x for kind, x in payload.items()}
+
+
+def _read_code(config: LgcPs, message: Payload, selection: Selection) -> Array:
+    """The inverse, but for what rounding lost."""
+    payload = {name: message[kind] for name, kind in (("values", "code"), ("scales", "code scales")) if kind in message}
+    return decode_values(config.code_dtype, payload, (ae.code_size(selection.mu),)).reshape(-1, ae.CHANNELS)
+
+
+def _own_message(config: LgcPs, x: Array, view: View, picked: Array, head: Payload) -> Payload:
     """What every node sends in the third phase."""
-    message = {"innovation positions": elias_fano.encode(picked, x.size), "innovations": x[picked]}
+    innovations = encode_values(config.innovation_dtype, x[picked], picked.shape)["values"]
+    message = {"innovation positions": elias_fano.encode(picked, x.size), "innovations": innovations}
     if config.send_means:
         message["means"] = view.means
     return message if config.positions == "leader" else {**message, **head}
@@ -86,7 +101,8 @@ def _seen(config: LgcPs, common, every, head, leader: Array, selection: Selectio
     positions = jax.vmap(lambda p: unpack_positions(p, layers, counts))(heads["positions"])
     chosen = every["innovations"].shape[1]
     picked = jax.vmap(lambda p: elias_fano.decode(p, selection.mu, chosen))(every["innovation positions"])
-    return Seen(positions, View(signs, means, scales), common["code"].astype(jnp.float32), picked, every["innovations"])
+    innovations = every["innovations"].astype(jnp.float32)
+    return Seen(positions, View(signs, means, scales), _read_code(config, common, selection), picked, innovations)
 
 
 def decode(weights: ae.Weights, seen: Seen, selection: Selection) -> Array:

@@ -1,9 +1,10 @@
 """Settings of LGC: what both variants have, and what the parameter server adds. The ring's own are with the ring."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from jgc.compress._settings import Remembering
+from jgc.compress._values import ValueCode, check_value_code
 from jgc.select import check_alpha, check_min_values
 
 DENSE, TOP_K, COMPRESSED = "dense", "top-k", "compressed"  # the phases
@@ -42,6 +43,8 @@ class Lgc(Remembering):
     """its updates on each step's gradients"""
     last_layer: str | None = None
     """path pattern of layers sent as top-k only; the model's last layer if not given, "" for none"""
+    value_code: ValueCode = "float32"
+    """how the values of layers sent as top-k only are written; what a shorter code loses stays in the residual"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +63,10 @@ class LgcPs(Lgc):
     """weight of the reconstruction loss (6)"""
     lambda_similarity: float = 0.5
     """weight of the similarity loss (5)"""
-    code_dtype: Literal["float32", "float16"] = "float32"
-    """dtype in which the code is sent"""
+    innovation_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """dtype in which innovations are sent"""
+    code_dtype: ValueCode = "float32"
+    """how the code is sent: floats of some width, or so many bits with a scale for either sign"""
 
 
 PAPER_RECIPE: dict[str, Any] = {
@@ -81,6 +86,7 @@ PAPER_RECIPE: dict[str, Any] = {
 def check_common(config: Lgc) -> None:
     """Raise ValueError, naming the value and what would be right, unless the settings of both variants are in range."""
     check_alpha(config.alpha)
+    check_value_code(config.value_code)
     check_min_values(config.min_values)
     if config.autoencoder_updates < 1:
         raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")
@@ -100,7 +106,7 @@ def check(config: LgcPs) -> None:
             raise ValueError(f"{name} must be 0 or positive, got {getattr(config, name)}")
     check_choices(
         config, positions=("leader", "own"), leader=("fixed", "rotating"), innovation_by=("error", "magnitude"),
-        code_dtype=("float32", "float16"),
+        innovation_dtype=("float32", "float16", "bfloat16"), code_dtype=get_args(ValueCode),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jgc.compress import _autoencoder as ae
 from jgc.compress._lgc_settings import Lgc, LgcPs
 from jgc.pack import Packing, layer_ids
-from jgc.select import counts_per_layer, pack_positions
+from jgc.select import counts_per_layer, layer_means, pack_positions
 from jgc.types import Array
 
 
@@ -49,12 +49,6 @@ def innovation_count(config: LgcPs, selection: Selection) -> int:
     return int(config.innovation * selection.mu)
 
 
-def layer_means(x: Array, selection: Selection) -> Array:
-    """Mean over each layer's selected values, f32[L]."""
-    sums = jax.ops.segment_sum(x, selection.ids, num_segments=len(selection.counts), indices_are_sorted=True)
-    return sums / np.array(selection.counts, np.float32)
-
-
 def signs_of(config: Lgc, x: Array) -> Array:
     """+1 or -1 for every value; all +1 where signs are not folded in."""
     return jnp.where(x < 0, -1.0, 1.0) if config.fold_signs else jnp.ones_like(x)
@@ -64,14 +58,14 @@ def scales_of(config: Lgc, x: Array, selection: Selection) -> Array:
     """Mean magnitude of each layer, f32[L]; 0 where all of it is zero."""
     if config.scale == "none":
         return jnp.ones((len(selection.counts),))
-    return layer_means(jnp.abs(x), selection)
+    return layer_means(jnp.abs(x), selection.counts)
 
 
 def means_of(config: Lgc, x: Array, signs: Array, selection: Selection) -> Array:
     """Mean of the folded values of each layer, f32[L]; zeros where means are not sent."""
     if not config.send_means:
         return jnp.zeros((len(selection.counts),))
-    return layer_means(signs * x, selection)
+    return layer_means(signs * x, selection.counts)
 
 
 def to_z(x: Array, view: View, selection: Selection) -> Array:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.compress._fixed_point import to_fixed, units
 from jgc.compress._sparsity import share_of
 from jgc.compress.compose import Layers, make_info
 from jgc.compress.diagnose import compare
@@ -21,24 +22,37 @@ from jgc.compress.exchange import both_ways
 from jgc.compress.guard import guard
 from jgc.memory import Memory, take_in
 from jgc.nodes import per_node
-from jgc.pack import Packing, make_packing, pack, unpack
+from jgc.pack import Packing, layer_ids, make_packing, pack, unpack
 from jgc.select import Sparse, check_min_values, counts_per_layer, scatter
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase, State, Wire
 
 Algorithm = Literal["psum", "ring"]
 Counts = tuple[int, ...]
+FIXED_POINT = "int16"
+
+
+class Chosen(NamedTuple):
+    """What all nodes know before they send values.
+
+    Attributes:
+      positions: i32[mu].
+      scales: f32[layers], in which values are measured that travel in fixed point; None for floats.
+    """
+
+    positions: Array
+    scales: Array | None = None
 
 
 class Chooser(NamedTuple):
     """How the positions of a step are chosen.
 
     Attributes:
-      choose: `(key, step i32[], v, layers, counts, nodes) -> positions`; `key` and `step` are equal on all nodes.
+      choose: `(key, step i32[], v, layers, counts, nodes) -> Chosen`; `key` and `step` are equal on all nodes.
       messages: `(layers, counts) -> logical messages` of a sparse step, positions and values.
       sent: whether the positions travel, so that how well they could be coded is worth watching.
     """
 
-    choose: Callable[[Key, Array, Array, Layers, Counts, Nodes], Array]
+    choose: Callable[[Key, Array, Array, Layers, Counts, Nodes], Chosen]
     messages: Callable[[Layers, Counts], tuple[Message, ...]]
     sent: bool
 
@@ -80,10 +94,14 @@ def shared_positions(
         share = shares[phase]
         if share is None:
             return _Reduced(average(v, nodes, "dense"), v, v.size)
-        positions = chooser.choose(key, step, v, packing.layers, counts_of(share, packing), nodes)
-        values = v[positions]
-        mean = scatter(Sparse(positions, average(values, nodes, "values")), v.size)
-        return _Reduced(mean, Sparse(positions, values), values.size)
+        counts = counts_of(share, packing)
+        chosen = chooser.choose(key, step, v, packing.layers, counts, nodes)
+        values = v[chosen.positions]
+        if chosen.scales is None:
+            mean, sent = average(values, nodes, "values"), values
+        else:
+            mean, sent = _averaged_in_fixed_point(values, chosen.scales[layer_ids(counts)], average, nodes)
+        return _Reduced(scatter(Sparse(chosen.positions, mean), v.size), Sparse(chosen.positions, sent), values.size)
 
     def accumulate(phase, grads, state, packing):
         return take_in(memory, state.local, grads, packing, shares[phase] is None)
@@ -120,3 +138,11 @@ def shared_positions(
         owns_momentum=memory.owns_momentum,
     )
     return guard(core)
+
+
+def _averaged_in_fixed_point(values: Array, scales: Array, average: Callable[..., Array], nodes: Nodes):
+    """Mean over nodes of values f32[mu] sent as int16 in units of scales f32[mu], and what this node's stand for."""
+    shares = jnp.where(scales > 0, values / jnp.where(scales > 0, scales, 1.0), 0.0)
+    fixed = to_fixed(shares, FIXED_POINT, nodes.count)
+    unit = scales / units(FIXED_POINT)
+    return average(fixed, nodes, "values") * unit, fixed * unit

@@ -59,6 +59,16 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> Payload
     return {"values": pack_bits(codes, bits), "scales": largest * fit}
 
 
+def bytes_per_value(code: ValueCode) -> float:
+    """Bytes that a value takes, scales and padding apart.
+
+    Example:
+      >>> bytes_per_value("bfloat16"), bytes_per_value("4bit")
+      (2.0, 0.5)
+    """
+    return int(code[:-3]) / 8 if code.endswith("bit") else float(jnp.dtype(code).itemsize)
+
+
 def decode_values(code: ValueCode, payload: Payload, counts: tuple[int, ...]) -> Array:
     """The inverse of `encode_values`, but for what rounding lost, f32[mu]."""
     if not code.endswith("bit"):

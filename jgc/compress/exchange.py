@@ -1,11 +1,11 @@
 """How payloads travel between nodes: all-reduce, ring, gather, parameter server, and not at all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.compose import Exchange, Item, Layers
+from jgc.compress.compose import Exchange, Item, Layers, Payload
 from jgc.pack import values_of
 from jgc.select import pack_positions, top_positions, unpack_positions
 from jgc.types import Array, Message, Nodes
@@ -36,8 +36,26 @@ def to_all(sizes: Sizes, nodes: Nodes) -> tuple[Message, ...]:
 
 def leaders_positions(v: Array, leader: Array, layers: Layers, counts: tuple[int, ...], nodes: Nodes) -> Array:
     """Where the leader's v f32[n] is largest, sent to all nodes, i32[mu]: so many positions of each layer."""
-    own = pack_positions(top_positions(v, layers, counts), layers)
-    return unpack_positions(comm.broadcast(own, leader, nodes, "positions"), layers, counts)
+    return leaders_choice(v, leader, layers, counts, nodes)[0]
+
+
+def leaders_choice(
+    v: Array, leader: Array, layers: Layers, counts: tuple[int, ...], nodes: Nodes,
+    tell: Callable[[Array], Payload] = lambda own: {},
+) -> tuple[Array, Payload]:  # fmt: skip
+    """The same, and what else the leader tells all nodes of its values there, in the same collective.
+
+    Args:
+      v: f32[n] of this node.
+      leader: i32[], the same on all nodes.
+      layers: of v.
+      counts: positions of each layer; mu is their sum.
+      nodes: the layout.
+      tell: from this node's values f32[mu] at its own positions.
+    """
+    own = top_positions(v, layers, counts)
+    told = comm.broadcast_dict({"positions": pack_positions(own, layers), **tell(v[own])}, leader, nodes)
+    return unpack_positions(told.pop("positions"), layers, counts), told
 
 
 def all_reduce(algorithm: str = "psum") -> Exchange:

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.compress import _autoencoder as ae
 from jgc.compress import _lgc_bytes as sizes
+from jgc.compress._fixed_point import to_fixed, units
 from jgc.compress._lgc_frame import Shared, Step, Variant, lgc, make_optimiser, values_at_leaders
 from jgc.compress._lgc_settings import PAPER_RECIPE, Lgc, check_choices, check_common
 from jgc.compress._lgc_view import (
@@ -41,14 +42,13 @@ from jgc.compress._lgc_view import (
     View,
     from_z,
     head_of,
-    layer_means,
     scales_of,
     server_views,
     to_z,
     unpacked_signs,
 )  # fmt: skip
 from jgc.compress.diagnose import cosine, relative_error
-from jgc.select import Sparse, scatter, top_positions, unpack_positions
+from jgc.select import Sparse, layer_means, scatter, top_positions, unpack_positions
 from jgc.types import Array, Compressor, Key, Nodes
 
 __all__ = ["RING_PAPER_RECIPE", "LgcRing", "lgc_ring"]
@@ -173,7 +173,7 @@ def _send(config: LgcRing, v: Array, key: Key, weights: ae.Pair, selection: Sele
     sent = comm.one_by_one(encode, (weights.encoder, head), v[head.positions])
     averaged = comm.MEANS[config.algorithm](sent, nodes, "code+means")
     mean, own = (comm.one_by_one(decode, (weights.decoder, head), message) for message in (averaged, sent))
-    shares = averaged[ae.code_size(selection.mu) :] / _units(config)
+    shares = averaged[ae.code_size(selection.mu) :] / units(config.code_dtype)
     return Coded(head.positions, mean, own, head.signs * _means(config, shares, head.scales)[selection.ids])
 
 
@@ -193,16 +193,17 @@ def _encode(config: LgcRing, selection: Selection, nodes: int, known: tuple[Any,
     """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed point."""
     encoder, head = known
     shares = _mean_shares(config, head.signs * x, head.scales, selection)
-    means = _means(config, _to_fixed(config, shares, nodes) / _units(config), head.scales)  # as all nodes read them
+    read = to_fixed(shares, config.code_dtype, nodes) / units(config.code_dtype)  # as all nodes will
+    means = _means(config, read, head.scales)
     z = to_z(x, View(head.signs, means, head.scales), selection)
-    return _to_fixed(config, jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), nodes)
+    return to_fixed(jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), config.code_dtype, nodes)
 
 
 def _decode(config: LgcRing, selection: Selection, known: tuple[Any, Head], message: Array) -> Array:
     """What a message, or the mean of all nodes', stands for, f32[mu], equation (19)."""
     decoder, head = known
     size = ae.code_size(selection.mu)
-    values = message / _units(config)
+    values = message / units(config.code_dtype)
     z = ae.decode_mean(decoder, values[:size].reshape(-1, ae.CHANNELS), config.decoder == "linear")
     return from_z(z, View(head.signs, _means(config, values[size:], head.scales), head.scales), selection)
 
@@ -211,25 +212,12 @@ def _mean_shares(config: LgcRing, folded: Array, scales: Array, selection: Selec
     """Mean of each layer in units of the leader's scale, 0 where that is 0, f32[L]; none where means are not sent."""
     if not config.send_means:
         return jnp.zeros((0,))
-    return jnp.where(scales > 0, layer_means(folded, selection) / jnp.where(scales > 0, scales, 1.0), 0.0)
+    return jnp.where(scales > 0, layer_means(folded, selection.counts) / jnp.where(scales > 0, scales, 1.0), 0.0)
 
 
 def _means(config: LgcRing, shares: Array, scales: Array) -> Array:
     """The inverse, f32[L]."""
     return scales * shares if config.send_means else jnp.zeros_like(scales)
-
-
-def _units(config: LgcRing) -> float:
-    """Steps of the fixed point in a scale."""
-    return {"int32": 2.0**16, "int16": 2.0**8, "float32": 1.0}[config.code_dtype]
-
-
-def _to_fixed(config: LgcRing, x: Array, nodes: int) -> Array:
-    """x in fixed point, clipped so that the sum over all nodes fits; floats stay as they are."""
-    if config.code_dtype == "float32":
-        return x
-    largest = comm.largest_summand(config.code_dtype, nodes)
-    return jnp.clip(jnp.round(x * _units(config)), -largest, largest).astype(config.code_dtype)
 
 
 def _watch_training(

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
-from jgc.compress._shared_positions import Algorithm, Chooser, shared_positions
+from jgc.compress._shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.compress.exchange import both_ways
 from jgc.select import layer_starts
 from jgc.types import Compressor
@@ -65,7 +65,7 @@ def random_positions() -> Chooser:
 
     def choose(key, step, v, layers, counts, nodes):
         if not layers:
-            return jnp.zeros((0,), jnp.int32)
+            return Chosen(jnp.zeros((0,), jnp.int32))
         to_start, to_range = jax.random.split(jax.random.fold_in(key, step))
         sizes = np.array([layer.size for layer in layers], np.int32)
         edges = [np.arange(k + 1, dtype=np.int64) * n // k for n, k in zip(sizes, counts, strict=True)]
@@ -75,7 +75,7 @@ def random_positions() -> Chooser:
         places = lows + jax.random.randint(to_range, lows.shape, 0, lengths.astype(np.int32)).astype(jnp.uint32)
         layer_of = np.repeat(np.arange(len(layers)), counts)
         around = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]  # < 2^32 as sizes are < 2^31
-        return around.astype(jnp.int32) + layer_starts(layers, counts)
+        return Chosen(around.astype(jnp.int32) + layer_starts(layers, counts))
 
     def sizes(layers, counts):
         return both_ways({"values": 4.0 * sum(counts)})

@@ -23,18 +23,22 @@ Differs from the paper
   5. The first layer is sent uncompressed by default, as in the comparisons of the LGC paper; "" sends it as the others.
   6. Momentum correction (Lin et al. 2018) is a setting, off by default; the filter is then that of the
      accumulated momentum.
+  7. Values may travel as int16 (`value_code`), in steps of 2^-8 of the leader's mean magnitude of each layer, which it
+     sends with its positions. What that loses stays in the residual.
 """
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
-from jgc.compress._shared_positions import Algorithm, Chooser, shared_positions
-from jgc.compress.exchange import leaders_positions, led
+from jgc.compress._shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
+from jgc.compress.exchange import leaders_choice, led
 from jgc.memory import Corrected, Memory
 from jgc.pack import values_of
+from jgc.select import layer_means
 from jgc.types import Compressor
 from jgc.wire import elias_fano
 
@@ -47,6 +51,8 @@ class ScaleCom(Sparsifying):
     """of the low-pass memory, in (0, 1]: 1 is plain error feedback, 0.1 the paper's for large batches"""
     algorithm: Algorithm = "psum"
     """how values are added up: the runtime's all-reduce or an explicit ring"""
+    value_code: Literal["float32", "int16"] = "float32"
+    """how values are written: floats, or fixed point in units of the leader's mean magnitude of each layer"""
 
 
 def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
@@ -56,8 +62,8 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha or beta outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown algorithm
-        or strategy.
+      ValueError: alpha or beta outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown
+        algorithm, strategy or value_code.
 
     Example:
       >>> [phase.name for phase in scalecom(alpha=0.01, warmup_steps=100).schedule]
@@ -69,20 +75,31 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or ScaleCom(), **overrides)
     memory, schedule = low_pass(memory_of(config), config.beta), schedule_of(config)
-    rest = shared_positions(cyclic_top_k(), memory, schedule, config.alpha, config.min_values, config.algorithm)
+    if config.value_code not in ("float32", FIXED_POINT):
+        raise ValueError(f"value_code must be float32 or {FIXED_POINT}, got {config.value_code!r}")
+    chooser = cyclic_top_k(config.value_code)
+    rest = shared_positions(chooser, memory, schedule, config.alpha, config.min_values, config.algorithm)
     return first_dense(rest, config)
 
 
-def cyclic_top_k() -> Chooser:
+def cyclic_top_k(value_code: str = "float32") -> Chooser:
     """The largest values of each layer of one node, of another one in every step."""
+    fixed = value_code == FIXED_POINT
 
     def choose(key, step, v, layers, counts, nodes):
-        return leaders_positions(v, step % nodes.count, layers, counts, nodes)
+        def tell(own):
+            return {"scales": layer_means(jnp.abs(own), counts)} if fixed else {}
+
+        positions, told = leaders_choice(v, step % nodes.count, layers, counts, nodes, tell)
+        return Chosen(positions, told.get("scales"))
 
     def sizes(layers, counts):
         mu = sum(counts)
-        values, positions = {"values": 4.0 * mu}, {"positions": 4.0 * elias_fano.words(values_of(layers), mu)}
-        return led(positions | values, values, values, positions | values)
+        values = {"values": float(jnp.dtype(value_code).itemsize * mu)}
+        head = {"positions": 4.0 * elias_fano.words(values_of(layers), mu)}
+        if fixed:
+            head["scales"] = 4.0 * len(counts)
+        return led(head | values, values, values, head | values)
 
     return Chooser(choose, sizes, sent=True)
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 from jgc.bench.timing import interleaved
 from jgc.compress import _autoencoder as ae
+from jgc.compress._values import bytes_per_value
 from jgc.report import paper
 from jgc.report.runs import Group, baseline_of
 from jgc.report.tables import figures, table
@@ -18,7 +18,7 @@ def values_coded(group: Group) -> int | None:
         return None
     roles = group.runs[0].summary["phases"][-1]["wire"]["logical"].values()
     codes = [count for ways in roles for kind, count in ways.get("up", {}).items() if kind == "code"]
-    width = np.dtype(group.settings.get("compressor.code_dtype", "float32")).itemsize
+    width = bytes_per_value(group.settings.get("compressor.code_dtype", "float32"))
     return round(min(codes) / width / ae.CHANNELS * ae.STRIDE) if codes else None
 
 
