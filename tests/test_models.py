@@ -11,13 +11,18 @@ import pytest
 
 from jgc.models import MODELS, ConvNorm, Model, make_model
 from jgc.models.resnet import Block, _pad_shortcut
+from jgc.training.step import loss_of
 
 # The image sizes that the models are meant for, and one that they are not.
-SHAPES = {"convnet5": (8, 8, 1), "resnet20": (32, 32, 3), "resnet32": (32, 32, 3)}
+SHAPES = {"convnet5": (8, 8, 1)} | dict.fromkeys(("resnet18", "resnet50", "resnet101"), (224, 224, 3))
+FIRST = {"convnet5": "layer1", "alexnet": "layer1"} | {name: "stage1_layer1" for name in MODELS if name[:3] == "vgg"}
+NORMS = [
+    (name, norm) for name in MODELS for norm in ("batch", "group", "none") if norm != "none" or name[:6] != "resnet"
+]
 
 
 def image_shape(name: str) -> tuple[int, int, int]:
-    return SHAPES.get(name, (224, 224, 3))
+    return SHAPES.get(name, (32, 32, 3))
 
 
 @cache
@@ -51,19 +56,26 @@ def size(params: Any) -> int:
         ("resnet20", 100, {}, 269_722 + 90 * 65),
         ("resnet50", 1000, {"norm": "group"}, 25_557_032),
         ("resnet18", 10, {"stem": "cifar"}, 11_689_512 - 990 * 513 - 3 * 64 * (7 * 7 - 3 * 3)),
+        ("alexnet", 10, {}, 2_472_266),  # 2.47M in pytorch-classification
+        ("alexnet", 10, {"norm": "batch"}, 2_472_266 + 64 + 192 + 384 + 256 + 256),  # two numbers for each bias
+        ("vgg11", 10, {}, 9_231_114 - 2_752),  # pytorch-cifar's counts, without the biases before the norms
+        ("vgg13", 10, {}, 9_416_010 - 2_944),
+        ("vgg16", 10, {}, 14_728_266 - 4_224),
+        ("vgg19", 10, {}, 20_040_522 - 5_504),
+        ("vgg19", 10, {"norm": "none"}, 20_040_522 - 2 * 5_504),
+        ("vgg19", 100, {}, 20_040_522 - 5_504 + 90 * 513),
     ],
 )
 def test_parameter_counts(name, num_classes, settings, want):
     assert size(abstract(name, num_classes, **settings)[1]["params"]) == want
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "norm"), NORMS)
 def test_patterns_find_exactly_the_first_and_the_last_layer(name, norm):
     model, variables = abstract(name, 10, norm=norm)
     every = paths(variables["params"])
-    first = "layer1" if name == "convnet5" else "stem"
-    assert [p for p in every if re.search(model.first_layer, p)] == [f"{first}/conv/kernel"]
+    first = {"conv/kernel", "conv/bias"} if norm == "none" else {"conv/kernel"}
+    assert {p for p in every if re.search(model.first_layer, p)} == {f"{FIRST.get(name, 'stem')}/{p}" for p in first}
     assert {p for p in every if re.search(model.last_layer, p)} == {"head/kernel", "head/bias"}
 
 
@@ -88,8 +100,7 @@ def test_paths_of_a_block_are_stable():
     assert "stage3_block06/layer3/conv/kernel" in every
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "norm"), NORMS)
 def test_forward_shapes(name, norm):
     model, variables = abstract(name, 7, norm=norm, dtype=jnp.bfloat16)
     images = jax.ShapeDtypeStruct((4, *image_shape(name)), jnp.float32)
@@ -121,13 +132,85 @@ def test_last_block_has_the_papers_output_size(name, want):
     assert jax.eval_shape(forward, variables, images).shape == (1, *want)
 
 
+@pytest.mark.parametrize("name", ["alexnet", "vgg11"])
+def test_the_pooling_models_take_larger_images_and_refuse_smaller_ones(name):
+    model, variables = abstract(name, 10)
+
+    def shapes(*size):
+        return jax.eval_shape(lambda x: model.module.init(jax.random.key(0), x, train=False), jnp.zeros((1, *size, 3)))
+
+    assert shapes(64, 96) == variables
+    with pytest.raises(ValueError, match="at least 32x32 pixels for this model, got 32x31"):
+        shapes(32, 31)
+
+
 def test_models_are_hashable_and_equal_by_value():
     """A jitted step that takes the module as a static argument must not compile again for an equal one."""
     one, other = (make_model("convnet5", 10, widths=[8] * 5) for _ in range(2))
     assert one == other and hash(one) == hash(other)
 
 
-# What follows runs: a single layer, or a single block.
+# What follows runs: narrow models, a single layer, or a single block.
+
+
+SMALL = [
+    ("alexnet", {"widths": (8, 16, 24, 16, 16)}),
+    ("vgg11", {"width": 8, "norm": "none"}),
+    ("vgg11", {"width": 4, "norm": "batch"}),
+]
+
+
+def small(name: str, **settings: Any) -> tuple[Model, Any]:
+    """A model and its variables, for 32x32 images of 5 classes."""
+    model = make_model(name, 5, **settings)
+    init = jax.jit(partial(model.module.init, train=False))
+    return model, init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+
+
+@pytest.mark.parametrize(("name", "settings"), SMALL)
+def test_a_fixed_batch_is_learned(name, settings):
+    """Every layer has a gradient, and a few steps of SGD lower the loss."""
+    model, variables = small(name, **settings)
+    images = jax.random.normal(jax.random.key(1), (8, 32, 32, 3))
+    batch, stats = (images, jnp.arange(8) % 5), variables.get("batch_stats", {})
+
+    @jax.jit
+    def step(params, stats):
+        loss = loss_of(model.module.apply)
+        (value, (stats, _)), grads = jax.value_and_grad(loss, has_aux=True)(params, batch, stats)
+        return value, grads, jax.tree.map(lambda p, g: p - 0.05 * g, params, grads), stats
+
+    params, losses = variables["params"], []
+    for i in range(20):
+        value, grads, params, stats = step(params, stats)
+        losses.append(float(value))
+        if i == 0:
+            assert all(np.any(leaf) for leaf in jax.tree.leaves(grads))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(("name", "settings"), SMALL[:2])
+def test_the_models_without_a_norm_equal_pytorchs_layers(name, settings):
+    """Paddings, strides and poolings as in the form for CIFAR, with layers of PyTorch in a row."""
+    torch = pytest.importorskip("torch", reason="PyTorch is an extra")
+    model, variables = small(name, **settings)
+    shapes = {  # kernel's stride and padding, and pooling, of each layer
+        "alexnet": [(4, 5, True), (1, 2, True), (1, 1, False), (1, 1, False), (1, 1, True)],
+        "vgg11": [(1, 1, pooled) for pooled in (True, True, False, True, False, True, False, True)],
+    }[name]
+    params = dict(variables["params"])
+    head = params.pop("head")
+    layers: list[Any] = []
+    for layer, (stride, padding, pooled) in zip((params[key] for key in sorted(params)), shapes, strict=True):
+        kernel = np.asarray(layer["conv"]["kernel"]).transpose(3, 2, 0, 1)
+        conv = torch.nn.Conv2d(*kernel.shape[1::-1], kernel.shape[2], stride, padding)
+        conv.load_state_dict({"weight": torch.tensor(kernel), "bias": torch.tensor(np.asarray(layer["conv"]["bias"]))})
+        layers += [conv, torch.nn.ReLU(), *([torch.nn.MaxPool2d(2)] if pooled else [])]
+    images = np.asarray(jax.random.normal(jax.random.key(2), (3, 32, 32, 3)))
+    with torch.no_grad():
+        features = torch.nn.Sequential(*layers, torch.nn.Flatten())(torch.tensor(images.transpose(0, 3, 1, 2)))
+    want = features.numpy() @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(model.module.apply(variables, images, train=False), want, rtol=1e-4, atol=1e-5)
 
 
 def layer(norm: str) -> tuple[ConvNorm, Any]:
@@ -190,9 +273,14 @@ def test_identity_shortcut_keeps_every_second_pixel_and_adds_zero_channels():
     ("name", "settings", "message"),
     [
         ("resnet52", {}, "got 'resnet52'; did you mean 'resnet50'"),
-        ("vgg", {}, "must be one of convnet5, .*got 'vgg'$"),
+        ("unet", {}, "must be one of alexnet, .*got 'unet'$"),
         ("resnet18", {"stem": "tiny"}, "`stem` must be one of 'cifar', 'imagenet', got 'tiny'"),
         ("resnet18", {"norm": "layer"}, "`norm` must be one of 'batch', 'group', got 'layer'"),
+        ("resnet18", {"norm": "none"}, "`norm` must be one of 'batch', 'group', got 'none'"),
+        ("vgg19", {"norm": "layer"}, "`norm` must be one of 'batch', 'group', 'none', got 'layer'"),
+        ("vgg19", {"width": 0}, "`width` must be positive, got 0"),
+        ("vgg12", {}, "got 'vgg12'; did you mean 'vgg1"),
+        ("alexnet", {"widths": (64, 192)}, r"`widths` must be 5 positive numbers, got \(64, 192\)"),
         ("resnet18", {"num_classes": 0}, "`num_classes` must be positive, got 0"),
         ("resnet50", {"shortcut": "identity"}, "must be 'projection', got 'identity' with depth 50"),
         ("convnet5", {"widths": (8, 8)}, r"`widths` must be 5 positive numbers, got \(8, 8\)"),

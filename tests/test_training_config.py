@@ -3,12 +3,16 @@
 import dataclasses
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from jgc.bench.step_time import SHAPES
 from jgc.compress import Dense, LgcPs, TopK
 from jgc.training import cli
 from jgc.training.config import Config, as_json, differences, resolve
 from jgc.training.errors import UserError
+from jgc.training.setup import model_of
 from jgc.training.workloads import WORKLOADS
 
 LGC = ["--config", "configs/lgc_ps.py"]
@@ -53,6 +57,33 @@ def test_a_workload_can_have_settings_for_single_methods():
         for name in ("lgc_ps", "lgc_ring", "scalecom", "sparse_gd")
     }
     assert alphas == {"lgc_ps": 0.005, "lgc_ring": 0.02, "scalecom": 0.05, "sparse_gd": 0.005}
+
+
+@pytest.mark.parametrize(
+    ("workload", "words", "norm"),
+    [
+        ("cifar10_resnet20", "", "batch"),  # as runs have written it down: those can be resumed
+        ("cifar10_alexnet", "", "none"),
+        ("cifar10_vgg19", "", "batch"),
+        ("cifar10_alexnet", "--model.norm batch", "batch"),
+        ("cifar10_vgg19", "--model.norm none", "none"),
+    ],
+)
+def test_the_norm_is_the_workloads_if_not_given(workload, words, norm):
+    config = cli.parse([*LGC, "--workload", workload, *words.split()])
+    assert as_json(config)["model"]["norm"] == norm
+
+
+@pytest.mark.parametrize("workload", list(WORKLOADS))
+def test_the_model_of_every_workload_takes_the_images_of_its_data_set(workload):
+    config = resolve(Config(compressor=Dense(), workload=workload))
+    shape, classes = SHAPES[config.data.name]
+    model = model_of(config, classes)
+    logits, variables = jax.eval_shape(
+        lambda: model.module.init_with_output(jax.random.key(0), jnp.zeros((2, *shape)), train=False)
+    )
+    assert logits.shape == (2, classes)
+    assert ("batch_stats" in variables) == (config.model.norm == "batch")
 
 
 def test_names_that_are_relied_on_from_outside():
@@ -116,6 +147,9 @@ def test_help_lists_every_field_with_its_default_and_a_sentence(capsys):
         ([*LGC, "--compressor.momentum", "0.5"], "contradicts --momentum 0.9"),
         ([*LGC, "--resume"], "--resume goes on with the run in --run-dir"),
         ([*LGC, "--workload", "cifar10_resnet20", "--data.dir", "/nowhere"], "to fetch it once:"),
+        ([*LGC, "--workload", "tiny_imagenet_resnet18", "--data.dir", "/nowhere"], "mkdir -p /nowhere && cd /nowhere && curl -LO"),
+        ([*LGC, "--model.name", "alexnet"], "at least 32x32 pixels for this model, got 8x8"),
+        ([*LGC, "--model.name", "resnet20", "--model.norm", "none"], "must be one of 'batch', 'group', got 'none'"),
     ],
 )
 def test_wrong_input_gives_one_line_and_leaves_nothing(words, message, capsys, tmp_path):

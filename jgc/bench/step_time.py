@@ -31,7 +31,12 @@ from jgc.training.setup import make_compressor, model_of
 from jgc.training.step import Batch, Gradients, Parts, TrainState, init_state
 from jgc.types import PyTree
 
-SHAPES = {"digits": ((8, 8, 1), 10), "cifar10": ((32, 32, 3), 10), "cifar100": ((32, 32, 3), 100)}
+SHAPES = {
+    "digits": ((8, 8, 1), 10),
+    "cifar10": ((32, 32, 3), 10),
+    "cifar100": ((32, 32, 3), 100),
+    "tiny_imagenet": ((64, 64, 3), 200),
+}
 
 
 class Row(NamedTuple):

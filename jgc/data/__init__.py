@@ -17,6 +17,7 @@ from jgc.data.cifar import load_cifar
 from jgc.data.dataset import Augment, Dataset, MissingDataError
 from jgc.data.digits import load_digits
 from jgc.data.loader import EvalBatch, batch_indices, make_batch, prefetch, test_batches
+from jgc.data.tiny_imagenet import load_tiny_imagenet
 
 __all__ = [
     "DATASETS",
@@ -28,6 +29,7 @@ __all__ = [
     "load_cifar",
     "load_dataset",
     "load_digits",
+    "load_tiny_imagenet",
     "make_batch",
     "prefetch",
     "test_batches",
@@ -44,6 +46,7 @@ DATASETS: MappingProxyType[str, Callable[..., Dataset]] = MappingProxyType(
         "digits": _digits,
         "cifar10": partial(load_cifar, "cifar10"),
         "cifar100": partial(load_cifar, "cifar100"),
+        "tiny_imagenet": load_tiny_imagenet,
     }
 )
 

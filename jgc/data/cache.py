@@ -7,6 +7,7 @@ The cache is only ever a saving of time: whatever goes wrong with it is logged, 
 all the same.
 """
 
+import hashlib
 import logging
 import os
 import tempfile
@@ -31,6 +32,16 @@ def cache_dir() -> Path:
     """
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "jgc"
+
+
+def place(folder: Path) -> str:
+    """12 hexadecimal digits that stand for a folder in the name of an entry: two copies of a data set have two.
+
+    Example:
+        >>> place(Path("/data/tiny-imagenet-200"))
+        '062f53565660'
+    """
+    return hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
 
 
 def cached(entry: str, fingerprint: str, make: Callable[[], Arrays]) -> Arrays:

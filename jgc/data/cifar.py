@@ -8,7 +8,6 @@ References:
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -18,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from jgc.data.cache import Arrays, cached
-from jgc.data.dataset import Augment, Dataset, MissingDataError
+from jgc.data.cache import Arrays, cached, place
+from jgc.data.dataset import Augment, Dataset, MissingDataError, data_folder
 
 SPLITS = ("train", "test")
 
@@ -58,9 +57,8 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
     """
     if name not in STATISTICS:
         raise ValueError(f"`name` must be one of {', '.join(map(repr, STATISTICS))}, got {name!r}")
-    folder = _prepared(name, _data_dir(data_dir))
-    place = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
-    arrays = cached(f"{name}-{folder.name}-{place}", _fingerprint(folder), lambda: _decode(folder))
+    folder = _prepared(name, data_folder(data_dir))
+    arrays = cached(f"{name}-{folder.name}-{place(folder)}", _fingerprint(folder), lambda: _decode(folder))
     num_classes, mean, std = STATISTICS[name]
     return Dataset(
         name=name,
@@ -70,12 +68,6 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
         std=np.array(std, np.float32),
         augment=Augment(pad=4, flip=True),
     )
-
-
-def _data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder as an absolute path; TFDS's default for None, read now and not when TFDS is imported."""
-    default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return Path(default if data_dir is None else data_dir).expanduser().resolve()
 
 
 def _prepared(name: str, data_dir: Path) -> Path:

@@ -1,5 +1,7 @@
 """A data set in memory, and the one error for a data set that is not there."""
 
+import os
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +13,12 @@ Labels = npt.NDArray[np.int32]  # [n]
 
 class MissingDataError(FileNotFoundError):
     """A data set is not on this machine. One line: what, where it was looked for, how to fetch it."""
+
+
+def data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder of prepared data sets as an absolute path; for None TFDS's own, read now and not at import."""
+    default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return Path(default if data_dir is None else data_dir).expanduser().resolve()
 
 
 class Augment(NamedTuple):

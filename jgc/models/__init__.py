@@ -3,7 +3,7 @@
     model = make_model("resnet20", num_classes=10)
     variables = model.module.init(key, images, train=False)    # {"params": ..., "batch_stats": ...}
 
-With `norm="group"` there is no `batch_stats` collection. To add a model: one file with a function that
+With `norm="group"` or `norm="none"` there is no `batch_stats` collection. To add a model: one file with a function that
 returns a `Model`, and one line in `MODELS`.
 """
 
@@ -13,20 +13,40 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from jgc.models.alexnet import AlexNet, alexnet
 from jgc.models.base import ConvNorm, Model
 from jgc.models.convnet5 import ConvNet5, convnet5
 from jgc.models.resnet import ResNet, resnet
+from jgc.models.vgg import VGG, vgg
 
-__all__ = ["MODELS", "ConvNet5", "ConvNorm", "Model", "ResNet", "convnet5", "make_model", "resnet"]
+__all__ = [
+    "MODELS",
+    "VGG",
+    "AlexNet",
+    "ConvNet5",
+    "ConvNorm",
+    "Model",
+    "ResNet",
+    "alexnet",
+    "convnet5",
+    "make_model",
+    "resnet",
+    "vgg",
+]
 
 MODELS: MappingProxyType[str, Callable[..., Model]] = MappingProxyType(
     {
+        "alexnet": alexnet,
         "convnet5": convnet5,
         "resnet18": partial(resnet, 18),
         "resnet20": partial(resnet, 20),
         "resnet32": partial(resnet, 32),
         "resnet50": partial(resnet, 50),
         "resnet101": partial(resnet, 101),
+        "vgg11": partial(vgg, 11),
+        "vgg13": partial(vgg, 13),
+        "vgg16": partial(vgg, 16),
+        "vgg19": partial(vgg, 19),
     }
 )
 
@@ -37,7 +57,7 @@ def make_model(name: str, num_classes: int, **settings: Any) -> Model:
     Args:
         name: a key of `MODELS`.
         num_classes: length of the logits.
-        **settings: of that model's function, `convnet5` or `resnet`.
+        **settings: of that model's function, such as `resnet`.
 
     Raises:
         ValueError: for a name that is not in `MODELS`, or a setting out of range.

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-Norm = Literal["batch", "group"]
+Norm = Literal["batch", "group", "none"]
 
 CHANNELS_PER_GROUP = 16  # Wu and He 2018, table 3: as good as 32 groups, and it also fits narrow models
 
@@ -25,7 +25,8 @@ class Model(NamedTuple):
     Attributes:
         module: called as `module.apply(variables, images, train=True, mutable=["batch_stats"])`, with
             images f32[b, h, w, c]; returns logits f32[b, num_classes].
-        first_layer: for `re.search` over a parameter's path joined by "/"; the first convolution's weights.
+        first_layer: for `re.search` over a parameter's path joined by "/"; the first convolution's weights, and
+            its bias where it has one.
         last_layer: the same for the head: its kernel and its bias.
     """
 
@@ -40,21 +41,29 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_model(num_classes: int, norm: str) -> None:
+def check_model(num_classes: int, norm: str, norms: tuple[str, ...] = get_args(Norm)) -> None:
     """Check at build time the settings that every model has, before Flax fails somewhere inside them."""
     if num_classes < 1:
         raise ValueError(f"`num_classes` must be positive, got {num_classes}")
-    check_choice("norm", norm, get_args(Norm))
+    check_choice("norm", norm, norms)
+
+
+def check_size(images: jax.Array, least: int) -> None:
+    """Raise a ValueError for images f32[b, h, w, c] that a model's pooling would leave nothing of."""
+    h, w = images.shape[1:3]
+    if min(h, w) < least:
+        raise ValueError(f"`images` must be at least {least}x{least} pixels for this model, got {h}x{w}")
 
 
 class ConvNorm(nn.Module):
-    """A convolution without a bias (the norm has one) and the norm after it: `conv/kernel`, `norm/*`.
+    """A convolution and the norm after it: `conv/kernel`, `norm/{scale,bias}`.
 
     Maps dtype[b, h, w, c] to dtype[b, h', w', features]. The padding is kernel // 2 on both sides, as
     PyTorch's ResNets have it; Flax's "SAME" pads an even image only on one side where the stride is 2.
 
     With `norm="batch"` the running mean and variance stand in the collection `batch_stats` and are those of
-    the batch that this call sees, a node's own: no axis name, no collective. `norm="group"` has none.
+    the batch that this call sees, a node's own: no axis name, no collective. `norm="group"` has none. With
+    `norm="none"` the convolution has the bias that a norm would have: `conv/{kernel,bias}`.
     """
 
     features: int
@@ -71,11 +80,13 @@ class ConvNorm(nn.Module):
             (self.kernel, self.kernel),
             strides=self.stride,
             padding=self.kernel // 2,
-            use_bias=False,
+            use_bias=self.norm == "none",
             kernel_init=he_normal,
             dtype=self.dtype,
             name="conv",
         )(x)
+        if self.norm == "none":
+            return x
         scale_init = nn.initializers.zeros if self.zero_scale else nn.initializers.ones
         if self.norm == "group":
             size = min(CHANNELS_PER_GROUP, self.features)

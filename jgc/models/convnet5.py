@@ -53,7 +53,7 @@ def convnet5(
         num_classes: length of the logits.
         widths: channels of the five convolutions.
         strides: their strides; the default halves the image twice.
-        norm: "batch" or "group".
+        norm: "batch", "group" or "none".
         dtype: of the activations; parameters, statistics and logits stay f32.
 
     Raises:

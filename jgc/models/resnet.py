@@ -155,7 +155,7 @@ def resnet(
         >>> resnet(20, 10).first_layer
         '^stem/conv/'
     """
-    check_model(num_classes, norm)
+    check_model(num_classes, norm, ("batch", "group"))  # without one the sums grow from block to block
     check_choice("depth", depth, tuple(FAMILIES))
     stem = FAMILIES[depth].stem if stem is None else stem
     shortcut = FAMILIES[depth].shortcut if shortcut is None else shortcut

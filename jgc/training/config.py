@@ -27,7 +27,7 @@ class DataConfig:
     """What is learned."""
 
     name: str = ""
-    """data set: digits, cifar10, cifar100"""
+    """data set: digits, cifar10, cifar100, tiny_imagenet"""
     dir: str | None = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
 
@@ -37,9 +37,9 @@ class ModelConfig:
     """What learns."""
 
     name: str = ""
-    """convnet5, or resnet18, 20, 32, 50, 101"""
-    norm: Literal["batch", "group"] = "batch"
-    """batch norm, whose statistics are each node's own, or group norm, which has none"""
+    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19"""
+    norm: Literal["", "batch", "group", "none"] = ""
+    """batch norm, whose statistics are each node's own, group norm, which has none, or no norm, but in ResNets"""
     stem: Literal["", "cifar", "imagenet"] = ""
     """of a ResNet: 3x3, or 7x7 with stride 2 and pooling; if not given, the depth's own"""
     classes: int = 0
@@ -140,7 +140,9 @@ def resolve(config: Config) -> Config:
         config,
         **changes,
         data=dataclasses.replace(config.data, name=config.data.name or workload.dataset),
-        model=dataclasses.replace(config.model, name=config.model.name or workload.model),
+        model=dataclasses.replace(
+            config.model, name=config.model.name or workload.model, norm=config.model.norm or workload.norm
+        ),
         compressor=_with_workload(config.compressor, workload),
     )
 
