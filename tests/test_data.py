@@ -117,10 +117,10 @@ def test_nodes_that_do_not_divide_the_batch_are_refused(nodes):
 def test_test_batches_have_one_shape_and_cover_the_test_set_once():
     dataset = tiny()
     batches = list(data.test_batches(dataset, 3))
-    assert {b.images.shape for b in batches} == {(3, 32, 32, 3)} and len(batches) == 3
-    assert {b.images.dtype for b in batches} == {np.dtype(np.float32)}
+    assert {b.inputs.shape for b in batches} == {(3, 32, 32, 3)} and len(batches) == 3
+    assert {b.inputs.dtype for b in batches} == {np.dtype(np.float32)}
     labels = np.concatenate([b.labels[b.mask] for b in batches])
-    images = np.concatenate([b.images[b.mask] for b in batches])
+    images = np.concatenate([b.inputs[b.mask] for b in batches])
     np.testing.assert_array_equal(labels, dataset.test_labels)
     np.testing.assert_array_equal(images, normalise(dataset.test_images, dataset.mean, dataset.std))
     with pytest.raises(ValueError, match="got 0"):

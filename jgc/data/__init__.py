@@ -3,7 +3,12 @@
     dataset = load_dataset("cifar10")
     images, labels = make_batch(dataset, seed=0, step=0, nodes=8, batch_size=128)
 
-To add a data set: one file with a function that returns a `Dataset`, and one line in `DATASETS`.
+A `Dataset` holds images, a `Text` words; training sees either as a `Source` of functions:
+
+    source = source_of(load_dataset("ptb"))
+    window, labels = source.batch(seed=0, step=0, nodes=4, batch_size=20)
+
+To add a data set: one file with a function that returns a `Dataset` or a `Text`, and one line in `DATASETS`.
 """
 
 import difflib
@@ -16,23 +21,40 @@ from typing import Any
 from jgc.data.cifar import load_cifar
 from jgc.data.dataset import Augment, Dataset, MissingDataError
 from jgc.data.digits import load_digits
-from jgc.data.loader import EvalBatch, batch_indices, make_batch, prefetch, test_batches
+from jgc.data.loader import batch_indices, image_source, make_batch, prefetch, test_batches
+from jgc.data.ptb import load_ptb
+from jgc.data.score import ACCURACY, PERPLEXITY, SCORES, Score, final, score_of
+from jgc.data.source import EvalBatch, Source
+from jgc.data.text import Text, Window, text_source
 from jgc.data.tiny_imagenet import load_tiny_imagenet
 
 __all__ = [
+    "ACCURACY",
     "DATASETS",
+    "PERPLEXITY",
+    "SCORES",
     "Augment",
     "Dataset",
     "EvalBatch",
     "MissingDataError",
+    "Score",
+    "Source",
+    "Text",
+    "Window",
     "batch_indices",
+    "final",
+    "image_source",
     "load_cifar",
     "load_dataset",
     "load_digits",
+    "load_ptb",
     "load_tiny_imagenet",
     "make_batch",
     "prefetch",
+    "score_of",
+    "source_of",
     "test_batches",
+    "text_source",
 ]
 
 
@@ -41,17 +63,18 @@ def _digits(data_dir: Any, **settings: Any) -> Dataset:
     return load_digits(**settings)
 
 
-DATASETS: MappingProxyType[str, Callable[..., Dataset]] = MappingProxyType(
+DATASETS: MappingProxyType[str, Callable[..., Dataset | Text]] = MappingProxyType(
     {
         "digits": _digits,
         "cifar10": partial(load_cifar, "cifar10"),
         "cifar100": partial(load_cifar, "cifar100"),
+        "ptb": load_ptb,
         "tiny_imagenet": load_tiny_imagenet,
     }
 )
 
 
-def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **settings: Any) -> Dataset:
+def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **settings: Any) -> Dataset | Text:
     """The data set called `name`.
 
     Args:
@@ -72,3 +95,16 @@ def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **se
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, got {name!r}{hint}")
     return DATASETS[name](data_dir=data_dir, **settings)
+
+
+def source_of(dataset: Dataset | Text) -> Source:
+    """A data set as training sees it.
+
+    Raises:
+        ValueError: for a text with a window below 1, or too short to be judged by.
+
+    Example:
+        >>> source_of(load_dataset("digits")).score.title
+        'test accuracy'
+    """
+    return text_source(dataset) if isinstance(dataset, Text) else image_source(dataset)

@@ -1,4 +1,4 @@
-"""A data set in memory, and the one error for a data set that is not there."""
+"""A data set of images in memory, where data sets lie, and the one error for a data set that is not there."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Batches as pure functions of (seed, step): the position in the data is the step, nothing else is saved.
+"""Batches of images as pure functions of (seed, step): the position in the data is the step, nothing else is saved.
 
 Resuming at step s gives bit for bit the batches that an uninterrupted run would have seen. Concatenated over
 the nodes, a batch is the same however many nodes share it.
@@ -9,30 +9,48 @@ is dropped, and a batch that crosses the border between two epochs (only such a 
 twice.
 """
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from functools import lru_cache, partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from jgc.data.augment import Draw, apply, draw, normalise
 from jgc.data.dataset import Augment, Dataset, Labels
+from jgc.data.score import ACCURACY
+from jgc.data.source import EvalBatch, Source
 
 T = TypeVar("T")
 
 # Independent streams of random numbers under one seed.
 _ORDER, _AUGMENT = 0, 1
+_TEST_BATCH = 500
 
 
-class EvalBatch(NamedTuple):
-    """f32[b, h, w, c] images, int32[b] labels, bool[b] mask: False where the last batch is filled up."""
+def image_source(dataset: Dataset) -> Source:
+    """The images as training sees them, judged by the accuracy on the test images."""
+    labels = [zlib.crc32(x.tobytes()) for x in (dataset.train_labels, dataset.test_labels)]
+    shapes = [x.shape for x in (dataset.train_images, dataset.test_images)]
 
-    images: npt.NDArray[np.float32]
-    labels: Labels
-    mask: npt.NDArray[np.bool_]
+    def evaluation(multiple: int) -> Iterator[EvalBatch]:
+        size = min(_TEST_BATCH, len(dataset.test_labels))
+        return test_batches(dataset, -(-size // multiple) * multiple)
+
+    return Source(
+        kind="images",
+        classes=dataset.num_classes,
+        score=ACCURACY,
+        inputs=lambda count: np.zeros((count, *dataset.image_shape), np.float32),
+        batch=partial(make_batch, dataset),
+        evaluation=evaluation,
+        epoch_steps=lambda batch_size: len(dataset.train_labels) / batch_size,
+        # the labels stand for the images too
+        facts=f"{dataset.name} of shapes {shapes[0]} and {shapes[1]}, labels of checksums {labels}",
+    )
 
 
 def _rng(seed: int, stream: int, index: int) -> np.random.Generator:

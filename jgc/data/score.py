@@ -1,0 +1,84 @@
+"""What a model is judged by: a figure with a name, a direction and a way to be read by people.
+
+A run writes the figure under its name, and the name itself into summary.json, so that reports need not know what was
+trained.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Score(NamedTuple):
+    """A figure that evaluating a model gives.
+
+    Attributes:
+        name: in metrics.jsonl and summary.json.
+        title: for people.
+        higher_is_better: its direction.
+        scale: people read the figure times this.
+        unit: stands behind it then.
+        point: what differences are counted in, in the singular.
+        tolerance: how much worse, in points, still counts as good as the baseline.
+    """
+
+    name: str
+    title: str
+    higher_is_better: bool
+    scale: float = 1.0
+    unit: str = ""
+    point: str = ""
+    tolerance: float = 0.0
+
+    def text(self, value: float | None) -> str:
+        """A value for people; a dash for None.
+
+        Example:
+            >>> ACCURACY.text(0.98056)
+            '98.06 %'
+        """
+        return "-" if value is None else f"{self.scale * value:.2f} {self.unit}".rstrip()
+
+    @property
+    def heading(self) -> str:
+        """The title with the unit, for an axis or a column."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+    def is_as_good(self, difference: float) -> bool:
+        """Whether so many points over another value are no loss, but for the tolerance.
+
+        Example:
+            >>> ACCURACY.is_as_good(-1.5), PERPLEXITY.is_as_good(-1.5)
+            (False, True)
+        """
+        return (difference if self.higher_is_better else -difference) >= -self.tolerance
+
+
+ACCURACY = Score("test_accuracy", "test accuracy", True, 100.0, "%", "point", 1.0)
+PERPLEXITY = Score("validation_perplexity", "validation perplexity", False, tolerance=2.0)
+
+SCORES: Mapping[str, Score] = MappingProxyType({score.name: score for score in (ACCURACY, PERPLEXITY)})
+KEY = "score"  # of summary.json, where the score's name stands
+
+
+def score_of(summary: Mapping[str, Any]) -> Score:
+    """The score of a run, from its summary; of one that does not say, which is old, the accuracy.
+
+    Raises:
+        ValueError: a name that is not in `SCORES`.
+    """
+    name = summary.get(KEY, ACCURACY.name)
+    if name not in SCORES:
+        raise ValueError(f"`{KEY}` must be one of {', '.join(SCORES)}, got {name!r}")
+    return SCORES[name]
+
+
+def final(summary: Mapping[str, Any], phase: Mapping[str, Any] | None = None) -> float:
+    """What a run came to, or one of the phases in its summary, as people read it.
+
+    Example:
+        >>> final({"test_accuracy": 0.75})
+        75.0
+    """
+    score = score_of(summary)
+    return score.scale * (summary if phase is None else phase)[score.name]

@@ -1,0 +1,52 @@
+"""A data set as training sees it: functions that every kind brings along, so that nothing else asks for the kind.
+
+`jgc.data.loader` makes one of images and labels, `jgc.data.text` one of a text.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jgc.data.score import Score
+
+Inputs = Any  # a tree of arrays whose first axis counts examples
+Labels = npt.NDArray[np.int32]
+
+
+class EvalBatch(NamedTuple):
+    """Inputs [b, ...], labels int32[b, ...], and a mask, bool like the labels: False where the batch is filled up."""
+
+    inputs: Inputs
+    labels: Labels
+    mask: npt.NDArray[np.bool_]
+
+
+class Source(NamedTuple):
+    """What a data set gives to training. An example is what a batch is counted in: an image, or a stream of text.
+
+    Attributes:
+        kind: what it holds, "images" or "text".
+        classes: how many labels there are.
+        score: what a model is judged by.
+        inputs: `(count) -> Inputs`: zeros in the shapes of so many examples.
+        batch: `(seed, step, nodes, batch_size, local=slice(None)) -> (Inputs, labels)`, the training batch of a step
+            split over the nodes, leading axes [nodes, batch_size / nodes], or of the nodes `local` alone. A pure
+            function: nothing but the step says where in the data a run is.
+        evaluation: `(multiple) -> iterator of EvalBatch`: all that the score is taken over, in batches of one shape
+            whose first axis is a multiple of `multiple`. A model that carries a state from batch to batch is given
+            them in this order.
+        epoch_steps: `(batch_size) -> float`: steps in which all training data is seen once. Raises ValueError for a
+            batch that the data has not enough for.
+        facts: in one line, what has to be the same of the data in all processes of a run.
+    """
+
+    kind: str
+    classes: int
+    score: Score
+    inputs: Callable[[int], Inputs]
+    batch: Callable[..., tuple[Inputs, Labels]]
+    evaluation: Callable[[int], Iterator[EvalBatch]]
+    epoch_steps: Callable[[int], float]
+    facts: str
