@@ -163,7 +163,7 @@ def advise(
       latency: seconds of a message on its way; 0.0001 if not given, or what --calibrate finds.
       computation: seconds of a host's gradients and update; measured if not given.
       methods: separated by commas or spaces; all if not given. Compiling those of LGC takes minutes for large models.
-      batch_size: images of all hosts in a step; the workload's if not given.
+      batch_size: examples of all hosts in a step; the workload's if not given.
       overhead: seconds of a collective, whatever it carries.
       efficiency: share of the bandwidth that is left for messages; of TCP over Ethernet if not given.
       host_limit: what a host's processor can send at most, as a rate.

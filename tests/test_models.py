@@ -17,7 +17,10 @@ from jgc.training.step import loss_of
 SHAPES = {"convnet5": (8, 8, 1)} | dict.fromkeys(("resnet18", "resnet50", "resnet101"), (224, 224, 3))
 FIRST = {"convnet5": "layer1", "alexnet": "layer1"} | {name: "stage1_layer1" for name in MODELS if name[:3] == "vgg"}
 NORMS = [
-    (name, norm) for name in MODELS for norm in ("batch", "group", "none") if norm != "none" or name[:6] != "resnet"
+    (name, norm)
+    for name in MODELS
+    for norm in ("batch", "group", "none")
+    if name != "lstm" and (norm != "none" or name[:6] != "resnet")
 ]
 
 
@@ -29,8 +32,10 @@ def image_shape(name: str) -> tuple[int, int, int]:
 def abstract(name: str, num_classes: int, **settings: Any) -> tuple[Model, Any]:
     """The model and the shapes of its variables."""
     model = make_model(name, num_classes, **settings)
-    images = jnp.zeros((1, *image_shape(name)))
-    variables = jax.eval_shape(lambda: model.module.init(jax.random.key(0), images, train=False))
+    inputs: Any = jnp.zeros((1, *image_shape(name)))
+    if model.kind == "text":
+        inputs = jnp.zeros((1, 3), int), jnp.ones(1, bool)
+    variables = jax.eval_shape(lambda: model.module.init(jax.random.key(0), inputs, train=False))
     return model, variables
 
 

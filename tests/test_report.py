@@ -16,7 +16,7 @@ from jgc.report.compare import compare, options_of, seeds_of, variants_of, words
 from jgc.report.latency import milliseconds, speed_up_table, values_coded
 from jgc.report.page import write
 from jgc.report.runs import Group, Run, against, baseline_of, find, pool
-from jgc.report.tables import accuracy_table, bytes_table, figures, ratio, time_table
+from jgc.report.tables import bytes_table, figures, ratio, score_table, time_table
 from jgc.training.errors import UserError
 from jgc.training.table import size
 
@@ -60,7 +60,7 @@ def made_up(folder: str, accuracy: float, method="dense", seed=0, total=100, ext
 def test_every_row_says_what_the_summary_says(trained):
     groups = pool(find([trained])[0])
     assert [group.label for group in groups] == ["baseline", "lgc_ps"]
-    accuracy, sent, time = (make(groups, groups) for make in (accuracy_table, bytes_table, time_table))
+    accuracy, sent, time = (make(groups, groups) for make in (score_table, bytes_table, time_table))
     base = json.loads((trained / "baseline-seed0" / "summary.json").read_text())
     for name in METHODS:
         summary = json.loads((trained / f"{name}-seed0" / "summary.json").read_text())
@@ -91,7 +91,7 @@ def test_every_row_says_what_the_summary_says(trained):
 def test_the_page_and_its_pictures(trained, tmp_path):
     page = write([trained], tmp_path, figures=(10, 11), latency=True)
     text, html = page.read_text(), (tmp_path / "report.html").read_text()
-    for name in ("accuracy.png", "loss.png", "bytes.png", "figure10.png", "figure11.png"):
+    for name in ("score.png", "loss.png", "bytes.png", "figure10.png", "figure11.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
         assert f"({name})" in text and f'src="{name}"' in html
     assert "<table>" in html and "102.2 MB is the size" in text and "without a network" in text
@@ -180,11 +180,11 @@ def test_seeds_are_pooled_and_paired():
     base, topk = groups = pool(runs)
     assert (topk.label, topk.seeds, base.seeds) == ("sparse_gd", (0, 1), (0, 1, 2))
     f = figures(topk, groups)
-    assert f.accuracy.mean == pytest.approx(84.5) and f.accuracy.std == pytest.approx(7.7782, abs=1e-3)
+    assert f.result.mean == pytest.approx(84.5) and f.result.std == pytest.approx(7.7782, abs=1e-3)
     assert f.against is not None and (f.pairs, f.against.mean) == (2, pytest.approx(-0.5))
     assert f.against.std == pytest.approx(0.70711, abs=1e-4)
     assert f.total == 10 and f.seconds == {"last": 1.0}
-    table = accuracy_table(groups, groups)
+    table = score_table(groups, groups)
     assert "-0.50 ± 0.71 (2 pairs) | yes" in table and "91.82 (Table VI)" in table
     assert "0.102 | 1,000x |" in bytes_table(groups, groups) and "1.00x" not in bytes_table(groups, groups)
     assert "1.50x" in speed_up_table(groups)

@@ -4,10 +4,9 @@ import dataclasses
 import re
 
 import jax
-import jax.numpy as jnp
 import pytest
 
-from jgc.bench.step_time import SHAPES
+from jgc.bench.step_time import random_source
 from jgc.compress import Dense, LgcPs, TopK
 from jgc.training import cli
 from jgc.training.config import Config, as_json, differences, resolve
@@ -75,14 +74,14 @@ def test_the_norm_is_the_workloads_if_not_given(workload, words, norm):
 
 
 @pytest.mark.parametrize("workload", list(WORKLOADS))
-def test_the_model_of_every_workload_takes_the_images_of_its_data_set(workload):
+def test_the_model_of_every_workload_takes_what_its_data_set_has(workload):
     config = resolve(Config(compressor=Dense(), workload=workload))
-    shape, classes = SHAPES[config.data.name]
-    model = model_of(config, classes)
+    source = random_source(config)
+    (_, labels), inputs, model = source.batch(0, 0, 1, config.batch_size), source.inputs(2), model_of(config, source)
     logits, variables = jax.eval_shape(
-        lambda: model.module.init_with_output(jax.random.key(0), jnp.zeros((2, *shape)), train=False)
+        lambda: model.module.init_with_output(jax.random.key(0), inputs, train=False)
     )
-    assert logits.shape == (2, classes)
+    assert logits.shape == (2, *labels.shape[2:], source.classes)
     assert ("batch_stats" in variables) == (config.model.norm == "batch")
 
 
@@ -147,7 +146,8 @@ def test_help_lists_every_field_with_its_default_and_a_sentence(capsys):
         ([*LGC, "--compressor.momentum", "0.5"], "contradicts --momentum 0.9"),
         ([*LGC, "--resume"], "--resume goes on with the run in --run-dir"),
         ([*LGC, "--workload", "cifar10_resnet20", "--data.dir", "/nowhere"], "to fetch it once:"),
-        ([*LGC, "--workload", "tiny_imagenet_resnet18", "--data.dir", "/nowhere"], "mkdir -p /nowhere && cd /nowhere && curl -LO"),
+        ([*LGC, "--workload", "tiny_imagenet_resnet18", "--data.dir", "/nowhere"], "cd /nowhere && curl -LO"),
+        ([*LGC, "--model.name", "lstm", "--model.norm", "none"], "lstm takes text, and --data.name digits has"),
         ([*LGC, "--model.name", "alexnet"], "at least 32x32 pixels for this model, got 8x8"),
         ([*LGC, "--model.name", "resnet20", "--model.norm", "none"], "must be one of 'batch', 'group', got 'none'"),
     ],

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from process_helpers import LIMIT, free_port, start, start_all, wait_for_step
+from text_helpers import write_text
 
 from jgc.training.distributed import difference
 from jgc.training.metrics import read
@@ -22,6 +23,10 @@ DENSE = f"--config configs/baseline.py {COMMON}"
 LGC = (
     f"--config configs/lgc_ps.py --compressor.alpha 0.1 --compressor.warmup-steps 1 --compressor.autoencoder-steps 1 "
     f"{COMMON} --nodes 2 --steps 3"
+)
+TEXT = (
+    "--config configs/baseline.py --workload ptb_lstm --data.dir {data} --data.window 9 --batch-size 8 --nodes 4 "
+    "--steps 10 --evaluate-every 3 --diagnose-every 0"
 )
 LONG = f"{DENSE} --nodes 2 --steps 100000 --checkpoint-every 2 --log-every 1000 --evaluate-every 0"
 
@@ -71,8 +76,9 @@ def train(tmp_path, name, count, options, **environment):
     return running, tmp_path / name, dump
 
 
-@pytest.mark.parametrize("options", [f"{DENSE} --nodes 4 --steps 4", LGC], ids=["baseline", "lgc_ps"])
+@pytest.mark.parametrize("options", [f"{DENSE} --nodes 4 --steps 4", LGC, TEXT], ids=["baseline", "lgc_ps", "text"])
 def test_two_processes_equal_one(tmp_path, options):
+    options = options.format(data=write_text(tmp_path / "data"))
     one, two = (train(tmp_path, f"{count}", count, options) for count in (1, 2))
     for running, *_ in (one, two):
         finish(running)

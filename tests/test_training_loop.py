@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from training_helpers import compilation_cache, small_files, tiny_config, tiny_conv_model, tiny_model
 
+from jgc import data
 from jgc.compress import Gradiveq, TopK
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, loop
@@ -144,15 +145,15 @@ def test_a_signal_saves_and_says_how_to_resume(tmp_path, monkeypatch, capsys, nu
 
 
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
-    make_batch = loop.make_batch
+    source = data.source_of(data.load_dataset("digits"))
 
-    def poisoned(dataset, seed, step, *nodes_and_sizes):
-        images, labels = make_batch(dataset, seed, step, *nodes_and_sizes)
+    def poisoned(seed, step, *nodes_and_sizes):
+        images, labels = source.batch(seed, step, *nodes_and_sizes)
         if step == 3:
             images[1] = np.nan
         return images, labels
 
-    monkeypatch.setattr(loop, "make_batch", poisoned)
+    monkeypatch.setattr(building, "data_of", lambda config: source._replace(batch=poisoned))
     with pytest.raises(NonFinite, match=r"stopped at step 4: .*last good checkpoint is that of step 2") as error:
         loop.run(tiny_config(tmp_path, method=SPARSE))
     assert error.value.exit_code != 0 and "\n" not in str(error.value)

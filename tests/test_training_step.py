@@ -28,7 +28,7 @@ def first_gradients(setup, parts=None):
     """What the nodes compute in the first step."""
     parts, state = parts or setup.parts, setup.state
     batch = next(batches(parts.config, setup, 0))
-    return jax.jit(make_gradients(parts))(state.params, state.batch_stats, batch)
+    return jax.jit(make_gradients(parts))(state.params, state.own, batch)
 
 
 def steps(setup, count, gradients_of=lambda g, i: g):
@@ -37,7 +37,7 @@ def steps(setup, count, gradients_of=lambda g, i: g):
     gradients = jax.jit(make_gradients(setup.parts))
     update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[-1].value))
     for i in range(count):
-        g = gradients_of(gradients(state.params, state.batch_stats, next(arriving)), i)
+        g = gradients_of(gradients(state.params, state.own, next(arriving)), i)
         state, metrics = update(state, g, np.int32(i))
     return state, metrics
 
@@ -90,7 +90,7 @@ def test_an_update_of_plain_sgd_by_hand(monkeypatch):
     config = tiny_config(nodes=2, method=Dense(), weight_decay=0.01)
     setup = parts_of(config, monkeypatch)
     gradients = jax.jit(make_gradients(setup.parts))(
-        setup.state.params, setup.state.batch_stats, next(batches(config, setup, 0))
+        setup.state.params, setup.state.own, next(batches(config, setup, 0))
     )
     update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[0].value))
     new, _ = update(setup.state, gradients, np.int32(0))
@@ -130,7 +130,7 @@ def test_every_byte_of_the_compiled_step_is_in_the_account(monkeypatch):
     batch = next(batches(setup.parts.config, setup, 0))
     compute = compile_gradients(setup.parts, setup.state, batch)
     assert collectives(compute) == ()
-    gradients = compute(setup.state.params, setup.state.batch_stats, batch)
+    gradients = compute(setup.state.params, setup.state.own, batch)
     update = compile_update(setup.parts, setup.parts.compressor.schedule[0].value, setup.state, gradients)
     assert sum(c.sent_bytes for c in collectives(update.run)) == sum(s.bytes for s in update.sent)
     compressor = sum(s.bytes for s in update.sent if s.kind != "metrics")

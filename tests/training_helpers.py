@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import compress
-from jgc.models import Model
+from jgc.models import Model, lstm
 from jgc.training.config import Config, resolve
 
 SHORT = {"warmup_steps": 2, "autoencoder_steps": 2, "alpha": 0.05}
@@ -47,6 +47,8 @@ def tiny_conv_model(name, num_classes, **settings):
 
 def tiny_model(name, num_classes, **settings):
     """In place of `jgc.models.make_model`."""
+    if name == "lstm":
+        return lstm(num_classes, units=8, **settings)
     return Model(Tiny(num_classes), r"^first/", r"^head/")
 
 

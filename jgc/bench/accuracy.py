@@ -11,6 +11,7 @@ import numpy as np
 
 from jgc.bench.runs import Summary, mean_of, train_all
 from jgc.compress import Dense, LgcPs, Silent, TopK
+from jgc.data import final, score_of
 
 VARIANTS: dict[str, Any] = {"baseline": Dense(), "lgc_ps": LgcPs(), "control": Silent(), "topk": TopK()}
 """What can be compared, with each method's defaults for the workload."""
@@ -25,11 +26,12 @@ def measure(
 
 def markdown(summaries: dict[str, list[Summary]], workload: str, seeds: Sequence[int], machine: str) -> str:
     """A row for every method, then the reconstruction of those that have one."""
+    first = next(iter(summaries.values()))[0]
     lines = [
         f"`{workload}`, {len(seeds)} seeds ({', '.join(map(str, seeds))}), mean and standard deviation; {machine}.",
         "",
-        "| method | test accuracy | against the baseline | before compression | leader, bytes up a step | ratio "
-        "| worker, bytes up a step | ratio | whole run, less than dense |",
+        f"| method | {score_of(first).title} | against the baseline | before compression | leader, bytes up a step "
+        "| ratio | worker, bytes up a step | ratio | whole run, less than dense |",
         "|---|---|---|---|---|---|---|---|---|",
         *(_row(name, runs, summaries.get("baseline")) for name, runs in summaries.items()),
     ]
@@ -46,17 +48,18 @@ def markdown(summaries: dict[str, list[Summary]], workload: str, seeds: Sequence
 
 
 def _row(name: str, runs: list[Summary], baseline: list[Summary] | None) -> str:
-    accuracy = np.array([100 * run["test_accuracy"] for run in runs])
-    reference = None if baseline is None else 100 * np.mean([run["test_accuracy"] for run in baseline])
-    against = "" if reference is None else f"{np.mean(accuracy) - reference:+.2f}"
+    results, unit = np.array([final(run) for run in runs]), score_of(runs[0]).unit
+    reference = None if baseline is None else np.mean([final(run) for run in baseline])
+    against = "" if reference is None else f"{results.mean() - reference:+.2f}"
     last = runs[0]["phases"][-1]
     up = {role: sum(table.get("up", {}).values()) for role, table in last["wire"]["logical"].items()}
     worker, ratio = up.get("worker", 0.0), runs[0]["compression_ratio"]
-    first = 100 * np.mean([run["phases"][0]["test_accuracy"] for run in runs]) if len(runs[0]["phases"]) > 1 else None
+    several = len(runs[0]["phases"]) > 1
+    first = f"{np.mean([final(run, run['phases'][0]) for run in runs]):.2f} {unit}" if several else ""
     saved = np.mean([run["dense_total_bytes"] / run["total_bytes"] for run in runs])
     return (
-        f"| {name} | {accuracy.mean():.2f} ± {accuracy.std(ddof=1) if len(runs) > 1 else 0:.2f} % | {against} "
-        f"| {'' if first is None else f'{first:.2f} %'} | {up.get('leader', worker):,.0f} | {ratio['leader']:.0f}x "
+        f"| {name} | {results.mean():.2f} ± {results.std(ddof=1) if len(runs) > 1 else 0:.2f} {unit} | {against} "
+        f"| {first} | {up.get('leader', worker):,.0f} | {ratio['leader']:.0f}x "
         f"| {worker:,.0f} | {ratio['worker']:.0f}x | {saved:.1f}x |"
     )
 

@@ -29,7 +29,7 @@ class Question(NamedTuple):
       latency: seconds of a message; fitted or `LATENCY` if None.
       computation: seconds of a host's gradients and update; measured if None.
       methods: names; all if there are none.
-      batch_size: images of all hosts in a step; the workload's if None.
+      batch_size: examples of all hosts in a step; the workload's if None.
       overhead: seconds of a collective.
       efficiency: of the bandwidth.
       host_limit: what a host's processor can send, as a rate; "unlimited" if not known.
@@ -71,7 +71,7 @@ def predict(asked: Question) -> answer.Advice:
     found = advise_measure.measure(given, asked.hosts, names, asked.repeats, asked.computation)
     own = "measured" if asked.computation is None else "given"
     about = (
-        f"Workload {given.workload}: {found.values:,} parameters, {found.batch} images a host in a step, computation "
+        f"Workload {given.workload}: {found.values:,} parameters, {found.batch} examples a host in a step, computation "
         f"{own}; {given_settings(given)}. {describe()}; medians of {asked.repeats} rounds."
     )
     return answer.advise(found.rows, asked.hosts, link, about, found.failed)

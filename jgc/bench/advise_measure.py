@@ -1,6 +1,6 @@
 """What `jgc advise` measures on this device: a host's own gradients and update, and what each method computes.
 
-A host is one node of K. Its gradients are those of its share of the batch, on random images. A method's time is that of
+A host is one node of K. Its gradients are those of its share of the batch, on random data. A method's time is that of
 its aggregate with local copies in the place of collectives (`comm.alone`): it encodes one message and decodes K.
 """
 
@@ -19,7 +19,7 @@ from jgc.bench.advise_model import Row
 from jgc.bench.network.jax_methods import alone_on
 from jgc.bench.network.twenty_lines import psum
 from jgc.bench.pieces import aggregated, updated
-from jgc.bench.step_time import SHAPES, parts_of
+from jgc.bench.step_time import parts_of, random_source
 from jgc.bench.timing import interleaved
 from jgc.compress import Dense
 from jgc.nodes import LOCAL, SHARED, as_one_per_device, place
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
     Attributes:
       rows: the baselines and every method.
       values: numbers in the gradient, n.
-      batch: images of a host in a step.
+      batch: examples of a host in a step.
       failed: by method, why it is not among the rows.
     """
 
@@ -70,15 +70,15 @@ def measure(
     """
     config = resolve(dataclasses.replace(given, compressor=Dense(), nodes=hosts))
     check(config)
-    batch = config.batch_size // hosts
+    count = config.batch_size // hosts
     with values_of_the_user():
-        parts, state, images = parts_of(dataclasses.replace(config, nodes=1, batch_size=batch))
-    say(f"compiling the gradients of {config.model.name}, {batch} images")
-    gradients_of = compile_gradients(parts, state, images)
-    gradients = gradients_of(state.params, state.batch_stats, images)
+        parts, state, batch = parts_of(dataclasses.replace(config, nodes=1, batch_size=count))
+    say(f"compiling the gradients of {config.model.name}, {count} examples")
+    gradients_of = compile_gradients(parts, state, batch)
+    gradients = gradients_of(state.params, state.own, batch)
     work: dict[str, Callable[[], Any]] = {}
     if computation is None:
-        work[GRADIENTS] = partial(gradients_of, state.params, state.batch_stats, images)
+        work[GRADIENTS] = partial(gradients_of, state.params, state.own, batch)
         work[OPTIMIZER] = updated(parts, state, gradients.grads)
     sent, failed = {}, {}
     nodes = alone_on(Nodes(hosts, 1))
@@ -94,7 +94,7 @@ def measure(
     say(f"measured in {time.monotonic() - started:.1f} s")
     own = computation if computation is not None else seconds[GRADIENTS] + seconds[OPTIMIZER]
     rows = tuple(Row(name, own, seconds[name], sent[name]) for name in sent)
-    return Measured(rows, make_packing(state.params).size, batch, failed)
+    return Measured(rows, make_packing(state.params).size, count, failed)
 
 
 def _method(
@@ -107,7 +107,7 @@ def _method(
     registered = compress.METHODS[name]
     own = given.compressor if method_name(given.compressor) == name else registered.settings()
     config = resolve(dataclasses.replace(given, compressor=own, nodes=hosts))
-    compressor = make_compressor(config, model_of(config, SHAPES[config.data.name][1]))
+    compressor = make_compressor(config, model_of(config, random_source(config)))
     phase = compressor.schedule[-1].value
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
     sent = compressor.wire(phase, shapes, as_one_per_device(nodes)).physical

@@ -11,10 +11,9 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jgc import compress
-from jgc.bench.step_time import SHAPES
+from jgc.bench.step_time import random_source, variables_of
 from jgc.nodes import make_nodes
 from jgc.pack import make_packing
 from jgc.report import paper
@@ -54,11 +53,9 @@ def measure(workload: str, alpha: float, stem: str, classes: int) -> tuple[Confi
         model = ModelConfig(stem=stem, classes=classes)  # type: ignore[arg-type]
         config = resolve(Config(compressor=settings, workload=workload, model=model))
         config = dataclasses.replace(config, compressor=settings)  # the method's defaults, not the workload's
-        shape, known = SHAPES[config.data.name]
-        made = model_of(config, known)
-        init = partial(made.module.init, train=False)
-        params = jax.eval_shape(init, jax.random.key(0), jax.ShapeDtypeStruct((1, *shape), jnp.float32))["params"]
-        compressor, nodes = make_compressor(config, made), make_nodes(config.nodes, jax.devices()[:1])
+        params = jax.eval_shape(partial(variables_of, config))["params"]
+        compressor = make_compressor(config, model_of(config, random_source(config)))
+        nodes = make_nodes(config.nodes, jax.devices()[:1])
         wire = (compressor.core or compressor).wire(compressor.schedule[-1].value, params, nodes)
         by_role = logical_bytes(wire.logical, nodes.count)
         up = {role: ways.get("up", {}) for role, ways in by_role.items() if role != "server"}

@@ -94,7 +94,7 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
         compressor, name = parts.compressor, method_of(config.compressor).name
         if not work:  # the same for all methods
             gradients_of = compile_gradients(parts, state, batch)
-            work[GRADIENTS] = partial(gradients_of, state.params, state.batch_stats, batch)
+            work[GRADIENTS] = partial(gradients_of, state.params, state.own, batch)
             gradients = work[GRADIENTS]()
         held[name] = bytes_held(compressor, state.params, parts.nodes)
         work[f"{name} {OPTIMIZER}"] = updated(parts, state, gradients.grads)

@@ -10,6 +10,7 @@ from typing import Any
 
 from jgc.bench.runs import Summary, mean_of, train_all
 from jgc.compress import PAPER_RECIPE, LgcPs
+from jgc.data import score_of
 from jgc.training.config import Config, resolve
 
 PAPER = {name: value for name, value in PAPER_RECIPE.items() if name != "feedback"}
@@ -49,6 +50,7 @@ def measure(
 
 def markdown(summaries: dict[str, list[Summary]], workload: str, seeds: Sequence[int], machine: str) -> str:
     """A row for every recipe: means over the seeds."""
+    score = score_of(next(iter(summaries.values()))[0])
     lines = [
         f"`{workload}`, seeds {', '.join(map(str, seeds))}; {machine}.",
         "",
@@ -56,11 +58,11 @@ def markdown(summaries: dict[str, list[Summary]], workload: str, seeds: Sequence
         "leader's exact values in place of its code. `n/a`: values were not finite.",
         "",
         "| recipe | cosine | 5th percentile | ceiling | signs, means | signs, means, innovations | relative error "
-        "| test accuracy |",
+        f"| {score.title} |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in summaries.items():
         cells = [mean_of(runs, figure) for figure in FIGURES]
-        accuracy = mean_of(runs, "test_accuracy", digits=2, scale=100)
-        lines.append(f"| {name} | {' | '.join(cells)} | {accuracy} % |")
+        result = mean_of(runs, score.name, digits=2, scale=score.scale)
+        lines.append(f"| {name} | {' | '.join(cells)} | {result} {score.unit} |")
     return "\n".join(lines) + "\n"

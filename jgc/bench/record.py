@@ -106,7 +106,7 @@ def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTr
         for step, batch in zip(range(config.steps), arriving, strict=True):
             if compute is None:
                 compute = compile_gradients(setup.parts, state, batch)
-            gradients = compute(state.params, state.batch_stats, batch)
+            gradients = compute(state.params, state.own, batch)
             if step == 0:
                 update = compile_update(setup.parts, phase.value, state, gradients)
             yield step, gradients.grads, state.params

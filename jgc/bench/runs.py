@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from jgc import compress
+from jgc.data import score_of
 from jgc.training.cli import with_options
 from jgc.training.config import Config, DataConfig, check, resolve
 from jgc.training.errors import NonFinite, UserError
@@ -138,7 +139,8 @@ def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: s
         jax.clear_caches()  # the next run compiles its own steps
         gc.collect()
     summary = json.loads((job.folder / SUMMARY).read_text())
-    say(f"{title}: {100 * summary['test_accuracy']:.2f} % after {summary['steps']} steps"
+    score = score_of(summary)
+    say(f"{title}: {score.title} {score.text(summary[score.name])} after {summary['steps']} steps"
         f"{', finished before' if done else f', {minutes(summary):.1f} min'}")  # fmt: skip
     return summary
 

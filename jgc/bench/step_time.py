@@ -18,6 +18,7 @@ import optax
 from jgc import compress
 from jgc.bench.timing import interleaved
 from jgc.compress import _autoencoder as ae
+from jgc.data import Dataset, Source, Text, source_of
 from jgc.memory import make_memory
 from jgc.nodes import make_nodes, place
 from jgc.pack import Packing, make_packing
@@ -27,7 +28,7 @@ from jgc.select import Sparse, counts_per_layer, scatter, top_positions
 from jgc.training.config import Config, resolve
 from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.program import compile_gradients, compile_update
-from jgc.training.setup import make_compressor, model_of
+from jgc.training.setup import init_model, make_compressor, model_of
 from jgc.training.step import Batch, Gradients, Parts, TrainState, init_state
 from jgc.types import PyTree
 
@@ -37,6 +38,7 @@ SHAPES = {
     "cifar100": ((32, 32, 3), 100),
     "tiny_imagenet": ((64, 64, 3), 200),
 }
+TEXTS = {"ptb": (10_000, 20)}  # different words, words in a window
 
 
 class Row(NamedTuple):
@@ -75,9 +77,9 @@ def measure(workload: str, nodes: int, repeats: int, alpha: float) -> StepTimes:
         config = resolve(Config(compressor=settings, workload=workload, nodes=nodes))
         parts, state, batch = parts_of(config)
         gradients_of = compile_gradients(parts, state, batch)
-        gradients = gradients_of(state.params, state.batch_stats, batch)
+        gradients = gradients_of(state.params, state.own, batch)
         if not work:
-            work["gradients"] = partial(gradients_of, state.params, state.batch_stats, batch)
+            work["gradients"] = partial(gradients_of, state.params, state.own, batch)
             packing = make_packing(state.params)
         for phase in parts.compressor.schedule:
             names.append((name, phase.name))
@@ -95,33 +97,42 @@ def measure(workload: str, nodes: int, repeats: int, alpha: float) -> StepTimes:
 
 
 def parts_of(config: Config, variables: PyTree = None) -> tuple[Parts, TrainState, Batch]:
-    """The parts of a run on random images, the state before its first step, and a batch.
+    """The parts of a run on random data, the state before its first step, and a batch.
 
     Args:
       config: of the run, resolved.
       variables: of the model, from `variables_of`; made if not given.
     """
-    shape, classes = SHAPES[config.data.name]
-    nodes = make_nodes(config.nodes)
-    model = model_of(config, classes)
+    nodes, source = make_nodes(config.nodes), random_source(config)
+    model = model_of(config, source)
     compressor = make_compressor(config, model)
     key = jax.random.key(config.seed)
     parts = Parts(
         config, nodes, model.module.apply, compressor, make_optimizer(config, compressor), make_schedule(config), key
     )
-    rng = np.random.default_rng(0)
-    per_node = config.batch_size // nodes.count
-    images = rng.standard_normal((nodes.count, per_node, *shape), np.float32)
-    labels = rng.integers(0, classes, (nodes.count, per_node), np.int32)
     state = init_state(parts, variables_of(config) if variables is None else variables, key)
-    return parts, state, place((images, labels), "batch", nodes)
+    return parts, state, place(source.batch(0, 0, nodes.count, config.batch_size), "batch", nodes)
 
 
 def variables_of(config: Config) -> PyTree:
     """A run's model before its first step. Compiling this takes seconds; it is the same for all methods."""
-    shape, classes = SHAPES[config.data.name]
-    init = partial(model_of(config, classes).module.init, train=False)
-    return jax.jit(init)(jax.random.key(config.seed), jnp.zeros((1, *shape)))
+    source = random_source(config)
+    inputs = source.inputs(config.batch_size // config.nodes)
+    return init_model(model_of(config, source), jax.random.key(config.seed), inputs)
+
+
+def random_source(config: Config) -> Source:
+    """A batch of noise in the shapes of a config's data set, which need not be there."""
+    name, count, rng = config.data.name, config.batch_size, np.random.default_rng(0)
+    if name in TEXTS:
+        words, window = TEXTS[name][0], config.data.window or TEXTS[name][1]
+        text = rng.integers(0, words, count * (window + 1), np.int32)
+        return source_of(Text(name, text, text, text, tuple(map(str, range(words))), window))
+    shape, classes = SHAPES[name]
+    images = rng.standard_normal((count, *shape), np.float32)
+    labels = rng.integers(0, classes, count, np.int32)
+    no, one = np.zeros(shape[-1:], np.float32), np.ones(shape[-1:], np.float32)
+    return source_of(Dataset(name, images, labels, images, labels, classes, no, one))
 
 
 def updater(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -> Callable[[], Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from jgc.models.alexnet import AlexNet, alexnet
 from jgc.models.base import ConvNorm, Model
 from jgc.models.convnet5 import ConvNet5, convnet5
+from jgc.models.lstm import LanguageModel, lstm
 from jgc.models.resnet import ResNet, resnet
 from jgc.models.vgg import VGG, vgg
 
@@ -25,10 +26,12 @@ __all__ = [
     "AlexNet",
     "ConvNet5",
     "ConvNorm",
+    "LanguageModel",
     "Model",
     "ResNet",
     "alexnet",
     "convnet5",
+    "lstm",
     "make_model",
     "resnet",
     "vgg",
@@ -38,6 +41,7 @@ MODELS: MappingProxyType[str, Callable[..., Model]] = MappingProxyType(
     {
         "alexnet": alexnet,
         "convnet5": convnet5,
+        "lstm": lstm,
         "resnet18": partial(resnet, 18),
         "resnet20": partial(resnet, 20),
         "resnet32": partial(resnet, 32),

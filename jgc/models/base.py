@@ -23,16 +23,19 @@ class Model(NamedTuple):
     """A network, and regular expressions that find its first and its last layer.
 
     Attributes:
-        module: called as `module.apply(variables, images, train=True, mutable=["batch_stats"])`, with
-            images f32[b, h, w, c]; returns logits f32[b, num_classes].
+        module: called as `module.apply(variables, inputs, train=True, mutable=["batch_stats", "carry"])`, with
+            images f32[b, h, w, c] or windows of text; returns logits f32[b, num_classes], or f32[b, T, num_classes].
+            A recurrent model takes its state from the collection `carry` and leaves it there.
         first_layer: for `re.search` over a parameter's path joined by "/"; the first convolution's weights, and
             its bias where it has one.
         last_layer: the same for the head: its kernel and its bias.
+        kind: of data that it takes, "images" or "text".
     """
 
     module: nn.Module
     first_layer: str
     last_layer: str
+    kind: str = "images"
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -10,19 +10,19 @@ from markdown_it import MarkdownIt
 from jgc.report import paper, plots, wallclock
 from jgc.report.latency import latency_table, speed_up_table
 from jgc.report.runs import Group, find, pool
-from jgc.report.tables import accuracy_table, bytes_table, paper_table, settings_table, time_table
+from jgc.report.tables import bytes_table, paper_table, score_table, settings_table, time_table
 from jgc.training.errors import cannot_write, values_of_the_user
 from jgc.training.rundir import write_whole
 from jgc.wire.rate import bytes_per_second
 
 PICTURES = {
-    "accuracy.png": ("Test accuracy over steps", plots.accuracy),
+    "score.png": ("{score} over steps", plots.scores),
     "loss.png": ("Training loss over steps", plots.loss),
-    "bytes.png": ("Bytes against accuracy", plots.bytes_against_accuracy),
+    "bytes.png": ("{score} for the bytes sent", plots.bytes_against_score),
 }
 FIGURES = {
-    10: ("Learning curves, as the paper's Figure 10", plots.accuracy),
-    11: ("Learning curves, as the paper's Figure 11", plots.accuracy),
+    10: ("Learning curves, as the paper's Figure 10", plots.scores),
+    11: ("Learning curves, as the paper's Figure 11", plots.scores),
     13: ("Sparsification strategies, as the paper's Figure 13", plots.strategies),
     14: ("Losses of the autoencoder, as the paper's Figure 14", plots.autoencoder),
 }
@@ -66,7 +66,7 @@ def write(
     with values_of_the_user():
         rate = bytes_per_second(bandwidth)
     wall_clock = {WALL_CLOCK: (
-        f"Accuracy against time at {bandwidth}, as Figure 7 of the GradiVeQ paper",
+        f"{{score}} against time at {bandwidth}, as Figure 7 of the GradiVeQ paper",
         partial(wallclock.draw, rate=rate, rate_name=bandwidth),
     )}  # fmt: skip
     pictures = PICTURES | {f"figure{number}.png": (FIGURES | wall_clock)[number] for number in figures}
@@ -78,7 +78,8 @@ def write(
             "evaluation and checkpoints come on top).", *remarks]  # fmt: skip
     if unfinished:
         said.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")
-    text = markdown(groups, said, {name: title for name, (title, _) in pictures.items()}, latency)
+    titles = {name: title.format(score=plots.score_name(groups)) for name, (title, _) in pictures.items()}
+    text = markdown(groups, said, titles, latency)
     if WALL_CLOCK in figures:
         text += f"\n### Time at {bandwidth}\n\n{wallclock.section(groups, rate)}\n"
     write_whole(output / "report.md", text.encode())
@@ -111,8 +112,8 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     """The tables of a workload, with what they need to be read."""
     emulated = any(not group.runs[0].summary["phases"][-1]["wire"]["physical"] for group in mine)
     blocks = [
-        "### Accuracy",
-        accuracy_table(mine, groups),
+        f"### {mine[0].score.title.capitalize()}",
+        score_table(mine, groups),
         "Mean ± sample standard deviation over seeds. Against the baseline: the mean over pairs of runs with equal "
         "seed, which differ in nothing but the method (and in the learning rate where the settings say so); (means) "
         "where no seed is common, and empty where there is no such baseline. The first cosine compares what was "

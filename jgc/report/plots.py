@@ -24,13 +24,14 @@ BAND = "lines: mean over seeds; bands: lowest to highest seed"
 Points = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, mean, lowest, highest
 
 
-def accuracy(groups: Sequence[Group], path: Path) -> None:
-    """Test accuracy over steps, a panel for each workload."""
-    figure, panels, shared = _panels(by(groups, lambda group: group.workload), "Test accuracy over training")
+def scores(groups: Sequence[Group], path: Path) -> None:
+    """The score over steps, a panel for each workload."""
+    figure, panels, shared = _panels(by(groups, lambda group: group.workload), f"{score_name(groups)} over training")
     for axes, mine in panels:
         for group in mine:
-            _line(axes, points(group, "test_accuracy", 100), *look(shared, group.label), group.label)
-        axes.set_ylabel(accuracy_name(mine[0].workload))
+            data = points(group, group.score.name, group.score.scale)
+            _line(axes, data, *look(shared, group.label), group.label)
+        axes.set_ylabel(mine[0].score.heading)
     _save(figure, panels, path)
 
 
@@ -97,17 +98,18 @@ def _autoencoder_name(group: Group, models: bool) -> str:
     return ", ".join([*said, *([str(settings["model.name"])] if models else [])])
 
 
-def bytes_against_accuracy(groups: Sequence[Group], path: Path) -> None:
-    """What all nodes sent up in the whole run against the accuracy at its end: a point for each seed."""
-    figure, panels, shared = _panels(by(groups, lambda group: group.workload), "Accuracy for the bytes sent")
+def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
+    """What all nodes sent up in the whole run against the score at its end: a point for each seed."""
+    title = f"{score_name(groups)} for the bytes sent"
+    figure, panels, shared = _panels(by(groups, lambda group: group.workload), title)
     for axes, mine in panels:
         for group in mine:
             sent = [run.summary["total_bytes"] for run in group.runs]
             colour, _, marker = look(shared, group.label)
             if min(sent) > 0:
-                scores = [100 * run.summary["test_accuracy"] for run in group.runs]
-                axes.plot(sent, scores, linestyle="", marker=marker, color=colour, markersize=4)
-                axes.plot(np.mean(sent), np.mean(scores), linestyle="", marker=marker, color=colour, markersize=12,
+                results = [run.result for run in group.runs]
+                axes.plot(sent, results, linestyle="", marker=marker, color=colour, markersize=4)
+                axes.plot(np.mean(sent), np.mean(results), linestyle="", marker=marker, color=colour, markersize=12,
                           markerfacecolor="none", markeredgewidth=1.6, label=group.label)  # fmt: skip
             else:
                 axes.plot([], [], linestyle="", label=f"{group.label}: sends nothing, not shown")
@@ -115,7 +117,7 @@ def bytes_against_accuracy(groups: Sequence[Group], path: Path) -> None:
         _room(axes)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
-        axes.set_ylabel(accuracy_name(mine[0].workload))
+        axes.set_ylabel(mine[0].score.heading)
     _save(figure, panels, path, "bytes that all nodes sent up in the whole run",
           "large: mean over seeds; small: each seed")  # fmt: skip
 
@@ -154,9 +156,10 @@ def smooth(data: Points) -> Points:
     return steps, mean, low, high
 
 
-def accuracy_name(workload: str) -> str:
-    """The axis of a workload's accuracy."""
-    return f"test {'pixel' if 'camvid' in workload or 'pspnet' in workload else 'top-1'} accuracy, %"
+def score_name(groups: Sequence[Group]) -> str:
+    """What all groups are judged by, to begin a title with."""
+    titles = {group.score.title for group in groups}
+    return titles.pop().capitalize() if len(titles) == 1 else "Score"
 
 
 def look(labels: Sequence[str], label: str) -> tuple[str, Any, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jgc.compress import Dense, Silent, TopK, method_of
+from jgc.data import Score, final, score_of
 from jgc.training.config import FREE, completed
 from jgc.training.errors import UserError
 from jgc.training.metrics import Line, read
@@ -30,6 +31,16 @@ class Run(NamedTuple):
     lines: list[Line]
 
     @property
+    def score(self) -> Score:
+        """What it was judged by."""
+        return score_of(self.summary)
+
+    @property
+    def result(self) -> float:
+        """What it came to, as people read the score."""
+        return final(self.summary)
+
+    @property
     def hours(self) -> float:
         """Time of its steps; evaluations, checkpoints and most compiling are not in it."""
         return sum(line.get("seconds") or 0.0 for line in self.lines) / 3600
@@ -48,6 +59,10 @@ class Group(NamedTuple):
     @property
     def workload(self) -> str:
         return self.runs[0].summary["workload"]
+
+    @property
+    def score(self) -> Score:
+        return self.runs[0].score
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -99,6 +114,7 @@ def read_run(folder: Path) -> Run:
     """
     try:
         config, summary = (json.loads((folder / name).read_text()) for name in (CONFIG, SUMMARY))
+        score_of(summary)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {error}") from error
     return Run(folder, completed(config), summary, read(folder / METRICS))
@@ -175,9 +191,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def against(group: Group, baseline: Group) -> tuple[Spread, int]:
-    """Points of test accuracy over the baseline, over pairs of runs with equal seeds, and how many pairs there are."""
-    mine, theirs = ({run.summary["seed"]: 100 * run.summary["test_accuracy"] for run in g.runs}
-                    for g in (group, baseline))  # fmt: skip
+    """Points of the score over the baseline, over pairs of runs with equal seeds, and how many pairs there are."""
+    mine, theirs = ({run.summary["seed"]: run.result for run in g.runs} for g in (group, baseline))
     common = [seed for seed in mine if seed in theirs]
     if common:
         return spread([mine[seed] - theirs[seed] for seed in common]), len(common)

@@ -10,14 +10,12 @@ from jgc.report.runs import Group, Spread, against, baseline_of, spread
 from jgc.training.summary import POSITIONS
 from jgc.training.table import size
 
-TOLERANCE = 1.0  # points of accuracy
-
 
 class Figures(NamedTuple):
     """What a row shows, means over its seeds; bytes and ratios are the same for every seed.
 
     Attributes:
-      accuracy: test accuracy, percent.
+      result: of the score, as people read it.
       against: points over the baseline; None where there is none.
       pairs: how many runs of equal seed that is over; 0 is a difference of means.
       leader, worker: bytes that such a node sends up in a step of the last phase.
@@ -31,7 +29,7 @@ class Figures(NamedTuple):
       true_cosine: of the aggregate with the mean gradient of the step, the same.
     """
 
-    accuracy: Spread
+    result: Spread
     against: Spread | None
     pairs: int
     leader: float
@@ -57,7 +55,7 @@ def figures(group: Group, groups: Sequence[Group]) -> Figures:
     cosines, true = ([s[name] for s in summaries if s.get(name) is not None]
                      for name in ("reconstruction_cosine", "true_cosine"))  # fmt: skip
     return Figures(
-        spread([100 * s["test_accuracy"] for s in summaries]),
+        spread([run.result for run in group.runs]),
         difference,
         pairs,
         _up(wire, "leader"),
@@ -125,18 +123,20 @@ def ratio(value: float | None) -> str:
     return "sends nothing" if value is None else f"{value:,.4g}x" if value < 1000 else f"{value:,.0f}x"
 
 
-def accuracy_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """Accuracy beside the baseline's, and the paper's where it trained this workload."""
-    head = ["method", "seeds", "test accuracy, %", "against the baseline, points", f"within {TOLERANCE} point",
+def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """A workload's score beside the baseline's, and the paper's accuracy where it trained this workload."""
+    score = groups[0].score
+    points, point = (f", {score.point}s", f" {score.point}") if score.point else ("", "")
+    head = ["method", "seeds", score.heading, f"against the baseline{points}", f"within {score.tolerance}{point}",
             "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
             *_if_paper(groups, "paper: accuracy, %")]  # fmt: skip
     rows = []
     for group in groups:
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
-        within = "" if f.against is None else "yes" if f.against.mean >= -TOLERANCE else "no"
+        within = "" if f.against is None else "yes" if score.is_as_good(f.against.mean) else "no"
         pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
         how = "" if f.against is None else f" ({pairs})"
-        rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.accuracy),
+        rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result),
                      plus_minus(f.against, sign="+") + how, within,
                      plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
                      *_if_paper(groups, f"{theirs.accuracy} (Table {theirs.table})" if theirs else "")])  # fmt: skip

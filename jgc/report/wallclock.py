@@ -1,4 +1,4 @@
-"""Accuracy against time on a link of a given rate, and where the time goes: Figure 7 of the GradiVeQ paper.
+"""Score against time on a link of a given rate, and where the time goes: Figure 7 of the GradiVeQ paper.
 
 Runs that emulate their nodes on one device send nothing, so the time of a step is put together:
 
@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jgc.report import paper
-from jgc.report.plots import accuracy_name, look, save_figure
+from jgc.report.plots import look, save_figure
 from jgc.report.runs import Group, Run
 from jgc.training.errors import UserError
 
@@ -71,7 +71,7 @@ def breakdown(run: Run, times: dict[str, StepTime]) -> StepTime:
 
 
 def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> None:
-    """Accuracy over estimated time, and the breakdown of 500 steps.
+    """The score over estimated time, and the breakdown of 500 steps.
 
     Raises:
       UserError: no uncompressed run among them, or several workloads.
@@ -79,7 +79,7 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     baselines = [group for group in groups if group.method == "dense"]
     if not baselines or len({group.workload for group in groups}) > 1:
         raise UserError("figure 7 needs runs of one workload, an uncompressed one (configs/baseline.py) among them")
-    baseline, labels = baselines[0].runs[0], [group.label for group in groups]
+    score, baseline, labels = groups[0].score, baselines[0].runs[0], [group.label for group in groups]
     figure = Figure(figsize=(13, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(f"Time on a link of {rate_name} for each node: sending estimated from bytes, the rest measured")
@@ -89,11 +89,12 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
         for i, run in enumerate(group.runs):
             times = step_times(run, baseline, rate)
             at = np.cumsum([sum(times[line["phase"]]) for line in run.lines]) / 60
-            seen = [j for j, line in enumerate(run.lines) if line.get("test_accuracy") is not None]
-            scores = [100 * run.lines[j]["test_accuracy"] for j in seen]
+            seen = [j for j, line in enumerate(run.lines) if line.get(score.name) is not None]
+            scores = [score.scale * run.lines[j][score.name] for j in seen]
             left.plot(at[seen], scores, color=colour, linestyle=style, marker=marker, markersize=3.5, linewidth=1.3,
                       label=group.label if i == 0 else None)  # fmt: skip
-    left.set(xlabel="minutes", ylabel=accuracy_name(groups[0].workload), title="Accuracy against time, a line a seed")
+    title = f"{score.title.capitalize()} against time, a line a seed"
+    left.set(xlabel="minutes", ylabel=score.heading, title=title)
     left.set_xlim(left=0)
     parts = [breakdown(group.runs[0], step_times(group.runs[0], baseline, rate)) for group in groups]
     bottom = np.zeros(len(groups))

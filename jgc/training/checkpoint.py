@@ -188,6 +188,7 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
 
     Each node of a changed number gets the mean over the old nodes of what is local (residuals, momentum, batch
     statistics), which keeps their mean; what is shared but has one entry a node (an LGC decoder) is dealt out in turn.
+    Carried states go with their streams: in the order of the nodes these are the same streams for any number of them.
 
     Raises:
       UserError: the checkpoint has not the arrays that this state needs.
@@ -198,7 +199,7 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
         data = jax.random.key_data(like) if _is_key(like) else like
         x = restored.arrays.get(name) if data.size else np.zeros(data.shape, data.dtype)
         if x is not None and x.shape != data.shape and before != nodes:
-            x = _share_out(x, before, nodes, _is_local(name))
+            x = x.reshape(data.shape) if _is_by_stream(name, x, data) else _share_out(x, before, nodes, _is_local(name))
         if x is None or x.shape != data.shape or x.dtype != data.dtype:
             found = "absent" if x is None else f"{x.dtype}{list(x.shape)}"
             raise UserError(
@@ -207,6 +208,10 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
             )
         out.append(jax.random.wrap_key_data(jnp.asarray(x)) if _is_key(like) else x)
     return jax.tree.unflatten(jax.tree.structure(state), out)
+
+
+def _is_by_stream(name: str, x: np.ndarray, like: Any) -> bool:
+    return name.startswith("carry.") and x.size == like.size
 
 
 def _is_local(name: str) -> bool:

@@ -27,9 +27,11 @@ class DataConfig:
     """What is learned."""
 
     name: str = ""
-    """data set: digits, cifar10, cifar100, tiny_imagenet"""
+    """data set: digits, cifar10, cifar100, ptb, tiny_imagenet"""
     dir: str | None = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
+    window: int = 0
+    """of a text: words of each stream in a step, through which gradients go back; if not given, the text's own"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Config(Generic[M]):
     steps: int = OPEN
     """length of the run in updates; schedules do not stretch with it"""
     batch_size: int = OPEN
-    """examples in a step, of all nodes together"""
+    """examples in a step, of all nodes together: images, or streams of text"""
     seed: int = 0
     """of the parameters, the order of the data and all other random choices"""
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -88,18 +90,19 @@ class Config(Generic[M]):
     learning_rate: float = OPEN
     """its highest value"""
     schedule: Schedule = "workload"
-    """constant; cosine, down to 1 % of it; step: divided by 10 after 1/2 and 3/4 of schedule_steps"""
+    """constant; cosine, down to 1 % of it; step: divided by 10 after 1/2 and 3/4 of schedule_steps; halving: by 2 after
+    4/13 and each further 1/13 of them"""
     schedule_steps: int = OPEN
     """steps over which the learning rate falls, then it stays; not tied to --steps, which --resume may change"""
     learning_rate_warmup: int = OPEN
     """steps over which the learning rate first rises in a straight line"""
-    momentum: float = 0.9
+    momentum: float = OPEN
     """of SGD: kept by the optimiser, or by the compressor's memory where that corrects momentum"""
     weight_decay: float = OPEN
     """sgd: times the weights, added to each node's gradient; adam: decoupled"""
     decay_all: bool = False
     """decay biases and norm parameters too, not only what has two or more dimensions"""
-    clip_norm: float = 0.0
+    clip_norm: float = OPEN
     """clip each node's gradient to this norm divided by the root of the number of nodes; 0: no clipping"""
     unroll_nodes: bool = True
     """compute the gradients of one device's nodes one after another instead of under vmap; far faster on CPU"""

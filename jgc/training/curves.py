@@ -1,7 +1,8 @@
-"""curves.png: loss, accuracy, bytes and reconstruction of a run over its steps, its phases marked."""
+"""curves.png: loss, score, bytes and reconstruction of a run over its steps, its phases marked."""
 
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from jgc.data import Score
 from jgc.training.costs import PhaseCost
 from jgc.training.metrics import Line
 from jgc.training.rundir import CURVES, write_whole
@@ -22,7 +24,7 @@ COSINES = (
 )
 
 
-def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:
+def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[PhaseCost], score: Score) -> None:
     """Write curves.png.
 
     Raises:
@@ -32,7 +34,7 @@ def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[Phase
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     panels = figure.subplots(2, 2, sharex=True)
-    for axes, plot in zip(panels.flat, (_loss, _accuracy, _bytes, _cosines), strict=True):
+    for axes, plot in zip(panels.flat, (_loss, partial(_score, score), _bytes, _cosines), strict=True):
         spans = _shade(axes, lines)
         plot(axes, lines, costs)
         _name_phases(axes, spans)
@@ -93,15 +95,15 @@ def _loss(axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None
     axes.set_yscale("log")
 
 
-def _accuracy(axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:
-    steps, values = _points(lines, "test_accuracy")
-    axes.plot(steps, [100 * v for v in values], marker="o", markersize=3, color="tab:green")
-    axes.set_ylabel("test accuracy, %")
+def _score(score: Score, axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:
+    steps, values = _points(lines, score.name)
+    axes.plot(steps, [score.scale * v for v in values], marker="o", markersize=3, color="tab:green")
+    axes.set_ylabel(score.heading)
     if values:
         axes.annotate(
-            f"{100 * values[-1]:.2f} %",
-            (steps[-1], 100 * values[-1]),
-            xytext=(-4, -14),
+            score.text(values[-1]),
+            (steps[-1], score.scale * values[-1]),
+            xytext=(-4, -14 if score.higher_is_better else 8),
             textcoords="offset points",
             ha="right",
         )

@@ -15,7 +15,6 @@ import os
 import socket
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -23,7 +22,6 @@ from typing import Any, TypeVar, cast
 import jax
 from rich.console import Console
 
-from jgc.data import Dataset
 from jgc.training.config import Config, DistributedConfig, as_json
 from jgc.training.errors import FAILED, UserError
 from jgc.training.hub import Hub, listen
@@ -214,13 +212,6 @@ def facts(config: Config) -> dict[str, Any]:
 
     add(as_json(config), "")
     return found
-
-
-def facts_of_data(dataset: Dataset) -> dict[str, Any]:
-    """What has to be the same of the data in all processes, by name; the labels stand for the images too."""
-    labels = [zlib.crc32(x.tobytes()) for x in (dataset.train_labels, dataset.test_labels)]
-    shapes = [x.shape for x in (dataset.train_images, dataset.test_images)]
-    return {"data": f"{dataset.name} of shapes {shapes[0]} and {shapes[1]}, labels of checksums {labels}"}
 
 
 def _start_jax(place: Place, hub: Hub | None, settings: DistributedConfig) -> None:

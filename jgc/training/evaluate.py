@@ -1,32 +1,66 @@
-"""Accuracy on the test images, with the batch statistics averaged over the nodes."""
+"""The score of a model on held-out data, with the batch statistics averaged over the nodes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jgc import comm
-from jgc.data import Dataset, test_batches
+from jgc.data import ACCURACY, PERPLEXITY, EvalBatch, Source
 from jgc.nodes import LOCAL, SHARED, on_nodes, place_array
 from jgc.training.step import Parts, TrainState
-from jgc.types import PyTree
-
-BATCH = 500
+from jgc.types import Array, PyTree
 
 
-def make_evaluate(parts: Parts, dataset: Dataset) -> Callable[[TrainState], float]:
-    """`state -> accuracy on all test images, in [0, 1]`."""
-    mean_stats, count = make_mean_stats(parts), jax.jit(_counter(parts.apply))
+def make_evaluate(parts: Parts, source: Source) -> Callable[[TrainState], float]:
+    """`state -> score`, over all that `source` has for evaluation.
+
+    A recurrent model starts without a state, whatever the run carries, and hands its own on from batch to batch.
+    """
+    of_label, of_mean = MEASURES[source.score.name]
+    mean_stats, add_up = make_mean_stats(parts), jax.jit(partial(_sums, parts.apply, of_label))
 
     def evaluate(state: TrainState) -> float:
         stats = mean_stats(state.batch_stats)
-        correct = [count(state.params, stats, *batch) for batch in _batches(parts, dataset)]
-        return sum(int(c) for c in correct) / len(dataset.test_labels)
+        variables = {"params": state.params, **({"batch_stats": stats} if stats else {})}
+        carried: dict[str, PyTree] = {}
+        sums = []
+        for batch in _batches(parts, source):
+            carried, of_batch = add_up({**variables, **carried}, *batch)
+            sums.append(of_batch)
+        total, count = np.sum(jax.device_get(sums), axis=0, dtype=np.float64)
+        return of_mean(total / count)
 
     return evaluate
+
+
+def _is_right(logits: Array, labels: Array) -> Array:
+    return jnp.argmax(logits, -1) == labels
+
+
+def _cross_entropy(logits: Array, labels: Array) -> Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
+
+
+MEASURES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[float], float]]] = {
+    ACCURACY.name: (_is_right, float),
+    PERPLEXITY.name: (_cross_entropy, lambda loss: float(np.exp(loss))),
+}
+"""By the score's name: a figure of each label from logits [..., classes] and labels [...], and what its mean makes."""
+
+
+def _sums(
+    apply: Callable, of_label: Callable, variables: PyTree, inputs: PyTree, labels: Array, mask: Array
+) -> tuple[dict[str, PyTree], tuple[Array, Array]]:
+    """What the model carries on, and the sum of a figure over a batch's labels with their number."""
+    logits, new = apply(variables, inputs, train=False, mutable=["carry"])
+    return dict(new), (jnp.sum(jnp.where(mask, of_label(logits, labels), 0)), jnp.sum(mask))
 
 
 def make_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:
@@ -45,21 +79,12 @@ def on_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:
     return lambda stats: on_axis(stats) if jax.tree.leaves(stats) else stats
 
 
-def _counter(apply: Callable) -> Callable:
-    def count(params, stats, images, labels, mask):
-        variables = {"params": params, "batch_stats": stats} if stats else {"params": params}
-        logits = apply(variables, images, train=False)
-        return jnp.sum((jnp.argmax(logits, -1) == labels) & mask)
-
-    return count
-
-
-def _batches(parts: Parts, dataset: Dataset) -> Iterable[tuple]:
-    """Test batches, split over the devices."""
+def _batches(parts: Parts, source: Source) -> Iterator[EvalBatch]:
+    """What is evaluated, split over the devices."""
     nodes = parts.nodes
     if nodes.mesh is None:
-        return test_batches(dataset, min(BATCH, len(dataset.test_labels)))
+        return source.evaluation(1)
     axes = (*nodes.slow, *nodes.fast)
-    size = -(-min(BATCH, len(dataset.test_labels)) // nodes.size(axes)) * nodes.size(axes)
     sharding = NamedSharding(nodes.mesh, P(axes))  # type: ignore[arg-type]
-    return (tuple(place_array(x, sharding) for x in batch) for batch in test_batches(dataset, size))
+    batches = source.evaluation(nodes.size(axes))
+    return (jax.tree.map(lambda x: place_array(x, sharding), batch) for batch in batches)

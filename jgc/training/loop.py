@@ -13,13 +13,13 @@ import orbax.checkpoint as ocp
 from rich.console import Console
 
 from jgc import phases
-from jgc.data import make_batch, prefetch
+from jgc.data import prefetch
 from jgc.nodes import place_parts
 from jgc.training import checkpoint, curves, summary, table
 from jgc.training.config import Config, as_json, check
 from jgc.training.costs import Costs, PhaseCost, phase_cost
 from jgc.training.diagnose import Diagnosis
-from jgc.training.distributed import Team, facts_of_data, join
+from jgc.training.distributed import Team, join
 from jgc.training.errors import UserError
 from jgc.training.evaluate import make_evaluate
 from jgc.training.metrics import Metrics, NoMetrics, read
@@ -61,7 +61,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     # --- set-up: data, model, compressor, optimiser, compiled steps
     run_dir = Path(team.lead(lambda: str(choose_run_dir(config))))
     setup = build(config)
-    team.same(facts_of_data(setup.dataset))
+    team.same({"data": setup.source.facts})
     if team.leads and not (run_dir / CONFIG).exists():
         mark_run_dir(run_dir, config)
     team.resume = resume_command.format(run_dir=run_dir)
@@ -77,7 +77,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     console.print(heading(config, setup, run_dir, start), highlight=False)
 
     # --- the loop
-    display = Display(console, config.steps, start, config.log_every)
+    display = Display(console, config.steps, start, config.log_every, setup.source.score)
     with Metrics(run_dir, start) if team.leads else NoMetrics() as metrics, Interrupts() as interrupts, display:
         costs = {phase.value: cost_of(setup, phase) for phase in entered}
         recorder = Recorder(metrics, display, costs, config.nodes, config.log_every, lambda: checkpoint.kept(manager))
@@ -113,7 +113,7 @@ def train(
     `entered` are the phases so far, the last of which the state belongs to; they and `costs` are added to.
     """
     host = {"config": as_json(config), "versions": summary.versions()}
-    evaluate = make_evaluate(setup.parts, setup.dataset)
+    evaluate, score = make_evaluate(setup.parts, setup.source), setup.source.score
     diagnosis = Diagnosis(setup.parts, costs, config.diagnose_every)
     updates: dict[Hashable, Program] = {}
     phase, upcoming = entered[-1], next_phase(setup, entered[-1], start, state)
@@ -122,7 +122,7 @@ def train(
             # the nodes' gradients
             if step == start:
                 compute_gradients = compile_gradients(setup.parts, state, batch, team)
-            gradients = compute_gradients(state.params, state.batch_stats, batch)
+            gradients = compute_gradients(state.params, state.own, batch)
             # a new phase: what it changes in the state, and an update compiled for it
             old, phase = phase, upcoming
             if phase.value != old.value or phase.value not in updates:
@@ -150,7 +150,7 @@ def train(
             new_kind = all(upcoming.name != before.name for before in entered)
             if last or is_every(config.evaluate_every, done) or new_kind:
                 with recorder.aside():
-                    recorder.add(test_accuracy=evaluate(state))
+                    recorder.add(**{score.name: evaluate(state)})
             if last or stop or is_every(config.checkpoint_every, done):
                 with recorder.aside():
                     recorder.write()
@@ -171,7 +171,7 @@ def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:
     """The batch of every step from `start` on: a pure function of seed and step, made ahead in a thread."""
 
     def batch_of(step: int) -> Batch:
-        make = partial(make_batch, setup.dataset, config.seed, step, config.nodes, config.batch_size)
+        make = partial(setup.source.batch, config.seed, step, config.nodes, config.batch_size)
         return place_parts(make, setup.parts.nodes)
 
     yield from prefetch(batch_of, start, config.steps)
@@ -232,9 +232,11 @@ def heading(config: Config, setup: Setup, run_dir: Path, start: int) -> str:
     if jax.process_count() > 1:
         where += f" of {jax.process_count()} processes"
     begin = f", from step {start}" if start else ""
+    epochs = config.steps / setup.source.epoch_steps(config.batch_size)
     return (
         f"{summary.method_name(config.compressor)} on {config.workload}: {setup.values:,} parameters, {config.nodes} "
-        f"nodes ({where}), batch {config.batch_size}, {config.steps} steps{begin}\nrun folder {run_dir}"
+        f"nodes ({where}), batch {config.batch_size}, {config.steps} steps ({epochs:.3g} epochs){begin}\n"
+        f"run folder {run_dir}"
     )
 
 
@@ -253,10 +255,11 @@ def finish(
 ) -> None:
     """summary.json, curves.png and the closing table, from metrics.jsonl."""
     lines = read(run_dir / METRICS)
-    other = other_bytes(setup.parts, state, costs, lines)
-    result: dict[str, Any] = summary.summarise(config, lines, costs, setup.parts.nodes, setup.values, other)
+    score = setup.source.score
+    other = other_bytes(setup.parts, state, costs, lines, score)
+    result: dict[str, Any] = summary.summarise(config, lines, costs, setup.parts.nodes, setup.values, score, other)
     write_json(run_dir / SUMMARY, result)
     title = f"{result['method']} on {config.workload}, {config.nodes} nodes, seed {config.seed}"
-    curves.draw(run_dir, title, lines, costs)
+    curves.draw(run_dir, title, lines, costs, score)
     table.show(result, console)
     console.print(f"summary.json, curves.png and metrics.jsonl are in {run_dir}", highlight=False, soft_wrap=True)

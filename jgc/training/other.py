@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.data import Score
 from jgc.nodes import as_one_per_device
 from jgc.training.costs import PhaseCost
 from jgc.training.evaluate import on_mean_stats
@@ -18,7 +19,9 @@ from jgc.training.step import METRICS, Gradients, Parts, TrainState, make_compar
 from jgc.types import Sent
 
 
-def other_bytes(parts: Parts, state: TrainState, costs: Sequence[PhaseCost], lines: Sequence[Line]) -> dict[str, Any]:
+def other_bytes(
+    parts: Parts, state: TrainState, costs: Sequence[PhaseCost], lines: Sequence[Line], score: Score
+) -> dict[str, Any]:
     """Bytes a time, and how many times, for everything beside the gradients."""
     apart = parts._replace(nodes=as_one_per_device(parts.nodes))
     shapes = jax.eval_shape(lambda: state)
@@ -27,7 +30,7 @@ def other_bytes(parts: Parts, state: TrainState, costs: Sequence[PhaseCost], lin
         jax.eval_shape(on_mean_stats(apart), metrics)
     with comm.ledger() as of_statistics:
         jax.eval_shape(on_mean_stats(apart), shapes.batch_stats)
-    evaluations = sum("test_accuracy" in line for line in lines)
+    evaluations = sum(score.name in line for line in lines)
     return {
         "metrics": {"times": len(lines), "bytes": _total(of_metrics)},
         "batch statistics": {"times": evaluations, "bytes": _total(of_statistics)},

@@ -34,7 +34,7 @@ class Program(NamedTuple):
 
 def compile_gradients(parts: Parts, state: TrainState, batch: Batch, team: Team = ALONE) -> Callable[..., Gradients]:
     """The nodes' gradients, for all phases."""
-    lowered = jax.jit(make_gradients(parts)).lower(state.params, state.batch_stats, batch)
+    lowered = jax.jit(make_gradients(parts)).lower(state.params, state.own, batch)
     return _compile(lowered, "gradients", team)
 
 

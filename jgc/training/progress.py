@@ -5,15 +5,16 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from jgc.data import Score
 from jgc.training.metrics import Line
-from jgc.training.table import percent, size
+from jgc.training.table import size
 
 
 class Display:
     """The bar or the lines; a context manager, so that the terminal is left as it was found."""
 
-    def __init__(self, console: Console, steps: int, start: int, log_every: int):
-        self.console, self.steps, self.log_every = console, steps, log_every
+    def __init__(self, console: Console, steps: int, start: int, log_every: int, score: Score):
+        self.console, self.steps, self.log_every, self.score = console, steps, log_every, score
         self._bar = _bar(console) if console.is_terminal else None
         self._task = (
             self._bar.add_task("starting", total=steps, completed=start, loss="", sent="") if self._bar else None
@@ -35,15 +36,16 @@ class Display:
     def update(self, line: Line) -> None:
         """Show a step."""
         loss = "-" if line["loss"] is None else f"{line['loss']:.4f}"
-        accuracy = f", test accuracy {percent(line['test_accuracy'])}" if "test_accuracy" in line else ""
+        score = self.score
+        evaluated = f", {score.title} {score.text(line[score.name])}" if score.name in line else ""
         if self._bar and self._task is not None:
             self._bar.update(
                 self._task, completed=line["step"], description=line["phase"], loss=loss, sent=size(line["bytes"])
             )
-        elif line["step"] % self.log_every == 0 or line["step"] == self.steps or accuracy:
+        elif line["step"] % self.log_every == 0 or line["step"] == self.steps or evaluated:
             self.say(
                 f"step {line['step']}/{self.steps}  {line['phase']}  loss {loss}  "
-                f"{size(line['bytes'])} up from all nodes{accuracy}"
+                f"{size(line['bytes'])} up from all nodes{evaluated}"
             )
 
 

@@ -40,6 +40,7 @@ class Recorder:
         self._nodes, self._costs = nodes, costs
         self._pending: Line | None = None
         self._outputs: dict[str, Array] | None = None
+        self._added = False
         self._started = time.perf_counter()
 
     def push(self, step: int, phase: Any, outputs: dict[str, Array], **extra: Any) -> None:
@@ -55,12 +56,13 @@ class Recorder:
             "bytes_up_worker": cost.worker,
             **extra,
         }
-        self._outputs = outputs
+        self._outputs, self._added = outputs, False
 
     def add(self, **fields: Any) -> None:
-        """Add to the line of the newest step."""
+        """Add to the line of the newest step, which TensorBoard then gets, too."""
         assert self._pending is not None, "no step to add to"
         self._pending.update(fields)
+        self._added = True
 
     def fetch(self) -> None:
         """Wait for the newest step.
@@ -90,8 +92,7 @@ class Recorder:
     def _write_pending(self) -> None:
         if self._pending is not None:
             line, self._pending = self._pending, None
-            tensorboard = line["step"] % self.log_every == 0 or "test_accuracy" in line
-            self.metrics.write(line, tensorboard)
+            self.metrics.write(line, tensorboard=line["step"] % self.log_every == 0 or self._added)
             self.display.update(line)
 
     @contextmanager

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import compress
-from jgc.data import Dataset, MissingDataError, load_dataset
+from jgc.data import MissingDataError, Source, Text, load_dataset, source_of
 from jgc.models import Model, make_model
 from jgc.nodes import make_nodes
 from jgc.training.config import Config
@@ -16,7 +16,7 @@ from jgc.training.costs import PhaseCost, phase_costs
 from jgc.training.errors import UserError
 from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
-from jgc.types import Compressor
+from jgc.types import Compressor, PyTree
 
 
 class Setup(NamedTuple):
@@ -24,14 +24,14 @@ class Setup(NamedTuple):
 
     Attributes:
       parts: what the steps are made of.
-      dataset: in memory.
+      source: the data, in memory.
       state: before the first step.
       costs: of every phase as planned.
       values: numbers in the model's gradient, n.
     """
 
     parts: Parts
-    dataset: Dataset
+    source: Source
     state: TrainState
     costs: tuple[PhaseCost, ...]
     values: int
@@ -45,13 +45,14 @@ def build(config: Config) -> Setup:
     """
     try:
         nodes = make_nodes(config.nodes)
-        dataset = load_dataset(config.data.name, config.data.dir)
-        model = model_of(config, dataset.num_classes)
+        source = data_of(config)
+        source.epoch_steps(config.batch_size)
+        model = model_of(config, source)
         compressor = make_compressor(config, model)
         optimizer = make_optimizer(config, compressor)
         init_key, compressor_key, step_key = jax.random.split(jax.random.key(config.seed), 3)
         parts = Parts(config, nodes, model.module.apply, compressor, optimizer, make_schedule(config), step_key)
-        variables = _init_model(model, init_key, dataset)
+        variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
         state = init_state(parts, variables, compressor_key)
         costs = phase_costs(compressor, variables["params"], nodes)
     except MissingDataError as error:
@@ -59,28 +60,50 @@ def build(config: Config) -> Setup:
     except ValueError as error:
         raise UserError(str(error)) from error
     values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))
-    return Setup(parts, dataset, state, costs, values)
+    return Setup(parts, source, state, costs, values)
 
 
-def model_of(config: Config, classes: int) -> Model:
-    """The model for a data set of so many classes.
+def data_of(config: Config) -> Source:
+    """The data set that a config names.
 
     Raises:
-      ValueError: a setting that the model does not have, or out of range.
+      MissingDataError: it is not there.
+      ValueError: a setting that it does not have, or out of range.
+    """
+    dataset = load_dataset(config.data.name, config.data.dir)
+    if config.data.window:
+        if not isinstance(dataset, Text):
+            raise ValueError(f"--data.window is a setting of texts, not of {config.data.name}")
+        dataset = dataset._replace(window=config.data.window)
+    return source_of(dataset)
+
+
+def model_of(config: Config, source: Source) -> Model:
+    """The model for a data set.
+
+    Raises:
+      ValueError: a setting that the model does not have, or out of range; a model for other data.
     """
     settings: dict[str, Any] = {"norm": config.model.norm, "dtype": jnp.dtype(config.model.dtype)}
-    if config.model.classes and config.model.classes < classes:
-        raise ValueError(f"--model.classes must be at least the data set's {classes}, got {config.model.classes}")
+    if config.model.classes and config.model.classes < source.classes:
+        raise ValueError(
+            f"--model.classes must be at least the data set's {source.classes}, got {config.model.classes}"
+        )
     if config.model.stem:
         if not config.model.name.startswith("resnet"):
             raise ValueError(f"--model.stem is a setting of ResNets, not of {config.model.name}")
         settings["stem"] = config.model.stem
-    return make_model(config.model.name, config.model.classes or classes, **settings)
+    model = make_model(config.model.name, config.model.classes or source.classes, **settings)
+    if model.kind != source.kind:
+        raise ValueError(
+            f"--model.name {config.model.name} takes {model.kind}, and --data.name {config.data.name} has {source.kind}"
+        )
+    return model
 
 
-def _init_model(model: Model, key: Any, dataset: Dataset) -> Any:
-    images = jnp.zeros((1, *dataset.image_shape), jnp.float32)
-    return jax.jit(lambda key: model.module.init(key, images, train=False))(key)
+def init_model(model: Model, key: Any, inputs: PyTree) -> PyTree:
+    """The model's variables before the first step, by Flax collection, for one node's inputs."""
+    return jax.jit(lambda key: model.module.init(key, inputs, train=False))(key)
 
 
 def make_compressor(config: Config, model: Model) -> Compressor:

@@ -29,16 +29,25 @@ class TrainState(NamedTuple):
       opt_state: the optimiser's, the same on every node.
       batch_stats: each node's own running statistics, leading axis [K].
       compressor: the compressor's `State`.
+      carry: a recurrent model's state at the end of the step, of each node's own streams, leading axes [K, b].
     """
 
     params: PyTree
     opt_state: PyTree
     batch_stats: PyTree
     compressor: State
+    carry: PyTree = ()
+
+    @property
+    def own(self) -> dict[str, PyTree]:
+        """What a node's model has beside its parameters, by Flax collection; without the empty ones."""
+        collections = {name: getattr(self, name) for name in OWN}
+        return {name: tree for name, tree in collections.items() if jax.tree.leaves(tree)}
 
 
 METRICS = ("loss", "train_accuracy", "residual_norm", "elements_sent", "overflow", "finite")
-KINDS = TrainState(SHARED, SHARED, LOCAL, State(SHARED, LOCAL))
+KINDS = TrainState(SHARED, SHARED, LOCAL, State(SHARED, LOCAL), LOCAL)
+OWN = ("batch_stats", "carry")
 
 
 class Parts(NamedTuple):
@@ -57,19 +66,19 @@ class Gradients(NamedTuple):
     """The first half of a step: what each node has computed for itself. Leading axis [K] everywhere.
 
     Attributes:
-      loss: f32[K], mean over the node's examples.
+      loss: f32[K], mean over the node's labels.
       accuracy: f32[K], likewise.
-      batch_stats: the node's running statistics with this batch in them.
+      own: `TrainState.own` after this batch.
       grads: the gradient of the loss, with the structure of the parameters.
     """
 
     loss: Array
     accuracy: Array
-    batch_stats: PyTree
+    own: dict[str, PyTree]
     grads: PyTree
 
 
-Batch = tuple[Array, Array]  # images f32[K, b, h, w, c], labels i32[K, b]
+Batch = tuple[PyTree, Array]  # images f32[K, b, h, w, c], labels i32[K, b]; or windows of text, labels i32[K, b, T]
 
 
 def init_state(parts: Parts, variables: PyTree, key: Key) -> TrainState:
@@ -80,6 +89,7 @@ def init_state(parts: Parts, variables: PyTree, key: Key) -> TrainState:
         parts.optimizer.init(params),
         jax.tree.map(lambda x: per_node(x, parts.nodes), variables.get("batch_stats", {})),
         parts.compressor.init(key, params, parts.nodes),
+        jax.tree.map(lambda x: per_node(x, parts.nodes), variables.get("carry", {})),
     )
     return place_state(state, parts.nodes)
 
@@ -92,28 +102,30 @@ def place_state(state: TrainState, nodes: Nodes) -> TrainState:
 
 
 def loss_of(apply: Callable) -> Callable:
-    """`(params, (images, labels), batch_stats) -> (mean cross-entropy, (new batch_stats, accuracy))` of one node."""
+    """`(params, (inputs, labels), own) -> (mean cross-entropy, (own after the batch, accuracy))` of one node.
 
-    def loss(params, batch, batch_stats):
-        images, labels = batch
-        variables = {"params": params, "batch_stats": batch_stats} if batch_stats else {"params": params}
-        logits, new = apply(variables, images, train=True, mutable=["batch_stats"])
+    A state that is carried comes in as data: no gradient goes back to the step that it is from.
+    """
+
+    def loss(params, batch, own):
+        inputs, labels = batch
+        logits, new = apply({"params": params, **own}, inputs, train=True, mutable=list(OWN))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
         accuracy = jnp.mean(jnp.argmax(logits, -1) == labels, dtype=jnp.float32)
-        return jnp.mean(losses), (new.get("batch_stats", {}), accuracy)
+        return jnp.mean(losses), (dict(new), accuracy)
 
     return loss
 
 
-def make_gradients(parts: Parts) -> Callable[[PyTree, PyTree, Batch], Gradients]:
-    """`(params, batch_stats [K, ...], batch) -> Gradients`, nothing shared between nodes."""
+def make_gradients(parts: Parts) -> Callable[[PyTree, dict[str, PyTree], Batch], Gradients]:
+    """`(params, own [K, ...], batch) -> Gradients`, nothing shared between nodes."""
     gradients = node_grads(
         loss_of(parts.apply), parts.nodes, has_aux=True, unroll=parts.config.unroll_nodes, local=True
     )
 
-    def flat(params, batch_stats, batch):
-        (loss, (batch_stats, accuracy)), grads = gradients(params, batch, batch_stats)
-        return Gradients(loss, accuracy, batch_stats, grads)
+    def flat(params, own, batch):
+        (loss, (own, accuracy)), grads = gradients(params, batch, own)
+        return Gradients(loss, accuracy, own, grads)
 
     return flat
 
@@ -148,11 +160,13 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
             key, state.params, gradients.grads, state.compressor, gradients.loss, gradients.accuracy
         )
         updates, opt_state = parts.optimizer.update(aggregated, state.opt_state, state.params)
-        new = optax.apply_updates(state.params, updates), opt_state, gradients.batch_stats
+        new = optax.apply_updates(state.params, updates), opt_state, gradients.own
         fine = metrics["finite"] == 1  # of the compressor's state its own guard takes care
-        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, tuple(state[:3]))
+        old = state.params, state.opt_state, state.own
+        params, opt_state, own = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, old)
         rate = jnp.asarray(parts.schedule(number), jnp.float32)
-        return TrainState(*kept, compressor), {**metrics, "learning_rate": rate}
+        state = state._replace(params=params, opt_state=opt_state, compressor=compressor, **own)
+        return state, {**metrics, "learning_rate": rate}
 
     return update
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jgc.data import Score
+from jgc.data.score import KEY
 from jgc.training.config import Config, method_name
 from jgc.training.costs import PhaseCost, as_json, ratios
 from jgc.training.metrics import Line
@@ -25,7 +27,13 @@ POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes
 
 
 def summarise(
-    config: Config, lines: Sequence[Line], costs: Sequence[PhaseCost], nodes: Nodes, values: int, other: dict[str, Any]
+    config: Config,
+    lines: Sequence[Line],
+    costs: Sequence[PhaseCost],
+    nodes: Nodes,
+    values: int,
+    score: Score,
+    other: dict[str, Any],
 ) -> dict[str, Any]:
     """The summary of a run, finished or stopped early.
 
@@ -35,6 +43,7 @@ def summarise(
       costs: of every phase, in order.
       nodes: the layout.
       values: numbers in the model's gradient, n.
+      score: what was evaluated.
       other: bytes that are not gradients: metrics, batch statistics, diagnose steps.
     """
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
@@ -49,8 +58,9 @@ def summarise(
         "seed": config.seed,
         "steps": steps,
         "parameters": values,
-        "test_accuracy": lines[-1].get("test_accuracy") if lines else None,
-        "phases": [_phase(cost, lines, nodes) for cost in reached],
+        KEY: score.name,
+        score.name: lines[-1].get(score.name) if lines else None,
+        "phases": [_phase(cost, lines, nodes, score) for cost in reached],
         "compression_ratio": _ratios(last, final),
         "element_ratio": values / elements if elements else None,
         **{name: _mean(final, name) for name in POSITIONS},
@@ -63,14 +73,14 @@ def summarise(
     }
 
 
-def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes) -> dict[str, Any]:
+def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, score: Score) -> dict[str, Any]:
     mine = [line for line in lines if line["phase"] == cost.phase.name]
     seconds = [line["seconds"] for line in mine if line.get("seconds") is not None]
     return {
         "name": cost.phase.name,
         "start": cost.phase.start,
         "steps": len(mine),
-        "test_accuracy": mine[-1].get("test_accuracy") if mine else None,
+        score.name: mine[-1].get(score.name) if mine else None,
         "seconds_per_step": statistics.median(seconds) if seconds else None,
         "compression_ratio": _ratios(cost, mine),
         "wire": as_json(cost, nodes),

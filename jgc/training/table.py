@@ -6,8 +6,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from jgc.data import score_of
 from jgc.training.summary import POSITIONS
 
+ROLES = ("leader", "worker")
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -26,11 +28,6 @@ def size(count: float | None) -> str:
     return f"{count:.3g} {UNITS[unit]}" if unit else f"{count:.0f} B"
 
 
-def percent(share: float | None) -> str:
-    """A share in percent, or a dash."""
-    return "-" if share is None else f"{100 * share:.2f} %"
-
-
 def _ratio(value: float | None) -> str:
     return "sends nothing" if value is None else f"{value:,.4g}x"
 
@@ -42,16 +39,18 @@ def _up(wire: dict[str, Any], role: str) -> float:
 
 def show(summary: dict[str, Any], console: Console) -> None:
     """Print the closing table of a run."""
+    score = score_of(summary)
     title = f"{summary['method']} on {summary['workload']}, {summary['nodes']} nodes"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("phase", "steps", "accuracy", "s/step", "leader\nup", "worker\nup", "leader\nratio", "worker\nratio"):
+    evaluated = score.title.split()[-1]
+    for name in ("phase", "steps", evaluated, "s/step", *(f"{role}\n{x}" for x in ("up", "ratio") for role in ROLES)):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
     for phase in summary["phases"]:
         seconds, ratio = phase["seconds_per_step"], phase["compression_ratio"]
         table.add_row(
             phase["name"],
             str(phase["steps"]),
-            percent(phase["test_accuracy"]),
+            score.text(phase[score.name]),
             "-" if seconds is None else f"{seconds:.3f}",
             size(_up(phase["wire"], "leader")),
             size(_up(phase["wire"], "worker")),
@@ -64,10 +63,10 @@ def show(summary: dict[str, Any], console: Console) -> None:
 
 
 def _totals(summary: dict[str, Any]) -> list[str]:
-    sent, dense = summary["total_bytes"], summary["dense_total_bytes"]
+    sent, dense, score = summary["total_bytes"], summary["dense_total_bytes"], score_of(summary)
     times = f", {dense / sent:.1f} times as much" if sent and sent != dense else ""
     lines = [
-        f"test accuracy after {summary['steps']} steps: {percent(summary['test_accuracy'])}",
+        f"{score.title} after {summary['steps']} steps: {score.text(summary[score.name])}",
         f"sent up by all nodes in the whole run, trained weights included: {size(sent)}, "
         f"uncompressed {size(dense)}{times}",
     ]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jgc.models.base import Norm
 from jgc.training.errors import UserError, did_you_mean
 
-Schedule = Literal["workload", "constant", "cosine", "step"]
+Schedule = Literal["workload", "constant", "cosine", "step", "halving"]
 
 DEFAULT = "digits_convnet5"
 
@@ -37,6 +37,8 @@ class Workload:
       checkpoint_every: steps between checkpoints.
       nodes: data-parallel workers.
       norm: of the model; "none" for a model without one.
+      momentum: see `Config`.
+      clip_norm: see `Config`.
       compressor: settings of a method that compresses, where it has them and they still are its class's default.
       methods: the same for single methods, by name; they come before those of all.
     """
@@ -57,6 +59,8 @@ class Workload:
     checkpoint_every: int
     nodes: int = 8
     norm: Norm = "batch"
+    momentum: float = 0.9
+    clip_norm: float = 0.0
     compressor: Mapping[str, Any] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -183,6 +187,29 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
             "cifar100", "resnet32", steps=45_000, nodes=6, batch_size=126, methods={"gradiveq": {"warmup_steps": 2500}}
         ),
         "cifar100_resnet50": _cifar("cifar100", "resnet50", nodes=24, batch_size=120),  # Section VI-G, batch ours
+        # Zaremba et al. 2014, the small model: 13 epochs of 2,323 steps, the learning rate halved in each from the
+        # fifth on. Theirs is 1, and the norm at which they clip 5, of a loss summed over the 20 words of a window; here
+        # it is their mean.
+        "ptb_lstm": Workload(
+            dataset="ptb",
+            model="lstm",
+            steps=30_199,
+            batch_size=20,
+            learning_rate=20.0,
+            schedule="halving",
+            schedule_steps=30_199,
+            learning_rate_warmup=0,
+            weight_decay=0.0,
+            warmup_steps=500,
+            autoencoder_steps=300,
+            evaluate_every=2323,
+            diagnose_every=200,
+            checkpoint_every=1000,
+            nodes=4,
+            norm="none",
+            momentum=0.0,
+            clip_norm=1.0,
+        ),
     }
 )
 
