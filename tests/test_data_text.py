@@ -65,7 +65,7 @@ def test_missing_text_is_one_line_that_says_where_it_belongs(tmp_path, spoil):
 # Batches.
 
 
-@given(st.integers(1, 6), st.integers(1, 7), st.integers(30, 90))
+@given(st.integers(1, 6), st.integers(1, 7), st.integers(48, 90))
 def test_an_epoch_shows_every_word_once_and_goes_on_where_it_was(streams, window, n):
     text = counting(n, window)
     steps = epoch_steps(text, streams)
