@@ -11,6 +11,7 @@ from _contract import COMMON, PARAMS, ROUNDS_STATE, Case, K, Step, compressor_of
 
 from jgc.compress import Gradiveq
 from jgc.compress._slices import is_convolution
+from jgc.compress.egc import Local as EgcLocal
 from jgc.compress.gradiveq import Local
 from jgc.memory import Corrected
 from jgc.pack import leaf_paths, make_packing, pack
@@ -85,6 +86,8 @@ def _velocity_and_kept(local: PyTree, owns_momentum: bool) -> tuple[np.ndarray, 
     none = np.zeros((1, 1))
     if isinstance(local, Local):
         return _velocity_and_kept(local.residual, owns_momentum)
+    if isinstance(local, EgcLocal):
+        return _velocity_and_kept(local.memory, owns_momentum)
     if isinstance(local, Corrected):
         return np.asarray(local.velocity, float), np.asarray(local.residual, float)
     if isinstance(local, np.ndarray):
