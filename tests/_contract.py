@@ -38,12 +38,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "topk",
         {"momentum_correction": True, "momentum_at_once": True, "warmup_steps": 5, "first_layer": "^Conv_0/"},
     ),
-    "topk/masked": ("topk", {"momentum_correction": True, "factor_masking": True, "warmup_steps": 5}),
+    "topk/masked": (
+        "topk", {"momentum_correction": True, "factor_masking": True, "warmup_steps": 5, "track_age": True}
+    ),
     "topk/bf16 residual": ("topk", {"residual_dtype": "bfloat16"}),
     "dgc/ramp": ("dgc", {"warmup_steps": 5, "first_layer": "^Conv_0/"}),
     "scalecom/low-pass": (
         "scalecom",
-        {"beta": 0.5, "algorithm": "ring", "momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/"},
+        {"beta": 0.5, "algorithm": "ring", "momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/",
+         "track_age": True},
     ),
     "scalecom/fixed point": ("scalecom", {"value_code": "int16", "warmup_steps": 5, "first_layer": "^Conv_0/"}),
     "egc/old thresholds": ("egc", {"measure_every": 2, "ratio": 10.0, "warmup_steps": 5, "momentum_correction": False}),

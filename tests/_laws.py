@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from _contract import COMMON, PARAMS, ROUNDS_STATE, Case, K, Step, compressor_of, on_host, settings_of
 
+from jgc.ages import Aged
 from jgc.compress import Gradiveq
 from jgc.compress._slices import is_convolution
 from jgc.compress.egc import Local as EgcLocal
@@ -86,7 +87,7 @@ def _velocity_and_kept(local: PyTree, owns_momentum: bool) -> tuple[np.ndarray, 
     none = np.zeros((1, 1))
     if isinstance(local, Local):
         return _velocity_and_kept(local.residual, owns_momentum)
-    if isinstance(local, EgcLocal):
+    if isinstance(local, EgcLocal | Aged):
         return _velocity_and_kept(local.memory, owns_momentum)
     if isinstance(local, Corrected):
         return np.asarray(local.velocity, float), np.asarray(local.residual, float)

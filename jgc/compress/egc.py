@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm, phases
+from jgc.ages import oldest
 from jgc.compress import _entropy as entropy
 from jgc.compress._settings import Remembering, first_dense, memory_of
 from jgc.compress._values import decode_values, encode_values
@@ -170,9 +171,9 @@ def _egc(config: Egc) -> Compressor:
 
     def diagnose(phase, key, grads, state, nodes):
         packing = make_packing(grads)
-        v, _ = take_in(memory, state.local.memory, grads, packing, phase == DENSE)
+        v, kept = take_in(memory, state.local.memory, grads, packing, phase == DENSE)
         step = reduce(phase, v, packing.layers, state, nodes, False)
-        figures = compare(step.mean, v, pack(grads, packing), nodes)
+        figures = compare(step.mean, v, pack(grads, packing), nodes) | oldest(kept, packing, nodes)
         if isinstance(step.sent, Sparse):
             figures |= _figures(config, v, step, packing, nodes)
         return figures
