@@ -1,4 +1,4 @@
-"""`python -m jgc report|compare|bench|analyze|advise ...`: what can be run beside training."""
+"""`python -m jgc report|compare|sweep|bench|analyze|advise ...`: what can be run beside training."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from jgc.bench.commands import command
 from jgc.training.cli import exit_code_of, in_one_line, quiet
 from jgc.training.errors import UserError, did_you_mean
 
-USAGE = "usage: python -m jgc {report,compare,bench,analyze,advise} --help"
+USAGE = "usage: python -m jgc {report,compare,sweep,bench,analyze,advise} --help"
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
 Figures = tyro.conf.UseAppendAction[tuple[Literal[7, 10, 11, 13, 14], ...]]
 
@@ -88,6 +88,42 @@ def compare(
 
     changes = {name: value for name, value in settings.items() if value is not None}
     print(train_and_report(methods, seeds, workload, run_dir, data_dir, changes, set))
+
+
+def sweep(
+    run_dir: Path,
+    field: str,
+    values: tuple[str, ...],
+    methods: tuple[str, ...] = ("egc",),
+    workload: str = "digits_convnet5",
+    seeds: tuple[str, ...] = ("0", "1", "2"),
+    data_dir: str | None = None,
+    steps: int | None = None,
+    warmup_steps: int | None = None,
+    nodes: int | None = None,
+    set: Settings = (),
+) -> None:
+    """Train with several values of one setting, as far as that has not been done: a table and a picture.
+
+    Args:
+      run_dir: folder of the runs, {method}-{setting}={value}-seed{seed}, and of sweep.md and sweep.png.
+      field: a setting of train.py, such as nodes, or with compressor. before it one of the methods' own, such as
+        compressor.ratio. A method that does not have it is trained once, to compare with.
+      values: of the setting, separated by commas or spaces.
+      methods: as in compare.
+      workload: which model, batch and settings.
+      seeds: one run for each, separated by commas or spaces.
+      data_dir: folder of prepared data sets.
+      steps: length of the runs; this and all below: the workload's if not given.
+      warmup_steps: uncompressed steps of the methods that have such.
+      nodes: data-parallel workers.
+      set: any other option of train.py, as in compare.
+    """
+    from jgc.report.sweep import sweep as train_and_show
+
+    given = {"steps": steps, "warmup_steps": warmup_steps, "nodes": nodes}
+    changes = {name: value for name, value in given.items() if value is not None}
+    print(train_and_show(field, values, methods, seeds, workload, run_dir, data_dir, changes, set, command()))
 
 
 def analyze_correlation(
@@ -186,6 +222,7 @@ def advise(
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "report": {"": report},
     "compare": {"": compare},
+    "sweep": {"": sweep},
     "bench": commands.BENCH,
     "analyze": {"correlation": analyze_correlation},
     "advise": {"": advise},

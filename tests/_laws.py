@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from _contract import COMMON, PARAMS, ROUNDS_STATE, Case, K, Step, compressor_of, on_host, settings_of
 
+from jgc.ages import Aged
 from jgc.compress import Gradiveq
 from jgc.compress._slices import is_convolution
+from jgc.compress.egc import Local as EgcLocal
 from jgc.compress.gradiveq import Local
 from jgc.memory import Corrected
 from jgc.pack import leaf_paths, make_packing, pack
@@ -85,6 +87,8 @@ def _velocity_and_kept(local: PyTree, owns_momentum: bool) -> tuple[np.ndarray, 
     none = np.zeros((1, 1))
     if isinstance(local, Local):
         return _velocity_and_kept(local.residual, owns_momentum)
+    if isinstance(local, EgcLocal | Aged):
+        return _velocity_and_kept(local.memory, owns_momentum)
     if isinstance(local, Corrected):
         return np.asarray(local.velocity, float), np.asarray(local.residual, float)
     if isinstance(local, np.ndarray):

@@ -12,6 +12,7 @@ from _contract import (
     LAW_EXEMPT,
     LAYOUT_EXEMPT,
     LAYOUTS,
+    OVERFLOWS,
     PARAMS,
     SLOW,
     STATE,
@@ -76,7 +77,8 @@ def test_aggregate_has_the_structure_shapes_and_dtypes_of_the_gradients(case):
         for path, got, param in leaves:
             assert (got.shape, got.dtype) == (param.shape, param.dtype), path
             assert np.all(np.isfinite(np.asarray(got, np.float32))), path
-        assert step.info.finite.all() and not step.info.overflow.any()
+        assert step.info.finite.all()
+        assert case.variant in OVERFLOWS or not step.info.overflow.any()
 
 
 @every_case

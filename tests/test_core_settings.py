@@ -44,6 +44,9 @@ BAD = {
     "max_mode": (0,),
     "bits": (0, 1, 9),
     "bucket": (-1,),
+    "bins": (1, -1),
+    "ratio": (0.5, -1.0, NAN),
+    "measure_every": (0, -1),
     "exchange": ("tree",),
     "norm": ("l1",),
     "magnitude": (0.0, -1.0, NAN),
@@ -69,7 +72,7 @@ BAD = {
 }
 BAD_OF = {("gradiveq", "rank"): (100,), ("powersgd", "rank"): (0,)}  # of one method alone
 ANY = ("fold_signs", "send_means", "factor_masking", "momentum_correction", "momentum_at_once", "error_feedback",
-       "scaler_sharing", "scaled", "centred", "warm_start")  # fmt: skip  # both values are good
+       "scaler_sharing", "scaled", "centred", "warm_start", "literal", "track_age")  # fmt: skip  # both values are good
 UNUSED = {("topk", "last_layer"), ("dgc", "last_layer")}  # all of its layers are sent so
 NAMED_OTHERWISE = {"warmup_steps": "dense phase", "autoencoder_steps": "top-k phase", "first_layer": "pattern",
                    "last_layer": "pattern"}  # fmt: skip

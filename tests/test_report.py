@@ -185,7 +185,7 @@ def test_seeds_are_pooled_and_paired():
     assert f.against.std == pytest.approx(0.70711, abs=1e-4)
     assert f.total == 10 and f.seconds == {"last": 1.0}
     table = score_table(groups, groups)
-    assert "-0.50 ± 0.71 (2 pairs) | yes" in table and "91.82 (Table VI)" in table
+    assert "-0.50 ± 0.71 (2 pairs) | yes" in table and "91.82 (LGC, Table VI)" in table
     assert "0.102 | 1,000x |" in bytes_table(groups, groups) and "1.00x" not in bytes_table(groups, groups)
     assert "1.50x" in speed_up_table(groups)
 
@@ -249,7 +249,7 @@ def test_the_papers_numbers():
 @pytest.mark.parametrize(
     "argv, said",
     [
-        ([], "{report,compare,bench,analyze,advise}"),
+        ([], "{report,compare,sweep,bench,analyze,advise}"),
         (["reprot"], "did you mean report?"),
         (["report"], "give the folders"),
         (["report", "nowhere"], "nowhere is not a folder"),

@@ -14,6 +14,7 @@ from jgc.compress.cast import Cast, cast
 from jgc.compress.compose import Codec, Exchange, compose, compose_phases
 from jgc.compress.dense import Dense, dense
 from jgc.compress.dgc import Dgc, dgc
+from jgc.compress.egc import Egc, egc
 from jgc.compress.gradient_dropping import GradientDropping, gradient_dropping
 from jgc.compress.gradiveq import Gradiveq, gradiveq
 from jgc.compress.klt import Klt, klt
@@ -63,6 +64,7 @@ METHODS: dict[str, Method] = {
         Method("dgc", Dgc, dgc, "Lin et al. 2018", {"alpha": 1.0, "factor_masking": False}),
         Method("gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017", {"alpha": 1.0}),
         Method("scalecom", ScaleCom, scalecom, "Chen et al. 2020", {"alpha": 1.0}),
+        Method("egc", Egc, egc, "Kuang et al. 2020", None),
         Method("random_k", RandomK, random_k, "Stich et al. 2018", {"alpha": 1.0}),
         Method(
             "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", {"threshold": 0.0, "capacity": 1.0}
@@ -106,10 +108,10 @@ def build(settings: Any, **overrides: Any) -> Compressor:
 
 
 __all__ = [
-    "METHODS", "PAPER_RECIPE", "RING_PAPER_RECIPE", "Cast", "Codec", "Dense", "Dgc", "Exchange", "GradientDropping",
-    "Gradiveq", "Klt", "LgcPs", "LgcRing", "Method", "Natural", "OneBit", "PowerSgd", "Qsgd", "RandomK", "ScaleCom",
-    "SignSgd", "Silent", "TernGrad", "ThresholdV", "TopK", "as_optax", "build", "cast", "compose", "compose_phases",
-    "dense", "dgc", "gradient_dropping", "gradiveq", "klt", "lgc_ps", "lgc_ring", "method_of", "natural", "onebit",
-    "per_layer", "powersgd", "qsgd", "random_k", "scalecom", "signsgd", "silent", "step_on_nodes", "terngrad",
-    "threshold_v", "topk",
+    "METHODS", "PAPER_RECIPE", "RING_PAPER_RECIPE", "Cast", "Codec", "Dense", "Dgc", "Egc", "Exchange",
+    "GradientDropping", "Gradiveq", "Klt", "LgcPs", "LgcRing", "Method", "Natural", "OneBit", "PowerSgd", "Qsgd",
+    "RandomK", "ScaleCom", "SignSgd", "Silent", "TernGrad", "ThresholdV", "TopK", "as_optax", "build", "cast",
+    "compose", "compose_phases", "dense", "dgc", "egc", "gradient_dropping", "gradiveq", "klt", "lgc_ps", "lgc_ring",
+    "method_of", "natural", "onebit", "per_layer", "powersgd", "qsgd", "random_k", "scalecom", "signsgd", "silent",
+    "step_on_nodes", "terngrad", "threshold_v", "topk",
 ]  # fmt: skip

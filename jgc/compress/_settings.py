@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jgc.ages import with_ages
 from jgc.compress._sparsity import Strategy, sparse_schedule
 from jgc.compress._values import ValueCode
 from jgc.compress.per_layer import with_policy
@@ -24,6 +25,8 @@ class Remembering:
     the state, no masking"""
     residual_dtype: str = "float32"
     """dtype in which residuals and momentum are kept"""
+    track_age: bool = False
+    """count the steps for which each value has waited, one integer a value on each node; diagnose steps show it"""
     first_layer: str | None = None
     """path pattern of all layers sent dense; the model's first layer if not given, "" for none"""
 
@@ -56,13 +59,14 @@ def memory_of(config: Remembering) -> Memory:
     Raises:
       ValueError: momentum outside [0, 1), or a dtype that is not floating-point.
     """
-    return make_memory(
+    memory = make_memory(
         config.momentum_correction,
         config.momentum,
         config.factor_masking,
         config.momentum_at_once,
         config.residual_dtype,
     )
+    return with_ages(memory) if config.track_age else memory
 
 
 def schedule_of(config: Sparsifying, name: str = "top-k") -> tuple[Phase, ...]:

@@ -30,9 +30,9 @@ Differs from the paper
 import dataclasses
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
+from jgc.ages import Aged
 from jgc.compress._settings import Sparsifying, first_dense, memory_of, schedule_of
 from jgc.compress._shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
 from jgc.compress.exchange import leaders_choice, led
@@ -115,13 +115,17 @@ def low_pass(memory: Memory, beta: float) -> Memory:
     if beta == 1:
         return memory
 
-    def keep(local, v, sent, complete):
-        def mix(old, new):
-            return ((1 - beta) * old.astype(jnp.float32) + beta * new.astype(jnp.float32)).astype(old.dtype)
+    def mix(old, new):
+        return ((1 - beta) * old.astype(jnp.float32) + beta * new.astype(jnp.float32)).astype(old.dtype)
 
-        kept = memory.keep(local, v, sent, complete)
+    def filtered(old, kept):
+        if isinstance(kept, Aged):
+            return kept._replace(memory=filtered(old.memory, kept.memory))
         if isinstance(kept, Corrected):  # the velocity is not filtered
-            return kept._replace(residual=mix(local.residual, kept.residual))
-        return jax.tree.map(mix, local, kept)
+            return kept._replace(residual=mix(old.residual, kept.residual))
+        return mix(old, kept)
+
+    def keep(local, v, sent, complete):
+        return filtered(local, memory.keep(local, v, sent, complete))
 
     return memory._replace(keep=keep, conserves=False)

@@ -92,12 +92,12 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
             raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
         is_own = dot and own.replace("-", "_") in {f.name for f in dataclasses.fields(known_methods()[method])}
         for name in [method] if dot else out:
-            out[name].append(_option("compressor." if is_own else "", own if dot else field, value))
+            out[name].append(option_word("compressor." if is_own else "", own if dot else field, value))
     return out
 
 
-def _option(prefix: str, field: str, value: str) -> str:
-    """One word of a command line; what is true or false is a flag there."""
+def option_word(prefix: str, field: str, value: str) -> str:
+    """One word of `train.py`'s command line; what is true or false is a flag there."""
     name = field.replace("_", "-")
     flags = {"true": f"--{prefix}{name}", "false": f"--{prefix}no-{name}"}
     return flags.get(value.lower(), f"--{prefix}{name}={value}")
@@ -133,7 +133,7 @@ def compare(
     workload_named(workload)
     variants, numbers = variants_of(words(methods)), seeds_of(seeds)
     options, failed = options_of(settings, variants), dict[str, str]()
-    train_all(variants, run_dir, workload, numbers, data_dir, None, changes, options, _say, failed)
+    train_all(variants, run_dir, workload, numbers, data_dir, None, changes, options, say, failed)
     wanted = [run_dir / f"{name}-seed{seed}" for name in variants for seed in numbers]
     finished = [folder for folder in wanted if str(folder) not in failed]
     if not finished:
@@ -145,5 +145,6 @@ def compare(
     return page
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Progress, one line at a time."""
     print(line, flush=True)

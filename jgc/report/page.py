@@ -158,13 +158,18 @@ def autoencoder_latency(groups: Sequence[Group]) -> list[str]:
 
 
 def paper_section(workloads: set[str]) -> str:
-    """All of the paper's rows, each workload labelled as ours or another."""
-    blocks = ["## The paper's own figures", "Abrahamyan et al. 2021, IEEE TNNLS, Section VI."]
-    for name, title in paper.WORKLOADS.items():
-        number = next(row.table for row in paper.REPORTED if row.workload == name)
-        other = "" if name in workloads else " (another workload than the runs above: not to be compared row by row)"
-        blocks += [f"### Table {number}: {title}{other}", paper_table(name)]
-    return "\n\n".join([*blocks, "\n".join(f"- {note}" for note in paper.NOTES)])
+    """All of the papers' rows, each workload labelled as ours or another."""
+    blocks = ["## The papers' own figures"]
+    for which, (source, notes) in paper.PAPERS.items():
+        blocks.append(source)
+        for name, title in paper.WORKLOADS.items():
+            number = next((r.table for r in paper.REPORTED if (r.workload, r.paper) == (name, which)), None)
+            if number is None:
+                continue
+            other = "" if name in workloads else " (another workload than the runs above: not to be compared)"
+            blocks += [f"### {which}, Table {number}: {title}{other}", paper_table(name, which)]
+        blocks.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(blocks)
 
 
 def as_html(text: str) -> str:

@@ -1,21 +1,22 @@
-"""What the papers report, as data: LGC (Abrahamyan et al. 2021, IEEE TNNLS), Section VI, Tables IV to VI, and
-GradiVeQ (Yu et al. 2018, NeurIPS), Section 4."""
+"""What the papers report, as data: LGC (Abrahamyan et al. 2021, IEEE TNNLS), Section VI, Tables IV to VI; GradiVeQ (Yu
+et al. 2018, NeurIPS), Section 4; EGC (Kuang et al. 2020), Section V, Tables I to IV."""
 
 from typing import NamedTuple
 
 
 class Reported(NamedTuple):
-    """A row of Table IV or VI.
+    """A row of Table IV or VI of the LGC paper, or II or IV of the EGC paper.
 
     Attributes:
       table: its number.
       workload: as we call it.
       method: as we call it: a name in `jgc.compress.METHODS`.
       name: as the paper calls it.
-      accuracy: top-1 or pixel accuracy in percent.
+      accuracy: top-1 or pixel accuracy in percent; of "ptb_lstm" the perplexity.
       ratio: compression ratios as printed: leader and worker, or one for all nodes.
       megabytes: that a node sends in a step, in the same order; empty where the table has none.
       terabytes: that all nodes send in the whole training; None where the table has none.
+      paper: "LGC", which counts bytes, or "EGC", which counts values.
     """
 
     table: str
@@ -26,6 +27,7 @@ class Reported(NamedTuple):
     ratio: tuple[float, ...]
     megabytes: tuple[float, ...] = ()
     terabytes: float | None = None
+    paper: str = "LGC"
 
 
 WORKLOADS = {
@@ -33,10 +35,23 @@ WORKLOADS = {
     "cifar10_resnet50": "ResNet50 on CIFAR-10, 2 nodes",
     "cifar10_resnet101": "ResNet101 on CIFAR-10, 4 nodes",
     "camvid_pspnet": "PSPNet on CamVid, 2 nodes (pixel accuracy)",
+    "cifar10_alexnet": "AlexNet on CIFAR-10, 4 nodes",
+    "cifar10_vgg19": "VGG-19 on CIFAR-10, 4 nodes",
+    "tiny_imagenet_resnet18": "ResNet-18 on Tiny ImageNet, 4 nodes",
+    "ptb_lstm": "two-layer LSTM of 200 units on Penn Treebank (perplexity)",
 }
-"""The paper's workloads, by our names."""
+"""The papers' workloads, by our names."""
 
 _IV, _VI, _50, _101, _PSP = "IV", "VI", "cifar10_resnet50", "cifar10_resnet101", "camvid_pspnet"
+
+
+def _egc(table: str, workload: str, baseline: float, dropping: float, egc: float, ratio: float) -> tuple[Reported, ...]:
+    """The three rows that the EGC paper has for a workload."""
+    rows = (("dense", "Baseline", baseline, 1.0), ("gradient_dropping", "Gradient Dropping", dropping, 100.0),
+            ("egc", "EGC", egc, ratio))  # fmt: skip
+    return tuple(Reported(table, workload, method, name, value, (count,), paper="EGC")
+                 for method, name, value, count in rows)  # fmt: skip
+
 
 REPORTED = (
     Reported(_IV, "imagenet_resnet50", "dense", "Baseline", 75.98, (1,), terabytes=351),
@@ -60,7 +75,22 @@ REPORTED = (
     Reported(_VI, _PSP, "dgc", "DGC", 46.5, (413,), (0.29,)),
     Reported(_VI, _PSP, "lgc_ring", "LGC (RAR)", 47.6, (459,), (0.261,)),
     Reported(_VI, _PSP, "lgc_ps", "LGC (PS)", 46.3, (693, 722), (0.17, 0.16)),
+    *_egc("II", "cifar10_alexnet", 71.3, 71.22, 72.62, 1041),
+    *_egc("II", "cifar10_vgg19", 89.22, 89.15, 89.13, 1153),
+    *_egc("II", _50, 86.08, 87.32, 86.47, 1052),
+    *_egc("II", "tiny_imagenet_resnet18", 35.75, 36.11, 36.81, 1030),
+    *_egc("IV", "ptb_lstm", 69.48, 67.84, 69.40, 1098),
 )
+
+EGC_SWEEPS: dict[str, dict[str, dict[str, tuple[float, float]]]] = {
+    "ratio": {"egc": {"256": (74.57, 269), "512": (74.46, 524), "1024": (74.62, 1041), "2048": (70.56, 2077)}},
+    "nodes": {
+        "baseline": {"2": (72.92, 1), "4": (71.30, 1), "8": (69.17, 1)},
+        "gradient_dropping": {"2": (73.34, 100), "4": (71.22, 100), "8": (69.96, 100)},
+        "egc": {"2": (74.40, 1038), "4": (72.62, 1041), "8": (70.03, 1044)},
+    },
+}
+"""AlexNet on CIFAR-10 by setting, method and value: accuracy in percent and ratio in elements. Tables I and III."""
 
 SECONDS: dict[str, dict[str, float]] = {
     "lgc_ps": {"dense": 1.0, "top-k": 1.6, "compressed": 0.6},
@@ -90,6 +120,28 @@ NOTES = (
     "MB), before any position.",
     "Sizes and ratios are as printed; they are rounded, and a ratio need not be the quotient of two sizes.",
 )
+
+EGC_NOTES = (
+    "Tables I and III, AlexNet by K and by number of nodes, stand beside what `python -m jgc sweep` measures.",
+    "EGC's ratios count values, not bytes: positions are not in them.",
+    "Tables I and II give AlexNet with K = 1024 on 4 nodes 0.7462 and 0.7262, by the text the same run.",
+    "Table III: the differences printed beside Gradient Dropping on 2 nodes (+0.38) and 8 nodes are not those of its "
+    "accuracies (73.34 - 72.92 = 0.42).",
+    "Table IV is for 2 nodes by its title, for 4 by the text. 69.48 is far less than the 120.7 of Zaremba et al. "
+    "(2014) with an LSTM of 200 units on validation data, so it probably is no validation perplexity.",
+)
+
+
+PAPERS = {
+    "LGC": ("Abrahamyan et al. 2021, IEEE TNNLS, Section VI.", NOTES),
+    "EGC": ("Kuang et al. 2020, Section V.", EGC_NOTES),
+}
+"""Where the rows of `REPORTED` come from, and what is to be known of them."""
+
+
+def figure(workload: str) -> str:
+    """What the papers give for a workload."""
+    return "perplexity" if workload == "ptb_lstm" else "accuracy, %"
 
 
 def reported(workload: str, method: str) -> Reported | None:

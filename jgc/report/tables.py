@@ -124,22 +124,23 @@ def ratio(value: float | None) -> str:
 
 
 def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """A workload's score beside the baseline's, and the paper's accuracy where it trained this workload."""
+    """A workload's score beside the baseline's, and the paper's where it trained this workload."""
     score = groups[0].score
     points, point = (f", {score.point}s", f" {score.point}") if score.point else ("", "")
     head = ["method", "seeds", score.heading, f"against the baseline{points}", f"within {score.tolerance}{point}",
             "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
-            *_if_paper(groups, "paper: accuracy, %")]  # fmt: skip
+            *_if_paper(groups, f"paper: {paper.figure(groups[0].workload)}")]  # fmt: skip
     rows = []
     for group in groups:
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
+        said = f"{theirs.accuracy} ({theirs.paper}, Table {theirs.table})" if theirs else ""
         within = "" if f.against is None else "yes" if score.is_as_good(f.against.mean) else "no"
         pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
         how = "" if f.against is None else f" ({pairs})"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result),
                      plus_minus(f.against, sign="+") + how, within,
                      plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
-                     *_if_paper(groups, f"{theirs.accuracy} (Table {theirs.table})" if theirs else "")])  # fmt: skip
+                     *_if_paper(groups, said)])  # fmt: skip
     return table(head, rows)
 
 
@@ -192,11 +193,13 @@ def time_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     return table(head, rows)
 
 
-def paper_table(workload: str) -> str:
-    """The paper's own rows for one of its workloads."""
+def paper_table(workload: str, which: str) -> str:
+    """A paper's own rows for one of its workloads."""
     rows = [[row.name, f"{row.accuracy}", *paper_bytes(row), "" if row.terabytes is None else f"{row.terabytes} TB"]
-            for row in paper.REPORTED if row.workload == workload]  # fmt: skip
-    return table(["method", "accuracy, %", "MB a node sends in a step", "ratio", "whole training, all nodes"], rows)
+            for row in paper.REPORTED if (row.workload, row.paper) == (workload, which)]  # fmt: skip
+    head = ["method", paper.figure(workload), "MB a node sends in a step", "ratio", "whole training, all nodes"]
+    filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return table([head[i] for i in filled], [[row[i] for i in filled] for row in rows])
 
 
 def paper_bytes(row: paper.Reported) -> tuple[str, str]:

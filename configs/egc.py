@@ -1,0 +1,16 @@
+"""EGC: the entropy of a layer's gradient decides how many of its values are sent, about 1 in 1,024.
+
+    python train.py --config configs/egc.py
+    python train.py --config configs/egc.py --compressor.ratio 256 --compressor.measure-every 390  # steps of an epoch
+    python train.py --config configs/egc.py --compressor.literal                # Algorithm 1 to the letter
+
+The uncompressed steps before are the workload's, the same as for the other sparse methods; the paper has none.
+"""
+
+from jgc.compress import Egc
+from jgc.training.config import Config
+
+
+def get_config() -> Config[Egc]:
+    """N = 2 bins, K = 1024, momentum correction, entropy and threshold measured in every step."""
+    return Config(compressor=Egc())

@@ -1,0 +1,59 @@
+"""`python -m jgc sweep`: one setting at several values."""
+
+import json
+
+import pytest
+
+from jgc.compress import Dense, Egc, TopK
+from jgc.report.sweep import PAGE, PICTURE, plan, sweep
+from jgc.training.errors import UserError
+
+CHANGES = {"steps": 6, "warmup_steps": 2, "batch_size": 16, "evaluate_every": 3, "diagnose_every": 2, "nodes": 2,
+           "schedule_steps": 6, "learning_rate_warmup": 2}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    sweep("compressor.ratio", ["20,200"], ["egc,baseline"], ["0"], "digits_convnet5", folder, None, CHANGES,
+          ["egc.track_age=true"], "the command")  # fmt: skip
+    return folder
+
+
+def test_every_value_has_a_run_and_other_methods_one(swept):
+    runs = {path.parent.name for path in swept.glob("*/summary.json")}
+    assert runs == {f"{name}-seed0" for name in ("egc-ratio=20", "egc-ratio=200", "baseline")}
+    ratios = {json.loads((swept / f"egc-ratio={k}-seed0" / "config.json").read_text())["compressor"]["ratio"]
+              for k in (20, 200)}  # fmt: skip
+    assert ratios == {20.0, 200.0}
+
+
+def test_the_page_has_a_row_for_every_value(swept):
+    page = (swept / PAGE).read_text()
+    rows = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in page.splitlines() if line.startswith("| ")}
+    assert rows == {("method", "ratio"), ("egc", "20"), ("egc", "200"), ("baseline", "-")}
+    assert "the command" in page and "one seed" in page and "entropy of a layer, bits" in page
+    assert "oldest residual" in page and "ratio in elements" in page
+    assert (swept / PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_trained_twice(swept, monkeypatch, capsys):
+    monkeypatch.setattr("jgc.bench.runs.run", lambda *_, **__: pytest.fail("trained again"))
+    sweep("compressor.ratio", ["20"], ["egc"], ["0"], "digits_convnet5", swept, None, CHANGES, ["egc.track_age=true"])
+    assert "finished before" in capsys.readouterr().out
+
+
+def test_a_setting_of_the_run_is_swept_for_all_methods():
+    assert list(plan("nodes", ["2", "8"], {"baseline": Dense(), "sparse_gd": TopK()})) == [
+        "baseline-nodes=2", "baseline-nodes=8", "sparse_gd-nodes=2", "sparse_gd-nodes=8"]  # fmt: skip
+
+
+@pytest.mark.parametrize("field, values, message", [
+    ("compressor.ration", ["1"], "--field must be .*got 'compressor.ration'; did you mean compressor.ratio"),
+    ("seed", ["1"], "--field must be a setting"),
+    ("nodes", [], "--values names none"),
+    ("compressor.first_layer", ["^a/"], "--values must be such that a folder can be named by them, got '.a/'"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_one_line(field, values, message):
+    with pytest.raises(UserError, match=message):
+        plan(field, values, {"egc": Egc()})
