@@ -1,5 +1,6 @@
 """The network benchmark: plans, rows, figures and taking up; with root and iproute2 also a run on real namespaces."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from jgc.bench.network import methods, plan_of, plot, results, tables
 from jgc.bench.network.figures import Interval, median, of_cells
 from jgc.bench.network.namespaces import HEADERS, _bucket, check_rate, remove_leftovers, why_not
 from jgc.bench.network.rounds import _lacking
+from jgc.bench.network.stopping import go_on, stoppable
 from jgc.nodes import LOCAL, NODE, SHARED, from_mesh, on_nodes
 from jgc.training.errors import UserError
 
@@ -163,6 +165,17 @@ def test_alone_keeps_shapes_and_the_account():
     assert sum(s.bytes for s in sent if s.kind == "a") == 3 * 24 and sum(s.bytes for s in sent if s.kind == "b") == 36
 
 
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_whose_exception_was_lost_raises_again(number, raised):
+    before = signal.getsignal(number)
+    with pytest.raises(raised), stoppable():
+        go_on()
+        with contextlib.suppress(BaseException):  # as a callback of the garbage collector does
+            signal.raise_signal(number)
+        go_on()
+    assert signal.getsignal(number) is before
+
+
 # --- the real thing --------------------------------------------------------------------------------------------------
 
 needs_namespaces = pytest.mark.skipif(
@@ -220,7 +233,8 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path, number):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    process.communicate()
+    _, said = process.communicate()
     if number == signal.SIGKILL:
         remove_leftovers()
-    assert process.returncode != 0 and not namespaces(process.pid)
+    assert process.returncode != 0, said
+    assert not namespaces(process.pid)

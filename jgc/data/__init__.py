@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jgc.data.cifar import load_cifar
-from jgc.data.dataset import Augment, Dataset, MissingDataError
+from jgc.data.dataset import Augment, Dataset, MissingDataError, hold_out
 from jgc.data.digits import load_digits
 from jgc.data.loader import batch_indices, image_source, make_batch, prefetch, test_batches
 from jgc.data.ptb import load_ptb
@@ -43,6 +43,7 @@ __all__ = [
     "Window",
     "batch_indices",
     "final",
+    "hold_out",
     "image_source",
     "load_cifar",
     "load_dataset",
@@ -97,14 +98,23 @@ def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **se
     return DATASETS[name](data_dir=data_dir, **settings)
 
 
-def source_of(dataset: Dataset | Text) -> Source:
+def source_of(dataset: Dataset | Text, validation: float = 0.0) -> Source:
     """A data set as training sees it.
 
+    Args:
+        dataset: images or a text.
+        validation: share of the training images held out; a text has a validation text of its own.
+
     Raises:
-        ValueError: for a text with a window below 1, or too short to be judged by.
+        ValueError: for a text with a window below 1, too short to be judged by, or with a share to hold out; for a
+            share that is less than one image, or all of them.
 
     Example:
         >>> source_of(load_dataset("digits")).score.title
         'test accuracy'
     """
-    return text_source(dataset) if isinstance(dataset, Text) else image_source(dataset)
+    if not isinstance(dataset, Text):
+        return image_source(dataset, validation)
+    if validation:
+        raise ValueError(f"{dataset.name} has a validation text of its own: none is held out, got {validation}")
+    return text_source(dataset)

@@ -63,3 +63,37 @@ class Dataset(NamedTuple):
         """(h, w, c) of one image."""
         h, w, c = self.train_images.shape[1:]
         return h, w, c
+
+
+def hold_out(dataset: Dataset, share: float) -> tuple[Dataset, Dataset]:
+    """Training images kept from training, to judge a run by without a look at the test images.
+
+    Args:
+        dataset: where from.
+        share: of the training images, in [0, 1); drawn at random, always the same ones.
+
+    Returns:
+        The data set without them, and one whose test images they are.
+
+    Raises:
+        ValueError: for a share outside [0, 1), or one that is less than one image or all of them.
+
+    Example:
+        >>> from jgc.data import load_digits
+        >>> [len(d.test_labels) for d in hold_out(load_digits(), 0.1)]
+        [360, 144]
+    """
+    total = len(dataset.train_labels)
+    count = round(share * total)
+    if not (0 <= share < 1 and 0 < count < total):
+        raise ValueError(
+            f"a validation set must have at least one of the {total} training images of {dataset.name} and leave one "
+            f"to train on, got the share {share}"
+        )
+    order = np.random.default_rng(0).permutation(total)
+    held, kept = np.sort(order[:count]), np.sort(order[count:])
+    images, labels = dataset.train_images, dataset.train_labels
+    return (
+        dataset._replace(train_images=images[kept], train_labels=labels[kept]),
+        dataset._replace(test_images=images[held], test_labels=labels[held]),
+    )

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jgc.data.augment import Draw, apply, draw, normalise
-from jgc.data.dataset import Augment, Dataset, Labels
+from jgc.data.dataset import Augment, Dataset, Labels, hold_out
 from jgc.data.score import ACCURACY
 from jgc.data.source import EvalBatch, Source
 
@@ -31,26 +31,37 @@ _ORDER, _AUGMENT = 0, 1
 _TEST_BATCH = 500
 
 
-def image_source(dataset: Dataset) -> Source:
-    """The images as training sees them, judged by the accuracy on the test images."""
+def image_source(dataset: Dataset, validation: float = 0.0) -> Source:
+    """The images as training sees them, judged by the accuracy on the test images.
+
+    Args:
+        dataset: the images.
+        validation: share of the training images to hold out.
+
+    Raises:
+        ValueError: for a share of less than one image, or of all.
+    """
+    dataset, held = hold_out(dataset, validation) if validation else (dataset, None)
     labels = [zlib.crc32(x.tobytes()) for x in (dataset.train_labels, dataset.test_labels)]
     shapes = [x.shape for x in (dataset.train_images, dataset.test_images)]
-
-    def evaluation(multiple: int) -> Iterator[EvalBatch]:
-        size = min(_TEST_BATCH, len(dataset.test_labels))
-        return test_batches(dataset, -(-size // multiple) * multiple)
-
     return Source(
         kind="images",
         classes=dataset.num_classes,
         score=ACCURACY,
         inputs=lambda count: np.zeros((count, *dataset.image_shape), np.float32),
         batch=partial(make_batch, dataset),
-        evaluation=evaluation,
+        evaluation=partial(_evaluation, dataset),
+        validation=None if held is None else partial(_evaluation, held),
         epoch_steps=lambda batch_size: len(dataset.train_labels) / batch_size,
         # the labels stand for the images too
         facts=f"{dataset.name} of shapes {shapes[0]} and {shapes[1]}, labels of checksums {labels}",
     )
+
+
+def _evaluation(dataset: Dataset, multiple: int) -> Iterator[EvalBatch]:
+    """The test images of a data set, in batches of a multiple of `multiple`."""
+    size = min(_TEST_BATCH, len(dataset.test_labels))
+    return test_batches(dataset, -(-size // multiple) * multiple)
 
 
 def _rng(seed: int, stream: int, index: int) -> np.random.Generator:

@@ -37,6 +37,7 @@ class Source(NamedTuple):
         evaluation: `(multiple) -> iterator of EvalBatch`: all that the score is taken over, in batches of one shape
             whose first axis is a multiple of `multiple`. A model that carries a state from batch to batch is given
             them in this order.
+        validation: the same of data held out from training, for a validation loss; None where nothing is held out.
         epoch_steps: `(batch_size) -> float`: steps in which all training data is seen once. Raises ValueError for a
             batch that the data has not enough for.
         facts: in one line, what has to be the same of the data in all processes of a run.
@@ -48,5 +49,6 @@ class Source(NamedTuple):
     inputs: Callable[[int], Inputs]
     batch: Callable[..., tuple[Inputs, Labels]]
     evaluation: Callable[[int], Iterator[EvalBatch]]
+    validation: Callable[[int], Iterator[EvalBatch]] | None
     epoch_steps: Callable[[int], float]
     facts: str

@@ -65,6 +65,7 @@ def text_source(text: Text) -> Source:
         raise ValueError(f"the window must be at least 1 word, got {text.window}")
     if len(text.validation) < 2:
         raise ValueError(f"the validation text of {text.name} must have two words or more, got {len(text.validation)}")
+    evaluation = partial(evaluation_windows, text.validation, text.window)
     sizes = [len(words) for words in (text.train, text.validation)]
     sums = [zlib.crc32(words.tobytes()) for words in (text.train, text.validation)]
     return Source(
@@ -73,7 +74,8 @@ def text_source(text: Text) -> Source:
         score=PERPLEXITY,
         inputs=lambda count: Window(np.zeros((count, text.window), np.int32), np.zeros(count, bool)),
         batch=partial(text_batch, text),
-        evaluation=partial(evaluation_windows, text.validation, text.window),
+        evaluation=evaluation,
+        validation=evaluation,
         epoch_steps=partial(epoch_steps, text),
         facts=f"{text.name} of {sizes[0]} and {sizes[1]} words, {len(text.vocabulary)} different, of checksums {sums}",
     )

@@ -51,7 +51,7 @@ class Split(NamedTuple):
 def load_tiny_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Tiny ImageNet, 100,000 images to train and 10,000 to evaluate on, with crop-and-flip augmentation.
 
-    The first call decodes for half a minute; later ones read the arrays, 1.4 GB, from `jgc.data.cache`. Mean and
+    The first call decodes for about a minute; later ones read the arrays, 1.4 GB, from `jgc.data.cache`. Mean and
     standard deviation are those of the training images. Crops are out of a frame of 8 zeros, an eighth of the image
     as for CIFAR.
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from jgc import compress
 from jgc.training.errors import UserError
-from jgc.training.workloads import DEFAULT, Schedule, Workload, workload_named
+from jgc.training.workloads import DEFAULT, WORKLOADS, Schedule, Workload, workload_named
 
 OPEN = -1  # the workload's value
 M = TypeVar("M")
@@ -32,6 +32,8 @@ class DataConfig:
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
     window: int = 0
     """of a text: words of each stream in a step, through which gradients go back; if not given, the text's own"""
+    validation: float = 0.0
+    """share of the training images held out, for a validation loss; a text has its own validation text"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,22 @@ class ModelConfig:
     """outputs of the head, at least the data set's classes; 0: as many. The LGC paper's sizes suggest 1000"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of the activations; parameters and gradients stay float32"""
+
+
+@dataclass(frozen=True)
+class CorrectionConfig:
+    """How the validation loss lowers the learning rate with --schedule validation (EGC, Algorithm 2)."""
+
+    decay: float = 0.1
+    """t: the rate falls to the first one divided by 1 + t i, where i counts validation losses"""
+    patience: int = 1
+    """n: it falls after so many validation losses in a row that are no better than the best"""
+    min_learning_rate: float = 0.0
+    """it does not fall below this"""
+    every: int = 0
+    """steps between two validation losses, 0: an epoch; with images held out they are recorded by any schedule"""
+    literal: bool = False
+    """to the letter of Algorithm 2"""
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,8 @@ class Config(Generic[M]):
     """its highest value"""
     schedule: Schedule = "workload"
     """constant; cosine, down to 1 % of it; step: divided by 10 after 1/2 and 3/4 of schedule_steps; halving: by 2 after
-    4/13 and each further 1/13 of them"""
+    4/13 and each further 1/13 of them; validation: lowered whenever the validation loss stops falling"""
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     schedule_steps: int = OPEN
     """steps over which the learning rate falls, then it stays; not tied to --steps, which --resume may change"""
     learning_rate_warmup: int = OPEN
@@ -135,9 +154,7 @@ def resolve(config: Config) -> Config:
     """
     workload = workload_named(config.workload)
     changes: dict[str, Any] = {
-        f.name: getattr(workload, f.name)
-        for f in dataclasses.fields(Workload)
-        if hasattr(config, f.name) and getattr(config, f.name) in (OPEN, "workload")
+        name: getattr(workload, name) for name in _open_fields() if getattr(config, name) in (OPEN, "workload")
     }
     return dataclasses.replace(
         config,
@@ -148,6 +165,11 @@ def resolve(config: Config) -> Config:
         ),
         compressor=_with_workload(config.compressor, workload),
     )
+
+
+def _open_fields() -> list[str]:
+    """The settings of a run that a workload fills in."""
+    return [f.name for f in dataclasses.fields(Config) if f.default in (OPEN, "workload")]
 
 
 def _with_workload(settings: Any, workload: Workload) -> Any:
@@ -178,6 +200,11 @@ def check(config: Config) -> None:
             f"{config.nodes} nodes do not divide a batch of {config.batch_size} among them; "
             f"--batch-size (of all nodes together) {near} would do"
         )
+    if not 0 <= config.data.validation < 1:
+        raise UserError(f"--data.validation must be a share of the images, at least 0 and below 1 (0.1), got "
+                        f"{config.data.validation}")  # fmt: skip
+    if config.correction.every < 0:
+        raise UserError(f"--correction.every must be at least 0 steps, got {config.correction.every}")
     for name in ("timeout", "connect_timeout"):
         seconds = getattr(config.distributed, name)
         if not 1 <= seconds <= 10**6:
@@ -197,20 +224,20 @@ def as_json(config: Config) -> dict[str, Any]:
 
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as a run wrote it down, with the defaults of settings that have been added since: they change nothing.
+    """A config as a run wrote it down, and what has been added since, by default or as its workload says: no change.
 
     Example:
       >>> completed({"method": "topk", "compressor": {"alpha": 0.1}})["compressor"]["strategy"]
       'warmup'
     """
     method = compress.METHODS.get(config.get("method", ""))
-    parts: dict[str, type] = {"data": DataConfig, "model": ModelConfig}
+    parts: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "correction": CorrectionConfig}
     if method is not None:
         parts["compressor"] = method.settings
-    inner = {
-        name: _defaults(kind) | config[name] for name, kind in parts.items() if isinstance(config.get(name), dict)
-    }
-    return _defaults(Config) | config | inner
+    inner = {name: _defaults(kind) | config.get(name, {}) for name, kind in parts.items()}
+    workload = WORKLOADS.get(config.get("workload", ""))
+    filled_in = {} if workload is None else {name: getattr(workload, name) for name in _open_fields()}
+    return _defaults(Config) | filled_in | config | inner
 
 
 def _defaults(kind: type) -> dict[str, Any]:

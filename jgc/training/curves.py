@@ -1,7 +1,7 @@
 """curves.png: loss, score, bytes and reconstruction of a run over its steps, its phases marked."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[Phase
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     panels = figure.subplots(2, 2, sharex=True)
-    for axes, plot in zip(panels.flat, (_loss, partial(_score, score), _bytes, _cosines), strict=True):
+    plots: tuple[Callable[..., None], ...] = (_loss, partial(_score, score), _bytes, _cosines)
+    for axes, plot in zip(panels.flat, plots, strict=True):
         spans = _shade(axes, lines)
         plot(axes, lines, costs)
         _name_phases(axes, spans)

@@ -1,4 +1,4 @@
-"""The score of a model on held-out data, with the batch statistics averaged over the nodes."""
+"""The score and the loss of a model on held-out data, with the batch statistics averaged over the nodes."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,13 +17,27 @@ from jgc.nodes import LOCAL, SHARED, on_nodes, place_array
 from jgc.training.step import Parts, TrainState
 from jgc.types import Array, PyTree
 
+LOSS = "validation_loss"
+Batches = Callable[[int], Iterator[EvalBatch]]  # given what their size must be a multiple of
+
 
 def make_evaluate(parts: Parts, source: Source) -> Callable[[TrainState], float]:
-    """`state -> score`, over all that `source` has for evaluation.
+    """`state -> score`, over all that `source` has for evaluation."""
+    return _over_all(parts, source.evaluation, source.score.name)
+
+
+def make_validate(parts: Parts, source: Source) -> Callable[[TrainState], float] | None:
+    """`state -> validation loss`, the mean cross-entropy over what is held out; None where a run asks for none."""
+    asked = parts.config.schedule == "validation" or parts.config.data.validation > 0
+    return _over_all(parts, source.validation, LOSS) if asked and source.validation is not None else None
+
+
+def _over_all(parts: Parts, batches: Batches, figure: str) -> Callable[[TrainState], float]:
+    """A figure over all of some data.
 
     A recurrent model starts without a state, whatever the run carries, and hands its own on from batch to batch.
     """
-    of_label, of_mean = MEASURES[source.score.name]
+    of_label, of_mean = MEASURES[figure]
     mean_stats, add_up = make_mean_stats(parts), jax.jit(partial(_sums, parts.apply, of_label))
 
     def evaluate(state: TrainState) -> float:
@@ -31,10 +45,10 @@ def make_evaluate(parts: Parts, source: Source) -> Callable[[TrainState], float]
         variables = {"params": state.params, **({"batch_stats": stats} if stats else {})}
         carried: dict[str, PyTree] = {}
         sums = []
-        for batch in _batches(parts, source):
+        for batch in _placed(parts, batches):
             carried, of_batch = add_up({**variables, **carried}, *batch)
             sums.append(of_batch)
-        total, count = np.sum(jax.device_get(sums), axis=0, dtype=np.float64)
+        total, count = np.array(jax.device_get(sums), np.float64).sum(axis=0)
         return of_mean(total / count)
 
     return evaluate
@@ -51,8 +65,9 @@ def _cross_entropy(logits: Array, labels: Array) -> Array:
 MEASURES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[float], float]]] = {
     ACCURACY.name: (_is_right, float),
     PERPLEXITY.name: (_cross_entropy, lambda loss: float(np.exp(loss))),
+    LOSS: (_cross_entropy, float),
 }
-"""By the score's name: a figure of each label from logits [..., classes] and labels [...], and what its mean makes."""
+"""By its name: a figure of each label from logits [..., classes] and labels [...], and what its mean makes."""
 
 
 def _sums(
@@ -79,12 +94,11 @@ def on_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:
     return lambda stats: on_axis(stats) if jax.tree.leaves(stats) else stats
 
 
-def _batches(parts: Parts, source: Source) -> Iterator[EvalBatch]:
+def _placed(parts: Parts, batches: Batches) -> Iterator[EvalBatch]:
     """What is evaluated, split over the devices."""
     nodes = parts.nodes
     if nodes.mesh is None:
-        return source.evaluation(1)
+        return batches(1)
     axes = (*nodes.slow, *nodes.fast)
     sharding = NamedSharding(nodes.mesh, P(axes))  # type: ignore[arg-type]
-    batches = source.evaluation(nodes.size(axes))
-    return (jax.tree.map(lambda x: place_array(x, sharding), batch) for batch in batches)
+    return (jax.tree.map(lambda x: place_array(x, sharding), batch) for batch in batches(nodes.size(axes)))

@@ -12,16 +12,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 from rich.console import Console
 
-from jgc import phases
+from jgc import learning_rate, phases
 from jgc.data import prefetch
-from jgc.nodes import place_parts
+from jgc.nodes import SHARED, place, place_parts
 from jgc.training import checkpoint, curves, summary, table
 from jgc.training.config import Config, as_json, check
 from jgc.training.costs import Costs, PhaseCost, phase_cost
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
 from jgc.training.errors import UserError
-from jgc.training.evaluate import make_evaluate
+from jgc.training.evaluate import LOSS, make_evaluate, make_validate
 from jgc.training.metrics import Metrics, NoMetrics, read
 from jgc.training.other import other_bytes
 from jgc.training.program import Program, compile_gradients, compile_update
@@ -114,6 +114,7 @@ def train(
     """
     host = {"config": as_json(config), "versions": summary.versions()}
     evaluate, score = make_evaluate(setup.parts, setup.source), setup.source.score
+    validate, epoch = make_validate(setup.parts, setup.source), steps_between_validations(config, setup)
     diagnosis = Diagnosis(setup.parts, costs, config.diagnose_every)
     updates: dict[Hashable, Program] = {}
     phase, upcoming = entered[-1], next_phase(setup, entered[-1], start, state)
@@ -143,11 +144,17 @@ def train(
                     figures = diagnosis.run(step, phase, state, gradients)
             state, outputs = updates[phase.value].run(state, gradients, np.int32(step))
             recorder.push(step, phase, outputs, **figures)
-            # evaluation and checkpoint
+            # validation, evaluation and checkpoint
             done, stop = step + 1, team.agreed_signal(step, start, interrupts.received)
             last = done == config.steps
             upcoming = next_phase(setup, phase, done, state)
             new_kind = all(upcoming.name != before.name for before in entered)
+            if validate and is_every(epoch, done):
+                with recorder.aside():
+                    loss = validate(state)
+                    recorder.add(**{LOSS: loss})
+                    corrected = learning_rate.corrected(state.opt_state, loss)  # as it is without --schedule validation
+                    state = state._replace(opt_state=place(corrected, SHARED, setup.parts.nodes))
             if last or is_every(config.evaluate_every, done) or new_kind:
                 with recorder.aside():
                     recorder.add(**{score.name: evaluate(state)})
@@ -165,6 +172,11 @@ def train(
 def is_every(interval: int, done: int) -> bool:
     """Whether something that happens every `interval` steps, 0 for never, happens after step `done`."""
     return interval > 0 and done % interval == 0
+
+
+def steps_between_validations(config: Config, setup: Setup) -> int:
+    """As the config says, or an epoch."""
+    return config.correction.every or max(1, round(setup.source.epoch_steps(config.batch_size)))
 
 
 def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jgc.learning_rate import by_validation, current
 from jgc.training.config import Config
-from jgc.types import Compressor, PyTree
+from jgc.types import Array, Compressor, PyTree
 
 FLOOR = 0.01  # of the highest learning rate: where the cosine ends
 
@@ -13,12 +14,16 @@ FLOOR = 0.01  # of the highest learning rate: where the cosine ends
 def make_schedule(config: Config) -> optax.Schedule:
     """The learning rate as a function of the step, from 0 up over its warm-up and then down.
 
+    With `validation` it is a factor, 1 after the warm-up, of the rate that the optimiser's state holds.
+
     Raises:
       ValueError: an unknown schedule.
     """
     peak, warmup = config.learning_rate, config.learning_rate_warmup
+    if config.schedule == "validation":
+        peak = 1.0
     rest = max(config.schedule_steps - warmup, 1)
-    if config.schedule == "constant":
+    if config.schedule in ("constant", "validation"):
         after = optax.constant_schedule(peak)
     elif config.schedule == "cosine":
         after = optax.cosine_decay_schedule(peak, rest, alpha=FLOOR)
@@ -29,7 +34,7 @@ def make_schedule(config: Config) -> optax.Schedule:
         ends = [config.schedule_steps * i // 13 - warmup for i in range(4, 13)]
         after = optax.piecewise_constant_schedule(peak, dict.fromkeys(ends, 0.5))
     else:
-        raise ValueError(f"schedule must be 'constant', 'cosine', 'step' or 'halving', got {config.schedule!r}")
+        raise ValueError(f"schedule must be constant, cosine, step, halving or validation, got {config.schedule!r}")
     rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
@@ -38,9 +43,9 @@ def make_optimizer(config: Config, compressor: Compressor) -> optax.GradientTran
     """SGD or AdamW; without momentum where the compressor's memory has it.
 
     Raises:
-      ValueError: Adam together with a compressor that owns the momentum.
+      ValueError: Adam together with a compressor that owns the momentum; a setting of `correction` out of range.
     """
-    rate = optax.scale_by_learning_rate(make_schedule(config))
+    rate = make_rate(config)
     if config.optimizer == "adam":
         if compressor.owns_momentum:
             raise ValueError(
@@ -52,6 +57,26 @@ def make_optimizer(config: Config, compressor: Compressor) -> optax.GradientTran
     if compressor.owns_momentum or config.momentum == 0:
         return rate
     return optax.chain(optax.trace(config.momentum), rate)
+
+
+def make_rate(config: Config) -> optax.GradientTransformation:
+    """Multiplies updates by minus the learning rate.
+
+    Raises:
+      ValueError: a setting of `correction` out of range.
+    """
+    schedule = make_schedule(config)
+    if config.schedule != "validation":
+        return optax.scale_by_learning_rate(schedule)
+    how = config.correction
+    falling = by_validation(config.learning_rate, how.decay, how.patience, how.min_learning_rate, how.literal)
+    return optax.chain(optax.scale_by_schedule(schedule), falling)
+
+
+def rate_of(schedule: optax.Schedule, opt_state: PyTree, step: Array) -> Array:
+    """The learning rate of a step, f32[]."""
+    held = current(opt_state)
+    return jnp.asarray(schedule(step), jnp.float32) * (1 if held is None else held)
 
 
 def decayed(params: PyTree, decay_all: bool) -> PyTree:

@@ -1,4 +1,4 @@
-"""Bytes that are not gradients: metrics of each step, batch statistics of each evaluation, diagnose steps.
+"""Bytes that are not gradients: metrics of each step, batch statistics to evaluate and validate with, diagnose steps.
 
 Counted as one device sends them with every node on a device of its own, whatever the layout of the run.
 """
@@ -13,7 +13,7 @@ from jgc import comm
 from jgc.data import Score
 from jgc.nodes import as_one_per_device
 from jgc.training.costs import PhaseCost
-from jgc.training.evaluate import on_mean_stats
+from jgc.training.evaluate import LOSS, on_mean_stats
 from jgc.training.metrics import Line
 from jgc.training.step import METRICS, Gradients, Parts, TrainState, make_compare
 from jgc.types import Sent
@@ -30,7 +30,7 @@ def other_bytes(
         jax.eval_shape(on_mean_stats(apart), metrics)
     with comm.ledger() as of_statistics:
         jax.eval_shape(on_mean_stats(apart), shapes.batch_stats)
-    evaluations = sum(score.name in line for line in lines)
+    evaluations = sum((score.name in line) + (LOSS in line) for line in lines)
     return {
         "metrics": {"times": len(lines), "bytes": _total(of_metrics)},
         "batch statistics": {"times": evaluations, "bytes": _total(of_statistics)},

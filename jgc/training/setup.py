@@ -68,14 +68,19 @@ def data_of(config: Config) -> Source:
 
     Raises:
       MissingDataError: it is not there.
-      ValueError: a setting that it does not have, or out of range.
+      ValueError: a setting that it does not have, or out of range; nothing to take a validation loss of.
     """
     dataset = load_dataset(config.data.name, config.data.dir)
     if config.data.window:
         if not isinstance(dataset, Text):
             raise ValueError(f"--data.window is a setting of texts, not of {config.data.name}")
         dataset = dataset._replace(window=config.data.window)
-    return source_of(dataset)
+    source = source_of(dataset, config.data.validation)
+    if config.schedule == "validation" and source.validation is None:
+        raise ValueError(
+            "--schedule validation needs images held out from training: give their share, as in --data.validation 0.1"
+        )
+    return source
 
 
 def model_of(config: Config, source: Source) -> Model:

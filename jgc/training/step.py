@@ -17,7 +17,7 @@ from jgc import comm
 from jgc.memory import clip_local
 from jgc.nodes import LOCAL, SHARED, node_grads, on_nodes, per_node, place
 from jgc.training.config import Config
-from jgc.training.optimizer import add_coupled_decay
+from jgc.training.optimizer import add_coupled_decay, rate_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
 
 
@@ -164,7 +164,7 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
         fine = metrics["finite"] == 1  # of the compressor's state its own guard takes care
         old = state.params, state.opt_state, state.own
         params, opt_state, own = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, old)
-        rate = jnp.asarray(parts.schedule(number), jnp.float32)
+        rate = rate_of(parts.schedule, state.opt_state, number)
         state = state._replace(params=params, opt_state=opt_state, compressor=compressor, **own)
         return state, {**metrics, "learning_rate": rate}
 

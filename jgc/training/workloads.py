@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jgc.models.base import Norm
 from jgc.training.errors import UserError, did_you_mean
 
-Schedule = Literal["workload", "constant", "cosine", "step", "halving"]
+Schedule = Literal["workload", "constant", "cosine", "step", "halving", "validation"]
 
 DEFAULT = "digits_convnet5"
 

@@ -7,11 +7,10 @@ compute at a time. Steps of all methods are taken in turn, a few at a time, so t
 import importlib.util
 import os
 import platform
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from jgc.bench.network.methods import Row, rows
 from jgc.bench.network.namespaces import UNLIMITED, network, remove_leftovers, set_rate, why_not
 from jgc.bench.network.plan import Plan
 from jgc.bench.network.results import COMPUTATION, Results
+from jgc.bench.network.stopping import stoppable
 from jgc.bench.network.workers import Workers, ask, ask_in_turn, scratch, step, workers
 from jgc.training.errors import FAILED, UserError
 from jgc.wire.rate import bytes_per_second
@@ -50,7 +50,7 @@ def measure(plan: Plan, folder: Path) -> Results:
     folder.mkdir(parents=True, exist_ok=True)
     found = results.load(folder, {"model": plan.model, "batch": plan.batch, "machine": machine()})
     remove_leftovers()
-    with _ended_by_sigterm():
+    with stoppable():
         for hosts, mine in wanted.items():
             _measure_hosts(plan, hosts, mine, folder, found)
     return found
@@ -59,20 +59,6 @@ def measure(plan: Plan, folder: Path) -> Results:
 def machine() -> str:
     """What all is measured on."""
     return f"{os.cpu_count()} CPU cores, {platform.machine()}, Linux {platform.release().split('-')[0]}"
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """A termination runs the clean-up, as an interrupt does."""
-
-    def stop(*_: Any) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _measure_hosts(plan: Plan, hosts: int, chosen: Sequence[Row], folder: Path, found: Results) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jgc.bench.network.channel import die_with_parent
 from jgc.bench.network.namespaces import Network, address, alive
+from jgc.bench.network.stopping import go_on
 from jgc.training.errors import FAILED, UserError
 
 PATIENCE = 1200.0  # seconds that an answer may take; compiling LGC's last phase on a shared core is the slowest
@@ -89,6 +90,7 @@ def ask_in_turn(team: Workers, do: str, **arguments: Any) -> list[Any]:
 
 
 def _asked(team: Workers, hosts: Sequence[int], do: str, arguments: dict[str, Any]) -> list[Any]:
+    go_on()
     line = (json.dumps({"do": do, **arguments}) + "\n").encode()
     for host in hosts:
         try:
