@@ -44,8 +44,8 @@ def with_ages(memory: Memory) -> Memory:
     )
 
 
-def oldest(local: PyTree, packing: Packing, nodes: Nodes) -> dict[str, Array]:
-    """The steps for which the oldest residual of each layer has waited, over all nodes; nothing where none count.
+def ages(local: PyTree, packing: Packing, nodes: Nodes) -> dict[str, Array]:
+    """The steps for which the residuals of each layer have waited, over all nodes; nothing where none count.
 
     Args:
       local: this node's state, of any memory.
@@ -53,12 +53,14 @@ def oldest(local: PyTree, packing: Packing, nodes: Nodes) -> dict[str, Array]:
       nodes: the layout.
 
     Returns:
-      "oldest/LAYER": f32[] for every layer.
+      "oldest/LAYER", f32[], the longest of all values of that layer, and "mean_age/LAYER", f32[], their mean.
     """
-    if not isinstance(local, Aged):
+    if not isinstance(local, Aged) or not packing.layers:
         return {}
-    own = [jnp.max(local.age[layer.start : layer.start + layer.size]) for layer in packing.layers]
-    if not own:
-        return {}
-    ages = comm.largest(jnp.stack(own), nodes, "diagnose").astype(jnp.float32)
-    return {f"oldest/{layer.name}": ages[i] for i, layer in enumerate(packing.layers)}
+    own = [local.age[layer.start : layer.start + layer.size] for layer in packing.layers]
+    oldest = comm.largest(jnp.stack([jnp.max(age) for age in own]), nodes, "diagnose")
+    mean = comm.mean(jnp.stack([jnp.mean(age, dtype=jnp.float32) for age in own]), nodes, "diagnose")
+    out = {}
+    for i, layer in enumerate(packing.layers):
+        out |= {f"oldest/{layer.name}": oldest[i].astype(jnp.float32), f"mean_age/{layer.name}": mean[i]}
+    return out

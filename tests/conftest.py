@@ -32,6 +32,11 @@ class Together(LoadScopeScheduling):
         return f"{path} {variant[1]}" if path.endswith("test_contract.py") and variant else path
 
 
+def pytest_xdist_auto_num_workers(config):
+    """One process more than cores: tests of real processes wait for each other, and whole runs for files."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_xdist_make_scheduler(config, log):
     """What shares compiled steps and fixtures runs in one process."""
     return Together(config, log)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.ages import oldest
+from jgc.ages import ages
 from jgc.compress._fixed_point import to_fixed, units
 from jgc.compress._sparsity import share_of
 from jgc.compress.compose import Layers, make_info
@@ -129,7 +129,7 @@ def shared_positions(
         packing = make_packing(grads)
         v, local = accumulate(phase, grads, state, packing)
         got = reduce(phase, key, state.shared, v, packing, nodes)
-        out = compare(got.mean, v, pack(grads, packing), nodes) | oldest(local, packing, nodes)
+        out = compare(got.mean, v, pack(grads, packing), nodes) | ages(local, packing, nodes)
         if chooser.sent and isinstance(got.sent, Sparse):
             out["positions"], out["positions_n"] = got.sent.positions, jnp.int32(packing.size)
         return out

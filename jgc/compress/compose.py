@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm, phases
-from jgc.ages import oldest
+from jgc.ages import ages
 from jgc.compress.diagnose import compare
 from jgc.compress.guard import guard
 from jgc.memory import Memory, take_in
@@ -216,7 +216,7 @@ def _diagnose(parts: Parts) -> Callable[..., dict[str, Array]]:
         got = parts.by_phase[phase][1].run([item], nodes)[0]
         everything = item.codec.elements(item.layers) == pending.packing.size
         out = compare(got, pending.v, pack(grads, pending.packing), nodes, everything)
-        out |= oldest(pending.local, pending.packing, nodes)
+        out |= ages(pending.local, pending.packing, nodes)
         if "positions" in item.payload:
             sparse = item.codec.decode(item.payload, item.layers)
             out["positions"] = comm.broadcast(sparse.positions, jnp.int32(0), nodes, "diagnose")

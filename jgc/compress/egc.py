@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm, phases
-from jgc.ages import oldest
+from jgc.ages import ages
 from jgc.compress import _entropy as entropy
 from jgc.compress._settings import Remembering, first_dense, memory_of
 from jgc.compress._values import decode_values, encode_values
@@ -173,7 +173,7 @@ def _egc(config: Egc) -> Compressor:
         packing = make_packing(grads)
         v, kept = take_in(memory, state.local.memory, grads, packing, phase == DENSE)
         step = reduce(phase, v, packing.layers, state, nodes, False)
-        figures = compare(step.mean, v, pack(grads, packing), nodes) | oldest(kept, packing, nodes)
+        figures = compare(step.mean, v, pack(grads, packing), nodes) | ages(kept, packing, nodes)
         if isinstance(step.sent, Sparse):
             figures |= _figures(config, v, step, packing, nodes)
         return figures
