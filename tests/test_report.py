@@ -12,6 +12,7 @@ from jgc.__main__ import main
 from jgc.bench import runs as bench_runs
 from jgc.compress import Dense, Dgc, LgcPs
 from jgc.report import paper, plots
+from jgc.report.ages import age_table
 from jgc.report.compare import compare, options_of, seeds_of, variants_of, words
 from jgc.report.latency import milliseconds, speed_up_table, values_coded
 from jgc.report.page import write
@@ -77,11 +78,12 @@ def test_every_row_says_what_the_summary_says(trained):
         leader = sum(logical["leader"]["up"].values()) if "leader" in logical else worker
         assert cells[1:3] == [size(leader), size(worker)]
         assert cells[3:5] == [ratio(summary["compression_ratio"][role]) for role in ("leader", "worker")]
-        assert cells[5] == size(summary["total_bytes"])
-        assert cells[6] == ratio(summary["dense_total_bytes"] / summary["total_bytes"])
-        assert (cells[7] == "") == (not wire["physical"])
+        assert cells[5] == (ratio(summary["element_ratio"]) if summary["element_ratio"] else "")
+        assert cells[6] == size(summary["total_bytes"])
+        assert cells[7] == ratio(summary["dense_total_bytes"] / summary["total_bytes"])
+        assert (cells[8] == "") == (not wire["physical"])
         apart = wire["physical_one_node_per_device"]
-        assert size(sum(count for kind, count in apart.items() if kind != "other")) in cells[8]
+        assert size(sum(count for kind, count in apart.items() if kind != "other")) in cells[9]
         for phase in summary["phases"]:
             share = f"{100 * phase['steps'] / summary['steps']:.1f} %"
             start = f"| {name} | {phase['name']} | {phase['steps']} | {share} | {phase['seconds_per_step']:.3f} |"
@@ -188,6 +190,17 @@ def test_seeds_are_pooled_and_paired():
     assert "-0.50 ± 0.71 (2 pairs) | yes" in table and "91.82 (LGC, Table VI)" in table
     assert "0.102 | 1,000x |" in bytes_table(groups, groups) and "1.00x" not in bytes_table(groups, groups)
     assert "1.50x" in speed_up_table(groups)
+
+
+def test_ages_are_those_of_the_last_look_and_means_over_seeds():
+    lines = [{"step": 1, "oldest/a": 1.0, "mean_age/a": 1.0}, {"step": 5, "oldest/a": 5.0, "mean_age/a": 2.0},
+             {"step": 9}]  # fmt: skip
+    later = [{"step": 5, "oldest/a": 7.0, "oldest/b": 3.0, "mean_age/a": 5.0, "mean_age/b": 1.0}]
+    runs = [made_up("a", 0.9), made_up("t0", 0.8, "topk", 0, lines=lines), made_up("t1", 0.8, "topk", 1, lines=later)]
+    _, topk = groups = pool(runs)
+    assert age_table(groups) == "| layer | sparse_gd: oldest / mean |\n|:---|---:|\n| a | 6 / 4 |"  # 3.5 to even
+    assert age_table([topk._replace(runs=topk.runs[1:])]).endswith("| a | 7 / 5 |\n| b | 3 / 1 |")
+    assert age_table(groups[:1]) == ""
 
 
 def test_no_common_seed_gives_a_difference_of_means():

@@ -8,6 +8,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from jgc.report import paper, plots, wallclock
+from jgc.report.ages import EXPLANATION, age_table
 from jgc.report.latency import latency_table, speed_up_table
 from jgc.report.runs import Group, find, pool
 from jgc.report.tables import bytes_table, paper_table, score_table, settings_table, time_table
@@ -132,6 +133,9 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     if emulated:
         blocks.append("Physical bytes are empty where all nodes are emulated on one device: nothing was sent between "
                       "devices. The column beside it is what a device would send with a node on each.")  # fmt: skip
+    ages = age_table(mine)
+    if ages:
+        blocks += ["### Age of residuals", ages, EXPLANATION]
     blocks += ["### Time", time_table(mine, groups),
                "Medians within a run, means over seeds. The paper's: another model, data set and machine."]  # fmt: skip
     return blocks

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from jgc.bench.runs import train_all
 from jgc.report import paper
+from jgc.report.ages import last_ages
 from jgc.report.compare import option_word, options_of, say, seeds_of, variants_of, words
 from jgc.report.plots import COLOURS, MARKERS, save_figure
 from jgc.report.runs import Run, Spread, read_run, spread
@@ -22,7 +23,7 @@ from jgc.training.workloads import workload_named
 
 PAGE, PICTURE = "sweep.md", "sweep.png"
 OWN = "compressor."  # before a setting of the method's own
-ENTROPY, OLDEST = "entropy_bits", "oldest/"  # figures of diagnose steps
+ENTROPY = "entropy_bits"  # a figure of diagnose steps
 
 
 class Point(NamedTuple):
@@ -61,10 +62,8 @@ class Point(NamedTuple):
     @property
     def oldest(self) -> tuple[str, float] | None:
         """The layer whose oldest residual has waited longest at the last diagnose step of a run, and how many steps."""
-        found = [max(((name.removeprefix(OLDEST), line[name]) for name in line if name.startswith(OLDEST)),
-                     key=lambda one: one[1]) for run in self.runs
-                 for line in [x for x in run.lines if any(name.startswith(OLDEST) for name in x)][-1:]]  # fmt: skip
-        return max(found, key=lambda one: one[1], default=None)
+        found = [pair for run in self.runs for pair in last_ages(run).items()]
+        return max(found, key=lambda pair: pair[1], default=None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -161,17 +161,24 @@ def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
 def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     """Bytes of a step of the last phase and of the whole run."""
     head = ["method", "leader up, a step", "worker up, a step", "leader ratio", "worker ratio",
-            "whole run, all nodes up", "less than uncompressed", "physical, a device, a step",
-            "one node per device: physical", "positions a step: sent / entropy bound / DEFLATE",
+            "ratio in values, as EGC counts", "whole run, all nodes up", "less than uncompressed",
+            "physical, a device, a step", "one node per device: physical",
+            "positions a step: sent / entropy bound / DEFLATE",
             *_if_paper(groups, "paper: MB a step", "paper: ratio")]  # fmt: skip
     rows = []
     for group in groups:
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
         rows.append([group.label, size(f.leader), size(f.worker), ratio(f.ratios["leader"]), ratio(f.ratios["worker"]),
-                     size(f.total), ratio(f.dense_total / f.total if f.total else None),
+                     _in_values(group), size(f.total), ratio(f.dense_total / f.total if f.total else None),
                      "" if f.physical is None else size(f.physical), size(f.physical_apart), _positions(group),
                      *_if_paper(groups, *(paper_bytes(theirs) if theirs else ("", "")))])  # fmt: skip
     return table(head, rows)
+
+
+def _in_values(group: Group) -> str:
+    """Values of the gradient over values that a node sends in a step of the last phase, their mean over nodes."""
+    found = [share for run in group.runs if (share := run.summary.get("element_ratio"))]
+    return ratio(spread(found).mean) if len(found) == len(group.runs) else ""
 
 
 def _positions(group: Group) -> str:
