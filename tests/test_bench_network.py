@@ -176,6 +176,18 @@ def test_a_signal_whose_exception_was_lost_raises_again(number, raised):
     assert signal.getsignal(number) is before
 
 
+def test_framing_is_that_of_the_collectives_in_a_program():
+    found = made_up()
+    found["methods"]["2/topk"]["collectives"] = {"all-reduce 4": 2, "all-gather 488": 1}
+    assert of_cells(found, 2, "100mbit")[0].framing is None  # not measured
+    found["framing"] = {"2": {"all-reduce 4": 10.0, "all-gather 488": 7.0}}
+    row = next(row for row in of_cells(found, 2, "100mbit") if row.method == "topk")
+    assert row.framing == 27.0 and row.sent == 500.0
+    assert "(outside 5 %)" not in tables.bytes_table([row])  # 473 B of 490
+    assert "(outside 5 %)" in tables.bytes_table([row._replace(framing=100.0)])
+    assert next(row for row in of_cells(found, 4, "100mbit") if row.method == "topk").framing is None
+
+
 # --- the real thing --------------------------------------------------------------------------------------------------
 
 needs_namespaces = pytest.mark.skipif(
@@ -212,6 +224,8 @@ def test_a_short_run_counts_what_wire_says_and_leaves_nothing_behind(tmp_path):
     for hosts, rate in tables.cells_of(found):
         for row in of_cells(found, hosts, rate):
             assert row.sent > 0.95 * (row.physical or 0) and row.step.middle > 0
+            if row.physical:  # 1.000 as a rule; a lost packet is sent again
+                assert row.framing and (row.sent - row.framing) / row.physical == pytest.approx(1, abs=0.05)
     assert (tmp_path / "network.md").is_file() and (tmp_path / "added-2-hosts.png").is_file()
     again = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
     assert again.returncode == 0 and "compiling" not in again.stderr

@@ -34,8 +34,9 @@ class Figures(NamedTuple):
       compression: the step with local copies in the place of collectives, less computation; None where not measured.
       communication: the rest.
       cpu: processor seconds of a host over those of its computation.
-      sent, received: bytes without packet headers, at the interface.
+      sent, received: bytes without packet headers, at the interface; framing is in them.
       headers: bytes of the headers of what is sent.
+      framing: bytes that Gloo adds to the collectives of this method; None where that was not measured.
       physical: `Wire.physical`, None for what is not jgc's.
       compiled: of the compiled program's collectives; None where there is none.
       audit: what is wrong between the two, or "".
@@ -55,6 +56,7 @@ class Figures(NamedTuple):
     sent: float
     received: float
     headers: float
+    framing: float | None
     physical: float | None
     compiled: float | None
     audit: str
@@ -91,11 +93,20 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
         each["tx_bytes"] - HEADERS * each["tx_packets"],
         each["rx_bytes"] - HEADERS * each["rx_packets"],
         HEADERS * each["tx_packets"],
+        _framing(found, hosts, told),
         told.get("physical"),
         told.get("compiled"),
         told.get("audit", ""),
         None if rate == UNLIMITED else on_cable / bytes_per_second(rate),
     )
+
+
+def _framing(found: Results, hosts: int, told: dict[str, Any]) -> float | None:
+    """What Gloo adds, from the collectives that a method's program has and what it adds to one of each."""
+    of_one, counts = found.get("framing", {}).get(str(hosts), {}), told.get("collectives")
+    if not counts or not counts.keys() <= of_one.keys():
+        return None
+    return float(sum(times * of_one[name] for name, times in counts.items()))
 
 
 def median(values: Sequence[float], less: Sequence[float] | None = None) -> Interval:

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jgc import comm, compress
 from jgc.bench.network import twenty_lines
+from jgc.bench.network.framing import counted
 from jgc.bench.network.methods import LABELS, SHARE, settings
 from jgc.compress import step_on_nodes
 from jgc.nodes import LOCAL, NODE, from_mesh, kinds_of
@@ -34,6 +35,7 @@ class Built(NamedTuple):
       alone: its program with local copies.
       physical: bytes that `Wire.physical` says a host sends, None for what is not jgc's.
       compiled: bytes that the compiled program's collectives send; None where they could not be read.
+      collectives: how many of which kind and size it has.
       audit: "" where both agree, or what is wrong.
     """
 
@@ -42,6 +44,7 @@ class Built(NamedTuple):
     alone: Run
     physical: float | None
     compiled: float | None
+    collectives: dict[str, int]
     audit: str
 
 
@@ -67,12 +70,15 @@ def build(name: str, nodes: Nodes, params: PyTree, grads: PyTree) -> Built:
     compiled = run.lower(state, step, grads).compile()
     with comm.alone():
         single = jax.jit(program(alone_on(nodes)), donate_argnums=0).lower(local(state), step, local(grads)).compile()
+    counts: dict[str, int] = {}
     try:
-        sent: float | None = float(sum(c.sent_bytes for c in collectives(compiled)))
+        found = collectives(compiled)
+        counts = counted(found)
+        sent: float | None = float(sum(one.sent_bytes for one in found))
         audit = "" if physical in (None, sent) else f"Wire.physical {physical:.0f} B, the compiled program {sent:.0f} B"
     except UnknownCollectiveError as error:
         sent, audit = None, str(error)[:200]
-    return Built(compiled, state, single, physical, sent, audit)
+    return Built(compiled, state, single, physical, sent, counts, audit)
 
 
 def local(tree: PyTree) -> PyTree:

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from jgc.bench.network import results
+from jgc.bench.network import framing, results
 from jgc.bench.network.methods import Row, rows
-from jgc.bench.network.namespaces import UNLIMITED, network, remove_leftovers, set_rate, why_not
+from jgc.bench.network.namespaces import HEADERS, UNLIMITED, network, remove_leftovers, set_rate, why_not
 from jgc.bench.network.plan import Plan
 from jgc.bench.network.results import COMPUTATION, Results
 from jgc.bench.network.stopping import stoppable
@@ -105,8 +105,22 @@ def _build(team: Workers, hosts: int, row: Row, folder: Path, found: Results) ->
         told = {"error": str(error)}
         say(str(error))
     found["methods"][f"{hosts}/{row.name}"] = told
+    known = found.setdefault("framing", {}).setdefault(str(hosts), {})
+    for name in told.get("collectives", {}):
+        if name not in known:
+            known[name] = _framing(team, name)
     results.save(folder, found)
     return "error" not in told
+
+
+def _framing(team: Workers, name: str) -> float:
+    """Bytes that a host sends in one collective of this kind and size beside payload and packet headers."""
+    payload = ask_in_turn(team, "ready", name=name)[0]
+    ask(team, "bare", name=name)  # connections are made in the first
+    before, cell = _counted(team), dict[str, Any]()
+    ask(team, "bare", name=name)
+    results.add_counts(cell, framing.CALLS, before, _counted(team))
+    return max(0.0, (cell["tx_bytes"] - HEADERS * cell["tx_packets"]) / framing.CALLS - payload)
 
 
 def _warm_up(teams: dict[str, Workers], ready: Sequence[Row]) -> dict[str, float]:

@@ -9,6 +9,7 @@ A step is three programs, as in jgc's own training: this node's gradients, a met
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jgc.bench.network import channel
+from jgc.bench.network import channel, framing
 from jgc.bench.network.jax_methods import Built, build, copied, local
 from jgc.bench.network.methods import model_settings
 from jgc.bench.network.namespaces import INTERFACE
@@ -43,6 +44,7 @@ class Session:
       nodes: one per host.
       built: compiled methods.
       own: by method, this host's state while it plays alone.
+      bare: by kind and size, programs of a single collective.
       step: how many were taken.
     """
 
@@ -55,6 +57,7 @@ class Session:
     nodes: Any
     built: dict[str, Built] = field(default_factory=dict)
     own: dict[str, PyTree] = field(default_factory=dict)
+    bare: dict[str, Callable[[], None]] = field(default_factory=dict)
     step: int = 0
 
 
@@ -161,7 +164,11 @@ def main() -> None:
         jax.clear_caches()  # what tracing leaves behind is not needed again
         channel.give_back_memory()
         return {"physical": built.physical, "compiled": built.compiled, "audit": built.audit,
-                "seconds": time.monotonic() - started}  # fmt: skip
+                "collectives": built.collectives, "seconds": time.monotonic() - started}  # fmt: skip
+
+    def ready(name: str) -> float:
+        sessions[0].bare[name], sent = framing.make(name, sessions[0].nodes)
+        return sent
 
     def digest() -> float:
         """A number that is the same on all hosts as long as their parameters are."""
@@ -174,6 +181,8 @@ def main() -> None:
         "prepare": lambda method, part: prepare(sessions[0], method, part),
         "step": lambda method, part, at: channel.timed(lambda: take(sessions[0], method, part), at),
         "finish": lambda method: sessions[0].own.clear(),
+        "ready": ready,
+        "bare": lambda name: sessions[0].bare[name](),
         "counters": lambda: channel.counters(INTERFACE),
         "digest": digest,
     })  # fmt: skip

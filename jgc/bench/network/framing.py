@@ -1,0 +1,72 @@
+"""What Gloo sends around the messages of one collective, as packets have headers: measured, with nothing else going on.
+
+Every message has a preamble, and the sides tell each other when they are ready: 144 bytes however long the message is.
+That is nothing in a step of megabytes, and much in one of kilobytes. How many messages a collective is made of depends
+on its kind, on its size as long as that is small, and on the number of hosts.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jgc.nodes import NODE
+from jgc.types import Array, Nodes
+from jgc.wire.hlo import Collective, collectives
+
+LARGE = 1 << 16  # bytes, from which on a collective has all its messages, but for the segments of very large ones
+CALLS = 20
+
+KINDS: dict[str, Callable[[Array, int], Array]] = {
+    "all-reduce": lambda x, hosts: jax.lax.psum(x, NODE),
+    "all-gather": lambda x, hosts: jax.lax.all_gather(x, NODE),
+    "collective-permute": lambda x, hosts: jax.lax.ppermute(x, NODE, [(i, (i + 1) % hosts) for i in range(hosts)]),
+    "reduce-scatter": lambda x, hosts: jax.lax.psum_scatter(x, NODE, tiled=True),
+    "all-to-all": lambda x, hosts: jax.lax.all_to_all(x, NODE, 0, 0, tiled=True),
+}
+"""By XLA's name: what a host does with its f32[n]."""
+
+
+def counted(found: Sequence[Collective]) -> dict[str, int]:
+    """How often a program has a collective of each kind and size.
+
+    Example:
+      >>> flag = Collective("all-reduce", "f32", 1, 4, 2, 4, "", times=3)
+      >>> counted([flag, Collective("all-gather", "u8", 9, 9, 2, 9, "", times=1)])
+      {'all-reduce 4': 3, 'all-gather 12': 1}
+    """
+    counts: dict[str, int] = {}
+    for one in found:
+        name = f"{one.kind} {min(4 * -(-one.payload_bytes // 4), LARGE)}"
+        counts[name] = counts.get(name, 0) + one.times
+    return counts
+
+
+def make(name: str, nodes: Nodes) -> tuple[Callable[[], None], float]:
+    """A program of one collective over all hosts, compiled, and the bytes that a host sends in it.
+
+    Args:
+      name: from `counted`.
+      nodes: one per host.
+
+    Returns:
+      `run()`, which calls it `CALLS` times, and the bytes of one call.
+    """
+    assert nodes.mesh is not None, "every host has a device of its own"
+    kind, size = name.split()
+    values = int(size) // 4 or 1
+    if kind in ("reduce-scatter", "all-to-all"):
+        values = -(-values // nodes.count) * nodes.count
+    spec = P(NODE)
+    program = jax.shard_map(lambda x: KINDS[kind](x, nodes.count).reshape(1, -1).sum(1), mesh=nodes.mesh,
+                            in_specs=spec, out_specs=spec, check_vma=False)  # fmt: skip
+    x = jax.jit(lambda: jnp.ones(values * nodes.count), out_shardings=NamedSharding(nodes.mesh, spec))()
+    compiled = jax.jit(program).lower(x).compile()
+
+    def run() -> None:
+        for _ in range(CALLS):
+            jax.block_until_ready(compiled(x))
+
+    return run, float(sum(one.sent_bytes for one in collectives(compiled)))
