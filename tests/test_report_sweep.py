@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from training_helpers import tiny_model
 
 from jgc.compress import Dense, Egc, TopK
 from jgc.report.sweep import PAGE, PICTURE, plan, sweep
@@ -15,8 +16,10 @@ CHANGES = {"steps": 6, "warmup_steps": 2, "batch_size": 16, "evaluate_every": 3,
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
-    sweep("compressor.ratio", ["20,200"], ["egc,baseline"], ["0"], "digits_convnet5", folder, None, CHANGES,
-          ["egc.track_age=true"], "the command")  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jgc.training.setup.make_model", tiny_model)
+        sweep("compressor.ratio", ["20,200"], ["egc,baseline"], ["0"], "digits_convnet5", folder, None, CHANGES,
+              ["egc.track_age=true"], "the command")  # fmt: skip
     return folder
 
 
