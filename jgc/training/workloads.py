@@ -96,6 +96,8 @@ _SHORT_BY_METHOD: Mapping[str, Any] = MappingProxyType(
         "scalecom": {"alpha": 0.05, "first_layer": rf"{_DENSE_NORMS}|^head/"},
         "lgc_ring": {"alpha": 0.02, "first_layer": _DENSE_NORMS},
         "klt": {"alpha": 0.001, "min_values": 4},
+        # K = 1024 asks for 0.1 % of a layer; so few of each do not move it in 1,000 steps (docs/results/egc)
+        "egc": {"min_values": 32, "first_layer": "^stem/conv/"},
         "gradiveq": _SHORT_CYCLES,
     }
 )
