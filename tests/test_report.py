@@ -300,7 +300,7 @@ def test_one_line_for_what_is_wrong(argv, said, tmp_path, monkeypatch, capsys):
 
 def test_settings_on_the_command_line_have_the_last_word(tmp_path):
     given = ["learning_rate=0.3", "model.norm=group", "dgc.clip-norm=2", "dgc.factor_masking=False", "dgc.momentum=0.5",
-             "dgc.batch_size=64"]  # fmt: skip
+             "dgc.batch_size=64", "correction.every=5", "dgc.correction.decay=2"]  # fmt: skip
     options = options_of(given, ["baseline", "dgc"])
     baseline, ours = (
         bench_runs.configure(settings, "digits_convnet5", 0, None, tmp_path / "new", {"steps": 7}, options[name])
@@ -311,6 +311,7 @@ def test_settings_on_the_command_line_have_the_last_word(tmp_path):
     assert (ours.compressor.clip_norm, ours.compressor.factor_masking) == (2.0, False)
     assert (ours.compressor.momentum, ours.momentum) == (0.5, baseline.momentum)  # both have one: the method's own
     assert (ours.batch_size, baseline.batch_size) == (64, 128)
+    assert (baseline.correction.every, ours.correction.every, ours.correction.decay) == (5, 5, 2.0)
 
 
 def test_train_all_without_changes_is_the_workloads(tmp_path):

@@ -9,10 +9,11 @@ from jgc.bench.runs import train_all
 from jgc.compress import METHODS
 from jgc.report.page import write
 from jgc.report.runs import CONFIGS
+from jgc.training.config import Config
 from jgc.training.errors import FAILED, UserError, did_you_mean
 from jgc.training.workloads import workload_named
 
-PARTS = ("data", "model")  # of a run's settings, not methods
+PARTS = tuple(f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory))  # no methods
 FIXED = ("workload", "seed", "run_dir", "resume", "compressor")
 
 
@@ -68,7 +69,7 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
     """Command lines of the methods' runs from entries of `--set`.
 
     Args:
-      settings: FIELD=VALUE for all methods (data.FIELD and model.FIELD too), METHOD.FIELD=VALUE for one method alone:
+      settings: FIELD=VALUE for all methods (data.FIELD and the like too), METHOD.FIELD=VALUE for one method alone:
         its own setting, or where it has none of that name an option of its run.
       methods: names of the methods that run.
 
