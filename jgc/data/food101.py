@@ -38,7 +38,7 @@ def load_food101(data_dir: str | os.PathLike[str] | None = None) -> Streamed:
         MissingDataError: where it is not in `data_dir`, or not all of it.
 
     Example:
-        >>> load_food101("~/data").train.count  # doctest: +SKIP
+        >>> load_food101("~/data").train.size  # doctest: +SKIP
         75750
     """
     parent = data_folder(data_dir)

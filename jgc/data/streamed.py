@@ -41,12 +41,12 @@ class Pictures(NamedTuple):
     """Images to train or to be evaluated on.
 
     Attributes:
-        count: how many, n.
+        size: how many, n.
         read: of a number from 0 to n - 1; called by several threads. Raises MissingDataError.
         facts: in one line, what has to be the same of them in all processes of a run.
     """
 
-    count: int
+    size: int
     read: Callable[[int], Encoded]
     facts: str
 
@@ -91,7 +91,7 @@ def streamed_source(dataset: Streamed, validation: float = 0.0) -> Source:
         )
     held = None
     if validation:
-        kept, out = held_out(dataset.train.count, validation, dataset.name)
+        kept, out = held_out(dataset.train.size, validation, dataset.name)
         held = partial(evaluated, dataset, some_of(dataset.train, out))
         dataset = dataset._replace(train=some_of(dataset.train, kept))
     return Source(
@@ -102,7 +102,7 @@ def streamed_source(dataset: Streamed, validation: float = 0.0) -> Source:
         batch=partial(streamed_batch, dataset),
         evaluation=partial(evaluated, dataset, dataset.test),
         validation=held,
-        epoch_steps=lambda batch_size: dataset.train.count / batch_size,
+        epoch_steps=lambda batch_size: dataset.train.size / batch_size,
         facts=f"{dataset.name}, to train on {dataset.train.facts}, to evaluate on {dataset.test.facts}",
     )
 
@@ -126,7 +126,7 @@ def streamed_batch(
         MissingDataError: an image is not there or broken, or its label is out of range.
     """
     mine = places_of(nodes, batch_size, local)
-    indices = batch_indices(seed, step, batch_size, dataset.train.count)[mine]
+    indices = batch_indices(seed, step, batch_size, dataset.train.size)[mine]
     numbers, flip = draw_crops(rng_of(seed, AUGMENT, step), batch_size)
     boxes = [partial(inception_box, numbers[i]) for i in mine]
     images, labels = decoded(dataset, dataset.train, indices, boxes, flip[mine])
@@ -135,17 +135,17 @@ def streamed_batch(
 
 def evaluated(dataset: Streamed, pictures: Pictures, multiple: int) -> Iterator[EvalBatch]:
     """All of some images in order, their central parts, in batches of a multiple of `multiple` made ahead."""
-    size = -(-min(EVALUATED, pictures.count) // multiple) * multiple
+    size = -(-min(EVALUATED, pictures.size) // multiple) * multiple
 
     def batch(number: int) -> EvalBatch:
-        indices = np.arange(number * size, min((number + 1) * size, pictures.count))
+        indices = np.arange(number * size, min((number + 1) * size, pictures.size))
         boxes, flip = [central_box] * len(indices), np.zeros(len(indices), bool)
         images, labels = decoded(dataset, pictures, indices, boxes, flip)
         fill = (0, size - len(indices))
         mask = np.arange(size) < len(indices)
         return EvalBatch(np.pad(images, (fill, (0, 0), (0, 0), (0, 0))), np.pad(labels, fill), mask)
 
-    return prefetch(batch, 0, -(-pictures.count // size))
+    return prefetch(batch, 0, -(-pictures.size // size))
 
 
 def decoded(
