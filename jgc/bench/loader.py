@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from jgc.compress import Dense
-from jgc.data import Source, Streamed, streamed_source
+from jgc.data import MissingDataError, Source, Streamed, streamed_source
 from jgc.data.files import pictures_in
 from jgc.data.streamed import processors
 from jgc.report.tables import table
@@ -68,7 +68,10 @@ def measure(workload: str, data_dir: str | None, threads: Sequence[int], steps: 
     threads = threads or [2**i for i in range(processors().bit_length())]
     if not made:
         sources: Callable[[int], Source] = partial(_source, config)
-        what = sources(1).facts
+        try:
+            what = sources(1).facts
+        except MissingDataError as error:
+            raise UserError(str(error)) from error
         return Rates(workload, what, config.batch_size, _rates(sources, config, threads, steps))
     with tempfile.TemporaryDirectory() as folder:
         dataset, what = made_up(Path(folder), made)

@@ -109,14 +109,16 @@ def layout_of(count: int, devices: int | None, measure: Measure) -> Nodes:
     Raises:
       UserError: they do not divide among the devices, or those to be compiled for are not the ones that are here.
     """
-    here = make_nodes(count)
-    if devices is None or devices == count // here.per_device:
-        return here
+    if devices is None:
+        return make_nodes(count)
     if devices < 1 or count % devices:
         fits = [k for k in range(1, count + 1) if count % k == 0]
         raise UserError(f"--devices must divide the {count} nodes evenly (one of {', '.join(map(str, fits))}), got "
                         f"{devices}")  # fmt: skip
     if measure == "step":
+        here = make_nodes(count)
+        if here.per_device == count // devices:
+            return here
         raise UserError(
             f"--measure step compiles for the devices that are here, on which {here.per_device} of {count} nodes share "
             f"one; with --devices {devices} only --measure node or nothing"
@@ -175,7 +177,7 @@ def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:
     held = {
         "parameters": size_of(state.params),
         "optimiser": size_of(state.opt_state),
-        "batch statistics": here(state.own),
+        "statistics and carry": here(state.own),
     }
     for part, tree in by_part(state.compressor.shared).items():
         name = f"compressor, shared: {part}"

@@ -98,7 +98,7 @@ def of_one_node(parts: Parts, state: TrainState, batch: Batch) -> int | None:
     """Bytes by the compiler for the gradients of the first node alone; None where it does not say."""
     alone = parts._replace(nodes=Nodes(1, 1))
     own, batch = (jax.tree.map(_first, tree) for tree in (state.own, batch))
-    lowered = jax.jit(make_gradients(alone)).lower(placed_shapes(state.params, LOCAL, alone.nodes), own, batch)
+    lowered = jax.jit(make_gradients(alone)).lower(state.params, own, batch)
     return compiled_bytes(lowered.compile(QUICK if jax.default_backend() == "cpu" else None))
 
 

@@ -115,6 +115,7 @@ def _records(builder, folder: Path, split: str) -> Pictures:
             record = records[i]
         except Exception as error:  # of array_record's own, whatever is wrong with a shard
             raise MissingDataError(f"cannot read {name} ({error})") from error
-        return Encoded(name, record["image"], int(record["label"]))
+        file_name = bytes(record.get("file_name", b"")).decode()  # which the real one has
+        return Encoded(f"{file_name}, {name}" if file_name else name, record["image"], int(record["label"]))
 
     return Pictures(len(records), read, f"{len(records)} images of {folder.name} as prepared")
