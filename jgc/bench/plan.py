@@ -179,10 +179,10 @@ def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:
         "optimiser": size_of(state.opt_state),
         "statistics and carry": here(state.own),
     }
-    for part, tree in by_part(state.compressor.shared).items():
+    for part, tree in by_part(state.compressor.shared, "state").items():
         name = f"compressor, shared: {part}"
         held[name] = size_of(tree)
-    for part, tree in by_part(state.compressor.local).items():
+    for part, tree in by_part(state.compressor.local, "memory").items():
         held[f"compressor, each node's: {part}"] = here(tree)
     held["gradients"] = nodes.per_device * size_of(state.params)
     held["batches, two of them ahead"] = BATCHES * here(batch)
@@ -194,17 +194,17 @@ def _share(tree: PyTree, nodes: Nodes) -> int:
     return size_of(tree) * nodes.per_device // nodes.count
 
 
-def by_part(tree: PyTree) -> dict[str, list[Any]]:
-    """The arrays of a compressor's state by the name that the method gives the part, such as residual.
+def by_part(tree: PyTree, nameless: str) -> dict[str, list[Any]]:
+    """The arrays of a compressor's state by the name that the method gives the part, such as residual, or `nameless`.
 
     Example:
       >>> from jgc.types import Info
-      >>> list(by_part((Info(1, 2, 3, 4), 5)))
-      ['residual_norm', 'elements_sent', 'overflow', 'finite', 'unnamed']
+      >>> list(by_part((Info(1, 2, 3, 4), 5), "memory"))
+      ['residual_norm', 'elements_sent', 'overflow', 'finite', 'memory']
     """
     out: dict[str, list[Any]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         names = [entry.name for entry in path if isinstance(entry, jax.tree_util.GetAttrKey)]
         names = [name for name in names if name != "memory"]  # which holds parts of its own
-        out.setdefault(names[0] if names else "unnamed", []).append(leaf)
+        out.setdefault(names[0] if names else nameless, []).append(leaf)
     return out
