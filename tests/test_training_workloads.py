@@ -1,6 +1,7 @@
 """The papers' workloads: each reads its data from disk in its own format, trains, goes on bit for bit, is evaluated."""
 
 import json
+from math import ceil
 from pathlib import Path
 
 import jax
@@ -126,4 +127,4 @@ def test_imagenets_learning_rate_falls_every_thirty_epochs():
     rate, epoch = make_schedule(config), 1_281_167 / 256
     ends = [float(rate(round(30 * i * epoch) + by)) for i in (1, 2) for by in (-2, 2)]
     assert ends == pytest.approx([0.1, 0.01, 0.01, 0.001])
-    assert config.steps == round(90 * epoch)
+    assert config.steps == ceil(90 * epoch)
