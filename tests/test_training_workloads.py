@@ -67,6 +67,7 @@ def arrays(run_dir: Path) -> dict:
     return checkpoint.restore(checkpoint.open_manager(run_dir)).arrays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_workload_trains_goes_on_bit_for_bit_and_is_evaluated(workload, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -82,6 +83,7 @@ def test_a_workload_trains_goes_on_bit_for_bit_and_is_evaluated(workload, tmp_pa
     assert round(9 * summary["test_accuracy"], 4) in range(10)  # of nine images
 
 
+@pytest.mark.slow
 def test_a_broken_image_in_the_middle_of_a_run_ends_it_in_one_line(tmp_path, capsys):
     data = write_imagenet(tmp_path / "data")
     first = ["--data.validation", "0.4", "--steps", "2"]
