@@ -1,4 +1,4 @@
-"""`python -m jgc report|compare|sweep|bench|analyze|advise ...`: what can be run beside training."""
+"""`python -m jgc report|compare|sweep|plan|bench|analyze|advise ...`: what can be run beside training."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from jgc.bench.commands import command
 from jgc.training.cli import exit_code_of, in_one_line, quiet
 from jgc.training.errors import UserError, did_you_mean
 
-USAGE = "usage: python -m jgc {report,compare,sweep,bench,analyze,advise} --help"
+USAGE = "usage: python -m jgc {report,compare,sweep,plan,bench,analyze,advise} --help"
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
 Figures = tyro.conf.UseAppendAction[tuple[Literal[7, 10, 11, 13, 14], ...]]
 
@@ -126,6 +126,33 @@ def sweep(
     print(train_and_show(field, values, methods, seeds, workload, run_dir, data_dir, changes, set, command()))
 
 
+def plan(
+    workload: str = "digits_convnet5",
+    nodes: int | None = None,
+    methods: tuple[str, ...] = ("baseline", "dgc", "scalecom", "lgc_ps", "lgc_ring"),
+    devices: int | None = None,
+    measure: Literal["nothing", "node", "step"] = "node",
+    set: Settings = (),
+) -> None:
+    """What a run will need: memory of a device, and bytes that each method sends. Nothing is trained, no data is read.
+
+    Args:
+      workload: which model, batch and settings.
+      nodes: data-parallel workers; the workload's if not given.
+      methods: as in compare.
+      devices: over which the nodes are spread; as they would be on this machine if not given.
+      measure: what the compiler is asked for: step, the whole program of every phase, which takes minutes for large
+        models; node, the gradients of one node, from which the others' follow; nothing, only estimates.
+      set: any other option of train.py, as in compare.
+    """
+    from jgc.bench.plan import plans_of
+    from jgc.bench.plan_tables import show
+    from jgc.report.compare import options_of, variants_of, words
+
+    variants = variants_of(words(methods))
+    show(plans_of(variants, workload, nodes, devices, measure, options_of(set, variants)))
+
+
 def analyze_correlation(
     output: Path = Path("correlation"),
     workload: str = "cifar10_resnet20",
@@ -223,6 +250,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "report": {"": report},
     "compare": {"": compare},
     "sweep": {"": sweep},
+    "plan": {"": plan},
     "bench": commands.BENCH,
     "analyze": {"correlation": analyze_correlation},
     "advise": {"": advise},

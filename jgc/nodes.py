@@ -220,6 +220,21 @@ def place(tree: PyTree, kinds: PyTree, nodes: Nodes) -> PyTree:
     return jax.tree.map(put, kinds, tree, is_leaf=_is_kind)
 
 
+def placed_shapes(tree: PyTree, kinds: PyTree, nodes: Nodes) -> PyTree:
+    """The shapes and dtypes of what `place` would return, with where it would lie: for compiling ahead of time."""
+
+    def shape(x, sharding=None):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    if nodes.mesh is None:
+        return jax.tree.map(shape, tree)
+
+    def put(kind, sub):
+        return jax.tree.map(lambda x: shape(x, NamedSharding(nodes.mesh, _spec(kind, nodes))), sub)
+
+    return jax.tree.map(put, kinds, tree, is_leaf=_is_kind)
+
+
 def place_array(x: Any, sharding: NamedSharding) -> Array:
     """Put one whole array, the same in all processes, on the devices; each process puts its own part."""
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):

@@ -276,6 +276,35 @@ def bench_network(
     print(network.run(network.short(plan) if short else plan, run_dir, command()))
 
 
+def bench_loader(
+    workload: str = "imagenet_resnet50",
+    data_dir: str | None = None,
+    threads: tuple[int, ...] = (),
+    steps: int = 4,
+    made: int = 0,
+    output: Path | None = None,
+) -> None:
+    """Images per second that a workload's loader makes, with nothing but the loader at work.
+
+    Args:
+      workload: which images, batch and crops.
+      data_dir: folder of prepared data sets.
+      threads: numbers of threads that decode; 1, 2, 4 and so on up to the processors if not given.
+      steps: batches that are made and timed, after one that is not.
+      made: instead of the data set, so many photographs of ImageNet's mean size, made up for this.
+      output: a Markdown file to write; standard output if not given.
+    """
+    from jgc.bench.loader import markdown, measure
+    from jgc.bench.machine import describe
+
+    if steps < 1 or made < 0 or any(count < 1 for count in threads):
+        raise UserError(f"--steps and --threads must be at least 1 and --made at least 0, got {steps}, "
+                        f"{' '.join(map(str, threads)) or 'none'} and {made}")  # fmt: skip
+    with values_of_the_user():
+        page = markdown(measure(workload, data_dir, threads, steps, made), describe())
+    publish("Rate of the loader", page, output)
+
+
 def publish(title: str, page: str, output: Path | None) -> None:
     """Print a page, and write it into a file under its title and the command that made it."""
     print(page)
@@ -297,5 +326,6 @@ BENCH: dict[str, Callable[..., None]] = {
     "accuracy": bench_accuracy,
     "autoencoder": bench_autoencoder,
     "codecs": bench_codecs,
+    "loader": bench_loader,
     "network": bench_network,
 }

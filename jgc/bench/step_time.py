@@ -36,6 +36,8 @@ SHAPES = {
     "digits": ((8, 8, 1), 10),
     "cifar10": ((32, 32, 3), 10),
     "cifar100": ((32, 32, 3), 100),
+    "food101": ((224, 224, 3), 101),
+    "imagenet": ((224, 224, 3), 1000),
     "tiny_imagenet": ((64, 64, 3), 200),
 }
 TEXTS = {"ptb": (10_000, 20)}  # different words, words in a window
@@ -129,6 +131,8 @@ def random_source(config: Config) -> Source:
         text = rng.integers(0, words, count * (window + 1), np.int32)
         return source_of(Text(name, text, text, text, tuple(map(str, range(words))), window))
     shape, classes = SHAPES[name]
+    if config.data.crop:
+        shape = (config.data.crop, config.data.crop, shape[-1])
     images = rng.standard_normal((count, *shape), np.float32)
     labels = rng.integers(0, classes, count, np.int32)
     no, one = np.zeros(shape[-1:], np.float32), np.ones(shape[-1:], np.float32)

@@ -3,12 +3,13 @@
     dataset = load_dataset("cifar10")
     images, labels = make_batch(dataset, seed=0, step=0, nodes=8, batch_size=128)
 
-A `Dataset` holds images, a `Text` words; training sees either as a `Source` of functions:
+A `Dataset` holds images, a `Streamed` one leaves them in their files, a `Text` holds words; training sees each as a
+`Source` of functions:
 
     source = source_of(load_dataset("ptb"))
     window, labels = source.batch(seed=0, step=0, nodes=4, batch_size=20)
 
-To add a data set: one file with a function that returns a `Dataset` or a `Text`, and one line in `DATASETS`.
+To add a data set: one file with a function that returns one of them, and one line in `DATASETS`.
 """
 
 import difflib
@@ -21,10 +22,13 @@ from typing import Any
 from jgc.data.cifar import load_cifar
 from jgc.data.dataset import Augment, Dataset, MissingDataError, hold_out
 from jgc.data.digits import load_digits
+from jgc.data.food101 import load_food101
+from jgc.data.imagenet import load_imagenet
 from jgc.data.loader import batch_indices, image_source, make_batch, prefetch, test_batches
 from jgc.data.ptb import load_ptb
 from jgc.data.score import ACCURACY, PERPLEXITY, SCORES, Score, final, score_of
 from jgc.data.source import EvalBatch, Source
+from jgc.data.streamed import Streamed, streamed_source
 from jgc.data.text import Text, Window, text_source
 from jgc.data.tiny_imagenet import load_tiny_imagenet
 
@@ -39,6 +43,7 @@ __all__ = [
     "MissingDataError",
     "Score",
     "Source",
+    "Streamed",
     "Text",
     "Window",
     "batch_indices",
@@ -48,12 +53,15 @@ __all__ = [
     "load_cifar",
     "load_dataset",
     "load_digits",
+    "load_food101",
+    "load_imagenet",
     "load_ptb",
     "load_tiny_imagenet",
     "make_batch",
     "prefetch",
     "score_of",
     "source_of",
+    "streamed_source",
     "test_batches",
     "text_source",
 ]
@@ -64,18 +72,22 @@ def _digits(data_dir: Any, **settings: Any) -> Dataset:
     return load_digits(**settings)
 
 
-DATASETS: MappingProxyType[str, Callable[..., Dataset | Text]] = MappingProxyType(
+AnyData = Dataset | Streamed | Text
+
+DATASETS: MappingProxyType[str, Callable[..., AnyData]] = MappingProxyType(
     {
         "digits": _digits,
         "cifar10": partial(load_cifar, "cifar10"),
         "cifar100": partial(load_cifar, "cifar100"),
+        "food101": load_food101,
+        "imagenet": load_imagenet,
         "ptb": load_ptb,
         "tiny_imagenet": load_tiny_imagenet,
     }
 )
 
 
-def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **settings: Any) -> Dataset | Text:
+def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **settings: Any) -> AnyData:
     """The data set called `name`.
 
     Args:
@@ -98,7 +110,7 @@ def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **se
     return DATASETS[name](data_dir=data_dir, **settings)
 
 
-def source_of(dataset: Dataset | Text, validation: float = 0.0) -> Source:
+def source_of(dataset: AnyData, validation: float = 0.0) -> Source:
     """A data set as training sees it.
 
     Args:
@@ -113,8 +125,10 @@ def source_of(dataset: Dataset | Text, validation: float = 0.0) -> Source:
         >>> source_of(load_dataset("digits")).score.title
         'test accuracy'
     """
-    if not isinstance(dataset, Text):
+    if isinstance(dataset, Dataset):
         return image_source(dataset, validation)
+    if isinstance(dataset, Streamed):
+        return streamed_source(dataset, validation)
     if validation:
         raise ValueError(f"{dataset.name} has a validation text of its own: none is held out, got {validation}")
     return text_source(dataset)

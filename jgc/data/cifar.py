@@ -1,8 +1,6 @@
 """CIFAR-10 and CIFAR-100 as TensorFlow Datasets prepares them, read without TensorFlow.
 
-Preparing (downloading) needs TensorFlow, once; reading array_record files needs tensorflow-datasets,
-array_record, and the two packages that it does not declare, importlib_resources and pillow. Nothing is ever
-downloaded here.
+What that needs stands in `jgc.data.prepared`.
 
 References:
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
@@ -11,14 +9,13 @@ References:
 import json
 import logging
 import os
-import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jgc.data.cache import Arrays, cached, place
-from jgc.data.dataset import Augment, Dataset, MissingDataError, data_folder
+from jgc.data.dataset import Augment, Dataset, data_folder
+from jgc.data.prepared import find_prepared
 
 SPLITS = ("train", "test")
 
@@ -57,7 +54,7 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
     """
     if name not in STATISTICS:
         raise ValueError(f"`name` must be one of {', '.join(map(repr, STATISTICS))}, got {name!r}")
-    folder = _prepared(name, data_folder(data_dir))
+    folder = find_prepared(name, data_folder(data_dir), SPLITS)
     arrays = cached(f"{name}-{folder.name}-{place(folder)}", _fingerprint(folder), lambda: _decode(folder))
     num_classes, mean, std = STATISTICS[name]
     return Dataset(
@@ -68,48 +65,6 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
         std=np.array(std, np.float32),
         augment=Augment(pad=4, flip=True),
     )
-
-
-def _prepared(name: str, data_dir: Path) -> Path:
-    """The folder of the newest version of `name` that is complete and in array_record format."""
-    found = sorted((data_dir / name).glob("*.*.*/dataset_info.json"), key=lambda file: _version(file.parent))
-    problem = f"no version of it is in {data_dir / name}"
-    for file in reversed(found):
-        problem_here = _problem(file.parent, json.loads(file.read_text()))
-        if not problem_here:
-            return file.parent
-        problem = f"{file.parent} {problem_here}"
-    raise MissingDataError(
-        f"{name} is missing: {problem}; to fetch it once: {_fetch_command(name, data_dir)}"
-    )
-
-
-def _version(folder: Path) -> tuple[int, ...]:
-    """(3, 0, 2) of "3.0.2"; () of a name that is no version, which then sorts first."""
-    parts = folder.name.split(".")
-    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
-
-
-def _problem(folder: Path, info: dict[str, Any]) -> str:
-    """Why a prepared folder cannot be read, or ""."""
-    if info.get("fileFormat") != "array_record":
-        return f"holds {info.get('fileFormat', 'tfrecord')} files, not array_record"
-    for split in info["splits"]:
-        want = len(split["shardLengths"])
-        have = len(list(folder.glob(f"*-{split['name']}.array_record-*")))
-        if have != want:
-            return f"has {have} of the {want} files of the {split['name']} split"
-    return ""
-
-
-def _fetch_command(name: str, data_dir: Path) -> str:
-    """A shell command that downloads and prepares the data set where it was looked for."""
-    code = (
-        "import tensorflow_datasets as tfds; "
-        f'tfds.builder("{name}", data_dir={json.dumps(str(data_dir))}, file_format="array_record")'
-        ".download_and_prepare()"
-    )
-    return f"pip install tensorflow tensorflow-datasets && python -c {shlex.quote(code)}"
 
 
 def _fingerprint(folder: Path) -> str:

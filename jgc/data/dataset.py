@@ -83,17 +83,25 @@ def hold_out(dataset: Dataset, share: float) -> tuple[Dataset, Dataset]:
         >>> [len(d.test_labels) for d in hold_out(load_digits(), 0.1)]
         [360, 144]
     """
-    total = len(dataset.train_labels)
-    count = round(share * total)
-    if not (0 <= share < 1 and 0 < count < total):
-        raise ValueError(
-            f"a validation set must have at least one of the {total} training images of {dataset.name} and leave one "
-            f"to train on, got the share {share}"
-        )
-    order = np.random.default_rng(0).permutation(total)
-    held, kept = np.sort(order[:count]), np.sort(order[count:])
+    kept, held = held_out(len(dataset.train_labels), share, dataset.name)
     images, labels = dataset.train_images, dataset.train_labels
     return (
         dataset._replace(train_images=images[kept], train_labels=labels[kept]),
         dataset._replace(test_images=images[held], test_labels=labels[held]),
     )
+
+
+def held_out(total: int, share: float, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Which of `total` training images are kept to train on and which are held out, in order; the same ones each time.
+
+    Raises:
+        ValueError: as of `hold_out`.
+    """
+    count = round(share * total)
+    if not (0 <= share < 1 and 0 < count < total):
+        raise ValueError(
+            f"a validation set must have at least one of the {total} training images of {name} and leave one "
+            f"to train on, got the share {share}"
+        )
+    order = np.random.default_rng(0).permutation(total)
+    return np.sort(order[count:]), np.sort(order[:count])

@@ -30,6 +30,7 @@ from PIL import Image
 
 from jgc.data.cache import Arrays, cached, place
 from jgc.data.dataset import Augment, Dataset, Labels, MissingDataError, data_folder
+from jgc.data.files import lines_of
 
 FOLDER = "tiny-imagenet-200"
 ADDRESS = f"http://cs231n.stanford.edu/{FOLDER}.zip"
@@ -71,7 +72,7 @@ def load_tiny_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Datase
     """
     folder = _folder(data_folder(data_dir))
     try:
-        wnids = _lines(folder / "wnids.txt")
+        wnids = lines_of(folder / "wnids.txt")
         train, val = _train(folder, wnids), _val(folder, wnids)
         entry, fingerprint = f"tiny_imagenet-{place(folder)}", _fingerprint(folder, train, val)
         arrays = cached(entry, fingerprint, lambda: _decode(folder, train, val))
@@ -93,17 +94,6 @@ def _fetch_command(data_dir: Path) -> str:
     return f"mkdir -p {to} && cd {to} && curl -LO {ADDRESS} && unzip -qo {FOLDER}.zip"
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a text file without the blank ones, at least one."""
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise MissingDataError(f"cannot read {path} ({error.strerror})") from error
-    if not lines:
-        raise MissingDataError(f"{path} is empty")
-    return lines
-
-
 def _train(folder: Path, wnids: list[str]) -> Split:
     """The training images class by class. Every class has as many: one with fewer was not unpacked to its end."""
     classes = {wnid: sorted((folder / "train" / wnid / "images").glob("*.JPEG")) for wnid in wnids}
@@ -121,7 +111,7 @@ def _val(folder: Path, wnids: list[str]) -> Split:
     annotations, images = folder / "val" / "val_annotations.txt", folder / "val" / "images"
     there = {file.name for file in images.glob("*.JPEG")}
     files, labels = [], []
-    for line in _lines(annotations):
+    for line in lines_of(annotations):
         name, wnid, *_ = [*line.split(), ""]
         if wnid not in wnids:
             raise MissingDataError(f"{annotations} names no class of wnids.txt in {line!r}")

@@ -18,6 +18,7 @@ from typing import Any
 
 import tyro
 
+from jgc.data import MissingDataError
 from jgc.training.config import Config, resolve
 from jgc.training.errors import FAILED, UserError, cannot_write, did_you_mean
 
@@ -74,6 +75,9 @@ def exit_code_of(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was saved before stays", file=sys.stderr)
         return 130
+    except MissingDataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
     except OSError as error:
         print(f"error: {cannot_write(error.filename or 'a file', error)}", file=sys.stderr)
         return FAILED

@@ -27,11 +27,15 @@ class DataConfig:
     """What is learned."""
 
     name: str = ""
-    """data set: digits, cifar10, cifar100, ptb, tiny_imagenet"""
+    """data set: digits, cifar10, cifar100, food101, imagenet, ptb, tiny_imagenet"""
     dir: str | None = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
     window: int = 0
     """of a text: words of each stream in a step, through which gradients go back; if not given, the text's own"""
+    crop: int = 0
+    """of images that are cropped while training: pixels on each side of a training crop; 0: the data set's own"""
+    threads: int = 0
+    """of images that are decoded while training: threads that do; 0: as many as there are processors"""
     validation: float = 0.0
     """share of the training images held out, for a validation loss; a text has its own validation text"""
 
@@ -108,8 +112,9 @@ class Config(Generic[M]):
     learning_rate: float = OPEN
     """its highest value"""
     schedule: Schedule = "workload"
-    """constant; cosine, down to 1 % of it; step: divided by 10 after 1/2 and 3/4 of schedule_steps; halving: by 2 after
-    4/13 and each further 1/13 of them; validation: lowered whenever the validation loss stops falling"""
+    """constant; cosine, down to 1 % of it; step: divided by 10 after 1/2 and 3/4 of schedule_steps; thirds: the same
+    after 1/3 and 2/3; halving: by 2 after 4/13 and each further 1/13; validation: lowered whenever the validation loss
+    stops falling"""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     schedule_steps: int = OPEN
     """steps over which the learning rate falls, then it stays; not tied to --steps, which --resume may change"""
@@ -140,9 +145,10 @@ class Config(Generic[M]):
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
-# What may differ between a run's first start and its resumption: steps, run folder, nodes, processes, logging.
+# What may differ between a run's first start and its resumption: steps, run folder, nodes, processes, threads, logging.
 FREE = frozenset(
-    "steps run_dir resume nodes distributed data.dir log_every evaluate_every diagnose_every checkpoint_every".split()
+    "steps run_dir resume nodes distributed data.dir data.threads log_every evaluate_every diagnose_every "
+    "checkpoint_every".split()
 )
 
 
@@ -203,6 +209,9 @@ def check(config: Config) -> None:
     if not 0 <= config.data.validation < 1:
         raise UserError(f"--data.validation must be a share of the images, at least 0 and below 1 (0.1), got "
                         f"{config.data.validation}")  # fmt: skip
+    for name in ("crop", "threads"):
+        if getattr(config.data, name) < 0:
+            raise UserError(f"--data.{name} must be at least 0, got {getattr(config.data, name)}")
     if config.correction.every < 0:
         raise UserError(f"--correction.every must be at least 0 steps, got {config.correction.every}")
     for name in ("timeout", "connect_timeout"):

@@ -13,14 +13,14 @@ import orbax.checkpoint as ocp
 from rich.console import Console
 
 from jgc import learning_rate, phases
-from jgc.data import prefetch
+from jgc.data import MissingDataError, prefetch
 from jgc.nodes import SHARED, place, place_parts
 from jgc.training import checkpoint, curves, summary, table
 from jgc.training.config import Config, as_json, check
 from jgc.training.costs import Costs, PhaseCost, phase_cost
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
-from jgc.training.errors import UserError
+from jgc.training.errors import FAILED, UserError
 from jgc.training.evaluate import LOSS, make_evaluate, make_validate
 from jgc.training.metrics import Metrics, NoMetrics, read
 from jgc.training.other import other_bytes
@@ -81,7 +81,11 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     with Metrics(run_dir, start) if team.leads else NoMetrics() as metrics, Interrupts() as interrupts, display:
         costs = {phase.value: cost_of(setup, phase) for phase in entered}
         recorder = Recorder(metrics, display, costs, config.nodes, config.log_every, lambda: checkpoint.kept(manager))
-        state, done = train(team, config, setup, state, start, entered, manager, recorder, costs, interrupts)
+        try:
+            state, done = train(team, config, setup, state, start, entered, manager, recorder, costs, interrupts)
+        except MissingDataError as error:  # an image turns out to be broken, in a thread that reads ahead of the steps
+            recorder.write()
+            raise UserError(f"{error}; {checkpoint.kept(manager)}", FAILED) from error
     manager.close()
     if done < config.steps:
         console.print(f"{interrupts.name}: saved after step {done} of {config.steps}. Go on with", highlight=False)
@@ -143,6 +147,7 @@ def train(
                 with recorder.aside(gradients):
                     figures = diagnosis.run(step, phase, state, gradients)
             state, outputs = updates[phase.value].run(state, gradients, np.int32(step))
+            del gradients  # or they would be there beside those of the next step
             recorder.push(step, phase, outputs, **figures)
             # validation, evaluation and checkpoint
             done, stop = step + 1, team.agreed_signal(step, start, interrupts.received)

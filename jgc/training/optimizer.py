@@ -30,11 +30,16 @@ def make_schedule(config: Config) -> optax.Schedule:
     elif config.schedule == "step":
         half, three_quarters = config.schedule_steps // 2 - warmup, config.schedule_steps * 3 // 4 - warmup
         after = optax.piecewise_constant_schedule(peak, {half: 0.1, three_quarters: 0.1})
+    elif config.schedule == "thirds":
+        ends = [config.schedule_steps * i // 3 - warmup for i in (1, 2)]
+        after = optax.piecewise_constant_schedule(peak, dict.fromkeys(ends, 0.1))
     elif config.schedule == "halving":
         ends = [config.schedule_steps * i // 13 - warmup for i in range(4, 13)]
         after = optax.piecewise_constant_schedule(peak, dict.fromkeys(ends, 0.5))
     else:
-        raise ValueError(f"schedule must be constant, cosine, step, halving or validation, got {config.schedule!r}")
+        raise ValueError(
+            f"schedule must be constant, cosine, step, thirds, halving or validation, got {config.schedule!r}"
+        )
     rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, after], [warmup]) if warmup else after
 

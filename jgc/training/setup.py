@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import compress
-from jgc.data import MissingDataError, Source, Text, load_dataset, source_of
+from jgc.data import MissingDataError, Source, Streamed, Text, load_dataset, source_of
 from jgc.models import Model, make_model
 from jgc.nodes import make_nodes
 from jgc.training.config import Config
@@ -18,13 +18,15 @@ from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
 from jgc.types import Compressor, PyTree
 
+STREAMED = {"crop": "images cropped while training", "threads": "images decoded while training"}
+
 
 class Setup(NamedTuple):
     """Everything that the loop needs.
 
     Attributes:
       parts: what the steps are made of.
-      source: the data, in memory.
+      source: the data.
       state: before the first step.
       costs: of every phase as planned.
       values: numbers in the model's gradient, n.
@@ -75,6 +77,11 @@ def data_of(config: Config) -> Source:
         if not isinstance(dataset, Text):
             raise ValueError(f"--data.window is a setting of texts, not of {config.data.name}")
         dataset = dataset._replace(window=config.data.window)
+    for name in ("crop", "threads"):
+        if getattr(config.data, name):
+            if not isinstance(dataset, Streamed):
+                raise ValueError(f"--data.{name} is a setting of {STREAMED[name]}, not of {config.data.name}")
+            dataset = dataset._replace(**{name: getattr(config.data, name)})
     source = source_of(dataset, config.data.validation)
     if config.schedule == "validation" and source.validation is None:
         raise ValueError(

@@ -1,0 +1,145 @@
+"""What a device needs on top of what it holds while it computes: activations, and copies on the way.
+
+A step is two programs, the nodes' gradients and the update; their temporaries are there one after the other. How well
+they are known is up to `Measure`:
+
+- "step": both are compiled as training compiles them, and the compiler says what they take. Minutes for large models.
+- "node": the gradients of a single node are compiled, without optimising the code, which does not change the buffers.
+  A device computes its nodes one after another, so that the others' finished gradients come on top; under vmap
+  (`--no-unroll-nodes`) all have their activations at once. The update is estimated.
+- "nothing": the activations are estimated by what the backward pass of one node keeps of the forward pass.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jgc.nodes import BATCH, LOCAL, placed_shapes
+from jgc.training.program import compile_gradients, compile_update
+from jgc.training.step import KINDS, Batch, Parts, TrainState, loss_of, make_gradients
+from jgc.types import Nodes, PyTree
+
+Measure = Literal["nothing", "node", "step"]
+
+MEASURED, FROM_ONE, ESTIMATED = "compiler", "compiler, one node", "estimate"
+
+# Copies of the device's gradients that an update has at the same time: 2.2 for dense, 3.2 for lgc_ps (ConvNet5 with 4
+# nodes on a CPU, by the compiler): packed, added to the memory, selected from.
+UPDATE_COPIES = 3
+
+QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
+
+
+class Temporary(NamedTuple):
+    """What one program takes beside its arguments and the results that are held.
+
+    Attributes:
+      name: of the program.
+      bytes: on one device.
+      how: they are known.
+    """
+
+    name: str
+    bytes: float
+    how: str
+
+
+def temporaries(
+    parts: Parts, state: TrainState, batch: Batch, measure: Measure, seen: dict[Any, Temporary]
+) -> tuple[Temporary, ...]:
+    """Those of the gradients, and of the update; of each phase's where it is compiled.
+
+    Args:
+      parts: of the run, in its own layout.
+      state: shapes of all nodes.
+      batch: likewise.
+      measure: see the module.
+      seen: what has been found out for other methods; the gradients are the same with the same model and batch.
+    """
+    shapes = [(x.shape, x.dtype) for x in jax.tree.leaves((state.params, state.own, batch))]
+    key = (parts.config.model, parts.config.unroll_nodes, parts.nodes, measure, str(shapes))
+    if key not in seen:
+        seen[key] = of_gradients(parts, state, batch, measure)
+    if measure != "step":
+        copies = parts.nodes.per_device * size_of(state.params)
+        return seen[key], Temporary("update", UPDATE_COPIES * copies, ESTIMATED)
+    return seen[key], *of_updates(parts, state, batch)
+
+
+def size_of(tree: PyTree) -> int:
+    """Bytes of all arrays, or shapes of arrays, in a tree."""
+    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+# --- the nodes' gradients -------------------------------------------------------------------------------------------
+
+
+def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure) -> Temporary:
+    """What the gradients of a device's nodes take, and the nodes' own collections, which are made anew."""
+    own = size_of(state.own) * parts.nodes.per_device // parts.nodes.count
+    if measure == "step":
+        state, batch = placed_shapes(state, KINDS, parts.nodes), placed_shapes(batch, (BATCH, BATCH), parts.nodes)
+        found = compiled_bytes(compile_gradients(parts, state, batch))
+        if found is not None:
+            return Temporary("gradients", found + own, MEASURED)
+    one, how = None, ESTIMATED
+    if measure != "nothing":
+        one, how = of_one_node(parts, state, batch), FROM_ONE
+    if one is None:
+        one, how = kept_for_backward(parts, state, batch), ESTIMATED
+    here, gradient = parts.nodes.per_device, size_of(state.params)
+    on_device = one + (here - 1) * gradient if parts.config.unroll_nodes else here * one
+    return Temporary("gradients", on_device + own, how)
+
+
+def of_one_node(parts: Parts, state: TrainState, batch: Batch) -> int | None:
+    """Bytes by the compiler for the gradients of the first node alone; None where it does not say."""
+    alone = parts._replace(nodes=Nodes(1, 1))
+    own, batch = (jax.tree.map(_first, tree) for tree in (state.own, batch))
+    lowered = jax.jit(make_gradients(alone)).lower(state.params, own, batch)
+    return compiled_bytes(lowered.compile(QUICK if jax.default_backend() == "cpu" else None))
+
+
+def kept_for_backward(parts: Parts, state: TrainState, batch: Batch) -> int:
+    """Bytes that the backward pass of one node needs of its forward pass, beside the parameters and the batch."""
+    own, batch = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), t) for t in (state.own, batch))
+
+    def forward(params, own, batch):
+        return jax.vjp(lambda p: loss_of(parts.apply)(p, batch, own)[0], params)[1]
+
+    kept = size_of(jax.eval_shape(forward, state.params, own, batch))
+    return max(kept - size_of(state.params) - size_of(batch), 0)
+
+
+def _first(x: Any) -> jax.ShapeDtypeStruct:
+    """The shape [1, ...] of one node's part of an array [K, ...]."""
+    return jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+
+
+# --- the update -----------------------------------------------------------------------------------------------------
+
+
+def of_updates(parts: Parts, state: TrainState, batch: Batch) -> tuple[Temporary, ...]:
+    """What every phase's update takes, by the compiler, or an estimate where that does not say."""
+    placed, guess = placed_shapes(state, KINDS, parts.nodes), UPDATE_COPIES * parts.nodes.per_device
+    config = dataclasses.replace(parts.config, unroll_nodes=False)  # the same shapes, traced once
+    whole = parts._replace(nodes=Nodes(parts.nodes.count, parts.nodes.count), config=config)
+    gradients = jax.eval_shape(make_gradients(whole), state.params, state.own, batch)
+    gradients = placed_shapes(gradients, type(gradients)(*[LOCAL] * len(gradients)), parts.nodes)
+    out = []
+    for phase in parts.compressor.schedule:
+        found = compiled_bytes(compile_update(parts, phase.value, placed, gradients).run)
+        name = f"update, {phase.name}"
+        if found is None:
+            out.append(Temporary(name, guess * size_of(state.params), ESTIMATED))
+        else:
+            out.append(Temporary(name, found, MEASURED))
+    return tuple(out)
+
+
+def compiled_bytes(compiled: Any) -> int | None:
+    """Temporaries of a compiled program on one device; None where the compiler does not say."""
+    analysis = compiled.memory_analysis()
+    return None if analysis is None else int(analysis.temp_size_in_bytes)
