@@ -7,7 +7,6 @@ gradient with coupled weight decay in it.
 
 import io
 import json
-import re
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from jgc.pack import leaf_paths
 from jgc.training.config import Config, DataConfig, as_json, check, resolve
 from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.optimizer import add_coupled_decay
+from jgc.training.recording import matching
 from jgc.training.rundir import write_whole
 from jgc.training.setup import build
 from jgc.types import PyTree
@@ -67,10 +67,7 @@ def choose(params: PyTree, pattern: str) -> str:
     """
     leaves = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
     shapes = {path: tuple(leaf.shape) for path, leaf in leaves if len(leaf.shape) == 4}
-    try:
-        found = [path for path in shapes if re.search(pattern, path)]
-    except re.error as error:
-        raise UserError(f"--layer {pattern!r} is no regular expression: {error}") from error
+    found = matching(shapes, pattern, "--layer")
     if not pattern:
         threes = [path for path, shape in shapes.items() if shape[:2] == (3, 3)]
         found = threes[len(threes) // 2 :][:1]

@@ -130,8 +130,8 @@ def make_gradients(parts: Parts) -> Callable[[PyTree, dict[str, PyTree], Batch],
     return flat
 
 
-def _local(grads: PyTree, params: PyTree, parts: Parts) -> PyTree:
-    """What a node does to its gradient before the compressor sees it."""
+def before_compression(grads: PyTree, params: PyTree, parts: Parts) -> PyTree:
+    """A node's gradient as the compressor gets it: with coupled weight decay, then clipped."""
     grads = add_coupled_decay(grads, params, parts.config)
     return clip_local(grads, parts.config.clip_norm, parts.nodes.count) if parts.config.clip_norm else grads
 
@@ -143,7 +143,7 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
     """
 
     def exchange(key, params, grads, compressor_state, loss, accuracy):  # one node's, without the axis [K]
-        grads = _local(grads, params, parts)
+        grads = before_compression(grads, params, parts)
         aggregated, new, info = parts.compressor.aggregate(phase, key, grads, compressor_state, parts.nodes)
         return aggregated, new, _metrics(info, loss, accuracy, parts.nodes)
 
@@ -186,7 +186,7 @@ def make_compare(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradien
     assert parts.compressor.diagnose is not None
 
     def compare(key, params, grads, compressor_state):  # one node's, without the axis [K]
-        grads = comm.exact_mean(_local(grads, params, parts), parts.nodes)
+        grads = comm.exact_mean(before_compression(grads, params, parts), parts.nodes)
         return parts.compressor.diagnose(phase, key, grads, compressor_state, parts.nodes)
 
     on_axis = on_nodes(compare, parts.nodes, ins=(SHARED, SHARED, LOCAL, KINDS.compressor), outs=SHARED)
