@@ -168,6 +168,28 @@ def analyze_correlation(
     print(write(output, recording, samples, loss, command()))
 
 
+def analyze_information(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    output: Path = Path("information"),
+    layers: str = "",
+    pairs: int = 4,
+    neighbours: int = 10_000,
+) -> None:
+    """What two nodes' gradients have in common, from recorded runs: the LGC paper's Figures 3, 4 and 12, with controls.
+
+    Args:
+      runs: folders of runs with a recording (train.py --record.every N); one with --record.residuals shows ScaleCom's
+        similarity of residuals as well.
+      output: folder of the page, its pictures and tables.
+      layers: a pattern of the layers to measure; all that were recorded if not given.
+      pairs: random ones at each step, where there are more than two nodes.
+      neighbours: values of a layer that the nearest-neighbour estimate takes.
+    """
+    from jgc.analysis.information_page import write
+
+    print(write(output, runs, layers, pairs, neighbours, command()))
+
+
 def advise(
     config: Path | None = None,
     workload: str | None = None,
@@ -224,7 +246,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "compare": {"": compare},
     "sweep": {"": sweep},
     "bench": commands.BENCH,
-    "analyze": {"correlation": analyze_correlation},
+    "analyze": {"correlation": analyze_correlation, "information": analyze_information},
     "advise": {"": advise},
 }
 
