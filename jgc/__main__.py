@@ -190,6 +190,27 @@ def analyze_information(
     print(write(output, runs, layers, pairs, neighbours, command()))
 
 
+def analyze_worth(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    output: Path = Path("worth"),
+    layers: str = "",
+    alpha: float = 0.001,
+    draws: int = 4,
+) -> None:
+    """When one node's largest values predict the mean gradient, so that learned compression can help, from recorded runs.
+
+    Args:
+      runs: folders of runs with a recording (train.py --record.every N).
+      output: folder of the page, its pictures and its table.
+      layers: a pattern of the layers to measure; all that were recorded if not given.
+      alpha: share of the values picked, where it is not what varies.
+      draws: random subsets of the nodes for each case.
+    """
+    from jgc.analysis.worth_page import write
+
+    print(write(output, runs, layers, alpha, draws, command()))
+
+
 def advise(
     config: Path | None = None,
     workload: str | None = None,
@@ -246,7 +267,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "compare": {"": compare},
     "sweep": {"": sweep},
     "bench": commands.BENCH,
-    "analyze": {"correlation": analyze_correlation, "information": analyze_information},
+    "analyze": {"correlation": analyze_correlation, "information": analyze_information, "worth": analyze_worth},
     "advise": {"": advise},
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jgc.analysis.information import correlation_of
-from jgc.analysis.information_rows import ALL, COARSE, PAPER, Cosine, Measured, Row
+from jgc.analysis.information_rows import ALL, PAPER, Cosine, Measured, Row
 
 MUCH, SOME, LITTLE = 0.5, 0.1, 0.02  # bits a value
 NAMES = ((MUCH, "much"), (SOME, "something"), (LITTLE, "little"), (-math.inf, "next to nothing"))
@@ -38,7 +38,7 @@ def on_histogram(rows: Sequence[Row]) -> str:
     """What the paper's histogram can show with so many samples."""
     share, control = mean(rows, lambda r: r.paper.share), mean(rows, lambda r: r.paper.shuffled_share)
     alone = mean(rows, lambda r: r.paper.alone)
-    coarse, chance = mean(rows, lambda r: r.at(COARSE).share), mean(rows, lambda r: r.at(COARSE).shuffled_share)
+    coarse, chance = mean(rows, lambda r: r.few.share), mean(rows, lambda r: r.few.shuffled_share)
     left = control / share if share > 0 else 1.0
     if left > 0.95:
         say = "says nothing of the gradients"
@@ -54,7 +54,8 @@ def on_histogram(rows: Sequence[Row]) -> str:
         "values "
         f"with one vector shuffled {control:.1%}. {why} {alone:.1%} of the values have a cell of the joint histogram "
         "for "
-        f"themselves. With 2^{COARSE} cells it is {coarse:.1%}, shuffled {chance:.1%}."
+        f"themselves. With so few cells that there are no more of the pair than values it is {coarse:.1%}, shuffled "
+        f"{chance:.1%}."
     )
 
 
@@ -117,7 +118,8 @@ def on_training(rows: Sequence[Row]) -> list[str]:
     third = max(1, len(steps) // 3)
     early, late = ([r for r in rows if r.step in part] for part in (steps[:third], steps[-third:]))
     a, b = mean(early, beyond), mean(late, beyond)
-    say = "falls" if b < 0.67 * a else "rises" if b > 1.5 * a else "stays about the same"
+    noise = math.sqrt(sum(np.var([beyond(r) for r in part]) / len(part) for part in (early, late)))
+    say = "stays about the same" if abs(a - b) < max(0.2 * a, 2 * noise) else "falls" if b < a else "rises"
     if max(a, b) < LITTLE:
         say = "is next to nothing throughout"
     rho = [math.sqrt(mean(part, lambda r: r.pair.correlation**2)) for part in (early, late)]

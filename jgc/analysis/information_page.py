@@ -12,7 +12,6 @@ from jgc.analysis.information import BITS
 from jgc.analysis.information_conclusions import conclusions, mean
 from jgc.analysis.information_rows import (
     ALL,
-    COARSE,
     LEAST,
     PAPER,
     Cosine,
@@ -47,13 +46,9 @@ def write(output: Path, folders: Sequence[Path], layers: str, pairs: int, neighb
     Raises:
       UserError: a setting is wrong, or a run has not recorded what is needed.
     """
-    if not folders:
-        raise UserError("give the folders of runs that have recorded: python -m jgc analyze information RUN...")
     if pairs < 1 or neighbours < 100:
         raise UserError(f"--pairs must be at least 1 and --neighbours at least 100, got {pairs} and {neighbours}")
-    runs = [find(folder, layers) for folder in folders]
-    for run in runs:
-        _check(run)
+    runs = check_runs("information", [find(folder, layers) for folder in folders])
     output.mkdir(parents=True, exist_ok=True)
     found = dict(zip(names_of(runs), (measure_run(run, pairs, neighbours) for run in runs), strict=True))
     for name, measured in found.items():
@@ -65,11 +60,16 @@ def write(output: Path, folders: Sequence[Path], layers: str, pairs: int, neighb
     return output / PAGE
 
 
-def _check(run: Recorded) -> None:
-    if run.nodes < 2:
-        raise UserError(f"{run.folder} has one node: what two have in common cannot be measured")
-    if all(np.prod(run.shapes[layer]) < LEAST for layer in run.layers):
-        raise UserError(f"{run.folder} has recorded no layer of {LEAST} values or more: {', '.join(run.layers)}")
+def check_runs(what: str, runs: Sequence[Recorded]) -> Sequence[Recorded]:
+    """The runs; UserError if there are none, or one has recorded too little to be compared."""
+    if not runs:
+        raise UserError(f"give the folders of runs that have recorded: python -m jgc analyze {what} RUN...")
+    for run in runs:
+        if run.nodes < 2:
+            raise UserError(f"{run.folder} has one node: what two have in common cannot be measured")
+        if all(np.prod(run.shapes[layer]) < LEAST for layer in run.layers):
+            raise UserError(f"{run.folder} has recorded no layer of {LEAST} values or more: {', '.join(run.layers)}")
+    return runs
 
 
 def names_of(runs: Sequence[Recorded]) -> list[str]:
@@ -151,8 +151,9 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
     ("I", ".2f", lambda r: r.paper.mutual),
     ("I / H", ".1%", lambda r: r.paper.share),
     ("shuffled", ".1%", lambda r: r.paper.shuffled_share),
-    (f"I / H, 2^{COARSE}", ".1%", lambda r: r.at(COARSE).share),
-    ("shuffled", ".1%", lambda r: r.at(COARSE).shuffled_share),
+    ("I / H, few cells", ".1%", lambda r: r.few.share),
+    ("shuffled", ".1%", lambda r: r.few.shuffled_share),
+    ("I, few cells, corrected", ".3f", lambda r: r.few.corrected),
     ("nearest neighbours", ".3f", lambda r: r.pair.neighbours),
     ("shuffled", ".3f", lambda r: r.pair.neighbours_shuffled),
     ("Gaussian", ".3f", lambda r: r.pair.gaussian),
@@ -169,7 +170,11 @@ def _layer_table(measured: Measured) -> str:
         cells = (f"{mean(rows, value):{how}}" for _, how, value in _COLUMNS)
         body.append((f"`{layer}`", f"{rows[0].values:,}", *cells))
     table = markdown_table(("layer", "values", *(name for name, *_ in _COLUMNS)), body)
-    return f"{table}\n\nH, I and the first I / H are with the paper's 2^{PAPER} cells."
+    said = (
+        f"H, I and the first I / H are with the paper's 2^{PAPER} cells. *Few cells*: the most of those tried of which "
+        "the pair has no more than there are values."
+    )
+    return f"{table}\n\n{said}"
 
 
 def _similarity(name: str, found: Sequence[Cosine]) -> list[str]:

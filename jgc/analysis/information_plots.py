@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from jgc.analysis.correlation_plots import BLACK, BLUE, GREEN, ORANGE, RED, new_figure, save_figure
 from jgc.analysis.information_conclusions import mean
-from jgc.analysis.information_rows import ALL, COARSE, PAPER, Cosine, Measured, Row
+from jgc.analysis.information_rows import ALL, PAPER, Cosine, Measured, Row
 
 SHOWN = 4  # layers in a picture over steps
 GREY = "#888888"
@@ -24,26 +23,26 @@ class Curve(NamedTuple):
     colour: str
     style: Any
     value: Callable[[Row], float]
+    width: float = 1.8  # wider where others are to lie on top of it and it is to be seen all the same
 
 
 def _or_gap(x: float) -> float:
     return x if np.isfinite(x) else np.nan
 
 
-ENTROPY = Curve("entropy H of one node's gradient", BLACK, ":", lambda r: r.paper.entropy)
-MUTUAL = Curve("mutual information I of the two nodes", BLUE, "-", lambda r: r.paper.mutual)
-SHUFFLED = Curve("I when one is shuffled: nothing is shared", ORANGE, "--", lambda r: r.paper.shuffled)
+ENTROPY = Curve("entropy H of one node's gradient", GREY, "-", lambda r: r.paper.entropy, 7.0)
+MUTUAL = Curve("mutual information I of the two nodes", BLUE, "-", lambda r: r.paper.mutual, 3.4)
+SHUFFLED = Curve("I when one is shuffled: nothing is shared", ORANGE, "--", lambda r: r.paper.shuffled, 1.6)
 NEIGHBOURS = Curve("nearest neighbours", BLUE, "-", lambda r: r.pair.neighbours)
 CONTROL = Curve("nearest neighbours, shuffled", ORANGE, "--", lambda r: r.pair.neighbours_shuffled)
 GAUSSIAN = Curve("Gaussian pair of the same correlation", GREEN, "-.", lambda r: _or_gap(r.pair.gaussian))
-MILLER = Curve(f"2^{COARSE} cells, bias-corrected", RED, "-", lambda r: r.at(COARSE).corrected)
-MILLER_CONTROL = Curve(
-    f"2^{COARSE} cells, bias-corrected, shuffled", RED, (0, (1, 1.5)), lambda r: r.at(COARSE).corrected_shuffled
-)
+MILLER = Curve("few cells*, bias-corrected", RED, "-", lambda r: r.few.corrected)
+MILLER_CONTROL = Curve("few cells*, corrected, shuffled", RED, (0, (1, 1.5)), lambda r: r.few.corrected_shuffled)
 PAPERS = (ENTROPY, MUTUAL, SHUFFLED)
 OTHERS = (NEIGHBOURS, CONTROL, GAUSSIAN, MILLER, MILLER_CONTROL)
 ABOVE = f"2^{PAPER} cells, as in the paper\nbits a value"
 BELOW = "other estimates of I\nbits a value"
+NOTE = "* no more cells of the pair than values"
 
 
 def some_layers(layers: Sequence[str]) -> list[str]:
@@ -71,15 +70,14 @@ def _over_steps(path: Path, measured: Measured, rows: Sequence[Row], title: str,
     layers = some_layers(measured.layers)
     figure = new_figure(4.2 * len(layers) + 1.2, 8.4, title)
     grid = figure.subplots(2, len(layers), sharey="row", sharex=True, squeeze=False)
-    others = [c for c in OTHERS if marks or c not in (MILLER, MILLER_CONTROL)]
     for column, layer in enumerate(layers):
         mine = [r for r in rows if r.layer == layer]
         steps = sorted({r.step for r in mine})
-        for axes, curves in zip(grid[:, column], (PAPERS, others), strict=True):
+        for axes, curves in zip(grid[:, column], (PAPERS, OTHERS), strict=True):
             for curve in curves:
                 means = [mean([r for r in mine if r.step == s], curve.value) for s in steps]
-                axes.plot(steps, means, color=curve.colour, linestyle=curve.style, label=curve.label, linewidth=1.8,
-                          marker="o" if marks else "", markersize=3)  # fmt: skip
+                axes.plot(steps, means, color=curve.colour, linestyle=curve.style, label=curve.label,
+                          linewidth=curve.width, marker="o" if marks else "", markersize=3)  # fmt: skip
                 if not marks:
                     axes.plot([r.step for r in mine], [curve.value(r) for r in mine], color=curve.colour, linestyle="",
                               marker=".", markersize=4, alpha=0.5)  # fmt: skip
@@ -87,7 +85,8 @@ def _over_steps(path: Path, measured: Measured, rows: Sequence[Row], title: str,
         grid[0, column].set_title(f"{layer}\n{mine[0].values:,} values", fontsize=9)
         grid[1, column].set_xlabel("step")
         grid[1, column].xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    _legends(figure, grid)
+    _legends(grid)
+    save_figure(figure, path)
 
 
 def figure4(path: Path, measured: Measured, title: str) -> None:
@@ -100,13 +99,14 @@ def figure4(path: Path, measured: Measured, title: str) -> None:
     for axes, curves in zip(grid[:, 0], (PAPERS, OTHERS), strict=True):
         for curve in curves:
             axes.plot(at, [mean(rows, curve.value) for rows in by_layer], color=curve.colour, linestyle=curve.style,
-                      marker="o", markersize=4, linewidth=1.6, label=curve.label)  # fmt: skip
+                      marker="o", markersize=4, linewidth=curve.width, label=curve.label)  # fmt: skip
         _plain(axes)
     most = [np.log2(rows[0].pair.n) for rows in by_layer]
-    grid[0, 0].plot(at, most, color=GREY, linestyle="", marker="_", markersize=14,
+    grid[0, 0].plot(at, most, color=GREY, linestyle="", marker="_", markersize=16,
                     label="log2 of the number of values: the most H can be")  # fmt: skip
     grid[1, 0].set_xticks(at, layers, rotation=60, ha="right", fontsize=8)
-    _legends(figure, grid)
+    _legends(grid)
+    save_figure(figure, path)
 
 
 def cells(path: Path, measured: Measured, title: str) -> None:
@@ -139,7 +139,7 @@ def similarity(path: Path, found: Sequence[Cosine], title: str) -> None:
     """Mean cosine between two nodes' residuals over the steps, by layer, beside that of their gradients."""
     kinds = [kind for kind in ("residual", "gradient") if any(c.kind == kind for c in found)]
     figure = new_figure(6.6 * len(kinds) + 2.2, 5.6, title)
-    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
     layers = list(dict.fromkeys(c.layer for c in found if c.kind == kinds[-1]))
     colours = _shades(len(layers))
     for axes, kind in zip(panels, kinds, strict=True):
@@ -177,10 +177,10 @@ def _plain(axes: Axes) -> None:
     axes.grid(alpha=0.3)
 
 
-def _legends(figure: Figure, grid: np.ndarray) -> None:
+def _legends(grid: np.ndarray) -> None:
     """One legend for the upper row, one for the lower, each beside its row."""
     for axes, label in zip(grid[:, 0], (ABOVE, BELOW), strict=True):
         axes.set_ylabel(label)
-    for row in grid:
+    for row, note in zip(grid, ("", NOTE), strict=True):
         row[-1].legend(*row[0].get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=8,
-                       frameon=False)  # fmt: skip
+                       frameon=False, title=note, title_fontsize=8)  # fmt: skip

@@ -10,8 +10,6 @@ from jgc.analysis.recorded import Recorded, Step, read
 
 PAPER = 32
 """Bits of the paper's histogram."""
-COARSE = 8
-"""Bits of one that still has more samples than cells in large layers."""
 LEAST = 100
 """Values below which a layer, such as a norm's, is left out: no estimator says anything of so few."""
 MOST = 2**20
@@ -34,9 +32,24 @@ class Row(NamedTuple):
         """The paper's histogram."""
         return self.at(PAPER)
 
+    @property
+    def few(self) -> Any:
+        """The finest histogram whose pairs of cells are no more than the values."""
+        return self.at(few_bits(self.pair.n))
+
     def at(self, bits: int) -> Any:
         """The histogram of 2^bits cells."""
         return next(h for h in self.pair.histograms if h.bits == bits)
+
+
+def few_bits(n: int) -> int:
+    """The bits of `Row.few`.
+
+    Example:
+      >>> few_bits(100_000), few_bits(1_000), few_bits(10)
+      (8, 4, 3)
+    """
+    return max((bits for bits in BITS if 4**bits <= n), default=BITS[0])
 
 
 class Cosine(NamedTuple):
@@ -57,7 +70,7 @@ class Measured(NamedTuple):
     Attributes:
       run: where it comes from.
       first: nodes 0 and 1, every step and layer, all numbers of cells: Figures 3 and 4.
-      random: pairs drawn anew at every step, the paper's and the coarse histogram: Figure 12. None with two nodes.
+      random: pairs drawn anew at every step, few cells and the paper's: Figure 12. None with two nodes.
       cosines: of gradients and residuals.
       left_out: layers of fewer than LEAST values.
     """
@@ -93,8 +106,9 @@ def measure_run(run: Recorded, pairs: int = 4, neighbours: int = NEIGHBOURS, see
             x = step.gradients[layer]
             some = np.sort(rng.permutation(x.shape[1])[:MOST]) if x.shape[1] > MOST else slice(None)
             for (a, b), is_random in drawn.items():
-                bits = (COARSE, PAPER) if is_random else BITS
-                found = measure(x[a, some], x[b, some], bits, neighbours)
+                one, other = x[a, some], x[b, some]
+                bits = (few_bits(one.size), PAPER) if is_random else BITS
+                found = measure(one, other, bits, neighbours)
                 row = Row(step.step, step.phase, layer, sizes[layer], (a, b), found)
                 (out.random if is_random else out.first).append(row)
         out.cosines.extend(cosines(step))
