@@ -197,7 +197,7 @@ def analyze_worth(
     alpha: float = 0.001,
     draws: int = 4,
 ) -> None:
-    """When one node's largest values predict the mean gradient, so that learned compression can help, from recorded runs.
+    """When one node's values predict the mean gradient, so that learned compression can help, from recorded runs.
 
     Args:
       runs: folders of runs with a recording (train.py --record.every N).

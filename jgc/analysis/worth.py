@@ -181,10 +181,10 @@ def predictions(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _worth(step: int, layer: str, alpha: float, setting: Setting, picked: int, sums: np.ndarray) -> Worth:
     """From sums of products f64[draws, 12]."""
     tt, covered, best, whole = sums[:, 6], sums[:, 9], sums[:, 10], sums[:, 11]
-    cosines = [_mean_ratio(sums[:, 2 * i], np.sqrt(sums[:, 2 * i + 1] * tt)) for i in range(3)]
+    leader, signs, innovations = (_mean_ratio(sums[:, i], np.sqrt(sums[:, i + 1] * tt)) for i in (0, 2, 4))
     chance = _mean_ratio(sums[:, 7], np.sqrt(sums[:, 1] * sums[:, 8]))
     shares = _mean_ratio(covered, whole), _mean_ratio(best, whole)
-    return Worth(step, layer, alpha, setting, picked, *cosines, chance, *shares)
+    return Worth(step, layer, alpha, setting, picked, leader, signs, innovations, chance, *shares)
 
 
 def _mean_ratio(a: np.ndarray, b: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """The pictures of `jgc analyze worth`: when a leader's values predict the mean gradient, and in which layers."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ def overview(path: Path, runs: dict[str, list[Worth]], batches: dict[str, int], 
         most = Setting(max(row.setting.nodes for row in rows), 1)
         two, whole = [r for r in rows if r.setting.nodes == 2], select(rows, setting=most)
         alone = [r for r in rows if r.setting.merged == 1]
+        batch = partial(_batch, batches[name])
         at = f"alpha = {alpha:.2%}"
         ones: tuple[tuple[list[Worth], str, Callable[[Worth], float], str], ...] = (
             (whole, "alpha: share of values picked, %", lambda r: 100 * r.alpha, f"{most.nodes} nodes, all steps"),
             (select(alone, alpha=alpha), "nodes", lambda r: r.setting.nodes, f"{at}, all steps"),
-            (select(two, alpha=alpha), "batch per node (several recorded nodes as one)",
-             lambda r, b=batches[name]: r.setting.merged * b, f"2 nodes, {at}, all steps"),
+            (select(two, alpha=alpha), "batch per node (recorded nodes merged)", batch, f"2 nodes, {at}, all steps"),
             (select(whole, alpha=alpha), "step", lambda r: r.step, f"{most.nodes} nodes, {at}"),
         )  # fmt: skip
         for axes, (mine, label, place, said) in zip(panels, ones, strict=True):
@@ -61,6 +62,10 @@ def overview(path: Path, runs: dict[str, list[Worth]], batches: dict[str, int], 
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=10, frameon=False)
     save_figure(figure, path)
+
+
+def _batch(recorded: int, row: Worth) -> float:
+    return recorded * row.setting.merged
 
 
 def _curves(axes: Axes, rows: Sequence[Worth], label: str, at: Callable[[Worth], float]) -> None:
