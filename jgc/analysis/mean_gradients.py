@@ -2,7 +2,7 @@
 
 `jgc.bench.record` keeps all nodes' gradients of the whole model, 12 MB a step for the small one; here hundreds of steps
 are wanted of one layer and of the mean alone, 0.3 MB a step. Both record what a compressor would get: each node's
-gradient with coupled weight decay in it.
+gradient with coupled weight decay in it, clipped where the run clips.
 """
 
 import io
@@ -20,7 +20,6 @@ from jgc.compress import Dense
 from jgc.pack import leaf_paths
 from jgc.training.config import Config, DataConfig, as_json, check, resolve
 from jgc.training.errors import FAILED, NonFinite, UserError
-from jgc.training.optimizer import add_coupled_decay
 from jgc.training.recording import matching
 from jgc.training.rundir import write_whole
 from jgc.training.setup import build
@@ -105,10 +104,9 @@ def record(
     path = choose(setup.state.params, layer)
     at = leaf_paths(setup.state.params).index(path)
     kept, shape = [], jax.tree.leaves(setup.state.params)[at].shape
-    for step, grads, params in training_gradients(config, setup):
+    for step, grads in training_gradients(config, setup):
         if step >= start:
-            mine, weights = jax.tree.leaves(grads)[at], jax.tree.leaves(params)[at]
-            nodes_own = np.asarray(add_coupled_decay([mine], [weights], config)[0])  # [K, H, W, D, F]
+            nodes_own = np.asarray(jax.tree.leaves(grads)[at])  # [K, H, W, D, F]
             kept.append(nodes_own.mean(0, dtype=np.float64).astype(np.float32).ravel())
             if not np.isfinite(kept[-1]).all():
                 raise NonFinite(step, f"a gradient of {path} is not finite", "nothing was recorded")

@@ -7,6 +7,7 @@ each phase. The diagnose step stands between the two and sees the very gradients
 """
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -134,6 +135,12 @@ def before_compression(grads: PyTree, params: PyTree, parts: Parts) -> PyTree:
     """A node's gradient as the compressor gets it: with coupled weight decay, then clipped."""
     grads = add_coupled_decay(grads, params, parts.config)
     return clip_local(grads, parts.config.clip_norm, parts.nodes.count) if parts.config.clip_norm else grads
+
+
+def make_before_compression(parts: Parts) -> Callable[[PyTree, PyTree], PyTree]:
+    """`(grads [K, ...], params) -> what the compressor gets, [K, ...]`, nothing shared between nodes."""
+    one = partial(before_compression, parts=parts)
+    return on_nodes(one, parts.nodes, ins=(LOCAL, SHARED), outs=LOCAL)
 
 
 def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradients, Array], tuple[TrainState, dict]]:
