@@ -118,8 +118,8 @@ def on_training(rows: Sequence[Row]) -> list[str]:
     third = max(1, len(steps) // 3)
     early, late = ([r for r in rows if r.step in part] for part in (steps[:third], steps[-third:]))
     a, b = mean(early, beyond), mean(late, beyond)
-    noise = math.sqrt(sum(np.var([beyond(r) for r in part]) / len(part) for part in (early, late)))
-    say = "stays about the same" if abs(a - b) < max(0.2 * a, 2 * noise) else "falls" if b < a else "rises"
+    noise = math.sqrt(sum(np.var([beyond(r) for r in part]) / max(1, len(part) - 1) for part in (early, late)))
+    say = "stays about the same" if abs(a - b) < max(0.2 * a, 3 * noise) else "falls" if b < a else "rises"
     if max(a, b) < LITTLE:
         say = "is next to nothing throughout"
     rho = [math.sqrt(mean(part, lambda r: r.pair.correlation**2)) for part in (early, late)]

@@ -35,10 +35,11 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def without_places(command: str) -> str:
-    """A command without the places of this machine: the data's folder.
+    """A command without the places of this machine: of the data's folder nothing, of other whole paths the last part.
 
     Example:
-      >>> without_places("jgc --data-dir /somewhere/data --nodes 2")
-      'jgc --data-dir DIR --nodes 2'
+      >>> without_places("jgc --data-dir /somewhere/data --nodes 2 /somewhere/runs/a --output=/elsewhere/b")
+      'jgc --data-dir DIR --nodes 2 a --output=b'
     """
-    return re.sub(r"(--data[-_.]dir[= ])\S+", r"\1DIR", command)
+    command = re.sub(r"(--data[-_.]dir[= ])\S+", r"\1DIR", command)
+    return re.sub(r"(^|[ =])/\S*?([^/ ]+)/?(?= |$)", r"\1\2", command)
