@@ -93,17 +93,17 @@ def on_layers(measured: Measured) -> list[str]:
     entropies = [mean(rows, lambda r: r.paper.entropy) for rows in by_layer.values()]
     missing = [size - h for size, h in zip(sizes, entropies, strict=True)]
     far = max(missing)
-    say = "is the number of samples" if far < 1 else "is close to the number of samples" if far < 3 else "is its own"
+    say = "is the number of its values" if far < 1 else "is near the number of its values" if far < 3 else "is its own"
+    so = ": that it grows with the index of the layer is the layers' size" if far < 3 else ""
     shared = {layer: mean(rows, beyond) for layer, rows in by_layer.items()}
     ranked = sorted(shared, key=lambda layer: shared[layer])
     ends = measured.layers[0], measured.layers[-1]
     places = [ranked.index(end) + 1 for end in ends]
-    least = "are" if set(places) == {1, 2} else "are not"
+    holds = "holds here" if set(places) == {1, 2} else "does not hold here"
     return [
         f"**The entropy of a layer (Figure 4) {say}.** With 2^{PAPER} cells it is at most {far:.1f} bits from log2 n, "
-        "the "
-        "highest that n values can have: that it grows with the index of the layer is the layers' size.",
-        f"**The first and the last layer {least} those that share least**, as the paper has it: `{ends[0]}` "
+        f"the highest that n values can have{so}.",
+        f"**That the first and the last layer share least, as the paper has it, {holds}.** `{ends[0]}` "
         f"{shared[ends[0]]:.3f} and `{ends[1]}` {shared[ends[1]]:.3f} bits a value by nearest neighbours, places "
         f"{places[0]} and {places[1]} of {len(ranked)} from below. Least: `{ranked[0]}` {shared[ranked[0]]:.3f}; most: "
         f"`{ranked[-1]}` {shared[ranked[-1]]:.3f}.",
@@ -118,17 +118,17 @@ def on_training(rows: Sequence[Row]) -> list[str]:
     third = max(1, len(steps) // 3)
     early, late = ([r for r in rows if r.step in part] for part in (steps[:third], steps[-third:]))
     a, b = mean(early, beyond), mean(late, beyond)
-    noise = math.sqrt(sum(np.var([beyond(r) for r in part]) / max(1, len(part) - 1) for part in (early, late)))
+    own = {r.layer: mean([x for x in rows if x.layer == r.layer], beyond) for r in rows}  # no noise: layers differ
+    left = [[beyond(r) - own[r.layer] for r in part] for part in (early, late)]
+    noise = math.sqrt(sum(np.var(part) / max(1, len(part) - 1) for part in left))
     say = "stays about the same" if abs(a - b) < max(0.2 * a, 3 * noise) else "falls" if b < a else "rises"
     if max(a, b) < LITTLE:
         say = "is next to nothing throughout"
     rho = [math.sqrt(mean(part, lambda r: r.pair.correlation**2)) for part in (early, late)]
     return [
         f"**As training goes on what is shared {say}.** Steps {steps[0]} to {steps[third - 1]}: {a:.3f} bits a value "
-        "by "
-        f"nearest neighbours, correlation {rho[0]:.2f}; steps {steps[-third]} to {steps[-1]}: {b:.3f} bits, "
-        f"{rho[1]:.2f}. "
-        f"The paper's estimate goes from {mean(early, lambda r: r.paper.share):.1%} to "
+        f"by nearest neighbours, correlation {rho[0]:.2f}; steps {steps[-third]} to {steps[-1]}: {b:.3f} bits, "
+        f"{rho[1]:.2f}. The paper's estimate goes from {mean(early, lambda r: r.paper.share):.1%} to "
         f"{mean(late, lambda r: r.paper.share):.1%}."
     ]
 
