@@ -51,11 +51,9 @@ def on_histogram(rows: Sequence[Row]) -> str:
         why = "Less than half of it is found where nothing is shared."
     return (
         f"**The paper's estimate {say}.** With 2^{PAPER} cells {share:.1%} of the entropy is common; of the same "
-        "values "
-        f"with one vector shuffled {control:.1%}. {why} {alone:.1%} of the values have a cell of the joint histogram "
-        "for "
-        f"themselves. With so few cells that there are no more of the pair than values it is {coarse:.1%}, shuffled "
-        f"{chance:.1%}."
+        f"values with one vector shuffled {control:.1%}. {why} {alone:.1%} of the values have a cell of the joint "
+        "histogram for themselves. With so few cells that there are no more of the pair than values it is "
+        f"{coarse:.1%}, shuffled {chance:.1%}."
     )
 
 
@@ -71,16 +69,13 @@ def on_common(rows: Sequence[Row]) -> str:
         else "A Gaussian pair of this correlation shares about as much: what is common is its linear part"
         if more > -max(LITTLE, 0.25 * normal)
         else "The nearest neighbours find less than a Gaussian pair of this correlation shares: a few large values "
-        "carry "
-        "the correlation"
+        "carry the correlation"
     )
     return (
         f"**Two nodes share {say}: {max(bits, 0.0):.3f} bits a value** by nearest neighbours (what they find in "
-        "shuffled "
-        f"pairs taken off), {normal:.3f} by the correlation. As much is shared by a Gaussian pair of correlation "
-        f"{correlation_of(bits):.2f}. The gradients' own correlation is {rho:.2f} (root mean square): one node's "
-        "values "
-        f"predict {rho * rho:.1%} of the variance of the other's. {shape}."
+        f"shuffled pairs taken off), {normal:.3f} by the correlation. As much is shared by a Gaussian pair of "
+        f"correlation {correlation_of(bits):.2f}. The gradients' own correlation is {rho:.2f} (root mean square): one "
+        f"node's values predict {rho * rho:.1%} of the variance of the other's. {shape}."
     )
 
 
@@ -147,10 +142,8 @@ def on_pairs(measured: Measured) -> list[str]:
     share, control = mean(rows, lambda r: r.paper.share), mean(rows, lambda r: r.paper.shuffled_share)
     return [
         f"**Random pairs of {measured.run.nodes} nodes (Figure 12)** share {np.mean(all_of_them):.3f} bits a value by "
-        "nearest "
-        f"neighbours; pairs in the same layer and step differ by {np.mean(inside):.3f} (standard deviation). The "
-        "paper's "
-        f"estimate: {share:.1%} of the entropy, shuffled {control:.1%}."
+        f"nearest neighbours; pairs in the same layer and step differ by {np.mean(inside):.3f} (standard deviation). "
+        f"The paper's estimate: {share:.1%} of the entropy, shuffled {control:.1%}."
     ]
 
 
@@ -167,8 +160,7 @@ def on_residuals(found: Sequence[Cosine]) -> list[str]:
     say = "alike" if average > 0.7 else "partly alike" if average > 0.3 else "hardly alike"
     return [
         f"**The nodes' residuals are {say}** (ScaleCom's similarity): the mean cosine between two nodes is "
-        f"{average:.2f}, at "
-        f"step {start.step} {start.mean:.2f}, at step {end.step} {end.mean:.2f}; that of their gradients "
-        f"{gradient:.2f} "
-        f"over the same steps. One node's largest residuals stand for all nodes' as far as this cosine is near 1."
+        f"{average:.2f}, at step {start.step} {start.mean:.2f}, at step {end.step} {end.mean:.2f}; that of their "
+        f"gradients {gradient:.2f} over the same steps. One node's largest residuals stand for all nodes' as far as "
+        "this cosine is near 1."
     ]

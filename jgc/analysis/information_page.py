@@ -107,12 +107,11 @@ def markdown(found: dict[str, Measured], neighbours: int, command: str) -> str:
         "# What the gradients of two nodes have in common",
         f"    {without_places(command)}",
         "After Section III and Figures 3, 4 and 12 of Abrahamyan et al., Learned Gradient Compression, TNNLS 2021, "
-        "which "
-        f"finds about 80 % of a layer's information common to two nodes, by histograms of up to 2^{PAPER} cells. All "
-        "figures are in bits a value, at one step, of the gradients that a compressor gets. *Shuffled*: the same "
+        f"which finds about 80 % of a layer's information common to two nodes, by histograms of up to 2^{PAPER} cells. "
+        "All figures are in bits a value, at one step, of the gradients that a compressor gets. *Shuffled*: the same "
         "estimate with the values of one node in a random order, so that nothing is shared. *Nearest neighbours*: "
-        f"Kraskov's estimate by scikit-learn, of {neighbours:,} values of a layer at random places. *Gaussian*: "
-        "-1/2 log2(1 - rho²), rho the correlation. *Bias-corrected*: Miller and Madow, first order: right only where "
+        f"Kraskov's estimate by scikit-learn, of {neighbours:,} values of a layer at random places. *Gaussian*: -1/2 "
+        "log2(1 - rho²), rho the correlation. *Bias-corrected*: Miller and Madow, first order: right only where "
         f"cells have many values each. Cells tried: 2^{', 2^'.join(map(str, BITS))}.",
         "Two independent Gaussian vectors of 100,000 values get these shares: 2^8 cells 0.03, 2^12 0.47, 2^16 0.86, "
         "2^24 and more 1.00.",

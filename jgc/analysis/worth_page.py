@@ -80,14 +80,13 @@ def markdown(found: dict[str, tuple[Recorded, list[Worth]]], alpha: float, draws
         "# What the correlation between nodes is worth",
         f"    {without_places(command)}",
         "A leader picks the share alpha of each layer's values that are largest in its own gradient, and all nodes "
-        "send "
-        "theirs at its positions. The cosine with the mean over nodes there says how much of it could be told by the "
-        "leader alone, whatever the code: cosine² is the share of its energy. *Leader*: the leader's exact values. "
-        "*Signs*: its signs and every node's mean of each layer. *Innovations*: the leader exact, the others by their "
-        "means and a tenth of their values exact. *Chance*: the leader's exact values if the other nodes' had random "
-        "signs; what lies above it is correlation. Plain gradients, as recorded; residuals would add to them. More "
-        f"nodes or larger batches than recorded cannot be shown; fewer nodes are subsets, {draws} at random for each "
-        "case, and larger batches are means of several nodes' gradients.",
+        "send theirs at its positions. The cosine with the mean over nodes there says how much of it could be told by "
+        "the leader alone, whatever the code: cosine² is the share of its energy. *Leader*: the leader's exact "
+        "values. *Signs*: its signs and every node's mean of each layer. *Innovations*: the leader exact, the others "
+        "by their means and a tenth of their values exact. *Chance*: the leader's exact values if the other nodes' "
+        "had random signs; what lies above it is correlation. Plain gradients, as recorded; residuals would add to "
+        f"them. More nodes or larger batches than recorded cannot be shown; fewer nodes are subsets, {draws} at random "
+        "for each case, and larger batches are means of several nodes' gradients.",
         f"![Cosines against alpha, nodes, batch and step]({PICTURE})",
     ]
     for name, (run, rows) in found.items():
@@ -130,18 +129,15 @@ def conclusions(rows: Sequence[Worth], alpha: float) -> list[str]:
     values = "more" if leader > signs + 0.02 else "less" if leader < signs - 0.02 else "no more"
     lines = [
         f"**With {nodes} nodes and alpha = {alpha:.2%} the correlation adds {say}** to what the leader's own share in "
-        "the "
-        f"mean gives: cosine {leader:.2f}, {chance:.2f} by chance. The leader's exact values tell {values} than its "
-        "signs "
-        f"and the layers' means ({signs:.2f}), which need no code of values. With a tenth of every node's values exact "
-        f"it is {best:.2f}: what a learned code of the leader's values could reach at most.",
+        f"the mean gives: cosine {leader:.2f}, {chance:.2f} by chance. The leader's exact values tell {values} than "
+        f"its signs and the layers' means ({signs:.2f}), which need no code of values. With a tenth of every node's "
+        f"values exact it is {best:.2f}: what a learned code of the leader's values could reach at most.",
     ]
     few = select(everything, alpha=alpha, setting=Setting(2, 1))
     if nodes > 2:
         lines.append(
             f"**Nodes.** From 2 to {nodes} nodes the leader's values go from {_mean(few, 'leader'):.2f} to "
-            f"{leader:.2f}, "
-            f"what chance gives from {_mean(few, 'chance'):.2f} to {chance:.2f}."
+            f"{leader:.2f}, what chance gives from {_mean(few, 'chance'):.2f} to {chance:.2f}."
         )
     merged = max(row.setting.merged for row in everything if row.setting.nodes == 2)
     if merged > 1:
@@ -164,6 +160,5 @@ def conclusions(rows: Sequence[Worth], alpha: float) -> list[str]:
     return [
         *lines,
         f"**Positions.** The leader's hold {share:.1%} of the energy of the mean gradient, the best as many "
-        f"{most:.1%}; the "
-        "rest stays in the residuals.",
+        f"{most:.1%}; the rest stays in the residuals.",
     ]
