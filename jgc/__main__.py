@@ -195,6 +195,49 @@ def analyze_correlation(
     print(write(output, recording, samples, loss, command()))
 
 
+def analyze_information(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    output: Path = Path("information"),
+    layers: str = "",
+    pairs: int = 4,
+    neighbours: int = 10_000,
+) -> None:
+    """What two nodes' gradients have in common, from recorded runs: the LGC paper's Figures 3, 4 and 12, with controls.
+
+    Args:
+      runs: folders of runs with a recording (train.py --record.every N); one with --record.residuals shows ScaleCom's
+        similarity of residuals as well.
+      output: folder of the page, its pictures and tables.
+      layers: a pattern of the layers to measure; all that were recorded if not given.
+      pairs: random ones at each step, where there are more than two nodes.
+      neighbours: values of a layer that the nearest-neighbour estimate takes.
+    """
+    from jgc.analysis.information_page import write
+
+    print(write(output, runs, layers, pairs, neighbours, command()))
+
+
+def analyze_worth(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    output: Path = Path("worth"),
+    layers: str = "",
+    alpha: float = 0.001,
+    draws: int = 4,
+) -> None:
+    """When one node's values predict the mean gradient, so that learned compression can help, from recorded runs.
+
+    Args:
+      runs: folders of runs with a recording (train.py --record.every N).
+      output: folder of the page, its pictures and its table.
+      layers: a pattern of the layers to measure; all that were recorded if not given.
+      alpha: share of the values picked, where it is not what varies.
+      draws: random subsets of the nodes for each case.
+    """
+    from jgc.analysis.worth_page import write
+
+    print(write(output, runs, layers, alpha, draws, command()))
+
+
 def advise(
     config: Path | None = None,
     workload: str | None = None,
@@ -252,7 +295,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "sweep": {"": sweep},
     "plan": {"": plan},
     "bench": commands.BENCH,
-    "analyze": {"correlation": analyze_correlation},
+    "analyze": {"correlation": analyze_correlation, "information": analyze_information, "worth": analyze_worth},
     "advise": {"": advise},
 }
 

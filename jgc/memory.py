@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jgc.pack import Packing, pieces
+from jgc.pack import Packing, leaf_paths, make_packing, pieces, unpack
 from jgc.select import Sparse
 from jgc.types import Array, PyTree
 
@@ -72,6 +72,18 @@ def take_in(
         return memory.accumulate(local, jnp.zeros((0,)), complete)
     leaves = [leaf(jax.tree.map(lambda x, at=at: x[at], local), g) for at, g in pieces(grads, packing)]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *leaves)
+
+
+def residual_of(memory: Memory) -> Callable[[PyTree, PyTree], dict[str, Array]]:
+    """`Compressor.residual` of a method whose local state is this memory's: what is kept back, by parameter."""
+
+    def residual(local, shapes):
+        kept = memory.residual(local)
+        if kept is None:
+            return {}
+        return dict(zip(leaf_paths(shapes), jax.tree.leaves(unpack(kept, make_packing(shapes))), strict=True))
+
+    return residual
 
 
 def subtract(v: Array, sent: Array | Sparse) -> Array:

@@ -164,6 +164,8 @@ class Compressor(NamedTuple):
       next_phase: None where the schedule says it all; else `(phase, step, state, nodes) -> Phase`, the phase of `step`
         from that of the step before and the state after it, on the host. Reads arrays in few steps only: each time
         the host waits for the devices.
+      residual: None, or `(local, shapes) -> {path: array}`, what this node keeps back of each parameter, with its shape
+        and dtype, without those of which nothing is kept; `shapes` is a tree like the parameters. For recordings.
       core: the same method without the guard against non-finite gradients, for combinators; None where
         the compressor is itself a core.
       parts: what `compose` built it from, so that `per_layer` can share one exchange; else None.
@@ -177,5 +179,6 @@ class Compressor(NamedTuple):
     diagnose: Callable[..., dict[str, Array]] | None = None
     owns_momentum: bool = False
     next_phase: Callable[..., Phase] | None = None
+    residual: Callable[..., dict[str, Array]] | None = None
     core: Any = None
     parts: Any = None

@@ -1,8 +1,7 @@
 """`jgc analyze correlation`: one page, its pictures and its numbers, from a recording of mean gradients."""
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from jgc.analysis import correlation_plots as plots
 from jgc.analysis.correlation import POINTS, Size, by_samples, enough_samples, shares, sweep, two_axes
 from jgc.analysis.correlation_age import CURVES, RENEWED, Ageing, ageing
 from jgc.analysis.mean_gradients import MeanGradients
+from jgc.analysis.tables import markdown_table, without_places
 from jgc.training.errors import UserError
 from jgc.training.rundir import write_json, write_whole
 
@@ -175,14 +175,14 @@ def _samples_needed(d: dict[int, int], k: int, loss: float) -> str:
         else "d has not settled: it grows with the samples to the last, so by the paper's rule no number of them up to "
         "here is enough."
     )
-    table = _table(("samples L_t", "d", "the most there can be"), ((c, n, min(c - 1, k)) for c, n in d.items()))
+    table = markdown_table(("samples L_t", "d", "the most there can be"), ((c, n, min(c - 1, k)) for c, n in d.items()))
     return f"The first slice's d for lambda = {loss:g}, from the first L_t steps; K = {k:,}. {said}\n\n{table}"
 
 
 def _commands(recording: MeanGradients, command: str) -> str:
     """What the user typed, without the place of the data; and if that was no run, how the recording was made."""
     config = recording.config
-    lines = [re.sub(r"(--data[-_]dir[= ])\S+", r"\1DIR", command)]
+    lines = [without_places(command)]
     if "--from-recording" in command.replace("_", "-"):
         run = " ".join(f"--{name} {config[name]}" for name in ("workload", "nodes", "seed"))
         span = f"--start {recording.start} --steps {len(recording.flat)} --layer '^{recording.layer}$'"
@@ -212,15 +212,10 @@ def _size_table(rows: Sequence[Size]) -> str:
         size = f"{row.k:,}", row.aligned.replace("FD", "F·D"), f"{row.slices:,}", row.d, f"{row.k / row.d:.1f}"
         return *size, *(f"{x:.4f}" for x in losses)
 
-    return _table(head, map(cells, rows))
+    return markdown_table(head, map(cells, rows))
 
 
 def _age_table(age: Ageing) -> str:
     rows = conclusions.by_age(age)
     body = ((label, *("" if math.isnan(found[c]) else f"{found[c]:.3f}" for c in CURVES)) for label, found in rows)
-    return _table(("age, steps", *CURVES.values()), body)
-
-
-def _table(head: Sequence[Any], body: Iterable[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+    return markdown_table(("age, steps", *CURVES.values()), body)

@@ -42,7 +42,7 @@ def figure4(path: Path, points: np.ndarray, found: np.ndarray, control: np.ndarr
       control: the same with every value's steps in an order of its own.
       title: of the picture.
     """
-    figure = _figure(16, 5.6, title)
+    figure = new_figure(16, 5.6, title)
     scale = 10.0 ** np.floor(np.log10(max(np.abs(points).max(), 1e-30)))
     power = f"(x 1e{int(np.log10(scale)):+d})"
     axes = pca(points / scale)
@@ -59,7 +59,7 @@ def figure4(path: Path, points: np.ndarray, found: np.ndarray, control: np.ndarr
         fontsize=10,
     )
     _histogram(figure.add_subplot(1, 3, 3), 100 * found, 100 * control, held[:2].sum())
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _scatter(axes: Any, points: np.ndarray, labels: Sequence[str], equal: bool) -> None:
@@ -110,7 +110,7 @@ def figure5(path: Path, rows: Sequence[Size], shape: Sequence[int], samples: int
       loss: lambda.
       title: of the picture.
     """
-    figure = _figure(15, 10.5, title)
+    figure = new_figure(15, 10.5, title)
     ((on, after), (gain, ratio)) = figure.subplots(2, 2)
     after.sharey(on)
     _losses(on, rows, loss, [(row.first_samples, row.others_samples) for row in rows])
@@ -128,7 +128,7 @@ def figure5(path: Path, rows: Sequence[Size], shape: Sequence[int], samples: int
         handles.append(Line2D([], [], color=BLACK, linestyle="", **_mark(aligned)))
         labels.append(f"K is {what}")
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _losses(axes: Axes, rows: Sequence[Size], loss: float, pairs: Sequence[tuple[Losses, Losses]]) -> None:
@@ -202,7 +202,7 @@ def _slice_axis(axes: Axes, fd: int, highest: int) -> None:
 
 def age(path: Path, found: Ageing, loss: float, title: str) -> None:
     """Loss of every step over its distance from the last sample."""
-    figure = _figure(15, 6.0, title)
+    figure = new_figure(15, 6.0, title)
     left, right = figure.subplots(1, 2, sharey=True)
     highest = 1.0
     for axes, whose in ((left, "first"), (right, "others")):
@@ -224,7 +224,7 @@ def age(path: Path, found: Ageing, loss: float, title: str) -> None:
                       bbox={"color": "white", "alpha": 0.8, "pad": 1})  # fmt: skip
     left.set_title(f"First slice, d = {found.d}", fontsize=11)
     right.set_title("All other slices", fontsize=11)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _line(axes: Axes, ages: np.ndarray, each: np.ndarray, look: tuple[str, str, float], label: str) -> float:
@@ -249,14 +249,14 @@ def _moving(values: np.ndarray) -> np.ndarray:
     return np.convolve(values, np.ones(width), "same") / count
 
 
-def _figure(width: float, height: float, title: str) -> Figure:
+def new_figure(width: float, height: float, title: str) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12)
     return figure
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     write_whole(path, picture.getvalue())

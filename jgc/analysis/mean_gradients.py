@@ -2,12 +2,11 @@
 
 `jgc.bench.record` keeps all nodes' gradients of the whole model, 12 MB a step for the small one; here hundreds of steps
 are wanted of one layer and of the mean alone, 0.3 MB a step. Both record what a compressor would get: each node's
-gradient with coupled weight decay in it.
+gradient with coupled weight decay in it, clipped where the run clips.
 """
 
 import io
 import json
-import re
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from jgc.compress import Dense
 from jgc.pack import leaf_paths
 from jgc.training.config import Config, DataConfig, as_json, check, resolve
 from jgc.training.errors import FAILED, NonFinite, UserError
-from jgc.training.optimizer import add_coupled_decay
+from jgc.training.recording import matching
 from jgc.training.rundir import write_whole
 from jgc.training.setup import build
 from jgc.types import PyTree
@@ -67,10 +66,7 @@ def choose(params: PyTree, pattern: str) -> str:
     """
     leaves = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
     shapes = {path: tuple(leaf.shape) for path, leaf in leaves if len(leaf.shape) == 4}
-    try:
-        found = [path for path in shapes if re.search(pattern, path)]
-    except re.error as error:
-        raise UserError(f"--layer {pattern!r} is no regular expression: {error}") from error
+    found = matching(shapes, pattern, "--layer")
     if not pattern:
         threes = [path for path, shape in shapes.items() if shape[:2] == (3, 3)]
         found = threes[len(threes) // 2 :][:1]
@@ -108,10 +104,9 @@ def record(
     path = choose(setup.state.params, layer)
     at = leaf_paths(setup.state.params).index(path)
     kept, shape = [], jax.tree.leaves(setup.state.params)[at].shape
-    for step, grads, params in training_gradients(config, setup):
+    for step, grads in training_gradients(config, setup):
         if step >= start:
-            mine, weights = jax.tree.leaves(grads)[at], jax.tree.leaves(params)[at]
-            nodes_own = np.asarray(add_coupled_decay([mine], [weights], config)[0])  # [K, H, W, D, F]
+            nodes_own = np.asarray(jax.tree.leaves(grads)[at])  # [K, H, W, D, F]
             kept.append(nodes_own.mean(0, dtype=np.float64).astype(np.float32).ravel())
             if not np.isfinite(kept[-1]).all():
                 raise NonFinite(step, f"a gradient of {path} is not finite", "nothing was recorded")

@@ -1,7 +1,8 @@
 """All nodes' gradients of consecutive steps of an uncompressed run, kept on disk and read again by the next command.
 
 The run is the workload's own with its baseline. What is kept is what the compressor would get: each node's gradient
-with coupled weight decay in it. A recording of 40 steps of a 390k-parameter model on 8 nodes takes 0.5 GB.
+with coupled weight decay in it, clipped where the run clips. 40 steps of a 390k-parameter model on 8 nodes take 0.5 GB.
+To keep some steps and layers of any run, for `jgc analyze`, there is `train.py --record.every`.
 """
 
 import json
@@ -20,9 +21,9 @@ from jgc.pack import make_packing, pack, unpack
 from jgc.training.config import Config, DataConfig, as_json, resolve
 from jgc.training.errors import UserError
 from jgc.training.loop import batches
-from jgc.training.optimizer import add_coupled_decay
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.setup import Setup, build
+from jgc.training.step import make_before_compression
 from jgc.types import PyTree
 
 GRADIENTS, ABOUT = "gradients.npy", "recording.json"
@@ -91,17 +92,18 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
     partial = path.with_suffix(".partial")
     shape = (config.steps - start, config.nodes, setup.values)
     kept = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
-    for step, grads, params in training_gradients(config, setup):
+    for step, grads in training_gradients(config, setup):
         if step >= start:
-            kept[step - start] = flat(add_coupled_decay(grads, params, config))
+            kept[step - start] = flat(grads)
     kept.flush()
     os.replace(partial, path)
 
 
-def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTree, PyTree]]:
-    """Every step of a run in its last phase, all nodes' gradients [K, ...] and the parameters that they belong to."""
+def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTree]]:
+    """Every step of a run in its last phase, all nodes' gradients [K, ...] as the compressor gets them."""
     state, phase = jax.tree.map(lambda x: x.copy(), setup.state), setup.parts.compressor.schedule[-1]
     compute: Any = None
+    prepare = jax.jit(make_before_compression(setup.parts))
     with closing(batches(config, setup, 0)) as arriving:
         for step, batch in zip(range(config.steps), arriving, strict=True):
             if compute is None:
@@ -109,7 +111,7 @@ def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTr
             gradients = compute(state.params, state.own, batch)
             if step == 0:
                 update = compile_update(setup.parts, phase.value, state, gradients)
-            yield step, gradients.grads, state.params
+            yield step, prepare(gradients.grads, state.params)
             state, _ = update.run(state, gradients, np.int32(step))
 
 

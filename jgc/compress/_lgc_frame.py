@@ -21,7 +21,7 @@ from jgc.compress.diagnose import compare
 from jgc.compress.exchange import all_reduce, gather, leaders_positions
 from jgc.compress.guard import guard
 from jgc.compress.topk import top_k
-from jgc.memory import Memory, take_in
+from jgc.memory import Memory, residual_of, take_in
 from jgc.nodes import per_node
 from jgc.pack import make_packing, pack, unpack
 from jgc.select import Sparse
@@ -121,7 +121,7 @@ def _autoencoded(
         return figures
 
     core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-                      owns_momentum=memory.owns_momentum)  # fmt: skip
+                      owns_momentum=memory.owns_momentum, residual=residual_of(memory))  # fmt: skip
     return guard(core)
 
 

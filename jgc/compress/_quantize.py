@@ -12,7 +12,7 @@ from jgc.compress.compose import Codec, Layers, Payload, compose, make_info, pay
 from jgc.compress.diagnose import compare
 from jgc.compress.exchange import both_ways, gather
 from jgc.compress.guard import guard
-from jgc.memory import Memory, error_feedback, no_memory, take_in
+from jgc.memory import Memory, error_feedback, no_memory, residual_of, take_in
 from jgc.nodes import per_node
 from jgc.pack import Layer, make_packing, pack, unpack, values_of
 from jgc.types import Array, Compressor, Key, Nodes, State, Wire
@@ -85,7 +85,7 @@ def ring(codec: Codec, memory: Memory, bucket: int) -> Compressor:
     schedule = phases.single(codec.name)
     core = Compressor(
         init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-        owns_momentum=memory.owns_momentum,
+        owns_momentum=memory.owns_momentum, residual=residual_of(memory),
     )  # fmt: skip
     return guard(core)
 

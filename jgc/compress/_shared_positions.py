@@ -21,7 +21,7 @@ from jgc.compress.compose import Layers, make_info
 from jgc.compress.diagnose import compare
 from jgc.compress.exchange import both_ways
 from jgc.compress.guard import guard
-from jgc.memory import Memory, take_in
+from jgc.memory import Memory, residual_of, take_in
 from jgc.nodes import per_node
 from jgc.pack import Packing, layer_ids, make_packing, pack, unpack
 from jgc.select import Sparse, check_min_values, counts_per_layer, scatter
@@ -136,8 +136,8 @@ def shared_positions(
 
     core = Compressor(
         init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-        owns_momentum=memory.owns_momentum,
-    )
+        owns_momentum=memory.owns_momentum, residual=residual_of(memory),
+    )  # fmt: skip
     return guard(core)
 
 

@@ -17,7 +17,7 @@ from jgc import comm, phases
 from jgc.ages import ages
 from jgc.compress.diagnose import compare
 from jgc.compress.guard import guard
-from jgc.memory import Memory, take_in
+from jgc.memory import Memory, residual_of, take_in
 from jgc.nodes import per_node
 from jgc.pack import Layer, Packing, make_packing, pack, unpack, values_of
 from jgc.select import Sparse
@@ -134,8 +134,8 @@ def compose_phases(by_phase: Stages, memory: Memory, schedule: tuple[Phase, ...]
 
     core = Compressor(
         init, aggregate, lambda old, new, state, nodes: state, wire, schedule, _diagnose(parts), parts=parts,
-        owns_momentum=memory.owns_momentum,
-    )
+        owns_momentum=memory.owns_momentum, residual=residual_of(memory),
+    )  # fmt: skip
     return guard(core, skips=True)
 
 

@@ -44,7 +44,7 @@ from jgc.compress.diagnose import compare
 from jgc.compress.exchange import both_ways, to_all
 from jgc.compress.guard import guard
 from jgc.compress.topk import top_k
-from jgc.memory import take_in
+from jgc.memory import residual_of, take_in
 from jgc.nodes import per_node
 from jgc.pack import Packing, layer_ids, make_packing, pack, unpack
 from jgc.select import Sparse, check_min_values, counts_per_layer, pack_positions, top_positions
@@ -178,8 +178,11 @@ def _egc(config: Egc) -> Compressor:
             figures |= _figures(config, v, step, packing, nodes)
         return figures
 
+    def residual(local, shapes):
+        return residual_of(memory)(local.memory, shapes)
+
     core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-                      owns_momentum=memory.owns_momentum)  # fmt: skip
+                      owns_momentum=memory.owns_momentum, residual=residual)  # fmt: skip
     return guard(core, skips=True)
 
 

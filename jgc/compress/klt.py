@@ -49,7 +49,7 @@ from jgc.compress.diagnose import compare
 from jgc.compress.exchange import both_ways, gather, to_all
 from jgc.compress.guard import guard
 from jgc.compress.topk import top_k
-from jgc.memory import subtract, take_in
+from jgc.memory import residual_of, subtract, take_in
 from jgc.nodes import per_node
 from jgc.pack import Packing, make_packing, pack, unpack
 from jgc.types import Array, Compressor, Nodes, State, Wire
@@ -189,7 +189,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
         return compare(reduce(phase, key, v, state.shared, packing, nodes).decoded, v, pack(grads, packing), nodes)
 
     core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-                      owns_momentum=memory.owns_momentum)  # fmt: skip
+                      owns_momentum=memory.owns_momentum, residual=residual_of(memory))  # fmt: skip
     return first_dense(guard(core), config)
 
 

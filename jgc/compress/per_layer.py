@@ -98,9 +98,13 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
             return before
         return phases.combined(parts, step, phases.leader_of(schedules))
 
+    def residual(local, shapes):
+        groups = [(core.residual, own, group) for core, own, group in zip(cores, local, split(shapes), strict=True)]
+        return {path: x for kept, own, group in groups if kept for path, x in kept(own, group).items()}
+
     core = Compressor(
         init, aggregate, transition, wire, phases.together(schedules), diagnose, owns_momentum=cores[0].owns_momentum,
-        next_phase=next_phase if any(core.next_phase for core in cores) else None,
+        next_phase=next_phase if any(core.next_phase for core in cores) else None, residual=residual,
     )  # fmt: skip
     return guard(core, skips=True)
 

@@ -52,7 +52,7 @@ from jgc.compress.compose import make_info
 from jgc.compress.diagnose import compare
 from jgc.compress.exchange import both_ways
 from jgc.compress.guard import guard
-from jgc.memory import error_feedback, no_memory, take_in
+from jgc.memory import error_feedback, no_memory, residual_of, take_in
 from jgc.nodes import per_node
 from jgc.pack import Packing, make_packing, pack, unpack
 from jgc.types import Array, Compressor, Nodes, State, Wire
@@ -136,7 +136,9 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
         v, _ = take_in(memory, state.local, grads, packing, phase == DENSE)
         return compare(step_of(phase, key, v, state.shared, packing, nodes).mean, v, g, nodes, everything=True)
 
-    return guard(Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose))
+    core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
+                      residual=residual_of(memory))  # fmt: skip
+    return guard(core)
 
 
 def _averaged(average: Callable, parts: Sequence[Array], nodes: Nodes, kind: str) -> list[Array]:

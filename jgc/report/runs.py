@@ -1,5 +1,6 @@
 """Run folders, read and pooled: runs that differ only in their seed are one row of a report."""
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jgc.compress import Dense, Silent, TopK, method_of
 from jgc.data import Score, final, score_of
-from jgc.training.config import FREE, completed
+from jgc.training.config import FREE, RecordConfig, completed
 from jgc.training.errors import UserError
 from jgc.training.metrics import Line, read
 from jgc.training.rundir import CONFIG, METRICS, SUMMARY
@@ -19,7 +20,7 @@ NAMES = {method_of(settings()).name: name for name, settings in CONFIGS.items()}
 """That name by their own."""
 
 # What does not make another experiment. Steps and nodes do, though --resume may change them.
-IGNORED = (FREE - {"steps", "nodes"}) | {"seed"}
+IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"record.{f.name}" for f in dataclasses.fields(RecordConfig))}
 
 
 class Run(NamedTuple):

@@ -73,6 +73,23 @@ class CorrectionConfig:
 
 
 @dataclass(frozen=True)
+class RecordConfig:
+    """Which gradients a run keeps in its folder, for `jgc analyze`; jgc/training/recording.py says how to read them."""
+
+    every: int = 0
+    """steps between two that are recorded, from the first on; 0: none. Stays what it is on --resume, as do all of these
+    but the limit"""
+    layers: str = ""
+    """regular expression, searched for in the parameters' paths, such as layer3/conv/kernel; all if not given"""
+    max_megabytes: float = 1000.0
+    """limit for the whole recording; a run that would need more does not start"""
+    dtype: Literal["float32", "float16"] = "float32"
+    """float16 halves the files: each array is then in units of its own, kept beside it"""
+    residuals: bool = False
+    """what each node keeps back of the same layers, too, as it is before the step"""
+
+
+@dataclass(frozen=True)
 class DistributedConfig:
     """How this process finds the others, where a run has several. docs/distributed.md shows how to start them."""
 
@@ -142,13 +159,16 @@ class Config(Generic[M]):
     """steps between two comparisons of the aggregate with the true mean, a step of its own; 0: none"""
     checkpoint_every: int = OPEN
     """steps between two checkpoints; the one at the end comes on top; 0: only that"""
+    record: RecordConfig = field(default_factory=RecordConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 # What may differ between a run's first start and its resumption: steps, run folder, nodes, processes, threads, logging.
+# What is recorded may not, though the run is the same with and without: a recording would have holes that nothing tells
+# of.
 FREE = frozenset(
     "steps run_dir resume nodes distributed data.dir data.threads log_every evaluate_every diagnose_every "
-    "checkpoint_every".split()
+    "checkpoint_every record.max_megabytes".split()
 )
 
 
@@ -214,6 +234,10 @@ def check(config: Config) -> None:
             raise UserError(f"--data.{name} must be at least 0, got {getattr(config.data, name)}")
     if config.correction.every < 0:
         raise UserError(f"--correction.every must be at least 0 steps, got {config.correction.every}")
+    if config.record.every < 0:
+        raise UserError(f"--record.every must be at least 0 steps, got {config.record.every}")
+    if not 0 < config.record.max_megabytes < float("inf"):
+        raise UserError(f"--record.max-megabytes must be positive, got {config.record.max_megabytes}")
     for name in ("timeout", "connect_timeout"):
         seconds = getattr(config.distributed, name)
         if not 1 <= seconds <= 10**6:
@@ -240,7 +264,9 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
       'warmup'
     """
     method = compress.METHODS.get(config.get("method", ""))
-    parts: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "correction": CorrectionConfig}
+    parts: dict[str, type] = {
+        "data": DataConfig, "model": ModelConfig, "correction": CorrectionConfig, "record": RecordConfig
+    }  # fmt: skip
     if method is not None:
         parts["compressor"] = method.settings
     inner = {name: _defaults(kind) | config.get(name, {}) for name, kind in parts.items()}

@@ -27,6 +27,7 @@ from jgc.training.other import other_bytes
 from jgc.training.program import Program, compile_gradients, compile_update
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
+from jgc.training.recording import Recording
 from jgc.training.rundir import CONFIG, METRICS, SUMMARY, choose_run_dir, compare_configs, mark_run_dir, write_json
 from jgc.training.setup import Setup, build
 from jgc.training.signals import Interrupts
@@ -61,6 +62,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     # --- set-up: data, model, compressor, optimiser, compiled steps
     run_dir = Path(team.lead(lambda: str(choose_run_dir(config))))
     setup = build(config)
+    recording = Recording(setup.parts, setup.state, run_dir)
     team.same({"data": setup.source.facts})
     if team.leads and not (run_dir / CONFIG).exists():
         mark_run_dir(run_dir, config)
@@ -74,6 +76,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     team.same({"as the step to begin with": start, "as phases so far": [phase.name for phase in entered]})
     if team.leads:
         mark_run_dir(run_dir, config)
+    recording.begin(start)
     console.print(heading(config, setup, run_dir, start), highlight=False)
 
     # --- the loop
@@ -82,7 +85,9 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
         costs = {phase.value: cost_of(setup, phase) for phase in entered}
         recorder = Recorder(metrics, display, costs, config.nodes, config.log_every, lambda: checkpoint.kept(manager))
         try:
-            state, done = train(team, config, setup, state, start, entered, manager, recorder, costs, interrupts)
+            state, done = train(
+                team, config, setup, state, start, entered, manager, recorder, recording, costs, interrupts
+            )
         except MissingDataError as error:  # an image turns out to be broken, in a thread that reads ahead of the steps
             recorder.write()
             raise UserError(f"{error}; {checkpoint.kept(manager)}", FAILED) from error
@@ -109,6 +114,7 @@ def train(
     entered: list[Phase],
     manager: ocp.CheckpointManager,
     recorder: Recorder,
+    recording: Recording,
     costs: Costs,
     interrupts: Interrupts,
 ) -> tuple[TrainState, int]:
@@ -141,8 +147,11 @@ def train(
                     if phase.value not in updates:
                         updates[phase.value] = compile_update(setup.parts, phase.value, state, gradients, team)
                         recorder.display.say(describe(costs[phase.value], updates[phase.value]))
-            # diagnose, then update
+            # record and diagnose, then update
             figures: dict[str, float] = {}
+            if recording.is_due(step):
+                with recorder.aside(gradients):
+                    recording.run(step, phase, state, gradients)
             if diagnosis.is_due(step, phase):
                 with recorder.aside(gradients):
                     figures = diagnosis.run(step, phase, state, gradients)

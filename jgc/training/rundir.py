@@ -10,7 +10,8 @@ from jgc.training.config import Config, as_json, completed, differences, method_
 from jgc.training.errors import UserError, cannot_write
 
 CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
-_TRACES = (CONFIG, METRICS, SUMMARY, "checkpoints")
+GRADIENTS = "gradients"
+_TRACES = (CONFIG, METRICS, SUMMARY, "checkpoints", GRADIENTS)
 
 
 def choose_run_dir(config: Config) -> Path:

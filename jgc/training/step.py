@@ -7,6 +7,7 @@ each phase. The diagnose step stands between the two and sees the very gradients
 """
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -130,10 +131,16 @@ def make_gradients(parts: Parts) -> Callable[[PyTree, dict[str, PyTree], Batch],
     return flat
 
 
-def _local(grads: PyTree, params: PyTree, parts: Parts) -> PyTree:
-    """What a node does to its gradient before the compressor sees it."""
+def before_compression(grads: PyTree, params: PyTree, parts: Parts) -> PyTree:
+    """A node's gradient as the compressor gets it: with coupled weight decay, then clipped."""
     grads = add_coupled_decay(grads, params, parts.config)
     return clip_local(grads, parts.config.clip_norm, parts.nodes.count) if parts.config.clip_norm else grads
+
+
+def make_before_compression(parts: Parts) -> Callable[[PyTree, PyTree], PyTree]:
+    """`(grads [K, ...], params) -> what the compressor gets, [K, ...]`, nothing shared between nodes."""
+    one = partial(before_compression, parts=parts)
+    return on_nodes(one, parts.nodes, ins=(LOCAL, SHARED), outs=LOCAL)
 
 
 def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradients, Array], tuple[TrainState, dict]]:
@@ -143,7 +150,7 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
     """
 
     def exchange(key, params, grads, compressor_state, loss, accuracy):  # one node's, without the axis [K]
-        grads = _local(grads, params, parts)
+        grads = before_compression(grads, params, parts)
         aggregated, new, info = parts.compressor.aggregate(phase, key, grads, compressor_state, parts.nodes)
         return aggregated, new, _metrics(info, loss, accuracy, parts.nodes)
 
@@ -186,7 +193,7 @@ def make_compare(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradien
     assert parts.compressor.diagnose is not None
 
     def compare(key, params, grads, compressor_state):  # one node's, without the axis [K]
-        grads = comm.exact_mean(_local(grads, params, parts), parts.nodes)
+        grads = comm.exact_mean(before_compression(grads, params, parts), parts.nodes)
         return parts.compressor.diagnose(phase, key, grads, compressor_state, parts.nodes)
 
     on_axis = on_nodes(compare, parts.nodes, ins=(SHARED, SHARED, LOCAL, KINDS.compressor), outs=SHARED)

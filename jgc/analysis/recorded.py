@@ -1,0 +1,139 @@
+"""Runs that have recorded (`train.py --record.every`), read again: gradients and residuals by step, layer and node."""
+
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jgc.models import make_model
+from jgc.training.config import completed
+from jgc.training.errors import FAILED, UserError
+from jgc.training.recording import GRADIENT, RESIDUAL, UNIT, files, matching, step_of
+from jgc.training.rundir import CONFIG, GRADIENTS, read_config
+
+
+class Recorded(NamedTuple):
+    """A run that has recorded.
+
+    Attributes:
+      folder: of the run.
+      config: the run's, as plain data.
+      steps: the recorded ones: updates made before each.
+      layers: paths, the model's first layer first and its last layer last.
+      shapes: of the layers.
+      nodes: how many there are in the first file.
+      with_residuals: those of the layers of which there are residuals.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    steps: tuple[int, ...]
+    layers: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+    nodes: int
+    with_residuals: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        config = self.config
+        return f"{config['workload']}, {self.nodes} nodes, batch {config['batch_size']}, {config['method']}"
+
+
+class Step(NamedTuple):
+    """One recorded step.
+
+    Attributes:
+      step: updates made before it.
+      phase: the method's.
+      gradients: f32[K, n] by layer.
+      residuals: likewise; without layers of which nothing is kept.
+    """
+
+    step: int
+    phase: str
+    gradients: dict[str, np.ndarray]
+    residuals: dict[str, np.ndarray]
+
+
+def find(folder: Path, layers: str = "") -> Recorded:
+    """A run and what it has recorded.
+
+    Args:
+      folder: of the run.
+      layers: regular expression, searched for in the layers' paths; all of them if empty.
+
+    Raises:
+      UserError: it is no run, has recorded nothing, or nothing of such layers.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is no run folder: it has no {CONFIG}")
+    config, found = completed(read_config(folder / CONFIG)), files(folder / GRADIENTS)
+    if not found:
+        raise UserError(f"{folder} has recorded no gradients: train with --record.every N")
+    arrays = _read(found[0])
+    names = [name for name in arrays if name.startswith(f"{GRADIENT}/")]
+    shapes = {name.partition("/")[2]: arrays[name].shape[1:] for name in names}
+    chosen = matching(in_order(config, list(shapes)), layers, "--layers")
+    if not chosen:
+        raise UserError(f"--layers {layers!r} matches nothing that {folder} has recorded: {', '.join(shapes)}")
+    kept = tuple(path for path in chosen if f"{RESIDUAL}/{path}" in arrays)
+    nodes = len(arrays[names[0]])
+    return Recorded(folder, config, tuple(map(step_of, found)), tuple(chosen), shapes, nodes, kept)
+
+
+def read(run: Recorded) -> Iterator[Step]:
+    """The recorded steps, one after another.
+
+    Raises:
+      UserError: a file cannot be read, or holds what is not finite.
+    """
+    for path in files(run.folder / GRADIENTS):
+        arrays = _read(path)
+        gradients, residuals = (
+            {layer: _flat(arrays, f"{kind}/{layer}", path) for layer in layers}
+            for kind, layers in ((GRADIENT, run.layers), (RESIDUAL, run.with_residuals))
+        )
+        yield Step(int(arrays["step"]), str(arrays["phase"]), gradients, residuals)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"cannot read the recording {path}: {error}", FAILED) from error
+
+
+def _flat(arrays: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:
+    if name not in arrays:
+        raise UserError(f"{path} has no {name}: files of two recordings lie together", FAILED)
+    x = arrays[name].reshape(len(arrays[name]), -1).astype(np.float32)
+    if f"{UNIT}/{name}" in arrays:
+        x = x * arrays[f"{UNIT}/{name}"]
+    if not np.isfinite(x).all():
+        raise UserError(f"{path}: {name} is not finite; the run diverged there", FAILED)
+    return x
+
+
+def in_order(config: dict[str, Any], paths: list[str]) -> list[str]:
+    """Paths with the model's first layer first and its last layer last; numbers in them count as numbers.
+
+    Example:
+      >>> in_order({"model": {"name": "convnet5"}}, ["head/kernel", "layer1/conv/kernel", "layer10/w", "layer2/w"])
+      ['layer1/conv/kernel', 'layer2/w', 'layer10/w', 'head/kernel']
+    """
+    try:
+        model = make_model(config["model"]["name"], 10)
+        first, last = re.compile(model.first_layer), re.compile(model.last_layer)
+    except (ValueError, TypeError):  # a model that this version does not have
+        first = last = re.compile(r"(?!)")
+
+    def key(path: str) -> tuple[int, list[Any]]:
+        place = 0 if first.search(path) else 2 if last.search(path) else 1
+        return place, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+    return sorted(paths, key=key)

@@ -1,0 +1,45 @@
+"""Tables of a page, and the same in full as CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jgc.training.rundir import write_whole
+
+
+def markdown_table(head: Sequence[Any], body: Iterable[Sequence[Any]]) -> str:
+    """Rows of cells as a table in markdown.
+
+    Example:
+      >>> print(markdown_table(("a", "b"), [(1, 2)]))
+      | a | b |
+      | --- | --- |
+      | 1 | 2 |
+    """
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Rows as CSV, floats to 6 digits; nothing where there are no rows."""
+    if not rows:
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    write_whole(path, text.getvalue().encode())
+
+
+def without_places(command: str) -> str:
+    """A command without the places of this machine: of the data's folder nothing, of other whole paths the last part.
+
+    Example:
+      >>> without_places("jgc --data-dir /somewhere/data --nodes 2 /somewhere/runs/a --output=/elsewhere/b")
+      'jgc --data-dir DIR --nodes 2 a --output=b'
+    """
+    command = re.sub(r"(--data[-_.]dir[= ])\S+", r"\1DIR", command)
+    return re.sub(r"(^|[ =])/\S*?([^/ ]+)/?(?= |$)", r"\1\2", command)
