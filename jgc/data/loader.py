@@ -115,6 +115,32 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int) -> npt.NDArray[
     return np.concatenate(taken)
 
 
+def augment_rng(seed: int, step: int) -> np.random.Generator:
+    """The random numbers that change the training examples of a step."""
+    return _rng(seed, _AUGMENT, step)
+
+
+def share_of(
+    n: int, seed: int, step: int, nodes: int, batch_size: int, local: slice
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """What some of the nodes have of the global batch of a step.
+
+    Returns:
+        places in the batch and numbers of the examples there, from 0 to n - 1, node after node.
+
+    Raises:
+        ValueError: where the nodes do not divide the batch, or a number is out of range.
+
+    Example:
+        >>> share_of(n=10, seed=0, step=0, nodes=4, batch_size=8, local=slice(1, 2))[0]
+        array([2, 3])
+    """
+    if nodes < 1 or batch_size % nodes:
+        raise ValueError(f"`nodes` must divide `batch_size`, got {nodes} nodes and a batch of {batch_size}")
+    mine = np.arange(batch_size).reshape(nodes, -1)[local].ravel()
+    return mine, batch_indices(seed, step, batch_size, n)[mine]
+
+
 def make_batch(
     dataset: Dataset, seed: int, step: int, nodes: int, batch_size: int, local: slice = slice(None)
 ) -> tuple[npt.NDArray[np.float32], Labels]:
@@ -140,17 +166,12 @@ def make_batch(
         >>> make_batch(load_digits(), seed=0, step=0, nodes=4, batch_size=32)[0].shape
         (4, 8, 8, 8, 1)
     """
-    if nodes < 1 or batch_size % nodes:
-        raise ValueError(f"`nodes` must divide `batch_size`, got {nodes} nodes and a batch of {batch_size}")
-    per_node = batch_size // nodes
-    indices = batch_indices(seed, step, batch_size, len(dataset.train_labels))
-    mine = np.arange(batch_size).reshape(nodes, per_node)[local].ravel()
-    images = dataset.train_images[indices[mine]]
+    mine, taken = share_of(len(dataset.train_labels), seed, step, nodes, batch_size, local)
+    images, labels = dataset.train_images[taken], dataset.train_labels[taken]
     if dataset.augment != Augment():
-        dy, dx, flip = draw(_rng(seed, _AUGMENT, step), batch_size, dataset.augment)
+        dy, dx, flip = draw(augment_rng(seed, step), batch_size, dataset.augment)
         images = apply(images, Draw(dy[mine], dx[mine], flip[mine]), dataset.augment.pad)
-    images = normalise(images, dataset.mean, dataset.std)
-    labels = dataset.train_labels[indices[mine]]
+    images, per_node = normalise(images, dataset.mean, dataset.std), batch_size // nodes
     return images.reshape(-1, per_node, *dataset.image_shape), labels.reshape(-1, per_node)
 
 

@@ -2,8 +2,8 @@
 
 | part | what it does |
 |---|---|
-| ResNet | 18 or 50 layers; its last two stages are dilated, by 2 and 4, and not strided: 1/8 of the resolution is left |
-| pyramid | averages over 1x1, 2x2, 3x3 and 6x6 parts of the scene, and a 1x1 convolution of each to 1/4 of the channels |
+| ResNet | 18 or 50 layers; its last two stages dilated by 2 and 4 and not strided: 1/8 of the resolution is left |
+| pyramid | averages of 1x1, 2x2, 3x3 and 6x6 parts of the scene, each with a 1x1 convolution to 1/4 of the channels |
 | final | all of it side by side, a 3x3 convolution to 1/4 of the channels, and the head, a 1x1 convolution |
 | auxiliary | in training alone: a 3x3 convolution of the third stage to 1/4 of its channels, and a head of its own |
 
@@ -15,8 +15,8 @@ References:
     https://github.com/hszhao/semseg.
 
 Differs from the paper:
-    1. All weights start at random. The paper's ResNet has been trained on ImageNet, and in the release what follows on it
-       has ten times its learning rate; here all layers have one.
+    1. All weights start at random. The paper's ResNet has been trained on ImageNet, and in the release the layers after
+       it have ten times its learning rate; here all have one.
     2. No dropout of 0.1 before the heads: a node's gradient has no random key.
     3. The stem is He et al.'s, a 7x7 convolution of 64 channels; the release has three of 3x3, to 128 channels.
     4. Batch statistics are each node's own; the paper's are those of all GPUs together.
