@@ -71,20 +71,26 @@ def score_of(summary: Mapping[str, Any]) -> Score:
     Raises:
         ValueError: a name that is not in `SCORES`.
     """
-    name = summary.get(KEY, ACCURACY.name)
+    return _named(summary.get(KEY, ACCURACY.name), KEY)
+
+
+def _named(name: str, key: str) -> Score:
     if name not in SCORES:
-        raise ValueError(f"`{KEY}` must be one of {', '.join(SCORES)}, got {name!r}")
+        raise ValueError(f"`{key}` must be one of {', '.join(SCORES)}, got {name!r}")
     return SCORES[name]
 
 
 def further_of(summary: Mapping[str, Any]) -> tuple[Score, ...]:
     """What a run was evaluated by beside its score, from its summary.
 
+    Raises:
+        ValueError: a name that is not in `SCORES`.
+
     Example:
         >>> [score.title for score in further_of({"further_scores": ["test_mean_iou"]})]
         ['test mean IoU']
     """
-    return tuple(SCORES[name] for name in summary.get(FURTHER, ()))
+    return tuple(_named(name, FURTHER) for name in summary.get(FURTHER, ()))
 
 
 def final(summary: Mapping[str, Any], phase: Mapping[str, Any] | None = None) -> float:

@@ -27,13 +27,18 @@ class DataConfig:
     """What is learned."""
 
     name: str = ""
-    """data set: digits, cifar10, cifar100, ptb, tiny_imagenet"""
+    """data set: digits, cifar10, cifar100, camvid, ptb, tiny_imagenet"""
     dir: str | None = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
     window: int = 0
     """of a text: words of each stream in a step, through which gradients go back; if not given, the text's own"""
+    crop: int = 0
+    """of images with a label a pixel: pixels on each side of a training example; if not given, the data set's own"""
+    shrink: int = 0
+    """of the same: all images, those to judge by too, so many times smaller on each side; if not given, 1"""
     validation: float = 0.0
-    """share of the training images held out, for a validation loss; a text has its own validation text"""
+    """share of the training images held out, for a validation loss; a text and camvid have validation data of their
+    own"""
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,10 @@ class ModelConfig:
     """What learns."""
 
     name: str = ""
-    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19"""
+    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19; pspnet18, pspnet18_half, pspnet50; lstm"""
     norm: Literal["", "batch", "group", "none"] = ""
-    """batch norm, whose statistics are each node's own, group norm, which has none, or no norm, but in ResNets"""
+    """batch norm, whose statistics are each node's own, group norm, which has none, or no norm, but in ResNets and
+    PSPNets"""
     stem: Literal["", "cifar", "imagenet"] = ""
     """of a ResNet: 3x3, or 7x7 with stride 2 and pooling; if not given, the depth's own"""
     classes: int = 0
@@ -109,7 +115,8 @@ class Config(Generic[M]):
     """its highest value"""
     schedule: Schedule = "workload"
     """constant; cosine, down to 1 % of it; step: divided by 10 after 1/2 and 3/4 of schedule_steps; halving: by 2 after
-    4/13 and each further 1/13 of them; validation: lowered whenever the validation loss stops falling"""
+    4/13 and each further 1/13 of them; poly: times (1 - step / schedule_steps)^0.9; validation: lowered whenever the
+    validation loss stops falling"""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     schedule_steps: int = OPEN
     """steps over which the learning rate falls, then it stays; not tied to --steps, which --resume may change"""

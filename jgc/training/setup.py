@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import compress
-from jgc.data import MissingDataError, Source, Text, load_dataset, source_of
+from jgc.data import MissingDataError, Scenes, Source, Text, load_dataset, shrunk, source_of
 from jgc.models import Model, make_model
 from jgc.nodes import make_nodes
 from jgc.training.config import Config
@@ -51,7 +51,8 @@ def build(config: Config) -> Setup:
         compressor = make_compressor(config, model)
         optimizer = make_optimizer(config, compressor)
         init_key, compressor_key, step_key = jax.random.split(jax.random.key(config.seed), 3)
-        parts = Parts(config, nodes, model.module.apply, compressor, optimizer, make_schedule(config), step_key)
+        schedule = make_schedule(config)
+        parts = Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, step_key, source.void)
         variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
         state = init_state(parts, variables, compressor_key)
         costs = phase_costs(compressor, variables["params"], nodes)
@@ -75,6 +76,11 @@ def data_of(config: Config) -> Source:
         if not isinstance(dataset, Text):
             raise ValueError(f"--data.window is a setting of texts, not of {config.data.name}")
         dataset = dataset._replace(window=config.data.window)
+    for name in ("crop", "shrink"):
+        if getattr(config.data, name) and not isinstance(dataset, Scenes):
+            raise ValueError(f"--data.{name} is a setting of images with a label a pixel, not of {config.data.name}")
+    if isinstance(dataset, Scenes):
+        dataset = shrunk(dataset, config.data.shrink or 1)._replace(crop=config.data.crop or dataset.crop)
     source = source_of(dataset, config.data.validation)
     if config.schedule == "validation" and source.validation is None:
         raise ValueError(
