@@ -130,7 +130,8 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     points, point = (f", {score.point}s", f" {score.point}") if score.point else ("", "")
     further = groups[0].further
     head = ["method", "seeds", score.heading, *(figure.heading for figure in further),
-            f"against the baseline{points}", f"within {score.tolerance}{point}", "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
+            f"against the baseline{points}", f"within {score.tolerance}{point}",
+            "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
             *_if_paper(groups, f"paper: {paper.figure(groups[0].workload)}")]  # fmt: skip
     rows = []
     for group in groups:
@@ -141,7 +142,8 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         how = "" if f.against is None else f" ({pairs})"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result),
                      *(plus_minus(_spread_of(group, figure)) for figure in further),
-                     plus_minus(f.against, sign="+") + how, within, plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
+                     plus_minus(f.against, sign="+") + how, within,
+                     plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
                      *_if_paper(groups, said)])  # fmt: skip
     return table(head, rows)
 
