@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     """Where a small CamVid lies; one device, a small PSPNet, and each program compiled once."""
     with pytest.MonkeyPatch.context() as patch, compilation_cache(tmp_path_factory.mktemp("cache")):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("arrays")))
-        patch.setattr("jgc.models.pspnet.FAMILIES", {18: FAMILIES[18]._replace(stages=(1, 1, 1, 1))})
+        patch.setitem(FAMILIES, 18, FAMILIES[18]._replace(stages=(1, 1, 1, 1)))
         patch.setattr(building, "make_model", lambda name, classes, **settings: pspnet(18, classes, width=2, **settings)
                       if name.startswith("pspnet") else resnet(18, classes, **settings))  # fmt: skip
         patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))

@@ -53,10 +53,22 @@ def parts(size: int, bins: int) -> np.ndarray:
     return (inside / inside.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
+def between(size: int, new: int) -> np.ndarray:
+    """The matrix f32[new, size] that interpolates a row of pixels linearly between its ends, which stay ends.
+
+    Example:
+        >>> between(2, 3)
+        array([[1. , 0. ],
+               [0.5, 0.5],
+               [0. , 1. ]], dtype=float32)
+    """
+    at = np.linspace(0, size - 1, new)[:, None]
+    return np.maximum(0, 1 - np.abs(at - np.arange(size))).astype(np.float32)
+
+
 def pooled(x: jax.Array, bins: int) -> jax.Array:
     """Averages over bins x bins parts of each image: dtype[b, h, w, c] to dtype[b, bins, bins, c], for any h and w."""
-    rows, columns = (parts(size, bins).astype(x.dtype) for size in x.shape[1:3])
-    return jnp.einsum("ih,bhwc,jw->bijc", rows, x, columns)
+    return _in_both_directions(x, *(parts(size, bins) for size in x.shape[1:3]))
 
 
 def stretched(x: jax.Array, height: int, width: int) -> jax.Array:
@@ -64,11 +76,12 @@ def stretched(x: jax.Array, height: int, width: int) -> jax.Array:
 
     As in the release. An image of 8 n + 1 pixels has n + 1 features in a row, which lie on every eighth pixel.
     """
-    shape = (x.shape[0], height, width, x.shape[3])
-    sizes = zip(x.shape[1:3], (height, width), strict=True)
-    scale = np.array([(new - 1) / (old - 1) if old > 1 and new > 1 else new for old, new in sizes], np.float32)
-    # jax.image's coordinates are those of pixels' edges: a centre is half a pixel further on
-    return jax.image.scale_and_translate(x, shape, (1, 2), scale, 0.5 - 0.5 * scale, "linear", antialias=False)
+    return _in_both_directions(x, between(x.shape[1], height), between(x.shape[2], width))
+
+
+def _in_both_directions(x: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
+    """A matrix over the rows and one over the columns of each image, dtype[b, h, w, c]."""
+    return jnp.einsum("ih,bhwc,jw->bijc", rows.astype(x.dtype), x, columns.astype(x.dtype))
 
 
 class Head(nn.Module):
