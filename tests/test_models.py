@@ -20,7 +20,7 @@ NORMS = [
     (name, norm)
     for name in MODELS
     for norm in ("batch", "group", "none")
-    if name != "lstm" and (norm != "none" or name[:6] != "resnet")
+    if name != "lstm" and name[:6] != "pspnet" and (norm != "none" or name[:6] != "resnet")
 ]
 
 

@@ -18,7 +18,7 @@ import optax
 from jgc import compress
 from jgc.bench.timing import interleaved
 from jgc.compress import _autoencoder as ae
-from jgc.data import Dataset, Source, Text, source_of
+from jgc.data import Dataset, Labelled, Scenes, Source, Text, source_of
 from jgc.memory import make_memory
 from jgc.nodes import make_nodes, place
 from jgc.pack import Packing, make_packing
@@ -41,6 +41,7 @@ SHAPES = {
     "tiny_imagenet": ((64, 64, 3), 200),
 }
 TEXTS = {"ptb": (10_000, 20)}  # different words, words in a window
+SCENES = {"camvid": ((360, 480), 11, 473)}  # pixels of an image, classes, crop
 
 
 class Row(NamedTuple):
@@ -110,8 +111,9 @@ def parts_of(config: Config, variables: PyTree = None) -> tuple[Parts, TrainStat
     compressor = make_compressor(config, model)
     key = jax.random.key(config.seed)
     parts = Parts(
-        config, nodes, model.module.apply, compressor, make_optimizer(config, compressor), make_schedule(config), key
-    )
+        config, nodes, model.module.apply, compressor, make_optimizer(config, compressor), make_schedule(config), key,
+        source.void,
+    )  # fmt: skip
     state = init_state(parts, variables_of(config) if variables is None else variables, key)
     return parts, state, place(source.batch(0, 0, nodes.count, config.batch_size), "batch", nodes)
 
@@ -130,6 +132,14 @@ def random_source(config: Config) -> Source:
         words, window = TEXTS[name][0], config.data.window or TEXTS[name][1]
         text = rng.integers(0, words, count * (window + 1), np.int32)
         return source_of(Text(name, text, text, text, tuple(map(str, range(words))), window))
+    if name in SCENES:
+        size, classes, crop = SCENES[name]
+        images = rng.integers(0, 256, (count, *size, 3), np.uint8)
+        split = Labelled(images, rng.integers(0, classes, (count, *size), np.uint8))
+        names, colours = zip(*((str(i), (i, i, i)) for i in range(classes)), strict=True)
+        mean, std = np.full((2, 3), 128, np.float32)
+        crop = config.data.crop or crop
+        return source_of(Scenes(name, split, split, split, names, colours, mean, std, crop))
     shape, classes = SHAPES[name]
     if config.data.crop:
         shape = (config.data.crop, config.data.crop, shape[-1])

@@ -3,8 +3,8 @@
     dataset = load_dataset("cifar10")
     images, labels = make_batch(dataset, seed=0, step=0, nodes=8, batch_size=128)
 
-A `Dataset` holds images, a `Streamed` one leaves them in their files, a `Text` holds words; training sees each as a
-`Source` of functions:
+A `Dataset` holds images, a `Streamed` one leaves them in their files, `Scenes` hold images with a label for each pixel,
+a `Text` words; training sees each as a `Source` of functions:
 
     source = source_of(load_dataset("ptb"))
     window, labels = source.batch(seed=0, step=0, nodes=4, batch_size=20)
@@ -19,6 +19,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from jgc.data.camvid import load_camvid
 from jgc.data.cifar import load_cifar
 from jgc.data.dataset import Augment, Dataset, MissingDataError, hold_out
 from jgc.data.digits import load_digits
@@ -26,8 +27,9 @@ from jgc.data.food101 import load_food101
 from jgc.data.imagenet import load_imagenet
 from jgc.data.loader import batch_indices, image_source, make_batch, prefetch, test_batches
 from jgc.data.ptb import load_ptb
-from jgc.data.score import ACCURACY, PERPLEXITY, SCORES, Score, final, score_of
-from jgc.data.source import EvalBatch, Source
+from jgc.data.scenes import Labelled, Scenes, scene_source, shrunk
+from jgc.data.score import ACCURACY, MEAN_IOU, PERPLEXITY, PIXEL_ACCURACY, SCORES, Score, final, further_of, score_of
+from jgc.data.source import VOID, EvalBatch, Pictures, Source
 from jgc.data.streamed import Streamed, streamed_source
 from jgc.data.text import Text, Window, text_source
 from jgc.data.tiny_imagenet import load_tiny_imagenet
@@ -35,12 +37,18 @@ from jgc.data.tiny_imagenet import load_tiny_imagenet
 __all__ = [
     "ACCURACY",
     "DATASETS",
+    "MEAN_IOU",
     "PERPLEXITY",
+    "PIXEL_ACCURACY",
     "SCORES",
+    "VOID",
     "Augment",
     "Dataset",
     "EvalBatch",
+    "Labelled",
     "MissingDataError",
+    "Pictures",
+    "Scenes",
     "Score",
     "Source",
     "Streamed",
@@ -48,8 +56,10 @@ __all__ = [
     "Window",
     "batch_indices",
     "final",
+    "further_of",
     "hold_out",
     "image_source",
+    "load_camvid",
     "load_cifar",
     "load_dataset",
     "load_digits",
@@ -59,7 +69,9 @@ __all__ = [
     "load_tiny_imagenet",
     "make_batch",
     "prefetch",
+    "scene_source",
     "score_of",
+    "shrunk",
     "source_of",
     "streamed_source",
     "test_batches",
@@ -72,13 +84,14 @@ def _digits(data_dir: Any, **settings: Any) -> Dataset:
     return load_digits(**settings)
 
 
-AnyData = Dataset | Streamed | Text
+AnyData = Dataset | Streamed | Scenes | Text
 
 DATASETS: MappingProxyType[str, Callable[..., AnyData]] = MappingProxyType(
     {
         "digits": _digits,
         "cifar10": partial(load_cifar, "cifar10"),
         "cifar100": partial(load_cifar, "cifar100"),
+        "camvid": load_camvid,
         "food101": load_food101,
         "imagenet": load_imagenet,
         "ptb": load_ptb,
@@ -114,12 +127,12 @@ def source_of(dataset: AnyData, validation: float = 0.0) -> Source:
     """A data set as training sees it.
 
     Args:
-        dataset: images or a text.
-        validation: share of the training images held out; a text has a validation text of its own.
+        dataset: images, scenes or a text.
+        validation: share of the training images held out; scenes and texts have validation data of their own.
 
     Raises:
-        ValueError: for a text with a window below 1, too short to be judged by, or with a share to hold out; for a
-            share that is less than one image, or all of them.
+        ValueError: for a text with a window below 1, too short to be judged by, or scenes with a crop below 1; for a
+            share to hold out that is less than one image, or all of them, or where there is validation data.
 
     Example:
         >>> source_of(load_dataset("digits")).score.title
@@ -130,5 +143,6 @@ def source_of(dataset: AnyData, validation: float = 0.0) -> Source:
     if isinstance(dataset, Streamed):
         return streamed_source(dataset, validation)
     if validation:
-        raise ValueError(f"{dataset.name} has a validation text of its own: none is held out, got {validation}")
-    return text_source(dataset)
+        what = "a validation text" if isinstance(dataset, Text) else "validation images"
+        raise ValueError(f"{dataset.name} has {what} of its own: none is held out, got {validation}")
+    return text_source(dataset) if isinstance(dataset, Text) else scene_source(dataset)

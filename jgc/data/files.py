@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jgc.data.dataset import Labels, MissingDataError
-from jgc.data.streamed import Encoded, Pictures
+from jgc.data.streamed import Encoded, Stored
 
 
 def listing(folder: Path) -> list[str]:
@@ -37,7 +37,7 @@ def lines_of(path: Path) -> list[str]:
     return lines
 
 
-def pictures_in(folder: Path, files: list[str], labels: Labels) -> Pictures:
+def pictures_in(folder: Path, files: list[str], labels: Labels) -> Stored:
     """Images by their paths under a folder, with a label each."""
 
     def read(i: int) -> Encoded:
@@ -48,4 +48,4 @@ def pictures_in(folder: Path, files: list[str], labels: Labels) -> Pictures:
             raise MissingDataError(f"cannot read {path} ({error.strerror})") from error
 
     checksum = zlib.crc32("\n".join(files).encode(), zlib.crc32(np.ascontiguousarray(labels).tobytes()))
-    return Pictures(len(files), read, f"{len(files)} images of checksum {checksum:08x}")
+    return Stored(len(files), read, f"{len(files)} images of checksum {checksum:08x}")

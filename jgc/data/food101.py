@@ -21,7 +21,7 @@ import numpy as np
 
 from jgc.data.dataset import MissingDataError, data_folder
 from jgc.data.files import lines_of, listing, pictures_in
-from jgc.data.streamed import Pictures, Streamed
+from jgc.data.streamed import Stored, Streamed
 
 FOLDER = "food-101"
 ADDRESS = f"http://data.vision.ee.ethz.ch/cvl/{FOLDER}.tar.gz"
@@ -60,7 +60,7 @@ def _images(folder: Path, of: str) -> list[str]:
     return [f"{of}/{name.removesuffix('.jpg')}" for name in listing(folder / of) if name.endswith(".jpg")]
 
 
-def _pictures(folder: Path, split: str, names: list[str], classes: list[str], there: set[str]) -> Pictures:
+def _pictures(folder: Path, split: str, names: list[str], classes: list[str], there: set[str]) -> Stored:
     """The images that a list names, all of which must be there."""
     numbers = {of: i for i, of in enumerate(classes)}
     labels = np.array([numbers.get(name.partition("/")[0], -1) for name in names], np.int32)

@@ -21,7 +21,7 @@ import numpy as np
 from jgc.data.dataset import MissingDataError, data_folder
 from jgc.data.files import listing, pictures_in
 from jgc.data.prepared import find_prepared
-from jgc.data.streamed import Encoded, Pictures, Streamed
+from jgc.data.streamed import Encoded, Stored, Streamed
 
 PREPARED = "imagenet2012"  # TensorFlow Datasets' name
 SPLITS = ("train", "validation")
@@ -81,7 +81,7 @@ def _classes(folder: Path) -> list[str]:
     return classes
 
 
-def _pictures(folder: Path, classes: list[str]) -> Pictures:
+def _pictures(folder: Path, classes: list[str]) -> Stored:
     """The images class by class."""
     by_class = [[name for name in listing(folder / of) if name.lower().endswith(SUFFIXES)] for of in classes]
     empty = next((of for of, names in zip(classes, by_class, strict=True) if not names), None)
@@ -103,7 +103,7 @@ def _prepared(folder: Path) -> Streamed:
     return Streamed("imagenet", train, test, builder.info.features["label"].num_classes)
 
 
-def _records(builder, folder: Path, split: str) -> Pictures:
+def _records(builder, folder: Path, split: str) -> Stored:
     """The images of a split."""
     import tensorflow_datasets as tfds
 
@@ -118,4 +118,4 @@ def _records(builder, folder: Path, split: str) -> Pictures:
         file_name = bytes(record.get("file_name", b"")).decode()  # which the real one has
         return Encoded(f"{file_name}, {name}" if file_name else name, record["image"], int(record["label"]))
 
-    return Pictures(len(records), read, f"{len(records)} images of {folder.name} as prepared")
+    return Stored(len(records), read, f"{len(records)} images of {folder.name} as prepared")

@@ -27,7 +27,7 @@ from jgc.data.source import EvalBatch, Source
 T = TypeVar("T")
 
 # Independent streams of random numbers under one seed.
-ORDER, AUGMENT = 0, 1
+_ORDER, _AUGMENT = 0, 1
 _TEST_BATCH = 500
 
 
@@ -64,7 +64,7 @@ def _evaluation(dataset: Dataset, multiple: int) -> Iterator[EvalBatch]:
     return test_batches(dataset, -(-size // multiple) * multiple)
 
 
-def rng_of(seed: int, stream: int, index: int) -> np.random.Generator:
+def _rng(seed: int, stream: int, index: int) -> np.random.Generator:
     """The generator of one epoch's order or one step's augmentation.
 
     Numbers of 32 bits at most: numpy spreads a larger one over two words, and (seed, stream, index) could
@@ -78,7 +78,7 @@ def rng_of(seed: int, stream: int, index: int) -> np.random.Generator:
 @lru_cache(maxsize=4)  # a pure function; a step needs one epoch's order, or two
 def _order(seed: int, epoch: int, n: int) -> npt.NDArray[np.int64]:
     """The permutation int64[n] of one epoch, read-only."""
-    order = rng_of(seed, ORDER, epoch).permutation(n)
+    order = _rng(seed, _ORDER, epoch).permutation(n)
     order.flags.writeable = False
     return order
 
@@ -115,6 +115,32 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int) -> npt.NDArray[
     return np.concatenate(taken)
 
 
+def augment_rng(seed: int, step: int) -> np.random.Generator:
+    """The random numbers that change the training examples of a step."""
+    return _rng(seed, _AUGMENT, step)
+
+
+def share_of(
+    n: int, seed: int, step: int, nodes: int, batch_size: int, local: slice
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """What some of the nodes have of the global batch of a step.
+
+    Returns:
+        places in the batch and numbers of the examples there, from 0 to n - 1, node after node.
+
+    Raises:
+        ValueError: where the nodes do not divide the batch, or a number is out of range.
+
+    Example:
+        >>> share_of(n=10, seed=0, step=0, nodes=4, batch_size=8, local=slice(1, 2))[0]
+        array([2, 3])
+    """
+    if nodes < 1 or batch_size % nodes:
+        raise ValueError(f"`nodes` must divide `batch_size`, got {nodes} nodes and a batch of {batch_size}")
+    mine = np.arange(batch_size).reshape(nodes, -1)[local].ravel()
+    return mine, batch_indices(seed, step, batch_size, n)[mine]
+
+
 def make_batch(
     dataset: Dataset, seed: int, step: int, nodes: int, batch_size: int, local: slice = slice(None)
 ) -> tuple[npt.NDArray[np.float32], Labels]:
@@ -140,30 +166,13 @@ def make_batch(
         >>> make_batch(load_digits(), seed=0, step=0, nodes=4, batch_size=32)[0].shape
         (4, 8, 8, 8, 1)
     """
-    mine = places_of(nodes, batch_size, local)
-    indices = batch_indices(seed, step, batch_size, len(dataset.train_labels))
-    images = dataset.train_images[indices[mine]]
+    mine, taken = share_of(len(dataset.train_labels), seed, step, nodes, batch_size, local)
+    images, labels = dataset.train_images[taken], dataset.train_labels[taken]
     if dataset.augment != Augment():
-        dy, dx, flip = draw(rng_of(seed, AUGMENT, step), batch_size, dataset.augment)
+        dy, dx, flip = draw(augment_rng(seed, step), batch_size, dataset.augment)
         images = apply(images, Draw(dy[mine], dx[mine], flip[mine]), dataset.augment.pad)
-    images = normalise(images, dataset.mean, dataset.std)
-    labels = dataset.train_labels[indices[mine]]
-    return images.reshape(-1, batch_size // nodes, *dataset.image_shape), labels.reshape(-1, batch_size // nodes)
-
-
-def places_of(nodes: int, batch_size: int, local: slice) -> npt.NDArray[np.int64]:
-    """Where in the global batch the examples of the nodes `local` stand: node i has the i-th of equal, disjoint parts.
-
-    Raises:
-        ValueError: the nodes do not divide the batch.
-
-    Example:
-        >>> places_of(nodes=3, batch_size=6, local=slice(1, 3))
-        array([2, 3, 4, 5])
-    """
-    if nodes < 1 or batch_size % nodes:
-        raise ValueError(f"`nodes` must divide `batch_size`, got {nodes} nodes and a batch of {batch_size}")
-    return np.arange(batch_size).reshape(nodes, -1)[local].ravel()
+    images, per_node = normalise(images, dataset.mean, dataset.std), batch_size // nodes
+    return images.reshape(-1, per_node, *dataset.image_shape), labels.reshape(-1, per_node)
 
 
 def test_batches(dataset: Dataset, batch_size: int) -> Iterator[EvalBatch]:

@@ -56,9 +56,13 @@ class Score(NamedTuple):
 
 ACCURACY = Score("test_accuracy", "test accuracy", True, 100.0, "%", "point", 1.0)
 PERPLEXITY = Score("validation_perplexity", "validation perplexity", False, tolerance=2.0)
+PIXEL_ACCURACY = Score("test_pixel_accuracy", "test pixel accuracy", True, 100.0, "%", "point", 1.0)
+MEAN_IOU = Score("test_mean_iou", "test mean IoU", True, 100.0, "%", "point", 1.0)
 
-SCORES: Mapping[str, Score] = MappingProxyType({score.name: score for score in (ACCURACY, PERPLEXITY)})
-KEY = "score"  # of summary.json, where the score's name stands
+SCORES: Mapping[str, Score] = MappingProxyType(
+    {score.name: score for score in (ACCURACY, PERPLEXITY, PIXEL_ACCURACY, MEAN_IOU)}
+)
+KEY, FURTHER = "score", "further_scores"  # of summary.json, where the score's name stands, and those of others
 
 
 def score_of(summary: Mapping[str, Any]) -> Score:
@@ -67,10 +71,26 @@ def score_of(summary: Mapping[str, Any]) -> Score:
     Raises:
         ValueError: a name that is not in `SCORES`.
     """
-    name = summary.get(KEY, ACCURACY.name)
+    return _named(summary.get(KEY, ACCURACY.name), KEY)
+
+
+def _named(name: str, key: str) -> Score:
     if name not in SCORES:
-        raise ValueError(f"`{KEY}` must be one of {', '.join(SCORES)}, got {name!r}")
+        raise ValueError(f"`{key}` must be one of {', '.join(SCORES)}, got {name!r}")
     return SCORES[name]
+
+
+def further_of(summary: Mapping[str, Any]) -> tuple[Score, ...]:
+    """What a run was evaluated by beside its score, from its summary.
+
+    Raises:
+        ValueError: a name that is not in `SCORES`.
+
+    Example:
+        >>> [score.title for score in further_of({"further_scores": ["test_mean_iou"]})]
+        ['test mean IoU']
+    """
+    return tuple(_named(name, FURTHER) for name in summary.get(FURTHER, ()))
 
 
 def final(summary: Mapping[str, Any], phase: Mapping[str, Any] | None = None) -> float:

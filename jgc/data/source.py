@@ -1,6 +1,7 @@
 """A data set as training sees it: functions that every kind brings along, so that nothing else asks for the kind.
 
-`jgc.data.loader` makes one of images and labels, `jgc.data.text` one of a text.
+`jgc.data.loader` makes one of images and labels, `jgc.data.scenes` one of images with a label for each pixel,
+`jgc.data.text` one of a text.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from jgc.data.score import Score
 
 Inputs = Any  # a tree of arrays whose first axis counts examples
 Labels = npt.NDArray[np.int32]
+VOID = -1  # in place of a label that does not count
 
 
 class EvalBatch(NamedTuple):
@@ -23,11 +25,29 @@ class EvalBatch(NamedTuple):
     mask: npt.NDArray[np.bool_]
 
 
+class Pictures(NamedTuple):
+    """Examples whose labels and predictions can be shown as pictures.
+
+    Attributes:
+        inputs: of the model, [m, ...].
+        images: uint8[m, h, w, 3], what they show.
+        labels: int32[m, h, w], or VOID.
+        classes: names of the labels.
+        colours: red, green and blue of the labels, in 0 to 255.
+    """
+
+    inputs: Inputs
+    images: npt.NDArray[np.uint8]
+    labels: Labels
+    classes: tuple[str, ...]
+    colours: tuple[tuple[int, int, int], ...]
+
+
 class Source(NamedTuple):
     """What a data set gives to training. An example is what a batch is counted in: an image, or a stream of text.
 
     Attributes:
-        kind: what it holds, "images" or "text".
+        kind: what it holds, "images", "scenes" or "text".
         classes: how many labels there are.
         score: what a model is judged by.
         inputs: `(count) -> Inputs`: zeros in the shapes of so many examples.
@@ -41,6 +61,9 @@ class Source(NamedTuple):
         epoch_steps: `(batch_size) -> float`: steps in which all training data is seen once. Raises ValueError for a
             batch that the data has not enough for.
         facts: in one line, what has to be the same of the data in all processes of a run.
+        further: what else evaluating gives, beside the score.
+        void: whether training labels may be VOID, which then count nowhere.
+        pictures: what a run shows at its end; None where there is nothing to see.
     """
 
     kind: str
@@ -52,3 +75,6 @@ class Source(NamedTuple):
     validation: Callable[[int], Iterator[EvalBatch]] | None
     epoch_steps: Callable[[int], float]
     facts: str
+    further: tuple[Score, ...] = ()
+    void: bool = False
+    pictures: Callable[[], Pictures] | None = None

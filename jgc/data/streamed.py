@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jgc.data.augment import normalise
 from jgc.data.crops import BROKEN, BoxOf, central_box, cut, draw_crops, inception_box
 from jgc.data.dataset import Labels, MissingDataError, held_out
-from jgc.data.loader import AUGMENT, batch_indices, places_of, prefetch, rng_of
+from jgc.data.loader import augment_rng, prefetch, share_of
 from jgc.data.score import ACCURACY
 from jgc.data.source import EvalBatch, Source
 
@@ -37,7 +37,7 @@ class Encoded(NamedTuple):
     label: int
 
 
-class Pictures(NamedTuple):
+class Stored(NamedTuple):
     """Images to train or to be evaluated on.
 
     Attributes:
@@ -66,8 +66,8 @@ class Streamed(NamedTuple):
     """
 
     name: str
-    train: Pictures
-    test: Pictures
+    train: Stored
+    test: Stored
     num_classes: int
     crop: int = 224
     threads: int = 0
@@ -107,9 +107,9 @@ def streamed_source(dataset: Streamed, validation: float = 0.0) -> Source:
     )
 
 
-def some_of(pictures: Pictures, which: npt.NDArray[np.int64]) -> Pictures:
+def some_of(pictures: Stored, which: npt.NDArray[np.int64]) -> Stored:
     """Those images of the numbers `which`."""
-    return Pictures(len(which), lambda i: pictures.read(int(which[i])), f"{len(which)} of {pictures.facts}")
+    return Stored(len(which), lambda i: pictures.read(int(which[i])), f"{len(which)} of {pictures.facts}")
 
 
 def streamed_batch(
@@ -125,15 +125,14 @@ def streamed_batch(
         ValueError: where the nodes do not divide the batch, or a number is out of range.
         MissingDataError: an image is not there or broken, or its label is out of range.
     """
-    mine = places_of(nodes, batch_size, local)
-    indices = batch_indices(seed, step, batch_size, dataset.train.size)[mine]
-    numbers, flip = draw_crops(rng_of(seed, AUGMENT, step), batch_size)
+    mine, indices = share_of(dataset.train.size, seed, step, nodes, batch_size, local)
+    numbers, flip = draw_crops(augment_rng(seed, step), batch_size)
     boxes = [partial(inception_box, numbers[i]) for i in mine]
     images, labels = decoded(dataset, dataset.train, indices, boxes, flip[mine])
     return images.reshape(-1, batch_size // nodes, *images.shape[1:]), labels.reshape(-1, batch_size // nodes)
 
 
-def evaluated(dataset: Streamed, pictures: Pictures, multiple: int) -> Iterator[EvalBatch]:
+def evaluated(dataset: Streamed, pictures: Stored, multiple: int) -> Iterator[EvalBatch]:
     """All of some images in order, their central parts, in batches of a multiple of `multiple` made ahead."""
     size = -(-min(EVALUATED, pictures.size) // multiple) * multiple
 
@@ -150,7 +149,7 @@ def evaluated(dataset: Streamed, pictures: Pictures, multiple: int) -> Iterator[
 
 def decoded(
     dataset: Streamed,
-    pictures: Pictures,
+    pictures: Stored,
     indices: npt.NDArray[np.int64],
     boxes: Sequence[BoxOf],
     flip: npt.NDArray[np.bool_],

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from jgc.data.cache import Arrays, cached, place
-from jgc.data.dataset import Augment, Dataset, Labels, MissingDataError, data_folder
+from jgc.data.dataset import Augment, Dataset, Labels, MissingDataError, channel_statistics, data_folder
 from jgc.data.files import lines_of
 
 FOLDER = "tiny-imagenet-200"
@@ -142,7 +142,7 @@ def _decode(folder: Path, train: Split, val: Split) -> Arrays:
         for i, file in enumerate(split.files):
             images[i] = _pixels(file)
         arrays |= {f"{name}_images": images, f"{name}_labels": split.labels}
-    mean, std = _statistics(arrays["train_images"])
+    mean, std = channel_statistics(arrays["train_images"])
     return arrays | {"mean": mean, "std": std}
 
 
@@ -157,13 +157,3 @@ def _pixels(file: Path) -> npt.NDArray[np.uint8]:
         h, w = pixels.shape[:2]
         raise MissingDataError(f"{file} must have {SIZE}x{SIZE} pixels, got {h}x{w}")
     return pixels
-
-
-def _statistics(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Mean and standard deviation of each channel: uint8[n, h, w, c] to f32[c] twice, in the units of the images."""
-    sums = np.zeros((2, images.shape[-1]))
-    for start in range(0, len(images), 500):  # numpy's own would first make 10 GB of numbers of 64 bits
-        x = images[start : start + 500].reshape(-1, images.shape[-1]).astype(np.float64)
-        sums += x.sum(axis=0), np.square(x).sum(axis=0)
-    mean, square = sums / (images.size / images.shape[-1])
-    return mean.astype(np.float32), np.sqrt(square - mean**2).astype(np.float32)

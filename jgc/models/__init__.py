@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from jgc.models.alexnet import AlexNet, alexnet
-from jgc.models.base import ConvNorm, Model
+from jgc.models.base import ConvNorm, Model, WithAuxiliary
 from jgc.models.convnet5 import ConvNet5, convnet5
 from jgc.models.lstm import LanguageModel, lstm
+from jgc.models.pspnet import PSPNet, pspnet
 from jgc.models.resnet import ResNet, resnet
 from jgc.models.vgg import VGG, vgg
 
@@ -28,11 +29,14 @@ __all__ = [
     "ConvNorm",
     "LanguageModel",
     "Model",
+    "PSPNet",
     "ResNet",
+    "WithAuxiliary",
     "alexnet",
     "convnet5",
     "lstm",
     "make_model",
+    "pspnet",
     "resnet",
     "vgg",
 ]
@@ -42,6 +46,9 @@ MODELS: MappingProxyType[str, Callable[..., Model]] = MappingProxyType(
         "alexnet": alexnet,
         "convnet5": convnet5,
         "lstm": lstm,
+        "pspnet18": partial(pspnet, 18),
+        "pspnet18_half": partial(pspnet, 18, width=32),
+        "pspnet50": partial(pspnet, 50),
         "resnet18": partial(resnet, 18),
         "resnet20": partial(resnet, 20),
         "resnet32": partial(resnet, 32),

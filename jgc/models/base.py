@@ -19,17 +19,25 @@ CHANNELS_PER_GROUP = 16  # Wu and He 2018, table 3: as good as 32 groups, and it
 he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
+class WithAuxiliary(NamedTuple):
+    """What a model with a second head returns in training: logits f32[..., num_classes] twice."""
+
+    logits: jax.Array
+    auxiliary: jax.Array
+
+
 class Model(NamedTuple):
     """A network, and regular expressions that find its first and its last layer.
 
     Attributes:
         module: called as `module.apply(variables, inputs, train=True, mutable=["batch_stats", "carry"])`, with
-            images f32[b, h, w, c] or windows of text; returns logits f32[b, num_classes], or f32[b, T, num_classes].
+            images f32[b, h, w, c] or windows of text; returns logits f32[b, num_classes], f32[b, T, num_classes] of
+            words, or f32[b, h, w, num_classes] of pixels; in training perhaps `WithAuxiliary` ones.
             A recurrent model takes its state from the collection `carry` and leaves it there.
         first_layer: for `re.search` over a parameter's path joined by "/"; the first convolution's weights, and
             its bias where it has one.
         last_layer: the same for the head: its kernel and its bias.
-        kind: of data that it takes, "images" or "text".
+        kind: of data that it takes, "images", "scenes" (images with a label for each pixel) or "text".
     """
 
     module: nn.Module
@@ -61,7 +69,7 @@ def check_size(images: jax.Array, least: int) -> None:
 class ConvNorm(nn.Module):
     """A convolution and the norm after it: `conv/kernel`, `norm/{scale,bias}`.
 
-    Maps dtype[b, h, w, c] to dtype[b, h', w', features]. The padding is kernel // 2 on both sides, as
+    Maps dtype[b, h, w, c] to dtype[b, h', w', features]. The padding is dilation * (kernel // 2) on both sides, as
     PyTorch's ResNets have it; Flax's "SAME" pads an even image only on one side where the stride is 2.
 
     With `norm="batch"` the running mean and variance stand in the collection `batch_stats` and are those of
@@ -74,6 +82,7 @@ class ConvNorm(nn.Module):
     stride: int = 1
     norm: Norm = "batch"
     zero_scale: bool = False
+    dilation: int = 1
     dtype: Any = jnp.float32
 
     @nn.compact
@@ -82,7 +91,8 @@ class ConvNorm(nn.Module):
             self.features,
             (self.kernel, self.kernel),
             strides=self.stride,
-            padding=self.kernel // 2,
+            padding=self.dilation * (self.kernel // 2),
+            kernel_dilation=self.dilation,
             use_bias=self.norm == "none",
             kernel_init=he_normal,
             dtype=self.dtype,

@@ -57,7 +57,8 @@ def _pad_shortcut(x: jax.Array, features: int, stride: int) -> jax.Array:
 class Block(nn.Module):
     """A residual block, basic or bottleneck: dtype[b, h, w, c] to dtype[b, h/stride, w/stride, width (* 4)].
 
-    Parameters: `layer1/...`, `layer2/...`, (`layer3/...`), and `shortcut/...` where the shape changes.
+    With a dilation its 3x3 convolutions take every dilation-th pixel. Parameters: `layer1/...`, `layer2/...`,
+    (`layer3/...`), and `shortcut/...` where the shape changes.
     """
 
     width: int
@@ -67,6 +68,7 @@ class Block(nn.Module):
     norm: Norm
     zero_init: bool
     dtype: Any
+    dilation: int = 1
 
     def conv(self, features: int, kernel: int, name: str, **settings: Any) -> ConvNorm:
         return ConvNorm(features, kernel, norm=self.norm, dtype=self.dtype, name=name, **settings)
@@ -76,17 +78,54 @@ class Block(nn.Module):
         features = self.width * (4 if self.bottleneck else 1)
         if self.bottleneck:
             y = nn.relu(self.conv(self.width, 1, "layer1")(x, train))
-            y = nn.relu(self.conv(self.width, 3, "layer2", stride=self.stride)(y, train))
+            y = nn.relu(self.conv(self.width, 3, "layer2", stride=self.stride, dilation=self.dilation)(y, train))
             y = self.conv(features, 1, "layer3", zero_scale=self.zero_init)(y, train)
         else:
-            y = nn.relu(self.conv(self.width, 3, "layer1", stride=self.stride)(x, train))
-            y = self.conv(features, 3, "layer2", zero_scale=self.zero_init)(y, train)
+            y = nn.relu(self.conv(self.width, 3, "layer1", stride=self.stride, dilation=self.dilation)(x, train))
+            y = self.conv(features, 3, "layer2", zero_scale=self.zero_init, dilation=self.dilation)(y, train)
         if self.stride != 1 or x.shape[-1] != features:
             if self.shortcut == "identity":
                 x = _pad_shortcut(x, features, self.stride)
             else:
                 x = self.conv(features, 1, "shortcut", stride=self.stride)(x, train)
         return nn.relu(x + y)
+
+
+def features(
+    images: jax.Array,
+    train: bool,
+    family: Family,
+    *,
+    norm: Norm,
+    zero_init: bool,
+    dtype: Any,
+    dilations: tuple[int, ...] = (1, 1, 1, 1),
+) -> list[jax.Array]:
+    """The stem and the stages of residual blocks: images f32[b, h, w, c] to dtype[b, h', w', c'] after each stage.
+
+    To be called from inside a module's compact method. A stage with a dilation above 1 keeps the resolution that it is
+    given; the others halve it, but for the first.
+    """
+    kernel, stride = (3, 1) if family.stem == "cifar" else (7, 2)
+    x = nn.relu(ConvNorm(family.width, kernel, stride, norm, dtype=dtype, name="stem")(images.astype(dtype), train))
+    if family.stem == "imagenet":
+        x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+    found = []
+    for stage, (blocks, dilation) in enumerate(zip(family.stages, dilations, strict=False)):
+        for block in range(blocks):
+            x = Block(
+                family.width * 2**stage,
+                stride=2 if stage > 0 and block == 0 and dilation == 1 else 1,
+                bottleneck=family.bottleneck,
+                shortcut=family.shortcut,
+                norm=norm,
+                zero_init=zero_init,
+                dtype=dtype,
+                dilation=dilation,
+                name=f"stage{stage + 1}_block{block + 1:02d}",
+            )(x, train)
+        found.append(x)
+    return found
 
 
 class ResNet(nn.Module):
@@ -106,24 +145,14 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        stages, width, bottleneck, *_ = FAMILIES[self.depth]
-        kernel, stride = (3, 1) if self.stem == "cifar" else (7, 2)
-        stem = ConvNorm(width, kernel, stride, self.norm, dtype=self.dtype, name="stem")
-        x = nn.relu(stem(images.astype(self.dtype), train))
-        if self.stem == "imagenet":
-            x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
-        for stage, blocks in enumerate(stages):
-            for block in range(blocks):
-                x = Block(
-                    width * 2**stage,
-                    stride=2 if stage > 0 and block == 0 else 1,
-                    bottleneck=bottleneck,
-                    shortcut=self.shortcut,
-                    norm=self.norm,
-                    zero_init=self.zero_init,
-                    dtype=self.dtype,
-                    name=f"stage{stage + 1}_block{block + 1:02d}",
-                )(x, train)
+        *_, x = features(
+            images,
+            train,
+            FAMILIES[self.depth]._replace(stem=self.stem, shortcut=self.shortcut),
+            norm=self.norm,
+            zero_init=self.zero_init,
+            dtype=self.dtype,
+        )
         return head(x, self.num_classes)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jgc.compress import Dense, Silent, TopK, method_of
-from jgc.data import Score, final, score_of
+from jgc.data import Score, final, further_of, score_of
 from jgc.training.config import FREE, RecordConfig, completed
 from jgc.training.errors import UserError
 from jgc.training.metrics import Line, read
@@ -66,6 +66,11 @@ class Group(NamedTuple):
         return self.runs[0].score
 
     @property
+    def further(self) -> tuple[Score, ...]:
+        """What its runs were evaluated by beside the score."""
+        return further_of(self.runs[0].summary)
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(run.summary["seed"] for run in self.runs)
 
@@ -115,7 +120,7 @@ def read_run(folder: Path) -> Run:
     """
     try:
         config, summary = (json.loads((folder / name).read_text()) for name in (CONFIG, SUMMARY))
-        score_of(summary)
+        score_of(summary), further_of(summary)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the run in {folder}: {error}") from error
     return Run(folder, completed(config), summary, read(folder / METRICS))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jgc.compress import METHODS
+from jgc.data import Score
 from jgc.report import paper
 from jgc.report.runs import Group, Spread, against, baseline_of, spread
 from jgc.training.summary import POSITIONS
@@ -127,7 +128,9 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     """A workload's score beside the baseline's, and the paper's where it trained this workload."""
     score = groups[0].score
     points, point = (f", {score.point}s", f" {score.point}") if score.point else ("", "")
-    head = ["method", "seeds", score.heading, f"against the baseline{points}", f"within {score.tolerance}{point}",
+    further = groups[0].further
+    head = ["method", "seeds", score.heading, *(figure.heading for figure in further),
+            f"against the baseline{points}", f"within {score.tolerance}{point}",
             "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
             *_if_paper(groups, f"paper: {paper.figure(groups[0].workload)}")]  # fmt: skip
     rows = []
@@ -138,10 +141,17 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
         how = "" if f.against is None else f" ({pairs})"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result),
+                     *(plus_minus(_spread_of(group, figure)) for figure in further),
                      plus_minus(f.against, sign="+") + how, within,
                      plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
                      *_if_paper(groups, said)])  # fmt: skip
     return table(head, rows)
+
+
+def _spread_of(group: Group, figure: Score) -> Spread | None:
+    """A figure beside the score, over the seeds, as people read it; None where a run has none."""
+    values = [run.summary.get(figure.name) for run in group.runs]
+    return None if None in values else spread([figure.scale * value for value in values if value is not None])
 
 
 def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:

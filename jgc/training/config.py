@@ -27,17 +27,20 @@ class DataConfig:
     """What is learned."""
 
     name: str = ""
-    """data set: digits, cifar10, cifar100, food101, imagenet, ptb, tiny_imagenet"""
+    """data set: digits, cifar10, cifar100, camvid, food101, imagenet, ptb, tiny_imagenet"""
     dir: str | None = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
     window: int = 0
     """of a text: words of each stream in a step, through which gradients go back; if not given, the text's own"""
     crop: int = 0
-    """of images that are cropped while training: pixels on each side of a training crop; 0: the data set's own"""
+    """of images cropped at random sizes while training: pixels on each side of a crop; 0: the data set's own"""
     threads: int = 0
     """of images that are decoded while training: threads that do; 0: as many as there are processors"""
+    shrink: int = 0
+    """of images with a label a pixel: all of them, those to judge by too, so many times smaller on each side; 0: 1"""
     validation: float = 0.0
-    """share of the training images held out, for a validation loss; a text has its own validation text"""
+    """share of the training images held out, for a validation loss; a text and camvid have validation data of their
+    own"""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,10 @@ class ModelConfig:
     """What learns."""
 
     name: str = ""
-    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19"""
+    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19; pspnet18, pspnet18_half, pspnet50; lstm"""
     norm: Literal["", "batch", "group", "none"] = ""
-    """batch norm, whose statistics are each node's own, group norm, which has none, or no norm, but in ResNets"""
+    """batch norm, whose statistics are each node's own, group norm, which has none, or no norm, but in ResNets and
+    PSPNets"""
     stem: Literal["", "cifar", "imagenet"] = ""
     """of a ResNet: 3x3, or 7x7 with stride 2 and pooling; if not given, the depth's own"""
     classes: int = 0
@@ -130,8 +134,8 @@ class Config(Generic[M]):
     """its highest value"""
     schedule: Schedule = "workload"
     """constant; cosine, down to 1 % of it; step: divided by 10 after 1/2 and 3/4 of schedule_steps; thirds: the same
-    after 1/3 and 2/3; halving: by 2 after 4/13 and each further 1/13; validation: lowered whenever the validation loss
-    stops falling"""
+    after 1/3 and 2/3; halving: by 2 after 4/13 and each further 1/13; poly: times (1 - step / schedule_steps)^0.9;
+    validation: lowered whenever the validation loss stops falling"""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     schedule_steps: int = OPEN
     """steps over which the learning rate falls, then it stays; not tied to --steps, which --resume may change"""

@@ -16,6 +16,7 @@ from jgc.training.metrics import Line
 from jgc.training.rundir import CURVES, write_whole
 
 SHADES = ("#e8eef7", "#fdf1e0", "#e7f4e8", "#f5e8f3")
+LINES, GREENS = ("-", "--", ":"), ("tab:green", "tab:olive", "0.4")  # of the score and what stands beside it
 COSINES = (
     ("reconstruction_cosine", "what the nodes apply", "tab:blue", "-"),
     ("ceiling_cosine", "exact values in place of codes", "black", (0, (2, 4))),
@@ -24,8 +25,8 @@ COSINES = (
 )
 
 
-def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[PhaseCost], score: Score) -> None:
-    """Write curves.png.
+def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[PhaseCost], *scores: Score) -> None:
+    """Write curves.png, with the score and whatever else was evaluated.
 
     Raises:
       UserError: a full or read-only disk.
@@ -34,7 +35,7 @@ def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[Phase
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     panels = figure.subplots(2, 2, sharex=True)
-    plots: tuple[Callable[..., None], ...] = (_loss, partial(_score, score), _bytes, _cosines)
+    plots: tuple[Callable[..., None], ...] = (_loss, partial(_scores, scores), _bytes, _cosines)
     for axes, plot in zip(panels.flat, plots, strict=True):
         spans = _shade(axes, lines)
         plot(axes, lines, costs)
@@ -96,9 +97,19 @@ def _loss(axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None
     axes.set_yscale("log")
 
 
-def _score(score: Score, axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:
+def _scores(scores: Sequence[Score], axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:
+    """The score, and the others in dashes; an axis has one name, a legend more."""
+    for score, style, colour in zip(scores, LINES, GREENS, strict=False):
+        _score(score, style, colour, axes, lines)
+    if len(scores) > 1:
+        axes.set_ylabel(scores[0].unit)
+        axes.legend(fontsize=8, loc="best")
+
+
+def _score(score: Score, style: str, colour: str, axes: Axes, lines: Sequence[Line]) -> None:
     steps, values = _points(lines, score.name)
-    axes.plot(steps, [score.scale * v for v in values], marker="o", markersize=3, color="tab:green")
+    axes.plot(steps, [score.scale * v for v in values], linestyle=style, marker="o", markersize=3, color=colour,
+              label=score.title)  # fmt: skip
     axes.set_ylabel(score.heading)
     if values:
         axes.annotate(

@@ -1,19 +1,21 @@
-"""The score and the loss of a model on held-out data, with the batch statistics averaged over the nodes."""
+"""The scores and the loss of a model on held-out data, with the batch statistics averaged over the nodes."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jgc import comm
-from jgc.data import ACCURACY, PERPLEXITY, EvalBatch, Source
-from jgc.nodes import LOCAL, SHARED, on_nodes, place_array
+from jgc.data import ACCURACY, MEAN_IOU, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
+from jgc.nodes import LOCAL, SHARED, on_nodes, place_array, to_host
 from jgc.training.step import Parts, TrainState
 from jgc.types import Array, PyTree
 
@@ -21,37 +23,25 @@ LOSS = "validation_loss"
 Batches = Callable[[int], Iterator[EvalBatch]]  # given what their size must be a multiple of
 
 
-def make_evaluate(parts: Parts, source: Source) -> Callable[[TrainState], float]:
-    """`state -> score`, over all that `source` has for evaluation."""
-    return _over_all(parts, source.evaluation, source.score.name)
+class Measure(NamedTuple):
+    """Figures over all of some data, whatever the batches that it comes in.
 
-
-def make_validate(parts: Parts, source: Source) -> Callable[[TrainState], float] | None:
-    """`state -> validation loss`, the mean cross-entropy over what is held out; None where a run asks for none."""
-    asked = parts.config.schedule == "validation" or parts.config.data.validation > 0
-    return _over_all(parts, source.validation, LOSS) if asked and source.validation is not None else None
-
-
-def _over_all(parts: Parts, batches: Batches, figure: str) -> Callable[[TrainState], float]:
-    """A figure over all of some data.
-
-    A recurrent model starts without a state, whatever the run carries, and hands its own on from batch to batch.
+    Attributes:
+      sums: `(logits [..., classes], labels [...], mask [...]) -> arrays`, of which each is added up over the batches.
+      figures: `(*those sums, in 64 bits) -> figures by name`.
     """
-    of_label, of_mean = MEASURES[figure]
-    mean_stats, add_up = make_mean_stats(parts), jax.jit(partial(_sums, parts.apply, of_label))
 
-    def evaluate(state: TrainState) -> float:
-        stats = mean_stats(state.batch_stats)
-        variables = {"params": state.params, **({"batch_stats": stats} if stats else {})}
-        carried: dict[str, PyTree] = {}
-        sums = []
-        for batch in _placed(parts, batches):
-            carried, of_batch = add_up({**variables, **carried}, *batch)
-            sums.append(of_batch)
-        total, count = np.array(jax.device_get(sums), np.float64).sum(axis=0)
-        return of_mean(total / count)
+    sums: Callable[[Array, Array, Array], tuple[Array, ...]]
+    figures: Callable[..., dict[str, float]]
 
-    return evaluate
+
+def _mean_of(name: str, of_label: Callable[[Array, Array], Array], of_mean: Callable[[float], float]) -> Measure:
+    """A figure of each label, and what its mean over the labels makes."""
+
+    def sums(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array]:
+        return jnp.sum(jnp.where(mask, of_label(logits, labels), 0)), jnp.sum(mask)
+
+    return Measure(sums, lambda total, count: {name: of_mean(total / count)})
 
 
 def _is_right(logits: Array, labels: Array) -> Array:
@@ -62,20 +52,104 @@ def _cross_entropy(logits: Array, labels: Array) -> Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
 
 
-MEASURES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[float], float]]] = {
-    ACCURACY.name: (_is_right, float),
-    PERPLEXITY.name: (_cross_entropy, lambda loss: float(np.exp(loss))),
-    LOSS: (_cross_entropy, float),
+def confusion(logits: Array, labels: Array, mask: Array) -> tuple[Array]:
+    """How many labels of each class are given each class: i32[classes, classes], a row for each true one."""
+    classes = logits.shape[-1]
+    cells = labels * classes + jnp.argmax(logits, -1)
+    counts = jnp.bincount(cells.ravel(), weights=mask.ravel().astype(jnp.int32), length=classes**2)
+    return (counts.reshape(classes, classes),)
+
+
+def of_confusion(counts: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Pixel accuracy, and the mean over classes of intersection over union, without classes that occur nowhere.
+
+    Example:
+      >>> of_confusion(np.array([[3.0, 1.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 0.0]]))
+      {'test_pixel_accuracy': 0.875, 'test_mean_iou': 0.775}
+    """
+    right = np.diag(counts)
+    union = counts.sum(axis=0) + counts.sum(axis=1) - right
+    shares = right[union > 0] / union[union > 0]
+    return {PIXEL_ACCURACY.name: float(right.sum() / counts.sum()), MEAN_IOU.name: float(shares.mean())}
+
+
+MEASURES: dict[str, Measure] = {
+    ACCURACY.name: _mean_of(ACCURACY.name, _is_right, float),
+    PERPLEXITY.name: _mean_of(PERPLEXITY.name, _cross_entropy, lambda loss: float(np.exp(loss))),
+    LOSS: _mean_of(LOSS, _cross_entropy, float),
+    PIXEL_ACCURACY.name: Measure(confusion, of_confusion),
 }
-"""By its name: a figure of each label from logits [..., classes] and labels [...], and what its mean makes."""
+"""By the name of the score, or of the loss."""
+
+
+class Shown(NamedTuple):
+    """Examples to be seen, and the labels int32[m, h, w] that a model gives them."""
+
+    pictures: Pictures
+    labels: npt.NDArray[np.int32]
+
+
+def make_evaluate(parts: Parts, source: Source) -> Callable[[TrainState], dict[str, float]]:
+    """`state -> the score, and what further figures there are, by name`, over all that `source` has for evaluation."""
+    return _over_all(parts, source.evaluation, MEASURES[source.score.name])
+
+
+def make_validate(parts: Parts, source: Source) -> Callable[[TrainState], float] | None:
+    """`state -> validation loss`, the mean cross-entropy over what is held out; None where a run asks for none."""
+    asked = parts.config.schedule == "validation" or parts.config.data.validation > 0
+    if not asked or source.validation is None:
+        return None
+    figures = _over_all(parts, source.validation, MEASURES[LOSS])
+    return lambda state: figures(state)[LOSS]
+
+
+def show(parts: Parts, source: Source, state: TrainState) -> Shown | None:
+    """What the trained model makes of the examples to be seen, if there are some. All processes must call it."""
+    if source.pictures is None:
+        return None
+    pictures = source.pictures()
+    variables = jax.tree.map(to_host, _make_variables(parts)(state))  # a process computes this for itself
+    logits = jax.jit(partial(parts.apply, train=False))(variables, pictures.inputs)
+    return Shown(pictures, np.asarray(jnp.argmax(logits, -1), np.int32))
+
+
+def _make_variables(parts: Parts) -> Callable[[TrainState], dict[str, PyTree]]:
+    """`state -> what a model is evaluated with`: no node's own, and nothing carried."""
+    mean_stats = make_mean_stats(parts)
+
+    def variables(state: TrainState) -> dict[str, PyTree]:
+        stats = mean_stats(state.batch_stats)
+        return {"params": state.params, **({"batch_stats": stats} if stats else {})}
+
+    return variables
+
+
+def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[TrainState], dict[str, float]]:
+    """Figures over all of some data.
+
+    A recurrent model starts without a state, whatever the run carries, and hands its own on from batch to batch.
+    """
+    make_variables, add_up = _make_variables(parts), jax.jit(partial(_sums, parts.apply, measure.sums))
+
+    def evaluate(state: TrainState) -> dict[str, float]:
+        variables = make_variables(state)
+        carried: dict[str, PyTree] = {}
+        sums = []
+        for batch in _placed(parts, batches):
+            carried, of_batch = add_up({**variables, **carried}, *batch)
+            sums.append(of_batch)
+        of_batches = zip(*jax.device_get(sums), strict=True)
+        return measure.figures(*(np.array(counts, np.float64).sum(axis=0) for counts in of_batches))
+
+    return evaluate
 
 
 def _sums(
-    apply: Callable, of_label: Callable, variables: PyTree, inputs: PyTree, labels: Array, mask: Array
-) -> tuple[dict[str, PyTree], tuple[Array, Array]]:
-    """What the model carries on, and the sum of a figure over a batch's labels with their number."""
+    apply: Callable, sums: Callable, variables: PyTree, inputs: PyTree, labels: Array, mask: Array
+) -> tuple[dict[str, PyTree], tuple[Array, ...]]:
+    """What the model carries on, and what a measure adds up over a batch's labels."""
     logits, new = apply(variables, inputs, train=False, mutable=["carry"])
-    return dict(new), (jnp.sum(jnp.where(mask, of_label(logits, labels), 0)), jnp.sum(mask))
+    return dict(new), sums(logits, labels, mask)
 
 
 def make_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:

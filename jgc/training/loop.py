@@ -15,20 +15,30 @@ from rich.console import Console
 from jgc import learning_rate, phases
 from jgc.data import MissingDataError, prefetch
 from jgc.nodes import SHARED, place, place_parts
-from jgc.training import checkpoint, curves, summary, table
+from jgc.training import checkpoint, curves, masks, summary, table
 from jgc.training.config import Config, as_json, check
 from jgc.training.costs import Costs, PhaseCost, phase_cost
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
 from jgc.training.errors import FAILED, UserError
-from jgc.training.evaluate import LOSS, make_evaluate, make_validate
+from jgc.training.evaluate import LOSS, Shown, make_evaluate, make_validate, show
 from jgc.training.metrics import Metrics, NoMetrics, read
 from jgc.training.other import other_bytes
 from jgc.training.program import Program, compile_gradients, compile_update
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
-from jgc.training.rundir import CONFIG, METRICS, SUMMARY, choose_run_dir, compare_configs, mark_run_dir, write_json
+from jgc.training.rundir import (
+    CONFIG,
+    CURVES,
+    MASKS,
+    METRICS,
+    SUMMARY,
+    choose_run_dir,
+    compare_configs,
+    mark_run_dir,
+    write_json,
+)
 from jgc.training.setup import Setup, build
 from jgc.training.signals import Interrupts
 from jgc.training.step import Batch, TrainState, place_state
@@ -98,10 +108,11 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
         return interrupts.exit_code
 
     # --- what is left behind
+    shown = show(setup.parts, setup.source, state)
     if not team.leads:
         return 0
     newest = {phase.name: costs[phase.value]._replace(phase=phase) for phase in entered}  # of each kind
-    finish(config, setup, state, run_dir, tuple(newest.values()), console)
+    finish(config, setup, state, run_dir, tuple(newest.values()), shown, console)
     return 0
 
 
@@ -123,7 +134,7 @@ def train(
     `entered` are the phases so far, the last of which the state belongs to; they and `costs` are added to.
     """
     host = {"config": as_json(config), "versions": summary.versions()}
-    evaluate, score = make_evaluate(setup.parts, setup.source), setup.source.score
+    evaluate = make_evaluate(setup.parts, setup.source)
     validate, epoch = make_validate(setup.parts, setup.source), steps_between_validations(config, setup)
     diagnosis = Diagnosis(setup.parts, costs, config.diagnose_every)
     updates: dict[Hashable, Program] = {}
@@ -171,7 +182,7 @@ def train(
                     state = state._replace(opt_state=place(corrected, SHARED, setup.parts.nodes))
             if last or is_every(config.evaluate_every, done) or new_kind:
                 with recorder.aside():
-                    recorder.add(**{score.name: evaluate(state)})
+                    recorder.add(**evaluate(state))
             if last or stop or is_every(config.checkpoint_every, done):
                 with recorder.aside():
                     recorder.write()
@@ -277,15 +288,25 @@ def describe(cost: PhaseCost, program: Program) -> str:
 
 
 def finish(
-    config: Config, setup: Setup, state: TrainState, run_dir: Path, costs: Sequence[PhaseCost], console: Console
+    config: Config,
+    setup: Setup,
+    state: TrainState,
+    run_dir: Path,
+    costs: Sequence[PhaseCost],
+    shown: Shown | None,
+    console: Console,
 ) -> None:
-    """summary.json, curves.png and the closing table, from metrics.jsonl."""
-    lines = read(run_dir / METRICS)
-    score = setup.source.score
-    other = other_bytes(setup.parts, state, costs, lines, score)
-    result: dict[str, Any] = summary.summarise(config, lines, costs, setup.parts.nodes, setup.values, score, other)
+    """summary.json, curves.png and the closing table, from metrics.jsonl, and masks.png where labels can be seen."""
+    lines, nodes = read(run_dir / METRICS), setup.parts.nodes
+    score, further = setup.source.score, setup.source.further
+    other = other_bytes(setup.parts, state, costs, lines, score, shown is not None)
+    result: dict[str, Any] = summary.summarise(config, lines, costs, nodes, setup.values, score, other, further)
     write_json(run_dir / SUMMARY, result)
     title = f"{result['method']} on {config.workload}, {config.nodes} nodes, seed {config.seed}"
-    curves.draw(run_dir, title, lines, costs, score)
+    curves.draw(run_dir, title, lines, costs, score, *further)
+    files = [SUMMARY, CURVES, METRICS]
+    if shown is not None:
+        masks.draw(run_dir, f"{title}, after {result['steps']} steps", shown.pictures, shown.labels)
+        files.insert(2, MASKS)
     table.show(result, console)
-    console.print(f"summary.json, curves.png and metrics.jsonl are in {run_dir}", highlight=False, soft_wrap=True)
+    console.print(f"{', '.join(files[:-1])} and {files[-1]} are in {run_dir}", highlight=False, soft_wrap=True)

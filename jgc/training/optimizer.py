@@ -9,6 +9,7 @@ from jgc.training.config import Config
 from jgc.types import Array, Compressor, PyTree
 
 FLOOR = 0.01  # of the highest learning rate: where the cosine ends
+POWER = 0.9  # of the polynomial: PSPNet's (Zhao et al. 2017, Section 5.1)
 
 
 def make_schedule(config: Config) -> optax.Schedule:
@@ -36,9 +37,11 @@ def make_schedule(config: Config) -> optax.Schedule:
     elif config.schedule == "halving":
         ends = [config.schedule_steps * i // 13 - warmup for i in range(4, 13)]
         after = optax.piecewise_constant_schedule(peak, dict.fromkeys(ends, 0.5))
+    elif config.schedule == "poly":
+        after = optax.polynomial_schedule(peak, 0.0, POWER, rest)
     else:
         raise ValueError(
-            f"schedule must be constant, cosine, step, thirds, halving or validation, got {config.schedule!r}"
+            f"schedule must be constant, cosine, step, thirds, halving, poly or validation, got {config.schedule!r}"
         )
     rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, after], [warmup]) if warmup else after

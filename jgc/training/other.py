@@ -20,9 +20,14 @@ from jgc.types import Sent
 
 
 def other_bytes(
-    parts: Parts, state: TrainState, costs: Sequence[PhaseCost], lines: Sequence[Line], score: Score
+    parts: Parts,
+    state: TrainState,
+    costs: Sequence[PhaseCost],
+    lines: Sequence[Line],
+    score: Score,
+    pictures: bool = False,
 ) -> dict[str, Any]:
-    """Bytes a time, and how many times, for everything beside the gradients."""
+    """Bytes a time, and how many times, for everything beside the gradients; `pictures`: whether some were made."""
     apart = parts._replace(nodes=as_one_per_device(parts.nodes))
     shapes = jax.eval_shape(lambda: state)
     metrics = jax.ShapeDtypeStruct((parts.nodes.count, len(METRICS)), jnp.float32)
@@ -30,7 +35,7 @@ def other_bytes(
         jax.eval_shape(on_mean_stats(apart), metrics)
     with comm.ledger() as of_statistics:
         jax.eval_shape(on_mean_stats(apart), shapes.batch_stats)
-    evaluations = sum((score.name in line) + (LOSS in line) for line in lines)
+    evaluations = sum((score.name in line) + (LOSS in line) for line in lines) + pictures
     return {
         "metrics": {"times": len(lines), "bytes": _total(of_metrics)},
         "batch statistics": {"times": evaluations, "bytes": _total(of_statistics)},

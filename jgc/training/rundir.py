@@ -9,7 +9,7 @@ from typing import Any
 from jgc.training.config import Config, as_json, completed, differences, method_name
 from jgc.training.errors import UserError, cannot_write
 
-CONFIG, METRICS, SUMMARY, CURVES = "config.json", "metrics.jsonl", "summary.json", "curves.png"
+CONFIG, METRICS, SUMMARY, CURVES, MASKS = "config.json", "metrics.jsonl", "summary.json", "curves.png", "masks.png"
 GRADIENTS = "gradients"
 _TRACES = (CONFIG, METRICS, SUMMARY, "checkpoints", GRADIENTS)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import compress
-from jgc.data import MissingDataError, Source, Streamed, Text, load_dataset, source_of
+from jgc.data import MissingDataError, Scenes, Source, Streamed, Text, load_dataset, shrunk, source_of
 from jgc.models import Model, make_model
 from jgc.nodes import make_nodes
 from jgc.training.config import Config
@@ -18,7 +18,12 @@ from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
 from jgc.types import Compressor, PyTree
 
-STREAMED = {"crop": "images cropped while training", "threads": "images decoded while training"}
+OF_IMAGES: dict[str, tuple[Any, str]] = {
+    "crop": ((Streamed, Scenes), "images that are cropped at random sizes while training"),
+    "threads": (Streamed, "images that are decoded while training"),
+    "shrink": (Scenes, "images with a label a pixel"),
+}
+"""Settings of `DataConfig` that only some data sets have: which, and in words."""
 
 
 class Setup(NamedTuple):
@@ -53,7 +58,8 @@ def build(config: Config) -> Setup:
         compressor = make_compressor(config, model)
         optimizer = make_optimizer(config, compressor)
         init_key, compressor_key, step_key = jax.random.split(jax.random.key(config.seed), 3)
-        parts = Parts(config, nodes, model.module.apply, compressor, optimizer, make_schedule(config), step_key)
+        schedule = make_schedule(config)
+        parts = Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, step_key, source.void)
         variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
         state = init_state(parts, variables, compressor_key)
         costs = phase_costs(compressor, variables["params"], nodes)
@@ -77,11 +83,13 @@ def data_of(config: Config) -> Source:
         if not isinstance(dataset, Text):
             raise ValueError(f"--data.window is a setting of texts, not of {config.data.name}")
         dataset = dataset._replace(window=config.data.window)
-    for name in ("crop", "threads"):
-        if getattr(config.data, name):
-            if not isinstance(dataset, Streamed):
-                raise ValueError(f"--data.{name} is a setting of {STREAMED[name]}, not of {config.data.name}")
-            dataset = dataset._replace(**{name: getattr(config.data, name)})
+    for name, (kinds, what) in OF_IMAGES.items():
+        if getattr(config.data, name) and not isinstance(dataset, kinds):
+            raise ValueError(f"--data.{name} is a setting of {what}, not of {config.data.name}")
+    if isinstance(dataset, Streamed):
+        dataset = dataset._replace(crop=config.data.crop or dataset.crop, threads=config.data.threads)
+    if isinstance(dataset, Scenes):
+        dataset = shrunk(dataset, config.data.shrink or 1)._replace(crop=config.data.crop or dataset.crop)
     source = source_of(dataset, config.data.validation)
     if config.schedule == "validation" and source.validation is None:
         raise ValueError(

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import optax
 
 from jgc import comm
+from jgc.data import VOID
 from jgc.memory import clip_local
+from jgc.models import WithAuxiliary
 from jgc.nodes import LOCAL, SHARED, node_grads, on_nodes, per_node, place
 from jgc.training.config import Config
 from jgc.training.optimizer import add_coupled_decay, rate_of
@@ -47,6 +49,7 @@ class TrainState(NamedTuple):
 
 
 METRICS = ("loss", "train_accuracy", "residual_norm", "elements_sent", "overflow", "finite")
+AUXILIARY = 0.4  # weight of a second head's loss: PSPNet's (Zhao et al. 2017, Section 3.3)
 KINDS = TrainState(SHARED, SHARED, LOCAL, State(SHARED, LOCAL), LOCAL)
 OWN = ("batch_stats", "carry")
 
@@ -61,13 +64,14 @@ class Parts(NamedTuple):
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule  # of the learning rate, for the log
     key: Key  # of all random choices in steps; step s uses fold_in(key, s)
+    void: bool = False  # whether labels may be VOID, which then count nowhere
 
 
 class Gradients(NamedTuple):
     """The first half of a step: what each node has computed for itself. Leading axis [K] everywhere.
 
     Attributes:
-      loss: f32[K], mean over the node's labels.
+      loss: f32[K], mean over the node's labels; of two heads, the sum with a weight of 0.4 on the second's.
       accuracy: f32[K], likewise.
       own: `TrainState.own` after this batch.
       grads: the gradient of the loss, with the structure of the parameters.
@@ -79,7 +83,8 @@ class Gradients(NamedTuple):
     grads: PyTree
 
 
-Batch = tuple[PyTree, Array]  # images f32[K, b, h, w, c], labels i32[K, b]; or windows of text, labels i32[K, b, T]
+# images f32[K, b, h, w, c], labels i32[K, b], or i32[K, b, h, w] of pixels; or windows of text, labels i32[K, b, T]
+Batch = tuple[PyTree, Array]
 
 
 def init_state(parts: Parts, variables: PyTree, key: Key) -> TrainState:
@@ -102,26 +107,43 @@ def place_state(state: TrainState, nodes: Nodes) -> TrainState:
     )
 
 
-def loss_of(apply: Callable) -> Callable:
+def loss_of(apply: Callable, void: bool = False) -> Callable:
     """`(params, (inputs, labels), own) -> (mean cross-entropy, (own after the batch, accuracy))` of one node.
 
-    A state that is carried comes in as data: no gradient goes back to the step that it is from.
+    A state that is carried comes in as data: no gradient goes back to the step that it is from. A second head's
+    cross-entropy is added with its weight. With `void` labels that are VOID count neither here nor there; the mean is
+    over the node's other ones.
     """
+
+    def cross_entropy(logits, labels):
+        within = jnp.maximum(labels, 0) if void else labels
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), within)
+        return _mean(losses, labels, void)
 
     def loss(params, batch, own):
         inputs, labels = batch
-        logits, new = apply({"params": params, **own}, inputs, train=True, mutable=list(OWN))
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
-        accuracy = jnp.mean(jnp.argmax(logits, -1) == labels, dtype=jnp.float32)
-        return jnp.mean(losses), (dict(new), accuracy)
+        out, new = apply({"params": params, **own}, inputs, train=True, mutable=list(OWN))
+        logits, *further = out if isinstance(out, WithAuxiliary) else (out,)
+        total = cross_entropy(logits, labels)
+        for auxiliary in further:
+            total += AUXILIARY * cross_entropy(auxiliary, labels)
+        return total, (dict(new), _mean(jnp.argmax(logits, -1) == labels, labels, void))
 
     return loss
+
+
+def _mean(values: Array, labels: Array, void: bool) -> Array:
+    """The mean of a figure of each label, f32[]; with `void` over the labels that count, 0 where none does."""
+    if not void:
+        return jnp.mean(values, dtype=jnp.float32)
+    counts = labels != VOID
+    return jnp.sum(jnp.where(counts, values, 0), dtype=jnp.float32) / jnp.maximum(jnp.sum(counts), 1)
 
 
 def make_gradients(parts: Parts) -> Callable[[PyTree, dict[str, PyTree], Batch], Gradients]:
     """`(params, own [K, ...], batch) -> Gradients`, nothing shared between nodes."""
     gradients = node_grads(
-        loss_of(parts.apply), parts.nodes, has_aux=True, unroll=parts.config.unroll_nodes, local=True
+        loss_of(parts.apply, parts.void), parts.nodes, has_aux=True, unroll=parts.config.unroll_nodes, local=True
     )
 
     def flat(params, own, batch):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jgc.data import Score
-from jgc.data.score import KEY
+from jgc.data.score import FURTHER, KEY
 from jgc.training.config import Config, method_name
 from jgc.training.costs import PhaseCost, as_json, ratios
 from jgc.training.metrics import Line
@@ -34,6 +34,7 @@ def summarise(
     values: int,
     score: Score,
     other: dict[str, Any],
+    further: Sequence[Score] = (),
 ) -> dict[str, Any]:
     """The summary of a run, finished or stopped early.
 
@@ -45,6 +46,7 @@ def summarise(
       values: numbers in the model's gradient, n.
       score: what was evaluated.
       other: bytes that are not gradients: metrics, batch statistics, diagnose steps.
+      further: what was evaluated beside the score.
     """
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
     last, steps = reached[-1], lines[-1]["step"] if lines else 0
@@ -59,8 +61,9 @@ def summarise(
         "steps": steps,
         "parameters": values,
         KEY: score.name,
-        score.name: lines[-1].get(score.name) if lines else None,
-        "phases": [_phase(cost, lines, nodes, score) for cost in reached],
+        **({FURTHER: [figure.name for figure in further]} if further else {}),
+        **_newest(lines, (score, *further)),
+        "phases": [_phase(cost, lines, nodes, (score, *further)) for cost in reached],
         "compression_ratio": _ratios(last, final),
         "element_ratio": values / elements if elements else None,
         **{name: _mean(final, name) for name in POSITIONS},
@@ -73,19 +76,24 @@ def summarise(
     }
 
 
-def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, score: Score) -> dict[str, Any]:
+def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequence[Score]) -> dict[str, Any]:
     mine = [line for line in lines if line["phase"] == cost.phase.name]
     seconds = [line["seconds"] for line in mine if line.get("seconds") is not None]
     return {
         "name": cost.phase.name,
         "start": cost.phase.start,
         "steps": len(mine),
-        score.name: mine[-1].get(score.name) if mine else None,
+        **_newest(mine, scores),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
         "compression_ratio": _ratios(cost, mine),
         "wire": as_json(cost, nodes),
         **{name: _mean(mine, name) for name in WATCHED},
     }
+
+
+def _newest(lines: Sequence[Line], scores: Sequence[Score]) -> dict[str, float | None]:
+    """By name, what the last step was evaluated to."""
+    return {score.name: lines[-1].get(score.name) if lines else None for score in scores}
 
 
 def _ratios(cost: PhaseCost, lines: Sequence[Line]) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from jgc.data import score_of
+from jgc.data import further_of, score_of
 from jgc.training.summary import POSITIONS
 
 ROLES = ("leader", "worker")
@@ -67,6 +67,7 @@ def _totals(summary: dict[str, Any]) -> list[str]:
     times = f", {dense / sent:.1f} times as much" if sent and sent != dense else ""
     lines = [
         f"{score.title} after {summary['steps']} steps: {score.text(summary[score.name])}",
+        *(f"{figure.title}: {figure.text(summary[figure.name])}" for figure in further_of(summary)),
         f"sent up by all nodes in the whole run, trained weights included: {size(sent)}, "
         f"uncompressed {size(dense)}{times}",
     ]
