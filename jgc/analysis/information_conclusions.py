@@ -114,8 +114,8 @@ def on_training(rows: Sequence[Row]) -> list[str]:
     early, late = ([r for r in rows if r.step in part] for part in (steps[:third], steps[-third:]))
     a, b = mean(early, beyond), mean(late, beyond)
     own = {r.layer: mean([x for x in rows if x.layer == r.layer], beyond) for r in rows}  # no noise: layers differ
-    left = [[beyond(r) - own[r.layer] for r in part] for part in (early, late)]
-    noise = math.sqrt(sum(np.var(part) / max(1, len(part) - 1) for part in left))
+    spread = math.sqrt(sum((beyond(r) - own[r.layer]) ** 2 for r in rows) / (len(rows) - len(own)))
+    noise = spread * math.sqrt(1 / len(early) + 1 / len(late))
     say = "stays about the same" if abs(a - b) < max(0.2 * a, 3 * noise) else "falls" if b < a else "rises"
     if max(a, b) < LITTLE:
         say = "is next to nothing throughout"
