@@ -51,7 +51,8 @@ class TinyScenes(nn.Module):
         size = x.shape[1:3]
         x = nn.Conv(8, (4, 4), strides=4, name="conv")(x)
         x = nn.relu(nn.BatchNorm(use_running_average=not train, name="norm")(x))
-        logits, auxiliary = (stretched(nn.Conv(self.classes, (1, 1), name=name)(x), *size) for name in ("head", "other"))
+        heads = (nn.Conv(self.classes, (1, 1), name=name)(x) for name in ("head", "other"))
+        logits, auxiliary = (stretched(x, *size) for x in heads)
         return WithAuxiliary(logits, auxiliary) if train else logits
 
 
