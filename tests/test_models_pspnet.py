@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jgc.models import ConvNorm, WithAuxiliary, make_model
+from jgc.data import VOID
+from jgc.models import ConvNorm, WithAuxiliary, make_model, pspnet
 from jgc.models.pspnet import BINS, between, parts, pooled, stretched
+from jgc.models.resnet import FAMILIES
+from jgc.training.step import loss_of
 
 RNG = np.random.default_rng(0)
 
@@ -118,6 +121,30 @@ def test_paths_and_the_patterns_of_the_first_and_last_layer():
     assert {k: jax.tree.map(jnp.shape, variables["params"][k]) for k in shared} == {
         k: jax.tree.map(jnp.shape, resnet["params"][k]) for k in shared
     }
+
+
+@pytest.mark.slow
+def test_a_fixed_batch_is_learned_by_both_heads(monkeypatch):
+    """With one narrow block a stage: every layer has a gradient, and a few steps of SGD lower the loss."""
+    monkeypatch.setitem(FAMILIES, 18, FAMILIES[18]._replace(stages=(1, 1, 1, 1)))
+    module = pspnet(18, 3, width=4).module
+    images = jnp.asarray(RNG.normal(size=(4, 17, 17, 3)), jnp.float32)
+    labels = jnp.where(images[..., 0] > 1.5, VOID, (images[..., 1] > 0).astype(int))
+    variables = jax.jit(partial(module.init, train=False))(jax.random.key(0), images)
+    loss = loss_of(module.apply, void=True)
+
+    @jax.jit
+    def step(params, stats):
+        (value, (own, _)), grads = jax.value_and_grad(loss, has_aux=True)(params, (images, labels), stats)
+        return value, grads, jax.tree.map(lambda p, g: p - 0.05 * g, params, grads), own
+
+    params, own, losses = variables["params"], {"batch_stats": variables["batch_stats"]}, []
+    for i in range(15):
+        value, grads, params, own = step(params, own)
+        losses.append(float(value))
+        if i == 0:
+            assert all(np.any(leaf) for leaf in jax.tree.leaves(grads))
+    assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jgc import compress
-from jgc.models import Model, lstm
+from jgc.models import Model, WithAuxiliary, lstm
+from jgc.models.pspnet import stretched
 from jgc.training.config import Config, resolve
 
 SHORT = {"warmup_steps": 2, "autoencoder_steps": 2, "alpha": 0.05}
@@ -40,6 +41,21 @@ class TinyConv(nn.Module):
         return nn.Dense(self.classes, name="head")(x.reshape(len(x), -1)).astype(jnp.float32)
 
 
+class TinyScenes(nn.Module):
+    """A convolution with a batch norm, and two heads for every pixel."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        size = x.shape[1:3]
+        x = nn.Conv(8, (4, 4), strides=4, name="conv")(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train, name="norm")(x))
+        heads = (nn.Conv(self.classes, (1, 1), name=name)(x) for name in ("head", "other"))
+        logits, auxiliary = (stretched(x, *size) for x in heads)
+        return WithAuxiliary(logits, auxiliary) if train else logits
+
+
 def tiny_conv_model(name, num_classes, **settings):
     """In place of `jgc.models.make_model`, where a method needs a convolution."""
     return Model(TinyConv(num_classes), r"^conv/", r"^head/")
@@ -49,6 +65,8 @@ def tiny_model(name, num_classes, **settings):
     """In place of `jgc.models.make_model`."""
     if name == "lstm":
         return lstm(num_classes, units=8, **settings)
+    if name.startswith("pspnet"):
+        return Model(TinyScenes(num_classes), r"^conv/", r"^head/", "scenes")
     return Model(Tiny(num_classes), r"^first/", r"^head/")
 
 
