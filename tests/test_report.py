@@ -262,7 +262,7 @@ def test_the_papers_numbers():
 @pytest.mark.parametrize(
     "argv, said",
     [
-        ([], "{report,compare,sweep,bench,analyze,advise}"),
+        ([], "{report,compare,sweep,plan,bench,analyze,advise}"),
         (["reprot"], "did you mean report?"),
         (["report"], "give the folders"),
         (["report", "nowhere"], "nowhere is not a folder"),

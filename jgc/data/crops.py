@@ -58,8 +58,8 @@ def inception_box(numbers: npt.NDArray[np.float64], width: int, height: int) -> 
     the aspects allow.
 
     Example:
-        >>> inception_box(np.array([[0.0, 0.5, 0.0, 1.0]]), 100, 100)
-        Box(left=0.0, top=71.71572875253811, right=28.28427124746189, bottom=100.0)
+        >>> [round(edge, 3) for edge in inception_box(np.array([[0.0, 0.5, 0.0, 1.0]]), 100, 100)]
+        [0.0, 71.716, 28.284, 100.0]
     """
     area, aspect, x, y = numbers.T
     area = (AREA[0] + (AREA[1] - AREA[0]) * area) * (width * height)
