@@ -163,7 +163,7 @@ def test_a_score_has_a_direction():
     assert data.PERPLEXITY.text(None) == "-"
     assert data.score_of({"test_accuracy": 0.5}) is data.ACCURACY  # of a run that wrote no name
     assert data.final({"score": "validation_perplexity", "validation_perplexity": 90.0}) == 90.0
-    with pytest.raises(ValueError, match="must be one of test_accuracy, validation_perplexity, .*got 'bleu'"):
+    with pytest.raises(ValueError, match=r"must be one of test_accuracy, validation_perplexity, .*got 'bleu'"):
         data.score_of({"score": "bleu"})
 
 
