@@ -19,8 +19,7 @@ from jgc.training.cli import with_options
 from jgc.training.config import Config, check, resolve
 from jgc.training.costs import gradient_bytes
 from jgc.training.errors import UserError, values_of_the_user
-from jgc.training.optimizer import make_optimizer, make_schedule
-from jgc.training.setup import make_compressor, model_of
+from jgc.training.setup import make_parts, model_of
 from jgc.training.step import Batch, Parts, TrainState, init_state
 from jgc.types import Nodes, PyTree
 from jgc.wire.account import Table, logical_bytes
@@ -156,9 +155,7 @@ def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch]:
     """The parts of a run, and the shapes of its state and of a batch, of all nodes. Nothing is computed."""
     source = random_source(dataclasses.replace(config, batch_size=config.nodes))
     model = model_of(config, source)
-    compressor = make_compressor(config, model)
-    optimizer, schedule = make_optimizer(config, compressor), make_schedule(config)
-    parts = Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, jax.random.key(config.seed))
+    parts = make_parts(config, nodes, model, source, jax.random.key(config.seed))
     inputs = source.inputs(config.batch_size // config.nodes)  # zeros, of which no page is ever touched
     whole = parts._replace(nodes=Nodes(nodes.count, nodes.count))  # the same shapes wherever they lie
 

@@ -107,7 +107,7 @@ def kept_for_backward(parts: Parts, state: TrainState, batch: Batch) -> int:
     own, batch = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), t) for t in (state.own, batch))
 
     def forward(params, own, batch):
-        return jax.vjp(lambda p: loss_of(parts.apply)(p, batch, own)[0], params)[1]
+        return jax.vjp(lambda p: loss_of(parts.apply, parts.void)(p, batch, own)[0], params)[1]
 
     kept = size_of(jax.eval_shape(forward, state.params, own, batch))
     return max(kept - size_of(state.params) - size_of(batch), 0)

@@ -26,9 +26,8 @@ from jgc.report import paper
 from jgc.report.tables import table
 from jgc.select import Sparse, counts_per_layer, scatter, top_positions
 from jgc.training.config import Config, resolve
-from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.program import compile_gradients, compile_update
-from jgc.training.setup import init_model, make_compressor, model_of
+from jgc.training.setup import init_model, make_parts, model_of
 from jgc.training.step import Batch, Gradients, Parts, TrainState, init_state
 from jgc.types import PyTree
 
@@ -107,13 +106,8 @@ def parts_of(config: Config, variables: PyTree = None) -> tuple[Parts, TrainStat
       variables: of the model, from `variables_of`; made if not given.
     """
     nodes, source = make_nodes(config.nodes), random_source(config)
-    model = model_of(config, source)
-    compressor = make_compressor(config, model)
     key = jax.random.key(config.seed)
-    parts = Parts(
-        config, nodes, model.module.apply, compressor, make_optimizer(config, compressor), make_schedule(config), key,
-        source.void,
-    )  # fmt: skip
+    parts = make_parts(config, nodes, model_of(config, source), source, key)
     state = init_state(parts, variables_of(config) if variables is None else variables, key)
     return parts, state, place(source.batch(0, 0, nodes.count, config.batch_size), "batch", nodes)
 

@@ -16,7 +16,7 @@ from jgc.training.costs import PhaseCost, phase_costs
 from jgc.training.errors import UserError
 from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
-from jgc.types import Compressor, PyTree
+from jgc.types import Compressor, Key, Nodes, PyTree
 
 OF_IMAGES: dict[str, tuple[Any, str]] = {
     "crop": ((Streamed, Scenes), "images that are cropped at random sizes while training"),
@@ -55,20 +55,36 @@ def build(config: Config) -> Setup:
         source = data_of(config)
         source.epoch_steps(config.batch_size)
         model = model_of(config, source)
-        compressor = make_compressor(config, model)
-        optimizer = make_optimizer(config, compressor)
         init_key, compressor_key, step_key = jax.random.split(jax.random.key(config.seed), 3)
-        schedule = make_schedule(config)
-        parts = Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, step_key, source.void)
+        parts = make_parts(config, nodes, model, source, step_key)
         variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
         state = init_state(parts, variables, compressor_key)
-        costs = phase_costs(compressor, variables["params"], nodes)
+        costs = phase_costs(parts.compressor, variables["params"], nodes)
     except MissingDataError as error:
         raise UserError(str(error)) from error
     except ValueError as error:
         raise UserError(str(error)) from error
     values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))
     return Setup(parts, source, state, costs, values)
+
+
+def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: Key) -> Parts:
+    """What the steps of a run are made of.
+
+    Args:
+      config: resolved.
+      nodes: the layout.
+      model: for that data.
+      source: the data, or noise in its shapes.
+      key: of all random choices in steps.
+
+    Raises:
+      ValueError: a setting of the method or the optimiser is out of range.
+      UserError: the method's momentum contradicts the run's.
+    """
+    compressor = make_compressor(config, model)
+    optimizer, schedule = make_optimizer(config, compressor), make_schedule(config)
+    return Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, key, source.void)
 
 
 def data_of(config: Config) -> Source:
