@@ -103,26 +103,8 @@ _SHORT_BY_METHOD: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def _cifar(dataset: str, model: str, steps: int = 64_000, schedule: Schedule = "step", **changes) -> Workload:
-    """He et al. 2016, Section 4.2: batch 128, learning rate 0.1 divided by 10 at 1/2 and 3/4 of 64,000 steps."""
-    settings = {
-        "batch_size": 128,
-        "learning_rate": 0.1,
-        "learning_rate_warmup": 400,
-        "weight_decay": 1e-4,
-        "warmup_steps": 200,
-        "autoencoder_steps": 300,
-        "evaluate_every": 1000,
-        "diagnose_every": 100,
-        "checkpoint_every": 1000,
-    }
-    return Workload(
-        dataset=dataset, model=model, steps=steps, schedule=schedule, schedule_steps=steps, **(settings | changes)
-    )
-
-
-def _tiny_imagenet(model: str, nodes: int, steps: int, batch_size: int, **changes: Any) -> Workload:
-    """He et al.'s learning rate and decay for ImageNet, unless `changes` say otherwise."""
+def _long(dataset: str, model: str, steps: int, batch_size: int, **changes: Any) -> Workload:
+    """Thousands of steps, by He et al. 2016 where `changes` do not say otherwise: 0.1, divided by 10 at 1/2 and 3/4."""
     settings: dict[str, Any] = {
         "learning_rate": 0.1,
         "schedule": "step",
@@ -134,15 +116,13 @@ def _tiny_imagenet(model: str, nodes: int, steps: int, batch_size: int, **change
         "diagnose_every": 100,
         "checkpoint_every": 1000,
     }
-    return Workload(
-        dataset="tiny_imagenet",
-        model=model,
-        nodes=nodes,
-        steps=steps,
-        schedule_steps=steps,
-        batch_size=batch_size,
-        **(settings | changes),
-    )
+    settings |= {"dataset": dataset, "model": model, "steps": steps, "schedule_steps": steps, "batch_size": batch_size}
+    return Workload(**settings | changes)
+
+
+def _cifar(dataset: str, model: str, steps: int = 64_000, batch_size: int = 128, **changes: Any) -> Workload:
+    """He et al. 2016, Section 4.2: batch 128, 64,000 steps."""
+    return _long(dataset, model, steps, batch_size, **changes)
 
 
 WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
@@ -191,60 +171,50 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
         # likewise, with He et al.'s batch and decay for ImageNet over 90 epochs of 391 steps. The stem is ResNet-18's
         # own, ImageNet's, which leaves 2x2 pixels of a 64x64 image at the end: PyTorch's model has it, and the paper's
         # low accuracy, 36 %, speaks for it. --model.stem cifar is the finer one, with 18 times as much to compute
-        "tiny_imagenet_resnet18": _tiny_imagenet("resnet18", nodes=4, steps=35_200, batch_size=256),
+        "tiny_imagenet_resnet18": _long("tiny_imagenet", "resnet18", 35_200, 256, nodes=4),
         # LGC paper, Section VI-E: SGD at 0.001, 14,000 steps of 128 images, which 22 nodes do not divide: 6 each are
         # 132. It names no decay; this is He et al.'s
-        "tinyimagenet_convnet5": _tiny_imagenet(
+        "tinyimagenet_convnet5": _long(
+            "tiny_imagenet",
             "convnet5",
-            nodes=22,
             steps=14_000,
             batch_size=132,
+            nodes=22,
             learning_rate=0.001,
             schedule="constant",
             learning_rate_warmup=0,
         ),
         # Section VI-G names the model and the nodes. Batch, length and learning rate are those of the ResNet-18 above,
         # and the decay is that of the VGG paper, as for VGG-19
-        "tinyimagenet_vgg16": _tiny_imagenet("vgg16", nodes=32, steps=35_200, batch_size=256, weight_decay=5e-4),
+        "tinyimagenet_vgg16": _long("tiny_imagenet", "vgg16", 35_200, 256, nodes=32, weight_decay=5e-4),
         # Section VI-B: batch 256, 0.1 divided by 10 every 30 epochs. That there are 90, of 5,004.6 steps each, is ours:
         # the usual number
-        "imagenet_resnet50": Workload(
-            dataset="imagenet",
-            model="resnet50",
+        "imagenet_resnet50": _long(
+            "imagenet",
+            "resnet50",
             steps=450_411,
             batch_size=256,
-            learning_rate=0.1,
+            nodes=8,
             schedule="thirds",
-            schedule_steps=450_411,
             learning_rate_warmup=0,
-            weight_decay=1e-4,
-            warmup_steps=200,
-            autoencoder_steps=300,
             evaluate_every=5004,
             diagnose_every=500,
-            checkpoint_every=1000,
-            nodes=8,
         ),
         # Section VI-E: SGD at 0.001, 25,000 steps of 128 images. "Each convolution is followed by a ReLU", so without a
         # norm. The paper's VGG11 has eleven convolutions and it does not say where; this is the VGG paper's, eight and
         # the head, and the decay is that paper's as well
-        "food101_vgg11": Workload(
-            dataset="food101",
-            model="vgg11",
+        "food101_vgg11": _long(
+            "food101",
+            "vgg11",
             steps=25_000,
             batch_size=128,
-            learning_rate=0.001,
-            schedule="constant",
-            schedule_steps=25_000,
-            learning_rate_warmup=0,
-            weight_decay=5e-4,
-            warmup_steps=200,
-            autoencoder_steps=300,
-            evaluate_every=2500,
-            diagnose_every=100,
-            checkpoint_every=1000,
             nodes=16,
             norm="none",
+            learning_rate=0.001,
+            schedule="constant",
+            learning_rate_warmup=0,
+            weight_decay=5e-4,
+            evaluate_every=2500,
         ),
         # GradiVeQ paper, Section 4: 6 nodes, converged after 45,000 steps; the batch is ours, 21 images a node
         "cifar100_resnet32": _cifar(
@@ -254,22 +224,19 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
         # Section VI-D: 2 nodes, batch 12, crops of 473; Section VI-A: phases of 200 steps each, and 83 % of all steps
         # after them, which makes 2,400. The rest is Zhao et al.'s, Section 5.1. Where no accelerator is, --model.name
         # pspnet18_half --data.shrink 2 --data.crop 129
-        "camvid_pspnet": Workload(
-            dataset="camvid",
-            model="pspnet50",
+        "camvid_pspnet": _long(
+            "camvid",
+            "pspnet50",
             steps=2400,
             batch_size=12,
+            nodes=2,
             learning_rate=0.01,
             schedule="poly",
-            schedule_steps=2400,
             learning_rate_warmup=0,
-            weight_decay=1e-4,
-            warmup_steps=200,
             autoencoder_steps=200,
             evaluate_every=400,
             diagnose_every=50,
             checkpoint_every=200,
-            nodes=2,
         ),
         # Zaremba et al. 2014, the small model: 13 epochs of 2,323 steps, the learning rate halved in each from the
         # fifth on. Theirs is 1, and the norm at which they clip 5, of a loss summed over the 20 words of a window; here
