@@ -9,11 +9,10 @@ from jgc.bench.runs import train_all
 from jgc.compress import METHODS
 from jgc.report.page import write
 from jgc.report.runs import CONFIGS
-from jgc.training.config import Config
+from jgc.training.config import GROUPS
 from jgc.training.errors import FAILED, UserError, did_you_mean
 from jgc.training.workloads import workload_named
 
-PARTS = tuple(f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory))  # no methods
 FIXED = ("workload", "seed", "run_dir", "resume", "compressor")
 
 
@@ -83,7 +82,7 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
     out: dict[str, list[str]] = {name: [] for name in methods}
     for entry in settings:
         field, equals, value = entry.partition("=")
-        method, dot, own = field.partition(".") if field.split(".")[0] not in PARTS else (field, "", "")
+        method, dot, own = field.partition(".") if field.split(".")[0] not in GROUPS else (field, "", "")
         if not equals or not field:
             raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
         fixed = next((part for part in (field, own) if part.split(".")[0].replace("-", "_") in FIXED), None)

@@ -167,6 +167,11 @@ class Config(Generic[M]):
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
+GROUPS: dict[str, Any] = {
+    f.name: f.default_factory for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory)
+}
+"""The settings of a run that are dataclasses of their own, by name, without the compressor's."""
+
 # What may differ between a run's first start and its resumption: steps, run folder, nodes, processes, threads, logging.
 # What is recorded may not, though the run is the same with and without: a recording would have holes that nothing tells
 # of.
@@ -268,11 +273,7 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
       'warmup'
     """
     method = compress.METHODS.get(config.get("method", ""))
-    parts: dict[str, type] = {
-        "data": DataConfig, "model": ModelConfig, "correction": CorrectionConfig, "record": RecordConfig
-    }  # fmt: skip
-    if method is not None:
-        parts["compressor"] = method.settings
+    parts = GROUPS | ({} if method is None else {"compressor": method.settings})
     inner = {name: _defaults(kind) | config.get(name, {}) for name, kind in parts.items()}
     workload = WORKLOADS.get(config.get("workload", ""))
     filled_in = {} if workload is None else {name: getattr(workload, name) for name in _open_fields()}

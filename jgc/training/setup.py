@@ -18,7 +18,8 @@ from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
 from jgc.types import Compressor, Key, Nodes, PyTree
 
-OF_IMAGES: dict[str, tuple[Any, str]] = {
+OF_SOME_DATA: dict[str, tuple[Any, str]] = {
+    "window": (Text, "texts"),
     "crop": ((Streamed, Scenes), "images that are cropped at random sizes while training"),
     "threads": (Streamed, "images that are decoded while training"),
     "shrink": (Scenes, "images with a label a pixel"),
@@ -95,13 +96,11 @@ def data_of(config: Config) -> Source:
       ValueError: a setting that it does not have, or out of range; nothing to take a validation loss of.
     """
     dataset = load_dataset(config.data.name, config.data.dir)
-    if config.data.window:
-        if not isinstance(dataset, Text):
-            raise ValueError(f"--data.window is a setting of texts, not of {config.data.name}")
-        dataset = dataset._replace(window=config.data.window)
-    for name, (kinds, what) in OF_IMAGES.items():
+    for name, (kinds, what) in OF_SOME_DATA.items():
         if getattr(config.data, name) and not isinstance(dataset, kinds):
             raise ValueError(f"--data.{name} is a setting of {what}, not of {config.data.name}")
+    if isinstance(dataset, Text):
+        dataset = dataset._replace(window=config.data.window or dataset.window)
     if isinstance(dataset, Streamed):
         dataset = dataset._replace(crop=config.data.crop or dataset.crop, threads=config.data.threads)
     if isinstance(dataset, Scenes):
