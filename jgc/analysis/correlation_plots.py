@@ -1,6 +1,5 @@
 """The pictures of `jgc analyze correlation`: GradiVeQ's Figures 4 and 5, and the loss over the age of a basis."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from jgc.analysis.correlation import Losses, Size, pca, shares, spared
 from jgc.analysis.correlation_age import CURVES, Ageing
 from jgc.report.plots import COLOURS
-from jgc.training.rundir import write_whole
+from jgc.training.rundir import write_figure
 
 BLACK, BLUE, RED, GREEN, PINK, ORANGE, SKY = COLOURS
 MOVING = 15  # steps of the moving mean
@@ -59,7 +58,7 @@ def figure4(path: Path, points: np.ndarray, found: np.ndarray, control: np.ndarr
         fontsize=10,
     )
     _histogram(figure.add_subplot(1, 3, 3), 100 * found, 100 * control, held[:2].sum())
-    save_figure(figure, path)
+    write_figure(path, figure)
 
 
 def _scatter(axes: Any, points: np.ndarray, labels: Sequence[str], equal: bool) -> None:
@@ -128,7 +127,7 @@ def figure5(path: Path, rows: Sequence[Size], shape: Sequence[int], samples: int
         handles.append(Line2D([], [], color=BLACK, linestyle="", **_mark(aligned)))
         labels.append(f"K is {what}")
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    save_figure(figure, path)
+    write_figure(path, figure)
 
 
 def _losses(axes: Axes, rows: Sequence[Size], loss: float, pairs: Sequence[tuple[Losses, Losses]]) -> None:
@@ -224,7 +223,7 @@ def age(path: Path, found: Ageing, loss: float, title: str) -> None:
                       bbox={"color": "white", "alpha": 0.8, "pad": 1})  # fmt: skip
     left.set_title(f"First slice, d = {found.d}", fontsize=11)
     right.set_title("All other slices", fontsize=11)
-    save_figure(figure, path)
+    write_figure(path, figure)
 
 
 def _line(axes: Axes, ages: np.ndarray, each: np.ndarray, look: tuple[str, str, float], label: str) -> float:
@@ -254,9 +253,3 @@ def new_figure(width: float, height: float, title: str) -> Figure:
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12)
     return figure
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    write_whole(path, picture.getvalue())

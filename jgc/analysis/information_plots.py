@@ -8,9 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from jgc.analysis.correlation_plots import BLACK, BLUE, GREEN, ORANGE, RED, new_figure, save_figure
+from jgc.analysis.correlation_plots import BLACK, BLUE, GREEN, ORANGE, RED, new_figure
 from jgc.analysis.information_conclusions import mean
 from jgc.analysis.information_rows import ALL, PAPER, Cosine, Measured, Row
+from jgc.training.rundir import write_figure
 
 SHOWN = 4  # layers in a picture over steps
 GREY = "#888888"
@@ -86,7 +87,7 @@ def _over_steps(path: Path, measured: Measured, rows: Sequence[Row], title: str,
         grid[1, column].set_xlabel("step")
         grid[1, column].xaxis.set_major_locator(MaxNLocator(5, integer=True))
     _legends(grid)
-    save_figure(figure, path)
+    write_figure(path, figure)
 
 
 def figure4(path: Path, measured: Measured, title: str) -> None:
@@ -106,7 +107,7 @@ def figure4(path: Path, measured: Measured, title: str) -> None:
                     label="log2 of the number of values: the most H can be")  # fmt: skip
     grid[1, 0].set_xticks(at, layers, rotation=60, ha="right", fontsize=8)
     _legends(grid)
-    save_figure(figure, path)
+    write_figure(path, figure)
 
 
 def cells(path: Path, measured: Measured, title: str) -> None:
@@ -132,7 +133,7 @@ def cells(path: Path, measured: Measured, title: str) -> None:
         axes.grid(alpha=0.3)
     grid[0].set_ylabel("I / H, \"common information\", %\n(mean over steps)")
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    save_figure(figure, path)
+    write_figure(path, figure)
 
 
 def similarity(path: Path, found: Sequence[Cosine], title: str) -> None:
@@ -162,7 +163,7 @@ def similarity(path: Path, found: Sequence[Cosine], title: str) -> None:
         keep = sorted({round(x) for x in np.linspace(0, len(labels) - 2, 12)} | {len(labels) - 1})
         handles, labels = [handles[i] for i in keep], [labels[i] for i in keep]
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
-    save_figure(figure, path)
+    write_figure(path, figure)
 
 
 def _shades(count: int) -> list[Any]:

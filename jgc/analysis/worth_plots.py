@@ -9,9 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from jgc.analysis.correlation_plots import BLUE, GREEN, ORANGE, RED, new_figure, save_figure
+from jgc.analysis.correlation_plots import BLUE, GREEN, ORANGE, RED, new_figure
 from jgc.analysis.information_rows import ALL
 from jgc.analysis.worth import Setting, Worth
+from jgc.training.rundir import write_figure
 
 LOOKS: dict[str, tuple[str, str, Any]] = {
     "innovations": ("leader exact, others by their means, a tenth exact (LGC, perfect code)", GREEN, "-"),
@@ -61,7 +62,7 @@ def overview(path: Path, runs: dict[str, list[Worth]], batches: dict[str, int], 
         panels[0].set_ylabel(f"{name}\n\ncosine with the mean over nodes\nat the leader's positions", fontsize=9)
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=10, frameon=False)
-    save_figure(figure, path)
+    write_figure(path, figure)
 
 
 def _batch(recorded: int, row: Worth) -> float:
@@ -108,4 +109,4 @@ def by_layer(path: Path, rows: Sequence[Worth], layers: Sequence[str], title: st
     for axes in (above, below):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-    save_figure(figure, path)
+    write_figure(path, figure)

@@ -1,6 +1,5 @@
 """The pictures of a report: means over seeds with a band from the lowest to the highest, in colours for all eyes."""
 
-import io
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from jgc.report.runs import Group
 from jgc.training.errors import UserError
-from jgc.training.rundir import write_whole
+from jgc.training.rundir import write_figure
 from jgc.training.table import size
 
 # Okabe and Ito 2008, without their yellow, which is hard to see on white
@@ -224,6 +223,4 @@ def _save(
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a picture whole or not at all."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    write_whole(path, picture.getvalue())
+    write_figure(path, figure, dpi=120)

@@ -1,6 +1,5 @@
 """curves.png: loss, score, bytes and reconstruction of a run over its steps, its phases marked."""
 
-import io
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from jgc.data import Score
 from jgc.training.costs import PhaseCost
 from jgc.training.metrics import Line
-from jgc.training.rundir import CURVES, write_whole
+from jgc.training.rundir import CURVES, write_figure
 
 SHADES = ("#e8eef7", "#fdf1e0", "#e7f4e8", "#f5e8f3")
 LINES, GREENS = ("-", "--", ":"), ("tab:green", "tab:olive", "0.4")  # of the score and what stands beside it
@@ -44,9 +43,7 @@ def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[Phase
         axes.set_xlim(0, max(line["step"] for line in lines) if lines else 1)
     for axes in panels[1]:
         axes.set_xlabel("step")
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    write_whole(run_dir / CURVES, picture.getvalue())
+    write_figure(run_dir / CURVES, figure)
 
 
 def _spans(lines: Sequence[Line]) -> list[tuple[str, int, int]]:

@@ -1,6 +1,5 @@
 """masks.png: a few images, their labels and the labels that the trained model gives them, side by side."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from jgc.data import VOID, Pictures
-from jgc.training.rundir import MASKS, write_whole
+from jgc.training.rundir import MASKS, write_figure
 
 BLACK = (0, 0, 0)  # what has no label
 
@@ -43,9 +42,7 @@ def draw(run_dir: Path, title: str, pictures: Pictures, predicted: npt.NDArray[n
     named = [*zip(pictures.classes, pictures.colours, strict=True), ("no label", BLACK)]
     patches = [Patch(color=tuple(np.array(colour) / 255), label=name) for name, colour in named]
     figure.legend(handles=patches, loc="outside lower center", ncols=6, fontsize=9)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    write_whole(run_dir / MASKS, picture.getvalue())
+    write_figure(run_dir / MASKS, figure)
 
 
 def coloured(labels: npt.NDArray[np.int32], colours: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.uint8]:

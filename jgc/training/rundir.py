@@ -1,5 +1,6 @@
 """The run folder: what belongs to whom, and files that are whole or absent, never half-written."""
 
+import io
 import json
 import os
 from datetime import datetime
@@ -96,6 +97,17 @@ def write_whole(path: Path, data: bytes) -> None:
         os.replace(beside, path)
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def write_figure(path: Path, figure: Any, dpi: int = 110) -> None:
+    """Write a matplotlib figure as PNG, whole.
+
+    Raises:
+      UserError: a full or read-only disk.
+    """
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=dpi)
+    write_whole(path, picture.getvalue())
 
 
 def write_json(path: Path, value: Any) -> None:
