@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 
 # Nearly all of the suite's time goes into compiling, so LLVM is told not to work hard: the same HLO, slower code.
 _FLAGS = {
@@ -20,16 +21,30 @@ settings.register_profile("jgc", deadline=None, derandomize=True, max_examples=3
 settings.load_profile("jgc")
 
 
-class Together(LoadScopeScheduling):
-    """A file's tests go to one process, and of the contract suite those of one variant of a method.
+def scope_of(nodeid: str) -> str:
+    """A file's tests go to one process, and of the contract suite those of one variant of a method."""
+    path, _, test = nodeid.partition("::")
+    variant = re.search(r"\[(?:nan-|-inf-)?(.+?)(?:, |-\d device|\])", test)
+    return f"{path} {variant[1]}" if path.endswith("test_contract.py") and variant else path
 
-    Written here, for `--dist loadgroup` of pytest-xdist 3.8 has no effect with pytest 9.
-    """
+
+class Together(LoadScopeScheduling):
+    """Written here, for `--dist loadgroup` of pytest-xdist 3.8 has no effect with pytest 9."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path, _, test = nodeid.partition("::")
-        variant = re.search(r"\[(?:nan-|-inf-)?(.+?)(?:, |-\d device|\])", test)
-        return f"{path} {variant[1]}" if path.endswith("test_contract.py") and variant else path
+        return scope_of(nodeid)
+
+
+def pytest_collection_modifyitems(items):
+    """What has slow tests comes first, then what has many: nothing long is left to run alone at the end."""
+    slow = {scope_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
+    tests = Counter(scope_of(item.nodeid) for item in items)
+
+    def place(item):
+        scope = scope_of(item.nodeid)
+        return scope not in slow, -tests[scope], scope
+
+    items.sort(key=place)
 
 
 def pytest_xdist_auto_num_workers(config):
