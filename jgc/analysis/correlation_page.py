@@ -12,7 +12,8 @@ from jgc.analysis import correlation_plots as plots
 from jgc.analysis.correlation import POINTS, Size, by_samples, enough_samples, shares, sweep, two_axes
 from jgc.analysis.correlation_age import CURVES, RENEWED, Ageing, ageing
 from jgc.analysis.mean_gradients import MeanGradients
-from jgc.analysis.tables import markdown_table, without_places
+from jgc.analysis.tables import without_places
+from jgc.report.tables import table
 from jgc.training.errors import UserError
 from jgc.training.rundir import write_json, write_whole
 
@@ -175,8 +176,8 @@ def _samples_needed(d: dict[int, int], k: int, loss: float) -> str:
         else "d has not settled: it grows with the samples to the last, so by the paper's rule no number of them up to "
         "here is enough."
     )
-    table = markdown_table(("samples L_t", "d", "the most there can be"), ((c, n, min(c - 1, k)) for c, n in d.items()))
-    return f"The first slice's d for lambda = {loss:g}, from the first L_t steps; K = {k:,}. {said}\n\n{table}"
+    counted = table(("samples L_t", "d", "the most there can be"), ((c, n, min(c - 1, k)) for c, n in d.items()))
+    return f"The first slice's d for lambda = {loss:g}, from the first L_t steps; K = {k:,}. {said}\n\n{counted}"
 
 
 def _commands(recording: MeanGradients, command: str) -> str:
@@ -212,10 +213,10 @@ def _size_table(rows: Sequence[Size]) -> str:
         size = f"{row.k:,}", row.aligned.replace("FD", "F·D"), f"{row.slices:,}", row.d, f"{row.k / row.d:.1f}"
         return *size, *(f"{x:.4f}" for x in losses)
 
-    return markdown_table(head, map(cells, rows))
+    return table(head, map(cells, rows))
 
 
 def _age_table(age: Ageing) -> str:
     rows = conclusions.by_age(age)
     body = ((label, *("" if math.isnan(found[c]) else f"{found[c]:.3f}" for c in CURVES)) for label, found in rows)
-    return markdown_table(("age, steps", *CURVES.values()), body)
+    return table(("age, steps", *CURVES.values()), body)

@@ -22,7 +22,8 @@ from jgc.analysis.information_rows import (
     pair_table,
 )
 from jgc.analysis.recorded import Recorded, find
-from jgc.analysis.tables import markdown_table, without_places, write_csv
+from jgc.analysis.tables import without_places, write_csv
+from jgc.report.tables import table
 from jgc.training.errors import UserError
 from jgc.training.rundir import write_whole
 
@@ -53,8 +54,8 @@ def write(output: Path, folders: Sequence[Path], layers: str, pairs: int, neighb
     found = dict(zip(names_of(runs), (measure_run(run, pairs, neighbours) for run in runs), strict=True))
     for name, measured in found.items():
         draw(output, name, measured)
-    for file, table in ((HISTOGRAMS, histogram_table), (PAIRS, pair_table), (COSINES, _cosine_table)):
-        rows = [{"run": name, **row} for name, measured in found.items() for row in table(measured)]
+    for file, lines in ((HISTOGRAMS, histogram_table), (PAIRS, pair_table), (COSINES, _cosine_table)):
+        rows = [{"run": name, **row} for name, measured in found.items() for row in lines(measured)]
         write_csv(output / file, rows)
     write_whole(output / PAGE, markdown(found, neighbours, command).encode())
     return output / PAGE
@@ -168,12 +169,12 @@ def _layer_table(measured: Measured) -> str:
         rows = [r for r in measured.first if r.layer == layer]
         cells = (f"{mean(rows, value):{how}}" for _, how, value in _COLUMNS)
         body.append((f"`{layer}`", f"{rows[0].values:,}", *cells))
-    table = markdown_table(("layer", "values", *(name for name, *_ in _COLUMNS)), body)
+    layers = table(("layer", "values", *(name for name, *_ in _COLUMNS)), body)
     said = (
         f"H, I and the first I / H are with the paper's 2^{PAPER} cells. *Few cells*: the most of those tried of which "
         "the pair has no more than there are values."
     )
-    return f"{table}\n\n{said}"
+    return f"{layers}\n\n{said}"
 
 
 def _similarity(name: str, found: Sequence[Cosine]) -> list[str]:
@@ -191,4 +192,4 @@ def _similarity(name: str, found: Sequence[Cosine]) -> list[str]:
         for step, c in residuals.items()
     )
     said = "ScaleCom's similarity: cosines between the nodes' residuals, and between their gradients:"
-    return [said, picture, f"Of {layer}:", markdown_table(head, body)]
+    return [said, picture, f"Of {layer}:", table(head, body)]

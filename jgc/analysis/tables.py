@@ -1,26 +1,13 @@
-"""Tables of a page, and the same in full as CSV."""
+"""What stands beside a page: its tables in full as CSV, and its command without the places of this machine."""
 
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jgc.training.rundir import write_whole
-
-
-def markdown_table(head: Sequence[Any], body: Iterable[Sequence[Any]]) -> str:
-    """Rows of cells as a table in markdown.
-
-    Example:
-      >>> print(markdown_table(("a", "b"), [(1, 2)]))
-      | a | b |
-      | --- | --- |
-      | 1 | 2 |
-    """
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -10,9 +10,10 @@ from jgc.analysis import worth_plots as plots
 from jgc.analysis.information_page import check_runs, names_of
 from jgc.analysis.information_rows import ALL
 from jgc.analysis.recorded import Recorded, find
-from jgc.analysis.tables import markdown_table, without_places, write_csv
+from jgc.analysis.tables import without_places, write_csv
 from jgc.analysis.worth import ALPHAS, FEWEST, Setting, Worth, measure_worth
 from jgc.analysis.worth_plots import select
+from jgc.report.tables import table
 from jgc.training.errors import UserError
 from jgc.training.rundir import write_whole
 
@@ -112,7 +113,7 @@ def _table(rows: Sequence[Worth]) -> str:
         cosines = (f"{_mean(mine, name):.3f}" for name in ("innovations", "leader", "signs", "chance"))
         shares = (f"{_mean(mine, name):.1%}" for name in ("covered", "best"))
         body.append((f"{alpha:.2%}", setting.nodes, setting.merged, f"{mine[0].picked:,}", *cosines, *shares))
-    return markdown_table(head, body)
+    return table(head, body)
 
 
 def _mean(rows: Sequence[Worth], name: str) -> float:

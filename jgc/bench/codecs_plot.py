@@ -8,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from jgc.bench.codecs import EXACT, Row, front
+from jgc.training.rundir import write_figure
 
 TRIVIAL = {  # trivial codes by what their names end in: colour and label
     "leader's exact values alone": ("#888888", "leader's exact values alone"),
@@ -34,7 +35,7 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     right.annotate("sending nothing", (0.99, 1.005), xycoords=("axes fraction", "data"), ha="right", fontsize=8)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110)
+    write_figure(path, figure)
 
 
 def _panel(axes: Axes, rows: Sequence[Row], by: str, label: str) -> None:

@@ -26,6 +26,7 @@ from jgc.pack import make_packing
 from jgc.report.plots import COLOURS, MARKERS
 from jgc.report.tables import table
 from jgc.training.config import Config, resolve
+from jgc.training.rundir import write_figure
 from jgc.training.table import size
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.account import sent_by
@@ -185,4 +186,4 @@ def draw(path: Path, points: Sequence[Point], title: str) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3, which="both")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110)
+    write_figure(path, figure)

@@ -1,7 +1,7 @@
 """The tables of a report, as Markdown."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jgc.compress import METHODS
@@ -93,17 +93,17 @@ def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: spread(values).mean for name, values in found.items()}
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """A Markdown table; the first column to the left, the others to the right.
 
     Example:
-      >>> print(table(["a", "b"], [["x|y", "1"]]))
+      >>> print(table(["a", "b"], [["x|y", 1]]))
       | a | b |
       |:---|---:|
       | x\\|y | 1 |
     """
     lines = [head, [":---", *["---:"] * (len(head) - 1)], *rows]
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"|{'|'.join(line)}|" if i == 1 else f"| {' | '.join(line)} |" for i, line in enumerate(cells))
 
 

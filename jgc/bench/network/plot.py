@@ -12,6 +12,7 @@ from jgc.bench.network.methods import LABELS, PLAIN_TORCH
 from jgc.bench.network.namespaces import UNLIMITED
 from jgc.bench.network.results import Results
 from jgc.bench.network.tables import cells_of
+from jgc.training.rundir import write_figure
 
 OURS, JAX, TORCH = "#0072B2", "#009E73", "#D55E00"  # safe for the colour-blind
 LEAST = 1e-3  # seconds: what is less stands at the edge
@@ -49,7 +50,7 @@ def _picture(path: Path, found: Results, hosts: int) -> None:
     handles += axes[0].plot([], [], color="black", marker="|", markersize=9, linestyle="",
                             label="time that the bytes alone need at that rate")  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110)
+    write_figure(path, figure)
 
 
 def _panel(axes: Axes, rows: dict[str, Figures], order: list[str], title: str) -> None:
