@@ -1,7 +1,7 @@
 """EGC: the entropy of a layer's gradient decides how many of its values are sent, about 1 in 1,024.
 
     python train.py --config configs/egc.py
-    python train.py --config configs/egc.py --compressor.ratio 256 --compressor.measure-every 390  # steps of an epoch
+    python train.py --config configs/egc.py --compressor.ratio 256 --compressor.measure-every 0   # once in an epoch
     python train.py --config configs/egc.py --compressor.literal                # Algorithm 1 to the letter
     python train.py --config configs/egc.py --schedule validation --data.validation 0.1   # Algorithm 2
 

@@ -14,7 +14,8 @@ Differs from the paper (`literal=True` has the way of Algorithm 2)
      ones.
   2. A loss is held against the best so far; Algorithm 2 remembers the last that was worse than the one remembered.
   3. The rate falls from its initial value, as in equation (3); in Algorithm 2 from the value that it has by then.
-  4. The loss is that of data held out from training; the paper's is the test set's (`test_loader`).
+  4. i counts validation losses, one in an epoch or as often as `corrected` is called; equation (3) has epochs.
+  5. The loss is that of data held out from training; the paper's is the test set's (`test_loader`).
 """
 
 import math
@@ -99,7 +100,8 @@ def corrected(opt_state: PyTree, validation_loss: Array | float) -> PyTree:
 
     Args:
       opt_state: of an optimiser with `by_validation` somewhere in it.
-      validation_loss: f32[], the same in all processes. A loss that is not finite counts as worse.
+      validation_loss: f32[], the same in all processes. A loss that is not finite counts as
+        worse; to the letter of Algorithm 2 NaN is neither worse nor better, and as the first loss it stays.
     """
 
     def one(x):

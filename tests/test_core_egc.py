@@ -114,7 +114,7 @@ def reference(v, settings, thresholds=None):
     sent, limits, used, reaching = np.zeros_like(v), np.zeros((K, 2), np.float32), np.zeros(K), np.zeros(K)
     for node in range(K):
         for i, at in enumerate((slice(0, 1000), slice(1000, N))):
-            g, room = v[node, at], round(np.log2(bins) / ratio * v[node, at].size)
+            g, room = v[node, at], round((1 + literal) * np.log2(bins) / ratio * v[node, at].size)
             largest = np.argsort(-np.abs(g), kind="stable")[:room]
             if thresholds is None:
                 _, count, limits[node, i] = algorithm_1(g, ratio, bins, literal)
@@ -122,7 +122,7 @@ def reference(v, settings, thresholds=None):
                     largest = largest[:count]
             else:
                 limits[node, i] = thresholds[node, i]
-            goes = np.abs(g) > limits[node, i] if literal else np.abs(g) >= limits[node, i]
+            goes = np.abs(g) > limits[node, i] if literal else (np.abs(g) >= limits[node, i]) & (g != 0)
             chosen = [at.start + j for j in largest if goes[j]]
             sent[node, chosen] = v[node, chosen]
             used[node] += len(chosen)
@@ -146,6 +146,34 @@ def test_steps_are_those_of_the_algorithm_with_residuals(settings):
         np.testing.assert_array_equal(info.elements_sent, used)
         np.testing.assert_array_equal(info.overflow, overflow)
         kept = np.asarray(state.local.memory)
+
+
+def test_to_the_letter_about_twice_as_much_is_sent_and_hardly_any_is_left_over():
+    """A signed selection of t n values, then all with that magnitude: of a symmetric layer twice t n."""
+    asked = 26  # 2 % of 1000 and of 300
+    _, _, info = play(PLAIN | {"literal": True}, range(1))[0]
+    assert info.elements_sent.mean() > 1.6 * asked and np.all(info.elements_sent <= 2 * asked)
+    assert np.all(info.overflow <= 2)
+
+
+def test_zeros_neither_reach_an_old_threshold_nor_overflow():
+    method, nodes = egc(**PLAIN, measure_every=2), jgc.make_nodes(K, jax.devices()[:1])
+    step = jax.jit(step_on_nodes(method.aggregate, "entropy", nodes))
+    zeros = jax.tree.map(lambda x: jnp.zeros((K, *x.shape)), PARAMS)
+    state = method.init(jax.random.key(0), PARAMS, nodes)
+    for _ in range(2):  # measured, then by the old threshold, 0
+        aggregated, state, info = step(jax.random.key(0), zeros, state)
+        assert not vector(aggregated).any() and not info.overflow.any()
+    assert not info.elements_sent.any()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("closed", [True, False])
+def test_the_histogram_of_what_is_not_finite_has_no_entropy(wrong, closed):
+    values = jnp.array([1.0, 2.0, wrong, -3.0])
+    layers = (Layer("a", 0, 4),)
+    bits = entropy.entropies(values, layers, 2, closed)
+    assert np.isnan(bits).all() and entropy.wanted(bits, layers, 4.0, (1,)).tolist() == [0]
 
 
 def test_a_threshold_older_than_the_residuals_lets_through_more_than_fits():
@@ -174,6 +202,7 @@ def test_equal_values_send_one_and_no_more():
 
 @pytest.mark.parametrize("settings, message", [
     ({"bins": 1}, "bins must be at least 2, got 1"),
+    ({"bins": 2000}, "bins must be at most 1024, got 2000"),
     ({"bins": 8, "ratio": 2.0}, r"ratio must be at least log2\(bins\) = 3"),
     ({"ratio": float("nan")}, "ratio must be at least"),
     ({"measure_every": 0}, "measure_every must be at least 1 step, got 0"),

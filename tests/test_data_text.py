@@ -46,6 +46,13 @@ def test_the_three_files(tmp_path):
         assert " ".join(text.vocabulary[i] for i in words).replace("<eos>", "\n").split() == file.split()
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    file = write_text(tmp_path) / "ptb/ptb.valid.txt"
+    file.write_bytes(b"caf\xe9")
+    with pytest.raises(MissingDataError, match=r"ptb: cannot read .*ptb.valid.txt: 'utf-8' codec"):
+        data.load_dataset("ptb", tmp_path)
+
+
 @pytest.mark.parametrize("spoil", ["folder", "file", "empty"])
 def test_missing_text_is_one_line_that_says_where_it_belongs(tmp_path, spoil):
     file = write_text(tmp_path) / "ptb/ptb.valid.txt"

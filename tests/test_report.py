@@ -17,7 +17,7 @@ from jgc.report.compare import compare, options_of, seeds_of, variants_of, words
 from jgc.report.latency import milliseconds, speed_up_table, values_coded
 from jgc.report.page import write
 from jgc.report.runs import Group, Run, against, baseline_of, find, pool
-from jgc.report.tables import bytes_table, figures, ratio, score_table, time_table
+from jgc.report.tables import bytes_table, figures, paper_bytes, ratio, score_table, time_table
 from jgc.training.errors import UserError
 from jgc.training.table import size
 
@@ -253,10 +253,19 @@ def test_lists_with_commas_and_spaces():
 
 
 def test_the_papers_numbers():
-    row = paper.reported("cifar10_resnet50", "lgc_ps")
-    assert row is not None and (row.accuracy, row.ratio, row.megabytes) == (93.27, (5709, 8616), (0.017, 0.012))
+    (row,) = paper.reported("cifar10_resnet50", "lgc_ps")
+    assert (row.accuracy, row.ratio, row.megabytes) == (93.27, (5709, 8616), (0.017, 0.012))
+    assert [(row.paper, row.accuracy) for row in paper.reported("cifar10_resnet50", "dense")] == [
+        ("LGC", 91.88),
+        ("EGC", 86.08),
+    ]
+    assert paper_bytes(*paper.reported("cifar10_resnet50", "dense")) == ("102.2", "1x; 1x in values")
+    (dropped,) = paper.reported("ptb_lstm", "gradient_dropping")
+    assert (dropped.accuracy, dropped.ratio, dropped.paper, dropped.table) == (67.84, (100,), "EGC", "IV")
+    assert paper.EGC_SWEEPS["nodes"]["egc"]["8"] == (70.03, 1044)
+    assert paper.EGC_SWEEPS["ratio"]["egc"]["1024"][1] == 1041
     assert {row.workload for row in paper.REPORTED} == set(paper.WORKLOADS)
-    assert paper.reported("digits", "dense") is None
+    assert paper.reported("digits", "dense") == ()
 
 
 @pytest.mark.parametrize(

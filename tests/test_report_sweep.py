@@ -7,7 +7,7 @@ from training_helpers import tiny_model
 
 from jgc.compress import Dense, Egc, TopK
 from jgc.report.sweep import PAGE, PICTURE, plan, sweep
-from jgc.training.errors import UserError
+from jgc.training.errors import NonFinite, UserError
 
 CHANGES = {"steps": 6, "warmup_steps": 2, "batch_size": 16, "evaluate_every": 3, "diagnose_every": 2, "nodes": 2,
            "schedule_steps": 6, "learning_rate_warmup": 2}  # fmt: skip
@@ -51,7 +51,28 @@ def test_a_setting_of_the_run_is_swept_for_all_methods():
         "baseline-nodes=2", "baseline-nodes=8", "sparse_gd-nodes=2", "sparse_gd-nodes=8"]  # fmt: skip
 
 
+def test_settings_of_a_group_are_settings_of_the_run():
+    assert list(plan("correction.patience", ["1", "3"], {"egc": Egc()})) == [
+        "egc-correction.patience=1", "egc-correction.patience=3"]  # fmt: skip
+
+
+def test_a_run_that_diverges_leaves_a_page_on_the_others(swept, monkeypatch):
+    def diverges(*_, **__):
+        raise NonFinite(3, "the loss is not finite", "nothing kept")
+
+    monkeypatch.setattr("jgc.bench.runs.run", diverges)
+    with pytest.raises(UserError, match=r"1 of 2 runs did not finish; .*sweep.md is on the others"):
+        sweep("compressor.ratio", ["20", "30"], ["egc"], ["0"], "digits_convnet5", swept, None, CHANGES,
+              ["egc.track_age=true"])  # fmt: skip
+    page = (swept / PAGE).read_text()
+    assert "| egc | 20 |" in page
+    assert "Did not finish: `egc-ratio=30-seed0`, stopped at step 3: the loss is not finite; nothing kept." in page
+    with pytest.raises(UserError, match="no run finished: stopped at step 3"):
+        sweep("compressor.ratio", ["40"], ["egc"], ["0"], "digits_convnet5", swept, None, CHANGES)
+
+
 @pytest.mark.parametrize("field, values, message", [
+    ("data", ["a"], "--field must be a setting"),
     ("compressor.ration", ["1"], "--field must be .*got 'compressor.ration'; did you mean compressor.ratio"),
     ("seed", ["1"], "--field must be a setting"),
     ("nodes", [], "--values names none"),

@@ -11,7 +11,7 @@ from text_helpers import write_text
 from training_helpers import compilation_cache, tiny_config, tiny_model
 
 from jgc import data
-from jgc.compress import Dense, TopK
+from jgc.compress import Dense, Egc, TopK
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, cli, loop
 from jgc.training import setup as building
@@ -67,13 +67,19 @@ def rates_by_hand(lines, first, decay, least, warmup):
     return rates
 
 
-def test_the_rate_follows_from_the_recorded_losses(one_device, tmp_path):
+def test_the_rate_follows_from_the_recorded_losses(one_device, tmp_path, capsys):
     assert loop.run(validated(tmp_path)) == 0
     lines = read(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines if "validation_loss" in line] == list(range(EVERY, STEPS + 1, EVERY))
     rates = [line["learning_rate"] for line in lines]
     np.testing.assert_allclose(rates, rates_by_hand(lines, 0.5, 0.5, 0.05, 3), rtol=1e-6)
     assert rates[-1] < 0.5  # it has fallen
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["learning_rate"], summary["validation_loss"]) == (
+        rates[-1],
+        [line["validation_loss"] for line in lines if "validation_loss" in line][-1],
+    )
+    assert "last validation loss" in capsys.readouterr().out
 
 
 def test_the_rate_acts_and_without_it_losses_are_only_recorded(one_device, tmp_path):
@@ -138,6 +144,15 @@ def test_without_a_setting_an_epoch_lies_between_two_losses(one_device):
     config = validated(correction=CorrectionConfig())
     setup = building.build(config)
     assert loop.steps_between_validations(config, setup) == round(len(data.load_digits().train_labels) * 0.9 / 16)
+
+
+def test_egc_measures_once_in_an_epoch_where_it_is_told_to():
+    config = validated(method=Egc(measure_every=0))
+    source = building.data_of(config)
+    epoch = round(len(data.load_digits().train_labels) * 0.9 / 16)
+    assert building.steps_of_epoch(config, source) == epoch > 1
+    assert building.with_epoch(config.compressor, epoch).measure_every == epoch
+    assert building.build(config).parts.compressor.schedule[-1].name == "entropy"
 
 
 def test_a_text_is_validated_on_its_validation_text(one_device, tmp_path):

@@ -75,7 +75,7 @@ def markdown(config: Config, rows: Sequence[Row], alpha: float) -> str:
         cells = [cell for sent in sums for cell in (f"{sent:,.0f}", ratio(row.dense / sent if sent else None))]
         positions = sum(size for kind, size in worker.items() if "positions" in kind)
         theirs = paper.reported(config.workload, row.method)
-        lines.append([row.method, *cells, f"{positions:,.0f}", *(paper_bytes(theirs) if theirs else ("", ""))])
+        lines.append([row.method, *cells, f"{positions:,.0f}", *paper_bytes(*theirs)])
     n = rows[0].dense / 4
     return (
         f"`{config.workload}`, {n:,.0f} parameters ({rows[0].dense / 1e6:.1f} MB), {config.nodes} nodes, "

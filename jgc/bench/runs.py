@@ -18,6 +18,7 @@ from jgc.training.config import Config, DataConfig, check, resolve
 from jgc.training.errors import NonFinite, UserError
 from jgc.training.loop import run
 from jgc.training.rundir import CONFIG, SUMMARY, changes_since, read_config
+from jgc.training.setup import with_epoch
 
 Summary = dict[str, Any]
 
@@ -105,7 +106,7 @@ def check_settings(job: Job) -> None:
     """Raise UserError for a value that the run or its method cannot have."""
     check(job.config)
     try:
-        compress.build(job.config.compressor)
+        compress.build(with_epoch(job.config.compressor, 1))
     except ValueError as error:
         raise UserError(f"{job.name}: {error}") from error
 

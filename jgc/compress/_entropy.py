@@ -15,13 +15,16 @@ import numpy as np
 from jgc.compress.compose import Layers
 from jgc.types import Array
 
+MOST_BINS = 1024
+"""Of a histogram: each is a pass over the values."""
+
 
 def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
     """Entropy of the histogram of some values over bins of equal width, in bits, f32[].
 
     Args:
-      values: f32[n], n > 0, finite.
-      bins: N, at least 2.
+      values: f32[n], n > 0; where one is not finite, H is NaN.
+      bins: N, 2 to `MOST_BINS`.
       closed: count the largest value in the last bin, and a histogram without width as one bin: H = 0. Otherwise as
         Algorithm 1 has it: all bins are half open, the largest value is in none of them (unless rounding puts it
         there), and without a width there is nothing to count: H is NaN.
@@ -39,8 +42,8 @@ def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
     share = counts / jnp.sum(counts)
     bits = -jnp.sum(jnp.where(counts > 0, share * jnp.log2(jnp.where(counts > 0, share, 1)), 0))
     if closed:
-        return jnp.where(high > low, bits, 0)
-    return jnp.where(jnp.sum(counts) > 0, bits, jnp.nan)
+        bits = jnp.where(high > low, bits, 0)
+    return jnp.where((jnp.sum(counts) > 0) & jnp.isfinite(high - low), bits, jnp.nan)
 
 
 def entropies(v: Array, layers: Layers, bins: int, closed: bool = True) -> Array:

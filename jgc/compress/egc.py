@@ -10,7 +10,8 @@ IV-A and IV-C. Its Algorithm 2, which corrects the learning rate, is no part of 
 
 Differs from the paper (`literal=True` has its way of 1 to 4)
   1. The threshold is selected among magnitudes; Algorithm 1 selects it among the values themselves, and then sends
-     what has a magnitude above it: of a layer with both signs about twice as much as asked for.
+     what has a magnitude above it: of a layer with both signs about twice as much as asked for, so that its message
+     has twice the room here.
   2. The largest value counts in the last bin; Algorithm 1's bins are half open, and it is in none of them.
   3. A layer whose values are all equal has H = 0, and one value is sent; in Algorithm 1 its bins have no width, and its
      entropy is 0 / 0.
@@ -63,11 +64,11 @@ class Egc(Remembering):
     first_layer: str | None = ""
     """path pattern of layers sent dense; "" for none, as in the paper, the model's first layer with null"""
     bins: int = 2
-    """N, of the histogram of a layer's values, at least 2"""
+    """N, of the histogram of a layer's values, 2 to 1,024"""
     ratio: float = 1024.0
     """K: of a layer with an entropy of H bits the share H / K is sent; at least log2(N)"""
     measure_every: int = 1
-    """steps between two measurements of entropy and threshold; an epoch in the paper"""
+    """steps between two measurements of entropy and threshold; 0, in train.py alone, for an epoch, as in the paper"""
     min_values: int = 1
     """values wanted of each layer at least; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 0
@@ -110,8 +111,8 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: fewer than 2 bins, a ratio below log2(bins), measure_every or min_values below 1, momentum outside
-        [0, 1), negative `warmup_steps`, an unknown value_code.
+      ValueError: fewer than 2 bins or more than 1,024, a ratio below log2(bins), measure_every or min_values below 1,
+        momentum outside [0, 1), negative `warmup_steps`, an unknown value_code.
 
     Example:
       >>> [phase.name for phase in egc(warmup_steps=100).schedule]
@@ -128,11 +129,15 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
 def _check(config: Egc) -> None:
     if config.bins < 2:
         raise ValueError(f"bins must be at least 2, got {config.bins}: the entropy over one bin is always 0")
+    if config.bins > entropy.MOST_BINS:
+        raise ValueError(f"bins must be at most {entropy.MOST_BINS}, got {config.bins}: each costs a pass over a layer")
     if not math.log2(config.bins) <= config.ratio < math.inf:
         least = f"log2(bins) = {math.log2(config.bins):g}"
         raise ValueError(f"ratio must be at least {least} (1024 sends at most {least} in 1024), got {config.ratio}")
     if config.measure_every < 1:
-        raise ValueError(f"measure_every must be at least 1 step, got {config.measure_every}")
+        raise ValueError(
+            f"measure_every must be at least 1 step, got {config.measure_every} (0, an epoch, is for train.py)"
+        )
     check_min_values(config.min_values)
     if config.value_code not in ("float32", "float16", "bfloat16"):  # codes of a few bits have no 0 for an empty slot
         raise ValueError(f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}")
@@ -187,13 +192,13 @@ def _egc(config: Egc) -> Compressor:
 
 
 def _buffer(config: Egc) -> Codec:
-    """The message: room for what an entropy of log2(N) bits asks for, of every layer."""
+    """The message: room for what an entropy of log2(N) bits sends, of every layer."""
     return top_k(most(config), config.min_values, config.value_code)
 
 
 def most(config: Egc) -> float:
-    """The largest share of a layer that can be asked for: log2(N) / K."""
-    return math.log2(config.bins) / config.ratio
+    """The share of a layer that there is room for: log2(N) / K, the most that can be asked for; literal twice that."""
+    return min(1.0, (2 if config.literal else 1) * math.log2(config.bins) / config.ratio)
 
 
 def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes, skip: Array | bool) -> Step:
@@ -238,7 +243,12 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
     if config.measure_every == 1:
         return measured()
     due = state.shared % config.measure_every == 0
-    return jax.lax.cond(due, measured, lambda: above(old, jnp.greater if config.literal else jnp.greater_equal))
+    return jax.lax.cond(due, measured, lambda: above(old, jnp.greater if config.literal else _reaches))
+
+
+def _reaches(magnitudes: Array, limit: Array) -> Array:
+    """Where values reach the threshold; zeros never do, though a layer of nothing but zeros has one of 0."""
+    return (magnitudes >= limit) & (magnitudes > 0)
 
 
 def _figures(config: Egc, v: Array, step: Step, packing: Packing, nodes: Nodes) -> dict[str, Array]:

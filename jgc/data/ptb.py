@@ -36,7 +36,7 @@ def load_ptb(data_dir: str | os.PathLike[str] | None = None) -> Text:
         another word of the other two counts as <unk>.
 
     Raises:
-        MissingDataError: where a file is not there or has no words in it.
+        MissingDataError: where a file is not there, cannot be read, is no text or has no words in it.
 
     Example:
         >>> len(load_ptb("../shared/data").vocabulary)  # doctest: +SKIP
@@ -51,11 +51,15 @@ def load_ptb(data_dir: str | os.PathLike[str] | None = None) -> Text:
 
 def _read(folder: Path, file: str) -> list[str]:
     """The words of a file, each line's followed by <eos>."""
-    problem = "there is no" if not (folder / file).is_file() else ""
-    words = [] if problem else words_of((folder / file).read_text(encoding="utf-8"))
+    path = folder / file
+    problem = "there is no" if not path.is_file() else ""
+    try:
+        words = [] if problem else words_of(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingDataError(f"ptb: cannot read {path}: {error}") from error
     if not words:
         raise MissingDataError(
-            f"ptb is missing: {problem or 'no words in'} {folder / file}; the files {', '.join(FILES.values())} are "
+            f"ptb is missing: {problem or 'no words in'} {path}; the files {', '.join(FILES.values())} are "
             f"those in the folder data of simple-examples.tgz, the examples of Mikolov's RNNLM toolkit: put them into "
             f"{folder}"
         )

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from jgc.bench.runs import train_all
 from jgc.report import paper
 from jgc.report.ages import last_ages
-from jgc.report.compare import option_word, options_of, say, seeds_of, variants_of, words
+from jgc.report.compare import FIXED, option_word, options_of, say, seeds_of, variants_of, words
 from jgc.report.plots import COLOURS, MARKERS, save_figure
 from jgc.report.runs import Run, Spread, read_run, spread
-from jgc.report.tables import plus_minus, ratio, table
-from jgc.training.config import Config
-from jgc.training.errors import UserError, did_you_mean
+from jgc.report.tables import filled_table, plus_minus, ratio
+from jgc.training.config import GROUPS, Config
+from jgc.training.errors import FAILED, UserError, did_you_mean
 from jgc.training.rundir import write_whole
 from jgc.training.workloads import workload_named
 
@@ -86,8 +86,8 @@ def sweep(
     """Train what has not been trained yet, and write a page and a picture into the runs' folder.
 
     Args:
-      field: a setting of `train.py` (nodes, learning_rate) or of the methods (compressor.ratio). A method that does not
-        have it is trained once, to compare with.
+      field: a setting of `train.py` (nodes, correction.patience) or of the methods (compressor.ratio). A method that
+        does not have it is trained once, to compare with.
       values: of the setting, as `--values` takes them.
       methods: names, as `--methods` takes them.
       seeds: numbers, as `--seeds` takes them.
@@ -102,7 +102,8 @@ def sweep(
       The page's path.
 
     Raises:
-      UserError: a field, value, name or number that is none, a folder with other settings, or a run that diverges.
+      UserError: a field, value, name or number that is none, or a folder with other settings; also where runs diverge,
+        after a page on the others.
     """
     workload_named(workload)
     variants, numbers, wanted = variants_of(words(methods)), seeds_of(seeds), words(values)
@@ -111,12 +112,22 @@ def sweep(
     options = {label: [*common[method], *([] if value is None else [option_word("", field, value)])]
                for label, (method, value) in points.items()}  # fmt: skip
     chosen = {label: variants[method] for label, (method, _) in points.items()}
-    train_all(chosen, run_dir, workload, numbers, data_dir, None, changes, options, say)
-    measured = [Point(method, value, tuple(read_run(run_dir / f"{label}-seed{seed}") for seed in numbers))
-                for label, (method, value) in points.items()]  # fmt: skip
+    failed: dict[str, str] = {}
+    train_all(chosen, run_dir, workload, numbers, data_dir, None, changes, options, say, failed)
+    measured = []
+    for label, (method, value) in points.items():
+        folders = [folder for seed in numbers if str(folder := run_dir / f"{label}-seed{seed}") not in failed]
+        if folders:
+            measured.append(Point(method, value, tuple(map(read_run, folders))))
+    if not measured:
+        raise UserError(f"no run finished: {next(iter(failed.values()))}", FAILED)
     draw(measured, field, run_dir / PICTURE)
     page = run_dir / PAGE
-    write_whole(page, markdown(measured, field, workload, numbers, command).encode())
+    remarks = [f"Did not finish: `{Path(folder).name}`, {error}." for folder, error in failed.items()]
+    write_whole(page, markdown(measured, field, workload, numbers, command, remarks).encode())
+    if failed:
+        wanted_runs = len(points) * len(numbers)
+        raise UserError(f"{len(failed)} of {wanted_runs} runs did not finish; {page} is on the others", FAILED)
     return page
 
 
@@ -133,9 +144,10 @@ def plan(field: str, values: Sequence[str], variants: Mapping[str, Any]) -> dict
     """
     name = field.replace("-", "_")
     own = {method: {OWN + f.name for f in dataclasses.fields(default)} for method, default in variants.items()}
-    common = {f.name for f in dataclasses.fields(Config)}
+    common = {f.name for f in dataclasses.fields(Config)} - {*FIXED, *GROUPS}
+    common |= {f"{group}.{f.name}" for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
     known = common.union(*own.values())
-    if name not in known or name in ("seed", "run_dir", "resume", "workload", "compressor"):
+    if name not in known:
         hint = did_you_mean(name, sorted(known))
         raise UserError(f"--field must be a setting of train.py or of the methods, got {field!r}{hint}")
     if not values:
@@ -153,8 +165,15 @@ def plan(field: str, values: Sequence[str], variants: Mapping[str, Any]) -> dict
     return out
 
 
-def markdown(points: Sequence[Point], field: str, workload: str, seeds: Collection[int], command: str) -> str:
-    """The page: the table and the picture."""
+def markdown(
+    points: Sequence[Point],
+    field: str,
+    workload: str,
+    seeds: Collection[int],
+    command: str,
+    remarks: Sequence[str] = (),
+) -> str:
+    """The page: the table and the picture, and remarks between them."""
     name = field.removeprefix(OWN)
     rows = []
     for point in points:
@@ -168,7 +187,6 @@ def markdown(points: Sequence[Point], field: str, workload: str, seeds: Collecti
     head = ["method", name, points[0].runs[0].score.heading, "ratio in elements", "ratio in bytes, worker up",
             "entropy of a layer, bits", "oldest residual, steps (layer)", "EGC paper, AlexNet on CIFAR-10: accuracy, %",
             "its ratio in elements"]  # fmt: skip
-    filled = [0, 1, 2, *(i for i in range(3, len(head)) if any(row[i] for row in rows))]
     steps = points[0].runs[0].summary["steps"]
     many = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± standard deviation"
     parts = [
@@ -176,7 +194,8 @@ def markdown(points: Sequence[Point], field: str, workload: str, seeds: Collecti
         f"    {command}" if command else "",
         f"{steps} steps, {many}. Ratios are of the last phase: in elements as papers count; in bytes with "
         "positions and with what of a message is not used.",
-        table([head[i] for i in filled], [[row[i] for i in filled] for row in rows]),
+        filled_table(head, rows),
+        *remarks,
         f"![{name}]({PICTURE})",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

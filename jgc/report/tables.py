@@ -9,7 +9,7 @@ from jgc.data import Score
 from jgc.report import paper
 from jgc.report.runs import Group, Spread, against, baseline_of, spread
 from jgc.training.summary import POSITIONS
-from jgc.training.table import size
+from jgc.training.table import size, slots
 
 
 class Figures(NamedTuple):
@@ -107,6 +107,12 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(f"|{'|'.join(line)}|" if i == 1 else f"| {' | '.join(line)} |" for i, line in enumerate(cells))
 
 
+def filled_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same without columns that have nothing in any row."""
+    filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return table([head[i] for i in filled], [[row[i] for i in filled] for row in rows])
+
+
 def plus_minus(value: Spread | None, digits: int = 2, sign: str = "") -> str:
     """Mean and spread for people.
 
@@ -136,7 +142,7 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     rows = []
     for group in groups:
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
-        said = f"{theirs.accuracy} ({theirs.paper}, Table {theirs.table})" if theirs else ""
+        said = "; ".join(f"{row.accuracy} ({row.paper}, Table {row.table})" for row in theirs)
         within = "" if f.against is None else "yes" if score.is_as_good(f.against.mean) else "no"
         pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
         how = "" if f.against is None else f" ({pairs})"
@@ -174,15 +180,16 @@ def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
             "ratio in values, as EGC counts", "whole run, all nodes up", "less than uncompressed",
             "physical, a device, a step", "one node per device: physical",
             "positions a step: sent / entropy bound / DEFLATE",
-            *_if_paper(groups, "paper: MB a step", "paper: ratio")]  # fmt: skip
+            "message of fixed size", *_if_paper(groups, "paper: MB a step", "paper: ratio")]  # fmt: skip
     rows = []
     for group in groups:
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
         rows.append([group.label, size(f.leader), size(f.worker), ratio(f.ratios["leader"]), ratio(f.ratios["worker"]),
                      _in_values(group), size(f.total), ratio(f.dense_total / f.total if f.total else None),
                      "" if f.physical is None else size(f.physical), size(f.physical_apart), _positions(group),
-                     *_if_paper(groups, *(paper_bytes(theirs) if theirs else ("", "")))])  # fmt: skip
-    return table(head, rows)
+                     slots(group.runs[0].summary),
+                     *_if_paper(groups, *paper_bytes(*theirs))])  # fmt: skip
+    return filled_table(head, rows)
 
 
 def _in_values(group: Group) -> str:
@@ -215,13 +222,14 @@ def paper_table(workload: str, which: str) -> str:
     rows = [[row.name, f"{row.accuracy}", *paper_bytes(row), "" if row.terabytes is None else f"{row.terabytes} TB"]
             for row in paper.REPORTED if (row.workload, row.paper) == (workload, which)]  # fmt: skip
     head = ["method", paper.figure(workload), "MB a node sends in a step", "ratio", "whole training, all nodes"]
-    filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
-    return table([head[i] for i in filled], [[row[i] for i in filled] for row in rows])
+    return filled_table(head, rows)
 
 
-def paper_bytes(row: paper.Reported) -> tuple[str, str]:
-    """The paper's megabytes and ratios of a row, leader / worker."""
-    return " / ".join(map(str, row.megabytes)), " / ".join(f"{value:,}x" for value in row.ratio)
+def paper_bytes(*rows: paper.Reported) -> tuple[str, str]:
+    """The papers' megabytes and ratios of some rows, leader / worker; EGC's ratios are in values."""
+    megabytes = [" / ".join(map(str, row.megabytes)) for row in rows if row.megabytes]
+    ratios = [" / ".join(f"{value:,}x" for value in row.ratio) + " in values" * (row.paper == "EGC") for row in rows]
+    return "; ".join(megabytes), "; ".join(ratios)
 
 
 def _if_paper(groups: Sequence[Group], *cells: str) -> tuple[str, ...]:

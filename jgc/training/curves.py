@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from jgc.data import Score
 from jgc.training.costs import PhaseCost
+from jgc.training.evaluate import LOSS
 from jgc.training.metrics import Line
 from jgc.training.rundir import CURVES, write_figure
 
@@ -89,9 +90,19 @@ def _points(lines: Sequence[Line], name: str) -> tuple[list[int], list[Any]]:
 
 
 def _loss(axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:
-    axes.plot(*_points(lines, "loss"), color="tab:blue", linewidth=1)
+    axes.plot(*_points(lines, "loss"), color="tab:blue", linewidth=1, label="training loss, mean over nodes")
     axes.set_ylabel("training loss, mean over nodes")
     axes.set_yscale("log")
+    steps, losses = _points(lines, LOSS)
+    if steps:  # what may have lowered the learning rate
+        axes.set_ylabel("loss")
+        axes.plot(steps, losses, color="tab:red", marker=".", linewidth=1, label="validation loss")
+        rates = axes.twinx()
+        rates.plot(*_points(lines, "learning_rate"), color="0.5", linewidth=1, drawstyle="steps-pre")
+        rates.set_ylabel("learning rate", color="0.5")
+        rates.set_ylim(bottom=0)
+        axes.plot([], [], color="0.5", label="learning rate")
+        axes.legend(fontsize=8, loc="best")
 
 
 def _scores(scores: Sequence[Score], axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:

@@ -39,7 +39,7 @@ from jgc.training.rundir import (
     mark_run_dir,
     write_json,
 )
-from jgc.training.setup import Setup, build
+from jgc.training.setup import Setup, build, steps_of_epoch
 from jgc.training.signals import Interrupts
 from jgc.training.step import Batch, TrainState, place_state
 from jgc.types import Phase
@@ -201,7 +201,7 @@ def is_every(interval: int, done: int) -> bool:
 
 def steps_between_validations(config: Config, setup: Setup) -> int:
     """As the config says, or an epoch."""
-    return config.correction.every or max(1, round(setup.source.epoch_steps(config.batch_size)))
+    return config.correction.every or steps_of_epoch(config, setup.source)
 
 
 def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:

@@ -83,7 +83,7 @@ def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: 
       ValueError: a setting of the method or the optimiser is out of range.
       UserError: the method's momentum contradicts the run's.
     """
-    compressor = make_compressor(config, model)
+    compressor = make_compressor(config, model, steps_of_epoch(config, source))
     optimizer, schedule = make_optimizer(config, compressor), make_schedule(config)
     return Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, key, source.void)
 
@@ -141,14 +141,30 @@ def init_model(model: Model, key: Any, inputs: PyTree) -> PyTree:
     return jax.jit(lambda key: model.module.init(key, inputs, train=False))(key)
 
 
-def make_compressor(config: Config, model: Model) -> Compressor:
+def steps_of_epoch(config: Config, source: Source) -> int:
+    """A whole number, at least 1."""
+    return max(1, round(source.epoch_steps(config.batch_size)))
+
+
+def with_epoch(settings: Any, epoch: int) -> Any:
+    """A method's settings with the steps of an epoch for `measure_every` 0."""
+    once = getattr(settings, "measure_every", None) == 0
+    return dataclasses.replace(settings, measure_every=epoch) if once else settings
+
+
+def make_compressor(config: Config, model: Model, epoch: int = 1) -> Compressor:
     """The method, told which layers are the model's first and last, and the momentum where it is to own that.
+
+    Args:
+      config: resolved.
+      model: whose layers they are.
+      epoch: steps of one, for a method that is to measure once in each (`measure_every` 0).
 
     Raises:
       ValueError: a setting of the method is out of range.
       UserError: its momentum contradicts the run's.
     """
-    settings, changes = config.compressor, {}
+    settings, changes = with_epoch(config.compressor, epoch), {}
     for name in ("first_layer", "last_layer"):
         if getattr(settings, name, "") is None:
             changes[name] = getattr(model, name)

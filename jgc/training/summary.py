@@ -23,6 +23,8 @@ WATCHED = (
     "signs_means_cosine",
     "true_cosine",
 )
+SLOTS = ("slots_used", "overflow")  # of a message of fixed size: the share in use, and values that did not fit
+CORRECTED = ("validation_loss", "learning_rate")
 POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes")  # of a node that sends some, a step
 
 
@@ -66,7 +68,8 @@ def summarise(
         "phases": [_phase(cost, lines, nodes, (score, *further)) for cost in reached],
         "compression_ratio": _ratios(last, final),
         "element_ratio": values / elements if elements else None,
-        **{name: _mean(final, name) for name in POSITIONS},
+        **{name: _mean(final, name) for name in (*POSITIONS, *SLOTS)},
+        **{name: next(iter(_values(lines, name)[-1:]), None) for name in CORRECTED},
         "total_bytes": sum(line["bytes"] for line in lines),
         "dense_total_bytes": sum(line["bytes_uncompressed"] for line in lines),
         **{name: _mean(final, name) for name in WATCHED},

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jgc.data import further_of, score_of
-from jgc.training.summary import POSITIONS
+from jgc.training.summary import CORRECTED, POSITIONS, SLOTS
 
 ROLES = ("leader", "worker")
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -73,9 +73,28 @@ def _totals(summary: dict[str, Any]) -> list[str]:
     ]
     if summary["deflate_position_bytes"] is not None:
         lines.append(_positions(summary))
+    if summary["slots_used"] is not None or summary["overflow"]:
+        lines.append(f"message of a node: {slots(summary)}")
+    if summary["validation_loss"] is not None:
+        loss, rate = (summary[name] for name in CORRECTED)
+        lines.append(f"last validation loss {loss:.4g}; learning rate at the end {rate:.3g}")
     if summary["reconstruction_cosine"] is not None:
         lines.append(f"last phase, cosine with the true mean where values were sent: {_reconstruction(summary)}")
     return lines
+
+
+def slots(summary: dict[str, Any]) -> str:
+    """How much of a message of fixed size is in use, and what did not fit; "" where neither is known.
+
+    Example:
+      >>> slots({"slots_used": 0.973, "overflow": 0.0})
+      '97.3 % of its slots in use, 0 values a step did not fit and wait'
+    """
+    used, overflow = (summary.get(name) for name in SLOTS)
+    parts = [] if used is None else [f"{100 * used:.1f} % of its slots in use"]
+    if used is not None or overflow:
+        parts.append(f"{overflow or 0:.3g} values a step did not fit and wait")
+    return ", ".join(parts)
 
 
 def _positions(summary: dict[str, Any]) -> str:
