@@ -12,6 +12,7 @@ from jgc.analysis import information, recorded
 from jgc.analysis.information import BITS, gaussian, measure
 from jgc.analysis.information_conclusions import conclusions
 from jgc.analysis.information_rows import ALL, cosines, few_bits, measure_run, pairwise
+from jgc.models import make_model
 from jgc.training.recording import save
 
 N = 100_000
@@ -58,6 +59,12 @@ def test_estimates_agree_with_the_known_value(rho):
     assert found.histograms[0].corrected == pytest.approx(known, abs=0.02 + 0.08 * known)
     assert found.neighbours_shuffled < 0.08 and abs(found.histograms[0].corrected_shuffled) < 0.02
     assert [found.correlation, found.cosine] == pytest.approx([rho] * 2, abs=0.01)
+
+
+def test_neighbours_see_a_weak_correlation():
+    """A correlation of 0.3 is 0.068 bits, ten times the estimate's standard deviation with 20,000 values."""
+    found = measure(*pair(0.3), bits=(6,), neighbours=20_000)
+    assert found.neighbours == pytest.approx(0.068, abs=0.025) and found.neighbours_shuffled < 0.025
 
 
 def test_identical_vectors_share_everything():
@@ -120,7 +127,7 @@ def write_run(folder, nodes=2, steps=4, common=0.0, residuals=False, dtype="floa
 
 def test_a_recording_is_read_in_the_models_order_and_in_its_units(tmp_path):
     runs = [recorded.find(write_run(tmp_path / dtype, dtype=dtype)) for dtype in ("float32", "float16")]
-    assert runs[0].layers == ("layer1/conv/kernel", "layer2/conv/kernel", "head/bias", "head/kernel")
+    assert runs[0].layers == ("layer1/conv/kernel", "layer2/conv/kernel", "head/kernel", "head/bias")
     assert runs[0].steps == (0, 5, 10, 15) and runs[0].nodes == 2
     for a, b in zip(*map(recorded.read, runs), strict=True):
         for layer, shape in LAYERS.items():
@@ -132,8 +139,11 @@ def test_what_is_measured_of_a_run(tmp_path):
     found = measure_run(recorded.find(write_run(tmp_path / "r", nodes=5, common=0.64, residuals=True)), pairs=3)
     assert found.left_out == ("head/bias",) and found.layers == list(LAYERS)
     assert len(found.first) == 4 * 3 and {row.nodes for row in found.first} == {(0, 1)}
-    assert all(row.nodes != (0, 1) and row.nodes[0] != row.nodes[1] for row in found.random) and found.random
+    for step in found.run.steps:
+        drawn = [row.nodes for row in found.random if (row.step, row.layer) == (step, "head/kernel")]
+        assert len(set(drawn)) == len(drawn) == 3 and all(a < b for a, b in drawn)
     assert len({row.nodes for row in found.random}) > 3
+    assert len(found.rows) == len({(row.step, row.layer, row.nodes) for row in found.rows})  # each once
     large = [row.pair for row in found.first if row.layer == "layer2/conv/kernel"]
     assert np.mean([p.correlation for p in large]) == pytest.approx(0.64, abs=0.05)
     assert np.mean([p.neighbours for p in large]) == pytest.approx(gaussian(0.64), abs=0.12)
@@ -162,6 +172,32 @@ def test_the_words_follow_from_the_numbers(common, said, tmp_path):
     assert "**The paper's estimate says nothing of the gradients.**" in lines[0]
     assert lines[1].startswith(f"**Two nodes share {said}: ")
     assert "stays about the same" in " ".join(lines) or "next to nothing throughout" in " ".join(lines)
+
+
+def test_layers_come_in_the_models_order_and_its_ends_are_its_own():
+    model = make_model("pspnet18_half", 10)
+    paths = ["auxiliary/head/kernel", "final/head/kernel", "pyramid1/conv/kernel", "stage1_block01/layer1/conv/kernel",
+             "stage4_block02/layer2/conv/kernel", "stem/conv/kernel"]  # fmt: skip
+    assert recorded.in_order(model, paths) == [paths[i] for i in (5, 3, 4, 2, 1, 0)]
+    assert recorded.ends(model, paths) == ("stem/conv/kernel", "final/head/kernel")
+    assert recorded.ends(model, paths[2:4]) is None and recorded.ends(None, paths) is None
+    assert recorded.in_order(None, paths) == paths
+
+
+def test_what_is_said_of_the_first_and_the_last_layer_is_of_the_models(tmp_path):
+    folder = write_run(tmp_path / "r")
+    whole = " ".join(conclusions(measure_run(recorded.find(folder))))
+    assert "first and the last layer share least" in whole and "The entropy of a layer" in whole
+    half = write_run(tmp_path / "h", dtype="float16")
+    config = json.loads((half / "config.json").read_text())
+    config["record"]["dtype"] = "float16"
+    (half / "config.json").write_text(json.dumps(config))
+    assert "The entropy of a layer" not in " ".join(conclusions(measure_run(recorded.find(half))))
+
+
+def test_equal_gradients_and_a_single_pair_are_said_in_words(tmp_path):
+    lines = " ".join(conclusions(measure_run(recorded.find(write_run(tmp_path / "r", nodes=3, common=1.0)), pairs=1)))
+    assert "are the same but for a factor" in lines and "nan" not in lines and "standard deviation" not in lines
 
 
 def test_the_command_from_end_to_end(tmp_path, capsys):

@@ -5,12 +5,12 @@ shuffled pair gets more than 0.95 of the share that the pair itself gets.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from jgc.analysis.information import correlation_of
-from jgc.analysis.information_rows import ALL, PAPER, Cosine, Measured, Row
+from jgc.analysis.information_rows import ALL, MOST, PAPER, Cosine, Measured, Row
 
 MUCH, SOME, LITTLE = 0.5, 0.1, 0.02  # bits a value
 NAMES = ((MUCH, "much"), (SOME, "something"), (LITTLE, "little"), (-math.inf, "next to nothing"))
@@ -60,6 +60,8 @@ def on_histogram(rows: Sequence[Row]) -> str:
 def on_common(rows: Sequence[Row]) -> str:
     """What is common to the two nodes' gradients by estimates that do not depend on cells."""
     bits, normal = mean(rows, beyond), mean(rows, lambda r: r.pair.gaussian)
+    if math.isnan(normal):
+        return "**The two nodes' gradients are the same but for a factor**: everything is common to them."
     rho = math.sqrt(mean(rows, lambda r: r.pair.correlation**2))
     say = next(name for least, name in NAMES if bits >= least)
     more = bits - normal
@@ -72,36 +74,48 @@ def on_common(rows: Sequence[Row]) -> str:
         "carry the correlation"
     )
     return (
-        f"**Two nodes share {say}: {max(bits, 0.0):.3f} bits a value** by nearest neighbours (what they find in "
-        f"shuffled pairs taken off), {normal:.3f} by the correlation. As much is shared by a Gaussian pair of "
-        f"correlation {correlation_of(bits):.2f}. The gradients' own correlation is {rho:.2f} (root mean square): one "
-        f"node's values predict {rho * rho:.1%} of the variance of the other's. {shape}."
+        f"**Two nodes share {say}: {max(bits, 0.0):.3f} bits a value**, the mean over layers large and small, by "
+        f"nearest neighbours (what they find in shuffled pairs taken off), {normal:.3f} by the correlation. As much is "
+        f"shared by a Gaussian pair of correlation {correlation_of(bits):.2f}. The gradients' own correlation is "
+        f"{rho:.2f} (root mean square): one node's values predict {rho * rho:.1%} of the variance of the other's. "
+        f"{shape}."
     )
 
 
 def on_layers(measured: Measured) -> list[str]:
     """Figure 4: the entropy against the size, and which layers share most and least."""
-    by_layer = {layer: [r for r in measured.first if r.layer == layer] for layer in measured.layers}
-    if len(by_layer) < 3:
+    if len(measured.layers) < 3:
         return []
+    by_layer = {layer: [r for r in measured.first if r.layer == layer] for layer in measured.layers}
+    said = on_entropy(measured, by_layer) if measured.run.dtype == "float32" else []
+    shared = {layer: mean(rows, beyond) for layer, rows in by_layer.items()}
+    ranked = sorted(shared, key=lambda layer: shared[layer])
+    least = f"Least: `{ranked[0]}` {shared[ranked[0]]:.3f}; most: `{ranked[-1]}` {shared[ranked[-1]]:.3f}."
+    ends = measured.run.ends
+    if ends is None or not set(ends) <= set(ranked):
+        return [*said, f"**What layers share by nearest neighbours**, bits a value. {least}"]
+    places = [ranked.index(end) + 1 for end in ends]
+    holds = "holds here" if set(places) == {1, 2} else "does not hold here"
+    return [
+        *said,
+        f"**That the first and the last layer share least, as the paper has it, {holds}.** `{ends[0]}` "
+        f"{shared[ends[0]]:.3f} and `{ends[1]}` {shared[ends[1]]:.3f} bits a value by nearest neighbours, places "
+        f"{places[0]} and {places[1]} of {len(ranked)} from below. {least}",
+    ]
+
+
+def on_entropy(measured: Measured, by_layer: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Whether a layer's entropy is more than the logarithm of its size."""
     sizes = [math.log2(rows[0].pair.n) for rows in by_layer.values()]
     entropies = [mean(rows, lambda r: r.paper.entropy) for rows in by_layer.values()]
     missing = [size - h for size, h in zip(sizes, entropies, strict=True)]
     far = max(missing)
     say = "is the number of its values" if far < 1 else "is near the number of its values" if far < 3 else "is its own"
     so = ": that it grows with the index of the layer is the layers' size" if far < 3 else ""
-    shared = {layer: mean(rows, beyond) for layer, rows in by_layer.items()}
-    ranked = sorted(shared, key=lambda layer: shared[layer])
-    ends = measured.layers[0], measured.layers[-1]
-    places = [ranked.index(end) + 1 for end in ends]
-    holds = "holds here" if set(places) == {1, 2} else "does not hold here"
+    some = f", of the {MOST:,} values that are taken of larger layers" if measured.has_sampled else ""
     return [
         f"**The entropy of a layer (Figure 4) {say}.** With 2^{PAPER} cells it is at most {far:.1f} bits from log2 n, "
-        f"the highest that n values can have{so}.",
-        f"**That the first and the last layer share least, as the paper has it, {holds}.** `{ends[0]}` "
-        f"{shared[ends[0]]:.3f} and `{ends[1]}` {shared[ends[1]]:.3f} bits a value by nearest neighbours, places "
-        f"{places[0]} and {places[1]} of {len(ranked)} from below. Least: `{ranked[0]}` {shared[ranked[0]]:.3f}; most: "
-        f"`{ranked[-1]}` {shared[ranked[-1]]:.3f}.",
+        f"the highest that n values can have{some}{so}."
     ]
 
 
@@ -133,18 +147,27 @@ def on_pairs(measured: Measured) -> list[str]:
     rows = measured.random
     if not rows:
         return []
-    inside, all_of_them = [], []
-    for layer in measured.layers:
-        for step in measured.run.steps:
-            found = [beyond(r) for r in rows if r.layer == layer and r.step == step]
-            inside.append(np.std(found))
-            all_of_them.extend(found)
+    groups = [[r for r in rows if (r.layer, r.step) == (layer, step)]
+              for layer in measured.layers for step in measured.run.steps]  # fmt: skip
+    spread = _within(groups, lambda r: r.pair.neighbours)
+    noise = _within(groups, lambda r: r.pair.neighbours_shuffled)
+    differ = (
+        f"; pairs in the same layer and step differ by {spread:.3f} (standard deviation), shuffled pairs, which share "
+        f"nothing, by {noise:.3f}"
+        if spread is not None
+        else ""
+    )
     share, control = mean(rows, lambda r: r.paper.share), mean(rows, lambda r: r.paper.shuffled_share)
     return [
-        f"**Random pairs of {measured.run.nodes} nodes (Figure 12)** share {np.mean(all_of_them):.3f} bits a value by "
-        f"nearest neighbours; pairs in the same layer and step differ by {np.mean(inside):.3f} (standard deviation). "
-        f"The paper's estimate: {share:.1%} of the entropy, shuffled {control:.1%}."
+        f"**Random pairs of {measured.run.nodes} nodes (Figure 12)** share {mean(rows, beyond):.3f} bits a value by "
+        f"nearest neighbours{differ}. The paper's estimate: {share:.1%} of the entropy, shuffled {control:.1%}."
     ]
+
+
+def _within(groups: Sequence[Sequence[Row]], value: Callable[[Row], float]) -> float | None:
+    """Standard deviation within groups of rows; None where every group has one row alone."""
+    found = [np.var([value(r) for r in rows], ddof=1) for rows in groups if len(rows) > 1]
+    return math.sqrt(np.mean(found)) if found else None
 
 
 def on_residuals(found: Sequence[Cosine]) -> list[str]:

@@ -13,6 +13,7 @@ from jgc.analysis.information_conclusions import conclusions, mean
 from jgc.analysis.information_rows import (
     ALL,
     LEAST,
+    MOST,
     PAPER,
     Cosine,
     Measured,
@@ -126,6 +127,13 @@ def markdown(found: dict[str, Measured], neighbours: int, command: str) -> str:
 def _section(name: str, measured: Measured) -> list[str]:
     run = measured.run
     several = f"; {len(measured.layers)} layers of {LEAST} values or more" if measured.left_out else ""
+    if measured.has_sampled:
+        several += f"; of layers of more than {MOST:,} values histograms take so many at random places"
+    if run.dtype != "float32":
+        several += (
+            f". **Written in {run.dtype}**, which has few different values: with many cells the entropy is less than "
+            "it was in training, and says nothing of it"
+        )
     recording = f"every {run.config['record']['every']} steps, steps {run.steps[0]} to {run.steps[-1]}"
     out = [
         f"## {run.title}",

@@ -1,6 +1,7 @@
 """What `jgc analyze information` measures of a recorded run: pairs of nodes by step and layer, cosines of all pairs."""
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +71,7 @@ class Measured(NamedTuple):
     Attributes:
       run: where it comes from.
       first: nodes 0 and 1, every step and layer, all numbers of cells: Figures 3 and 4.
-      random: pairs drawn anew at every step, few cells and the paper's: Figure 12. None with two nodes.
+      random: different pairs drawn anew at every step: Figure 12. None with two nodes.
       cosines: of gradients and residuals.
       left_out: layers of fewer than LEAST values.
     """
@@ -80,6 +81,16 @@ class Measured(NamedTuple):
     random: list[Row]
     cosines: list[Cosine]
     left_out: tuple[str, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All pairs, each once."""
+        return [*self.first, *(row for row in self.random if row.nodes != (0, 1))]
+
+    @property
+    def has_sampled(self) -> bool:
+        """Whether there are layers of which only some values were taken."""
+        return any(row.pair.n < row.values for row in self.first)
 
     @property
     def layers(self) -> list[str]:
@@ -101,23 +112,27 @@ def measure_run(run: Recorded, pairs: int = 4, neighbours: int = NEIGHBOURS, see
     rng = np.random.default_rng(seed)
     for step in read(run):
         nodes = len(step.gradients[run.layers[0]])
-        drawn = {_two(rng, nodes): True for _ in range(pairs) if nodes > 2} | {(0, 1): False}
+        drawn = _draw(rng, nodes, pairs) if nodes > 2 else set()
         for layer in out.layers:
             x = step.gradients[layer]
             some = np.sort(rng.permutation(x.shape[1])[:MOST]) if x.shape[1] > MOST else slice(None)
-            for (a, b), is_random in drawn.items():
+            for a, b in sorted(drawn | {(0, 1)}):
                 one, other = x[a, some], x[b, some]
-                bits = (few_bits(one.size), PAPER) if is_random else BITS
+                bits = BITS if (a, b) == (0, 1) else (few_bits(one.size), PAPER)
                 found = measure(one, other, bits, neighbours)
                 row = Row(step.step, step.phase, layer, sizes[layer], (a, b), found)
-                (out.random if is_random else out.first).append(row)
+                if (a, b) == (0, 1):
+                    out.first.append(row)
+                if (a, b) in drawn:
+                    out.random.append(row)
         out.cosines.extend(cosines(step))
     return out
 
 
-def _two(rng: np.random.Generator, nodes: int) -> tuple[int, int]:
-    a, b = rng.choice(nodes, 2, replace=False)
-    return int(a), int(b)
+def _draw(rng: np.random.Generator, nodes: int, pairs: int) -> set[tuple[int, int]]:
+    """Different pairs of nodes, the lower number first; all of them where there are no more."""
+    every = list(combinations(range(nodes), 2))
+    return {every[i] for i in rng.choice(len(every), min(pairs, len(every)), replace=False)}
 
 
 def cosines(step: Step) -> Iterator[Cosine]:
@@ -157,7 +172,7 @@ def histogram_table(measured: Measured) -> list[dict[str, Any]]:
         {**_of(row), "bits": h.bits, "entropy": h.entropy, "conditional_entropy": h.conditional, "mutual": h.mutual,
          "share": h.share, "mutual_shuffled": h.shuffled, "share_shuffled": h.shuffled_share,
          "mutual_corrected": h.corrected, "mutual_corrected_shuffled": h.corrected_shuffled, "alone_in_cell": h.alone}
-        for row in (*measured.first, *measured.random) for h in row.pair.histograms
+        for row in measured.rows for h in row.pair.histograms
     ]  # fmt: skip
 
 
@@ -166,7 +181,7 @@ def pair_table(measured: Measured) -> list[dict[str, Any]]:
     return [
         {**_of(row), "neighbours": row.pair.neighbours, "neighbours_shuffled": row.pair.neighbours_shuffled,
          "gaussian": row.pair.gaussian, "correlation": row.pair.correlation, "cosine": row.pair.cosine}
-        for row in (*measured.first, *measured.random)
+        for row in measured.rows
     ]  # fmt: skip
 
 

@@ -2,13 +2,16 @@
 
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
-from jgc.models import make_model
+from jgc.models import Model, make_model
 from jgc.training.config import completed
 from jgc.training.errors import FAILED, UserError
 from jgc.training.recording import GRADIENT, RESIDUAL, UNIT, files, matching, step_of
@@ -22,7 +25,8 @@ class Recorded(NamedTuple):
       folder: of the run.
       config: the run's, as plain data.
       steps: the recorded ones: updates made before each.
-      layers: paths, the model's first layer first and its last layer last.
+      layers: paths in the order in which the model has them.
+      ends: those of its first and its last layer, where both are among them.
       shapes: of the layers.
       nodes: how many there are in the first file.
       with_residuals: those of the layers of which there are residuals.
@@ -32,9 +36,15 @@ class Recorded(NamedTuple):
     config: dict[str, Any]
     steps: tuple[int, ...]
     layers: tuple[str, ...]
+    ends: tuple[str, str] | None
     shapes: dict[str, tuple[int, ...]]
     nodes: int
     with_residuals: tuple[str, ...]
+
+    @property
+    def dtype(self) -> str:
+        """What gradients were written in."""
+        return str(self.config["record"]["dtype"])
 
     @property
     def title(self) -> str:
@@ -77,12 +87,13 @@ def find(folder: Path, layers: str = "") -> Recorded:
     arrays = _read(found[0])
     names = [name for name in arrays if name.startswith(f"{GRADIENT}/")]
     shapes = {name.partition("/")[2]: arrays[name].shape[1:] for name in names}
-    chosen = matching(in_order(config, list(shapes)), layers, "--layers")
+    model = _model_of(config)
+    chosen = matching(in_order(model, list(shapes)), layers, "--layers")
     if not chosen:
         raise UserError(f"--layers {layers!r} matches nothing that {folder} has recorded: {', '.join(shapes)}")
     kept = tuple(path for path in chosen if f"{RESIDUAL}/{path}" in arrays)
     nodes = len(arrays[names[0]])
-    return Recorded(folder, config, tuple(map(step_of, found)), tuple(chosen), shapes, nodes, kept)
+    return Recorded(folder, config, tuple(map(step_of, found)), tuple(chosen), ends(model, chosen), shapes, nodes, kept)
 
 
 def read(run: Recorded) -> Iterator[Step]:
@@ -119,21 +130,45 @@ def _flat(arrays: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:
     return x
 
 
-def in_order(config: dict[str, Any], paths: list[str]) -> list[str]:
-    """Paths with the model's first layer first and its last layer last; numbers in them count as numbers.
+def _model_of(config: dict[str, Any]) -> Model | None:
+    """The run's model, for the order of its layers; None where this version does not have it."""
+    try:
+        return make_model(config["model"]["name"], 10)
+    except ValueError:
+        return None
+
+
+def in_order(model: Model | None, paths: Sequence[str]) -> list[str]:
+    """Paths in the order in which the model makes its parameters, which is that of its layers; others as they were.
 
     Example:
-      >>> in_order({"model": {"name": "convnet5"}}, ["head/kernel", "layer1/conv/kernel", "layer10/w", "layer2/w"])
-      ['layer1/conv/kernel', 'layer2/w', 'layer10/w', 'head/kernel']
+      >>> in_order(make_model("convnet5", 10), ["head/kernel", "layer1/conv/kernel", "layer2/conv/kernel"])
+      ['layer1/conv/kernel', 'layer2/conv/kernel', 'head/kernel']
     """
-    try:
-        model = make_model(config["model"]["name"], 10)
-        first, last = re.compile(model.first_layer), re.compile(model.last_layer)
-    except (ValueError, TypeError):  # a model that this version does not have
-        first = last = re.compile(r"(?!)")
+    if model is None:
+        return list(paths)
+    places = {path: place for place, path in enumerate(_made_by(model))}
+    return sorted(paths, key=lambda path: places.get(path, len(places)))
 
-    def key(path: str) -> tuple[int, list[Any]]:
-        place = 0 if first.search(path) else 2 if last.search(path) else 1
-        return place, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
 
-    return sorted(paths, key=key)
+def _made_by(model: Model) -> list[str]:
+    """The paths of a model's parameters as it makes them; a dictionary that leaves a transformation is sorted."""
+    window = jnp.zeros((1, 4), jnp.int32)
+    inputs = (window, jnp.zeros(1, bool)) if model.kind == "text" else jnp.zeros((1, 64, 64, 3))
+    made: list[str] = []
+
+    def init(key):
+        made.extend(map("/".join, flatten_dict(model.module.init(key, inputs, train=False)["params"])))
+        return key
+
+    jax.eval_shape(init, jax.random.key(0))
+    return made
+
+
+def ends(model: Model | None, paths: Sequence[str]) -> tuple[str, str] | None:
+    """The first of the paths that is the model's first layer, and the first that is its last; None without either."""
+    if model is None or not model.first_layer:
+        return None
+    found = [next((path for path in paths if re.search(layer, path)), None)
+             for layer in (model.first_layer, model.last_layer)]  # fmt: skip
+    return (found[0], found[1]) if found[0] and found[1] else None
