@@ -10,7 +10,7 @@ from training_helpers import compilation_cache, tiny_config, tiny_model
 
 from jgc.__main__ import main
 from jgc.bench import plan
-from jgc.bench.plan_memory import ESTIMATED, FROM_ONE, MEASURED
+from jgc.bench.plan_memory import ESTIMATED, FROM_ONE, MEASURED, most_alive
 from jgc.compress import Dense, LgcPs, PowerSgd, Qsgd, TopK
 from jgc.nodes import make_nodes
 from jgc.training import loop
@@ -74,11 +74,32 @@ def test_the_memory_is_that_of_the_compiled_step():
     beside = own + 2 * 4 * NODES + 4  # collections after the batch, losses and accuracies, and the step's number
     for analysis in by_hand[1:]:
         assert analysis.argument_size_in_bytes == in_all - batches + beside
-    assert [t.how for t in measured.temporary] == [MEASURED] * 3
-    assert [t.bytes for t in measured.temporary[1:]] == [analysis.temp_size_in_bytes for analysis in by_hand[1:]]
+    assert [t.how for t in measured.temporary] == [*[MEASURED] * 3, ESTIMATED]
+    assert [t.bytes for t in measured.temporary[1:3]] == [analysis.temp_size_in_bytes for analysis in by_hand[1:]]
     assert measured.temporary[0].bytes == by_hand[0].temp_size_in_bytes + own
-    assert [t.how for p in (quick, guess) for t in p.temporary] == [FROM_ONE, ESTIMATED, ESTIMATED, ESTIMATED]
+    assert [t.how for p in (quick, guess) for t in p.temporary] == [FROM_ONE, *[ESTIMATED] * 5]
     assert 0.7 < quick.peak / measured.peak < 1.5 and 0.7 < guess.peak / measured.peak < 1.5
+
+
+def test_evaluation_takes_what_its_largest_layer_does():
+    """500 test images of the digits, 8x8 of 1 channel, and the first layer's result, half of which is not needed."""
+    one, four = (planned("dense", nodes=8, devices=devices).temporary[-1] for devices in (1, 4))
+    assert (one.name, one.how) == ("evaluation", ESTIMATED)
+    assert one.bytes == pytest.approx(4 * four.bytes, rel=0.01) and one.bytes > 500 * 64 * 4
+
+
+def test_results_that_are_needed_later_stay_alive():
+    x = jax.ShapeDtypeStruct((100,), np.float32)
+
+    def chain(x):  # 400 bytes each: y stays till the end
+        y = x + 1
+        for _ in range(3):
+            x = x * 2
+        return y + x
+
+    assert most_alive(jax.make_jaxpr(chain)(x).jaxpr) == 3 * 400
+    assert most_alive(jax.make_jaxpr(jax.jit(chain))(x).jaxpr) == 3 * 400
+    assert most_alive(jax.make_jaxpr(lambda x: x.sum())(x).jaxpr) == 4
 
 
 def test_what_each_node_has_is_divided_among_the_devices():

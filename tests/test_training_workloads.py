@@ -119,7 +119,7 @@ def test_the_papers_nodes_batches_and_models(workload, nodes, batch, values):
     assert (config.nodes, config.batch_size) == (nodes, batch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", REAL)
-        _, state, (images, labels) = shapes_of(config, Nodes(nodes, nodes))
+        _, state, (images, labels), _ = shapes_of(config, Nodes(nodes, nodes))
     assert sum(x.size for x in jax.tree.leaves(state.params)) == values
     assert images.shape[:2] == labels.shape == (nodes, batch // nodes)
 

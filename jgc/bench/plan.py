@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jgc.bench.plan_memory import Measure, Temporary, size_of, temporaries
-from jgc.bench.step_time import random_source
+from jgc.bench.plan_memory import Measure, Temporary, of_evaluation, size_of, temporaries
+from jgc.bench.step_time import evaluated_at_once, random_source
 from jgc.nodes import make_nodes
 from jgc.training.cli import with_options
 from jgc.training.config import Config, check, resolve
@@ -138,7 +138,7 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: dic
     Raises:
       ValueError: a setting of the model or the method that is out of range.
     """
-    parts, state, batch = shapes_of(config, nodes)
+    parts, state, batch, evaluated = shapes_of(config, nodes)
     compressor = parts.compressor.core or parts.compressor
     wires = [(phase.name, compressor.wire(phase.value, state.params, nodes)) for phase in compressor.schedule]
     phases = tuple(
@@ -147,12 +147,15 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: dic
     )
     values = sum(x.size for x in jax.tree.leaves(state.params))
     held = bytes_held(state, batch, nodes)
-    temporary = temporaries(parts, state, batch, measure, seen)
+    temporary = (*temporaries(parts, state, batch, measure, seen), of_evaluation(parts, state, evaluated))
     return Plan(name, config, values, gradient_bytes(state.params), nodes.per_device, held, temporary, phases)
 
 
-def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch]:
-    """The parts of a run, and the shapes of its state and of a batch, of all nodes. Nothing is computed."""
+def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch, PyTree]:
+    """The parts of a run, and the shapes of its state and of a batch, of all nodes, and of what a device evaluates.
+
+    Nothing is computed.
+    """
     source = random_source(dataclasses.replace(config, batch_size=config.nodes))
     model = model_of(config, source)
     parts = make_parts(config, nodes, model, source, jax.random.key(config.seed))
@@ -165,7 +168,10 @@ def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch]:
     one = source.batch(0, 0, config.nodes, config.nodes)  # one example of each node: leading axes [K, 1]
     per_node = config.batch_size // config.nodes
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], per_node, *x.shape[2:]), x.dtype), one)
-    return parts, jax.eval_shape(first, jax.random.key(config.seed)), batch
+    count = -(-evaluated_at_once(config, source) // (nodes.count // nodes.per_device))
+    example, *_ = next(iter(source.evaluation(1)))
+    evaluated = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), example)
+    return parts, jax.eval_shape(first, jax.random.key(config.seed)), batch, evaluated
 
 
 def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:

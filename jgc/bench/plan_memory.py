@@ -1,7 +1,8 @@
 """What a device needs on top of what it holds while it computes: activations, and copies on the way.
 
-A step is two programs, the nodes' gradients and the update; their temporaries are there one after the other. How well
-they are known is up to `Measure`:
+A step is two programs, the nodes' gradients and the update; evaluation is a third. Their temporaries are there one
+after the other. That of evaluation is estimated from its equations, done in turn: XLA's CPU backend hands a whole
+forward pass to a library and does not know what that takes. How well the others are known is up to `Measure`:
 
 - "step": both are compiled as training compiles them, and the compiler says what they take. Minutes for large models.
 - "node": the gradients of a single node are compiled, without optimising the code, which does not change the buffers.
@@ -66,6 +67,46 @@ def temporaries(
         copies = parts.nodes.per_device * size_of(state.params)
         return seen[key], Temporary("update", UPDATE_COPIES * copies, ESTIMATED)
     return seen[key], *of_updates(parts, state, batch)
+
+
+def of_evaluation(parts: Parts, state: TrainState, inputs: PyTree) -> Temporary:
+    """What a device takes for a batch of what is evaluated, and the batch.
+
+    Args:
+      parts: of the run.
+      state: shapes of all nodes.
+      inputs: shapes of the device's part of the batch.
+    """
+    stats = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.batch_stats)
+    variables = {"params": state.params, **({"batch_stats": stats} if jax.tree.leaves(stats) else {})}
+    forward = jax.make_jaxpr(lambda variables, inputs: parts.apply(variables, inputs, train=False, mutable=["carry"]))
+    return Temporary("evaluation", size_of(inputs) + most_alive(forward(variables, inputs).jaxpr), ESTIMATED)
+
+
+def most_alive(jaxpr: Any) -> int:
+    """Bytes of results that are there at the same time, at most, where equations are done in turn and none is fused.
+
+    Example:
+      >>> x = jax.ShapeDtypeStruct((10,), np.float32)
+      >>> most_alive(jax.make_jaxpr(lambda x: (x + 1) * 2 - 3)(x).jaxpr)  # a result and what it is made of
+      80
+    """
+    last = {var: i for i, eqn in enumerate(jaxpr.eqns) for var in eqn.invars if not hasattr(var, "val")}
+    last |= dict.fromkeys((var for var in jaxpr.outvars if not hasattr(var, "val")), len(jaxpr.eqns))
+    alive: dict[Any, int] = {}
+    most = 0
+    for i, eqn in enumerate(jaxpr.eqns):
+        inside = max((most_alive(inner) for inner in _inner(eqn.params)), default=0)
+        made = {var: size_of(var.aval) for var in eqn.outvars}
+        most = max(most, sum(alive.values()) + max(inside, sum(made.values())))
+        alive = {var: size for var, size in (alive | made).items() if last.get(var, -1) > i}
+    return most
+
+
+def _inner(params: dict[str, Any]) -> list[Any]:
+    """The jaxprs among the parameters of an equation."""
+    found = [getattr(value, "jaxpr", value) for value in params.values()]
+    return [value for value in found if hasattr(value, "eqns")]
 
 
 def size_of(tree: PyTree) -> int:

@@ -19,6 +19,10 @@ from jgc import compress
 from jgc.bench.timing import interleaved
 from jgc.compress import _autoencoder as ae
 from jgc.data import Dataset, Labelled, Scenes, Source, Text, source_of
+from jgc.data.loader import EVALUATED_IMAGES
+from jgc.data.scenes import EVALUATED_AT_ONCE
+from jgc.data.streamed import EVALUATED
+from jgc.data.text import EVALUATED_STREAMS
 from jgc.memory import make_memory
 from jgc.nodes import make_nodes, place
 from jgc.pack import Packing, make_packing
@@ -41,6 +45,7 @@ SHAPES = {
 }
 TEXTS = {"ptb": (10_000, 20)}  # different words, words in a window
 SCENES = {"camvid": ((360, 480), 11, 473)}  # pixels of an image, classes, crop
+DECODED_IN_TRAINING = ("imagenet", "food101")
 
 
 class Row(NamedTuple):
@@ -119,6 +124,13 @@ def variables_of(config: Config) -> PyTree:
     return init_model(model_of(config, source), jax.random.key(config.seed), inputs)
 
 
+def evaluated_at_once(config: Config, source: Source) -> int:
+    """Images or streams of text of a batch in evaluation."""
+    if config.data.name in DECODED_IN_TRAINING:
+        return EVALUATED
+    return {"images": EVALUATED_IMAGES, "scenes": EVALUATED_AT_ONCE, "text": EVALUATED_STREAMS}[source.kind]
+
+
 def random_source(config: Config) -> Source:
     """A batch of noise in the shapes of a config's data set, which need not be there."""
     name, count, rng = config.data.name, config.batch_size, np.random.default_rng(0)
@@ -127,7 +139,8 @@ def random_source(config: Config) -> Source:
         text = rng.integers(0, words, count * (window + 1), np.int32)
         return source_of(Text(name, text, text, text, tuple(map(str, range(words))), window))
     if name in SCENES:
-        size, classes, crop = SCENES[name]
+        (height, width), classes, crop = SCENES[name]
+        size = height // (config.data.shrink or 1), width // (config.data.shrink or 1)
         images = rng.integers(0, 256, (count, *size, 3), np.uint8)
         split = Labelled(images, rng.integers(0, classes, (count, *size), np.uint8))
         names, colours = zip(*((str(i), (i, i, i)) for i in range(classes)), strict=True)

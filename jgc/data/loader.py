@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 # Independent streams of random numbers under one seed.
 _ORDER, _AUGMENT = 0, 1
-_TEST_BATCH = 500
+EVALUATED_IMAGES = 500  # of a batch in evaluation
 
 
 def image_source(dataset: Dataset, validation: float = 0.0) -> Source:
@@ -60,7 +60,7 @@ def image_source(dataset: Dataset, validation: float = 0.0) -> Source:
 
 def _evaluation(dataset: Dataset, multiple: int) -> Iterator[EvalBatch]:
     """The test images of a data set, in batches of a multiple of `multiple`."""
-    size = min(_TEST_BATCH, len(dataset.test_labels))
+    size = min(EVALUATED_IMAGES, len(dataset.test_labels))
     return test_batches(dataset, -(-size // multiple) * multiple)
 
 
