@@ -213,6 +213,24 @@ def test_a_missing_imagenet_says_both_ways_to_have_it(tmp_path):
         load_imagenet(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["dataset_info.json", "features.json"])
+def test_a_damaged_description_of_imagenet_is_named_without_advice_to_fetch_it(tmp_path, file):
+    folder = write_prepared_imagenet(tmp_path) / "imagenet2012/3.0.2"
+    (folder / file).write_text("{")
+    with pytest.raises(MissingDataError) as raised:
+        load_imagenet(tmp_path)
+    text = str(raised.value)
+    assert f"cannot read {folder}" in text and "Expecting property name" in text and "\n" not in text
+    assert "is missing" not in text and "class folders" not in text
+
+
+def test_a_truncated_shard_of_imagenet_is_named(tmp_path):
+    shard = write_prepared_imagenet(tmp_path) / "imagenet2012/3.0.2/imagenet2012-train.array_record-00000-of-00001"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(MissingDataError, match=rf"cannot read image 4 of the train split in {shard.parent} \("):
+        load_imagenet(tmp_path).train.read(4)
+
+
 # In an image, found out only when it is decoded.
 
 
