@@ -2,6 +2,8 @@
 
 import io
 import json
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -88,9 +90,20 @@ def write_prepared_imagenet(folder: Path) -> Path:
 
 
 def png(number: int) -> bytes:
+    return png_of(pixels(number, 32, 32))
+
+
+def png_of(image: np.ndarray) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels(number, 32, 32)).save(file, "PNG")
+    Image.fromarray(image).save(file, "PNG")
     return file.getvalue()
+
+
+def bomb() -> bytes:
+    """A PNG file that says that it has 100,000 pixels on each side, more than Pillow decodes."""
+    content = png(0)
+    header = b"IHDR" + struct.pack(">II", 10**5, 10**5) + content[24:29]
+    return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
 
 
 def write_prepared(

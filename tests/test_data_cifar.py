@@ -3,7 +3,6 @@
 All but the last test run on a data set of 12 + 8 images, written as TensorFlow Datasets would write it.
 """
 
-import io
 import json
 import os
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from image_helpers import bomb, png_of, write_prepared
 
 from jgc import data
 from jgc.data import MissingDataError, load_cifar
@@ -25,63 +24,33 @@ def random_images(n: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (n, 32, 32, 3), np.uint8)
 
 
+def examples(n: int) -> list[tuple[bytes, int]]:
+    """The random images as PNG files, and their labels."""
+    return [(png_of(image), i % 10) for i, image in enumerate(random_images(n))]
+
+
+def write(data_dir: Path, train: list[tuple[bytes, int]], test: list[tuple[bytes, int]]) -> Path:
+    write_prepared(data_dir, "cifar10", {"train": train, "test": test}, ("32", "32", "3"), 10)
+    return data_dir / "cifar10/3.0.2"
+
+
 @pytest.fixture
-def prepared(tmp_path, monkeypatch):
-    """A folder with a very small cifar10/3.0.2, and an empty cache directory."""
+def no_cache(tmp_path, monkeypatch):
+    """An empty cache directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "tfds/cifar10/3.0.2"
-    folder.mkdir(parents=True)
-    splits = [write_split(folder, split, n) for split, n in (("train", 12), ("test", 8))]
-    info = {"fileFormat": "array_record", "name": "cifar10", "version": "3.0.2", "splits": splits}
-    (folder / "dataset_info.json").write_text(json.dumps(info))
-    (folder / "features.json").write_text(json.dumps(FEATURES))
-    return folder
 
 
-def feature(kind: str, body: dict) -> dict:
-    return {"pythonClassName": f"tensorflow_datasets.core.features.{kind}"} | body
-
-
-FEATURES = feature(
-    "features_dict.FeaturesDict",
-    {
-        "featuresDict": {
-            "features": {
-                "image": feature(
-                    "image_feature.Image",
-                    {"image": {"dtype": "uint8", "shape": {"dimensions": ["32", "32", "3"]}}},
-                ),
-                "label": feature("class_label_feature.ClassLabel", {"classLabel": {"numClasses": "10"}}),
-            }
-        }
-    },
-)
-
-
-def write_split(folder: Path, split: str, n: int) -> dict:
-    """One shard of n of the random images, and the split's entry in dataset_info.json."""
-    from array_record.python import array_record_module
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    shard = folder / f"cifar10-{split}.array_record-00000-of-00001"
-    writer = array_record_module.ArrayRecordWriter(str(shard), "group_size:1")
-    for i, image in enumerate(random_images(n)):
-        png = io.BytesIO()
-        Image.fromarray(image).save(png, "PNG")
-        example = tf_example_pb2.Example()
-        example.features.feature["image"].bytes_list.value.append(png.getvalue())
-        example.features.feature["label"].int64_list.value.append(i % 10)
-        writer.write(example.SerializeToString())
-    writer.close()
-    template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-    return {"filepathTemplate": template, "name": split, "numBytes": "1", "shardLengths": [str(n)]}
+@pytest.fixture
+def prepared(tmp_path, no_cache):
+    """A folder with a very small cifar10/3.0.2, and an empty cache directory."""
+    return write(tmp_path / "tfds", examples(12), examples(8))
 
 
 def cache_files(folder: Path) -> list[Path]:
     return list((folder.parents[2] / "cache/jgc").iterdir())
 
 
-def no_decode(folder):
+def no_decode(*args):
     raise AssertionError("decoded although the cache has it")
 
 
@@ -160,6 +129,70 @@ def test_the_newest_complete_version_is_read(prepared):
     load_cifar("cifar10", prepared.parents[1])
     (path,) = cache_files(prepared)
     assert path.name.startswith("cifar10-3.0.10-")
+
+
+INFOS = {
+    b"": "cannot read {file} (Expecting value",
+    b'{"name": "\xff"}': "cannot read {file} ('utf-8' codec can't decode",
+    b"[]": "{file} must list `splits`, each with a `name` and its `shardLengths`",
+    b'{"fileFormat": "array_record"}': "{file} must list `splits`",
+    b'{"fileFormat": "array_record", "splits": 3}': "{file} must list `splits`",
+    b'{"fileFormat": "array_record", "splits": [{"name": "train"}]}': "{file} must list `splits`",
+    b'{"fileFormat": "array_record", "splits": [{"shardLengths": ["12"]}]}': "{file} must list `splits`",
+}
+
+
+@pytest.mark.parametrize("content", INFOS)
+def test_a_version_with_a_damaged_description_is_passed_over_or_named(prepared, content):
+    newer = prepared.parent / "3.0.10"
+    shutil.copytree(prepared, newer)
+    (newer / "dataset_info.json").write_bytes(content)
+    load_cifar("cifar10", prepared.parents[1])
+    (path,) = cache_files(prepared)
+    assert path.name.startswith("cifar10-3.0.2-")
+    shutil.rmtree(prepared)
+    text = message("cifar10", prepared.parents[1])
+    assert text.startswith(f"cifar10: {INFOS[content].format(file=newer / 'dataset_info.json')}")
+    assert "is missing" not in text and "to fetch it" not in text
+
+
+# A damaged one.
+
+
+GOOD = png_of(random_images(1)[0])
+EXAMPLES = {
+    "cannot read image 3 of the train split in {folder} (cannot identify image file)": (b"<html>not found</html>", 1),
+    "cannot read image 3 of the train split in {folder} (image file is truncated)": (GOOD[:-60], 1),
+    "cannot read image 3 of the train split in {folder} (Image size (10000000000 pixels) exceeds limit": (bomb(), 1),
+    "image 3 of the train split in {folder} must be 32x32x3, got 64x48x3": (png_of(np.zeros((64, 48, 3), np.uint8)), 1),
+    "image 3 of the train split in {folder} must be 32x32x3, got 1x1x3": (png_of(np.zeros((1, 1, 3), np.uint8)), 1),
+    "the label of image 3 of the train split in {folder} must be from 0 to 9, got 10": (GOOD, 10),
+    "the label of image 3 of the train split in {folder} must be from 0 to 9, got -1": (GOOD, -1),
+}
+
+
+@pytest.mark.parametrize("said", EXAMPLES)
+def test_a_damaged_image_or_label_is_named(tmp_path, no_cache, said):
+    folder = write(tmp_path, [*examples(3), EXAMPLES[said]], examples(2))
+    assert message("cifar10", tmp_path).startswith(said.format(folder=folder))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("kept", [0, 0.5, 0.9999])
+def test_a_truncated_shard_is_named(prepared, kept):
+    shard = prepared / "cifar10-test.array_record-00000-of-00001"
+    shard.write_bytes(shard.read_bytes()[: int(kept * shard.stat().st_size)])
+    said = message("cifar10", prepared.parents[1])
+    assert said.startswith(f"cannot read image 0 of the test split in {prepared} (")
+
+
+def test_fewer_images_than_described_and_damaged_features_are_named(prepared):
+    info = (prepared / "dataset_info.json").read_text()
+    (prepared / "dataset_info.json").write_text(info.replace('"12"', '"13"'))
+    assert f"cannot read image 12 of the train split in {prepared} (" in message("cifar10", prepared.parents[1])
+    (prepared / "features.json").write_text("{")
+    said = message("cifar10", prepared.parents[1])
+    assert said.startswith(f"cannot read {prepared} as TensorFlow Datasets prepares it (Expecting ")
 
 
 def test_unknown_names_are_refused():

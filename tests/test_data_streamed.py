@@ -176,10 +176,14 @@ IMAGENET = {
     "must hold a folder for each class": lambda f: [rename(f, f"train/{w}", f"train/.{w}") for w in WNIDS],
     f"train/{WNIDS[2]} has no images": lambda f: [x.unlink() for x in (f / "train" / WNIDS[2]).iterdir()],
 }
-FOOD = {
-    "meta/train.txt (No such file": lambda f: (f / "meta/train.txt").unlink(),
+FOOD_DAMAGED = {
     "meta/test.txt is empty": lambda f: (f / "meta/test.txt").write_text("\n"),
+    "meta/test.txt ('utf-8' codec can't decode": lambda f: (f / "meta/test.txt").write_bytes(b"cr\xe8me/1\n"),
     "test.txt names no class of train.txt in 'soup/1'": lambda f: (f / "meta/test.txt").write_text("soup/1"),
+    "images/baklava (Not a directory)": lambda f: (rename(f, "images/baklava", "x"), (f / "images/baklava").touch()),
+}
+FOOD_MISSING = {
+    "meta/train.txt (No such file": lambda f: (f / "meta/train.txt").unlink(),
     "images/sushi/1003.jpg is not there, of 26 images": lambda f: (f / "images/sushi/1003.jpg").unlink(),
     "images/baklava (No such file": lambda f: rename(f, "images/baklava", "images/x"),
 }
@@ -193,19 +197,38 @@ def test_what_is_wrong_with_imagenets_folders_is_one_line(imagenet, message):
     assert message in str(raised.value) and str(imagenet) in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("message", FOOD)
-def test_what_is_wrong_with_food101_is_one_line_and_how_to_fetch_it(tmp_path, message):
-    FOOD[message](write_food101(tmp_path) / "food-101")
+@pytest.mark.parametrize("message", [*FOOD_MISSING, *FOOD_DAMAGED])
+def test_what_is_wrong_with_food101_is_one_line_and_how_to_fetch_what_is_missing(tmp_path, message):
+    (FOOD_MISSING | FOOD_DAMAGED)[message](write_food101(tmp_path) / "food-101")
     with pytest.raises(MissingDataError) as raised:
         load_food101(tmp_path)
     text = str(raised.value)
-    assert text.startswith("food101 is missing: ") and message in text and "\n" not in text
-    assert f"mkdir -p {tmp_path} && cd {tmp_path} && curl -LO" in text
+    assert text.startswith("food101 is missing: " if message in FOOD_MISSING else "food101: ")
+    assert message in text and str(tmp_path / "food-101") in text and "\n" not in text
+    assert (f"mkdir -p {tmp_path} && cd {tmp_path} && curl -LO" in text) == (message in FOOD_MISSING)
 
 
 def test_a_missing_imagenet_says_both_ways_to_have_it(tmp_path):
     with pytest.raises(MissingDataError, match=rf"imagenet2012 is missing: .*{tmp_path}.*array_record.*class folders"):
         load_imagenet(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["dataset_info.json", "features.json"])
+def test_a_damaged_description_of_imagenet_is_named_without_advice_to_fetch_it(tmp_path, file):
+    folder = write_prepared_imagenet(tmp_path) / "imagenet2012/3.0.2"
+    (folder / file).write_text("{")
+    with pytest.raises(MissingDataError) as raised:
+        load_imagenet(tmp_path)
+    text = str(raised.value)
+    assert f"cannot read {folder}" in text and "Expecting property name" in text and "\n" not in text
+    assert "is missing" not in text and "class folders" not in text
+
+
+def test_a_truncated_shard_of_imagenet_is_named(tmp_path):
+    shard = write_prepared_imagenet(tmp_path) / "imagenet2012/3.0.2/imagenet2012-train.array_record-00000-of-00001"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(MissingDataError, match=rf"cannot read image 4 of the train split in {shard.parent} \("):
+        load_imagenet(tmp_path).train.read(4)
 
 
 # In an image, found out only when it is decoded.

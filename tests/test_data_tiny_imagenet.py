@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_helpers import bomb
 from PIL import Image
 from training_helpers import tiny_conv_model
 
@@ -142,29 +143,34 @@ def remove(folder: Path, pattern: str) -> None:
         file.unlink()
 
 
-DAMAGES = {
+MISSING = {
     "wnids.txt (No such file or directory)": lambda folder: remove(folder, "wnids.txt"),
-    "wnids.txt is empty": lambda folder: (folder / "wnids.txt").write_text("\n"),
     f"{WNIDS[1]}/images has 3 of 4 images": lambda folder: train_file(folder, 1, 3).unlink(),
     f"{WNIDS[0]}/images has 0 images": lambda folder: remove(folder, "train/*/images/*"),
     "val_annotations.txt (No such file": lambda folder: remove(folder, "val/*.txt"),
+    "val_3.JPEG is not there, of 4 images": lambda folder: remove(folder, "val/images/val_3.JPEG"),
+}
+DAMAGES = {
+    "wnids.txt is empty": lambda folder: (folder / "wnids.txt").write_text("\n"),
+    "wnids.txt ('utf-8' codec can't decode": lambda folder: (folder / "wnids.txt").write_bytes(b"caf\xe9\n"),
     "names no class of wnids.txt in 'val_0.JPEG": lambda folder: (folder / "wnids.txt").write_text(WNIDS[1]),
     "names no class of wnids.txt in 'val_0'": lambda folder: (folder / "val/val_annotations.txt").write_text("val_0"),
-    "val_3.JPEG is not there, of 4 images": lambda folder: remove(folder, "val/images/val_3.JPEG"),
     "_2.JPEG must have 64x64 pixels, got 8x16": lambda folder: write(train_file(folder, 0, 2), picture(0)[:8, :16]),
-    "cannot identify image file": lambda folder: train_file(folder, 0, 2).write_text("<html>not found</html>"),
+    "_2.JPEG (cannot identify image file": lambda folder: train_file(folder, 0, 2).write_text("<html>not found</html>"),
     "truncated": lambda folder: train_file(folder, 0, 2).write_bytes(train_file(folder, 0, 2).read_bytes()[:-20]),
+    "_2.JPEG (Image size (10000000000 pixels)": lambda folder: train_file(folder, 0, 2).write_bytes(bomb()),
 }
 
 
-@pytest.mark.parametrize("message", DAMAGES)
-def test_a_damaged_folder_says_what_is_wrong_and_how_to_fetch_it(unpacked, message):
-    DAMAGES[message](unpacked)
+@pytest.mark.parametrize("message", [*MISSING, *DAMAGES])
+def test_one_line_says_what_is_wrong_and_how_to_fetch_what_is_missing(unpacked, message):
+    (MISSING | DAMAGES)[message](unpacked)
     with pytest.raises(MissingDataError) as raised:
         load_tiny_imagenet(unpacked.parent)
     text = str(raised.value)
-    assert text.startswith("tiny_imagenet is missing: ") and message in text and "\n" not in text
-    assert f"mkdir -p '{unpacked.parent}' && cd '{unpacked.parent}' && curl -LO" in text
+    assert text.startswith("tiny_imagenet is missing: " if message in MISSING else "tiny_imagenet: ")
+    assert message in text and str(unpacked) in text and "\n" not in text
+    assert (f"mkdir -p '{unpacked.parent}' && cd '{unpacked.parent}' && curl -LO" in text) == (message in MISSING)
     assert not (unpacked.parents[1] / "cache").exists()
 
 

@@ -1,6 +1,7 @@
 """Where a value comes from, and one clear line for whatever is wrong with a command line."""
 
 import dataclasses
+import errno
 import re
 
 import jax
@@ -8,9 +9,10 @@ import pytest
 
 from jgc.bench.step_time import random_source
 from jgc.compress import Dense, LgcPs, TopK
+from jgc.data import MissingDataError
 from jgc.training import cli
 from jgc.training.config import Config, as_json, differences, resolve
-from jgc.training.errors import UserError
+from jgc.training.errors import UserError, cannot_write
 from jgc.training.setup import model_of
 from jgc.training.workloads import WORKLOADS
 
@@ -161,6 +163,25 @@ def test_wrong_input_gives_one_line_and_leaves_nothing(words, message, capsys, t
     assert code == 2
     assert said.err.startswith("error: ") and said.err.count("\n") == 1 and message in said.err
     assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EACCES, "Permission denied", "data/x.png"), "data/x.png: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError("two\nlines"), "two lines"),
+        (TimeoutError(), "TimeoutError"),
+        (MissingDataError("cannot read x"), "cannot read x"),
+        (cannot_write("a/b", OSError(errno.EACCES, "Permission denied")), "cannot write a/b: Permission denied"),
+    ],
+)
+def test_an_error_of_the_system_is_one_line_that_supposes_nothing(error, said, capsys):
+    def fail():
+        raise error
+
+    assert cli.exit_code_of(fail) == 1
+    assert capsys.readouterr().err == f"error: {said}\n"
 
 
 def test_config_files_that_do_not_work(tmp_path, capsys):

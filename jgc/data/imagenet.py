@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jgc.data.dataset import MissingDataError, data_folder
+from jgc.data.dataset import DamagedDataError, MissingDataError, data_folder
 from jgc.data.files import listing, pictures_in
-from jgc.data.prepared import find_prepared
+from jgc.data.prepared import find_prepared, reading
 from jgc.data.streamed import Encoded, Stored, Streamed
 
 PREPARED = "imagenet2012"  # TensorFlow Datasets' name
@@ -36,7 +36,7 @@ def load_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Streamed:
             `$TFDS_DATA_DIR` or `~/tensorflow_datasets`.
 
     Raises:
-        MissingDataError: where it is not in `data_dir`, or not all of it.
+        MissingDataError: where it is not in `data_dir`, or not all of it, or what describes it is damaged.
 
     Example:
         >>> load_imagenet("~/data").num_classes  # doctest: +SKIP
@@ -48,6 +48,8 @@ def load_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Streamed:
             return _of_folders(unpacked)
     try:
         return _prepared(find_prepared(PREPARED, folder, SPLITS))
+    except DamagedDataError:
+        raise
     except MissingDataError as error:
         raise MissingDataError(
             f"{error} (it reads the archives that ImageNet gives out on request, from "
@@ -98,9 +100,10 @@ def _prepared(folder: Path) -> Streamed:
     """The images of both splits, which stay encoded."""
     import tensorflow_datasets as tfds  # half a second, and not needed for class folders
 
-    builder = tfds.builder_from_directory(folder)
-    train, test = (_records(builder, folder, split) for split in SPLITS)
-    return Streamed("imagenet", train, test, builder.info.features["label"].num_classes)
+    with reading(f"{folder} as TensorFlow Datasets prepares it"):
+        builder = tfds.builder_from_directory(folder)
+        train, test = (_records(builder, folder, split) for split in SPLITS)
+        return Streamed("imagenet", train, test, builder.info.features["label"].num_classes)
 
 
 def _records(builder, folder: Path, split: str) -> Stored:
@@ -111,11 +114,9 @@ def _records(builder, folder: Path, split: str) -> Stored:
 
     def read(i: int) -> Encoded:
         name = f"image {i} of the {split} split in {folder}"
-        try:
+        with reading(name):
             record = records[i]
-        except Exception as error:  # of array_record's own, whatever is wrong with a shard
-            raise MissingDataError(f"cannot read {name} ({error})") from error
-        file_name = bytes(record.get("file_name", b"")).decode()  # which the real one has
-        return Encoded(f"{file_name}, {name}" if file_name else name, record["image"], int(record["label"]))
+            file_name = bytes(record.get("file_name", b"")).decode()  # which the real one has
+            return Encoded(f"{file_name}, {name}" if file_name else name, record["image"], int(record["label"]))
 
     return Stored(len(records), read, f"{len(records)} images of {folder.name} as prepared")

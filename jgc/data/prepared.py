@@ -6,11 +6,11 @@ that it does not declare, importlib_resources and pillow. Nothing is ever downlo
 
 import json
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from jgc.data.dataset import MissingDataError
+from jgc.data.dataset import DamagedDataError, MissingDataError, named, reason, unreadable
 
 
 def find_prepared(name: str, data_dir: Path, splits: Collection[str]) -> Path:
@@ -24,14 +24,26 @@ def find_prepared(name: str, data_dir: Path, splits: Collection[str]) -> Path:
     Raises:
         MissingDataError: there is none. The line says how to fetch it.
     """
-    found = sorted((data_dir / name).glob("*.*.*/dataset_info.json"), key=lambda file: _version(file.parent))
-    problem = f"no version of it is in {data_dir / name}"
-    for file in reversed(found):
-        problem_here = _problem(file.parent, json.loads(file.read_text()), splits)
-        if not problem_here:
-            return file.parent
-        problem = f"{file.parent} {problem_here}"
-    raise MissingDataError(f"{name} is missing: {problem}; to fetch it once: {fetch_command(name, data_dir)}")
+    with named(name, fetch_command(name, data_dir)):
+        found = sorted((data_dir / name).glob("*.*.*/dataset_info.json"), key=lambda file: _version(file.parent))
+        problem = MissingDataError(f"no version of it is in {data_dir / name}")
+        for file in reversed(found):
+            try:
+                _check(file, splits)
+            except MissingDataError as error:
+                problem = error
+            else:
+                return file.parent
+        raise problem
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Whatever is raised while prepared files are read, and array_record and Pillow raise anything, is damage."""
+    try:
+        yield
+    except Exception as error:
+        raise DamagedDataError(f"cannot read {what} ({reason(error)})") from error
 
 
 def fetch_command(name: str, data_dir: Path) -> str:
@@ -50,15 +62,26 @@ def _version(folder: Path) -> tuple[int, ...]:
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
-def _problem(folder: Path, info: dict[str, Any], splits: Collection[str]) -> str:
-    """Why a prepared folder cannot be read, or ""."""
-    if info.get("fileFormat") != "array_record":
-        return f"holds {info.get('fileFormat', 'tfrecord')} files, not array_record"
-    shards = {split["name"]: len(split["shardLengths"]) for split in info["splits"]}
+def _check(file: Path, splits: Collection[str]) -> None:
+    """Raise MissingDataError where the folder of a dataset_info.json cannot be read, or not all of some splits."""
+    folder, (form, shards) = file.parent, _contents(file)
+    if form != "array_record":
+        raise MissingDataError(f"{folder} holds {form} files, not array_record")
     for split in splits:
         if split not in shards:
-            return f"has no {split} split"
-        have = len(list(folder.glob(f"*-{split}.array_record-*")))
+            raise MissingDataError(f"{folder} has no {split} split")
+        have = sum(shard.is_file() for shard in folder.glob(f"*-{split}.array_record-*"))
         if have != shards[split]:
-            return f"has {have} of the {shards[split]} files of the {split} split"
-    return ""
+            raise MissingDataError(f"{folder} has {have} of the {shards[split]} files of the {split} split")
+
+
+def _contents(file: Path) -> tuple[str, dict[str, int]]:
+    """What a dataset_info.json says that there is: the files' format, and how many each split has."""
+    try:
+        info = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error) from error
+    try:
+        return info.get("fileFormat", "tfrecord"), {x["name"]: len(x["shardLengths"]) for x in info["splits"]}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DamagedDataError(f"{file} must list `splits`, each with a `name` and its `shardLengths`") from error

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from jgc.data.augment import normalise
 from jgc.data.crops import BROKEN, BoxOf, central_box, cut, draw_crops, inception_box
-from jgc.data.dataset import Labels, MissingDataError, held_out
+from jgc.data.dataset import DamagedDataError, Labels, held_out, reason
 from jgc.data.loader import augment_rng, prefetch, share_of
 from jgc.data.score import ACCURACY
 from jgc.data.source import EvalBatch, Source
@@ -170,13 +170,13 @@ def decoded(
     def take(i: int) -> None:
         encoded = pictures.read(int(indices[i]))
         if not 0 <= encoded.label < dataset.num_classes:
-            raise MissingDataError(
+            raise DamagedDataError(
                 f"the label of {encoded.name} must be from 0 to {dataset.num_classes - 1}, got {encoded.label}"
             )
         try:
             pixels = cut(encoded.content, dataset.crop, boxes[i])
         except BROKEN as error:
-            raise MissingDataError(f"cannot decode {encoded.name} ({reason(error)})") from error
+            raise DamagedDataError(f"cannot decode {encoded.name} ({reason(error)})") from error
         images[i] = normalise((pixels[:, ::-1] if flip[i] else pixels)[None], mean, std)[0]
         labels[i] = encoded.label
 
@@ -184,12 +184,6 @@ def decoded(
         for _ in pool.map(take, range(len(indices))):  # an error is that of the first image that has one
             pass
     return images, labels
-
-
-def reason(error: Exception) -> str:
-    """What Pillow says of a file, without the address of the buffer in memory that it was given."""
-    text = str(error).partition(" <_io")[0]
-    return text or type(error).__name__
 
 
 def threads_of(dataset: Streamed) -> int:

@@ -29,7 +29,18 @@ import numpy.typing as npt
 from PIL import Image
 
 from jgc.data.cache import Arrays, cached, place
-from jgc.data.dataset import Augment, Dataset, Labels, MissingDataError, channel_statistics, data_folder
+from jgc.data.crops import BROKEN
+from jgc.data.dataset import (
+    Augment,
+    DamagedDataError,
+    Dataset,
+    Labels,
+    MissingDataError,
+    channel_statistics,
+    data_folder,
+    named,
+    unreadable,
+)
 from jgc.data.files import lines_of
 
 FOLDER = "tiny-imagenet-200"
@@ -64,22 +75,18 @@ def load_tiny_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Datase
         A Dataset of uint8[n, 64, 64, 3] images, the validation images as its test images.
 
     Raises:
-        MissingDataError: where it is not in `data_dir`, or not all of it.
+        MissingDataError: where it is not in `data_dir`, or not all of it, or a file is damaged.
 
     Example:
         >>> load_tiny_imagenet("~/data").image_shape  # doctest: +SKIP
         (64, 64, 3)
     """
     folder = _folder(data_folder(data_dir))
-    try:
+    with named("tiny_imagenet", _fetch_command(folder.parent)):
         wnids = lines_of(folder / "wnids.txt")
         train, val = _train(folder, wnids), _val(folder, wnids)
         entry, fingerprint = f"tiny_imagenet-{place(folder)}", _fingerprint(folder, train, val)
         arrays = cached(entry, fingerprint, lambda: _decode(folder, train, val))
-    except MissingDataError as error:
-        raise MissingDataError(
-            f"tiny_imagenet is missing: {error}; to fetch it once: {_fetch_command(folder.parent)}"
-        ) from error
     return Dataset(name="tiny_imagenet", **arrays, num_classes=len(wnids), augment=Augment(pad=8, flip=True))
 
 
@@ -114,7 +121,7 @@ def _val(folder: Path, wnids: list[str]) -> Split:
     for line in lines_of(annotations):
         name, wnid, *_ = [*line.split(), ""]
         if wnid not in wnids:
-            raise MissingDataError(f"{annotations} names no class of wnids.txt in {line!r}")
+            raise DamagedDataError(f"{annotations} names no class of wnids.txt in {line!r}")
         if name not in there:
             raise MissingDataError(f"{images / name} is not there, of {len(there)} images in its folder")
         files.append(images / name)
@@ -151,9 +158,9 @@ def _pixels(file: Path) -> npt.NDArray[np.uint8]:
     try:
         with Image.open(file) as image:
             pixels = np.asarray(image.convert("RGB"))
-    except OSError as error:  # pillow's own errors are among them
-        raise MissingDataError(f"cannot read {file} ({error})") from error
+    except BROKEN as error:
+        raise unreadable(file, error) from error
     if pixels.shape[:2] != (SIZE, SIZE):
         h, w = pixels.shape[:2]
-        raise MissingDataError(f"{file} must have {SIZE}x{SIZE} pixels, got {h}x{w}")
+        raise DamagedDataError(f"{file} must have {SIZE}x{SIZE} pixels, got {h}x{w}")
     return pixels

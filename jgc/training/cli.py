@@ -20,7 +20,7 @@ import tyro
 
 from jgc.data import MissingDataError
 from jgc.training.config import Config, resolve
-from jgc.training.errors import FAILED, UserError, cannot_write, did_you_mean
+from jgc.training.errors import FAILED, UserError, did_you_mean
 
 CONFIGS = Path("configs")
 DEFAULT_CONFIG = CONFIGS / "lgc_ps.py"
@@ -79,8 +79,14 @@ def exit_code_of(action: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except OSError as error:
-        print(f"error: {cannot_write(error.filename or 'a file', error)}", file=sys.stderr)
+        print(f"error: {_of_the_system(error)}", file=sys.stderr)
         return FAILED
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system says of a file, which may have been read or written."""
+    said = " ".join((error.strerror or str(error)).split()) or type(error).__name__
+    return said if error.filename is None else f"{error.filename}: {said}"
 
 
 def quiet() -> None:
