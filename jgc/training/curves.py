@@ -102,7 +102,7 @@ def _loss(axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None
         rates.set_ylabel("learning rate", color="0.5")
         rates.set_ylim(bottom=0)
         axes.plot([], [], color="0.5", label="learning rate")
-        axes.legend(fontsize=8, loc="best")
+        rates.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="upper right")  # on top of both
 
 
 def _scores(scores: Sequence[Score], axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:
