@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from camvid_helpers import write_camvid
 from image_helpers import (
     WNIDS,
     write_cifar100,
@@ -14,7 +15,7 @@ from image_helpers import (
     write_prepared_imagenet,
     write_tiny_imagenet,
 )
-from training_helpers import compilation_cache, tiny_conv_model
+from training_helpers import compilation_cache
 
 from jgc.bench.plan import shapes_of
 from jgc.compress import Dense
@@ -29,12 +30,11 @@ from jgc.types import Nodes
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-# One program serves all with 64x64 images and three classes.
 STEPS = "--nodes 2 --batch-size 6 --learning-rate 0.1 --schedule constant --learning-rate-warmup 0 --weight-decay 1e-4"
 STEPS += " --checkpoint-every 2 --evaluate-every 0 --diagnose-every 0"
 PHASES = "--compressor.warmup-steps 1 --compressor.autoencoder-steps 1 --compressor.alpha 0.05"
 REAL = building.make_model
-CROP = "--data.crop 64 --data.threads 2"
+CROP = "--data.crop 32 --data.threads 2"
 
 WORKLOADS = {  # where the data comes from, and what only images that are streamed are told
     "imagenet_resnet50": (write_imagenet, CROP),
@@ -43,14 +43,21 @@ WORKLOADS = {  # where the data comes from, and what only images that are stream
     "tinyimagenet_convnet5": (write_tiny_imagenet, ""),
     "tinyimagenet_vgg16": (write_tiny_imagenet, ""),
     "cifar100_resnet50": (write_cifar100, ""),
+    "camvid_pspnet": (lambda data: write_camvid(data).parent, "--model.name pspnet18 --data.crop 33"),  # of half the layers
 }
+
+
+def narrow(name: str, num_classes: int, **settings):
+    """The workload's own model with 4 channels in the first layer: all its layers, and few parameters."""
+    widths = {"widths": (4, 8, 8, 8, 8)} if name == "convnet5" else {"width": 4}
+    return REAL(name, num_classes, **widths, **settings)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def tiny(tmp_path_factory):
-    """A tiny model, all nodes on one device, each program compiled once, and the configs' folder at hand."""
+    """Narrow models, all nodes on one device, each program compiled once, and the configs' folder at hand."""
     with pytest.MonkeyPatch.context() as patch, compilation_cache(tmp_path_factory.mktemp("cache")):
-        patch.setattr(building, "make_model", tiny_conv_model)
+        patch.setattr(building, "make_model", narrow)
         patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
         patch.chdir(Path(__file__).parents[1])
         yield
@@ -80,7 +87,9 @@ def test_a_workload_trains_goes_on_bit_for_bit_and_is_evaluated(workload, tmp_pa
     assert got.keys() == want.keys() and all(got[name].tobytes() == want[name].tobytes() for name in want)
     summary = json.loads((whole / "summary.json").read_text())
     assert [phase["name"] for phase in summary["phases"]] == ["dense", "top-k", "compressed"]
-    assert round(9 * summary["test_accuracy"], 4) in range(10)  # of nine images
+    if workload != "camvid_pspnet":
+        assert round(9 * summary["test_accuracy"], 4) in range(10)  # of nine images
+    assert 0 <= summary[summary["score"]] <= 1 and len(summary["phases"][2]["wire"]) > 0
 
 
 @pytest.mark.slow

@@ -142,17 +142,13 @@ class ResNet(nn.Module):
     norm: Norm = "batch"
     zero_init: bool = False
     dtype: Any = jnp.float32
+    width: int = 0
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        *_, x = features(
-            images,
-            train,
-            FAMILIES[self.depth]._replace(stem=self.stem, shortcut=self.shortcut),
-            norm=self.norm,
-            zero_init=self.zero_init,
-            dtype=self.dtype,
-        )
+        family = FAMILIES[self.depth]
+        family = family._replace(stem=self.stem, shortcut=self.shortcut, width=self.width or family.width)
+        *_, x = features(images, train, family, norm=self.norm, zero_init=self.zero_init, dtype=self.dtype)
         return head(x, self.num_classes)
 
 
@@ -165,6 +161,7 @@ def resnet(
     norm: Norm = "batch",
     zero_init: bool = False,
     dtype: Any = jnp.float32,
+    width: int | None = None,
 ) -> Model:
     """A ResNet for images f32[b, h, w, c].
 
@@ -176,6 +173,7 @@ def resnet(
         norm: "batch" or "group".
         zero_init: start the last norm scale of each block at zero.
         dtype: of the activations; parameters, statistics and logits stay f32.
+        width: channels of the stem, doubled with each further stage; None: the depth's own.
 
     Raises:
         ValueError: for a setting out of range, naming the value.
@@ -194,5 +192,7 @@ def resnet(
         raise ValueError(
             f"`shortcut` of a bottleneck ResNet must be 'projection', got 'identity' with depth {depth}"
         )
-    module = ResNet(num_classes, depth, stem, shortcut, norm, zero_init, dtype)
+    if width is not None and width < 1:
+        raise ValueError(f"`width` must be positive, got {width}")
+    module = ResNet(num_classes, depth, stem, shortcut, norm, zero_init, dtype, width or 0)
     return Model(module, first_layer=r"^stem/conv/", last_layer=r"^head/")
