@@ -43,7 +43,8 @@ WORKLOADS = {  # where the data comes from, and what only images that are stream
     "tinyimagenet_convnet5": (write_tiny_imagenet, ""),
     "tinyimagenet_vgg16": (write_tiny_imagenet, ""),
     "cifar100_resnet50": (write_cifar100, ""),
-    "camvid_pspnet": (lambda data: write_camvid(data).parent, "--model.name pspnet18 --data.crop 33"),  # of half the layers
+    # with half the layers
+    "camvid_pspnet": (lambda data: write_camvid(data).parent, "--model.name pspnet18 --data.crop 33"),
 }
 
 
