@@ -36,7 +36,7 @@ PHASES = "--compressor.warmup-steps 1 --compressor.autoencoder-steps 1 --compres
 REAL = building.make_model
 CROP = "--data.crop 32 --data.threads 2"
 
-WORKLOADS = {  # where the data comes from, and what only images that are streamed are told
+WORKLOADS = {  # where the data comes from, and what that workload alone is told
     "imagenet_resnet50": (write_imagenet, CROP),
     "imagenet_resnet50, prepared": (write_prepared_imagenet, CROP),
     "food101_vgg11": (write_food101, CROP),

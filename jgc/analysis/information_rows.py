@@ -16,6 +16,8 @@ LEAST = 100
 MOST = 2**20
 """Values of a layer that histograms take; of more, so many at random places, the same on both nodes."""
 ALL = "all layers"
+FIRST = (0, 1)
+"""The pair of nodes that every step has measured in full."""
 
 
 class Row(NamedTuple):
@@ -85,7 +87,7 @@ class Measured(NamedTuple):
     @property
     def rows(self) -> list[Row]:
         """All pairs, each once."""
-        return [*self.first, *(row for row in self.random if row.nodes != (0, 1))]
+        return [*self.first, *(row for row in self.random if row.nodes != FIRST)]
 
     @property
     def has_sampled(self) -> bool:
@@ -116,12 +118,12 @@ def measure_run(run: Recorded, pairs: int = 4, neighbours: int = NEIGHBOURS, see
         for layer in out.layers:
             x = step.gradients[layer]
             some = np.sort(rng.permutation(x.shape[1])[:MOST]) if x.shape[1] > MOST else slice(None)
-            for a, b in sorted(drawn | {(0, 1)}):
+            for a, b in sorted(drawn | {FIRST}):
                 one, other = x[a, some], x[b, some]
-                bits = BITS if (a, b) == (0, 1) else (few_bits(one.size), PAPER)
+                bits = BITS if (a, b) == FIRST else (few_bits(one.size), PAPER)
                 found = measure(one, other, bits, neighbours)
                 row = Row(step.step, step.phase, layer, sizes[layer], (a, b), found)
-                if (a, b) == (0, 1):
+                if (a, b) == FIRST:
                     out.first.append(row)
                 if (a, b) in drawn:
                     out.random.append(row)

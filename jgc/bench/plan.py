@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jgc.bench.plan_memory import Measure, Temporary, of_evaluation, size_of, temporaries
+from jgc.bench.plan_memory import Measure, Seen, Temporary, size_of, temporaries
 from jgc.bench.step_time import evaluated_at_once, random_source
 from jgc.nodes import make_nodes
 from jgc.training.cli import with_options
@@ -91,7 +91,7 @@ def plans_of(
     Raises:
       UserError: a setting that no run can have, or nodes that do not divide among the devices.
     """
-    seen: dict[Any, Temporary] = {}  # what is the same for several methods is compiled once
+    seen: Seen = {}  # what is the same for several methods is compiled once
     plans = []
     for name, settings in variants.items():
         words = [*([] if nodes is None else [f"--nodes={nodes}"]), *(options or {}).get(name, [])]
@@ -125,7 +125,7 @@ def layout_of(count: int, devices: int | None, measure: Measure) -> Nodes:
     return Nodes(count, count // devices)
 
 
-def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: dict[Any, Temporary]) -> Plan:
+def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: Seen) -> Plan:
     """The plan of one run.
 
     Args:
@@ -147,7 +147,7 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: dic
     )
     values = sum(x.size for x in jax.tree.leaves(state.params))
     held = bytes_held(state, batch, nodes)
-    temporary = (*temporaries(parts, state, batch, measure, seen), of_evaluation(parts, state, evaluated))
+    temporary = temporaries(parts, state, batch, evaluated, measure, seen)
     return Plan(name, config, values, gradient_bytes(state.params), nodes.per_device, held, temporary, phases)
 
 

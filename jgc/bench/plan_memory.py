@@ -47,26 +47,32 @@ class Temporary(NamedTuple):
     how: str
 
 
+Seen = dict[Any, tuple[Temporary, Temporary]]  # the gradients' and evaluation's
+
+
 def temporaries(
-    parts: Parts, state: TrainState, batch: Batch, measure: Measure, seen: dict[Any, Temporary]
+    parts: Parts, state: TrainState, batch: Batch, evaluated: PyTree, measure: Measure, seen: Seen
 ) -> tuple[Temporary, ...]:
-    """Those of the gradients, and of the update; of each phase's where it is compiled.
+    """Those of the gradients, of the update, of each phase's where it is compiled, and of evaluation.
 
     Args:
       parts: of the run, in its own layout.
       state: shapes of all nodes.
       batch: likewise.
+      evaluated: shapes of the device's part of a batch of what is evaluated.
       measure: see the module.
-      seen: what has been found out for other methods; the gradients are the same with the same model and batch.
+      seen: what has been found out for other methods; gradients and evaluation are the same with the same model and
+        batches.
     """
-    shapes = [(x.shape, x.dtype) for x in jax.tree.leaves((state.params, state.own, batch))]
+    shapes = [(x.shape, x.dtype) for x in jax.tree.leaves((state.params, state.own, batch, evaluated))]
     key = (parts.config.model, parts.config.unroll_nodes, parts.nodes, measure, str(shapes))
     if key not in seen:
-        seen[key] = of_gradients(parts, state, batch, measure)
-    if measure != "step":
-        copies = parts.nodes.per_device * size_of(state.params)
-        return seen[key], Temporary("update", UPDATE_COPIES * copies, ESTIMATED)
-    return seen[key], *of_updates(parts, state, batch)
+        seen[key] = of_gradients(parts, state, batch, measure), of_evaluation(parts, state, evaluated)
+    gradients, evaluation = seen[key]
+    if measure == "step":
+        return gradients, *of_updates(parts, state, batch), evaluation
+    copies = parts.nodes.per_device * size_of(state.params)
+    return gradients, Temporary("update", UPDATE_COPIES * copies, ESTIMATED), evaluation
 
 
 def of_evaluation(parts: Parts, state: TrainState, inputs: PyTree) -> Temporary:

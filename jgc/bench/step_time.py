@@ -20,7 +20,7 @@ from jgc.bench.timing import interleaved
 from jgc.compress import _autoencoder as ae
 from jgc.data import Dataset, Labelled, Scenes, Source, Text, source_of
 from jgc.data.loader import EVALUATED_IMAGES
-from jgc.data.scenes import EVALUATED_AT_ONCE
+from jgc.data.scenes import EVALUATED_AT_ONCE, shrunk
 from jgc.data.streamed import EVALUATED
 from jgc.data.text import EVALUATED_STREAMS
 from jgc.memory import make_memory
@@ -140,13 +140,12 @@ def random_source(config: Config) -> Source:
         return source_of(Text(name, text, text, text, tuple(map(str, range(words))), window))
     if name in SCENES:
         (height, width), classes, crop = SCENES[name]
-        size = height // (config.data.shrink or 1), width // (config.data.shrink or 1)
-        images = rng.integers(0, 256, (count, *size, 3), np.uint8)
-        split = Labelled(images, rng.integers(0, classes, (count, *size), np.uint8))
+        images = rng.integers(0, 256, (count, height, width, 3), np.uint8)
+        split = Labelled(images, rng.integers(0, classes, (count, height, width), np.uint8))
         names, colours = zip(*((str(i), (i, i, i)) for i in range(classes)), strict=True)
         mean, std = np.full((2, 3), 128, np.float32)
-        crop = config.data.crop or crop
-        return source_of(Scenes(name, split, split, split, names, colours, mean, std, crop))
+        scenes = Scenes(name, split, split, split, names, colours, mean, std, config.data.crop or crop)
+        return source_of(shrunk(scenes, config.data.shrink or 1))
     shape, classes = SHAPES[name]
     if config.data.crop:
         shape = (config.data.crop, config.data.crop, shape[-1])

@@ -59,6 +59,12 @@ def check_model(num_classes: int, norm: str, norms: tuple[str, ...] = get_args(N
     check_choice("norm", norm, norms)
 
 
+def check_width(width: int) -> None:
+    """Raise a ValueError for a number of channels that is none."""
+    if width < 1:
+        raise ValueError(f"`width` must be positive, got {width}")
+
+
 def check_size(images: jax.Array, least: int) -> None:
     """Raise a ValueError for images f32[b, h, w, c] that a model's pooling would leave nothing of."""
     h, w = images.shape[1:3]

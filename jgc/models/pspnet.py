@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.models.base import ConvNorm, Model, Norm, WithAuxiliary, check_choice, check_model, he_normal
+from jgc.models.base import ConvNorm, Model, Norm, WithAuxiliary, check_choice, check_model, check_width, he_normal
 from jgc.models.resnet import FAMILIES, features
 
 BINS = (1, 2, 3, 6)  # parts of the scene in each direction
@@ -108,14 +108,13 @@ class PSPNet(nn.Module):
 
     num_classes: int
     depth: int
+    width: int
     norm: Norm = "batch"
     dtype: Any = jnp.float32
-    width: int = 0
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array | WithAuxiliary:
-        family = FAMILIES[self.depth]
-        family = family._replace(width=self.width or family.width)
+        family = FAMILIES[self.depth]._replace(width=self.width)
         settings: dict[str, Any] = {"norm": self.norm, "dtype": self.dtype}
         *_, third, last = features(images, train, family, zero_init=False, dilations=DILATIONS, **settings)
         h, w = last.shape[1:3]
@@ -153,7 +152,7 @@ def pspnet(
     """
     check_model(num_classes, norm, ("batch", "group"))
     check_choice("depth", depth, (18, 50))
-    if width is not None and width < 1:
-        raise ValueError(f"`width` must be positive, got {width}")
-    module = PSPNet(num_classes, depth, norm, dtype, width or 0)
+    width = FAMILIES[depth].width if width is None else width
+    check_width(width)
+    module = PSPNet(num_classes, depth, width, norm, dtype)
     return Model(module, first_layer=r"^stem/conv/", last_layer=r"^final/head/", kind="scenes")

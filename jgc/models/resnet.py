@@ -23,7 +23,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jgc.models.base import ConvNorm, Model, Norm, check_choice, check_model, head
+from jgc.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_width, head
 
 Stem = Literal["cifar", "imagenet"]
 Shortcut = Literal["identity", "projection"]
@@ -139,15 +139,14 @@ class ResNet(nn.Module):
     depth: int
     stem: Stem
     shortcut: Shortcut
+    width: int
     norm: Norm = "batch"
     zero_init: bool = False
     dtype: Any = jnp.float32
-    width: int = 0
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        family = FAMILIES[self.depth]
-        family = family._replace(stem=self.stem, shortcut=self.shortcut, width=self.width or family.width)
+        family = FAMILIES[self.depth]._replace(stem=self.stem, shortcut=self.shortcut, width=self.width)
         *_, x = features(images, train, family, norm=self.norm, zero_init=self.zero_init, dtype=self.dtype)
         return head(x, self.num_classes)
 
@@ -186,13 +185,13 @@ def resnet(
     check_choice("depth", depth, tuple(FAMILIES))
     stem = FAMILIES[depth].stem if stem is None else stem
     shortcut = FAMILIES[depth].shortcut if shortcut is None else shortcut
+    width = FAMILIES[depth].width if width is None else width
     check_choice("stem", stem, get_args(Stem))
     check_choice("shortcut", shortcut, get_args(Shortcut))
     if shortcut == "identity" and FAMILIES[depth].bottleneck:
         raise ValueError(
             f"`shortcut` of a bottleneck ResNet must be 'projection', got 'identity' with depth {depth}"
         )
-    if width is not None and width < 1:
-        raise ValueError(f"`width` must be positive, got {width}")
-    module = ResNet(num_classes, depth, stem, shortcut, norm, zero_init, dtype, width or 0)
+    check_width(width)
+    module = ResNet(num_classes, depth, stem, shortcut, width, norm, zero_init, dtype)
     return Model(module, first_layer=r"^stem/conv/", last_layer=r"^head/")

@@ -29,7 +29,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jgc.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_size, head
+from jgc.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_size, check_width, head
 
 STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # by depth
 WIDENINGS = (1, 2, 4, 8, 8)  # channels of the stages, in those of the first
@@ -82,7 +82,6 @@ def vgg(
     """
     check_model(num_classes, norm)
     check_choice("depth", depth, tuple(STAGES))
-    if width < 1:
-        raise ValueError(f"`width` must be positive, got {width}")
+    check_width(width)
     module = VGG(num_classes, depth, width, norm, dtype)
     return Model(module, first_layer=r"^stage1_layer1/conv/", last_layer=r"^head/")

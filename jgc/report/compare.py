@@ -135,14 +135,41 @@ def compare(
     options, failed = options_of(settings, variants), dict[str, str]()
     train_all(variants, run_dir, workload, numbers, data_dir, None, changes, options, say, failed)
     wanted = [run_dir / f"{name}-seed{seed}" for name in variants for seed in numbers]
+    finished = finished_of(wanted, failed)
+    page = write(finished, run_dir, remarks=remarks_on(failed))
+    tell_unfinished(wanted, failed, page)
+    return page
+
+
+def finished_of(wanted: Sequence[Path], failed: Mapping[str, str]) -> list[Path]:
+    """Folders of the runs that finished.
+
+    Args:
+      wanted: folders of all runs.
+      failed: by its folder, why a run did not finish.
+
+    Raises:
+      UserError: none did.
+    """
     finished = [folder for folder in wanted if str(folder) not in failed]
     if not finished:
         raise UserError(f"no run finished: {next(iter(failed.values()))}", FAILED)
-    remarks = [f"Did not finish: `{folder}`, {error}." for folder, error in failed.items()]
-    page = write(finished, run_dir, remarks=remarks)
+    return finished
+
+
+def remarks_on(failed: Mapping[str, str]) -> list[str]:
+    """What a page says of the runs that did not finish."""
+    return [f"Did not finish: `{Path(folder).name}`, {error}." for folder, error in failed.items()]
+
+
+def tell_unfinished(wanted: Sequence[Path], failed: Mapping[str, str], page: Path) -> None:
+    """Once the page is written.
+
+    Raises:
+      UserError: some runs did not finish.
+    """
     if failed:
         raise UserError(f"{len(failed)} of {len(wanted)} runs did not finish; {page} is on the others", FAILED)
-    return page
 
 
 def say(line: str) -> None:

@@ -12,12 +12,23 @@ from matplotlib.figure import Figure
 from jgc.bench.runs import train_all
 from jgc.report import paper
 from jgc.report.ages import last_ages
-from jgc.report.compare import FIXED, option_word, options_of, say, seeds_of, variants_of, words
+from jgc.report.compare import (
+    FIXED,
+    finished_of,
+    option_word,
+    options_of,
+    remarks_on,
+    say,
+    seeds_of,
+    tell_unfinished,
+    variants_of,
+    words,
+)
 from jgc.report.plots import COLOURS, MARKERS, save_figure
 from jgc.report.runs import Run, Spread, read_run, spread
 from jgc.report.tables import filled_table, plus_minus, ratio
 from jgc.training.config import GROUPS, Config
-from jgc.training.errors import FAILED, UserError, did_you_mean
+from jgc.training.errors import UserError, did_you_mean
 from jgc.training.rundir import write_whole
 from jgc.training.workloads import workload_named
 
@@ -114,20 +125,18 @@ def sweep(
     chosen = {label: variants[method] for label, (method, _) in points.items()}
     failed: dict[str, str] = {}
     train_all(chosen, run_dir, workload, numbers, data_dir, None, changes, options, say, failed)
+    folders = {label: [run_dir / f"{label}-seed{seed}" for seed in numbers] for label in points}
+    trained = [folder for of_point in folders.values() for folder in of_point]
+    finished = set(finished_of(trained, failed))
     measured = []
     for label, (method, value) in points.items():
-        folders = [folder for seed in numbers if str(folder := run_dir / f"{label}-seed{seed}") not in failed]
-        if folders:
-            measured.append(Point(method, value, tuple(map(read_run, folders))))
-    if not measured:
-        raise UserError(f"no run finished: {next(iter(failed.values()))}", FAILED)
+        runs = tuple(read_run(folder) for folder in folders[label] if folder in finished)
+        if runs:
+            measured.append(Point(method, value, runs))
     draw(measured, field, run_dir / PICTURE)
     page = run_dir / PAGE
-    remarks = [f"Did not finish: `{Path(folder).name}`, {error}." for folder, error in failed.items()]
-    write_whole(page, markdown(measured, field, workload, numbers, command, remarks).encode())
-    if failed:
-        wanted_runs = len(points) * len(numbers)
-        raise UserError(f"{len(failed)} of {wanted_runs} runs did not finish; {page} is on the others", FAILED)
+    write_whole(page, markdown(measured, field, workload, numbers, command, remarks_on(failed)).encode())
+    tell_unfinished(trained, failed, page)
     return page
 
 

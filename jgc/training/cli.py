@@ -19,6 +19,7 @@ from typing import Any
 import tyro
 
 from jgc.data import MissingDataError
+from jgc.data.dataset import reason
 from jgc.training.config import Config, resolve
 from jgc.training.errors import FAILED, UserError, did_you_mean
 
@@ -79,14 +80,9 @@ def exit_code_of(action: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except OSError as error:
-        print(f"error: {_of_the_system(error)}", file=sys.stderr)
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {where}{reason(error)}", file=sys.stderr)
         return FAILED
-
-
-def _of_the_system(error: OSError) -> str:
-    """What the system says of a file, which may have been read or written."""
-    said = " ".join((error.strerror or str(error)).split()) or type(error).__name__
-    return said if error.filename is None else f"{error.filename}: {said}"
 
 
 def quiet() -> None:

@@ -91,18 +91,23 @@ def _points(lines: Sequence[Line], name: str) -> tuple[list[int], list[Any]]:
 
 def _loss(axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:
     axes.plot(*_points(lines, "loss"), color="tab:blue", linewidth=1, label="training loss, mean over nodes")
-    axes.set_ylabel("training loss, mean over nodes")
     axes.set_yscale("log")
-    steps, losses = _points(lines, LOSS)
-    if steps:  # what may have lowered the learning rate
+    if any(line.get(LOSS) is not None for line in lines):
         axes.set_ylabel("loss")
-        axes.plot(steps, losses, color="tab:red", marker=".", linewidth=1, label="validation loss")
-        rates = axes.twinx()
-        rates.plot(*_points(lines, "learning_rate"), color="0.5", linewidth=1, drawstyle="steps-pre")
-        rates.set_ylabel("learning rate", color="0.5")
-        rates.set_ylim(bottom=0)
-        axes.plot([], [], color="0.5", label="learning rate")
-        rates.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="upper right")  # on top of both
+        _validation(axes, lines)
+    else:
+        axes.set_ylabel("training loss, mean over nodes")
+
+
+def _validation(axes: Axes, lines: Sequence[Line]) -> None:
+    """The validation loss, and on an axis of its own the learning rate, which the loss may have lowered."""
+    axes.plot(*_points(lines, LOSS), color="tab:red", marker=".", linewidth=1, label="validation loss")
+    rates, grey = axes.twinx(), "0.5"
+    rates.plot(*_points(lines, "learning_rate"), color=grey, linewidth=1, drawstyle="steps-pre", label="learning rate")
+    rates.set_ylabel("learning rate", color=grey)
+    rates.set_ylim(bottom=0)
+    handles = [*axes.get_legend_handles_labels()[0], *rates.get_legend_handles_labels()[0]]
+    rates.legend(handles=handles, fontsize=8, loc="upper right")  # on top of both
 
 
 def _scores(scores: Sequence[Score], axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:

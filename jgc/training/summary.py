@@ -69,7 +69,7 @@ def summarise(
         "compression_ratio": _ratios(last, final),
         "element_ratio": values / elements if elements else None,
         **{name: _mean(final, name) for name in (*POSITIONS, *SLOTS)},
-        **{name: next(iter(_values(lines, name)[-1:]), None) for name in CORRECTED},
+        **{name: _last(lines, name) for name in CORRECTED},
         "total_bytes": sum(line["bytes"] for line in lines),
         "dense_total_bytes": sum(line["bytes_uncompressed"] for line in lines),
         **{name: _mean(final, name) for name in WATCHED},
@@ -107,6 +107,10 @@ def _ratios(cost: PhaseCost, lines: Sequence[Line]) -> dict[str, float | None]:
 
 def _values(lines: Sequence[Line], name: str) -> list[float]:
     return [line[name] for line in lines if line.get(name) is not None]
+
+
+def _last(lines: Sequence[Line], name: str) -> float | None:
+    return next(reversed(_values(lines, name)), None)
 
 
 def _mean(lines: Sequence[Line], name: str) -> float | None:

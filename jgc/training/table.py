@@ -73,8 +73,8 @@ def _totals(summary: dict[str, Any]) -> list[str]:
     ]
     if summary["deflate_position_bytes"] is not None:
         lines.append(_positions(summary))
-    if summary["slots_used"] is not None or summary["overflow"]:
-        lines.append(f"message of a node: {slots(summary)}")
+    if said := slots(summary):
+        lines.append(f"message of a node: {said}")
     if summary["validation_loss"] is not None:
         loss, rate = (summary[name] for name in CORRECTED)
         lines.append(f"last validation loss {loss:.4g}; learning rate at the end {rate:.3g}")
