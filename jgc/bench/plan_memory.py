@@ -53,7 +53,7 @@ Seen = dict[Any, tuple[Temporary, Temporary]]  # the gradients' and evaluation's
 def temporaries(
     parts: Parts, state: TrainState, batch: Batch, evaluated: PyTree, measure: Measure, seen: Seen
 ) -> tuple[Temporary, ...]:
-    """Those of the gradients, of the update, of each phase's where it is compiled, and of evaluation.
+    """Those of the gradients, of the update (of each phase's where it is compiled) and of evaluation.
 
     Args:
       parts: of the run, in its own layout.
