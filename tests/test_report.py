@@ -17,7 +17,7 @@ from jgc.report.compare import compare, options_of, seeds_of, variants_of, words
 from jgc.report.latency import milliseconds, speed_up_table, values_coded
 from jgc.report.page import write
 from jgc.report.runs import Group, Run, against, baseline_of, find, pool
-from jgc.report.tables import bytes_table, figures, paper_bytes, ratio, score_table, time_table
+from jgc.report.tables import bytes_table, figures, paper_bytes, ratio, score_table, settings_table, time_table
 from jgc.training.errors import UserError
 from jgc.training.table import size
 
@@ -215,6 +215,23 @@ def test_other_settings_are_other_rows_and_other_baselines():
     groups = pool(runs)
     assert [group.label for group in groups] == ["baseline", "sparse_gd (alpha=0.1)", "sparse_gd (alpha=0.2)", "lgc_ps"]
     assert baseline_of(groups[1], groups) is groups[0] and baseline_of(groups[3], groups) is None
+
+
+def test_a_name_has_the_fewest_settings_and_the_table_all():
+    falling = {"schedule": "validation", "correction": {"every": 50, "decay": 0.3}}
+    steady = {"schedule": "cosine", "correction": {"every": 0, "decay": 0.1}}
+    runs = [made_up("a", 0.9, **steady), made_up("b", 0.9, **falling),
+            made_up("c", 0.8, "topk", extra={"alpha": 0.1}, **steady),
+            made_up("d", 0.8, "topk", extra={"alpha": 0.1}, **falling),
+            made_up("e", 0.8, "topk", extra={"alpha": 0.2}, **falling)]  # fmt: skip
+    groups = pool(runs)
+    assert [group.label for group in groups] == [
+        "baseline (schedule=cosine)", "baseline (schedule=validation)", "sparse_gd (alpha=0.1, schedule=cosine)",
+        "sparse_gd (alpha=0.1, schedule=validation)", "sparse_gd (alpha=0.2, schedule=validation)"]  # fmt: skip
+    rows = settings_table(groups, groups).splitlines()[2:]
+    assert rows[1] == ("| baseline (schedule=validation) | schedule validation, correction.every 50, "
+                       "correction.decay 0.3 |")  # fmt: skip
+    assert rows[4].endswith("| alpha 0.2, schedule validation, correction.every 50, correction.decay 0.3 |")
 
 
 def test_the_same_run_twice_is_refused():

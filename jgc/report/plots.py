@@ -1,5 +1,6 @@
 """The pictures of a report: means over seeds with a band from the lowest to the highest, in colours for all eyes."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 MARKERS = "osD^vPX<>"  # two more than colours, so that both together tell 63 methods apart
 BAND = "lines: mean over seeds; bands: lowest to highest seed"
+LEGEND_WIDTH = 34  # letters of a name in a line; more would leave the curves no room
 Points = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, mean, lowest, highest
 
 
@@ -216,7 +218,8 @@ def _save(
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=9,
+    labels = [textwrap.fill(label, LEGEND_WIDTH, subsequent_indent="  ", break_on_hyphens=False) for label in handles]
+    figure.legend(handles.values(), labels, loc="outside right upper", fontsize=9,
                   title=note.replace("; ", "\n"), title_fontsize=8, handlelength=3.5)  # fmt: skip
     save_figure(figure, path)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ NAMES = {method_of(settings()).name: name for name, settings in CONFIGS.items()}
 
 # What does not make another experiment. Steps and nodes do, though --resume may change them.
 IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"record.{f.name}" for f in dataclasses.fields(RecordConfig))}
+ABSENT = "absent"  # what stands for a setting that a run does not have
 
 
 class Run(NamedTuple):
@@ -159,14 +160,31 @@ def pool(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
-    """The method's name, and whatever tells the group from others of this method and workload."""
-    name = NAMES.get(group.method, group.method)
-    alike = [g.settings for g in groups if (g.method, g.workload) == (group.method, group.workload)]
-    mine = group.settings
-    known = dict.fromkeys(key for settings in alike for key in settings)
-    telling = [k for k in known if k not in IGNORED and len({str(s.get(k, "absent")) for s in alike}) > 1]
-    said = ", ".join(f"{key.removeprefix('compressor.')}={mine.get(key, 'absent')}" for key in telling)
+    """The method's name, and the fewest settings that tell the group from others of this method and workload."""
+    name, mine = NAMES.get(group.method, group.method), group.settings
+    said = ", ".join(f"{key.removeprefix('compressor.')}={mine.get(key, ABSENT)}" for key in _telling(group, groups))
     return f"{name} ({said})" if said else name
+
+
+def varying(group: Group, groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Settings in which groups of this method and workload differ, and what each of these groups has."""
+    alike = [g.settings for g in groups if (g.method, g.workload) == (group.method, group.workload)]
+    known = dict.fromkeys(key for settings in alike for key in settings if key not in IGNORED)
+    had = {key: [str(settings.get(key, ABSENT)) for settings in alike] for key in known}
+    return {key: values for key, values in had.items() if len(set(values)) > 1}
+
+
+def _telling(group: Group, groups: Sequence[Group]) -> list[str]:
+    """Some of the varying settings, by which no two groups are the same: one after the other what parts the most."""
+    had = varying(group, groups)
+
+    def kinds(keys: Iterable[str]) -> int:
+        return len(set(zip(*(had[key] for key in keys), strict=True)))
+
+    chosen: list[str] = []
+    while kinds(chosen) < kinds(had):
+        chosen.append(max(had, key=lambda key: kinds([*chosen, key])))
+    return [key for key in had if key in chosen]
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:

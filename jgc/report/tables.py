@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jgc.compress import METHODS
 from jgc.data import Score
 from jgc.report import paper
-from jgc.report.runs import Group, Spread, against, baseline_of, spread
+from jgc.report.runs import ABSENT, Group, Spread, against, baseline_of, spread, varying
 from jgc.training.summary import POSITIONS
 from jgc.training.table import size, slots
 
@@ -161,15 +161,19 @@ def _spread_of(group: Group, figure: Score) -> Spread | None:
 
 
 def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """Every method's settings that are not its class's defaults, and a learning rate that is not its baseline's."""
+    """Every method's settings that are not its class's defaults, those of the run in which runs of this method differ,
+    and a learning rate that is not its baseline's."""
     rows = []
     for group in groups:
         defaults = {f.name: f.default for f in dataclasses.fields(METHODS[group.method].settings)}
         given = group.runs[0].config.get("compressor", {})
         changed = [f"{name} {value}" for name, value in given.items() if value != defaults.get(name)]
-        baseline, rate = baseline_of(group, everything), group.settings.get("learning_rate")
-        if baseline is not None and rate != baseline.settings.get("learning_rate"):
-            changed.append(f"its own learning rate, {rate} (the baseline's: {baseline.settings['learning_rate']})")
+        changed += [f"{name} {group.settings.get(name, ABSENT)}" for name in varying(group, everything)
+                    if not name.startswith("compressor.")]  # fmt: skip
+        baseline = baseline_of(group, everything)
+        theirs = group.settings.get("learning_rate") if baseline is None else baseline.settings.get("learning_rate")
+        if theirs != group.settings.get("learning_rate"):
+            changed.append(f"its own learning rate, {group.settings['learning_rate']} (the baseline's: {theirs})")
         rows.append([group.label, ", ".join(changed) or "none"])
     return table(["method", "settings other than its defaults"], rows)
 
