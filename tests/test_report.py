@@ -217,7 +217,7 @@ def test_other_settings_are_other_rows_and_other_baselines():
     assert baseline_of(groups[1], groups) is groups[0] and baseline_of(groups[3], groups) is None
 
 
-def test_a_name_has_the_fewest_settings_and_the_table_all():
+def test_a_name_has_settings_enough_and_the_table_all():
     falling = {"schedule": "validation", "correction": {"every": 50, "decay": 0.3}}
     steady = {"schedule": "cosine", "correction": {"every": 0, "decay": 0.1}}
     runs = [made_up("a", 0.9, **steady), made_up("b", 0.9, **falling),

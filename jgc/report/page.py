@@ -124,7 +124,7 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         "alone, of which error feedback sends the rest later.",
         "### Settings",
         settings_table(mine, groups),
-        "In the names stand the fewest settings that tell runs of one method apart.",
+        "In the names stand settings enough to tell runs of one method apart, here all in which they differ.",
         "### Bytes",
         bytes_table(mine, groups),
         "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "

@@ -160,7 +160,7 @@ def pool(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
-    """The method's name, and the fewest settings that tell the group from others of this method and workload."""
+    """The method's name, and settings enough to tell the group from others of this method and workload."""
     name, mine = NAMES.get(group.method, group.method), group.settings
     said = ", ".join(f"{key.removeprefix('compressor.')}={mine.get(key, ABSENT)}" for key in _telling(group, groups))
     return f"{name} ({said})" if said else name

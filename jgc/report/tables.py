@@ -170,10 +170,9 @@ def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         changed = [f"{name} {value}" for name, value in given.items() if value != defaults.get(name)]
         changed += [f"{name} {group.settings.get(name, ABSENT)}" for name in varying(group, everything)
                     if not name.startswith("compressor.")]  # fmt: skip
-        baseline = baseline_of(group, everything)
-        theirs = group.settings.get("learning_rate") if baseline is None else baseline.settings.get("learning_rate")
-        if theirs != group.settings.get("learning_rate"):
-            changed.append(f"its own learning rate, {group.settings['learning_rate']} (the baseline's: {theirs})")
+        baseline, rate = baseline_of(group, everything), group.settings.get("learning_rate")
+        if baseline is not None and rate != baseline.settings.get("learning_rate"):
+            changed.append(f"its own learning rate, {rate} (the baseline's: {baseline.settings['learning_rate']})")
         rows.append([group.label, ", ".join(changed) or "none"])
     return table(["method", "settings other than its defaults"], rows)
 
