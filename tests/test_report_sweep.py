@@ -6,7 +6,8 @@ import pytest
 from training_helpers import tiny_model
 
 from jgc.compress import Dense, Egc, TopK
-from jgc.report.sweep import PAGE, PICTURE, plan, sweep
+from jgc.report.runs import read_run
+from jgc.report.sweep import PAGE, PICTURE, Point, draw, plan, sweep
 from jgc.training.errors import NonFinite, UserError
 
 CHANGES = {"steps": 6, "warmup_steps": 2, "batch_size": 16, "evaluate_every": 3, "diagnose_every": 2, "nodes": 2,
@@ -44,6 +45,18 @@ def test_nothing_is_trained_twice(swept, monkeypatch, capsys):
     monkeypatch.setattr("jgc.bench.runs.run", lambda *_, **__: pytest.fail("trained again"))
     sweep("compressor.ratio", ["20"], ["egc"], ["0"], "digits_convnet5", swept, None, CHANGES, ["egc.track_age=true"])
     assert "finished before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flat, title, scale", [(0.1, "Compression ratio in elements", "log"),
+                                                (-1.0, "Entropy of a layer's histogram", "linear")])  # fmt: skip
+def test_the_picture_has_the_entropy_only_where_it_changes(swept, monkeypatch, flat, title, scale):
+    drawn = []
+    monkeypatch.setattr("jgc.report.sweep.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("jgc.report.sweep.FLAT", flat)
+    runs = {k: (read_run(swept / f"egc-ratio={k}-seed0"),) for k in ("20", "200")}
+    draw([Point("egc", k, run) for k, run in runs.items()], "compressor.ratio", swept / PICTURE)
+    right = drawn[0].axes[1]
+    assert (right.get_title(), right.get_yscale()) == (title, scale)
 
 
 def test_a_setting_of_the_run_is_swept_for_all_methods():

@@ -35,6 +35,7 @@ from jgc.training.workloads import workload_named
 PAGE, PICTURE = "sweep.md", "sweep.png"
 OWN = "compressor."  # before a setting of the method's own
 ENTROPY = "entropy_bits"  # a figure of diagnose steps
+FLAT = 0.1  # bits: entropies no further apart say nothing in a picture
 
 
 class Point(NamedTuple):
@@ -220,13 +221,14 @@ def _paper(name: str, point: Point) -> tuple[str, str]:
 
 
 def draw(points: Sequence[Point], field: str, path: Path) -> None:
-    """The score against the setting's value, and beside it the entropy where it was measured, else the ratio."""
+    """The score against the setting's value, and beside it the entropy where that changes with it, else the ratio."""
     name = field.removeprefix(OWN)
     values = list(dict.fromkeys(point.value for point in points if point.value is not None))
     places = _places(values)
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    entropy = any(point.entropy is not None for point in points)
+    entropies = [point.entropy for point in points if point.entropy is not None]
+    entropy = bool(entropies) and max(entropies) - min(entropies) > FLAT
     for i, method in enumerate(dict.fromkeys(point.method for point in points)):
         mine = [point for point in points if point.method == method]
         look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "label": method}
@@ -239,6 +241,9 @@ def draw(points: Sequence[Point], field: str, path: Path) -> None:
         beside = [point.entropy if entropy else point.elements for point in mine]
         if all(value is not None for value in beside):
             right.plot(at, beside, **look)
+    low, high = right.dataLim.intervaly
+    if not entropy and high > 4 * low > 0:
+        right.set_yscale("log")
     score = points[0].runs[0].score
     left.set(ylabel=score.heading, title=f"{score.title.capitalize()}: mean and standard deviation over seeds")
     right.set(ylabel="bits" if entropy else "values of the gradient / values sent",
