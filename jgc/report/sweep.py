@@ -245,7 +245,9 @@ def draw(points: Sequence[Point], field: str, path: Path) -> None:
     if not entropy and high > 4 * low > 0:
         right.set_yscale("log")
     score = points[0].runs[0].score
-    left.set(ylabel=score.heading, title=f"{score.title.capitalize()}: mean and standard deviation over seeds")
+    several = any(len(point.runs) > 1 for point in points)
+    left.set(ylabel=score.heading,
+             title=score.title.capitalize() + (": mean and standard deviation over seeds" if several else ", one seed"))
     right.set(ylabel="bits" if entropy else "values of the gradient / values sent",
               title="Entropy of a layer's histogram" if entropy else "Compression ratio in elements")  # fmt: skip
     for axes in (left, right):
