@@ -18,7 +18,6 @@ Differs from the paper (`literal=True` has the way of Algorithm 2)
   5. The loss is that of data held out from training; the paper's is the test set's (`test_loader`).
 """
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -26,6 +25,8 @@ import jax.numpy as jnp
 import optax
 
 from jgc.types import Array, PyTree
+
+SMALLEST, LARGEST = float(jnp.finfo(jnp.float32).tiny), float(jnp.finfo(jnp.float32).max)
 
 
 class Correction(NamedTuple):
@@ -65,7 +66,8 @@ def by_validation(
       literal: to the letter of Algorithm 2.
 
     Raises:
-      ValueError: a rate or decay that is not positive, a negative minimum or one above the rate, patience below 1.
+      ValueError: a rate or decay that is not positive as a 32-bit float, a negative minimum or one above the rate,
+        patience that is no whole number from 1 to 2**31 - 1.
 
     Example:
       >>> optimizer = by_validation(0.1, decay=1.0)
@@ -73,12 +75,11 @@ def by_validation(
       >>> float(state.learning_rate)  # 0.1 / (1 + 1.0 * 2)
       0.03333333507180214
     """
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
-    if not 0 < decay < math.inf:
-        raise ValueError(f"decay must be positive, got {decay}")
-    if patience < 1:
-        raise ValueError(f"patience must be at least 1, got {patience}")
+    for name, value in (("learning_rate", learning_rate), ("decay", decay)):
+        if not SMALLEST <= value <= LARGEST:
+            raise ValueError(f"{name} must be positive, got {value} (from {SMALLEST:.3g} to {LARGEST:.3g})")
+    if not isinstance(patience, int) or not 1 <= patience < 2**31:
+        raise ValueError(f"patience must be at least 1, got {patience} (a whole number below 2**31)")
     if not 0 <= min_learning_rate <= learning_rate:
         raise ValueError(f"min_learning_rate must be from 0 to {learning_rate}, the first, got {min_learning_rate}")
 

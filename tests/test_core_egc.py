@@ -80,6 +80,12 @@ def test_the_entropy_is_at_most_that_of_equal_bins(bins):
     assert float(entropy.entropy_bits(jnp.exp(equal / 32), bins)) < np.log2(bins)
 
 
+@pytest.mark.parametrize("bins", [2, 3, 16])
+def test_values_further_apart_than_the_largest_float_have_an_entropy(bins):
+    values = np.linspace(-1, 1, 400).astype(np.float32) ** 3
+    assert float(entropy.entropy_bits(3e38 * values, bins)) == pytest.approx(algorithm_1(values, 64.0, bins, False)[0])
+
+
 # --- the method ---------------------------------------------------------------------------------------------------
 
 SHAPES = {"a": (40, 25), "b": (30, 10)}
@@ -176,6 +182,18 @@ def test_the_histogram_of_what_is_not_finite_has_no_entropy(wrong, closed):
     assert np.isnan(bits).all() and entropy.wanted(bits, layers, 4.0, (1,)).tolist() == [0]
 
 
+def test_a_residual_that_is_no_longer_finite_is_sent():
+    """The loss then shows it; kept back, the layer would wait for ever and nothing would say so."""
+    method, nodes = egc(**PLAIN), jgc.make_nodes(K, jax.devices()[:1])
+    step = jax.jit(step_on_nodes(method.aggregate, "entropy", nodes))
+    state = method.init(jax.random.key(0), PARAMS, nodes)
+    huge = jax.tree.map(lambda x: np.full_like(x, 3e38), gradients(0))
+    for _ in range(2):
+        aggregated, state, info = step(jax.random.key(1), huge, state)
+        assert np.all(info.elements_sent == 2)  # equal values, also where they are infinite
+    assert np.isinf(vector(aggregated)).sum() == 2
+
+
 def test_a_threshold_older_than_the_residuals_lets_through_more_than_fits():
     """What `measure_every` says: what does not fit is counted, and stays."""
     (_, _, first), (_, _, second) = play(PLAIN | {"measure_every": 10}, range(2))
@@ -206,6 +224,10 @@ def test_equal_values_send_one_and_no_more():
     ({"bins": 8, "ratio": 2.0}, r"ratio must be at least log2\(bins\) = 3"),
     ({"ratio": float("nan")}, "ratio must be at least"),
     ({"measure_every": 0}, "measure_every must be at least 1 step, got 0"),
+    ({"bins": 2.5}, "bins must be a whole number below 2..31, got 2.5"),
+    ({"measure_every": 1.5}, "measure_every must be a whole number below 2..31, got 1.5"),
+    ({"measure_every": 2**31}, "measure_every must be a whole number below 2..31, got 2147483648"),
+    ({"min_values": 2.5}, "min_values must be a whole number below 2..31, got 2.5"),
     ({"value_code": "8bit"}, "value_code must be float32, float16 or bfloat16, got '8bit'"),
 ])  # fmt: skip
 def test_settings_without_sense_are_errors(settings, message):

@@ -86,7 +86,11 @@ def test_other_optimisers_stay_as_they_are():
 @pytest.mark.parametrize("settings, message", [
     ({"learning_rate": 0.0}, "learning_rate must be positive, got 0"),
     ({"learning_rate": 0.1, "decay": 0.0}, "decay must be positive, got 0"),
+    ({"learning_rate": 1e39}, "learning_rate must be positive, got 1e.39 .from 1.18e-38 to 3.4e.38"),
+    ({"learning_rate": 1e-46}, "learning_rate must be positive, got 1e-46"),
     ({"learning_rate": 0.1, "patience": 0}, "patience must be at least 1, got 0"),
+    ({"learning_rate": 0.1, "patience": 2**31}, "patience must be at least 1, got 2147483648 .a whole number below"),
+    ({"learning_rate": 0.1, "patience": 1.5}, "patience must be at least 1, got 1.5 .a whole number"),
     ({"learning_rate": 0.1, "min_learning_rate": 0.2}, "min_learning_rate must be from 0 to 0.1, .* got 0.2"),
 ])  # fmt: skip
 def test_settings_without_sense_are_errors(settings, message):

@@ -1,13 +1,14 @@
 """`python -m jgc sweep`: one setting at several values."""
 
 import json
+from pathlib import Path
 
 import pytest
 from training_helpers import tiny_model
 
 from jgc.compress import Dense, Egc, TopK
-from jgc.report.runs import read_run
-from jgc.report.sweep import PAGE, PICTURE, Point, draw, plan, sweep
+from jgc.report.runs import Run, read_run
+from jgc.report.sweep import PAGE, PICTURE, Point, draw, markdown, plan, sweep
 from jgc.training.errors import NonFinite, UserError
 
 CHANGES = {"steps": 6, "warmup_steps": 2, "batch_size": 16, "evaluate_every": 3, "diagnose_every": 2, "nodes": 2,
@@ -59,6 +60,35 @@ def test_the_picture_has_the_entropy_only_where_it_changes(swept, monkeypatch, f
     assert (right.get_title(), right.get_yscale()) == (title, scale)
 
 
+def test_a_bad_value_is_told_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("jgc.bench.runs.run", lambda *_, **__: pytest.fail("trained"))
+    held_out = ["schedule=validation", "data.validation=0.1"]
+    for field, values, message in [
+        ("correction.decay", "0.1,-1", "egc-correction.decay=-1: decay must be positive, got -1"),
+        ("data.validation", "0.1,0", "egc-data.validation=0: --schedule validation needs images held out"),
+        ("model.name", "convnet5,lstm", "egc-model.name=lstm: `norm` must be one of"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            sweep(field, [values], ["egc"], ["0"], "digits_convnet5", tmp_path, None, CHANGES, held_out)
+
+
+def test_steps_that_differ_are_all_named():
+    page = markdown([Point("egc", str(n), (fake_run(n),)) for n in (2, 3)], "steps", "digits_convnet5", [0], "")
+    assert "2 or 3 steps, one seed" in page
+
+
+def test_the_papers_columns_say_what_they_are():
+    pages = [markdown([Point("egc", k, (fake_run(2),))], "compressor.ratio", "digits_convnet5", [0], "")
+             for k in ("1024", "64")]  # fmt: skip
+    assert ["Tables I and III give K = 1024" in page for page in pages] == [True, False]
+
+
+def fake_run(steps):
+    summary = {"steps": steps, "score": "test_accuracy", "test_accuracy": 0.5, "element_ratio": 2.0,
+               "compression_ratio": {"worker": 2.0}}  # fmt: skip
+    return Run(Path("run"), {}, summary, [])
+
+
 def test_a_setting_of_the_run_is_swept_for_all_methods():
     assert list(plan("nodes", ["2", "8"], {"baseline": Dense(), "sparse_gd": TopK()})) == [
         "baseline-nodes=2", "baseline-nodes=8", "sparse_gd-nodes=2", "sparse_gd-nodes=8"]  # fmt: skip
@@ -87,6 +117,7 @@ def test_a_run_that_diverges_leaves_a_page_on_the_others(swept, monkeypatch):
 @pytest.mark.parametrize("field, values, message", [
     ("data", ["a"], "--field must be a setting"),
     ("compressor.ration", ["1"], "--field must be .*got 'compressor.ration'; did you mean compressor.ratio"),
+    ("ratio", ["1"], "got 'ratio'; did you mean compressor.ratio"),
     ("seed", ["1"], "--field must be a setting"),
     ("nodes", [], "--values names none"),
     ("compressor.first_layer", ["^a/"], "--values must be such that a folder can be named by them, got '.a/'"),

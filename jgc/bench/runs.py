@@ -12,13 +12,14 @@ import numpy as np
 from rich.console import Console
 
 from jgc import compress
-from jgc.data import score_of
+from jgc.data import MissingDataError, Source, score_of
+from jgc.nodes import make_nodes
 from jgc.training.cli import with_options
 from jgc.training.config import Config, DataConfig, check, resolve
 from jgc.training.errors import NonFinite, UserError
 from jgc.training.loop import run
 from jgc.training.rundir import CONFIG, SUMMARY, changes_since, read_config
-from jgc.training.setup import with_epoch
+from jgc.training.setup import data_of, make_parts, model_of, with_epoch
 
 Summary = dict[str, Any]
 
@@ -71,6 +72,7 @@ def train_all(
     for job in jobs:
         check_settings(job)
         check_folder(job)
+    check_parts([job for job in jobs if not (job.folder / SUMMARY).exists()])
     out: dict[str, list[Summary]] = {name: [] for name in variants}
     for number, job in enumerate(jobs, 1):
         try:
@@ -104,11 +106,26 @@ def configure(
 
 def check_settings(job: Job) -> None:
     """Raise UserError for a value that the run or its method cannot have."""
-    check(job.config)
     try:
+        check(job.config)
         compress.build(with_epoch(job.config.compressor, 1))
-    except ValueError as error:
+    except (UserError, ValueError) as error:
         raise UserError(f"{job.name}: {error}") from error
+
+
+def check_parts(jobs: Sequence[Job]) -> None:
+    """Raise UserError for data, a model or an optimiser that a run cannot have; data are read once for all alike."""
+    sources: dict[Any, Source] = {}
+    for job in jobs:
+        config = job.config
+        try:
+            alike = (config.data, config.schedule)
+            if alike not in sources:
+                sources[alike] = data_of(config)
+            source = sources[alike]
+            make_parts(config, make_nodes(config.nodes), model_of(config, source), source, jax.random.key(config.seed))
+        except (UserError, ValueError, MissingDataError) as error:
+            raise UserError(f"{job.name}: {error}") from error
 
 
 def check_folder(job: Job) -> None:

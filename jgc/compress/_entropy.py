@@ -22,8 +22,10 @@ MOST_BINS = 1024
 def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
     """Entropy of the histogram of some values over bins of equal width, in bits, f32[].
 
+    The bins are laid out over halves of the values, so that a width of more than the largest float is a float too.
+
     Args:
-      values: f32[n], n > 0; where one is not finite, H is NaN.
+      values: f32[n], n > 0; where one is not finite, H is NaN. Subnormal ones may count as 0, as elsewhere in XLA.
       bins: N, 2 to `MOST_BINS`.
       closed: count the largest value in the last bin, and a histogram without width as one bin: H = 0. Otherwise as
         Algorithm 1 has it: all bins are half open, the largest value is in none of them (unless rounding puts it
@@ -33,9 +35,10 @@ def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
       >>> float(entropy_bits(jnp.array([0.0, 1.0, 2.0, 8.0]), 2))  # three below 4, one above
       0.8112781047821045
     """
-    low, high = jnp.min(values), jnp.max(values)
+    halves = values / 2
+    low, high = jnp.min(halves), jnp.max(halves)
     edges = low + np.arange(1, bins + 1, dtype=np.float32) * (jnp.abs(high - low) / bins)
-    below = jnp.stack([jnp.sum(values < edge, dtype=jnp.int32) for edge in edges])
+    below = jax.lax.map(lambda edge: jnp.sum(halves < edge, dtype=jnp.int32), edges)  # one program however many bins
     if closed:
         below = below.at[-1].set(values.size)
     counts = jnp.diff(below, prepend=0).astype(jnp.float32)

@@ -112,7 +112,7 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: fewer than 2 bins or more than 1,024, a ratio below log2(bins), measure_every or min_values below 1,
-        momentum outside [0, 1), negative `warmup_steps`, an unknown value_code.
+        one of these that is no whole number, momentum outside [0, 1), negative `warmup_steps`, an unknown value_code.
 
     Example:
       >>> [phase.name for phase in egc(warmup_steps=100).schedule]
@@ -127,6 +127,10 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
 
 
 def _check(config: Egc) -> None:
+    for name in ("bins", "measure_every", "min_values"):
+        value = getattr(config, name)
+        if not isinstance(value, int) or value >= 2**31:
+            raise ValueError(f"{name} must be a whole number below 2**31, got {value}")
     if config.bins < 2:
         raise ValueError(f"bins must be at least 2, got {config.bins}: the entropy over one bin is always 0")
     if config.bins > entropy.MOST_BINS:
@@ -225,6 +229,8 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
 
     def wanted():
         bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
+        if not config.literal:  # NaN where v is not finite: send what is largest, so that the loss shows it
+            bits = jnp.nan_to_num(bits)
         return entropy.wanted(bits, layers, config.ratio, slots, config.min_values)
 
     def above(limits, holds):

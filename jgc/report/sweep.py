@@ -158,10 +158,10 @@ def plan(field: str, values: Sequence[str], variants: Mapping[str, Any]) -> dict
     common |= {f"{group}.{f.name}" for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
     known = common.union(*own.values())
     if name not in known:
-        hint = did_you_mean(name, sorted(known))
+        hint = did_you_mean(OWN + name if OWN + name in known else name, sorted(known))
         raise UserError(f"--field must be a setting of train.py or of the methods, got {field!r}{hint}")
     if not values:
-        raise UserError("--values names none (two or more, separated by commas)")
+        raise UserError("--values names none (one or more, separated by commas)")
     bad = next((value for value in values if "/" in value), None)
     if bad is not None:
         raise UserError(f"--values must be such that a folder can be named by them, got {bad!r}")
@@ -197,7 +197,7 @@ def markdown(
     head = ["method", name, points[0].runs[0].score.heading, "ratio in elements", "ratio in bytes, worker up",
             "entropy of a layer, bits", "oldest residual, steps (layer)", "EGC paper, AlexNet on CIFAR-10: accuracy, %",
             "its ratio in elements"]  # fmt: skip
-    steps = points[0].runs[0].summary["steps"]
+    steps = " or ".join(dict.fromkeys(str(run.summary["steps"]) for point in points for run in point.runs))
     many = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± standard deviation"
     parts = [
         f"# {name} on {workload}",
@@ -205,6 +205,7 @@ def markdown(
         f"{steps} steps, {many}. Ratios are of the last phase: in elements as papers count; in bytes with "
         "positions and with what of a message is not used.",
         filled_table(head, rows),
+        *([paper.EGC_SWEEP_NOTE] if any(any(_paper(name, point)) for point in points) else []),
         *remarks,
         f"![{name}]({PICTURE})",
     ]
