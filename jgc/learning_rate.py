@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jgc.types import Array, PyTree
@@ -78,7 +79,7 @@ def by_validation(
     for name, value in (("learning_rate", learning_rate), ("decay", decay)):
         if not SMALLEST <= value <= LARGEST:
             raise ValueError(f"{name} must be positive, got {value} (from {SMALLEST:.3g} to {LARGEST:.3g})")
-    if not isinstance(patience, int) or not 1 <= patience < 2**31:
+    if not isinstance(patience, int | np.integer) or not 1 <= patience < 2**31:
         raise ValueError(f"patience must be at least 1, got {patience} (a whole number below 2**31)")
     if not 0 <= min_learning_rate <= learning_rate:
         raise ValueError(f"min_learning_rate must be from 0 to {learning_rate}, the first, got {min_learning_rate}")

@@ -129,7 +129,7 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
 def _check(config: Egc) -> None:
     for name in ("bins", "measure_every", "min_values"):
         value = getattr(config, name)
-        if not isinstance(value, int) or value >= 2**31:
+        if not isinstance(value, int | np.integer) or value >= 2**31:
             raise ValueError(f"{name} must be a whole number below 2**31, got {value}")
     if config.bins < 2:
         raise ValueError(f"bins must be at least 2, got {config.bins}: the entropy over one bin is always 0")
