@@ -88,7 +88,7 @@ def slots(summary: dict[str, Any]) -> str:
 
     Example:
       >>> slots({"slots_used": 0.973, "overflow": 0.0})
-      '97.3 % of node 0's slots in use when diagnosed, 0 values a step did not fit and wait'
+      "97.3 % of node 0's slots in use when diagnosed, 0 values a step did not fit and wait"
     """
     used, overflow = (summary.get(name) for name in SLOTS)
     parts = [] if used is None else [f"{100 * used:.1f} % of node 0's slots in use when diagnosed"]
