@@ -1,17 +1,21 @@
 """What a node keeps back of its gradient, and for how long: error feedback and momentum correction.
 
-A memory is three pure functions. `accumulate` turns this step's gradient g into what is to be sent, v;
-`keep` stores what of v was not sent. All of it is local to a node; g and v are f32[n]. `complete` says that the phase
-sends all of v (an uncompressed warm-up). `take_in` is `accumulate` for a tree of gradients.
+A memory is pure functions: `absorb` takes this step's gradient g into the state, `offer` makes of that what is to be
+sent, v, and `keep` stores what of v was not sent. All of it is local to a node; g and v are f32[n]. `complete` says
+that the phase sends all of v (an uncompressed warm-up). `accumulate` is `absorb` and `offer`, and `take_in` the same
+for a tree of gradients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
 
-from jgc.pack import Packing, leaf_paths, make_packing, pieces, unpack
+from jgc.pack import Packing, leaf_paths, make_packing, pack, pieces, unpack
 from jgc.select import Sparse
 from jgc.types import Array, PyTree
 
@@ -21,8 +25,10 @@ class Memory(NamedTuple):
 
     Attributes:
       init: `n -> local`, zeros.
-      accumulate: `(local, g, complete) -> (v, local)`.
-      keep: `(local, v, sent, complete) -> local`, from the local state that `accumulate` gave; `sent` is what all nodes
+      absorb: `(local, g, complete) -> local`, elementwise, each vector from itself and g; g is f32[n] or a range of
+        it, and local then the same range of the state.
+      offer: `(local, g, complete) -> (v, local)`, from what `absorb` gave, elementwise.
+      keep: `(local, v, sent, complete) -> local`, from the local state that `offer` gave; `sent` is what all nodes
         take this node to have sent, f32[n] or Sparse.
       residual: `local -> f32[n] or None`, what is kept back.
       owns_momentum: whether the momentum lives here; the optimiser must then have none.
@@ -31,11 +37,16 @@ class Memory(NamedTuple):
     """
 
     init: Callable[[int], PyTree]
-    accumulate: Callable[[PyTree, Array, bool], tuple[Array, PyTree]]
+    absorb: Callable[..., PyTree]
+    offer: Callable[[PyTree, Array, bool], tuple[Array, PyTree]]
     keep: Callable[..., PyTree]
     residual: Callable[[PyTree], Array | None]
     owns_momentum: bool
     conserves: bool
+
+    def accumulate(self, local: PyTree, g: Array, complete: bool) -> tuple[Array, PyTree]:
+        """What is to be sent with this step's gradient, and the state that goes to `keep`: (v, local)."""
+        return self.offer(self.absorb(local, g, complete), g, complete)
 
 
 class Corrected(NamedTuple):
@@ -50,8 +61,7 @@ def take_in(
 ) -> tuple[Array, PyTree]:
     """`memory.accumulate` on a tree of gradients: (v f32[n], local).
 
-    Leaf by leaf, for it is elementwise: XLA then writes each sum to its place in the vector, and never the gradients
-    as a vector.
+    Gradients are absorbed leaf by leaf, and never written down as a vector.
 
     Args:
       memory: what a node keeps back.
@@ -61,17 +71,63 @@ def take_in(
       complete: whether the phase sends all of v.
       skip: a step that does not count: v is then what was kept back, zeros where nothing is, and local stays as it was.
     """
+    absorb = partial(memory.absorb, complete=complete)
+    absorbed = _absorbed(absorb, local, pieces(grads, packing), jnp.asarray(skip)) if packing.size else local
+    v, new = memory.offer(absorbed, pack(grads, packing), complete)
+    kept = memory.residual(absorbed)
+    stays = jnp.zeros_like(v) if kept is None else kept
+    return _unless(skip, stays, v), jax.tree.map(partial(_unless, skip), absorbed, new)
 
-    def leaf(old, g):
-        v, new = memory.accumulate(old, g, complete)
-        kept = memory.residual(old)
-        stays = jnp.zeros_like(v) if kept is None else kept.astype(v.dtype)
-        return jax.tree.map(lambda a, b: jnp.where(skip, a, b), (stays, old), (v, new))
 
-    if not packing.size:
-        return memory.accumulate(local, jnp.zeros((0,)), complete)
-    leaves = [leaf(jax.tree.map(lambda x, at=at: x[at], local), g) for at, g in pieces(grads, packing)]
+def _unless(skip: Array | bool, old: Array, new: Array) -> Array:
+    return new if new is old else jnp.where(skip, old.astype(new.dtype), new)
+
+
+def _absorbed(absorb: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], skip: Array) -> PyTree:
+    """`absorb(local, g)` for every range of the vectors of local.
+
+    On CPU range after range is written over the state, where a step that gives up its state needs no other memory:
+    memory that is new in every step costs XLA more than the sums.
+    """
+
+    def of_range(old: PyTree, g: Array, skip: Array) -> PyTree:
+        return jax.tree.map(partial(_unless, skip), old, absorb(old, g))
+
+    if not jax.tree.leaves(local):
+        return local
+    after = jax.eval_shape(absorb, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
+    same = all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(local), jax.tree.leaves(after), strict=True))
+    if jax.default_backend() == "cpu" and same:
+        local = lax.optimization_barrier(local)  # a reshape, fused with the first write, would make XLA copy it
+        for at, g in parts:
+            local = _on_emulated_nodes(partial(_replaced, of_range, at.start))(local, g, skip)
+        return local
+    leaves = [of_range(jax.tree.map(lambda x, at=at: x[at], local), g, skip) for at, g in parts]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *leaves)
+
+
+def _replaced(of_range: Callable, at: int, local: PyTree, g: Array, skip: Array) -> PyTree:
+    """local [..., n] with what `of_range` makes of the range [..., m] from `at` on; what it leaves is not written."""
+    start = lax.optimization_barrier(jnp.int32(at))  # for a constant one XLA on CPU goes through all n values
+    old = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, g.shape[-1], -1), local)
+
+    def written(x, before, after):
+        return x if after is before else lax.dynamic_update_slice_in_dim(x, after, start, -1)
+
+    return jax.tree.map(written, local, old, of_range(old, g, skip[..., None]))
+
+
+def _on_emulated_nodes(fn: Callable) -> Callable:
+    """`fn`, which works along the last axis, as it is under `vmap`: the batching rule of a write is a slow scatter."""
+
+    def batched(size, is_batched, *args):
+        args = jax.tree.map(lambda x, own: x if own else jnp.broadcast_to(x, (size, *x.shape)), args, tuple(is_batched))
+        out = fn(*args)
+        return out, jax.tree.map(lambda _: True, out)
+
+    call = custom_vmap(fn)
+    call.def_vmap(batched)
+    return call
 
 
 def residual_of(memory: Memory) -> Callable[[PyTree, PyTree], dict[str, Array]]:
@@ -97,7 +153,8 @@ def no_memory() -> Memory:
     """Nothing is kept: v = g."""
     return Memory(
         init=lambda n: (),
-        accumulate=lambda local, g, complete: (g, local),
+        absorb=lambda local, g, complete: local,
+        offer=lambda local, g, complete: (g, local),
         keep=lambda local, v, sent, complete: local,
         residual=lambda local: None,
         owns_momentum=False,
@@ -112,7 +169,8 @@ def error_feedback(dtype: jnp.dtype = jnp.float32) -> Memory:
     """
     return Memory(
         init=lambda n: jnp.zeros((n,), dtype),
-        accumulate=lambda r, g, complete: (r.astype(jnp.float32) + g, r),
+        absorb=lambda r, g, complete: r.astype(jnp.float32) + g,
+        offer=lambda v, g, complete: (v, v),
         keep=lambda r, v, sent, complete: subtract(v, sent).astype(dtype),
         residual=lambda r: r,
         owns_momentum=False,
@@ -130,9 +188,12 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype
     """
     check_momentum(momentum)
 
-    def accumulate(local, g, complete):
-        u = momentum * local.velocity.astype(jnp.float32) + g
-        return local.residual.astype(jnp.float32) + u, Corrected(u.astype(dtype), local.residual)
+    def absorb(local, g, complete):
+        return local._replace(velocity=momentum * local.velocity.astype(jnp.float32) + g)
+
+    def offer(local, g, complete):
+        u = local.velocity
+        return local.residual.astype(jnp.float32) + u, local._replace(velocity=u.astype(dtype))
 
     def keep(local, v, sent, complete):
         u = local.velocity
@@ -142,7 +203,8 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype
 
     return Memory(
         init=lambda n: Corrected(jnp.zeros((n,), dtype), jnp.zeros((n,), dtype)),
-        accumulate=accumulate,
+        absorb=absorb,
+        offer=offer,
         keep=keep,
         residual=lambda local: local.residual,
         owns_momentum=True,
@@ -167,16 +229,17 @@ def momentum_at_once(momentum: float, dtype: jnp.dtype = jnp.float32) -> Memory:
     """
     check_momentum(momentum)
 
-    def accumulate(r, g, complete):
+    def absorb(r, g, complete):
         kept = r.astype(jnp.float32)
-        if not complete:
-            return kept + g / (1 - momentum), r
-        v = (1 - momentum) * kept + g
-        return v, (momentum / (1 - momentum) * v).astype(dtype)
+        return (1 - momentum) * kept + g if complete else kept + g / (1 - momentum)
+
+    def offer(v, g, complete):
+        return v, (momentum / (1 - momentum) * v).astype(dtype) if complete else v
 
     return Memory(
         init=lambda n: jnp.zeros((n,), dtype),
-        accumulate=accumulate,
+        absorb=absorb,
+        offer=offer,
         keep=lambda r, v, sent, complete: r if complete else subtract(v, sent).astype(dtype),
         residual=lambda r: r,
         owns_momentum=True,
@@ -188,11 +251,15 @@ def momentum_only(momentum: float) -> Memory:
     """Each node's own momentum where everything is sent: v = u = m u + g, nothing is kept back."""
     check_momentum(momentum)
 
-    def accumulate(u, g, complete):
-        u = momentum * u + g
-        return u, u
-
-    return Memory(lambda n: jnp.zeros((n,)), accumulate, lambda u, v, sent, complete: u, lambda u: None, True, False)
+    return Memory(
+        init=lambda n: jnp.zeros((n,)),
+        absorb=lambda u, g, complete: momentum * u + g,
+        offer=lambda u, g, complete: (u, u),
+        keep=lambda u, v, sent, complete: u,
+        residual=lambda u: None,
+        owns_momentum=True,
+        conserves=False,
+    )
 
 
 def check_momentum(momentum: float) -> None:

@@ -78,7 +78,11 @@ def unpack_positions(packed: Array, layers: tuple[Layer, ...], counts: tuple[int
 
 def scatter(sparse: Sparse, n: int) -> Array:
     """The entries in a vector of zeros, f32[n]. Positions that occur several times (over nodes) add up."""
-    return jnp.zeros((n,), sparse.values.dtype).at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1))
+    return _added(jnp.zeros((n,), sparse.values.dtype), sparse)
+
+
+def _added(x: Array, sparse: Sparse) -> Array:
+    return x.at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1))
 
 
 def scatter_layers(sparse: Sparse, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
@@ -90,7 +94,10 @@ def scatter_layers(sparse: Sparse, layers: tuple[Layer, ...], counts: tuple[int,
         return scatter(sparse, values_of(layers))
     ends = np.cumsum(counts)[:-1].tolist()
     positions, values = (jnp.split(x, ends, axis=-1) for x in sparse)
-    return jnp.concatenate([
-        scatter(Sparse(at - layer.start, x), layer.size)
-        for layer, at, x in zip(layers, positions, values, strict=True)
-    ])  # fmt: skip
+
+
+    def alone(layer, at, x):
+        zero = jnp.minimum(jnp.sum(at.reshape(-1)[:1]), 0)  # XLA makes what is known to be equal once, and copies it
+        return _added(jnp.full((layer.size,), zero, x.dtype), Sparse(at - layer.start, x))
+
+    return jnp.concatenate([alone(*one) for one in zip(layers, positions, values, strict=True)])

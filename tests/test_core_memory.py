@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import jgc
+from jgc.ages import with_ages
 from jgc.memory import (
     clip_local,
     error_feedback,
@@ -15,7 +16,9 @@ from jgc.memory import (
     momentum_correction,
     momentum_only,
     no_memory,
+    take_in,
 )
+from jgc.pack import make_packing, pack
 from jgc.select import Sparse
 
 N, STEPS = 20, 12
@@ -152,3 +155,89 @@ def test_local_clipping_bounds_each_node_so_that_the_sum_keeps_the_global_bound(
     assert not np.any(clip_local({"a": jnp.zeros(3)}, 1.0, 4)["a"])
     with pytest.raises(ValueError, match="max_norm must be positive, got 0"):
         clip_local(large, 0, 4)
+
+
+TREE = {"bias": (3,), "kernel": (4, 5), "other": (2, 3, 2)}
+MEMORIES = {
+    "none": no_memory(),
+    "error feedback": error_feedback(),
+    "error feedback, bf16": error_feedback(jnp.dtype("bfloat16")),
+    "momentum correction": momentum_correction(0.9),
+    "momentum correction, bf16": momentum_correction(0.9, dtype=jnp.dtype("bfloat16")),
+    "momentum at once": momentum_at_once(0.9),
+    "momentum at once, bf16": momentum_at_once(0.9, jnp.dtype("bfloat16")),
+    "momentum only": momentum_only(0.9),
+    "with ages": with_ages(momentum_correction(0.9)),
+    "none, with ages": with_ages(no_memory()),
+}
+
+
+def _trees(seed: int, nodes: int = 1) -> dict:
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=(nodes, *shape)).astype(np.float32) for name, shape in TREE.items()}
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
+def test_a_tree_is_taken_in_as_its_vector_would_be_on_every_node(memory, complete):
+    packing, locals_ = make_packing(jax.tree.map(lambda x: x[0], _trees(0))), []
+    for seed in range(3):  # states as three earlier steps left them, one a node
+        local, g = memory.init(packing.size), pack(jax.tree.map(lambda x: x[0], _trees(10 + seed)), packing)
+        v, local = memory.accumulate(local, g, False)
+        locals_.append(memory.keep(local, v, Sparse(jnp.arange(4), v[:4]), False))
+    local = jax.tree.map(lambda *x: jnp.stack(x), *locals_)
+    grads = _trees(1, nodes=3)
+
+    def by_tree(local, grads):
+        return take_in(memory, local, grads, packing, complete)
+
+    def by_vector(local, grads):
+        return memory.accumulate(local, pack(grads, packing), complete)
+
+    batched = jax.jit(jax.vmap(by_tree))(local, grads)
+    alone = [jax.jit(by_tree)(*jax.tree.map(lambda x, i=i: x[i], (local, grads))) for i in range(3)]
+    kept = [memory.keep(after, v, Sparse(jnp.arange(4), v[:4]), complete) for v, after in alone]
+    for i in range(3):
+        own = jax.tree.map(lambda x, i=i: x[i], (local, grads))
+        expected = by_vector(*own)
+        for got in (alone[i], jax.tree.map(lambda x, i=i: x[i], batched)):
+            assert jax.tree.structure(got) == jax.tree.structure(expected)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
+        jax.tree.map(lambda a, b: np.testing.assert_equal((a.shape, a.dtype), (b.shape, b.dtype)), kept[i], own[0])
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
+def test_a_step_that_does_not_count_leaves_the_state_and_offers_what_was_kept(memory, complete):
+    packing = make_packing(jax.tree.map(lambda x: x[0], _trees(0)))
+    g = pack(jax.tree.map(lambda x: x[0], _trees(10)), packing)
+    v, local = memory.accumulate(memory.init(packing.size), g, False)
+    local = memory.keep(local, v, Sparse(jnp.arange(4), v[:4]), False)
+    bad = jax.tree.map(lambda x: jnp.full(x.shape[1:], jnp.nan), _trees(0))
+
+    @jax.jit
+    def step(local, skip):
+        v, after = take_in(memory, local, bad, packing, complete, skip)
+        nowhere = Sparse(jnp.full(4, packing.size), jnp.zeros(4))
+        return v, memory.keep(after, v, jnp.zeros_like(v) if complete else nowhere, complete)
+
+    v, after = step(local, True)
+    kept = memory.residual(local)
+    assert np.array_equal(v, jnp.zeros_like(v) if kept is None else kept.astype(jnp.float32))
+    jax.tree.map(np.testing.assert_array_equal, after, local)
+    assert not np.isfinite(step(local, False)[0]).any()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere gradients are absorbed in one pass, as a vector")
+@pytest.mark.parametrize("name", ["topk", "scalecom", "random_k"])
+def test_on_cpu_a_step_needs_no_second_vector_as_long_as_the_gradient(name):
+    nodes, shapes = jgc.make_nodes(1), {f"kernel {i}": (300, 300) for i in range(6)}
+    params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    compressor = getattr(jgc.compress, name)(alpha=0.001, warmup_steps=0)
+    state, grads = compressor.init(jax.random.key(0), params, nodes), jax.tree.map(lambda x: x[None], params)
+    step = jgc.compress.step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    run = jax.jit(step, donate_argnums=2, out_shardings=(None, shardings, None))
+    memory = run.lower(jax.random.key(0), grads, state).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= 4 * sum(x.size for x in params.values())
+    assert memory.temp_size_in_bytes < 2 * sum(x.size for x in params.values())

@@ -24,7 +24,7 @@ from jgc.compress.guard import guard
 from jgc.memory import Memory, residual_of, take_in
 from jgc.nodes import per_node
 from jgc.pack import Packing, layer_ids, make_packing, pack, unpack
-from jgc.select import Sparse, check_min_values, counts_per_layer, scatter
+from jgc.select import Sparse, check_min_values, counts_per_layer, scatter_layers
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase, State, Wire
 
 Algorithm = Literal["psum", "ring"]
@@ -91,33 +91,35 @@ def shared_positions(
     def counts_of(share: float, packing: Packing) -> Counts:
         return counts_per_layer(packing.layers, share, min_values)
 
-    def reduce(phase, key, step, v, packing, nodes) -> _Reduced:
+    def reduce(phase, key, step, v, packing, nodes, skip=False) -> _Reduced:
         share = shares[phase]
         if share is None:
-            return _Reduced(average(v, nodes, "dense"), v, v.size)
+            sent = jnp.where(skip, 0, v)
+            return _Reduced(average(sent, nodes, "dense"), sent, v.size)
         counts = counts_of(share, packing)
         chosen = chooser.choose(key, step, v, packing.layers, counts, nodes)
-        values = v[chosen.positions]
+        values = jnp.where(skip, 0, v[chosen.positions])
         if chosen.scales is None:
             mean, sent = average(values, nodes, "values"), values
         else:
             mean, sent = _averaged_in_fixed_point(values, chosen.scales[layer_ids(counts)], average, nodes)
-        return _Reduced(scatter(Sparse(chosen.positions, mean), v.size), Sparse(chosen.positions, sent), values.size)
+        mean = scatter_layers(Sparse(chosen.positions, jnp.where(skip, 0, mean)), packing.layers, counts)
+        return _Reduced(mean, Sparse(jnp.where(skip, v.size, chosen.positions), sent), values.size)
 
-    def accumulate(phase, grads, state, packing):
-        return take_in(memory, state.local, grads, packing, shares[phase] is None)
+    def accumulate(phase, grads, state, packing, skip=False):
+        return take_in(memory, state.local, grads, packing, shares[phase] is None, skip)
 
     def init(key, params, nodes):
         local = memory.init(make_packing(params).size)
         return State(jnp.int32(0), jax.tree.map(lambda x: per_node(x, nodes), local))
 
-    def aggregate(phase, key, grads, state, nodes):
+    def aggregate(phase, key, grads, state, nodes, skip=False):
         packing = make_packing(grads)
-        v, local = accumulate(phase, grads, state, packing)
-        got = reduce(phase, key, state.shared, v, packing, nodes)
+        v, local = accumulate(phase, grads, state, packing, skip)
+        got = reduce(phase, key, state.shared, v, packing, nodes, skip)
         local = memory.keep(local, v, got.sent, shares[phase] is None)
         info = make_info(memory.residual(local), got.elements)
-        return unpack(got.mean, packing), State(state.shared + 1, local), info
+        return unpack(got.mean, packing), State(jnp.where(skip, state.shared, state.shared + 1), local), info
 
     def wire(phase, shapes, nodes):
         packing, share = make_packing(shapes), shares[phase]
@@ -138,7 +140,7 @@ def shared_positions(
         init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
         owns_momentum=memory.owns_momentum, residual=residual_of(memory),
     )  # fmt: skip
-    return guard(core)
+    return guard(core, skips=True)
 
 
 def _averaged_in_fixed_point(values: Array, scales: Array, average: Callable[..., Array], nodes: Nodes):

@@ -116,7 +116,17 @@ def low_pass(memory: Memory, beta: float) -> Memory:
         return memory
 
     def mix(old, new):
-        return ((1 - beta) * old.astype(jnp.float32) + beta * new.astype(jnp.float32)).astype(old.dtype)
+        before = old.astype(jnp.float32)
+        return (before + beta * (new.astype(jnp.float32) - before)).astype(old.dtype)  # as it was after a skipped step
+
+    def with_residual(old, new):
+        if isinstance(new, Aged):
+            return new._replace(memory=with_residual(old.memory, new.memory))
+        return new._replace(residual=old.residual) if isinstance(new, Corrected) else old
+
+    def offer(local, g, complete):
+        v, offered = memory.accumulate(local, g, complete)
+        return v, with_residual(local, offered)  # `keep` needs what was kept before
 
     def filtered(old, kept):
         if isinstance(kept, Aged):
@@ -128,4 +138,4 @@ def low_pass(memory: Memory, beta: float) -> Memory:
     def keep(local, v, sent, complete):
         return filtered(local, memory.keep(local, v, sent, complete))
 
-    return memory._replace(keep=keep, conserves=False)
+    return memory._replace(absorb=lambda local, g, complete: local, offer=offer, keep=keep, conserves=False)
