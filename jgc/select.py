@@ -95,7 +95,6 @@ def scatter_layers(sparse: Sparse, layers: tuple[Layer, ...], counts: tuple[int,
     ends = np.cumsum(counts)[:-1].tolist()
     positions, values = (jnp.split(x, ends, axis=-1) for x in sparse)
 
-
     def alone(layer, at, x):
         zero = jnp.minimum(jnp.sum(at.reshape(-1)[:1]), 0)  # XLA makes what is known to be equal once, and copies it
         return _added(jnp.full((layer.size,), zero, x.dtype), Sparse(at - layer.start, x))

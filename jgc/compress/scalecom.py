@@ -119,23 +119,19 @@ def low_pass(memory: Memory, beta: float) -> Memory:
         before = old.astype(jnp.float32)
         return (before + beta * (new.astype(jnp.float32) - before)).astype(old.dtype)  # as it was after a skipped step
 
-    def with_residual(old, new):
+    def on_residuals(fn, old, new):
+        """`new` with fn of both residuals in its residual's place; a velocity is not filtered."""
         if isinstance(new, Aged):
-            return new._replace(memory=with_residual(old.memory, new.memory))
-        return new._replace(residual=old.residual) if isinstance(new, Corrected) else old
+            return new._replace(memory=on_residuals(fn, old.memory, new.memory))
+        if isinstance(new, Corrected):
+            return new._replace(residual=fn(old.residual, new.residual))
+        return fn(old, new)
 
     def offer(local, g, complete):
         v, offered = memory.accumulate(local, g, complete)
-        return v, with_residual(local, offered)  # `keep` needs what was kept before
-
-    def filtered(old, kept):
-        if isinstance(kept, Aged):
-            return kept._replace(memory=filtered(old.memory, kept.memory))
-        if isinstance(kept, Corrected):  # the velocity is not filtered
-            return kept._replace(residual=mix(old.residual, kept.residual))
-        return mix(old, kept)
+        return v, on_residuals(lambda old, new: old, local, offered)  # `keep` needs what was kept before
 
     def keep(local, v, sent, complete):
-        return filtered(local, memory.keep(local, v, sent, complete))
+        return on_residuals(mix, local, memory.keep(local, v, sent, complete))
 
     return memory._replace(absorb=lambda local, g, complete: local, offer=offer, keep=keep, conserves=False)
