@@ -44,11 +44,12 @@ def _picture(path: Path, found: Results, hosts: int) -> None:
     s = found["settings"]
     figure.suptitle(f"What exchanging the gradients adds to a training step\n{hosts} hosts on one machine, "
                     f"{s['model']}, {s.get('parameters', 0) / 1e6:.1f}M parameters", fontsize=11)  # fmt: skip
-    kinds = {"jgc": OURS, "plain JAX": JAX, "PyTorch": TORCH}
+    drawn = {_colour(row.method) for rows in panels.values() for row in rows.values()}
+    kinds = {name: c for name, c in (("jgc", OURS), ("plain JAX", JAX), ("PyTorch", TORCH)) if c in drawn}
     handles = [axes[0].plot([], [], color=colour, marker="o", linestyle="-", label=f"{name}: median, 90 % interval")[0]
                for name, colour in kinds.items()]  # fmt: skip
     handles += axes[0].plot([], [], color="black", marker="|", markersize=9, linestyle="",
-                            label="time that the bytes alone need at that rate")  # fmt: skip
+                            label=f"time that its bytes need at that rate, {LEAST:g} or less at the edge")  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     write_figure(path, figure)
 
@@ -66,7 +67,7 @@ def _panel(axes: Axes, rows: dict[str, Figures], order: list[str], title: str) -
         text = f"{row.added.middle:.3f}" if measured else f"below {LEAST:g}"
         axes.annotate(text, (high, place), (6, 0), textcoords="offset points", va="center", fontsize=7.5)
         if row.floor:
-            axes.plot([row.floor], [place], color="black", marker="|", markersize=9)
+            axes.plot([max(LEAST, row.floor)], [place], color="black", marker="|", markersize=9)
     axes.set_xscale("log")
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("seconds added to a step without exchange (log scale)", fontsize=8)
