@@ -1,7 +1,9 @@
-"""Eight CPU devices for every test, set before JAX starts; what shares compiled steps runs in one process."""
+"""Eight CPU devices and one cache of compiled programs for every test, set before JAX starts; what shares compiled
+steps runs in one process."""
 
 import os
 import re
+import tempfile
 from collections import Counter
 
 # Nearly all of the suite's time goes into compiling, so LLVM is told not to work hard: the same HLO, slower code.
@@ -13,6 +15,14 @@ _FLAGS = {
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _FLAGS.items() if k not in _given)]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# A run that is stopped and taken up, and every process of several, compiles what has been compiled: a folder that the
+# processes started from here inherit, gone with this one; yours, if you name one, is there for the next time.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _programs = tempfile.TemporaryDirectory(prefix="jgc-tests-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 from hypothesis import settings  # noqa: E402
 from xdist.scheduler import LoadScopeScheduling  # noqa: E402

@@ -30,7 +30,6 @@ from jgc.training import cli, distributed, loop, setup, step
 from jgc.training.metrics import read
 from jgc.training.recorder import Recorder
 
-CACHE = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # to compile, not to run
 LIMIT = 900  # seconds after which a process counts as hanging
 
@@ -65,8 +64,7 @@ def start(folder: Path, name: str, options: str, **environment: str) -> Running:
     os.environ["JGC_TEST_SERVER"] = "1"
     output = folder / f"{name}.txt"
     output.touch()
-    args = (options.split(), str(output), environment, os.environ.get("JGC_TEST_CACHE"))
-    process = context.Process(target=child, args=args, daemon=True)
+    process = context.Process(target=child, args=(options.split(), str(output), environment), daemon=True)
     process.start()
     return Running(process, output)
 
@@ -100,7 +98,7 @@ def wait_for_step(run_dir: Path, step: int, running: list[Running]) -> None:
         time.sleep(0.02)
 
 
-def child(argv: list[str], output: str, environment: dict[str, str], cache: str | None = None) -> None:
+def child(argv: list[str], output: str, environment: dict[str, str]) -> None:
     """What a process does: train.py, with its output in a file."""
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
@@ -108,8 +106,7 @@ def child(argv: list[str], output: str, environment: dict[str, str], cache: str 
     sys.stdout, sys.stderr = (os.fdopen(os.dup(file), "w", buffering=1) for _ in range(2))
     os.environ.update({**environment, "XLA_FLAGS": f"{QUICK} {environment.get('XLA_FLAGS', '')}"})
     warnings.simplefilter("ignore")
-    for name, value in {"jax_platforms": "cpu", **CACHE, "jax_compilation_cache_dir": cache}.items():
-        jax.config.update(name, value)
+    jax.config.update("jax_platforms", "cpu")
     setup.make_model = tiny_model
     _change(environment)
     sys.exit(cli.main(argv))

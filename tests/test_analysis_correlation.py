@@ -11,6 +11,8 @@ from jgc.analysis.correlation import basis, dimension, lost, pca, shares, size, 
 from jgc.analysis.correlation_age import CURVES, ageing, losses_by_age
 from jgc.analysis.correlation_page import measure, write
 from jgc.analysis.mean_gradients import MeanGradients, choose
+from jgc.models import make_model
+from jgc.training import setup
 from jgc.training.errors import UserError
 
 S, SAMPLES, K, MODES = 60, 40, 64, 5
@@ -173,13 +175,14 @@ RUN = ["analyze", "correlation", "--workload", "digits_convnet5", "--nodes", "2"
 
 
 @pytest.mark.slow
-def test_command_from_end_to_end_and_again_from_its_recording(tmp_path, capsys):
+def test_command_from_end_to_end_and_again_from_its_recording(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(setup, "make_model", lambda name, classes, **_: make_model(name, classes, widths=[8] * 5))
     first, again = tmp_path / "first", tmp_path / "again"
     assert main([*RUN, "--layer", "layer1", "--samples", "8", "--loss", "0.1", "--output", str(first)]) == 0
     assert {path.name for path in first.iterdir()} == {*FILES, "recording.npz"}
     assert capsys.readouterr().out.strip() == str(first / "correlation.md")
     recording = mean_gradients.load(first / "recording.npz")
-    assert recording.flat.shape == (12, 288) and recording.shape == (3, 3, 1, 32)
+    assert recording.flat.shape == (12, 72) and recording.shape == (3, 3, 1, 8)
     assert np.isfinite(recording.flat).all() and np.abs(recording.flat).max() > 0
     redo = ["analyze", "correlation", "--from-recording", str(first / "recording.npz"), "--output", str(again)]
     assert main([*redo, "--samples", "8", "--loss", "0.1"]) == 0

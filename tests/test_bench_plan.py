@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from image_helpers import write_imagenet
-from training_helpers import compilation_cache, tiny_config, tiny_model
+from training_helpers import tiny_config, tiny_model
 
 from jgc.__main__ import main
 from jgc.bench import plan
@@ -30,9 +30,9 @@ NODES, BATCH = 2, 16
 
 
 @pytest.fixture(autouse=True, scope="module")
-def tiny(tmp_path_factory):
-    """The tiny model, all nodes on one device, and each program compiled once."""
-    with pytest.MonkeyPatch.context() as patch, compilation_cache(tmp_path_factory.mktemp("cache")):
+def tiny():
+    """The tiny model, and all nodes on one device."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
         for module in (building, plan):
             patch.setattr(module, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))

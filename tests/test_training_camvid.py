@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from camvid_helpers import write_camvid
-from training_helpers import compilation_cache, tiny_model
+from training_helpers import tiny_model
 
 from jgc import data
 from jgc.compress import Dense, LgcPs
@@ -38,8 +38,8 @@ CLASSES = 11
 
 @pytest.fixture(autouse=True, scope="module")
 def folder(tmp_path_factory):
-    """Where a small CamVid lies; one device, the tiny model, and each program compiled once."""
-    with pytest.MonkeyPatch.context() as patch, compilation_cache(tmp_path_factory.mktemp("cache")):
+    """Where a small CamVid lies; one device, and the tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("arrays")))
         patch.setattr(building, "make_model", tiny_model)
         patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))

@@ -32,10 +32,9 @@ LONG = f"{DENSE} --nodes 2 --steps 100000 --checkpoint-every 2 --log-every 1000 
 
 
 @pytest.fixture(autouse=True)
-def in_root(request, monkeypatch, tmp_path_factory):
-    """Where train.py is started; programs are compiled once for all tests."""
+def in_root(request, monkeypatch):
+    """Where train.py is started."""
     monkeypatch.chdir(request.config.rootpath)
-    monkeypatch.setenv("JGC_TEST_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 def finish(running):

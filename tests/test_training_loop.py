@@ -9,7 +9,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from training_helpers import compilation_cache, small_files, tiny_config, tiny_conv_model, tiny_model
+from training_helpers import small_files, tiny_config, tiny_conv_model, tiny_model
 
 from jgc import data
 from jgc.compress import Gradiveq, TopK
@@ -27,9 +27,9 @@ SPARSE = TopK(alpha=0.1, warmup_steps=2)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def tiny(tmp_path_factory):
-    """The tiny model, all nodes on one device, and each program compiled once."""
-    with pytest.MonkeyPatch.context() as patch, compilation_cache(tmp_path_factory.mktemp("cache")):
+def tiny():
+    """The tiny model, and all nodes on one device."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
         patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
         yield

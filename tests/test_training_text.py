@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from text_helpers import write_text
-from training_helpers import compilation_cache, tiny_model
+from training_helpers import tiny_model
 
 from jgc import data
 from jgc.compress import Dense, TopK
@@ -36,8 +36,8 @@ EPOCH = 11  # steps, of the text that `folder` makes
 
 @pytest.fixture(autouse=True, scope="module")
 def folder(tmp_path_factory):
-    """Where a small text lies; a small model, and each program compiled once."""
-    with pytest.MonkeyPatch.context() as patch, compilation_cache(tmp_path_factory.mktemp("cache")):
+    """Where a small text lies; a small model."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
         yield write_text(tmp_path_factory.mktemp("data"))
 

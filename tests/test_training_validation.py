@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from text_helpers import write_text
-from training_helpers import compilation_cache, tiny_config, tiny_model
+from training_helpers import tiny_config, tiny_model
 
 from jgc import data
 from jgc.compress import Dense, Egc, TopK
@@ -23,9 +23,9 @@ EVERY, STEPS = 2, 12
 
 
 @pytest.fixture(autouse=True, scope="module")
-def tiny(tmp_path_factory):
-    """The tiny model, and each program compiled once."""
-    with pytest.MonkeyPatch.context() as patch, compilation_cache(tmp_path_factory.mktemp("cache")):
+def tiny():
+    """The tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
         yield
 

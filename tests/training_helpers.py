@@ -6,7 +6,6 @@ import resource
 from pathlib import Path
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from jgc import compress
@@ -94,21 +93,3 @@ def small_files(size: int):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@contextlib.contextmanager
-def compilation_cache(folder: Path):
-    """Programs compiled inside the block are kept in a folder, and taken from it when they are wanted again."""
-    wanted = {
-        "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
