@@ -175,9 +175,10 @@ def test_zeros_neither_reach_an_old_threshold_nor_overflow():
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("closed", [True, False])
-def test_the_histogram_of_what_is_not_finite_has_no_entropy(wrong, closed):
-    values = jnp.array([1.0, 2.0, wrong, -3.0])
-    layers = (Layer("a", 0, 4),)
+@pytest.mark.parametrize("size", [4, 10_000])
+def test_the_histogram_of_what_is_not_finite_has_no_entropy(wrong, closed, size):
+    values = jnp.tile(jnp.array([1.0, 2.0, 7.0, -3.0]), size // 4).at[size // 2].set(wrong)
+    layers = (Layer("a", 0, size),)
     bits = entropy.entropies(values, layers, 2, closed)
     assert np.isnan(bits).all() and entropy.wanted(bits, layers, 4.0, (1,)).tolist() == [0]
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.compress.compose import Layers
+from jgc.compress.guard import not_finite
 from jgc.types import Array
 
 MOST_BINS = 1024
@@ -46,7 +47,7 @@ def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
     bits = -jnp.sum(jnp.where(counts > 0, share * jnp.log2(jnp.where(counts > 0, share, 1)), 0))
     if closed:
         bits = jnp.where(high > low, bits, 0)
-    return jnp.where((jnp.sum(counts) > 0) & jnp.isfinite(high - low), bits, jnp.nan)
+    return jnp.where((jnp.sum(counts) > 0) & ~not_finite(values), bits, jnp.nan)
 
 
 def entropies(v: Array, layers: Layers, bins: int, closed: bool = True) -> Array:

@@ -12,9 +12,21 @@ Result = tuple[PyTree, State, Info]  # of a step: the aggregate, the state after
 
 
 def _has_non_finite(tree: PyTree) -> Array:
-    """A maximum takes half the time of `all(isfinite)` on CPU, and NaN goes through it."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
-    return jnp.any(jnp.stack([~jnp.isfinite(jnp.max(jnp.abs(x))) for x in leaves])) if leaves else jnp.bool_(False)
+    return jnp.any(jnp.stack([not_finite(x) for x in leaves])) if leaves else jnp.bool_(False)
+
+
+def not_finite(x: Array) -> Array:
+    """Whether NaN or Inf is among some floats, bool[].
+
+    A sum, for NaN goes through it on every device; XLA's maximum on CPU loses NaN where 4,096 values or more are
+    compared as vectors. It takes the time of one read, `all(isfinite)` half as much again on CPU.
+
+    Example:
+      >>> [bool(not_finite(jnp.array([1.0, last]))) for last in (3e38, jnp.nan, -jnp.inf)]
+      [False, True, True]
+    """
+    return ~jnp.isfinite(jnp.sum(0 * x))
 
 
 def guard(core: Compressor, skips: bool = False) -> Compressor:
