@@ -169,6 +169,8 @@ class Compressor(NamedTuple):
       core: the same method without the guard against non-finite gradients, for combinators; None where
         the compressor is itself a core.
       parts: what `compose` built it from, so that `per_layer` can share one exchange; else None.
+      skips: of a core: its `aggregate` takes the flag of a step that all nodes skip as its last argument and sees to
+        aggregate and state itself, which is cheaper than going over the whole state afterwards (`jgc.compress.guard`).
     """
 
     init: Callable[..., State]
@@ -182,3 +184,4 @@ class Compressor(NamedTuple):
     residual: Callable[..., dict[str, Array]] | None = None
     core: Any = None
     parts: Any = None
+    skips: bool = False

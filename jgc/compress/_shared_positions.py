@@ -138,9 +138,9 @@ def shared_positions(
 
     core = Compressor(
         init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-        owns_momentum=memory.owns_momentum, residual=residual_of(memory),
+        owns_momentum=memory.owns_momentum, residual=residual_of(memory), skips=True,
     )  # fmt: skip
-    return guard(core, skips=True)
+    return guard(core)
 
 
 def _averaged_in_fixed_point(values: Array, scales: Array, average: Callable[..., Array], nodes: Nodes):

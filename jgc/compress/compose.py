@@ -134,9 +134,9 @@ def compose_phases(by_phase: Stages, memory: Memory, schedule: tuple[Phase, ...]
 
     core = Compressor(
         init, aggregate, lambda old, new, state, nodes: state, wire, schedule, _diagnose(parts), parts=parts,
-        owns_momentum=memory.owns_momentum, residual=residual_of(memory),
+        owns_momentum=memory.owns_momentum, residual=residual_of(memory), skips=True,
     )  # fmt: skip
-    return guard(core, skips=True)
+    return guard(core)
 
 
 def prepare(

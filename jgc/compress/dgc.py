@@ -87,4 +87,4 @@ def _clipped(compressor: Compressor, clip_norm: float) -> Compressor:
     def diagnose(phase, key, grads, state, nodes):
         return core.diagnose(phase, key, clip_local(grads, clip_norm, nodes.count), state, nodes)
 
-    return guard(core._replace(aggregate=aggregate, diagnose=diagnose, parts=None), skips=True)
+    return guard(core._replace(aggregate=aggregate, diagnose=diagnose, parts=None))

@@ -191,8 +191,8 @@ def _egc(config: Egc) -> Compressor:
         return residual_of(memory)(local.memory, shapes)
 
     core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-                      owns_momentum=memory.owns_momentum, residual=residual)  # fmt: skip
-    return guard(core, skips=True)
+                      owns_momentum=memory.owns_momentum, residual=residual, skips=True)  # fmt: skip
+    return guard(core)
 
 
 def _buffer(config: Egc) -> Codec:

@@ -1,12 +1,14 @@
 """The guard before every method: no NaN or Inf enters a memory, and all nodes take the same decision."""
 
+from collections.abc import Hashable
+
 import chex
 import jax
 import jax.numpy as jnp
 
 from jgc import comm
 from jgc.compress._wire import physical
-from jgc.types import Array, Compressor, Info, PyTree, State
+from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
 
 Result = tuple[PyTree, State, Info]  # of a step: the aggregate, the state after it, its figures
 
@@ -29,26 +31,21 @@ def not_finite(x: Array) -> Array:
     return ~jnp.isfinite(jnp.sum(0 * x))
 
 
-def guard(core: Compressor, skips: bool = False) -> Compressor:
+def guard(core: Compressor) -> Compressor:
     """The same method, which skips a step on all nodes if any node's gradient is not finite.
 
     A skipped step aggregates to zeros, leaves the state as it was and has an `Info` of zeros. The flag is one i32
     all-reduce, kind "flag". Where a node has several devices, their plain mean comes first.
 
     Args:
-      core: the method.
-      skips: whether its `aggregate` takes the flag as its last argument and sees itself to aggregate and state, which
-        is cheaper. Otherwise nothing but the end of the step waits for the flag: the method may see what is not finite,
-        and what it makes of that is thrown away.
+      core: the method. Unless it `skips`, nothing but the end of the step waits for the flag: the method may see what
+        is not finite, and what it makes of that is thrown away.
     """
 
     def aggregate(phase, key, grads, state, nodes):
         grads = comm.exact_mean(grads, nodes)
         skip = comm.any_true(_has_non_finite(grads), nodes)
-        if skips:
-            aggregated, new, info = core.aggregate(phase, key, grads, state, nodes, skip)
-        else:
-            aggregated, new, info = skipped_if(skip, core.aggregate(phase, key, grads, state, nodes), state)
+        aggregated, new, info = aggregate_unless(skip, core, phase, key, grads, state, nodes)
         chex.assert_trees_all_equal_shapes_and_dtypes(aggregated, grads)
         chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
         info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), info)
@@ -57,12 +54,16 @@ def guard(core: Compressor, skips: bool = False) -> Compressor:
     def wire(phase, shapes, nodes):  # the core says what is sent logically, the traced step what physically
         return core.wire(phase, shapes, nodes)._replace(physical=physical(guarded, phase, shapes, nodes))
 
-    guarded = core._replace(aggregate=aggregate, wire=wire, core=core)
+    guarded = core._replace(aggregate=aggregate, wire=wire, core=core, skips=False)
     return guarded
 
 
-def skipped_if(skip: Array | bool, result: Result, before: State) -> Result:
-    """A step's result, or zeros and the state before it."""
-    aggregated, after, info = result
+def aggregate_unless(
+    skip: Array | bool, core: Compressor, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes
+) -> Result:
+    """A core's step, or zeros and the state before it."""
+    if core.skips:
+        return core.aggregate(phase, key, grads, state, nodes, skip)
+    aggregated, after, info = core.aggregate(phase, key, grads, state, nodes)
     aggregated = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), aggregated)
-    return aggregated, jax.tree.map(lambda a, b: jnp.where(skip, a, b), before, after), info
+    return aggregated, jax.tree.map(lambda a, b: jnp.where(skip, a, b), state, after), info

@@ -16,7 +16,7 @@ from jgc.compress.compose import compose, finish, prepare
 from jgc.compress.dense import identity
 from jgc.compress.diagnose import cosine
 from jgc.compress.exchange import all_reduce
-from jgc.compress.guard import guard, skipped_if
+from jgc.compress.guard import aggregate_unless, guard
 from jgc.memory import momentum_only, no_memory
 from jgc.pack import leaf_paths, make_packing, pack
 from jgc.types import Array, Compressor, Info, Message, Nodes, PyTree, State, Wire
@@ -104,9 +104,9 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
 
     core = Compressor(
         init, aggregate, transition, wire, phases.together(schedules), diagnose, owns_momentum=cores[0].owns_momentum,
-        next_phase=next_phase if any(core.next_phase for core in cores) else None, residual=residual,
+        next_phase=next_phase if any(core.next_phase for core in cores) else None, residual=residual, skips=True,
     )  # fmt: skip
-    return guard(core, skips=True)
+    return guard(core)
 
 
 def with_policy(
@@ -142,8 +142,7 @@ def _aggregate_groups(
     for i, core in enumerate(cores):
         group_key = jax.random.fold_in(key, i)
         if core.parts is None:
-            result = core.aggregate(phase[i], group_key, groups[i], states[i], nodes)
-            results[i] = skipped_if(skip, result, states[i])
+            results[i] = aggregate_unless(skip, core, phase[i], group_key, groups[i], states[i], nodes)
         else:
             exchange = core.parts.by_phase[phase[i]][1]
             pending = prepare(core.parts, phase[i], group_key, groups[i], states[i], nodes, skip)

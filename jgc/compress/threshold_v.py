@@ -104,7 +104,7 @@ def _counting(compressor: Compressor, threshold: float) -> Compressor:
             )
         return aggregated, state, info
 
-    return guard(core._replace(aggregate=aggregate, parts=None), skips=True)  # parts would go past this aggregate
+    return guard(core._replace(aggregate=aggregate, parts=None))  # parts would go past this aggregate
 
 
 def _above(x: Array, threshold: float) -> Array:
