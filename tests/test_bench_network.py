@@ -61,7 +61,8 @@ def test_a_plan_holds_what_was_asked_for():
     ("changed", "said"),
     [({"hosts": ["1"]}, "--hosts"), ({"hosts": ["many"]}, "many"), ({"rates": ["fast"]}, "'fast'"),
      ({"methods": ["topkk"]}, "did you mean topk"), ({"methods": ["topk:alfa=1"]}, "alpha"),
-     ({"methods": ["topk:alpha=x"]}, "'x'"), ({"steps": 0}, "--steps"), ({"model": "vgg"}, "'vgg'")],
+     ({"methods": ["topk:alpha=x"]}, "'x'"), ({"methods": ["topk:alpha=5"]}, "alpha"),
+     ({"steps": 0}, "--steps"), ({"model": "vgg"}, "'vgg'")],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_in_one_line(changed, said):
     good = {"hosts": ["2"], "rates": ["1gbit"], "methods": [], "steps": 20, "model": "resnet18", "batch": 2}
@@ -165,7 +166,8 @@ def test_alone_keeps_shapes_and_the_account():
     assert sum(s.bytes for s in sent if s.kind == "a") == 3 * 24 and sum(s.bytes for s in sent if s.kind == "b") == 36
 
 
-@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit),
+                                               (signal.SIGINT, KeyboardInterrupt)])  # fmt: skip
 def test_a_signal_whose_exception_was_lost_raises_again(number, raised):
     before = signal.getsignal(number)
     with pytest.raises(raised), stoppable():
@@ -174,6 +176,25 @@ def test_a_signal_whose_exception_was_lost_raises_again(number, raised):
             signal.raise_signal(number)
         go_on()
     assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_does_not_disturb_cleaning_up():
+    cleaned = False
+    with pytest.raises(KeyboardInterrupt), stoppable():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            cleaned = True
+    assert cleaned
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "no json", '{"settings": [], "cells": {}, "methods": {}}'])
+def test_what_is_no_file_of_results_is_one_line(content, tmp_path):
+    (tmp_path / results.NAME).write_text(content)
+    with pytest.raises(UserError, match="is not a file of bench network"):
+        results.load(tmp_path, {})
 
 
 def test_framing_is_that_of_the_collectives_in_a_program():
@@ -231,18 +252,19 @@ def test_a_short_run_counts_what_wire_says_and_leaves_nothing_behind(tmp_path):
     assert again.returncode == 0 and "compiling" not in again.stderr
 
 
-def heed_ctrl_c() -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so does all that it starts."""
+def heed_signals() -> None:
+    """What a shell starts in the background ignores Ctrl-C, what nohup starts a closed terminal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @needs_namespaces
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path, number):
     process = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                env={**os.environ, "TMPDIR": str(tmp_path)},
-                               preexec_fn=heed_ctrl_c)  # fmt: skip
+                               preexec_fn=heed_signals)  # fmt: skip
     while len(namespaces(process.pid)) < 3:
         assert process.poll() is None
         time.sleep(0.05)

@@ -4,7 +4,6 @@ Its hosts share one machine's processors. Seconds of its steps are therefore tho
 processor seconds are what a host with a processor of its own would take (each host computes on one thread).
 """
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from jgc.bench.advise_measure import BASELINES, baseline_sent
 from jgc.bench.advise_model import Example, Link, Row, contention, fit, rate_of
 from jgc.bench.network.methods import PLAIN_TORCH, SHARE, model_settings
 from jgc.bench.network.methods import settings as settings_of
-from jgc.bench.network.results import COMPUTATION, NAME, Results, key
+from jgc.bench.network.results import COMPUTATION, NAME, Results, key, parsed
 from jgc.models import make_model
 from jgc.nodes import as_one_per_device
 from jgc.training.errors import UserError, values_of_the_user
@@ -55,13 +54,7 @@ def read(path: Path) -> Results:
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"no results of bench network at {file}")
-    try:
-        found = json.loads(file.read_text())
-        if not all(isinstance(found[part], dict) for part in ("settings", "cells", "methods")):
-            raise KeyError("settings, cells, methods")
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is not a file of bench network: {error}") from error
-    return found
+    return parsed(file)
 
 
 def place_of(text: str) -> Place:

@@ -265,7 +265,7 @@ def bench_network(
       rates: of every host's link in both directions, such as 100mbit, or unlimited.
       methods: separated by commas or spaces; settings after colons (topk:alpha=0.01). All with 4 hosts, a few
         otherwise, if not given.
-      steps: of every method; a fifth, 4 or less, of those that send for more than a second.
+      steps: of every method; at most 4 of those whose bytes alone take more than a second.
       model: resnet18 (11.2 million parameters), resnet20 or convnet5.
       batch: images of a host in a step.
       short: a quick look instead: two hosts, two rates, three methods, a small model.

@@ -12,6 +12,7 @@ from pathlib import Path
 from jgc.bench.network import plot, tables
 from jgc.bench.network.plan import MODELS, Plan, plan_of, short
 from jgc.bench.network.rounds import measure
+from jgc.training.errors import FAILED, UserError
 
 PAGE = "network.md"
 
@@ -30,6 +31,8 @@ def run(plan: Plan, folder: Path, command: str) -> str:
     found = measure(plan, folder)
     page = f"# Methods on a network\n\n    {command}\n\n{tables.page(found, plot.draw(folder, found))}"
     (folder / PAGE).write_text(page)
+    if not tables.cells_of(found):
+        raise UserError(f"nothing was measured, see {folder / PAGE}", FAILED)
     return page
 
 

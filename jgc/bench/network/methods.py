@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jgc import compress
-from jgc.training.errors import UserError, did_you_mean
+from jgc.training.errors import UserError, did_you_mean, values_of_the_user
 
 JAX, TORCH = "jax", "torch"
 SHARE = 0.001  # of each layer's values, for all that select
@@ -83,7 +83,8 @@ def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False) -> 
     found = [Row(name, TORCH if name in PLAIN_TORCH else JAX) for name in dict.fromkeys(chosen)]
     for row in found:
         if row.name not in LABELS:
-            settings(row.name)
+            with values_of_the_user():
+                compress.build(settings(row.name))
     return [row for row in found if torch or row.framework == JAX]
 
 

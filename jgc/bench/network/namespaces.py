@@ -103,15 +103,20 @@ def why_not() -> str | None:
     except UserError as error:
         return f"this machine does not allow network namespaces with rates: {error}"
     finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        _delete(name)
     return None
+
+
+def _delete(name: str) -> None:
+    """Remove a namespace, if nobody else has."""
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def remove_leftovers() -> list[str]:
     """Delete the namespaces of runs whose process is gone; return their names."""
     gone = [name for name in _names() if not alive(int(_NAME.match(name)[1]))]  # type: ignore[index]
     for name in gone:
-        _ip("netns", "del", name)
+        _delete(name)
     return gone
 
 
@@ -132,7 +137,7 @@ def network(hosts: int, folder: Path) -> Iterator[Network]:
     finally:
         for name in _names():
             if name.startswith(f"{prefix}-"):
-                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+                _delete(name)
 
 
 def _made(prefix: str, hosts: int, folder: Path) -> Network:
@@ -182,11 +187,11 @@ def _bucket(rate: str) -> list[str]:
 
     Example:
       >>> " ".join(_bucket("1gbit"))
-      'tbf rate 1gbit burst 62500 limit 25000000'
+      'tbf rate 1000000000bit burst 62500 limit 25000000'
     """
     speed = bytes_per_second(rate)
     burst, limit = max(LEAST_BURST, int(BURST_SECONDS * speed)), max(1_000_000, int(QUEUE_SECONDS * speed))
-    return ["tbf", "rate", rate, "burst", str(burst), "limit", str(limit)]
+    return ["tbf", "rate", f"{round(8 * speed)}bit", "burst", str(burst), "limit", str(limit)]
 
 
 def offloads_off(name: str, device: str) -> str:

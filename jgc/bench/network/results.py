@@ -36,17 +36,30 @@ def load(folder: Path, settings: dict[str, Any]) -> Results:
     path = folder / NAME
     if not path.is_file():
         return {"settings": settings, "cells": {}, "methods": {}, "versions": {}}
-    try:
-        results = json.loads(path.read_text())
-        before = results["settings"]
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path} is not a file of bench network: {error}") from error
+    results = parsed(path)
+    before = results["settings"]
     for name, value in settings.items():
         if before.get(name) != value:
             raise UserError(
                 f"{path} was measured with {name} {before.get(name)}, not {value}: give that, or another --run-dir"
             )
     return results
+
+
+def parsed(path: Path) -> Results:
+    """A file of results.
+
+    Raises:
+      UserError: it is no such file.
+    """
+    try:
+        found: Results = json.loads(path.read_text())
+        for part in ("settings", "cells", "methods", "versions"):
+            if not isinstance(found[part], dict):
+                raise TypeError(f"{part} is a {type(found[part]).__name__}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a file of bench network: {error}") from error
+    return found
 
 
 def save(folder: Path, results: Results) -> None:

@@ -40,7 +40,8 @@ def measure(plan: Plan, folder: Path) -> Results:
     Raises:
       UserError: not root, no iproute2 or no right to make namespaces; an unknown method; a process that failed.
     """
-    reason = why_not()
+    with stoppable():
+        reason = why_not()
     if reason:
         raise UserError(reason, FAILED)
     torch = importlib.util.find_spec("torch") is not None
@@ -63,8 +64,6 @@ def machine() -> str:
 
 def _measure_hosts(plan: Plan, hosts: int, chosen: Sequence[Row], folder: Path, found: Results) -> None:
     """All rates with one number of hosts."""
-    failed = [row.name for row in chosen if "error" in found["methods"].get(f"{hosts}/{row.name}", {})]
-    chosen = [row for row in chosen if row.name not in failed]
     if not any(_lacking(found, hosts, rate, row, plan) for rate in plan.rates for row in chosen):
         return
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run of the benchmark, and what it has set up is removed on the way out."""
+"""Ctrl-C, SIGTERM and a closed terminal end a run of the benchmark; what it has set up is removed on the way out."""
 
 import signal
 from collections.abc import Iterator
@@ -10,13 +10,16 @@ _received: list[int] = []
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside the block both signals raise, so that everything around it is cleaned up.
+    """Inside the block the first signal raises, so that everything around it is cleaned up; later ones do not disturb.
 
     What is raised inside a callback of the garbage collector, of which JAX has one, goes nowhere. So `go_on` raises
-    again.
+    again. A closed terminal does not matter where `nohup` says so.
     """
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     _received.clear()
+    before = {number: signal.signal(number, _stop) for number in numbers}
     try:
         yield
     finally:
@@ -27,7 +30,8 @@ def stoppable() -> Iterator[None]:
 def _stop(number: int, frame: FrameType | None) -> None:
     del frame
     _received.append(number)
-    go_on()
+    if len(_received) == 1:
+        go_on()
 
 
 def go_on() -> None:
@@ -35,9 +39,9 @@ def go_on() -> None:
 
     Raises:
       KeyboardInterrupt: after Ctrl-C.
-      SystemExit: after SIGTERM, with 128 and its number.
+      SystemExit: after another signal, with 128 and its number.
     """
-    if signal.SIGINT in _received:
+    if _received and _received[0] == signal.SIGINT:
         raise KeyboardInterrupt
     if _received:
-        raise SystemExit(128 + _received[-1])
+        raise SystemExit(128 + _received[0])
