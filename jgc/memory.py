@@ -252,7 +252,7 @@ def momentum_only(momentum: float) -> Memory:
     check_momentum(momentum)
 
     return Memory(
-        init=lambda n: jnp.zeros((n,)),
+        init=lambda n: jnp.zeros((n,), jnp.float32),
         absorb=lambda u, g, complete: momentum * u + g,
         offer=lambda u, g, complete: (u, u),
         keep=lambda u, v, sent, complete: u,

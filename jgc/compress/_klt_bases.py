@@ -43,7 +43,7 @@ def _by_layer(flat: Array, packing: Packing) -> list[Array]:
 
 def rotate(packing: Packing, bases: Factors, flat: Array, back: bool = False) -> Array:
     """f32[n] as coefficients f32[n], or back."""
-    out = [jnp.zeros((0,))]
+    out = [jnp.zeros((0,), jnp.float32)]
     for x, factors in zip(_by_layer(flat, packing), bases, strict=True):
         for axis, u in enumerate(factors):
             if u.ndim == 2:
@@ -61,8 +61,8 @@ def nothing_learned(packing: Packing, max_mode: int) -> tuple[Factors, Factors]:
 
         return tuple(of_layer(shape) for shape in modes(packing))
 
-    moments = each(lambda r: jnp.zeros((r, r)), lambda r: jnp.zeros((r,)))
-    return moments, each(lambda r: jnp.eye(r), lambda r: jnp.zeros((0,)))
+    moments = each(lambda r: jnp.zeros((r, r), jnp.float32), lambda r: jnp.zeros((r,), jnp.float32))
+    return moments, each(lambda r: jnp.eye(r, dtype=jnp.float32), lambda r: jnp.zeros((0,), jnp.float32))
 
 
 def add_moments(decay: float, old: Factors, mean: Array, packing: Packing) -> Factors:
@@ -79,7 +79,7 @@ def add_moments(decay: float, old: Factors, mean: Array, packing: Packing) -> Fa
 def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array]:
     """Eigenvectors of the moments, and the places of the `count` coefficients of most energy, i32[count]."""
     pairs = [_eigen(layer) for layer in moments]
-    energies = jnp.concatenate([jnp.zeros((0,)), *(_energies(values) for values, _ in pairs)])
+    energies = jnp.concatenate([jnp.zeros((0,), jnp.float32), *(_energies(values) for values, _ in pairs)])
     return tuple(vectors for _, vectors in pairs), lax.top_k(energies, count)[1].astype(jnp.int32)
 
 
@@ -87,7 +87,7 @@ def _eigen(moments: Sequence[Array]) -> tuple[list[Array], tuple[Array, ...]]:
     """Eigenvalues [r], none below 0, and eigenvectors of a layer's modes."""
     values, vectors = [], []
     for moment in moments:
-        value, vector = jnp.linalg.eigh(moment) if moment.ndim == 2 else (moment, jnp.zeros((0,)))
+        value, vector = jnp.linalg.eigh(moment) if moment.ndim == 2 else (moment, jnp.zeros((0,), jnp.float32))
         values.append(jnp.maximum(value, 0))
         vectors.append(vector)
     return values, tuple(vectors)

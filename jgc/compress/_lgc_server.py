@@ -91,7 +91,7 @@ def _seen(config: LgcPs, common, every, head, leader: Array, selection: Selectio
     layers, counts, count = selection.packing.layers, selection.counts, nodes.count
     heads = {kind: every[kind] if config.positions == "own" else per_node(x, nodes) for kind, x in head.items()}
     signs = jax.vmap(lambda h: unpacked_signs(config, h, selection))(heads)
-    means = every["means"] if config.send_means else jnp.zeros((count, len(counts)))
+    means = every["means"] if config.send_means else jnp.zeros((count, len(counts)), jnp.float32)
     if "scales" in heads:
         scales = heads["scales"]
     elif config.scale == "none":

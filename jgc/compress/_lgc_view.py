@@ -51,20 +51,20 @@ def innovation_count(config: LgcPs, selection: Selection) -> int:
 
 def signs_of(config: Lgc, x: Array) -> Array:
     """+1 or -1 for every value; all +1 where signs are not folded in."""
-    return jnp.where(x < 0, -1.0, 1.0) if config.fold_signs else jnp.ones_like(x)
+    return jnp.where(x < 0, jnp.float32(-1), jnp.float32(1)) if config.fold_signs else jnp.ones_like(x)
 
 
 def scales_of(config: Lgc, x: Array, selection: Selection) -> Array:
     """Mean magnitude of each layer, f32[L]; 0 where all of it is zero."""
     if config.scale == "none":
-        return jnp.ones((len(selection.counts),))
+        return jnp.ones((len(selection.counts),), jnp.float32)
     return layer_means(jnp.abs(x), selection.counts)
 
 
 def means_of(config: Lgc, x: Array, signs: Array, selection: Selection) -> Array:
     """Mean of the folded values of each layer, f32[L]; zeros where means are not sent."""
     if not config.send_means:
-        return jnp.zeros((len(selection.counts),))
+        return jnp.zeros((len(selection.counts),), jnp.float32)
     return layer_means(signs * x, selection.counts)
 
 
@@ -115,7 +115,7 @@ def scales_are_means(config: Lgc) -> bool:
 def unpacked_signs(config: Lgc, head: dict[str, Array], selection: Selection) -> Array:
     """Signs as they were sent, as +1 or -1, f32[mu]."""
     if not config.fold_signs:
-        return jnp.ones((selection.mu,))
+        return jnp.ones((selection.mu,), jnp.float32)
     return 1.0 - 2.0 * jnp.unpackbits(head["signs"], count=selection.mu).astype(jnp.float32)
 
 
@@ -128,5 +128,5 @@ def view_of(config: Lgc, x: Array, head: dict[str, Array], selection: Selection)
 
 def innovation_vector(view: View, picked: Array, values: Array, selection: Selection) -> Array:
     """A node's innovation as its decoder takes it: z where values were sent, zero elsewhere, f32[m]."""
-    x = jnp.zeros((selection.mu,)).at[picked].set(values)
-    return jnp.zeros((ae.padded(selection.mu),)).at[picked].set(to_z(x, view, selection)[picked])
+    x = jnp.zeros((selection.mu,), jnp.float32).at[picked].set(values)
+    return jnp.zeros((ae.padded(selection.mu),), jnp.float32).at[picked].set(to_z(x, view, selection)[picked])

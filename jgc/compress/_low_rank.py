@@ -76,7 +76,8 @@ def make_plan(packing: Packing, rank: int) -> Plan:
 def random_factors(key: Key, plan: Plan, rank: int) -> tuple[Array, ...]:
     """Q of every matrix for a first step, f32[cols, r] each: normally distributed, then columns of length 1."""
     keys = [jax.random.fold_in(key, i) for i in range(len(plan.matrices))]
-    return tuple(unit(jax.random.normal(k, (m.cols, rank))) for k, m in zip(keys, plan.matrices, strict=True))
+    shapes = [(m.cols, rank) for m in plan.matrices]
+    return tuple(unit(jax.random.normal(k, s, jnp.float32)) for k, s in zip(keys, shapes, strict=True))
 
 
 def low_rank(

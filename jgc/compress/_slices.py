@@ -89,7 +89,8 @@ def slices(flat: Array, layer: Sliced) -> Array:
 
 def no_rows(layers: Sequence[Sliced], counts: Sequence[int]) -> Rows:
     """Zeros for so many samples, or directions, of the first slice of each s."""
-    return tuple(jnp.zeros((layer.bases, count, layer.width)) for layer, count in zip(layers, counts, strict=True))
+    shapes = [(layer.bases, count, layer.width) for layer, count in zip(layers, counts, strict=True)]
+    return tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
 
 
 def add_sample(layers: Sequence[Sliced], rows: Rows, mean: Array, index: Array) -> Rows:
@@ -178,7 +179,7 @@ def decoded(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], code: Array)
 
     Source: GradiVeQ paper, (5).
     """
-    out, at = [jnp.zeros((0,))], 0
+    out, at = [jnp.zeros((0,), jnp.float32)], 0
     for layer, basis, size in zip(layers, rows, d, strict=True):
         mine = code[at : at + layer.count * size].reshape(layer.count, size)
         back = [

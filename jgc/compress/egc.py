@@ -160,7 +160,7 @@ def _egc(config: Egc) -> Compressor:
 
     def init(key, params, nodes):
         packing = make_packing(params)
-        local = Local(memory.init(packing.size), jnp.full((len(packing.layers),), jnp.inf))
+        local = Local(memory.init(packing.size), jnp.full((len(packing.layers),), jnp.inf, jnp.float32))
         return State(jnp.int32(0), jax.tree.map(lambda x: per_node(x, nodes), local))
 
     def aggregate(phase, key, grads, state, nodes, skip=False):

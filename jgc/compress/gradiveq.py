@@ -215,8 +215,9 @@ def convolutions(config: Gradiveq) -> Compressor:
         layers = _layers(config, packing)
         samples = _slices.no_rows(layers, [kept_samples(config)] * len(layers))
         bases = _slices.no_rows(layers, largest(config, layers))
-        learned = Learned(samples, jnp.int32(0), bases, jnp.zeros((packing.size,)), jnp.int32(0), jnp.bool_(False))
-        watch = Watch(jnp.zeros(()), jnp.zeros(())) if config.control_limit else ()
+        learned = Learned(samples, jnp.int32(0), bases, jnp.zeros((packing.size,), jnp.float32), jnp.int32(0),
+                          jnp.bool_(False))  # fmt: skip
+        watch = Watch(jnp.float32(0), jnp.float32(0)) if config.control_limit else ()
         local = jax.tree.map(lambda x: per_node(x, nodes), Local(memory.init(packing.size), watch))
         return State(learned, local)
 
@@ -368,7 +369,7 @@ _principal = jax.jit(_slices.principal, static_argnums=2)
 def _basis(samples: Array, taken: Array, like: Array, config: Gradiveq) -> Array:
     """The directions of most energy, as many as there is room for."""
     directions = _components(samples, taken, config)[1][:, : like.shape[1]]
-    return jnp.zeros(like.shape).at[:, : directions.shape[1]].set(directions)
+    return jnp.zeros(like.shape, jnp.float32).at[:, : directions.shape[1]].set(directions)
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
         packing = make_packing(params)
         local = jax.tree.map(lambda x: per_node(x, nodes), memory.init(packing.size))
         kept = jnp.arange(_count(config, packing), dtype=jnp.int32)
-        velocity = jnp.zeros((packing.size if _smooths(config) else 0,))
+        velocity = jnp.zeros((packing.size if _smooths(config) else 0,), jnp.float32)
         factors = nothing_learned(packing, config.max_mode)
         return State(Learned(*factors, kept, jnp.int32(0), velocity), local)
 
@@ -250,7 +250,7 @@ def _common(config: Klt, v: Array, learned: Learned, packing: Packing, nodes: No
     total = comm.total(codes.astype(config.code_dtype), nodes, "coefficients").astype(jnp.float32)
 
     def gradients(coefficients):
-        spread = jnp.zeros((packing.size,)).at[learned.kept].set(coefficients)
+        spread = jnp.zeros((packing.size,), jnp.float32).at[learned.kept].set(coefficients)
         return comm.one_by_one(partial(rotate, packing, back=True), learned.bases, spread)
 
     return Common(gradients(total * step / nodes.count), gradients(codes * step))
@@ -262,7 +262,7 @@ def _steps(coefficients: Array, largest: float, nodes: Nodes) -> Array:
     What travels is the exponent of the largest magnitude: small, and equal on all nodes to the bit.
     """
     group = groups(coefficients.size)
-    magnitudes = jnp.zeros((_group_count(group.size),)).at[group].max(jnp.abs(coefficients))
+    magnitudes = jnp.zeros((_group_count(group.size),), jnp.float32).at[group].max(jnp.abs(coefficients))
     exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
     highest = jnp.max(comm.gather(exponents, nodes, "scales"), axis=0)
     return (jnp.exp2(highest / FINE) / largest)[group]

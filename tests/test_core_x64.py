@@ -1,0 +1,34 @@
+"""With 64 bits switched on, as other parts of a program may want them, methods keep and send what they do without."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jgc
+from jgc.compress import METHODS, build
+
+PARAMS = {
+    "Conv_0": {"kernel": jnp.zeros((3, 3, 4, 8), jnp.float32)},
+    "Dense_1": {"kernel": jnp.zeros((40, 60), jnp.float32), "bias": jnp.zeros(60, jnp.float32)},
+}
+
+
+@pytest.fixture
+def sixty_four_bits():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def kept_and_sent(compressor, nodes):
+    state = jax.eval_shape(lambda key: compressor.init(key, PARAMS, nodes), jax.random.key(0))
+    wires = [compressor.wire(phase.value, PARAMS, nodes) for phase in compressor.schedule]
+    return jax.tree.map(lambda x: (x.shape, x.dtype), state), [(w.physical, w.logical, w.once) for w in wires]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_state_and_bytes_are_those_of_32_bits(name, request):
+    compressor, nodes = build(METHODS[name].settings()), jgc.make_nodes(8)
+    expected = kept_and_sent(compressor, nodes)
+    request.getfixturevalue("sixty_four_bits")
+    assert kept_and_sent(compressor, nodes) == expected
