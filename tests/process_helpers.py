@@ -2,6 +2,7 @@
 
 Environment of a process: JGC_TEST_DUMP, a folder, gets the parameters as each of its devices holds them in the end;
 JGC_TEST_JAX: it says that its jax is of that version; JGC_TEST_PROGRAM: it compiles another program than the others;
+JGC_TEST_RANDOM: it draws other random numbers than the others;
 JGC_TEST_HANG: its main thread stops for good after that step.
 """
 
@@ -129,6 +130,8 @@ def _change(environment: dict[str, str]) -> None:
     if version := environment.get("JGC_TEST_JAX"):
         versions = distributed.versions
         distributed.versions = lambda: {**versions(), "jax": version}
+    if environment.get("JGC_TEST_RANDOM"):
+        jax.config.update("jax_threefry_partitionable", False)
     if environment.get("JGC_TEST_PROGRAM"):
         decay = step.add_coupled_decay
         step.add_coupled_decay = lambda grads, *rest: jax.tree.map(lambda g: 2 * g, decay(grads, *rest))

@@ -13,6 +13,8 @@ from process_helpers import LIMIT, free_port, start, start_all, wait_for_step
 from text_helpers import write_text
 
 from jgc.training.distributed import difference
+from jgc.training.errors import UserError
+from jgc.training.meeting import connect
 from jgc.training.metrics import read
 
 pytestmark = pytest.mark.slow
@@ -214,10 +216,11 @@ def test_what_does_not_fit_is_refused_at_the_start(tmp_path, wrong):
     assert not (tmp_path / "run").exists()
 
 
-def test_other_versions_and_other_programs_are_refused(tmp_path):
+def test_other_versions_programs_and_random_numbers_are_refused(tmp_path):
     options = f"{DENSE} --nodes 2 --steps 3 --run-dir {tmp_path / 'run'}"
     for name, value, said in (
         ("JGC_TEST_JAX", "9.9.9", r"process 1 has jax 9\.9\.9, process 0 has \d+\.\d+\.\d+"),
+        ("JGC_TEST_RANDOM", "1", r"process 1 has a first state of checksum \d+, process 0 has \d+: JAX_ variables"),
         ("JGC_TEST_PROGRAM", "1", r"process 1 has a program of the update, StableHLO of checksum \w+, process 0 has"),
     ):
         port = free_port()
@@ -227,6 +230,24 @@ def test_other_versions_and_other_programs_are_refused(tmp_path):
         ]
         for r in running:
             assert re.search(said, r.error())
+
+
+def test_what_goes_wrong_alike_everywhere_is_nobodys_fault(tmp_path):
+    options = f"{DENSE} --nodes 2 --steps 30 --learning-rate 1e30 --run-dir {tmp_path / 'run'}"
+    for r in start_all(tmp_path, "nan", 2, options):
+        assert re.search(r"^error: stopped at step \d+: .*NaN", r.error())
+
+
+def test_a_port_that_is_connected_to_itself_is_no_coordinator(monkeypatch):
+    def to_itself(address, timeout):
+        connection = socket.socket()
+        connection.bind(("127.0.0.1", 0))
+        connection.connect(connection.getsockname())
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", to_itself)
+    with pytest.raises(UserError, match=r"no coordinator at 127.0.0.1:40000 within 0.5 s"):
+        connect("127.0.0.1", 40000, 0.5)
 
 
 def test_a_port_that_is_taken_and_a_coordinator_that_is_not_there(tmp_path):
@@ -254,6 +275,7 @@ def test_a_port_that_is_taken_and_a_coordinator_that_is_not_there(tmp_path):
             "must be HOST:PORT, got 'h'",
         ),
         ("--distributed.timeout 0", "--distributed.timeout must be from 1 to 1000000 seconds, got 0"),
+        ("--distributed.auto --distributed.process-id 0", "leave out one of them"),
         ("--distributed.auto", "JAX finds none of Slurm, Kubernetes, Cloud TPU and Open MPI here"),
     ],
 )

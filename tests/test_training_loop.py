@@ -136,9 +136,10 @@ def test_a_signal_saves_and_says_how_to_resume(tmp_path, monkeypatch, capsys, nu
 
     monkeypatch.setattr(Recorder, "push", push_and_signal)
     before = signal.getsignal(number)
-    assert loop.run(tiny_config(tmp_path, method=SPARSE), "python train.py --run-dir {run_dir} --resume") == code
+    command = "python train.py --layers 'k{1}' --run-dir {run_dir} --resume"
+    assert loop.run(tiny_config(tmp_path, method=SPARSE), command) == code
     said = capsys.readouterr().out
-    assert f"{name}: saved after step 3 of 6" in said and f"--run-dir {tmp_path} --resume" in said
+    assert f"{name}: saved after step 3 of 6" in said and f"--layers 'k{{1}}' --run-dir {tmp_path} --resume" in said
     assert signal.getsignal(number) == before
     assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     arrays(tmp_path, step=3)

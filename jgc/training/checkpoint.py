@@ -221,6 +221,6 @@ def _is_local(name: str) -> bool:
 def _share_out(x: np.ndarray, before: int, nodes: int, local: bool) -> np.ndarray:
     if x.ndim == 0 or x.shape[0] != before:
         return x
-    if local and np.issubdtype(x.dtype, np.inexact):
+    if local and jnp.issubdtype(x.dtype, jnp.inexact):  # NumPy does not take bfloat16 for a number
         return np.broadcast_to(x.mean(axis=0, dtype=np.float64).astype(x.dtype), (nodes, *x.shape[1:]))
     return x[np.arange(nodes) % before]

@@ -15,19 +15,23 @@ import os
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
 from jgc.training.config import Config, DistributedConfig, as_json
-from jgc.training.errors import FAILED, UserError
+from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.hub import Hub, listen
 from jgc.training.meeting import Meeting, connect, die, relay
 from jgc.training.place import Place, place_of
 from jgc.training.summary import versions
+from jgc.types import PyTree
 
 T = TypeVar("T")
 LAG = 2  # steps between a signal and the stop: news of it travel while the steps go on
@@ -64,15 +68,27 @@ class Team:
         """The one given where this process prints, else one that prints nothing."""
         return console if self.leads else Console(quiet=True, force_terminal=False)
 
-    def same(self, what: dict[str, Any]) -> None:
+    def same(self, what: dict[str, Any], hint: str = "") -> None:
         """Compare values, by name, with those of the others.
 
         Raises:
-          Disagreement: one differs; every process raises the same.
+          Disagreement: one differs; every process raises the same, with the hint.
         """
         differs = difference(self._gather(what))
         if differs:
-            raise Disagreement(differs)
+            raise Disagreement(f"{differs}: {hint}" if hint else differs)
+
+    def checksum(self, tree: PyTree) -> int:
+        """CRC-32 of what every device holds alike of a tree, 0 in a run of one process."""
+        if self.meeting is None:
+            return 0
+        crc = 0
+        for x in jax.tree.leaves(tree):
+            if x.is_fully_replicated:
+                held = x.addressable_data(0)
+                is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+                crc = zlib.crc32(np.asarray(jax.random.key_data(held) if is_key else held).tobytes(), crc)
+        return crc
 
     def lead(self, action: Callable[[], T]) -> T:
         """What `action` returns in process 0, which alone calls it; plain data."""
@@ -127,7 +143,7 @@ class Team:
         if error is None:
             self.wait()
             self.meeting.close(jax.distributed.shutdown)
-        elif isinstance(error, Disagreement):
+        elif isinstance(error, (Disagreement, NonFinite)):
             self.meeting.close()  # all of them say it
         elif isinstance(error, jax.errors.JaxRuntimeError):
             self.meeting.failed(_line(error))  # whoever is to blame shows soon, which ends this process

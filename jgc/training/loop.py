@@ -1,5 +1,6 @@
 """The training loop, to be read from top to bottom."""
 
+import shlex
 import sys
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import closing
@@ -74,16 +75,19 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     setup = build(config)
     recording = Recording(setup.parts, setup.state, run_dir)
     team.same({"data": setup.source.facts})
+    begin = {"a first state of checksum": team.checksum(setup.state)}
+    team.same(begin, "JAX_ variables, XLA_FLAGS or processors differ")
     if team.leads and not (run_dir / CONFIG).exists():
         mark_run_dir(run_dir, config)
-    team.resume = resume_command.format(run_dir=run_dir)
+    team.resume = resume_command.replace("{run_dir}", shlex.quote(str(run_dir)))
 
     # --- checkpoint: a new run, or where an old one stopped
     with team.process_0_first():
         manager = checkpoint.open_manager(run_dir)
         found = checkpoint.restore(manager) if config.resume else None
     state, start, entered = resume_or_start(config, setup, found, console)
-    team.same({"as the step to begin with": start, "as phases so far": [phase.name for phase in entered]})
+    so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
+    team.same(so_far, f"all processes must see the same folder {run_dir}")
     if team.leads:
         mark_run_dir(run_dir, config)
     recording.begin(start)
@@ -163,6 +167,7 @@ def train(
             if recording.is_due(step):
                 with recorder.aside(gradients):
                     recording.run(step, phase, state, gradients)
+                    team.wait()  # for process 0, which writes
             if diagnosis.is_due(step, phase):
                 with recorder.aside(gradients):
                     figures = diagnosis.run(step, phase, state, gradients)

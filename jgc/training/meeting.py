@@ -20,6 +20,7 @@ from jgc.training.link import Link, pass_on
 
 RETRY = 0.2  # seconds between two attempts to reach process 0
 JOINED = "joined"
+STRANGER = "what answers at --distributed.coordinator is no process 0 of jgc"
 
 
 class Meeting:
@@ -94,7 +95,7 @@ class Meeting:
             elif "end" in message:
                 self._ended.set()
                 self._stop(message["end"])
-        self._stop("process 0, the coordinator, died" if self._joined else "what answers there is no process 0 of jgc")
+        self._stop("process 0, the coordinator, died" if self._joined else STRANGER)
 
     def _beat(self) -> None:
         interval, before = beat_seconds(self._timeout), time.monotonic()
@@ -104,7 +105,7 @@ class Meeting:
             if now - before > 2 * interval + 1:  # this process itself has stood still
                 self._heard = now
             if now - self._heard > self._timeout:
-                self._stop(silent(0, now - self._heard))
+                self._stop(silent(0, now - self._heard) if self._joined else STRANGER)
             self._link.send(beat=True)
             before = now
 
@@ -126,7 +127,10 @@ def connect(host: str, port: int, seconds: float) -> Link:
         try:
             connection = socket.create_connection((host, port), timeout=left)
             connection.settimeout(None)
-            return Link(connection)
+            if connection.getsockname() != connection.getpeername():
+                return Link(connection)
+            connection.close()  # TCP lets a port be connected to itself where nobody listens at it
+            time.sleep(min(RETRY, left))
         except OSError as error:
             problem = error.strerror or str(error)
             time.sleep(min(RETRY, max(0.0, deadline - time.monotonic())))

@@ -1,5 +1,6 @@
 """Which of a run's processes this is, and where they meet: from the settings, or as JAX finds it out."""
 
+import os
 from typing import NamedTuple
 
 from jgc.training.config import DistributedConfig
@@ -22,13 +23,16 @@ def place_of(settings: DistributedConfig) -> Place | None:
     Raises:
       UserError: a setting is missing or out of range, or JAX finds nothing.
     """
-    if settings.auto:
-        return _detected(settings)
     given = {
         "coordinator HOST:PORT": settings.coordinator != "",
         "num-processes N": settings.num_processes != 0,
         "process-id I": settings.process_id != -1,
     }
+    if settings.auto:
+        if any(given.values()):
+            names = " and ".join(f"--distributed.{name}" for name, is_given in given.items() if is_given)
+            raise UserError(f"--distributed.auto finds out by itself what {names} says: leave out one of them")
+        return _detected(settings)
     if not any(given.values()):
         return None
     for name, is_given in given.items():
@@ -65,4 +69,6 @@ def _detected(settings: DistributedConfig) -> Place:
             "--distributed.auto: JAX finds none of Slurm, Kubernetes, Cloud TPU and Open MPI here; give "
             "--distributed.coordinator, --distributed.num-processes and --distributed.process-id"
         )
-    return Place(*_address(address), processes, process, None if devices is None else tuple(devices))
+    if devices is None or "JAX_LOCAL_DEVICE_IDS" in os.environ:  # which jax.distributed.initialize() reads
+        return Place(*_address(address), processes, process)
+    return Place(*_address(address), processes, process, tuple(devices))

@@ -61,9 +61,7 @@ def build(config: Config) -> Setup:
         variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
         state = init_state(parts, variables, compressor_key)
         costs = phase_costs(parts.compressor, variables["params"], nodes)
-    except MissingDataError as error:
-        raise UserError(str(error)) from error
-    except ValueError as error:
+    except (MissingDataError, ValueError) as error:
         raise UserError(str(error)) from error
     values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))
     return Setup(parts, source, state, costs, values)
