@@ -14,7 +14,7 @@ BAD = {
     "momentum": (-0.1, 1.0, NAN),
     "warmup_steps": (-1,),
     "autoencoder_steps": (-1,),
-    "residual_dtype": ("int8", "float31"),
+    "residual_dtype": ("int8", "float31", "float8_e4m3fn"),
     "algorithm": ("tree",),
     "positions": ("mine",),
     "leader": ("random",),

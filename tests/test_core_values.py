@@ -53,6 +53,13 @@ def test_codes_of_a_few_bits_are_numpys(code):
 
 
 @pytest.mark.parametrize("code", CODES)
+def test_the_largest_floats_stay_finite(code):
+    x = np.tile(np.float32([3.4e38, -3.4e38, 1.8e38]), 6)
+    got = there_and_back(code, x)
+    assert np.all(np.isfinite(got)) and np.array_equal(np.sign(got), np.sign(x))
+
+
+@pytest.mark.parametrize("code", CODES)
 @given(values=vectors)
 def test_no_code_leaves_more_than_it_takes_away(code, values):
     x = np.array(values, np.float32)

@@ -301,6 +301,7 @@ def test_the_papers_numbers():
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.alpha=5"], "alpha must be in (0, 1]"),
         (["compare", "--run-dir", "x", "--set", "seed=5"], "compare has --workload, --seeds and --run-dir"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.seed=5"], "seed is not to be set"),
+        (["compare", "--run-dir", "x", "--set", "distributed.auto=true"], "is one process"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.run-dir=y"], "run-dir is not to be set"),
         (["bench", "bytes", "--alpha", "2"], "alpha must be in (0, 1]"),
         (["bench", "bytes", "--classes", "5"], "at least the data set's 10, got 5"),

@@ -45,7 +45,7 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> Payload
     if not code.endswith("bit"):
         dtype = jnp.dtype(code)
         limit = float(jnp.finfo(dtype).max)
-        return {"values": (jnp.clip(x, -limit, limit) if dtype == jnp.float16 else x).astype(dtype)}
+        return {"values": jnp.clip(x, -limit, limit).astype(dtype)}
     bits = int(code[:-3])
     levels, magnitudes = 2 ** (bits - 1), jnp.abs(x)
     group, groups = _group(x < 0, counts), 2 * len(counts)
@@ -56,7 +56,7 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> Payload
     unit = _unit(level, levels)
     fit = jax.ops.segment_sum(share * unit, group, groups) / _not_zero(jax.ops.segment_sum(unit**2, group, groups))
     codes = level + jnp.where(x < 0, jnp.uint32(levels), jnp.uint32(0))
-    return {"values": pack_bits(codes, bits), "scales": largest * fit}
+    return {"values": pack_bits(codes, bits), "scales": jnp.minimum(largest * fit, jnp.finfo(jnp.float32).max)}
 
 
 def bytes_per_value(code: ValueCode) -> float:

@@ -13,7 +13,7 @@ from jgc.training.config import GROUPS
 from jgc.training.errors import FAILED, UserError, did_you_mean
 from jgc.training.workloads import workload_named
 
-FIXED = ("workload", "seed", "run_dir", "resume", "compressor")
+FIXED = ("workload", "seed", "run_dir", "resume", "compressor", "distributed")
 
 
 def known_methods() -> dict[str, type]:
@@ -87,7 +87,8 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
             raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
         fixed = next((part for part in (field, own) if part.split(".")[0].replace("-", "_") in FIXED), None)
         if fixed:
-            raise UserError(f"--set {entry}: {fixed} is not to be set; compare has --workload, --seeds and --run-dir")
+            has = "--workload, --seeds and --run-dir, and is one process"
+            raise UserError(f"--set {entry}: {fixed} is not to be set; compare has {has}")
         if dot and method not in out:
             raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
         is_own = dot and own.replace("-", "_") in {f.name for f in dataclasses.fields(known_methods()[method])}
