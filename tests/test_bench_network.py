@@ -197,6 +197,13 @@ def test_what_is_no_file_of_results_is_one_line(content, tmp_path):
         results.load(tmp_path, {})
 
 
+def test_steps_of_a_block_count_as_one_where_they_are_alike():
+    slow_and_fast = [1.0, 2.0] * 4
+    within, between = median([x for x in slow_and_fast for _ in range(4)]), median(slow_and_fast * 4)
+    assert (between.high - between.low) < (within.high - within.low) == 1.0
+    assert median([1.0, 1.0, 1.0, 1.0, 3.0])[1:] == (1.0, 3.0)  # the last block is a shorter one
+
+
 def test_framing_is_that_of_the_collectives_in_a_program():
     found = made_up()
     found["methods"]["2/topk"]["collectives"] = {"all-reduce 4": 2, "all-gather 488": 1}

@@ -8,6 +8,7 @@ from jgc.training.errors import UserError
 from jgc.training.rundir import write_whole
 
 NAME = "results.json"
+BLOCK = 4  # steps of a method taken one after another, where it takes more than that in all
 PARTS = ("full", "alone", "computation")
 COMPUTATION = "computation"
 Results = dict[str, Any]

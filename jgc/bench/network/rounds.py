@@ -18,13 +18,13 @@ from jgc.bench.network import framing, results
 from jgc.bench.network.methods import Row, rows
 from jgc.bench.network.namespaces import HEADERS, UNLIMITED, network, remove_leftovers, set_rate, why_not
 from jgc.bench.network.plan import Plan
-from jgc.bench.network.results import COMPUTATION, Results
+from jgc.bench.network.results import BLOCK, COMPUTATION, Results
 from jgc.bench.network.stopping import stoppable
 from jgc.bench.network.workers import Workers, ask, ask_in_turn, scratch, step, workers
 from jgc.training.errors import FAILED, UserError
 from jgc.wire.rate import bytes_per_second
 
-BLOCK, ALONE_BLOCK = 4, 2  # steps taken in turn
+ALONE_BLOCK = 2  # steps taken in turn, as `BLOCK` are
 WARM_UP = 4  # steps that are not counted: PowerSGD of PyTorch begins with its third
 SLOW = 1.0  # seconds of the bytes alone, above which a method takes few steps
 SETTLE = 0.05  # seconds until the last acknowledgements have been counted

@@ -47,13 +47,13 @@ def about(found: Results) -> str:
         f"MTU 1500, offloads: {s.get('offloads', 'not known')}. SGD with momentum; every method in its last phase, its "
         "state as initialised (an autoencoder untrained); no layer goes a way of its own.\n\n"
         "A step begins on all hosts at the same moment and ends when the slowest is done. Medians, with the range of "
-        "90 % of bootstrap draws in brackets. Computation: gradients and update, of that framework. Compression: the "
-        "step with local copies in the place of collectives, less computation (PyTorch: with a group of one process). "
-        "Communication: the rest, waiting for other hosts included. Added: the step less computation. Processor: "
-        "processor time of a host over that of its computation. Bytes are those that a host's interface counts, "
-        "acknowledgements and retransmissions included; what Gloo adds to a collective was measured on single ones of "
-        "the same kind and size. DDP f32 and fp16 send while they still compute, so that less may be added than their "
-        "bytes need."
+        "90 % of bootstrap draws, of whole blocks of steps, in brackets. Computation: gradients and update, of that "
+        "framework. Compression: the step with local copies in the place of collectives, less computation (PyTorch: "
+        "with a group of one process). Communication: the rest, waiting for other hosts included. Added: the step "
+        "less computation. Processor: processor time of a host over that of its computation. Bytes are those that a "
+        "host's interface counts, acknowledgements and retransmissions included; what Gloo adds to a collective was "
+        "measured on single ones of the same kind and size. DDP f32 and fp16 send while they still compute, so that "
+        "less may be added than their bytes need."
     )
 
 
