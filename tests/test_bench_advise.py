@@ -81,7 +81,7 @@ def test_more_hosts_never_take_less(rate, hosts):
 def test_uncompressed_wins_without_a_limit():
     link = Link(math.inf, latency=0.0, overhead=0.0)
     verdict = advise.conclusion(advise.advise(rows(), 4, link))[0]
-    assert verdict == "no: uncompressed f32 takes 0.1 s a step, the best method, signsgd, 0.11 s."
+    assert verdict == "no: uncompressed f32 takes 0.1 s a step, the best method, signsgd, 0.11 s, 1.1 times as long."
 
 
 def test_on_a_slow_link_it_pays_and_says_how_much():
@@ -102,12 +102,39 @@ def test_f16_is_a_baseline_too():
 
 def test_the_turning_point_is_where_the_verdict_turns():
     advice = advise.advise(rows(), 4, Link(12.5e6))
-    rate = advise.break_even(advice)
-    assert 12.5e6 < rate < math.inf
+    ((low, rate),) = advise.paying(advice)
+    assert low == 0 and 12.5e6 < rate < math.inf
     for factor, word in ((0.9, "yes"), (1.1, "no")):
         there = advise.advise(rows(), 4, Link(rate * factor))
         assert advise.conclusion(there)[0].startswith(word)
     assert f"it pays below about {advise.bits(rate)}" in " ".join(advise.conclusion(advice))
+
+
+def test_run_dir_and_a_config_are_not_both_given(tmp_path, capsys):
+    assert main(["advise", *CONFIG, "--run-dir", str(tmp_path), "--bandwidth", "1gbit", "--hosts", "4"]) == 2
+    assert "give it or --config, not both" in capsys.readouterr().err
+
+
+def test_the_limit_is_that_of_steps_without_a_rate():
+    found = invented()
+    free = advise_results.limit(found, 4, sent_of)
+    assert free == advise_results.calibrated(found, Place(4, "unlimited"), sent_of).limit < math.inf
+    found["cells"] = {name: cell for name, cell in found["cells"].items() if cell["rate"] != "unlimited"}
+    assert advise_results.limit(found, 4, sent_of) == math.inf
+
+
+def test_where_one_is_quick_and_another_sends_little_there_are_two_ranges():
+    quick = Row("cast", 0.1, 0.001, (sent("all-gather", 3_900_000),))
+    small = Row("topk", 0.1, 1.0, (sent("all-gather", 10),))
+    plain = Row("psum_f32", 0.1, 0.01, (sent("all-reduce", 3_500_000),))
+    link = Link(1e6, latency=0.0, overhead=0.0, efficiency=1.0)
+    (_, slow), (fast, end) = advise.paying(advise.advise([plain, quick, small], 4, link))
+    assert slow == pytest.approx(3.5e6 / 0.99, rel=0.02) and fast == pytest.approx(0.4e6 / 0.009, rel=0.02)
+    assert end == math.inf
+    for rate in (0.9 * slow, 1.1 * slow, 0.9 * fast, 1.1 * fast):
+        said = advise.conclusion(advise.advise([plain, quick, small], 4, link._replace(rate=rate)))
+        assert said[0].startswith("yes" if rate < slow or rate > fast else "no")
+        assert f"below about {advise.bits(slow)} and above about {advise.bits(fast)}" in " ".join(said)
 
 
 def test_the_control_and_jgcs_own_dense_step_are_not_recommended():

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +27,7 @@ F32, F16 = "psum_f32", "psum_f16"
 LABELS = {F32: "uncompressed f32", F16: "uncompressed f16"}
 UNCOMPRESSED = (F32, F16, "dense")
 CONTROL = "silent"  # sends nothing and does not train: never what to pick
-SLOWEST, FASTEST = 1e2, 1e13  # bytes a second between which a turning point is looked for
+SLOWEST, FASTEST, RATES = 1e2, 1e13, 200  # bytes a second between which turning points are looked for, and how often
 HEAD = ("method", "sent by a host in a step", "computation, s", "compression, s", "communication, s (estimate)",
         "step, s", "times faster than f32")  # fmt: skip
 
@@ -68,7 +69,7 @@ def conclusion(advice: Advice) -> list[str]:
     Example:
       >>> rows = [Row(F32, 1.0, 0.0, ()), Row("topk", 1.0, 0.5, ())]
       >>> conclusion(advise(rows, 2, Link(1e6)))[0]
-      'no: uncompressed f32 takes 1 s a step, the best method, topk, 1.5 s.'
+      'no: uncompressed f32 takes 1 s a step, the best method, topk, 1.5 s, 1.5 times as long.'
     """
     rows, hosts, link = advice.rows, advice.hosts, advice.link
     ours, plain = best(rows, hosts, link, True), best(rows, hosts, link, False)
@@ -83,32 +84,40 @@ def conclusion(advice: Advice) -> list[str]:
     else:
         also = "" if plain is f32 else f" ({name(f32.method)} {shown(step(f32, hosts, link))} s)"
         verdict = f"no: {name(plain.method)} takes {shown(theirs)} s a step{also}, the best method, {ours.method}, "
-        verdict += f"{shown(mine)} s."
+        verdict += f"{shown(mine)} s" + (f", {mine / theirs:.3g} times as long." if theirs > 0 else ".")
     close = "The two are within 25 %, which is what such an estimate may well miss." if _close(mine, theirs) else ""
-    return [sentence for sentence in (verdict, _turning_point(advice), close) if sentence]
+    return [sentence for sentence in (verdict, _turning_points(advice), close) if sentence]
 
 
 def _close(mine: float, theirs: float) -> bool:
     return abs(mine / theirs - 1) < 0.25 if theirs > 0 else True
 
 
-def _turning_point(advice: Advice) -> str:
-    """Up to which bandwidth compression pays, all else being equal."""
-    rate = break_even(advice)
-    if rate is None:
+def _turning_points(advice: Advice) -> str:
+    """At which bandwidths compression pays, all else being equal."""
+    ranges = paying(advice)
+    if ranges is None:
         return ""
-    if rate == math.inf:
-        return "With these hosts, latency and times of computing it pays at any bandwidth."
-    if rate == 0:
-        return "With these hosts, latency and times of computing it pays at no bandwidth."
-    return f"With these hosts, latency and times of computing it pays below about {bits(rate)}."
+    if ranges == ((0.0, math.inf),):
+        where = "at any bandwidth"
+    else:
+        where = " and ".join(_between(low, high) for low, high in ranges) or "at no bandwidth"
+    return f"With these hosts, latency and times of computing it pays {where}."
 
 
-def break_even(advice: Advice) -> float | None:
-    """The bandwidth in bytes a second above which the best method no longer wins; 0: it never does; inf: always.
+def _between(low: float, high: float) -> str:
+    if low == 0:
+        return f"below about {bits(high)}"
+    return f"above about {bits(low)}" if high == math.inf else f"between about {bits(low)} and {bits(high)}"
 
-    None where there is nothing to compare.
+
+def paying(advice: Advice) -> tuple[tuple[float, float], ...] | None:
+    """The ranges of bandwidth, in bytes a second, in which the best method wins, up to 1 %; 0 and inf are no bounds.
+
+    Several, where one method is quick to compute and another sends little. None where there is nothing to compare.
     """
+    if any(best(advice.rows, advice.hosts, advice.link, compressed) is None for compressed in (True, False)):
+        return None
 
     def pays(rate: float) -> bool:
         link = advice.link._replace(rate=rate)
@@ -116,17 +125,17 @@ def break_even(advice: Advice) -> float | None:
         assert ours is not None and plain is not None
         return step(ours, advice.hosts, link) < step(plain, advice.hosts, link)
 
-    if any(best(advice.rows, advice.hosts, advice.link, compressed) is None for compressed in (True, False)):
-        return None
-    if pays(math.inf):
-        return math.inf
-    low, high = SLOWEST, FASTEST
-    if not pays(low):
-        return 0.0
-    while high / low > 1.01:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if pays(middle) else (low, middle)
-    return low
+    def turn(low: float, high: float) -> float:
+        while high / low > 1.01:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if pays(middle) == pays(low) else (low, middle)
+        return low
+
+    rates = [float(rate) for rate in np.geomspace(SLOWEST, FASTEST, RATES)]
+    verdicts = [pays(rate) for rate in rates]
+    bounds = [turn(rates[i], rates[i + 1]) for i in range(RATES - 1) if verdicts[i] != verdicts[i + 1]]
+    bounds = ([0.0] if verdicts[0] else []) + bounds + ([math.inf] if verdicts[-1] else [])
+    return tuple(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -180,16 +189,20 @@ def show(advice: Advice, console: Console) -> None:
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """The advice as plain data; seconds, bytes, and bytes a second (None: unlimited)."""
+    """The advice as plain data; seconds, bytes, and bytes a second (None: unlimited).
+
+    "pays_between" are the ranges of bandwidth in which the best method wins, None where there is nothing to compare.
+    """
     hosts, link = advice.hosts, advice.link
     rows = [{
         "method": row.method, "bytes": row.bytes, "computation": row.computation, "compression": row.compression,
         "communication": communication(row.sent, hosts, link), "step": step(row, hosts, link),
         "collectives": [{"op": s.op, "kind": s.kind, "bytes": float(s.bytes)} for s in row.sent],
     } for row in advice.rows]  # fmt: skip
-    rate = break_even(advice)
+    ranges = paying(advice)
+    between = None if ranges is None else [[low, None if high == math.inf else high] for low, high in ranges]
     return {"hosts": hosts, "link": finite(link._asdict()), "rows": rows, "failed": advice.failed,
-            "conclusion": conclusion(advice), "pays_below": None if rate == math.inf else rate}  # fmt: skip
+            "conclusion": conclusion(advice), "pays_between": between}  # fmt: skip
 
 
 def finite(figures: dict[str, float]) -> dict[str, float | None]:

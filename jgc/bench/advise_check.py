@@ -153,15 +153,18 @@ def summary(outcome: Check) -> list[str]:
     within = np.mean([error <= GOAL_ERROR for error in errors])
     count = len(outcome.winners)
     right, tied, pays = _counts(outcome.winners)
+    plain = [cell.error for cell in outcome.cells if cell.method in UNCOMPRESSED]
     return [
         f"Median error {100 * outcome.error:.1f} % over {len(errors)} cells (goal: at most {100 * GOAL_ERROR:.0f} %: "
         f"{_met(outcome.error <= GOAL_ERROR)}); {100 * within:.0f} % of them are within {100 * GOAL_ERROR:.0f} %, the "
-        f"largest error is {100 * max(errors):.0f} %.",
+        f"largest error is {100 * max(errors):.0f} %."
+        + (f" Of the {len(plain)} cells without compression the median is {100 * np.median(np.abs(plain)):.0f} %, "
+           f"from {100 * min(plain):+.0f} to {100 * max(plain):+.0f} %." if plain else ""),
         f"The fastest method is right in {right} of {count} places"
         + (f" ({100 * right / count:.0f} %; goal: at least {100 * GOAL_WINNERS:.0f} %: "
            f"{_met(right >= GOAL_WINNERS * count)})" if count else "")
         + f"; in {tied} it is right or its measured step lies within the 90 % interval of the fastest one's. Whether "
-        f"compression pays is right in {pays} of {count}.",
+        f"compression pays is right in {pays} of {count}; it does in {sum(w.pays for w in outcome.winners)} of them.",
     ]  # fmt: skip
 
 

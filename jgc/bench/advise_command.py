@@ -93,6 +93,11 @@ def check(asked: Question) -> None:
         raise UserError(f"--batch-size must be at least 1, got {asked.batch_size}")
     if asked.run_dir is None and asked.config is None:
         raise UserError("give --config FILE, or --run-dir of a run of bench network that has measured the times")
+    if asked.run_dir is not None:
+        for name in ("config", "workload", "batch_size"):
+            if getattr(asked, name) is not None:
+                option = name.replace("_", "-")
+                raise UserError(f"--run-dir has a model and a batch of its own: give it or --{option}, not both")
 
 
 def link_of(asked: Question) -> Link:
@@ -104,9 +109,11 @@ def link_of(asked: Question) -> Link:
         return Link(rate, latency, asked.overhead, asked.efficiency, limit)
     found = advise_results.read(asked.calibrate)
     on = advise_results.place_of(asked.calibrate_on)
-    fitted = advise_results.calibrated(found, on, advise_results.sent_in(found))
+    sent_of = advise_results.sent_in(found)
+    fitted, free = advise_results.calibrated(found, on, sent_of), advise_results.limit(found, on.hosts, sent_of)
     latency = fitted.latency if asked.latency is None else asked.latency
-    return fitted._replace(rate=rate, latency=latency, contention=1.0, limit=min(limit, fitted.limit))
+    busy = fitted.limit if free == math.inf else free
+    return fitted._replace(rate=rate, latency=latency, contention=1.0, limit=min(limit, busy))
 
 
 def config_of(asked: Question) -> Config:

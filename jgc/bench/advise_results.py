@@ -17,7 +17,7 @@ import numpy as np
 
 from jgc import compress
 from jgc.bench.advise_measure import BASELINES, baseline_sent
-from jgc.bench.advise_model import Example, Link, Row, contention, fit, rate_of
+from jgc.bench.advise_model import UNLIMITED, Example, Link, Row, contention, fit, rate_of
 from jgc.bench.network.methods import PLAIN_TORCH, SHARE, model_settings
 from jgc.bench.network.methods import settings as settings_of
 from jgc.bench.network.results import COMPUTATION, NAME, Results, key, parsed
@@ -175,6 +175,15 @@ def calibrated(found: Results, at: Place, sent_of: SentOf) -> Link:
         return fit(examples, at.hosts, rate_of(at.rate), sharing(found, at.hosts))
     except ValueError as error:
         raise UserError(f"{at}: {error}") from error
+
+
+def limit(found: Results, hosts: int, sent_of: SentOf) -> float:
+    """Bytes a second that a processor can send, from steps without a rate that limits; infinite where there are none.
+
+    What a processor is busy for at a low rate, where bytes come a few at a time, is several times as much.
+    """
+    free = Place(hosts, UNLIMITED)
+    return calibrated(found, free, sent_of).limit if free in places(found) else math.inf
 
 
 def _example(found: Results, at: Place, name: str, sent_of: SentOf) -> Example | None:
