@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jgc.pack import Layer, layer_ids, values_of
 from jgc.top_k import Range, largest_in_ranges
@@ -82,7 +83,15 @@ def scatter(sparse: Sparse, n: int) -> Array:
 
 
 def _added(x: Array, sparse: Sparse) -> Array:
+    if jax.default_backend() == "gpu" and sparse.positions.ndim > 1:
+        return _added_in_turn(x, sparse)
     return x.at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1))
+
+
+def _added_in_turn(x: Array, sparse: Sparse) -> Array:
+    """One node after another, so that sums are the same on all devices: a GPU adds at equal positions in any order."""
+    each = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), sparse)
+    return lax.scan(lambda x, one: (x.at[one.positions].add(one.values), None), x, each)[0]
 
 
 def scatter_layers(sparse: Sparse, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jgc.pack import Layer
-from jgc.select import Sparse, check_alpha, counts_per_layer, pack_positions, scatter, top_positions, unpack_positions
+from jgc.select import (
+    Sparse,
+    _added_in_turn,
+    check_alpha,
+    counts_per_layer,
+    pack_positions,
+    scatter,
+    top_positions,
+    unpack_positions,
+)
 
 LAYERS = (Layer("a", 0, 5), Layer("b", 5, 1), Layer("c", 6, 12))
 vectors = st.lists(st.integers(-3, 3), min_size=18, max_size=18)  # small integers: many ties
@@ -50,6 +59,15 @@ def test_positions_come_back_from_their_code(size):
 def test_scatter_adds_up_what_several_nodes_send_to_one_position():
     sparse = Sparse(jnp.array([[0, 2], [2, 3]]), jnp.array([[1.0, 2.0], [4.0, 8.0]]))
     assert scatter(sparse, 5).tolist() == [1, 0, 6, 8, 0]
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (2, 3, 40), (1, 7)])
+def test_nodes_added_in_turn_are_nodes_added_at_once_bit_for_bit(shape):
+    """On CPU, which adds in order; a GPU does not, and takes them in turn."""
+    random = np.random.default_rng(0)
+    sparse = Sparse(jnp.asarray(random.integers(0, 60, shape)), jnp.asarray(random.standard_normal(shape), jnp.float32))
+    one, other = scatter(sparse, 50), _added_in_turn(jnp.zeros(50), sparse)  # positions of 50 and more are nowhere
+    assert np.asarray(one).tobytes() == np.asarray(other).tobytes() and np.any(np.asarray(one))
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.0001, float("nan")])
