@@ -154,6 +154,16 @@ def test_a_stopped_process_ends_the_others_after_the_time_set(tmp_path):
     assert "process 1 ends: process 1 has" in running[1].error()  # what it was told while it could not hear
 
 
+def test_a_stopped_process_0_ends_the_others_after_the_time_set(tmp_path):
+    run_dir = tmp_path / "run"
+    running = start_all(tmp_path, "stopped", 2, f"{LONG} --run-dir {run_dir} --distributed.timeout 5")
+    wait_for_step(run_dir, 5, running)
+    os.kill(running[0].process.pid, signal.SIGSTOP)
+    assert re.search(r"error: process 1 ends: process 0 has been silent for \d+ s", running[1].error())
+    os.kill(running[0].process.pid, signal.SIGCONT)
+    assert "error: process 1 died" in running[0].error()
+
+
 def test_a_process_that_hangs_is_named(tmp_path):
     options = f"{DENSE} --nodes 2 --steps 100000 --run-dir {tmp_path / 'run'} --distributed.timeout 4"
     port = free_port()
