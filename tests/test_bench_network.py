@@ -93,7 +93,7 @@ def test_a_bucket_holds_half_a_millisecond_and_at_least_some_packets():
 def test_what_is_saved_comes_back_and_other_settings_are_refused(tmp_path):
     found = made_up()
     results.save(tmp_path, found)
-    assert results.load(tmp_path, {"model": "resnet18", "batch": 2}) == found
+    assert results.load(tmp_path, {"model": "resnet18", "batch": 2}) == {**found, "session": 1}
     with pytest.raises(UserError, match="batch 2, not 8"):
         results.load(tmp_path, {"model": "resnet18", "batch": 8})
 
@@ -195,6 +195,19 @@ def test_what_is_no_file_of_results_is_one_line(content, tmp_path):
     (tmp_path / results.NAME).write_text(content)
     with pytest.raises(UserError, match="is not a file of bench network"):
         results.load(tmp_path, {})
+
+
+def test_a_row_is_compared_with_the_computation_of_its_own_sessions():
+    found = made_up()
+    own, cell = (found["cells"][f"2/100mbit/{name}"] for name in ("computation_jax", "topk"))
+    for _ in range(9):
+        results.add_step(own, "computation", {"seconds": 0.5, "cpu": 0.4}, session=1)
+    row = next(row for row in of_cells(found, 2, "100mbit") if row.method == "topk")
+    assert row.computation == 1.0 and row.added.middle == 0.5 and row.cpu == pytest.approx(0.3)
+    for _ in range(3):
+        results.add_step(cell, "full", {"seconds": 1.0, "cpu": 0.7}, session=1)
+    row = next(row for row in of_cells(found, 2, "100mbit") if row.method == "topk")
+    assert row.computation == 0.5 and results.sessions(cell, "full") == [0, 0, 0, 1, 1, 1]
 
 
 def test_steps_of_a_block_count_as_one_where_they_are_alike():

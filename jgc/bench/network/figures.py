@@ -7,7 +7,7 @@ import numpy as np
 
 from jgc.bench.network.methods import PLAIN_TORCH, label_of
 from jgc.bench.network.namespaces import HEADERS, UNLIMITED
-from jgc.bench.network.results import BLOCK, COMPUTATION, Results, key
+from jgc.bench.network.results import BLOCK, COMPUTATION, Results, key, sessions
 from jgc.wire.rate import bytes_per_second
 
 DRAWS, COVER = 2000, 90  # of the bootstrap; percent
@@ -76,7 +76,8 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
     hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
     framework = "torch" if method in PLAIN_TORCH else "jax"
     own = found["cells"][key(hosts, rate, f"{COMPUTATION}_{framework}")]
-    full, alone, computation = cell["full"], cell.get("alone", []), own[COMPUTATION]
+    full, alone = cell["full"], cell.get("alone", [])
+    computation, busy = (_of_sessions(own, part, cell) for part in (COMPUTATION, f"cpu_{COMPUTATION}"))
     told = found["methods"].get(f"{hosts}/{method}", {})
     each = {name: cell[name] / cell["steps_counted"] for name in ("tx_bytes", "tx_packets", "rx_bytes", "rx_packets")}
     on_cable = max(each["tx_bytes"], each["rx_bytes"])
@@ -89,7 +90,7 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
         float(np.median(computation)),
         float(np.median(alone) - np.median(computation)) if alone else None,
         float(np.median(full) - np.median(alone)) if alone else None,
-        float(np.median(cell["cpu_full"]) - np.median(own[f"cpu_{COMPUTATION}"])),
+        float(np.median(cell["cpu_full"]) - np.median(busy)),
         each["tx_bytes"] - HEADERS * each["tx_packets"],
         each["rx_bytes"] - HEADERS * each["rx_packets"],
         HEADERS * each["tx_packets"],
@@ -99,6 +100,13 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
         told.get("audit", ""),
         None if rate == UNLIMITED else on_cable / bytes_per_second(rate),
     )
+
+
+def _of_sessions(own: dict[str, Any], part: str, cell: dict[str, Any]) -> list[float]:
+    """Computation, of the sessions that a row's steps are of; all of it where there is none of those."""
+    mine = set(sessions(cell, "full"))
+    found = [x for x, session in zip(own[part], sessions(own, COMPUTATION), strict=True) if session in mine]
+    return found or own[part]
 
 
 def _framing(found: Results, hosts: int, told: dict[str, Any]) -> float | None:

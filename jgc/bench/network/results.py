@@ -36,8 +36,9 @@ def load(folder: Path, settings: dict[str, Any]) -> Results:
     """
     path = folder / NAME
     if not path.is_file():
-        return {"settings": settings, "cells": {}, "methods": {}, "versions": {}}
+        return {"settings": settings, "cells": {}, "methods": {}, "versions": {}, "session": 0}
     results = parsed(path)
+    results["session"] = results.get("session", 0) + 1
     before = results["settings"]
     for name, value in settings.items():
         if before.get(name) != value:
@@ -72,15 +73,27 @@ def cell(results: Results, hosts: int, rate: str, method: str) -> dict[str, Any]
     """A cell, made empty if it is not there.
 
     Its lists hold an entry a step: "full", "alone" and "computation" seconds, "cpu_full" and so on processor seconds of
-    a host. "steps_counted" steps made a host's interface count "tx_bytes", "tx_packets", "rx_bytes", "rx_packets".
+    a host, "session_full" and so on in which session. "steps_counted" steps made a host's interface count "tx_bytes",
+    "tx_packets", "rx_bytes", "rx_packets".
     """
     return results["cells"].setdefault(key(hosts, rate, method), {"hosts": hosts, "rate": rate, "method": method})
 
 
-def add_step(cell: dict[str, Any], part: str, taken: dict[str, float]) -> None:
-    """Note a step."""
+def add_step(cell: dict[str, Any], part: str, taken: dict[str, float], session: int = 0) -> None:
+    """Note a step, and in which session it was taken: a run can be taken up again, on a faster or slower day."""
+    cell.setdefault(f"session_{part}", sessions(cell, part)).append(session)
     cell.setdefault(part, []).append(round(taken["seconds"], 6))
     cell.setdefault(f"cpu_{part}", []).append(round(taken["cpu"], 6))
+
+
+def sessions(cell: dict[str, Any], part: str) -> list[int]:
+    """The session of each step of a part; the first where the file does not say it.
+
+    Example:
+      >>> sessions({"full": [0.1, 0.2]}, "full")
+      [0, 0]
+    """
+    return list(cell.get(f"session_{part}", [0] * len(cell.get(part, []))))
 
 
 def add_counts(cell: dict[str, Any], steps: int, before: list[dict[str, int]], after: list[dict[str, int]]) -> None:

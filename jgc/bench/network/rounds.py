@@ -154,7 +154,7 @@ def _measure_rate(plan: Plan, hosts: int, rate: str, ready: Sequence[Row], teams
                 continue
             own = results.cell(found, hosts, rate, f"{COMPUTATION}_{framework}")
             for taken in _steps(team, "", COMPUTATION, BLOCK):
-                results.add_step(own, COMPUTATION, taken)
+                results.add_step(own, COMPUTATION, taken, found["session"])
             for row in mine:
                 lacking = True
                 started = time.monotonic()
@@ -170,12 +170,12 @@ def _block(found: Results, team: Workers, hosts: int, rate: str, row: Row, targe
     """A few steps of a method: alone, then over the network."""
     cell = results.cell(found, hosts, rate, row.name)
     for taken in _steps(team, row.name, "alone", ALONE_BLOCK):
-        results.add_step(cell, "alone", taken)
+        results.add_step(cell, "alone", taken, found["session"])
     lacking = results.missing(found, hosts, rate, row.name, target)
     count = min(lacking, BLOCK if target > BLOCK else 1)
     before = _counted(team)
     for taken in _steps(team, row.name, "full", count):
-        results.add_step(cell, "full", taken)
+        results.add_step(cell, "full", taken, found["session"])
     results.add_counts(cell, count, before, _counted(team))
 
 
