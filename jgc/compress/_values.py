@@ -45,7 +45,7 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> Payload
     if not code.endswith("bit"):
         dtype = jnp.dtype(code)
         limit = float(jnp.finfo(dtype).max)
-        return {"values": jnp.clip(x, -limit, limit).astype(dtype)}
+        return {"values": x if dtype == x.dtype else jnp.clip(x, -limit, limit).astype(dtype)}
     bits = int(code[:-3])
     levels, magnitudes = 2 ** (bits - 1), jnp.abs(x)
     group, groups = _group(x < 0, counts), 2 * len(counts)
