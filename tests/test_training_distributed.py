@@ -144,21 +144,24 @@ def test_the_coordinator_is_killed(tmp_path):
     assert "process 1 ends: process 0, the coordinator, died; go on" in running[1].error()
 
 
-def test_a_stopped_process_ends_the_others_after_the_time_set(tmp_path):
-    run_dir = tmp_path / "run"
-    running = start_all(tmp_path, "stopped", 2, f"{LONG} --run-dir {run_dir} --distributed.timeout 5")
+def with_one_stopped(folder, process):
+    """Two processes in the middle of a run, one of which is stopped; the other one waits 5 s for it."""
+    run_dir = folder / "run"
+    running = start_all(folder, "stopped", 2, f"{LONG} --run-dir {run_dir} --distributed.timeout 5")
     wait_for_step(run_dir, 5, running)
-    os.kill(running[1].process.pid, signal.SIGSTOP)
+    os.kill(running[process].process.pid, signal.SIGSTOP)
+    return running
+
+
+def test_a_stopped_process_ends_the_others_after_the_time_set(tmp_path):
+    running = with_one_stopped(tmp_path, 1)
     assert re.search(r"error: process 1 (has been silent for|has not come to the end of step)", running[0].error())
     os.kill(running[1].process.pid, signal.SIGCONT)
     assert "process 1 ends: process 1 has" in running[1].error()  # what it was told while it could not hear
 
 
 def test_a_stopped_process_0_ends_the_others_after_the_time_set(tmp_path):
-    run_dir = tmp_path / "run"
-    running = start_all(tmp_path, "stopped", 2, f"{LONG} --run-dir {run_dir} --distributed.timeout 5")
-    wait_for_step(run_dir, 5, running)
-    os.kill(running[0].process.pid, signal.SIGSTOP)
+    running = with_one_stopped(tmp_path, 0)
     assert re.search(r"error: process 1 ends: process 0 has been silent for \d+ s", running[1].error())
     os.kill(running[0].process.pid, signal.SIGCONT)
     assert "error: process 1 died" in running[0].error()
