@@ -170,7 +170,8 @@ def _named(state: PyTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
 
 
-def _is_key(x: Any) -> bool:
+def is_key(x: Any) -> bool:
+    """Whether an array holds random keys, which are saved and compared by their data."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
@@ -179,7 +180,7 @@ def flatten(state: PyTree) -> dict[str, np.ndarray]:
 
     Parts that other processes hold are fetched from them, into every process: for process 0 to write.
     """
-    plain = {name: jax.random.key_data(x) if _is_key(x) else x for name, x in _named(state).items()}
+    plain = {name: jax.random.key_data(x) if is_key(x) else x for name, x in _named(state).items()}
     return {name: to_host(x) for name, x in plain.items() if x.size}
 
 
@@ -196,7 +197,7 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
     before = int(restored.host["config"]["nodes"])
     leaves, out = _named(state), []
     for name, like in leaves.items():
-        data = jax.random.key_data(like) if _is_key(like) else like
+        data = jax.random.key_data(like) if is_key(like) else like
         x = restored.arrays.get(name) if data.size else np.zeros(data.shape, data.dtype)
         if x is not None and x.shape != data.shape and before != nodes:
             x = x.reshape(data.shape) if _is_by_stream(name, x, data) else _share_out(x, before, nodes, _is_local(name))
@@ -206,7 +207,7 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
                 f"checkpoint {restored.step} does not fit this run: {name} should be "
                 f"{data.dtype}{list(data.shape)} and is {found}"
             )
-        out.append(jax.random.wrap_key_data(jnp.asarray(x)) if _is_key(like) else x)
+        out.append(jax.random.wrap_key_data(jnp.asarray(x)) if is_key(like) else x)
     return jax.tree.unflatten(jax.tree.structure(state), out)
 
 

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from jgc.training.checkpoint import is_key
 from jgc.training.config import Config, DistributedConfig, as_json
 from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.hub import Hub, listen
@@ -86,8 +86,7 @@ class Team:
         for x in jax.tree.leaves(tree):
             if x.is_fully_replicated:
                 held = x.addressable_data(0)
-                is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-                crc = zlib.crc32(np.asarray(jax.random.key_data(held) if is_key else held).tobytes(), crc)
+                crc = zlib.crc32(np.asarray(jax.random.key_data(held) if is_key(held) else held).tobytes(), crc)
         return crc
 
     def lead(self, action: Callable[[], T]) -> T:
