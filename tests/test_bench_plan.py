@@ -19,6 +19,8 @@ from jgc.training.errors import UserError
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.setup import build
 
+pytestmark = pytest.mark.slow
+
 VARIANTS = {
     "dense": Dense(),
     "topk": TopK(alpha=0.1, warmup_steps=1),

@@ -21,6 +21,8 @@ from jgc.report.tables import bytes_table, figures, paper_bytes, ratio, score_ta
 from jgc.training.errors import UserError
 from jgc.training.table import size
 
+pytestmark = pytest.mark.slow
+
 CHANGES = {"nodes": 2, "batch_size": 16, "steps": 12, "evaluate_every": 4, "diagnose_every": 2, "schedule_steps": 12,
            "learning_rate_warmup": 2, "warmup_steps": 3, "autoencoder_steps": 4, "alpha": 0.05}  # fmt: skip
 METHODS = ("baseline", "lgc_ps")

@@ -11,6 +11,8 @@ from jgc.report.runs import Run, read_run
 from jgc.report.sweep import PAGE, PICTURE, Point, draw, markdown, plan, sweep
 from jgc.training.errors import NonFinite, UserError
 
+pytestmark = pytest.mark.slow
+
 CHANGES = {"steps": 6, "warmup_steps": 2, "batch_size": 16, "evaluate_every": 3, "diagnose_every": 2, "nodes": 2,
            "schedule_steps": 6, "learning_rate_warmup": 2}  # fmt: skip
 

@@ -30,7 +30,7 @@ from jgc.training.optimizer import make_schedule
 from jgc.training.step import loss_of
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 FIGURES = ("test_pixel_accuracy", "test_mean_iou")
 CLASSES = 11

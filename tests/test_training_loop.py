@@ -21,7 +21,7 @@ from jgc.training.metrics import read
 from jgc.training.recorder import Recorder
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 SPARSE = TopK(alpha=0.1, warmup_steps=2)
 

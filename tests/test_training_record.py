@@ -19,6 +19,8 @@ from jgc.training.loop import batches, run
 from jgc.training.program import compile_gradients
 from jgc.training.recording import files, save, step_of
 
+pytestmark = pytest.mark.slow
+
 SHAPES = {"first/kernel": (64, 16), "middle/kernel": (16, 16), "head/kernel": (16, 10)}
 
 
@@ -170,7 +172,6 @@ def test_a_folder_with_a_recording_is_a_run(tmp_path):
         run(tiny_config(tmp_path))
 
 
-@pytest.mark.slow
 def test_two_processes_record_all_nodes(tmp_path, request, monkeypatch):
     """In one folder, the same as one process does."""
     monkeypatch.chdir(request.config.rootpath)

@@ -28,7 +28,7 @@ from jgc.training.optimizer import make_schedule
 from jgc.training.step import make_gradients, make_update
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 WINDOW, STREAMS = 7, 8
 EPOCH = 11  # steps, of the text that `folder` makes

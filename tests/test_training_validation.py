@@ -19,6 +19,8 @@ from jgc.training.config import Config, CorrectionConfig, DataConfig, resolve
 from jgc.training.evaluate import make_validate
 from jgc.training.metrics import read
 
+pytestmark = pytest.mark.slow
+
 EVERY, STEPS = 2, 12
 
 

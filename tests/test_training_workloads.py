@@ -27,7 +27,7 @@ from jgc.training.optimizer import make_schedule
 from jgc.types import Nodes
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 STEPS = "--nodes 2 --batch-size 6 --learning-rate 0.1 --schedule constant --learning-rate-warmup 0 --weight-decay 1e-4"
 STEPS += " --checkpoint-every 2 --evaluate-every 0 --diagnose-every 0"
@@ -75,7 +75,6 @@ def arrays(run_dir: Path) -> dict:
     return checkpoint.restore(checkpoint.open_manager(run_dir)).arrays
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_workload_trains_goes_on_bit_for_bit_and_is_evaluated(workload, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -93,7 +92,6 @@ def test_a_workload_trains_goes_on_bit_for_bit_and_is_evaluated(workload, tmp_pa
     assert 0 <= summary[summary["score"]] <= 1 and len(summary["phases"][2]["wire"]) > 0
 
 
-@pytest.mark.slow
 def test_a_broken_image_in_the_middle_of_a_run_ends_it_in_one_line(tmp_path, capsys):
     data = write_imagenet(tmp_path / "data")
     first = ["--data.validation", "0.4", "--steps", "2"]

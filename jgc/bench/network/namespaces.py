@@ -150,15 +150,23 @@ def _made(prefix: str, hosts: int, folder: Path) -> Network:
         name, port = f"{prefix}-h{host}", f"port{host}"
         _ip("netns", "add", name)
         _without_ipv6(name)
-        _ip("-n", name, "link", "add", INTERFACE, "mtu", str(MTU), "type", "veth", "peer", "name", port, "mtu",
-            str(MTU), "netns", switch)  # fmt: skip
+        _ip("-n", name, "link", "add", INTERFACE, "mtu", str(MTU), "address", _card(host), "type", "veth", "peer",
+            "name", port, "mtu", str(MTU), "netns", switch)  # fmt: skip
         _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
         _ip("-n", name, "addr", "add", f"{address(host)}/24", "dev", INTERFACE)
         _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", name, "link", "set", INTERFACE, "up")
+        for other in range(hosts):
+            if other != host:
+                _ip("-n", name, "neigh", "add", address(other), "lladdr", _card(other), "dev", INTERFACE)
         said += [offloads_off(name, INTERFACE), offloads_off(switch, port)]
         (folder / f"hosts-{host}").write_text(f"127.0.0.1 localhost\n{address(host)} {socket.gethostname()}\n")
     return Network(prefix, hosts, "; ".join(dict.fromkeys(said)), folder)
+
+
+def _card(host: int) -> str:
+    """The hardware address of a host's interface. Given out beforehand, so that no host asks for one by ARP."""
+    return f"02:00:00:00:00:{host + 1:02x}"
 
 
 def _without_ipv6(name: str) -> None:

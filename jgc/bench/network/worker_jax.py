@@ -29,6 +29,7 @@ from jgc.types import PyTree
 
 MOMENTUM, LEARNING_RATE = 0.9, 1e-3
 POOL = 4  # batches that steps take in turn
+NO_HEARTBEAT = 10**6  # seconds: JAX's own would be counted with a method's bytes, and the parent sees who is gone
 
 
 @dataclass
@@ -148,7 +149,8 @@ def main() -> None:
     answers = channel.open_channel()
     options = json.loads(sys.argv[1])
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(options["coordinator"], options["hosts"], options["host"])
+    jax.distributed.initialize(options["coordinator"], options["hosts"], options["host"],
+                               heartbeat_timeout_seconds=NO_HEARTBEAT)  # fmt: skip
     jax.devices()  # all processes tell each other of theirs, before they take turns at compiling
     sessions: list[Session] = []
 

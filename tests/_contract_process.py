@@ -1,0 +1,57 @@
+"""One of several real processes that take every method's steps of the contract suite, as a user's own loop would.
+
+    python tests/_contract_process.py FOLDER PORT PROCESSES PROCESS METHOD ...
+
+What this process holds after each step goes into FOLDER/METHOD-PROCESS.npz, under PHASE/STEP/PART/LEAF.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+
+def held(x: jax.Array) -> np.ndarray:
+    """All of an array that is replicated, bit-equal on this process's devices; else its rows of this process."""
+    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0 if shard.index else 0)
+    parts = [np.asarray(shard.data) for shard in shards]
+    if not x.is_fully_replicated:
+        return np.concatenate(parts)
+    assert len({part.tobytes() for part in parts}) == 1
+    return parts[0]
+
+
+def arrays(method: str) -> dict[str, np.ndarray]:
+    """The steps of all phases in turn, from the first state on."""
+    import _contract as contract  # makes arrays: not before jax.distributed has started
+
+    nodes, compressor = contract.nodes_of("4 devices"), contract.compressor_of(method)
+    state, found = contract.first_state(method), {}
+    for phase, own in enumerate(compressor.schedule):
+        case = contract.Case(method, phase, "4 devices")
+        if phase:
+            state = compressor.transition(compressor.schedule[phase - 1].value, own.value, state, nodes)
+        state = contract.jgc.place(state, contract.STATE, nodes)
+        for step, seed in enumerate(contract.seeds_of(case)):
+            grads = contract.gradients(seed, nodes)
+            aggregated, state, info = contract.program(case)(contract.step_key(seed, nodes), grads, state)
+            info = info._replace(residual_norm=())  # summed in another order
+            parts = {"aggregated": aggregated, "shared": state.shared, "local": state.local, "info": info}
+            for part, tree in parts.items():
+                for leaf, x in enumerate(jax.tree.leaves(tree)):
+                    found[f"{phase}/{step}/{part}/{leaf}"] = held(x)
+    return found
+
+
+def main(folder: str, port: str, processes: str, process: str, *methods: str) -> None:
+    """What the module says."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", int(processes), int(process))
+    for method in methods:
+        np.savez(Path(folder) / f"{method}-{process}.npz", **arrays(method))
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
