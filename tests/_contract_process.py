@@ -7,9 +7,20 @@ What this process holds after each step goes into FOLDER/METHOD-PROCESS.npz, und
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+
+LAYOUT = "4 devices"  # of all processes together
+
+
+def named(phase: int, step: int, aggregated: Any, state: Any, info: Any) -> dict[str, Any]:
+    """The arrays of a step by name; without the residuals' norm, which is summed in another order."""
+    parts = {"aggregated": aggregated, "shared": state.shared, "local": state.local,
+             "info": info._replace(residual_norm=())}  # fmt: skip
+    leaves = [(part, i, x) for part, tree in parts.items() for i, x in enumerate(jax.tree.leaves(tree))]
+    return {f"{phase}/{step}/{part}/{i}": x for part, i, x in leaves}
 
 
 def held(x: jax.Array) -> np.ndarray:
@@ -26,21 +37,17 @@ def arrays(method: str) -> dict[str, np.ndarray]:
     """The steps of all phases in turn, from the first state on."""
     import _contract as contract  # makes arrays: not before jax.distributed has started
 
-    nodes, compressor = contract.nodes_of("4 devices"), contract.compressor_of(method)
+    nodes, compressor = contract.nodes_of(LAYOUT), contract.compressor_of(method)
     state, found = contract.first_state(method), {}
     for phase, own in enumerate(compressor.schedule):
-        case = contract.Case(method, phase, "4 devices")
+        case = contract.Case(method, phase, LAYOUT)
         if phase:
             state = compressor.transition(compressor.schedule[phase - 1].value, own.value, state, nodes)
         state = contract.jgc.place(state, contract.STATE, nodes)
         for step, seed in enumerate(contract.seeds_of(case)):
             grads = contract.gradients(seed, nodes)
             aggregated, state, info = contract.program(case)(contract.step_key(seed, nodes), grads, state)
-            info = info._replace(residual_norm=())  # summed in another order
-            parts = {"aggregated": aggregated, "shared": state.shared, "local": state.local, "info": info}
-            for part, tree in parts.items():
-                for leaf, x in enumerate(jax.tree.leaves(tree)):
-                    found[f"{phase}/{step}/{part}/{leaf}"] = held(x)
+            found |= {name: held(x) for name, x in named(phase, step, aggregated, state, info).items()}
     return found
 
 

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import _contract_process
-import jax
 import numpy as np
 import pytest
-from _contract import LAYOUT_EXEMPT, Case, compressor_of, history
+from _contract import LAYOUT_EXEMPT, PROCESSES_EXEMPT, Case, compressor_of, history
+from _contract_process import LAYOUT, named
 from process_helpers import LIMIT, QUICK, free_port
 
 from jgc.compress import METHODS
@@ -17,9 +17,6 @@ from jgc.compress import METHODS
 pytestmark = pytest.mark.slow
 
 PROCESSES, DEVICES = 2, 2
-# How far floats may be apart beyond `LAYOUT_EXEMPT`. XLA on CPU divides a convolution among as many threads as a
-# process has devices and adds up in another order: one process with four devices and one with eight are as far apart.
-AUTOENCODERS = {"lgc_ps": 1e-4, "lgc_ring": 1e-4}
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +47,11 @@ def folder(tmp_path_factory):
 def test_two_processes_compute_what_one_does(folder: Path, method: str):
     held = [dict(np.load(folder / f"{method}-{process}.npz")) for process in range(PROCESSES)]
     for phase, own in enumerate(compressor_of(method).schedule):
-        _, tolerance = LAYOUT_EXEMPT.get((method, own.name), ("", AUTOENCODERS.get(method, 0.0)))
-        for number, step in enumerate(history(Case(method, phase, f"{PROCESSES * DEVICES} devices"))):
-            parts = {"aggregated": step.aggregated, "shared": step.after.shared, "local": step.after.local,
-                     "info": step.info._replace(residual_norm=())}  # fmt: skip
-            for part, tree in parts.items():
-                for leaf, x in enumerate(jax.tree.leaves(tree)):
-                    got = [h[f"{phase}/{number}/{part}/{leaf}"] for h in held]
-                    assert_equal(tolerance, np.asarray(x), got, rows=part in ("local", "info"))
+        _, tolerance = LAYOUT_EXEMPT.get((method, own.name), PROCESSES_EXEMPT.get(method, ("", 0.0)))
+        for number, step in enumerate(history(Case(method, phase, LAYOUT))):
+            for name, x in named(phase, number, step.aggregated, step.after, step.info).items():
+                rows = name.split("/")[2] in ("local", "info")
+                assert_equal(tolerance, np.asarray(x), [h[name] for h in held], rows)
 
 
 def assert_equal(tolerance: float, expected: np.ndarray, got: list[np.ndarray], rows: bool) -> None:
