@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import tyro
 
-from jgc.bench import commands
-from jgc.bench.commands import command
+from jgc.lab.bench import commands
+from jgc.lab.bench.commands import command
 from jgc.training.cli import exit_code_of, in_one_line, quiet
 from jgc.training.errors import UserError, did_you_mean
 
@@ -35,7 +35,7 @@ def report(
       latency: time the encoder and the decoder of LGC's autoencoder on this machine, too.
       bandwidth: of each node's link, such as 100mbit or 1gbit, for figure 7.
     """
-    from jgc.report.page import write
+    from jgc.lab.report.page import write
 
     if not runs:
         raise UserError("give the folders of runs, or a folder of them: python -m jgc report RUN...")
@@ -84,7 +84,7 @@ def compare(
         "evaluate_every": evaluate_every,
         "nodes": nodes,
     }
-    from jgc.report.compare import compare as train_and_report
+    from jgc.lab.report.compare import compare as train_and_report
 
     changes = {name: value for name, value in settings.items() if value is not None}
     print(train_and_report(methods, seeds, workload, run_dir, data_dir, changes, set))
@@ -119,7 +119,7 @@ def sweep(
       nodes: data-parallel workers.
       set: any other option of train.py, as in compare.
     """
-    from jgc.report.sweep import sweep as train_and_show
+    from jgc.lab.report.sweep import sweep as train_and_show
 
     given = {"steps": steps, "warmup_steps": warmup_steps, "nodes": nodes}
     changes = {name: value for name, value in given.items() if value is not None}
@@ -145,9 +145,9 @@ def plan(
         models; node, the gradients of one node, from which the others' follow; nothing, only estimates.
       set: any other option of train.py, as in compare.
     """
-    from jgc.bench.plan import plans_of
-    from jgc.bench.plan_tables import show
-    from jgc.report.compare import options_of, variants_of, words
+    from jgc.lab.plan.plan import plans_of
+    from jgc.lab.plan.tables import show
+    from jgc.lab.report.compare import options_of, variants_of, words
 
     variants = variants_of(words(methods))
     show(plans_of(variants, workload, nodes, devices, measure, options_of(set, variants)))
@@ -182,8 +182,8 @@ def analyze_correlation(
       from_recording: a recording.npz of before to measure and draw again, without training; replaces the options of
         the run.
     """
-    from jgc.analysis import mean_gradients
-    from jgc.analysis.correlation_page import check_settings, write
+    from jgc.lab.analysis import mean_gradients
+    from jgc.lab.analysis.correlation_page import check_settings, write
 
     if from_recording is not None:
         recording = mean_gradients.load(from_recording)
@@ -212,7 +212,7 @@ def analyze_information(
       pairs: random ones at each step, where there are more than two nodes.
       neighbours: values of a layer that the nearest-neighbour estimate takes.
     """
-    from jgc.analysis.information_page import write
+    from jgc.lab.analysis.information_page import write
 
     print(write(output, runs, layers, pairs, neighbours, command()))
 
@@ -233,7 +233,7 @@ def analyze_worth(
       alpha: share of the values picked, where it is not what varies.
       draws: random subsets of the nodes for each case.
     """
-    from jgc.analysis.worth_page import write
+    from jgc.lab.analysis.worth_page import write
 
     print(write(output, runs, layers, alpha, draws, command()))
 
@@ -280,8 +280,8 @@ def advise(
       repeats: rounds of measuring; medians are taken.
       output: folder for advise.md and advise.json.
     """
-    from jgc.bench.advise_command import Question, tell, tell_check
-    from jgc.report.compare import words
+    from jgc.lab.advise.command import Question, tell, tell_check
+    from jgc.lab.report.compare import words
 
     if check is not None:
         return tell_check(check, calibrate_on, output, command())

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jgc.pack import Packing, leaf_paths, make_packing, pack, pieces, unpack
-from jgc.select import Sparse
+from jgc.layout.pack import Packing, leaf_paths, make_packing, pack, pieces, unpack
+from jgc.layout.select import Sparse
 from jgc.types import Array, PyTree
 
 RESIDUAL_DTYPES = ("float32", "bfloat16", "float16")

@@ -170,7 +170,7 @@ class Compressor(NamedTuple):
         the compressor is itself a core.
       parts: what `compose` built it from, so that `per_layer` can share one exchange; else None.
       skips: of a core: its `aggregate` takes the flag of a step that all nodes skip as its last argument and sees to
-        aggregate and state itself, which is cheaper than going over the whole state afterwards (`jgc.compress.guard`).
+        aggregate and state itself, which is cheaper than going over the whole state afterwards (`jgc.method.guard`).
     """
 
     init: Callable[..., State]

@@ -9,9 +9,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jgc import compress
-from jgc.models import Model, WithAuxiliary, lstm
-from jgc.models.pspnet import stretched
 from jgc.training.config import Config, resolve
+from jgc.training.models import Model, WithAuxiliary, lstm
+from jgc.training.models.pspnet import stretched
 
 SHORT = {"warmup_steps": 2, "autoencoder_steps": 2, "alpha": 0.05}
 
@@ -56,12 +56,12 @@ class TinyScenes(nn.Module):
 
 
 def tiny_conv_model(name, num_classes, **settings):
-    """In place of `jgc.models.make_model`, where a method needs a convolution."""
+    """In place of `jgc.training.models.make_model`, where a method needs a convolution."""
     return Model(TinyConv(num_classes), r"^conv/", r"^head/")
 
 
 def tiny_model(name, num_classes, **settings):
-    """In place of `jgc.models.make_model`."""
+    """In place of `jgc.training.models.make_model`."""
     if name == "lstm":
         return lstm(num_classes, units=8, **settings)
     if name.startswith("pspnet"):

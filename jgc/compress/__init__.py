@@ -8,30 +8,30 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jgc.compress._optax import as_optax
-from jgc.compress._wire import step_on_nodes
-from jgc.compress.cast import Cast, cast
-from jgc.compress.compose import Codec, Exchange, compose, compose_phases
 from jgc.compress.dense import Dense, dense
-from jgc.compress.dgc import Dgc, dgc
-from jgc.compress.egc import Egc, egc
-from jgc.compress.gradient_dropping import GradientDropping, gradient_dropping
-from jgc.compress.gradiveq import Gradiveq, gradiveq
-from jgc.compress.klt import Klt, klt
-from jgc.compress.lgc_ps import PAPER_RECIPE, LgcPs, lgc_ps
-from jgc.compress.lgc_ring import RING_PAPER_RECIPE, LgcRing, lgc_ring
-from jgc.compress.natural import Natural, natural
-from jgc.compress.onebit import OneBit, onebit
-from jgc.compress.per_layer import per_layer
-from jgc.compress.powersgd import PowerSgd, powersgd
-from jgc.compress.qsgd import Qsgd, qsgd
-from jgc.compress.random_k import RandomK, random_k
-from jgc.compress.scalecom import ScaleCom, scalecom
-from jgc.compress.signsgd import SignSgd, signsgd
+from jgc.compress.lgc.ring import RING_PAPER_RECIPE, LgcRing, lgc_ring
+from jgc.compress.lgc.server import PAPER_RECIPE, LgcPs, lgc_ps
+from jgc.compress.low_rank.gradiveq import Gradiveq, gradiveq
+from jgc.compress.low_rank.klt import Klt, klt
+from jgc.compress.low_rank.powersgd import PowerSgd, powersgd
+from jgc.compress.quantized.cast import Cast, cast
+from jgc.compress.quantized.natural import Natural, natural
+from jgc.compress.quantized.onebit import OneBit, onebit
+from jgc.compress.quantized.qsgd import Qsgd, qsgd
+from jgc.compress.quantized.signsgd import SignSgd, signsgd
+from jgc.compress.quantized.terngrad import TernGrad, terngrad
 from jgc.compress.silent import Silent, silent
-from jgc.compress.terngrad import TernGrad, terngrad
-from jgc.compress.threshold_v import ThresholdV, threshold_v
-from jgc.compress.topk import TopK, topk
+from jgc.compress.sparse.dgc import Dgc, dgc
+from jgc.compress.sparse.egc import Egc, egc
+from jgc.compress.sparse.gradient_dropping import GradientDropping, gradient_dropping
+from jgc.compress.sparse.random_k import RandomK, random_k
+from jgc.compress.sparse.scalecom import ScaleCom, scalecom
+from jgc.compress.sparse.threshold_v import ThresholdV, threshold_v
+from jgc.compress.sparse.topk import TopK, topk
+from jgc.method.as_optax import as_optax
+from jgc.method.compose import Codec, Exchange, compose, compose_phases
+from jgc.method.per_layer import per_layer
+from jgc.method.physical import step_on_nodes
 from jgc.types import Compressor
 
 

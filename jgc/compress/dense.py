@@ -5,10 +5,10 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.compose import Codec, Exchange, compose
-from jgc.compress.exchange import all_reduce, server
+from jgc.layout.pack import values_of
 from jgc.memory import no_memory
-from jgc.pack import values_of
+from jgc.method.compose import Codec, Exchange, compose
+from jgc.method.exchange import all_reduce, server
 from jgc.types import Compressor
 
 

@@ -8,13 +8,13 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jgc import phases
-from jgc.compress._settings import Remembering, first_dense, memory_of
-from jgc.compress.compose import Codec, compose_phases
 from jgc.compress.dense import identity
-from jgc.compress.exchange import all_reduce, gather, nowhere
-from jgc.compress.topk import top_k
-from jgc.pack import values_of
+from jgc.compress.settings import Remembering, first_dense, memory_of
+from jgc.compress.sparse.topk import top_k
+from jgc.layout.pack import values_of
+from jgc.method import phases
+from jgc.method.compose import Codec, compose_phases
+from jgc.method.exchange import all_reduce, gather, nowhere
 from jgc.types import Compressor
 
 

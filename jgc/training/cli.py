@@ -18,9 +18,9 @@ from typing import Any
 
 import tyro
 
-from jgc.data import MissingDataError
-from jgc.data.dataset import reason
 from jgc.training.config import Config, resolve
+from jgc.training.data import MissingDataError
+from jgc.training.data.dataset import reason
 from jgc.training.errors import FAILED, UserError, did_you_mean
 
 CONFIGS = Path("configs")

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from jgc.data import Score
 from jgc.training.costs import PhaseCost
+from jgc.training.data import Score
 from jgc.training.evaluate import LOSS
 from jgc.training.metrics import Line
 from jgc.training.rundir import CURVES, write_figure

@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jgc import comm
-from jgc.data import ACCURACY, MEAN_IOU, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
 from jgc.nodes import LOCAL, SHARED, on_nodes, place_array, to_host
+from jgc.training.data import ACCURACY, MEAN_IOU, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
 from jgc.training.step import Parts, TrainState
 from jgc.types import Array, PyTree
 

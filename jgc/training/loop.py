@@ -13,12 +13,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from rich.console import Console
 
-from jgc import learning_rate, phases
-from jgc.data import MissingDataError, prefetch
+from jgc.method import phases
 from jgc.nodes import SHARED, place, place_parts
-from jgc.training import checkpoint, curves, masks, summary, table
+from jgc.training import checkpoint, curves, learning_rate, masks, summary, table
 from jgc.training.config import Config, as_json, check
 from jgc.training.costs import Costs, PhaseCost, phase_cost
+from jgc.training.data import MissingDataError, prefetch
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
 from jgc.training.errors import FAILED, UserError

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from jgc.data import VOID, Pictures
+from jgc.training.data import VOID, Pictures
 from jgc.training.rundir import MASKS, write_figure
 
 BLACK = (0, 0, 0)  # what has no label

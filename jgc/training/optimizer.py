@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jgc.learning_rate import by_validation, current
 from jgc.training.config import Config
+from jgc.training.learning_rate import by_validation, current
 from jgc.types import Array, Compressor, PyTree
 
 FLOOR = 0.01  # of the highest learning rate: where the cosine ends

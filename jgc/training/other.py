@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.data import Score
 from jgc.nodes import as_one_per_device
 from jgc.training.costs import PhaseCost
+from jgc.training.data import Score
 from jgc.training.evaluate import LOSS, on_mean_stats
 from jgc.training.metrics import Line
 from jgc.training.step import METRICS, Gradients, Parts, TrainState, make_compare

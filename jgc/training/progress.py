@@ -5,7 +5,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jgc.data import Score
+from jgc.training.data import Score
 from jgc.training.metrics import Line
 from jgc.training.table import size
 

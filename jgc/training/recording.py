@@ -27,8 +27,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jgc.layout.pack import leaf_paths
 from jgc.nodes import LOCAL, SHARED, on_nodes, to_host
-from jgc.pack import leaf_paths
 from jgc.training.config import RecordConfig
 from jgc.training.errors import UserError
 from jgc.training.rundir import GRADIENTS, write_whole

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import compress
-from jgc.data import MissingDataError, Scenes, Source, Streamed, Text, load_dataset, shrunk, source_of
-from jgc.models import Model, make_model
 from jgc.nodes import make_nodes
 from jgc.training.config import Config
 from jgc.training.costs import PhaseCost, phase_costs
+from jgc.training.data import MissingDataError, Scenes, Source, Streamed, Text, load_dataset, shrunk, source_of
 from jgc.training.errors import UserError
+from jgc.training.models import Model, make_model
 from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
 from jgc.types import Compressor, Key, Nodes, PyTree

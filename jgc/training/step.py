@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import optax
 
 from jgc import comm
-from jgc.data import VOID
 from jgc.memory import clip_local
-from jgc.models import WithAuxiliary
 from jgc.nodes import LOCAL, SHARED, node_grads, on_nodes, per_node, place
 from jgc.training.config import Config
+from jgc.training.data import VOID
+from jgc.training.models import WithAuxiliary
 from jgc.training.optimizer import add_coupled_decay, rate_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jgc.data import Score
-from jgc.data.score import FURTHER, KEY
 from jgc.training.config import Config, method_name
 from jgc.training.costs import PhaseCost, as_json, ratios
+from jgc.training.data import Score
+from jgc.training.data.score import FURTHER, KEY
 from jgc.training.metrics import Line
 from jgc.types import Nodes
 

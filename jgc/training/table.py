@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from jgc.data import further_of, score_of
+from jgc.training.data import further_of, score_of
 from jgc.training.summary import CORRECTED, POSITIONS, SLOTS
 
 ROLES = ("leader", "worker")

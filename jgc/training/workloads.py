@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from jgc.models.base import Norm
 from jgc.training.errors import UserError, did_you_mean
+from jgc.training.models.base import Norm
 
 Schedule = Literal["workload", "constant", "cosine", "step", "thirds", "halving", "poly", "validation"]
 
@@ -21,8 +21,8 @@ class Workload:
     """Settings of a run that belong to what is learned, not to how gradients are compressed.
 
     Attributes:
-      dataset: a name in `jgc.data.DATASETS`.
-      model: a name in `jgc.models.MODELS`.
+      dataset: a name in `jgc.training.data.DATASETS`.
+      model: a name in `jgc.training.models.MODELS`.
       steps: length of the run.
       batch_size: of all nodes together.
       learning_rate: its highest value.

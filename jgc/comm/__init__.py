@@ -1,0 +1,1 @@
+from jgc.comm.collectives import *  # noqa: F403

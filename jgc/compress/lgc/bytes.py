@@ -1,0 +1,104 @@
+"""What each role of LGC's variants sends and receives, from static sizes.
+
+Symbols as in `jgc.compress.lgc.server`.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jgc.compress.lgc import autoencoder as ae
+from jgc.compress.lgc.messages import write_code
+from jgc.compress.lgc.normalise import Selection, head_of, innovation_count
+from jgc.compress.lgc.settings import COMPRESSED, DENSE, TOP_K, Lgc, LgcPs
+from jgc.layout.select import top_positions
+from jgc.method.exchange import Sizes, both_ways, led, messages
+from jgc.types import Message, Nodes, PyTree
+from jgc.wire import elias_fano
+
+
+def logical(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """Messages of one step of a phase."""
+    if phase == DENSE:
+        return both_ways({"dense": 4.0 * selection.packing.size})
+    head = _head(config, selection)
+    if phase == TOP_K:
+        return _top_k(config, head["positions"], 4.0 * selection.mu, nodes)
+    return _compressed(config, head, selection, nodes)
+
+
+def _head(config: Lgc, selection: Selection) -> Sizes:
+    """Positions, signs and scales of one node, from the shapes of what is sent."""
+
+    def head(v):
+        return head_of(config, v, top_positions(v, selection.packing.layers, selection.counts), selection)
+
+    shapes = jax.eval_shape(head, jax.ShapeDtypeStruct((selection.packing.size,), jnp.float32))
+    return {kind: float(x.size * x.dtype.itemsize) for kind, x in shapes.items()}
+
+
+def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
+    both = {"positions": positions, "values": values}
+    if config.positions == "own":  # the union of what the nodes sent comes back, at most
+        return both_ways(both, {kind: size * nodes.count for kind, size in both.items()})
+    return led(both, {"values": values}, {"values": values}, both)
+
+
+def _compressed(config: LgcPs, head: Sizes, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    count = innovation_count(config, selection)
+    width = jnp.dtype(config.innovation_dtype).itemsize
+    own = {"innovations": float(width * count), "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}
+    means = {"means": 4.0 * len(selection.counts)}
+    if config.send_means:
+        own |= means
+    written = jax.eval_shape(lambda: write_code(config, jnp.zeros((ae.code_size(selection.mu), 1))))
+    code: Sizes = {kind: float(x.size * x.dtype.itemsize) for kind, x in written.items()}
+    mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
+    # what a worker needs to decode what it is taken to have sent: the code, and the leader's scales
+    to_decode: Sizes = {}
+    if config.feedback == "exact":
+        to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
+    if config.positions == "own":
+        union = {"values": mean["values"] * nodes.count, "positions": head["positions"] * nodes.count}
+        return led(head | code | own, head | own, union, union | code if to_decode else union)
+    where = {kind: size for kind, size in head.items() if kind in ("positions", "signs")}
+    return led(head | code | own, own, mean, where | mean | to_decode)
+
+
+def sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """The trained weights, on entering the third phase: the encoder to the leader, decoders to who needs one."""
+    if phase != COMPRESSED or config.autoencoder_steps == 0:
+        return ()
+    weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), selection.mu, 1))
+    encoder = {"encoder weights": _bytes(weights.encoder)}
+    decoder = {"decoder weights": _bytes(weights.decoders)} if config.feedback == "exact" else {}
+    worker = (encoder if config.leader == "rotating" else {}) | decoder
+    return messages("leader", "down", encoder | decoder) + messages("worker", "down", worker)
+
+
+def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """Messages of one step of a phase of the ring (`LgcRing`). A payload that is added up counts once up, once down."""
+    if phase == DENSE:
+        return both_ways({"dense": 4.0 * selection.packing.size})
+    head = _head(config, selection)
+    if phase == TOP_K:  # to the node that trains, which sends the mean back
+        return _top_k(config, head["positions"], 4.0 * selection.mu, nodes)
+    if config.scale == "layer":
+        head["scales"] = 4.0 * len(selection.counts)
+    width = jnp.dtype(config.code_dtype).itemsize
+    code = {"code": float(width * ae.code_size(selection.mu))}
+    if config.send_means:
+        code["means"] = float(width * len(selection.counts))
+    return led(head | code, code, code, head | code)
+
+
+def ring_sent_once(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """The trained weights, from the node that trained them (here: the leader) to the K - 1 others."""
+    if phase != COMPRESSED or config.autoencoder_steps == 0:
+        return ()
+    weights = jax.eval_shape(lambda: ae.init_pair(jax.random.key(0), selection.mu, config.decoder == "linear"))
+    sizes = {"encoder weights": _bytes(weights.encoder), "decoder weights": _bytes(weights.decoder)}
+    return messages("leader", "down", dict.fromkeys(sizes, 0.0)) + messages("worker", "down", sizes)
+
+
+def _bytes(tree: PyTree) -> float:
+    return float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)))

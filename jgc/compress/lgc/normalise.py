@@ -1,0 +1,132 @@
+"""How the selected values of different nodes and layers become alike before the autoencoder sees them.
+
+Symbols as in `jgc.compress.lgc.server`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc.compress.lgc import autoencoder as ae
+from jgc.compress.lgc.settings import Lgc, LgcPs
+from jgc.layout.pack import Packing, layer_ids
+from jgc.layout.select import counts_per_layer, layer_means, pack_positions
+from jgc.types import Array
+
+
+class Selection(NamedTuple):
+    """Static sizes of the selection."""
+
+    packing: Packing
+    counts: tuple[int, ...]  # selected values of each layer
+
+    @property
+    def mu(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def ids(self) -> np.ndarray:  # layer of each selected value, i32[mu]
+        return layer_ids(self.counts)
+
+
+class View(NamedTuple):
+    """How a node's selected values become alike between nodes and layers: z = (s x - mean) / scale."""
+
+    signs: Array  # f32[mu], +1 or -1
+    means: Array  # f32[L]
+    scales: Array  # f32[L], 0 or positive
+
+
+def select_layers(config: Lgc, packing: Packing) -> Selection:
+    """The static sizes for a packing."""
+    return Selection(packing, counts_per_layer(packing.layers, config.alpha, config.min_values))
+
+
+def innovation_count(config: LgcPs, selection: Selection) -> int:
+    """How many innovations a node sends: the share `innovation` of mu, rounded down."""
+    return int(config.innovation * selection.mu)
+
+
+def signs_of(config: Lgc, x: Array) -> Array:
+    """+1 or -1 for every value; all +1 where signs are not folded in."""
+    return jnp.where(x < 0, jnp.float32(-1), jnp.float32(1)) if config.fold_signs else jnp.ones_like(x)
+
+
+def scales_of(config: Lgc, x: Array, selection: Selection) -> Array:
+    """Mean magnitude of each layer, f32[L]; 0 where all of it is zero."""
+    if config.scale == "none":
+        return jnp.ones((len(selection.counts),), jnp.float32)
+    return layer_means(jnp.abs(x), selection.counts)
+
+
+def means_of(config: Lgc, x: Array, signs: Array, selection: Selection) -> Array:
+    """Mean of the folded values of each layer, f32[L]; zeros where means are not sent."""
+    if not config.send_means:
+        return jnp.zeros((len(selection.counts),), jnp.float32)
+    return layer_means(signs * x, selection.counts)
+
+
+def to_z(x: Array, view: View, selection: Selection) -> Array:
+    """f32[mu] -> f32[m]. A layer without a scale (the leader's values are all zero) stays unscaled."""
+    scales = jnp.where(view.scales > 0, view.scales, 1.0)
+    z = (view.signs * x - view.means[selection.ids]) / scales[selection.ids]
+    return jnp.pad(z, (0, ae.padded(selection.mu) - selection.mu))
+
+
+def from_z(z: Array, view: View, selection: Selection) -> Array:
+    """f32[m] -> f32[mu]. A layer without a scale is its means alone: the decoder's biases must not become values."""
+    return view.signs * (view.means[selection.ids] + view.scales[selection.ids] * z[: selection.mu])
+
+
+def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection) -> Array:
+    """Which of the selected values a node sends as they are, i32[innovations], ascending."""
+    explained = view.signs * view.means[selection.ids] if config.innovation_by == "error" else 0.0
+    return jnp.sort(jax.lax.top_k(jnp.abs(x - explained), innovation_count(config, selection))[1])
+
+
+def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> View:
+    """All nodes' views of their values x f32[K, mu], where the server has the values themselves."""
+    signs = signs_of(config, x)
+    scales = jax.vmap(lambda x: scales_of(config, x, selection))(x)
+    if config.positions == "leader":
+        signs = jnp.broadcast_to(signs[leader], signs.shape)
+        scales = jnp.broadcast_to(scales[leader], scales.shape)
+    return View(signs, jax.vmap(lambda x, s: means_of(config, x, s, selection))(x, signs), scales)
+
+
+def head_of(config: Lgc, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
+    """Positions, and signs and scales of the values there, as they are sent."""
+    x = v[positions]
+    head = {"positions": pack_positions(positions, selection.packing.layers)}
+    if config.fold_signs:
+        head["signs"] = jnp.packbits(x < 0)
+    if config.scale == "layer" and not scales_are_means(config):
+        head["scales"] = scales_of(config, x, selection)
+    return head
+
+
+def scales_are_means(config: Lgc) -> bool:
+    """Folded by its own signs, a node's mean is its mean magnitude: one number serves for both."""
+    return config.fold_signs and config.send_means and config.scale == "layer"
+
+
+def unpacked_signs(config: Lgc, head: dict[str, Array], selection: Selection) -> Array:
+    """Signs as they were sent, as +1 or -1, f32[mu]."""
+    if not config.fold_signs:
+        return jnp.ones((selection.mu,), jnp.float32)
+    return 1.0 - 2.0 * jnp.unpackbits(head["signs"], count=selection.mu).astype(jnp.float32)
+
+
+def view_of(config: Lgc, x: Array, head: dict[str, Array], selection: Selection) -> View:
+    """This node's view of its own values, with signs and scales from `head` or from x itself."""
+    signs = unpacked_signs(config, head, selection)
+    scales = head["scales"] if "scales" in head else scales_of(config, x, selection)
+    return View(signs, means_of(config, x, signs, selection), scales)
+
+
+def innovation_vector(view: View, picked: Array, values: Array, selection: Selection) -> Array:
+    """A node's innovation as its decoder takes it: z where values were sent, zero elsewhere, f32[m]."""
+    x = jnp.zeros((selection.mu,), jnp.float32).at[picked].set(values)
+    return jnp.zeros((ae.padded(selection.mu),), jnp.float32).at[picked].set(to_z(x, view, selection)[picked])

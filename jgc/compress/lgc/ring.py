@@ -1,0 +1,255 @@
+"""LGC on a ring: every node encodes its values at one node's positions, and the mean of the codes is decoded.
+
+Three phases: "dense" sends everything; "top-k" sends the values at the positions of a node drawn in each step, while
+one node trains the autoencoder on them; in "compressed" codes take the values' place in the all-reduce.
+
+Symbols as in `jgc.compress.lgc.server`; `leader` is the node whose positions serve in a step. All nodes draw it from a
+key that they share: nobody needs to be told.
+
+Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
+Sections IV-B, V-B-2 and VI-A, Algorithm 2, equations (8) to (11) and (17) to (19).
+
+Differs from the paper (`RING_PAPER_RECIPE` has its way of all but the strides, and 4 and 5)
+  1. As in `jgc.compress.lgc.server`, items 1 to 3 and 8: the strides of the decoder; what the autoencoder sees (by the
+     leader's signs and scales, less each node's mean per layer); Adam; losses as means.
+  2. Codes and means travel in fixed point, 32 or 16 bits, in units of the leader's scales: sums of integers are the
+     same in any order, so the ring and `psum`, and all layouts of nodes, agree bit for bit (`code_dtype="float32"`
+     sends the paper's floats, for which they agree up to rounding; unscaled values need it).
+  3. The decoder is linear (`decoder="linear"`), without Table II's leaky ReLUs: it then decodes the mean of the codes
+     to the mean of what it decodes each to. Every node knows what it is taken to have sent, and what is
+     lost goes back into its residual (`feedback="exact"`); Algorithm 2 drops it ("paper").
+  4. The paper has one node obtain all gradients in the second phase and is silent on how the others come by their
+     mean: here that node sends it to them.
+  5. In one program every device trains the autoencoder by itself, on the same numbers: the weights that the logical
+     account counts are never sent between devices.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jgc import comm
+from jgc.compress.lgc import autoencoder as ae
+from jgc.compress.lgc import bytes as sizes
+from jgc.compress.lgc.normalise import (
+    Selection,
+    View,
+    from_z,
+    head_of,
+    scales_of,
+    server_views,
+    to_z,
+    unpacked_signs,
+)  # fmt: skip
+from jgc.compress.lgc.phases import Shared, Step, Variant, lgc, make_optimiser, values_at_leaders
+from jgc.compress.lgc.settings import PAPER_RECIPE, Lgc, check_choices, check_common
+from jgc.layout.select import Sparse, layer_means, scatter, top_positions, unpack_positions
+from jgc.method.diagnose import cosine, relative_error
+from jgc.types import Array, Compressor, Key, Nodes
+from jgc.wire.fixed_point import to_fixed, units
+
+__all__ = ["RING_PAPER_RECIPE", "LgcRing", "lgc_ring"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LgcRing(Lgc):
+    """Settings of `lgc_ring`."""
+
+    algorithm: Literal["psum", "ring"] = "ring"
+    """how codes are averaged: an explicit ring by ppermute, or whatever psum is on the machine"""
+    decoder: Literal["linear", "leaky_relu"] = "linear"
+    """linear: decodes the mean of codes exactly to the mean of what they stand for; leaky_relu: the paper's"""
+    code_dtype: Literal["int32", "int16", "float32"] = "int32"
+    """in which codes and means are sent: fixed point in steps of 2**-16 or 2**-8 of a scale, or the paper's floats"""
+
+
+RING_PAPER_RECIPE: dict[str, Any] = {
+    name: value for name, value in PAPER_RECIPE.items() if name != "innovation_by"
+} | {"decoder": "leaky_relu", "code_dtype": "float32"}
+"""The autoencoder as the paper trains it: `lgc_ring(**RING_PAPER_RECIPE)`."""
+
+
+def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
+    """Learned gradient compression, ring-allreduce variant.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: a setting outside its range; the message says which and what would be right.
+
+    Example:
+      >>> [(phase.name, phase.start) for phase in lgc_ring(warmup_steps=10, autoencoder_steps=20).schedule]
+      [('dense', 0), ('top-k', 10), ('compressed', 30)]
+
+    References:
+      Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS.
+    """
+    config = dataclasses.replace(config or LgcRing(), **overrides)
+    check_common(config)
+    check_choices(
+        config, algorithm=("psum", "ring"), decoder=("linear", "leaky_relu"), code_dtype=("int32", "int16", "float32")
+    )
+    if config.feedback == "exact" and config.decoder != "linear":
+        raise ValueError(
+            f'decoder must be linear with feedback "exact", got {config.decoder}: no node knows its share of what '
+            'another decoder makes of the mean; use feedback "paper"'
+        )
+    if config.scale == "none" and config.code_dtype != "float32":
+        raise ValueError(f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it counts in scales')
+    optimiser = make_optimiser(config)
+    return lgc(
+        config,
+        Variant(
+            weights=lambda key, selection, nodes: ae.init_pair(key, selection.mu, config.decoder == "linear"),
+            top_k=partial(_top_k, config, optimiser),
+            compressed=partial(_compressed, config),
+            messages=partial(sizes.ring, config),
+            sent_once=partial(sizes.ring_sent_once, config),
+            watch_training=partial(_watch_training, config),
+            watch=partial(_watch, config),
+        ),
+        optimiser,
+    )
+
+
+def draw_leader(key: Key, nodes: Nodes) -> Array:
+    """The node whose positions serve in this step, i32[]; the same on all nodes, as the key is."""
+    return jax.random.randint(key, (), 0, nodes.count, jnp.int32)
+
+
+def _top_k(config: LgcRing, optimiser, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+    """Second phase, equation (15): exact values at the leader's positions; one node trains on them."""
+    leader = draw_leader(key, nodes)
+    positions, x = values_at_leaders(v, leader, selection, nodes)
+    trained = shared.autoencoder
+    weight = float(ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else 1.0
+    for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
+        z = _seen_in_training(config, x, leader, selection)
+        trained = ae.train_mean(trained, optimiser, z, config.decoder == "linear", weight)[0]
+    mean = scatter(Sparse(positions, jnp.sum(x, axis=0)), v.size) / nodes.count
+    return Step(mean, Sparse(positions, v[positions]), shared._replace(autoencoder=trained), selection.mu)
+
+
+def _seen_in_training(config: LgcRing, x: Array, leader: Array, selection: Selection) -> Array:
+    """All nodes' z f32[K, m] of their values x f32[K, mu]."""
+    views = server_views(config, x, leader, selection)
+    return jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
+
+
+class Head(NamedTuple):
+    """What the leader tells all nodes."""
+
+    positions: Array  # i32[mu]
+    signs: Array  # f32[mu]
+    scales: Array  # f32[L]
+
+
+class Coded(NamedTuple):
+    """One step of the third phase as a node knows it."""
+
+    positions: Array  # i32[mu], the leader's
+    mean: Array  # f32[mu], what all nodes decode, equation (19)
+    own: Array  # f32[mu], what this node's message stands for
+    means: Array  # f32[mu], signs and mean of the layer means alone
+
+
+def _compressed(config: LgcRing, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+    """Third phase, Algorithm 2: codes of all nodes, averaged, decoded once."""
+    coded = _send(config, v, key, shared.autoencoder.weights, selection, nodes)
+    kept_from = coded.own if config.feedback == "exact" else v[coded.positions]
+    mean = scatter(Sparse(coded.positions, coded.mean), v.size)
+    return Step(mean, Sparse(coded.positions, kept_from), shared, selection.mu)
+
+
+def _send(config: LgcRing, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes) -> Coded:
+    """The leader's positions, signs and scales to all nodes; codes and layer means of all nodes averaged."""
+    head = _share_head(config, v, draw_leader(key, nodes), selection, nodes)
+    encode = partial(_encode, config, selection, nodes.count)
+    decode = partial(_decode, config, selection)
+    sent = comm.one_by_one(encode, (weights.encoder, head), v[head.positions])
+    averaged = comm.MEANS[config.algorithm](sent, nodes, "code+means")
+    mean, own = (comm.one_by_one(decode, (weights.decoder, head), message) for message in (averaged, sent))
+    shares = averaged[ae.code_size(selection.mu) :] / units(config.code_dtype)
+    return Coded(head.positions, mean, own, head.signs * _means(config, shares, head.scales)[selection.ids])
+
+
+def _share_head(config: LgcRing, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> Head:
+    """The leader's positions, signs and scales, sent to all nodes."""
+    layers, counts = selection.packing.layers, selection.counts
+    own = top_positions(v, layers, counts)
+    head = head_of(config, v, own, selection)
+    if config.scale == "layer":  # by which all nodes' means are measured
+        head["scales"] = scales_of(config, v[own], selection)
+    head = comm.broadcast_dict(head, leader, nodes)
+    scales = head["scales"] if config.scale == "layer" else jnp.ones((len(counts),))
+    return Head(unpack_positions(head["positions"], layers, counts), unpacked_signs(config, head, selection), scales)
+
+
+def _encode(config: LgcRing, selection: Selection, nodes: int, known: tuple[Any, Head], x: Array) -> Array:
+    """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed point."""
+    encoder, head = known
+    shares = _mean_shares(config, head.signs * x, head.scales, selection)
+    read = to_fixed(shares, config.code_dtype, nodes) / units(config.code_dtype)  # as all nodes will
+    means = _means(config, read, head.scales)
+    z = to_z(x, View(head.signs, means, head.scales), selection)
+    return to_fixed(jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), config.code_dtype, nodes)
+
+
+def _decode(config: LgcRing, selection: Selection, known: tuple[Any, Head], message: Array) -> Array:
+    """What a message, or the mean of all nodes', stands for, f32[mu], equation (19)."""
+    decoder, head = known
+    size = ae.code_size(selection.mu)
+    values = message / units(config.code_dtype)
+    z = ae.decode_mean(decoder, values[:size].reshape(-1, ae.CHANNELS), config.decoder == "linear")
+    return from_z(z, View(head.signs, _means(config, values[size:], head.scales), head.scales), selection)
+
+
+def _mean_shares(config: LgcRing, folded: Array, scales: Array, selection: Selection) -> Array:
+    """Mean of each layer in units of the leader's scale, 0 where that is 0, f32[L]; none where means are not sent."""
+    if not config.send_means:
+        return jnp.zeros((0,))
+    return jnp.where(scales > 0, layer_means(folded, selection.counts) / jnp.where(scales > 0, scales, 1.0), 0.0)
+
+
+def _means(config: LgcRing, shares: Array, scales: Array) -> Array:
+    """The inverse, f32[L]."""
+    return scales * shares if config.send_means else jnp.zeros_like(scales)
+
+
+def _watch_training(
+    config: LgcRing, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+) -> dict[str, Array]:
+    """The autoencoder's loss (11) on this step's values, before it trains on them."""
+    leader = draw_leader(key, nodes)
+    _, x = values_at_leaders(v, leader, selection, nodes)
+    z = _seen_in_training(config, x, leader, selection)
+    losses = ae.mean_losses(shared.autoencoder.weights, z, config.decoder == "linear")
+    return {"autoencoder_reconstruction": losses.reconstruction}
+
+
+def _watch(
+    config: LgcRing, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+) -> dict[str, Array]:
+    """The figures of a diagnose step in the third phase, f32[] each, and the leader's positions.
+
+    As in `_lgc_server.watch`. Every node has a part in the code, so exact values in its place would give the true mean:
+    `ceiling_cosine` is 1. There are no innovations: without the code only signs and means are left.
+    """
+    coded = _send(config, v, key, shared.autoencoder.weights, selection, nodes)
+    true = comm.mean(v, nodes, "diagnose")
+    at = true[coded.positions]
+    got = scatter(Sparse(coded.positions, coded.mean), v.size)
+    return {
+        "reconstruction_cosine": cosine(coded.mean, at),
+        "relative_error": relative_error(coded.mean, at),
+        "ceiling_cosine": cosine(at, at),
+        "signs_means_cosine": cosine(coded.means, at),
+        "without_code_cosine": cosine(coded.means, at),
+        "true_cosine": cosine(got, comm.mean(g, nodes, "diagnose")),
+        "positions": coded.positions,
+        "positions_n": jnp.int32(v.size),
+    }

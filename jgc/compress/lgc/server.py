@@ -1,0 +1,154 @@
+"""LGC with a parameter server: an autoencoder learns what the nodes' gradients have in common.
+
+Three phases: "dense" sends everything; "top-k" sends each layer's largest values while the server trains the
+autoencoder on them; in "compressed" a leader sends a learned code, and every node a few values of its own.
+
+    n       values of a node's gradient            mu   values selected of them, at least one a layer
+    L       layers                                 m    mu padded to a multiple of 16
+    v f32[n]    accumulated gradient of a node     x f32[mu]  v at the selected positions
+    s f32[mu]   signs of the leader's x            z f32[m]   what the autoencoder sees of x (`View`)
+
+Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
+Sections IV-A, V and VI-A, Algorithm 1, Tables I and II.
+
+Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` has its way of 2, 3, 6 and 8)
+  1. Five strided deconvolutions (Table II) multiply by 32, the encoder (Table I) divides by 16: the first
+     deconvolution has stride 1, and inputs are padded to a multiple of 16.
+  2. The autoencoder sees values multiplied by the leader's signs, less each node's mean per layer, over the leader's
+     scale per layer. The leader sends its signs (one bit a value), every node its means. In index order, unscaled, the
+     paper's autoencoder does not learn to reconstruct (`fold_signs`, `send_means`, `scale`).
+  3. Adam in place of SGD, with any number of updates on each step's gradients (`autoencoder_*`).
+  4. Algorithm 1 lets every node select its own positions and does not send them to the server, which could not place
+     what it decodes. By default all nodes use the leader's (`positions="leader"`); with `positions="own"` every node
+     sends its positions, and they are counted.
+  5. The innovation is the values that the signs and means explain worst, over all layers together
+     (`innovation_by="error"`), not the largest of each layer (`"magnitude"` takes the largest of all layers); the
+     server puts their exact values in place of the decoder's.
+  6. What the decoder loses goes back into the residual (`feedback="exact"`); Algorithm 1 drops it ("paper").
+     Every worker then needs the code and its own decoder, which are counted.
+  7. In the top-k phase the leader alone selects, as in the third phase. With `positions="own"` all nodes do.
+  8. The losses (5) and (6) are means over their terms, not sums, so that settings carry over between sizes
+     (`autoencoder_loss`).
+  9. The decoders are trained on the leader's code, which they will get in the third phase; the paper draws the node at
+     random in each step.
+ 10. The paper says 10 % (Algorithm 1) and 0.001 % (Section V-B-1) for the innovation's share of mu: 10 % here.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jgc import comm
+from jgc.compress.lgc import autoencoder as ae
+from jgc.compress.lgc import bytes as sizes
+from jgc.compress.lgc import messages as server
+from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views, to_z
+from jgc.compress.lgc.phases import Shared, Step, Variant, lgc, make_optimiser, values_at_leaders
+from jgc.compress.lgc.settings import PAPER_RECIPE, LgcPs, check
+from jgc.layout.select import Sparse, pack_positions, scatter, top_positions, unpack_positions
+from jgc.types import Array, Compressor, Key, Nodes
+
+__all__ = ["PAPER_RECIPE", "LgcPs", "lgc_ps"]
+
+
+def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
+    """Learned gradient compression, parameter-server variant.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: a setting outside its range; the message says which and what would be right.
+
+    Example:
+      >>> [(phase.name, phase.start) for phase in lgc_ps(warmup_steps=10, autoencoder_steps=20).schedule]
+      [('dense', 0), ('top-k', 10), ('compressed', 30)]
+
+    References:
+      Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS; the same authors 2021, conference text.
+    """
+    config = dataclasses.replace(config or LgcPs(), **overrides)
+    check(config)
+    optimiser = make_optimiser(config)
+    return lgc(
+        config,
+        Variant(
+            weights=lambda key, selection, nodes: ae.init(key, selection.mu, nodes.count),
+            top_k=partial(_top_k, config, optimiser),
+            compressed=partial(_compressed, config),
+            messages=partial(sizes.logical, config),
+            sent_once=partial(sizes.sent_once, config),
+            watch_training=partial(_watch_training, config),
+            watch=partial(_watch, config),
+        ),
+        optimiser,
+    )
+
+
+def _leader(config: LgcPs, shared: Shared, nodes: Nodes) -> Array:
+    return shared.step % nodes.count if config.leader == "rotating" else jnp.int32(0)
+
+
+def _top_k(config: LgcPs, optimiser, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+    """Second phase, equation (15): exact values at the selected positions; the server trains on them."""
+    leader = _leader(config, shared, nodes)
+    positions, every, x = _values(config, v, leader, selection, nodes)
+    trained = shared.autoencoder
+    terms = ae.terms(nodes.count, ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else (1.0, 1.0)
+    weights = config.lambda_reconstruction * terms[0], config.lambda_similarity * terms[1]
+    for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
+        seen = _seen_in_training(config, x, leader, selection)
+        trained = ae.train(trained, optimiser, *seen, leader, *weights)[0]
+    mean = scatter(Sparse(every, x), v.size) / nodes.count
+    return Step(mean, Sparse(positions, v[positions]), shared._replace(autoencoder=trained), selection.mu)
+
+
+def _values(config: LgcPs, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array, Array]:
+    """This node's positions i32[mu], all nodes' i32[K, mu], and their values there f32[K, mu]."""
+    if config.positions == "leader":
+        positions, x = values_at_leaders(v, leader, selection, nodes)
+        return positions, jnp.broadcast_to(positions, x.shape), x
+    layers, counts = selection.packing.layers, selection.counts
+    positions = top_positions(v, layers, counts)
+    every = comm.gather_dict({"positions": pack_positions(positions, layers), "values": v[positions]}, nodes)
+    return positions, jax.vmap(lambda p: unpack_positions(p, layers, counts))(every["positions"]), every["values"]
+
+
+def _seen_in_training(config: LgcPs, x: Array, leader: Array, selection: Selection) -> tuple[Array, Array]:
+    """What encoder and decoders get of all nodes' values x f32[K, mu]: z and innovations, each f32[K, m]."""
+    views = server_views(config, x, leader, selection)
+    z = jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
+    picked = jax.vmap(lambda x, view: choose_innovations(config, x, view, selection))(x, views)
+    return z, jax.vmap(lambda z, i: jnp.zeros_like(z).at[i].set(z[i]))(z, picked)
+
+
+def _compressed(config: LgcPs, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+    """Third phase, Algorithm 1 and equation (16): the leader's code, innovations of all, decoded and averaged."""
+    weights = shared.autoencoder.weights
+    seen = server.receive(config, v, weights.encoder, _leader(config, shared, nodes), selection, nodes)
+    decoded = server.decode(weights, seen, selection)  # [K, mu]
+    me = comm.node_index(nodes)
+    positions = seen.positions[me]
+    kept_from = decoded[me] if config.feedback == "exact" else v[positions]
+    return Step(server.average(seen, decoded, v.size), Sparse(positions, kept_from), shared, selection.mu)
+
+
+def _watch_training(
+    config: LgcPs, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+) -> dict[str, Array]:
+    """The autoencoder's losses on this step's values, before it trains on them."""
+    leader = _leader(config, shared, nodes)
+    _, _, x = _values(config, v, leader, selection, nodes)
+    losses = ae.losses(shared.autoencoder.weights, *_seen_in_training(config, x, leader, selection), leader)
+    return {"autoencoder_reconstruction": losses.reconstruction, "autoencoder_similarity": losses.similarity}
+
+
+def _watch(
+    config: LgcPs, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+) -> dict[str, Array]:
+    """The figures of a diagnose step in the third phase."""
+    leader, weights = _leader(config, shared, nodes), shared.autoencoder.weights
+    seen = server.receive(config, v, weights.encoder, leader, selection, nodes)
+    return server.watch(config, weights, seen, v, g, leader, selection, nodes)

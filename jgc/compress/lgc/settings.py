@@ -1,0 +1,117 @@
+"""Settings of LGC: what both variants have, and what the parameter server adds. The ring's own are with the ring."""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, get_args
+
+from jgc.compress.settings import Remembering
+from jgc.layout.select import check_alpha, check_min_values
+from jgc.wire.values import ValueCode, check_value_code
+
+DENSE, TOP_K, COMPRESSED = "dense", "top-k", "compressed"  # the phases
+
+
+@dataclasses.dataclass(frozen=True)
+class Lgc(Remembering):
+    """Settings that both variants have."""
+
+    positions: ClassVar[str] = "leader"  # a setting of the parameter server alone
+    alpha: float = 0.001
+    """share of each layer's values that is selected, in (0, 1]"""
+    min_values: int = 1
+    """values selected of each layer at least; with 1 a small layer can wait for hundreds of steps"""
+    warmup_steps: int = 200
+    """uncompressed steps, the first phase"""
+    autoencoder_steps: int = 300
+    """top-k steps while the autoencoder trains, the second phase"""
+    feedback: Literal["exact", "paper"] = "exact"
+    """exact: what decoding loses goes back into the residual; paper: it is lost"""
+    momentum_correction: bool = True
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+    fold_signs: bool = True
+    """multiply values by the leader's signs, which cost one bit a value"""
+    send_means: bool = True
+    """every node sends the mean of its values for each layer, and the code stands for the rest"""
+    scale: Literal["layer", "none"] = "layer"
+    """divide by the leader's mean magnitude of each layer"""
+    autoencoder_optimizer: Literal["adam", "sgd"] = "adam"
+    """optimiser of the autoencoder"""
+    autoencoder_learning_rate: float = 0.001
+    """its learning rate"""
+    autoencoder_loss: Literal["mean", "sum"] = "mean"
+    """its losses are means over their terms, or the paper's sums, which grow with size and number of nodes"""
+    autoencoder_updates: int = 1
+    """its updates on each step's gradients"""
+    last_layer: str | None = None
+    """path pattern of layers sent as top-k only; the model's last layer if not given, "" for none"""
+    value_code: ValueCode = "float32"
+    """how the values of layers sent as top-k only are written; what a shorter code loses stays in the residual"""
+
+
+@dataclasses.dataclass(frozen=True)
+class LgcPs(Lgc):
+    """Settings of `lgc_ps`."""
+
+    positions: Literal["leader", "own"] = "leader"  # type: ignore[misc]  # a class variable of the base
+    """leader: the leader's positions go to all nodes; own: every node selects and sends its own (Algorithm 1)"""
+    leader: Literal["fixed", "rotating"] = "fixed"
+    """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder"""
+    innovation: float = 0.1
+    """share of the selected values that every node sends as they are, in [0, 1]"""
+    innovation_by: Literal["error", "magnitude"] = "error"
+    """which ones: where signs and means explain least, or the largest (the paper's)"""
+    lambda_reconstruction: float = 1.0
+    """weight of the reconstruction loss (6)"""
+    lambda_similarity: float = 0.5
+    """weight of the similarity loss (5)"""
+    innovation_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """dtype in which innovations are sent"""
+    code_dtype: ValueCode = "float32"
+    """how the code is sent: floats of some width, or so many bits with a scale for either sign"""
+
+
+PAPER_RECIPE: dict[str, Any] = {
+    "fold_signs": False,
+    "send_means": False,
+    "scale": "none",
+    "innovation_by": "magnitude",
+    "feedback": "paper",
+    "autoencoder_optimizer": "sgd",
+    "autoencoder_learning_rate": 0.001,
+    "autoencoder_loss": "sum",
+    "autoencoder_updates": 1,
+}
+"""The autoencoder as the paper trains it: `lgc_ps(**PAPER_RECIPE)`."""
+
+
+def check_common(config: Lgc) -> None:
+    """Raise ValueError, naming the value and what would be right, unless the settings of both variants are in range."""
+    check_alpha(config.alpha)
+    check_value_code(config.value_code)
+    check_min_values(config.min_values)
+    if config.autoencoder_updates < 1:
+        raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")
+    if not config.autoencoder_learning_rate > 0:
+        raise ValueError(f"autoencoder_learning_rate must be positive, got {config.autoencoder_learning_rate}")
+    check_choices(config, feedback=("exact", "paper"), scale=("layer", "none"), autoencoder_optimizer=("adam", "sgd"),
+                  autoencoder_loss=("mean", "sum"))  # fmt: skip
+
+
+def check(config: LgcPs) -> None:
+    """The same for the parameter server's own settings too."""
+    check_common(config)
+    if not 0 <= config.innovation <= 1:
+        raise ValueError(f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}")
+    for name in ("lambda_reconstruction", "lambda_similarity"):
+        if not getattr(config, name) >= 0:
+            raise ValueError(f"{name} must be 0 or positive, got {getattr(config, name)}")
+    check_choices(
+        config, positions=("leader", "own"), leader=("fixed", "rotating"), innovation_by=("error", "magnitude"),
+        innovation_dtype=("float32", "float16", "bfloat16"), code_dtype=get_args(ValueCode),
+    )  # fmt: skip
+
+
+def check_choices(config: Lgc, **choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless each of these settings has one of its values."""
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")

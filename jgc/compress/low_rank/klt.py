@@ -1,0 +1,280 @@
+"""Transform coding in learned bases: what nodes' gradients have in common in few coefficients, the rest by top-k.
+
+A layer's gradient, seen as a matrix or, for a convolution, as taps x inputs x outputs, is rotated along each of its
+modes into the eigenvectors of the mean gradients' second moments (a separable Karhunen-Loeve transform, KLT). Most of
+what the nodes have in common then lies in few coefficients. Their places follow from the moments, which all nodes
+know: they cost nothing.
+
+On each node, with v f32[n] from the memory:
+
+    c = rotate(v)[kept]             kept i32[k]: the k places of most energy, over all layers, equal on all nodes
+    q = round(c / step)             integers, small enough for the sum over nodes to fit into `code_dtype`; all-reduce
+    rest = v - rotate_back(step q)
+    s = top-k of rest               own positions, layer by layer; gather
+    the memory keeps rest - s
+
+    aggregated = rotate_back(step mean(q)) + mean(s)
+
+With `momentum_at_once` v has a gradient's whole momentum series in it at once, as suits what waits long to be sent. The
+coefficients do not wait; their mean is spread over the following steps again, u = m u + (1 - m) common, which is
+the momentum of uncompressed training.
+
+All nodes see the same means, find the same bases by themselves and never send any: at the end of the uncompressed
+warm-up, and afresh every `refresh` steps from moments in which what was decoded since counts most.
+
+Limits. Eigenvectors must come out the same on all nodes to the bit: the same kind of device and the same versions, as
+programs of several processes need anyway. A refresh takes an eigendecomposition for each mode: O(r^3). Moments and
+bases take 8 r^2 bytes a mode.
+
+Source: ours; how it came about is in docs/results/codecs.md. Its parts: transform coding (Huang and Schultheiss 1963);
+second moments of gradients by modes (Gupta et al. 2018, Shampoo; Vyas et al. 2024, SOAP); PCA codes that can be summed
+(Yu et al. 2018, GradiVeQ, where they span slices of a layer); what is common and what is innovation (Abrahamyan et al.
+2021, LGC); top-k with error feedback (Stich et al. 2018).
+"""
+
+import dataclasses
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc import comm
+from jgc.compress.low_rank.klt_bases import Factors, add_moments, eigenbases, nothing_learned, rotate
+from jgc.compress.settings import Remembering, first_dense, memory_of
+from jgc.compress.sparse.topk import top_k
+from jgc.layout.pack import Packing, make_packing, pack, unpack
+from jgc.memory import residual_of, subtract, take_in
+from jgc.method import phases
+from jgc.method.compose import Item, make_info, payload_sizes
+from jgc.method.diagnose import compare
+from jgc.method.exchange import both_ways, gather, to_all
+from jgc.method.guard import guard
+from jgc.nodes import per_node
+from jgc.types import Array, Compressor, Nodes, State, Wire
+
+DENSE, COMPRESSED = "dense", "compressed"
+LEVELS = 7  # the least that a node's integers must reach
+FINE = 16.0  # steps are powers of 2 ** (1 / FINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Klt(Remembering):
+    """Settings of `klt`."""
+
+    share: float = 0.01
+    """share of all coefficients that is sent, in (0, 1]"""
+    alpha: float = 0.001
+    """share of each layer's values that a node sends of the rest, in (0, 1]"""
+    min_values: int = 1
+    """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
+    code_dtype: Literal["int8", "int16", "int32"] = "int8"
+    """of the sum of the nodes' integers, of which each has its share of the range: int8 serves up to 18 nodes"""
+    warmup_steps: int = 200
+    """uncompressed steps, from which the first bases are learned, at least 1"""
+    refresh: int = 50
+    """steps between two sets of bases, 0 for the first set for good"""
+    decay: float = 0.98
+    """of the second moments in a step, in [0, 1)"""
+    max_mode: int = 2048
+    """longer modes of a layer are not rotated: moments and basis each take the square of that"""
+    momentum_correction: bool = True
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+
+
+class Learned(NamedTuple):
+    """What all nodes have learned from the means so far.
+
+    Attributes:
+      moments: second moments of each layer's modes, [r, r], or [r] of modes that are not rotated.
+      bases: their eigenvectors [r, r], in columns; [0] for modes that are not rotated.
+      kept: places of the coefficients that are sent, most energy first, i32[k].
+      step: compressed steps so far, i32[].
+      velocity: with `momentum_at_once`, of the common part, f32[n]; else f32[0].
+    """
+
+    moments: Factors
+    bases: Factors
+    kept: Array
+    step: Array
+    velocity: Array
+
+
+class Common(NamedTuple):
+    """The coefficients of a step as a node knows them, in gradients again."""
+
+    mean: Array  # f32[n], equal on all nodes
+    own: Array  # f32[n], what this node's integers stand for
+
+
+class Step(NamedTuple):
+    """What a step makes of a node's v."""
+
+    aggregated: Array  # f32[n], equal on all nodes
+    decoded: Array  # f32[n], the mean of what was sent; the same but for momentum's smoothing
+    sent: Array  # f32[n], what all nodes take this node to have sent
+    learned: Learned
+    elements: int  # values that this node's message stands for
+
+
+def klt(config: Klt | None = None, **overrides) -> Compressor:
+    """Coefficients of f32[n] in learned bases through an all-reduce, top-k of what they leave through a gather.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: a setting outside its range, or, when it is first used, more nodes than `code_dtype` has integers for.
+
+    Example:
+      >>> [phase.name for phase in klt(share=0.05, warmup_steps=100).schedule]
+      ['dense', 'compressed']
+
+    References:
+      docs/results/codecs.md; Huang and Schultheiss 1963, "Block Quantization of Correlated Gaussian Random Variables".
+    """
+    config = dataclasses.replace(config or Klt(), **overrides)
+    _check(config)
+    memory, rest_codec = memory_of(config), top_k(config.alpha, config.min_values)
+    schedule = phases.in_sequence((DENSE, config.warmup_steps), (COMPRESSED, 0))
+
+    def reduce(phase, key, v, learned: Learned, packing, nodes) -> Step:
+        if phase == DENSE:
+            mean = comm.mean(v, nodes, "dense")
+            return Step(mean, mean, v, learned, v.size)
+        learned = _refreshed(config, learned)
+        common = _common(config, v, learned, packing, nodes)
+        rest = v - common.own
+        item = Item(rest_codec, packing.layers, rest_codec.encode(comm.node_key(key, nodes), rest, packing.layers))
+        innovations = gather().run([item], nodes)[0]
+        left = subtract(rest, rest_codec.decode(item.payload, packing.layers))
+        now = common.mean
+        if _smooths(config):
+            now = config.momentum * learned.velocity + (1 - config.momentum) * now
+            learned = learned._replace(velocity=now)
+        learned = learned._replace(step=learned.step + 1)
+        elements = learned.kept.size + rest_codec.elements(packing.layers)
+        return Step(now + innovations, common.mean + innovations, v - left, learned, elements)
+
+    def init(key, params, nodes):
+        packing = make_packing(params)
+        local = jax.tree.map(lambda x: per_node(x, nodes), memory.init(packing.size))
+        kept = jnp.arange(_count(config, packing), dtype=jnp.int32)
+        velocity = jnp.zeros((packing.size if _smooths(config) else 0,), jnp.float32)
+        factors = nothing_learned(packing, config.max_mode)
+        return State(Learned(*factors, kept, jnp.int32(0), velocity), local)
+
+    def aggregate(phase, key, grads, state, nodes):
+        packing = make_packing(grads)
+        v, local = take_in(memory, state.local, grads, packing, phase == DENSE)
+        step = reduce(phase, key, v, state.shared, packing, nodes)
+        local = memory.keep(local, v, step.sent, phase == DENSE)
+        moments = add_moments(config.decay, step.learned.moments, step.decoded, packing)
+        info = make_info(memory.residual(local), step.elements)
+        return unpack(step.aggregated, packing), State(step.learned._replace(moments=moments), local), info
+
+    def wire(phase, shapes, nodes):
+        packing = make_packing(shapes)
+        if phase == DENSE:
+            return Wire(both_ways({"dense": 4.0 * packing.size}), ())
+        k = _count(config, packing)
+        summed = {"coefficients": float(jnp.dtype(config.code_dtype).itemsize * k)}
+        gathered = payload_sizes(rest_codec, packing.layers) | {"scales": 2.0 * _group_count(k)}
+        return Wire(both_ways(summed) + to_all(gathered, nodes), ())
+
+    def diagnose(phase, key, grads, state, nodes):
+        packing = make_packing(grads)
+        v, _ = take_in(memory, state.local, grads, packing, phase == DENSE)
+        return compare(reduce(phase, key, v, state.shared, packing, nodes).decoded, v, pack(grads, packing), nodes)
+
+    core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
+                      owns_momentum=memory.owns_momentum, residual=residual_of(memory))  # fmt: skip
+    return first_dense(guard(core), config)
+
+
+def _smooths(config: Klt) -> bool:
+    """Whether the common part, of which every step's arrives in that step, gets its momentum back."""
+    return config.momentum_correction and config.momentum_at_once
+
+
+def _check(config: Klt) -> None:
+    if not 0 < config.share <= 1:
+        raise ValueError(f"share must be in (0, 1] (0.01 sends 1 % of the coefficients), got {config.share}")
+    if config.code_dtype not in ("int8", "int16", "int32"):
+        raise ValueError(f"code_dtype must be one of int8, int16, int32, got {config.code_dtype!r}")
+    if not 0 <= config.decay < 1:
+        raise ValueError(f"decay must be in [0, 1), got {config.decay}")
+    if config.warmup_steps < 1:
+        raise ValueError(f"the dense phase must have a step to learn from, got warmup_steps {config.warmup_steps}")
+    if config.factor_masking:
+        raise ValueError("factor_masking must be False, got True: no coefficient waits, so nothing is there to mask")
+    for name, least in (("refresh", 0), ("max_mode", 1)):
+        if getattr(config, name) < least:
+            raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")
+
+
+# --- coefficients -------------------------------------------------------------------------------------------------
+
+
+def _count(config: Klt, packing: Packing) -> int:
+    """k, how many coefficients are sent."""
+    return min(packing.size, max(1, round(config.share * packing.size)))
+
+
+def groups(k: int) -> np.ndarray:
+    """The group of each coefficient, most energy first, i64[k]: 1, 2, 4, 8 ... of them share a step.
+
+    Example:
+      >>> groups(9)
+      array([0, 1, 1, 2, 2, 2, 2, 3, 3])
+    """
+    return np.floor(np.log2(np.arange(1, k + 1))).astype(int)
+
+
+def _group_count(k: int) -> int:
+    return int(groups(k)[-1]) + 1 if k else 0
+
+
+def _common(config: Klt, v: Array, learned: Learned, packing: Packing, nodes: Nodes) -> Common:
+    """All nodes' coefficients at the places kept, averaged, and what they stand for."""
+    coefficients = comm.one_by_one(partial(rotate, packing), learned.bases, v)[learned.kept]
+    largest = comm.largest_summand(config.code_dtype, nodes.count)
+    if largest < LEVELS:
+        raise ValueError(
+            f"code_dtype {config.code_dtype} leaves a node of {nodes.count} the integers up to {largest:.0f}, "
+            f"too coarse below {LEVELS}; use a wider one"
+        )
+    step = _steps(coefficients, largest, nodes)
+    codes = jnp.clip(jnp.round(coefficients / step), -largest, largest)
+    total = comm.total(codes.astype(config.code_dtype), nodes, "coefficients").astype(jnp.float32)
+
+    def gradients(coefficients):
+        spread = jnp.zeros((packing.size,), jnp.float32).at[learned.kept].set(coefficients)
+        return comm.one_by_one(partial(rotate, packing, back=True), learned.bases, spread)
+
+    return Common(gradients(total * step / nodes.count), gradients(codes * step))
+
+
+def _steps(coefficients: Array, largest: float, nodes: Nodes) -> Array:
+    """For each coefficient f32[k] the step with which no node's in its group exceeds the largest integer, f32[k].
+
+    What travels is the exponent of the largest magnitude: small, and equal on all nodes to the bit.
+    """
+    group = groups(coefficients.size)
+    magnitudes = jnp.zeros((_group_count(group.size),), jnp.float32).at[group].max(jnp.abs(coefficients))
+    exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
+    highest = jnp.max(comm.gather(exponents, nodes, "scales"), axis=0)
+    return (jnp.exp2(highest / FINE) / largest)[group]
+
+
+def _refreshed(config: Klt, learned: Learned) -> Learned:
+    """New bases in the first compressed step and every `refresh` steps after it."""
+
+    def new(learned: Learned) -> Learned:
+        found, kept = eigenbases(learned.moments, learned.kept.size)
+        return learned._replace(bases=found, kept=kept)
+
+    due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
+    return lax.cond(due, new, lambda learned: learned, learned)

@@ -1,0 +1,102 @@
+"""Bases in which a layer's gradients have most of their energy in few coefficients, learned from mean gradients.
+
+    M_i = decay M_i + unfold_i(G) unfold_i(G)'       second moments of mode i, for each mean gradient G of a layer
+    M_i = U_i diag(l_i) U_i'                         its basis
+    energy of a coefficient = product of its l_i / trace(M), times trace(M), as if modes were independent
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import lax
+
+from jgc.layout.pack import Packing
+from jgc.types import Array
+
+Factors = tuple[tuple[Array, ...], ...]  # of each layer, one for each of its modes
+
+
+def modes(packing: Packing) -> list[tuple[int, ...]]:
+    """The modes of each layer: taps, inputs and outputs of a convolution; one of biases and norms.
+
+    Example:
+      >>> from jgc.layout.pack import make_packing
+      >>> modes(make_packing({"bias": jnp.zeros(16), "conv": jnp.zeros((3, 3, 8, 16)), "dense": jnp.zeros((8, 5))}))
+      [(9, 8, 16), (8, 5), (16,)]
+    """
+    shapes = {leaf.start: leaf.shape for leaf in packing.leaves if len(leaf.shape) > 1}
+
+    def of_layer(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (math.prod(shape[:-2]), *shape[-2:]) if len(shape) > 2 else shape
+
+    return [of_layer(shapes.get(layer.start, (layer.size,))) for layer in packing.layers]
+
+
+def _by_layer(flat: Array, packing: Packing) -> list[Array]:
+    """The layers of f32[n], each with its modes for axes."""
+    return [
+        flat[layer.start : layer.start + layer.size].reshape(shape)
+        for layer, shape in zip(packing.layers, modes(packing), strict=True)
+    ]
+
+
+def rotate(packing: Packing, bases: Factors, flat: Array, back: bool = False) -> Array:
+    """f32[n] as coefficients f32[n], or back."""
+    out = [jnp.zeros((0,), jnp.float32)]
+    for x, factors in zip(_by_layer(flat, packing), bases, strict=True):
+        for axis, u in enumerate(factors):
+            if u.ndim == 2:
+                x = jnp.moveaxis(jnp.tensordot(u, x, ((1 if back else 0,), (axis,))), 0, axis)
+        out.append(x.reshape(-1))
+    return jnp.concatenate(out)
+
+
+def nothing_learned(packing: Packing, max_mode: int) -> tuple[Factors, Factors]:
+    """No moments, and the axes for bases: [r, r] for modes of 2 to `max_mode`, else moments [r] and bases [0]."""
+
+    def each(rotated, plain):
+        def of_layer(shape):
+            return tuple(rotated(r) if len(shape) > 1 and 1 < r <= max_mode else plain(r) for r in shape)
+
+        return tuple(of_layer(shape) for shape in modes(packing))
+
+    moments = each(lambda r: jnp.zeros((r, r), jnp.float32), lambda r: jnp.zeros((r,), jnp.float32))
+    return moments, each(lambda r: jnp.eye(r, dtype=jnp.float32), lambda r: jnp.zeros((0,), jnp.float32))
+
+
+def add_moments(decay: float, old: Factors, mean: Array, packing: Packing) -> Factors:
+    """Second moments with one more mean f32[n] in them."""
+
+    def of_mode(x: Array, axis: int, moment: Array) -> Array:
+        a = jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+        return decay * moment + (a @ a.T if moment.ndim == 2 else jnp.sum(a * a, axis=1))
+
+    layers = zip(_by_layer(mean, packing), old, strict=True)
+    return tuple(tuple(of_mode(x, axis, m) for axis, m in enumerate(moments)) for x, moments in layers)
+
+
+def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array]:
+    """Eigenvectors of the moments, and the places of the `count` coefficients of most energy, i32[count]."""
+    pairs = [_eigen(layer) for layer in moments]
+    energies = jnp.concatenate([jnp.zeros((0,), jnp.float32), *(_energies(values) for values, _ in pairs)])
+    return tuple(vectors for _, vectors in pairs), lax.top_k(energies, count)[1].astype(jnp.int32)
+
+
+def _eigen(moments: Sequence[Array]) -> tuple[list[Array], tuple[Array, ...]]:
+    """Eigenvalues [r], none below 0, and eigenvectors of a layer's modes."""
+    values, vectors = [], []
+    for moment in moments:
+        value, vector = jnp.linalg.eigh(moment) if moment.ndim == 2 else (moment, jnp.zeros((0,), jnp.float32))
+        values.append(jnp.maximum(value, 0))
+        vectors.append(vector)
+    return values, tuple(vectors)
+
+
+def _energies(values: Sequence[Array]) -> Array:
+    """A layer's energies by coefficient."""
+    whole = jnp.sum(values[0])
+    energy = whole
+    for value in values:
+        energy = jnp.multiply.outer(energy, value / jnp.maximum(whole, 1e-30))
+    return energy.reshape(-1)

@@ -1,0 +1,172 @@
+"""The matrices of a tree of gradients, and one step of a power iteration on all of them at once (see powersgd.py).
+
+    M [rows, cols] of a node;  P [rows, r] and Q [cols, r] equal on all nodes
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jgc.layout.pack import Layer, Packing
+from jgc.types import Array, Key
+
+DEPENDENT = 1e-6  # what rounding can leave of a column of length 1 that depends on others
+
+_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+class Matrix(NamedTuple):
+    """A range of the flat vector as a matrix [rows, cols]."""
+
+    start: int
+    rows: int
+    cols: int
+
+    def of(self, v: Array) -> Array:
+        """The matrix in a vector f32[n]."""
+        return v[self.start : self.start + self.rows * self.cols].reshape(self.rows, self.cols)
+
+
+class Plan(NamedTuple):
+    """Which layers go as factors and which uncompressed, each in the order of the flat vector. Static."""
+
+    matrices: tuple[Matrix, ...]
+    dense: tuple[Layer, ...]
+
+    def elements(self, rank: int) -> tuple[int, int]:
+        """Values that a node sends in factors, P and Q, and uncompressed."""
+        return rank * sum(m.rows + m.cols for m in self.matrices), sum(layer.size for layer in self.dense)
+
+
+class Step(NamedTuple):
+    """What a step makes of a node's v."""
+
+    mean: Array  # f32[n], equal on all nodes
+    sent: Array  # f32[n], what all nodes take this node to have sent
+    warm: tuple[Array, ...]  # the factors Q [cols, r] for the next step, equal on all nodes
+
+
+def make_plan(packing: Packing, rank: int) -> Plan:
+    """Which layers go as factors: those that have more values than their factors of that rank.
+
+    Example:
+      >>> from jgc.layout.pack import make_packing
+      >>> tree = {"bias": jnp.zeros(64), "conv": jnp.zeros((3, 3, 8, 64)), "head": jnp.zeros((64, 2))}
+      >>> make_plan(make_packing(tree), rank=2)
+      Plan(matrices=(Matrix(start=0, rows=72, cols=64),),
+           dense=(Layer(name='head', start=4608, size=128), Layer(name='biases and norms', start=4736, size=64)))
+    """
+    shapes = {leaf.start: leaf.shape for leaf in packing.leaves if len(leaf.shape) > 1}
+    matrices, dense = [], []
+    for layer in packing.layers:
+        *others, cols = shapes.get(layer.start, (layer.size,))
+        rows = math.prod(others)
+        if (rows + cols) * rank < layer.size:
+            matrices.append(Matrix(layer.start, rows, cols))
+        else:
+            dense.append(layer)
+    return Plan(tuple(matrices), tuple(dense))
+
+
+def random_factors(key: Key, plan: Plan, rank: int) -> tuple[Array, ...]:
+    """Q of every matrix for a first step, f32[cols, r] each: normally distributed, then columns of length 1."""
+    keys = [jax.random.fold_in(key, i) for i in range(len(plan.matrices))]
+    shapes = [(m.cols, rank) for m in plan.matrices]
+    return tuple(unit(jax.random.normal(k, s, jnp.float32)) for k, s in zip(keys, shapes, strict=True))
+
+
+def low_rank(
+    plan: Plan, v: Array, start: Sequence[Array], averaged: Callable[[Sequence[Array], str], list[Array]]
+) -> Step:
+    """Algorithm 1 of the PowerSGD paper on all matrices of v f32[n].
+
+    Args:
+      plan: which layers are matrices.
+      v: this node's.
+      start: Q f32[cols, r] of every matrix, equal on all nodes.
+      averaged: `(arrays, kind) -> their means over nodes`, in one all-reduce.
+    """
+    matrices = [matrix.of(v) for matrix in plan.matrices]
+    dense = [v[layer.start : layer.start + layer.size] for layer in plan.dense]
+    means = averaged([*(_matmul(m, q) for m, q in zip(matrices, start, strict=True)), *dense], "dense+factors")
+    p = alike(orthonormal, means[: len(matrices)])
+    own = [_matmul(m.T, x) for m, x in zip(matrices, p, strict=True)]
+    q = averaged(own, "factors")
+
+    def flat(factors, rest):
+        parts = [_product(a, b).reshape(-1) for a, b in zip(p, factors, strict=True)]
+        return _in_order(plan, [*parts, *rest], v)
+
+    warm = tuple(_or_before(new, old) for new, old in zip(q, start, strict=True))
+    return Step(flat(q, means[len(matrices) :]), flat(own, dense), warm)
+
+
+def _product(p: Array, q: Array) -> Array:
+    """P Q', f32[rows, cols]."""
+    return _matmul(p, q.T)
+
+
+def alike(fn: Callable[[Array], Array], arrays: Sequence[Array]) -> list[Array]:
+    """fn of every array, those of one shape in one batch: a program that grows with the shapes, not with the layers."""
+    out: list[Array] = list(arrays)
+    for shape in dict.fromkeys(x.shape for x in arrays):
+        where = [i for i, x in enumerate(arrays) if x.shape == shape]
+        batch = jax.vmap(fn)(jnp.stack([arrays[i] for i in where]))
+        for place, i in enumerate(where):
+            out[i] = batch[place]
+    return out
+
+
+def orthonormal(p: Array) -> Array:
+    """The directions of p f32[rows, r] as orthonormal columns; one that depends on those before it becomes zero.
+
+    Gram-Schmidt, each column twice: once is not enough where what is left of it is small.
+
+    Example:
+      >>> orthonormal(jnp.array([[3.0, 6.0, 0.0], [0.0, 0.0, -2.0]]))
+      Array([[ 1.,  0.,  0.],
+             [ 0.,  0., -1.]], dtype=float32)
+    """
+
+    def column(i, basis):
+        left = _outside(basis, unit(p[:, i]))
+        left = jnp.where(jnp.linalg.norm(left) > DEPENDENT, left, 0.0)
+        return basis.at[:, i].set(unit(_outside(basis, unit(left))))
+
+    first = jnp.zeros_like(p).at[:, 0].set(unit(p[:, 0]))
+    return lax.fori_loop(1, p.shape[1], column, first)
+
+
+def _outside(basis: Array, x: Array) -> Array:
+    """What of x f32[rows] the orthonormal columns of a basis leave."""
+    return x - _matmul(basis, _matmul(basis.T, x))
+
+
+def unit(x: Array) -> Array:
+    """The columns of x, or x if it is one, at length 1; zeros stay. No size of x makes a square over- or underflow.
+
+    Example:
+      >>> unit(jnp.array([[3e30, 0.0], [-4e30, 0.0]]))
+      Array([[ 0.6,  0. ],
+             [-0.8,  0. ]], dtype=float32)
+    """
+    largest = jnp.max(jnp.abs(x), axis=0)
+    x = x / jnp.where(largest > 0, largest, 1.0)  # now of length 1 at least, if not zero
+    return x / jnp.maximum(jnp.sqrt(jnp.sum(x * x, axis=0)), 1.0)
+
+
+def _or_before(q: Array, before: Array) -> Array:
+    """The columns of q f32[cols, r] at length 1, and in the place of those that are zero what was there before."""
+    return jnp.where(jnp.any(q != 0, axis=0), unit(q), before)
+
+
+def _in_order(plan: Plan, parts: Sequence[Array], like: Array) -> Array:
+    """Flat parts, those of the plan's matrices and then its dense ones, in the order of the vector f32[n]."""
+    starts = [*(matrix.start for matrix in plan.matrices), *(layer.start for layer in plan.dense)]
+    in_order = [part for _, part in sorted(zip(starts, parts, strict=True), key=lambda pair: pair[0])]
+    return jnp.concatenate(in_order) if in_order else jnp.zeros_like(like)

@@ -1,0 +1,196 @@
+"""Slices of convolution gradients, their samples and principal components, and the codes made with them (GradiVeQ).
+
+A kernel [height, width, depth, filters] lies in memory as Figure 3a of the paper wants it: the values of all filters
+at one place together, then along depth, width and height. Slices are K consecutive values of that; K is a multiple of
+depth * filters, and the last slice of a layer is filled up with zeros.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc.layout.pack import Packing
+from jgc.types import Array
+
+Rows = tuple[Array, ...]  # of each layer f32[bases, L, K]: samples, or the basis, one direction a row
+
+
+class Sliced(NamedTuple):
+    """One layer's slices. Static.
+
+    Attributes:
+      start: of the layer in the flat vector.
+      size: its values.
+      width: K, values in a slice.
+      count: how many slices, the last filled up.
+      reuse: s, how many of them share a basis.
+    """
+
+    start: int
+    size: int
+    width: int
+    count: int  # type: ignore[assignment]  # shadows tuple.count
+    reuse: int
+
+    @property
+    def bases(self) -> int:
+        """How many bases the layer has."""
+        return -(-self.count // self.reuse)
+
+
+def block_of(shape: Sequence[int]) -> int:
+    """F * D, the values of all filters and depths at one place of a kernel [..., D, F]."""
+    return math.prod(shape[-2:])
+
+
+def is_convolution(leaf: Any, max_slice: int) -> bool:
+    """Whether a leaf is a kernel [..., D, F] with at least one place axis and at most `max_slice` values a place."""
+    return jnp.issubdtype(leaf.dtype, jnp.inexact) and len(leaf.shape) > 2 and 0 < block_of(leaf.shape) <= max_slice
+
+
+def plan(packing: Packing, slice_size: int, slice_taps: int, max_slice: int, reuse: int) -> tuple[Sliced, ...]:
+    """The slices of every layer of a vector that holds convolutions only.
+
+    Args:
+      packing: of the vector.
+      slice_size: K for all layers, or 0.
+      slice_taps: K / (F * D) where slice_size is 0.
+      max_slice: the largest K; fewer taps are taken where it would be larger.
+      reuse: s, or 0 for one basis a layer.
+
+    Raises:
+      ValueError: slice_size is no multiple of a layer's F * D.
+    """
+    out = []
+    shapes = {leaf.start: leaf.shape for leaf in packing.leaves if leaf.start >= 0}
+    for layer in packing.layers:
+        block = block_of(shapes[layer.start])
+        if slice_size % block:
+            raise ValueError(
+                f"slice_size must be a multiple of filters * depth, which is {block} for {layer.name} "
+                f"{shapes[layer.start]}, got {slice_size}"
+            )
+        taps = slice_size // block or min(slice_taps, max_slice // block)
+        width = block * min(taps, layer.size // block)
+        count = -(-layer.size // width)
+        out.append(Sliced(layer.start, layer.size, width, count, min(reuse or count, count)))
+    return tuple(out)
+
+
+def slices(flat: Array, layer: Sliced) -> Array:
+    """The slices of a layer, f32[n] -> f32[count, K]."""
+    values = flat[layer.start : layer.start + layer.size]
+    return jnp.pad(values, (0, layer.count * layer.width - layer.size)).reshape(layer.count, layer.width)
+
+
+def no_rows(layers: Sequence[Sliced], counts: Sequence[int]) -> Rows:
+    """Zeros for so many samples, or directions, of the first slice of each s."""
+    shapes = [(layer.bases, count, layer.width) for layer, count in zip(layers, counts, strict=True)]
+    return tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
+
+
+def add_sample(layers: Sequence[Sliced], rows: Rows, mean: Array, index: Array) -> Rows:
+    """The samples with those of one aggregated gradient f32[n] put at a place i32[]."""
+    return tuple(
+        lax.dynamic_update_index_in_dim(r, slices(mean, layer)[:: layer.reuse], index, 1)
+        for layer, r in zip(layers, rows, strict=True)
+    )
+
+
+# --- principal components, between two phases ---------------------------------------------------------------------
+
+
+def principal(samples: Array, count: Array, centred: bool = True) -> tuple[Array, Array]:
+    """Principal components of f32[bases, L, K]: energies f32[bases, r], largest first, directions f32[bases, r, K].
+
+    Of L samples the first `count` are there, the others are zero. By the singular values of the samples, their mean
+    taken off if they are to be centred, or where they are not fewer than their values, of their covariance;
+    r = min(L, K). Energies are sums over samples, not means.
+
+    Source: GradiVeQ paper, Section 2, after (5).
+    """
+    there = (jnp.arange(samples.shape[1]) < count)[:, None]
+    x = jnp.where(there, samples - samples.sum(1, keepdims=True) / count, 0) if centred else samples
+    if samples.shape[1] < samples.shape[2]:
+        _, s, directions = jnp.linalg.svd(x, full_matrices=False)
+        return s**2, directions
+    u, s, _ = jnp.linalg.svd(jnp.einsum("glk,glm->gkm", x, x, precision=lax.Precision.HIGHEST))
+    return s, jnp.swapaxes(u, 1, 2)
+
+
+def dimensions(energies: np.ndarray, loss: float) -> int:
+    """d: the fewest components that hold 1 - loss of the energies [bases, r] in each base, at least 1.
+
+    Example:
+      >>> dimensions(np.array([[6.0, 3.0, 1.0]]), loss=0.2)
+      2
+
+    Source: GradiVeQ paper, (6).
+    """
+    return max(dimension(one, loss) for one in np.asarray(energies, np.float64))
+
+
+def dimension(energies: np.ndarray, loss: float) -> int:
+    """d of one basis: the fewest components that leave at most the share `loss` of the energies f64[r]; at least 1.
+
+    Example:
+      >>> dimension(np.array([8.0, 1.5, 0.5]), 0.05)
+      2
+
+    Source: GradiVeQ paper, (6).
+    """
+    left = np.append(np.cumsum(energies[::-1])[::-1], 0.0)  # left[d]: energy beyond the first d components
+    return max(1, int(np.argmax(left <= loss * left[0])))
+
+
+# --- codes ----------------------------------------------------------------------------------------------------------
+
+
+def codes(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], x: Array, start: int, stop: int) -> Array:
+    """Values start to stop of the code of x f32[n] (its mean taken off), in which each slice of a layer has d values.
+
+    Source: GradiVeQ paper, (3).
+    """
+    out, at = [x[:0]], 0  # an empty part too is this node's own
+    for layer, basis, size in zip(layers, rows, d, strict=True):
+        a, b = (min(max(bound - at, 0), layer.count * size) for bound in (start, stop))
+        if a < b:
+            first, last = a // size, -(-b // size)
+            out.append(_products(layer, basis, size, slices(x, layer), first, last)[a - first * size :][: b - a])
+        at += layer.count * size
+    return jnp.concatenate(out)
+
+
+def _products(layer: Sliced, basis: Array, d: int, x: Array, first: int, last: int) -> Array:
+    """Codes of the slices first to last of a layer, one basis after another."""
+    out = []
+    for g in range(first // layer.reuse, -(-last // layer.reuse)):
+        mine = x[max(first, g * layer.reuse) : min(last, (g + 1) * layer.reuse)]
+        out.append(jnp.matmul(mine, basis[g, :d].T, precision=lax.Precision.HIGHEST).reshape(-1))
+    return jnp.concatenate(out)
+
+
+def decoded(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], code: Array) -> Array:
+    """What a code stands for, without the mean, f32[n].
+
+    Source: GradiVeQ paper, (5).
+    """
+    out, at = [jnp.zeros((0,), jnp.float32)], 0
+    for layer, basis, size in zip(layers, rows, d, strict=True):
+        mine = code[at : at + layer.count * size].reshape(layer.count, size)
+        back = [
+            jnp.matmul(mine[g * layer.reuse :][: layer.reuse], basis[g, :size], precision=lax.Precision.HIGHEST)
+            for g in range(layer.bases)
+        ]
+        out.append(jnp.concatenate(back).reshape(-1)[: layer.size])
+        at += layer.count * size
+    return jnp.concatenate(out)
+
+
+def code_size(layers: Sequence[Sliced], d: Sequence[int]) -> int:
+    """Values of the code of a whole vector."""
+    return sum(layer.count * size for layer, size in zip(layers, d, strict=True))

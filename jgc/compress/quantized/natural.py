@@ -1,0 +1,69 @@
+"""Natural compression: each value becomes one of the two powers of two around it, at random, with the right mean.
+
+Sign and exponent of a float take 9 bits; the mantissa is what is rounded away. Adding a random mantissa and dropping
+the last 23 bits rounds up with the probability of the mantissa, which is the distance from the lower power of two.
+
+Source: Horvath et al. 2019, "Natural Compression for Distributed Deep Learning", Section 2, definition 1.
+
+Differs from the paper
+  1. Nodes send powers of two and get the exact mean of them back; the paper's server compresses on the way back, too.
+  2. Values above 2^127 stay there: the next power of two is infinite.
+  3. `error_feedback` is a setting that the paper does not have.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc.compress.quantized.quantize import Quantising, quantized, scalar_codec
+from jgc.layout.pack import values_of
+from jgc.method.compose import Codec
+from jgc.types import Compressor
+from jgc.wire.bits import pack_bits, unpack_bits
+
+BITS, MANTISSA = 9, 23
+_LARGEST = np.uint32(254 << MANTISSA)  # the bits of 2^127
+
+
+@dataclasses.dataclass(frozen=True)
+class Natural(Quantising):
+    """Settings of `natural`."""
+
+
+def natural(config: Natural | None = None, **overrides) -> Compressor:
+    """Stochastic rounding to powers of two, unbiased: 9 bits for each of n values, no scales.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: an unknown exchange.
+
+    Example:
+      >>> natural().schedule[0].name
+      'natural'
+
+    References:
+      Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, "Natural Compression for Distributed Deep Learning".
+    """
+    config = dataclasses.replace(config or Natural(), **overrides)
+    return quantized(powers_of_two(), config)
+
+
+def powers_of_two() -> Codec:
+    """Sign and exponent of all values in words."""
+
+    def encode(key, v, layers):
+        bits = jax.lax.bitcast_convert_type(v, jnp.uint32)
+        sign, magnitude = bits & np.uint32(1 << 31), bits & np.uint32((1 << 31) - 1)
+        noise = jax.random.bits(key, v.shape, jnp.uint32) >> np.uint32(32 - MANTISSA)
+        rounded = jnp.where(magnitude < _LARGEST, magnitude + noise, magnitude)
+        return {"codes": pack_bits((sign | rounded) >> np.uint32(MANTISSA), BITS)}
+
+    def decode(payload, layers):
+        codes = unpack_bits(payload["codes"], BITS, values_of(layers))
+        return jax.lax.bitcast_convert_type(codes << np.uint32(MANTISSA), jnp.float32)
+
+    return scalar_codec("natural", encode, decode)

@@ -1,0 +1,86 @@
+"""1-bit SGD: the sign of every value and two scales a layer, and what is lost comes back with the next gradient.
+
+    v = r + g;  send sign(v);  Q(v) = the mean of the values of that sign in the layer;  r = v - Q(v)
+
+Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
+of Speech DNNs", Interspeech, Sections 3.1 and 3.2.
+
+Differs from the paper
+  1. Two scales for each layer, or for each `bucket` of consecutive values; the paper has them for each column of a
+     weight matrix.
+  2. All nodes get all codes; in the paper each node owns a part of the gradient, adds that up, quantises the sum with a
+     residual of its own, and sends that on. With `exchange="ring"` sums are quantised so, too, at every hop.
+  3. No AdaGrad and no warm start with full precision, which are the paper's training recipe.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from jgc.compress.quantized.quantize import (
+    Quantising,
+    check_bucket,
+    each_group,
+    over_groups,
+    quantized,
+    scalar_codec,
+    summed,
+)
+from jgc.layout.pack import values_of
+from jgc.method.compose import Codec
+from jgc.types import Compressor
+from jgc.wire.bits import pack_bits, unpack_bits
+
+
+@dataclasses.dataclass(frozen=True)
+class OneBit(Quantising):
+    """Settings of `onebit`."""
+
+    error_feedback: bool = True
+    """add what quantising lost to the next gradient; the method rests on it"""
+    bucket: int = 0
+    """consecutive values with scales of their own; 0 for the layers"""
+
+
+def onebit(config: OneBit | None = None, **overrides) -> Compressor:
+    """Signs with error feedback: one bit for each of n values and two f32 for each layer.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: a negative bucket, an unknown exchange.
+
+    Example:
+      >>> onebit().schedule[0].name
+      '1 bit'
+
+    References:
+      Seide, Fu, Droppo, Li, Yu 2014, "1-Bit Stochastic Gradient Descent", Interspeech.
+    """
+    config = dataclasses.replace(config or OneBit(), **overrides)
+    return quantized(signs_and_means(config.bucket), config, config.bucket)
+
+
+def signs_and_means(bucket: int) -> Codec:
+    """Signs of all values in words, and of each group the mean magnitude of its values of either sign."""
+    check_bucket(bucket)
+
+    def encode(key, v, layers):
+        def mean_of(chosen):
+            sums = each_group(summed, jnp.where(chosen, jnp.abs(v), 0), layers, bucket)
+            counts = each_group(summed, chosen.astype(jnp.float32), layers, bucket)
+            return sums / jnp.maximum(counts, 1)
+
+        negative = v < 0
+        return {
+            "signs": pack_bits(negative.astype(jnp.uint32), 1),
+            "scales": jnp.concatenate([mean_of(~negative), mean_of(negative)]),
+        }
+
+    def decode(payload, layers):
+        negative = unpack_bits(payload["signs"], 1, values_of(layers)) > 0
+        plus, minus = (over_groups(scales, layers, bucket) for scales in jnp.split(payload["scales"], 2))
+        return jnp.where(negative, -minus, plus)
+
+    return scalar_codec("1 bit", encode, decode)

@@ -1,0 +1,100 @@
+"""signSGD: one bit a value, by majority vote among the nodes, or scaled and with error feedback.
+
+    vote:       send sign(g);  aggregate = magnitude * sign(sum over nodes of sign(g))
+    feedback:   v = r + g;  send sign(v) and s = mean |v| over the layer;  r = v - s sign(v)
+                aggregate = mean over nodes of s sign(v)
+
+Source: Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", ICML, Algorithm 3 (majority
+vote); Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML,
+Algorithm 1.
+
+Differs from the paper
+  1. In a vote a node draws the sign of a zero, and a tie goes the way of the first node: counted as positive, either
+     would drive values for ever that have no gradient, or nothing but noise.
+  2. With feedback the scale is of each layer, as in the second paper's experiments; its Algorithm 1 has one for all.
+     The residual is of gradients, before the learning rate; in the paper after it.
+  3. A vote has a size, `magnitude`, so that learning rates of the other methods serve; 1 is the paper's.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jgc.compress.quantized.quantize import each_group, over_groups, over_nodes, scalar_codec
+from jgc.layout.pack import values_of
+from jgc.memory import error_feedback, no_memory
+from jgc.method.compose import Codec, Layers, Payload, compose
+from jgc.method.exchange import gather, server
+from jgc.types import Array, Compressor
+from jgc.wire.bits import pack_bits, unpack_bits
+
+
+@dataclasses.dataclass(frozen=True)
+class SignSgd:
+    """Settings of `signsgd`."""
+
+    combine: Literal["vote", "feedback"] = "vote"
+    """vote: the sign that most nodes have; feedback: the mean of scaled signs, what is lost is added later"""
+    magnitude: float = 0.003
+    """what the outcome of a vote is multiplied by, as if in the learning rate"""
+
+
+def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
+    """Signs: one bit for each of n values, with feedback f32 for each layer too.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: an unknown way to combine, a magnitude that is not positive.
+
+    Example:
+      >>> signsgd(combine="vote").schedule[0].name
+      'majority vote'
+
+    References:
+      Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, "signSGD", ICML; Karimireddy, Rebjock, Stich, Jaggi 2019,
+      "Error Feedback Fixes SignSGD", ICML.
+    """
+    config = dataclasses.replace(config or SignSgd(), **overrides)
+    if config.combine not in ("vote", "feedback"):
+        raise ValueError(f"combine must be 'vote' or 'feedback', got {config.combine!r}")
+    if not 0 < config.magnitude < float("inf"):
+        raise ValueError(f"magnitude must be positive, got {config.magnitude}")
+    if config.combine == "vote":
+        return compose(majority_vote(config.magnitude), no_memory(), server())
+    return compose(scaled_signs(), error_feedback(), gather())
+
+
+def majority_vote(magnitude: float) -> Codec:
+    """Signs of all values in words; their mean is the sign that most nodes have, times the magnitude."""
+
+    def encode(key, v, layers):
+        return {"signs": pack_bits(jnp.where(v == 0, jax.random.bernoulli(key, shape=v.shape), v < 0), 1)}
+
+    def vote(payloads, layers):
+        mean = over_nodes(lambda payload: signs_of(payload, layers), payloads, values_of(layers))
+        first = signs_of(jax.tree.map(lambda x: x[0], payloads), layers)
+        return magnitude * jnp.where(mean == 0, first, jnp.sign(mean))
+
+    return scalar_codec("majority vote", encode, signs_of)._replace(mean=vote)
+
+
+def scaled_signs() -> Codec:
+    """Signs of all values in words, and the mean magnitude of each layer."""
+
+    def encode(key, v, layers):
+        scales = each_group(lambda x: jnp.mean(x, axis=-1), jnp.abs(v), layers, 0)
+        return {"signs": pack_bits(v < 0, 1), "scales": scales}
+
+    def decode(payload, layers):
+        return signs_of(payload, layers) * over_groups(payload["scales"], layers, 0)
+
+    return scalar_codec("scaled signs", encode, decode)
+
+
+def signs_of(payload: Payload, layers: Layers) -> Array:
+    """The signs that were sent, as +1 or -1, f32[n]."""
+    return 1 - 2 * unpack_bits(payload["signs"], 1, values_of(layers)).astype(jnp.float32)

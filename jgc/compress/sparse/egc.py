@@ -1,0 +1,269 @@
+"""EGC, entropy-based gradient compression: how much of a layer is sent follows from the entropy of its gradient.
+
+    v = r + u  (u the node's momentum, or its gradient)
+    H = entropy in bits of the histogram of the layer's v over N bins
+    t = H / K;  tau = the magnitude of the largest but t n of its n values
+    send v where |v| >= tau;  r = v - sent
+
+Source: Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning", Algorithm 1, Sections
+IV-A and IV-C. Its Algorithm 2, which corrects the learning rate, is no part of the compression.
+
+Differs from the paper (`literal=True` has its way of 1 to 4)
+  1. The threshold is selected among magnitudes; Algorithm 1 selects it among the values themselves, and then sends
+     what has a magnitude above it: of a layer with both signs about twice as much as asked for, so that its message
+     has twice the room here.
+  2. The largest value counts in the last bin; Algorithm 1's bins are half open, and it is in none of them.
+  3. A layer whose values are all equal has H = 0, and one value is sent; in Algorithm 1 its bins have no width, and its
+     entropy is 0 / 0.
+  4. Values that reach the threshold are sent, so that t n of them are; Section IV-A sends those above it.
+  5. Entropy and threshold are measured in every step (`measure_every`); the paper measures once in an epoch. A
+     threshold that is older than the residuals lets through more and more of them.
+  6. The message has a fixed size, with room for the most that an entropy of log2(N) bits can ask for, and all of it is
+     sent and counted. A slot that is not used carries 0. What reaches the threshold and does not fit stays in the
+     residual and is counted in `Info.overflow`; `Info.elements_sent` counts the slots in use, as the paper does.
+  7. At least `min_values` of each layer, 1 by default; the paper does not say what a share of less than one value is.
+  8. The paper adds up messages by an all-reduce; nodes have positions of their own, so all gather all of them here.
+  9. Momentum correction is a setting (`momentum_correction`), on by default as in the paper, without DGC's masking, of
+     which the paper says nothing.
+"""
+
+import dataclasses
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc import comm
+from jgc.compress.settings import Remembering, first_dense, memory_of
+from jgc.compress.sparse import entropy
+from jgc.compress.sparse.topk import top_k
+from jgc.layout.pack import Packing, layer_ids, make_packing, pack, unpack
+from jgc.layout.select import Sparse, check_min_values, counts_per_layer, pack_positions, top_positions
+from jgc.memory import residual_of, take_in
+from jgc.method import phases
+from jgc.method.ages import ages
+from jgc.method.compose import Codec, Layers, make_info, payload_sizes
+from jgc.method.diagnose import compare
+from jgc.method.exchange import both_ways, to_all
+from jgc.method.guard import guard
+from jgc.nodes import per_node
+from jgc.types import Array, Compressor, Nodes, PyTree, State, Wire
+from jgc.wire.values import decode_values, encode_values
+
+DENSE, SPARSE = "dense", "entropy"
+Counts = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Egc(Remembering):
+    """Settings of `egc`."""
+
+    momentum_correction: bool = True
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+    first_layer: str | None = ""
+    """path pattern of layers sent dense; "" for none, as in the paper, the model's first layer with null"""
+    bins: int = 2
+    """N, of the histogram of a layer's values, 2 to 1,024"""
+    ratio: float = 1024.0
+    """K: of a layer with an entropy of H bits the share H / K is sent; at least log2(N)"""
+    measure_every: int = 1
+    """steps between two measurements of entropy and threshold; 0, in train.py alone, for an epoch, as in the paper"""
+    min_values: int = 1
+    """values wanted of each layer at least; with 1 a small layer can wait for hundreds of steps"""
+    warmup_steps: int = 0
+    """uncompressed steps before the first compressed one; the paper has none"""
+    value_code: Literal["float32", "float16", "bfloat16"] = "float32"
+    """how values are written; what a shorter code loses stays in the residual"""
+    literal: bool = False
+    """Algorithm 1 to the letter: signed selection, half-open bins, strictly above the threshold"""
+
+
+class Local(NamedTuple):
+    """What a node keeps: its memory, and the thresholds of its layers f32[layers] from the last measurement."""
+
+    memory: PyTree
+    thresholds: Array
+
+
+class Choice(NamedTuple):
+    """What of a node's slots is sent."""
+
+    thresholds: Array  # f32[layers]
+    used: Array  # bool[mu]
+    reaching: Array  # i32[], values of all layers that should be sent, whether there is room for them or not
+
+
+class Step(NamedTuple):
+    """What a step makes of the nodes' v."""
+
+    mean: Array  # f32[n], equal on all nodes
+    sent: Array | Sparse  # what this node has sent, f32[n] or mu slots
+    thresholds: Array  # f32[layers]
+    elements: Array | int  # values that this node has sent
+    overflow: Array | int  # values that reach a threshold and did not fit
+
+
+def egc(config: Egc | None = None, **overrides) -> Compressor:
+    """Entropy-based gradient compression: of f32[n] about n H / K values from each node, gathered by all nodes.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: fewer than 2 bins or more than 1,024, a ratio below log2(bins), measure_every or min_values below 1,
+        one of these that is no whole number, momentum outside [0, 1), negative `warmup_steps`, an unknown value_code.
+
+    Example:
+      >>> [phase.name for phase in egc(warmup_steps=100).schedule]
+      ['dense', 'entropy']
+
+    References:
+      Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning".
+    """
+    config = dataclasses.replace(config or Egc(), **overrides)
+    _check(config)
+    return first_dense(_egc(config), config)
+
+
+def _check(config: Egc) -> None:
+    for name in ("bins", "measure_every", "min_values"):
+        value = getattr(config, name)
+        if not isinstance(value, int | np.integer) or value >= 2**31:
+            raise ValueError(f"{name} must be a whole number below 2**31, got {value}")
+    if config.bins < 2:
+        raise ValueError(f"bins must be at least 2, got {config.bins}: the entropy over one bin is always 0")
+    if config.bins > entropy.MOST_BINS:
+        raise ValueError(f"bins must be at most {entropy.MOST_BINS}, got {config.bins}: each costs a pass over a layer")
+    if not math.log2(config.bins) <= config.ratio < math.inf:
+        least = f"log2(bins) = {math.log2(config.bins):g}"
+        raise ValueError(f"ratio must be at least {least} (1024 sends at most {least} in 1024), got {config.ratio}")
+    if config.measure_every < 1:
+        raise ValueError(
+            f"measure_every must be at least 1 step, got {config.measure_every} (0, an epoch, is for train.py)"
+        )
+    check_min_values(config.min_values)
+    if config.value_code not in ("float32", "float16", "bfloat16"):  # codes of a few bits have no 0 for an empty slot
+        raise ValueError(f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}")
+
+
+def _egc(config: Egc) -> Compressor:
+    """The method for all layers alike."""
+    memory = memory_of(config)
+    schedule = phases.in_sequence((DENSE, config.warmup_steps), (SPARSE, 0))
+
+    def reduce(phase, v, layers, state, nodes, skip) -> Step:
+        if phase == DENSE or not layers:
+            sent = jnp.where(skip, 0, v)
+            return Step(comm.mean(sent, nodes, "dense"), sent, state.local.thresholds, v.size, 0)
+        return _send(config, v, layers, state, nodes, skip)
+
+    def init(key, params, nodes):
+        packing = make_packing(params)
+        local = Local(memory.init(packing.size), jnp.full((len(packing.layers),), jnp.inf, jnp.float32))
+        return State(jnp.int32(0), jax.tree.map(lambda x: per_node(x, nodes), local))
+
+    def aggregate(phase, key, grads, state, nodes, skip=False):
+        packing, complete = make_packing(grads), phase == DENSE
+        v, kept = take_in(memory, state.local.memory, grads, packing, complete, skip)
+        step = reduce(phase, v, packing.layers, state, nodes, skip)
+        local = Local(memory.keep(kept, v, step.sent, complete), step.thresholds)
+        info = make_info(memory.residual(local.memory), step.elements)._replace(overflow=jnp.int32(step.overflow))
+        count = state.shared + jnp.where(skip, 0, int(not complete)).astype(jnp.int32)
+        return unpack(step.mean, packing), State(count, local), info
+
+    def wire(phase, shapes, nodes):
+        packing = make_packing(shapes)
+        if phase == DENSE:
+            return Wire(both_ways({"dense": 4.0 * packing.size}), ())
+        return Wire(to_all(payload_sizes(_buffer(config), packing.layers), nodes), ())
+
+    def diagnose(phase, key, grads, state, nodes):
+        packing = make_packing(grads)
+        v, kept = take_in(memory, state.local.memory, grads, packing, phase == DENSE)
+        step = reduce(phase, v, packing.layers, state, nodes, False)
+        figures = compare(step.mean, v, pack(grads, packing), nodes) | ages(kept, packing, nodes)
+        if isinstance(step.sent, Sparse):
+            figures |= _figures(config, v, step, packing, nodes)
+        return figures
+
+    def residual(local, shapes):
+        return residual_of(memory)(local.memory, shapes)
+
+    core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
+                      owns_momentum=memory.owns_momentum, residual=residual, skips=True)  # fmt: skip
+    return guard(core)
+
+
+def _buffer(config: Egc) -> Codec:
+    """The message: room for what an entropy of log2(N) bits sends, of every layer."""
+    return top_k(most(config), config.min_values, config.value_code)
+
+
+def most(config: Egc) -> float:
+    """The share of a layer that there is room for: log2(N) / K, the most that can be asked for; literal twice that."""
+    return min(1.0, (2 if config.literal else 1) * math.log2(config.bins) / config.ratio)
+
+
+def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes, skip: Array | bool) -> Step:
+    """Algorithm 1 on this node's v f32[n], and the mean of what all nodes chose."""
+    slots = counts_per_layer(layers, most(config), config.min_values)
+    positions = top_positions(v, layers, slots)
+    chosen = _choose(config, v, v[positions], layers, slots, state)
+    used = chosen.used & ~jnp.bool_(skip)
+    payload = encode_values(config.value_code, jnp.where(used, v[positions], 0), slots)
+    everyone = comm.gather_dict({"positions": pack_positions(positions, layers), **payload}, nodes)
+    values = decode_values(config.value_code, payload, slots)
+    return Step(
+        mean=_buffer(config).mean(everyone, layers),
+        sent=Sparse(jnp.where(used, positions, v.size), values),  # a slot that is not used is nowhere
+        thresholds=jnp.where(skip, state.local.thresholds, chosen.thresholds),
+        elements=jnp.sum(used, dtype=jnp.int32),
+        overflow=chosen.reaching - jnp.sum(chosen.used, dtype=jnp.int32),
+    )
+
+
+def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts, state: State) -> Choice:
+    """What of the values f32[mu] in the slots is sent; measured anew when that is due."""
+    magnitudes, ids, old = jnp.abs(values), layer_ids(slots), state.local.thresholds
+
+    def wanted():
+        bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
+        if not config.literal:  # NaN where v is not finite: send what is largest, so that the loss shows it
+            bits = jnp.nan_to_num(bits)
+        return entropy.wanted(bits, layers, config.ratio, slots, config.min_values)
+
+    def above(limits, holds):
+        """All above the thresholds, as many as there are slots."""
+        reaching = [jnp.sum(holds(jnp.abs(v[at : at + size]), limits[i])) for i, (_, at, size) in enumerate(layers)]
+        return Choice(limits, holds(magnitudes, limits[ids]), jnp.sum(jnp.stack(reaching), dtype=jnp.int32))
+
+    def measured():
+        count = wanted()
+        if config.literal:
+            return above(entropy.literal_thresholds(v, layers, count, slots), jnp.greater)
+        rank = entropy.ranks(magnitudes, slots)
+        limits = entropy.thresholds(magnitudes, rank, count, slots)
+        return Choice(limits, rank < count[ids], jnp.sum(count, dtype=jnp.int32))  # also where some are equal
+
+    if config.measure_every == 1:
+        return measured()
+    due = state.shared % config.measure_every == 0
+    return jax.lax.cond(due, measured, lambda: above(old, jnp.greater if config.literal else _reaches))
+
+
+def _reaches(magnitudes: Array, limit: Array) -> Array:
+    """Where values reach the threshold; zeros never do, though a layer of nothing but zeros has one of 0."""
+    return (magnitudes >= limit) & (magnitudes > 0)
+
+
+def _figures(config: Egc, v: Array, step: Step, packing: Packing, nodes: Nodes) -> dict[str, Array]:
+    """Of node 0 in a diagnose step: its layers' entropy, the mean over values, the share of slots in use, positions."""
+    layers = packing.layers
+    slots = counts_per_layer(layers, most(config), config.min_values)
+    bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
+    mean = jnp.sum(jnp.nan_to_num(bits) * np.array([layer.size for layer in layers], np.float32)) / packing.size
+    used = jnp.float32(step.elements) / sum(slots)
+    own = {"entropy_bits": mean, "slots_used": used, "positions": top_positions(v, layers, slots)}
+    return comm.broadcast_dict(own, jnp.int32(0), nodes, "diagnose") | {"positions_n": jnp.int32(packing.size)}

@@ -1,0 +1,88 @@
+"""Gradient dropping: each node sends the largest values of its whole gradient, by one threshold over all layers.
+
+    v = r + g;  send v at the k largest |v| of all n values;  r = v - sent
+
+Source: Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent", EMNLP, Section 3.
+
+Differs from the paper
+  1. The exact top-k; the paper takes the threshold from a sample of 0.1 % of the values.
+  2. The paper's server drops values on the way back, too, with a residual of its own; here all nodes gather what
+     was sent and get all of it.
+  3. The paper adds layer normalisation to its model where one threshold serves all layers; that is the model's
+     business here. `scope="layer"` has a threshold for each layer instead, the paper's other way.
+  4. The paper drops from the first step on (`strategy="fixed"`); here the default is an uncompressed warm-up, as for
+     the other sparse methods, whose length `warmup_steps` is 0 unless a workload or the user says otherwise.
+  5. The first layer is sent uncompressed by default, as in the comparisons of the LGC paper; "" sends it as the others.
+  6. Momentum correction (Lin et al. 2018) is a setting, off by default.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Literal
+
+from jgc.compress.settings import Selecting, first_dense, memory_of, schedule_of
+from jgc.compress.sparse.sparsity import sparse_stages
+from jgc.compress.sparse.topk import top_k
+from jgc.layout.pack import Layer, values_of
+from jgc.method.compose import Codec, Layers, compose_phases
+from jgc.method.exchange import gather
+from jgc.types import Compressor
+from jgc.wire.values import ValueCode
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientDropping(Selecting):
+    """Settings of `gradient_dropping`."""
+
+    alpha: float = 0.01
+    """share of all values that a node sends, in (0, 1]"""
+    scope: Literal["global", "layer"] = "global"
+    """one threshold over all layers, or one for each layer; `min_values` are of all together or of each"""
+
+
+def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") -> Codec:
+    """The share alpha of all values, wherever they are, at least `min_values`: mu values and their positions."""
+    codec = top_k(alpha, min_values, value_code)
+
+    def whole(layers: Layers) -> Layers:
+        n = values_of(layers)
+        return (Layer("all layers", 0, n),) if n else ()
+
+    return Codec(
+        name="global top-k",
+        linear=False,
+        complete=False,
+        encode=lambda key, v, layers: codec.encode(key, v, whole(layers)),
+        decode=lambda payload, layers: codec.decode(payload, whole(layers)),
+        mean=lambda payloads, layers: codec.mean(payloads, whole(layers)),
+        elements=lambda layers: codec.elements(whole(layers)),
+        sparse=True,
+    )
+
+
+def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Compressor:
+    """Top-k of the whole gradient with error feedback: mu of f32[n] from each node, gathered by all nodes.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown scope, strategy or
+        value_code.
+
+    Example:
+      >>> [phase.name for phase in gradient_dropping(alpha=0.01, warmup_steps=100).schedule]
+      ['dense', 'top-k']
+
+    References:
+      Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent", EMNLP.
+    """
+    config = dataclasses.replace(config or GradientDropping(), **overrides)
+    if config.scope not in ("global", "layer"):
+        raise ValueError(f"scope must be 'global' or 'layer', got {config.scope!r}")
+    memory, schedule = memory_of(config), schedule_of(config)
+    select = global_top_k if config.scope == "global" else top_k
+    codec = partial(select, min_values=config.min_values, value_code=config.value_code)
+    stages = sparse_stages(schedule, config.alpha, codec, gather())
+    compressed = compose_phases(stages, memory, schedule)
+    return first_dense(compressed, config)

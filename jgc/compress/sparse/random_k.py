@@ -1,0 +1,83 @@
+"""Random-k: all nodes draw the same random positions, which need not be sent, and add their values there up.
+
+    v = r + g;  send v at k random positions of each layer;  r = v - sent
+
+Source: Stich et al. 2018, "Sparsified SGD with Memory", NeurIPS, Definition 2.1 (rand_k) and Algorithm 1.
+
+Differs from the paper
+  1. The positions of a step are the same on all nodes, from the random key that they share and the number of steps
+     taken. Nothing but values is sent, and an all-reduce adds them up. The paper's nodes may each draw their own.
+  2. Each layer is cut into k ranges of nearly equal length, of which every one gives one position, from a random start.
+     Every position still has the chance k / n, but two neighbours are rarely drawn together. Drawing any k of n
+     would sort n random numbers in every step.
+  3. With error feedback and without the factor n / k of the unbiased rand_k.
+  4. The default before the first sparse step is an uncompressed warm-up (`warmup_steps`, 0 unless a workload or
+     the user says otherwise), as for the other sparse methods here.
+  5. The first layer is sent uncompressed by default, as in the comparisons of the LGC paper; "" sends it as the others.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc.compress.settings import Sparsifying, first_dense, memory_of, schedule_of
+from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
+from jgc.layout.select import layer_starts
+from jgc.method.exchange import both_ways
+from jgc.types import Compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomK(Sparsifying):
+    """Settings of `random_k`."""
+
+    algorithm: Algorithm = "psum"
+    """how values are added up: the runtime's all-reduce or an explicit ring"""
+
+
+def random_k(config: RandomK | None = None, **overrides) -> Compressor:
+    """Random positions with error feedback: f32[mu] of every node through an all-reduce, no positions.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown algorithm or
+        strategy.
+
+    Example:
+      >>> [phase.name for phase in random_k(alpha=0.01, warmup_steps=100).schedule]
+      ['dense', 'random-k']
+
+    References:
+      Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory", NeurIPS.
+    """
+    config = dataclasses.replace(config or RandomK(), **overrides)
+    memory, schedule = memory_of(config), schedule_of(config, "random-k")
+    rest = shared_positions(random_positions(), memory, schedule, config.alpha, config.min_values, config.algorithm)
+    return first_dense(rest, config)
+
+
+def random_positions() -> Chooser:
+    """One position of each of k ranges of every layer, from a random start; new ones in every step."""
+
+    def choose(key, step, v, layers, counts, nodes):
+        if not layers:
+            return Chosen(jnp.zeros((0,), jnp.int32))
+        to_start, to_range = jax.random.split(jax.random.fold_in(key, step))
+        sizes = np.array([layer.size for layer in layers], np.int32)
+        edges = [np.arange(k + 1, dtype=np.int64) * n // k for n, k in zip(sizes, counts, strict=True)]
+        lows = np.concatenate([edge[:-1] for edge in edges]).astype(np.uint32)  # u32[mu], as all below
+        lengths = np.concatenate([np.diff(edge) for edge in edges]).astype(np.uint32)
+        starts = jax.random.randint(to_start, sizes.shape, 0, sizes).astype(jnp.uint32)  # [layers]
+        places = lows + jax.random.randint(to_range, lows.shape, 0, lengths.astype(np.int32)).astype(jnp.uint32)
+        layer_of = np.repeat(np.arange(len(layers)), counts)
+        around = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]  # < 2^32 as sizes are < 2^31
+        return Chosen(around.astype(jnp.int32) + layer_starts(layers, counts))
+
+    def sizes(layers, counts):
+        return both_ways({"values": 4.0 * sum(counts)})
+
+    return Chooser(choose, sizes, sent=False)

@@ -1,0 +1,82 @@
+"""How a sparse method gets from sending everything to sending the share alpha: three strategies, one schedule.
+
+    "warmup"       everything for `warmup_steps`, then alpha
+    "fixed"        alpha from the first step
+    "exponential"  25 %, 6.25 %, 1.5625 % and 0.4 % of the values, a stage of `warmup_steps` each, then alpha
+
+Phase values: "dense", (name, share) for a stage of the ramp, and the bare name for alpha.
+
+Source: Lin et al. 2018, Section 3.3 (the ramp); LGC paper, Section VI-F and Fig. 13 (the three compared).
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from jgc.compress.dense import identity
+from jgc.layout.select import check_alpha
+from jgc.method import phases
+from jgc.method.compose import Codec, Exchange, Stages
+from jgc.method.exchange import all_reduce
+from jgc.types import Phase
+
+Strategy = Literal["warmup", "fixed", "exponential"]
+
+DENSE = "dense"
+RAMP = (0.25, 0.0625, 0.015625, 0.004)  # shares sent: sparsity 75 %, 93.75 %, 98.4375 %, 99.6 %
+
+
+def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: str = "top-k") -> tuple[Phase, ...]:
+    """The phases of a sparse method, the last of which has `name` for its value.
+
+    A ramp has only the stages that send more than alpha; they share `warmup_steps` equally.
+
+    Raises:
+      ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1].
+
+    Example:
+      >>> [(phase.value, phase.start) for phase in sparse_schedule("exponential", 0.01, 30)]
+      [(('top-k', 0.25), 0), (('top-k', 0.0625), 10), (('top-k', 0.015625), 20), ('top-k', 30)]
+    """
+    check_alpha(alpha)
+    if strategy not in ("warmup", "fixed", "exponential"):
+        raise ValueError(f"strategy must be 'warmup', 'fixed' or 'exponential', got {strategy!r}")
+    warmup = phases.in_sequence((DENSE, warmup_steps), (name, 0))  # checks warmup_steps for all strategies
+    if strategy == "warmup":
+        return warmup
+    if strategy == "fixed":
+        return phases.single(name)
+    return (*_ramp(alpha, warmup_steps, name), Phase(name, warmup[-1].start if _stages(alpha) else 0, name))
+
+
+def _stages(alpha: float) -> tuple[float, ...]:
+    return tuple(share for share in RAMP if share > alpha)
+
+
+def _ramp(alpha: float, steps: int, name: str) -> list[Phase]:
+    """Stages of equal length; one that is left without a step is left out."""
+    shares = _stages(alpha)
+    starts = [i * steps // len(shares) for i in range(len(shares) + 1)] if shares else [0]
+    return [
+        Phase(f"{name} {100 * share:g} %", start, (name, share))
+        for share, start, end in zip(shares, starts, starts[1:], strict=False)
+        if start < end
+    ]
+
+
+def share_of(phase: Phase, alpha: float) -> float | None:
+    """The share of the values that a phase sends; None where everything is sent uncompressed."""
+    if phase.value == DENSE:
+        return None
+    return phase.value[1] if isinstance(phase.value, tuple) else alpha
+
+
+def sparse_stages(
+    schedule: tuple[Phase, ...], alpha: float, codec: Callable[[float], Codec], exchange: Exchange
+) -> Stages:
+    """What `compose_phases` takes: uncompressed by all-reduce, or `codec(share)` through the exchange."""
+    stages: Stages = {DENSE: (identity(), all_reduce())}
+    for phase in schedule:
+        share = share_of(phase, alpha)
+        if share is not None:
+            stages[phase.value] = (codec(share), exchange)
+    return stages

@@ -1,0 +1,218 @@
+"""How far the predictions of `jgc advise` are from what `bench network` measured.
+
+    python -m jgc advise --check results.json --output DIR
+
+The link is fitted to one cell, a rate and a number of hosts, and predicts all others. What is computed is taken from
+the steps without a network: of the cell that the link is fitted to, or for other numbers of hosts of one with as many.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jgc.lab.advise.advise import CONTROL, UNCOMPRESSED, finite, name
+from jgc.lab.advise.model import Link, communication, rate_of
+from jgc.lab.advise.results import (
+    TWENTY,
+    Place,
+    SentOf,
+    alone,
+    calibrated,
+    methods_at,
+    places,
+    processors,
+    sharing,
+)
+from jgc.lab.bench.network.figures import Interval, median
+from jgc.lab.bench.network.results import Results, key
+from jgc.lab.report.tables import table
+from jgc.training.errors import UserError
+
+GOAL_ERROR, GOAL_WINNERS = 0.25, 0.80
+
+
+class Cell(NamedTuple):
+    """A method in a place.
+
+    Attributes:
+      at: hosts and rate.
+      method: its name.
+      measured: seconds of a step, the median and its 90 % interval.
+      predicted: seconds of a step.
+    """
+
+    at: Place
+    method: str
+    measured: Interval
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """In shares of what was measured, with its sign."""
+        return self.predicted / self.measured.middle - 1
+
+
+class Winner(NamedTuple):
+    """The fastest method of a place.
+
+    Attributes:
+      at: hosts and rate.
+      measured, predicted: cells of the method that was the fastest, and of the one that was predicted to be.
+      pays: whether the fastest of all compresses; pays_predicted: whether that was predicted.
+    """
+
+    at: Place
+    measured: Cell
+    predicted: Cell
+    pays: bool
+    pays_predicted: bool
+
+    @property
+    def right(self) -> bool:
+        """The same method."""
+        return self.measured.method == self.predicted.method
+
+    @property
+    def tied(self) -> bool:
+        """The same, or one whose measured step is within the interval of the fastest one's."""
+        return self.predicted.measured.middle <= self.measured.measured.high
+
+
+class Check(NamedTuple):
+    """The outcome.
+
+    Attributes:
+      on: where the link was fitted.
+      link: that was fitted.
+      cells: all others.
+      winners: a place each.
+      skipped: methods that are not predicted.
+    """
+
+    on: Place
+    link: Link
+    cells: tuple[Cell, ...]
+    winners: tuple[Winner, ...]
+    skipped: tuple[str, ...]
+
+    @property
+    def error(self) -> float:
+        """The median of the errors' sizes."""
+        return float(np.median([abs(cell.error) for cell in self.cells]))
+
+
+def check(found: Results, on: Place, sent_of: SentOf) -> Check:
+    """Predict every cell but those of one place.
+
+    Args:
+      found: of a run of `bench network`; cells may be missing.
+      on: where to fit the link.
+      sent_of: what a method sends, see `advise_results.sent_in`.
+
+    Raises:
+      UserError: nothing has been measured there, or nothing else.
+    """
+    link = calibrated(found, on, sent_of)
+    cells, skipped = [], []
+    for at in places(found):
+        if at == on:
+            continue
+        here = link._replace(rate=rate_of(at.rate), contention=sharing(found, at.hosts))
+        for method in methods_at(found, at):
+            own, sent = alone(found, at.hosts, method, on.rate), sent_of(method, at.hosts)
+            if own is None or sent is None:
+                skipped.append(method)
+                continue
+            measured = median(found["cells"][key(at.hosts, at.rate, method)]["full"])
+            cells.append(Cell(at, method, measured, own + communication(sent, at.hosts, here)))
+    if not cells:
+        raise UserError(f"nothing has been measured but {on}, which the link is fitted to: there is nothing to test")
+    return Check(on, link, tuple(cells), winners(cells), tuple(dict.fromkeys(skipped)))
+
+
+def winners(cells: Sequence[Cell]) -> tuple[Winner, ...]:
+    """The fastest of every place that `jgc advise` could name; none where there is but one."""
+    out = []
+    for at in dict.fromkeys(cell.at for cell in cells):
+        mine = [cell for cell in cells if cell.at == at and cell.method not in (CONTROL, TWENTY)]
+        if len(mine) < 2:
+            continue
+        measured, predicted = min(mine, key=lambda c: c.measured.middle), min(mine, key=lambda c: c.predicted)
+        pays, foretold = (cell.method not in UNCOMPRESSED for cell in (measured, predicted))
+        out.append(Winner(at, measured, predicted, pays, foretold))
+    return tuple(out)
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def summary(outcome: Check) -> list[str]:
+    """The figures that count, in sentences."""
+    errors = [abs(cell.error) for cell in outcome.cells]
+    within = np.mean([error <= GOAL_ERROR for error in errors])
+    count = len(outcome.winners)
+    right, tied, pays = _counts(outcome.winners)
+    plain = [cell.error for cell in outcome.cells if cell.method in UNCOMPRESSED]
+    return [
+        f"Median error {100 * outcome.error:.1f} % over {len(errors)} cells (goal: at most {100 * GOAL_ERROR:.0f} %: "
+        f"{_met(outcome.error <= GOAL_ERROR)}); {100 * within:.0f} % of them are within {100 * GOAL_ERROR:.0f} %, the "
+        f"largest error is {100 * max(errors):.0f} %."
+        + (f" Of the {len(plain)} cells without compression the median is {100 * np.median(np.abs(plain)):.0f} %, "
+           f"from {100 * min(plain):+.0f} to {100 * max(plain):+.0f} %." if plain else ""),
+        f"The fastest method is right in {right} of {count} places"
+        + (f" ({100 * right / count:.0f} %; goal: at least {100 * GOAL_WINNERS:.0f} %: "
+           f"{_met(right >= GOAL_WINNERS * count)})" if count else "")
+        + f"; in {tied} it is right or its measured step lies within the 90 % interval of the fastest one's. Whether "
+        f"compression pays is right in {pays} of {count}; it does in {sum(w.pays for w in outcome.winners)} of them.",
+    ]  # fmt: skip
+
+
+def _counts(found: Sequence[Winner]) -> tuple[int, int, int]:
+    return (sum(w.right for w in found), sum(w.tied for w in found), sum(w.pays == w.pays_predicted for w in found))
+
+
+def _met(holds: bool) -> str:
+    return "met" if holds else "not met"
+
+
+def markdown(outcome: Check, found: Results) -> str:
+    """The outcome as a page."""
+    link, cores = outcome.link, processors(found)
+    limit = "none found" if link.limit == float("inf") else f"{link.limit / 1e6:.4g} MB/s"
+    how = (
+        f"Fitted to {outcome.on} (hosts/rate) alone: efficiency {link.efficiency:.3f}, overhead {link.overhead:.3g} s "
+        f"a collective, latency {link.latency:.3g} s a message, what a processor can send {limit}. Computation and "
+        f"compression are those of {outcome.on}, for other numbers of hosts those measured without a network with as "
+        f"many. The hosts share {cores:g} processors."
+    )
+    times = [[str(c.at.hosts), c.at.rate, name(c.method), f"{c.measured.middle:.4f}",
+              f"{c.measured.low:.4f} to {c.measured.high:.4f}", f"{c.predicted:.4f}", f"{100 * c.error:+.0f} %"]
+             for c in outcome.cells]  # fmt: skip
+    firsts = [[str(w.at.hosts), w.at.rate, name(w.measured.method), f"{w.measured.measured.middle:.4f}",
+               name(w.predicted.method), f"{w.predicted.measured.middle:.4f}",
+               "yes" if w.right else "within its interval" if w.tied else "no",
+               "yes" if w.pays == w.pays_predicted else "no"] for w in outcome.winners]  # fmt: skip
+    parts = [*summary(outcome), how]
+    if outcome.skipped:
+        parts.append(f"Measured but not predicted, for they are not jgc's to advise on: {', '.join(outcome.skipped)}.")
+    parts += [
+        "## The fastest method",
+        table(["hosts", "rate", "fastest", "its step, s", "predicted fastest", "its measured step, s", "right",
+               "whether it pays: right"], firsts),
+        "## Every cell",
+        table(["hosts", "rate", "method", "measured step, s", "90 % interval", "predicted, s", "error"], times),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def as_json(outcome: Check) -> dict[str, Any]:
+    """The outcome as plain data."""
+    right, tied, pays = _counts(outcome.winners)
+    cells = [{"hosts": c.at.hosts, "rate": c.at.rate, "method": c.method, "measured": c.measured.middle,
+              "predicted": c.predicted, "error": c.error} for c in outcome.cells]  # fmt: skip
+    firsts = [{"hosts": w.at.hosts, "rate": w.at.rate, "measured": w.measured.method, "predicted": w.predicted.method}
+              for w in outcome.winners]  # fmt: skip
+    return {"calibrated_on": str(outcome.on), "link": finite(outcome.link._asdict()), "median_error": outcome.error,
+            "winners_right": right, "winners_right_or_tied": tied, "pays_right": pays, "places": len(firsts),
+            "winners": firsts, "cells": cells, "skipped": list(outcome.skipped)}  # fmt: skip

@@ -1,0 +1,151 @@
+"""What `jgc advise` measures on this device: a host's own gradients and update, and what each method computes.
+
+A host is one node of K. Its gradients are those of its share of the batch, on random data. A method's time is that of
+its aggregate with local copies in the place of collectives (`comm.alone`): it encodes one message and decodes K.
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jgc import comm, compress
+from jgc.compress import Dense
+from jgc.lab.advise.model import Row
+from jgc.lab.bench.network.jax_methods import alone_on
+from jgc.lab.bench.network.twenty_lines import psum
+from jgc.lab.bench.pieces import aggregated, updated
+from jgc.lab.bench.step_time import parts_of, random_source
+from jgc.lab.bench.timing import interleaved
+from jgc.layout.pack import make_packing
+from jgc.nodes import LOCAL, SHARED, as_one_per_device, place
+from jgc.training.config import Config, check, method_name, resolve
+from jgc.training.errors import UserError, values_of_the_user
+from jgc.training.program import compile_gradients
+from jgc.training.setup import make_compressor, model_of
+from jgc.training.step import Gradients, Parts, TrainState
+from jgc.types import Nodes, PyTree, Sent, State
+from jgc.wire.hlo import bytes_sent
+
+BASELINES = {"psum_f32": jnp.float32, "psum_f16": jnp.float16}
+GRADIENTS, OPTIMIZER = "gradients", "optimizer"
+
+
+class Measured(NamedTuple):
+    """What a step is made of.
+
+    Attributes:
+      rows: the baselines and every method.
+      values: numbers in the gradient, n.
+      batch: examples of a host in a step.
+      failed: by method, why it is not among the rows.
+    """
+
+    rows: tuple[Row, ...]
+    values: int
+    batch: int
+    failed: dict[str, str]
+
+
+def measure(
+    given: Config, hosts: int, methods: Sequence[str], repeats: int, computation: float | None = None
+) -> Measured:
+    """Time one host's part of a step for the baselines and methods, all in turn.
+
+    Args:
+      given: a config as its file has it, not yet resolved: its compressor's settings count for that method, the
+        workload's for the others.
+      hosts: K, which divide the batch among them.
+      methods: registered names.
+      repeats: rounds; medians are taken.
+      computation: seconds of gradients and update, if they need not be measured.
+
+    Raises:
+      UserError: a batch that the hosts do not divide, or an unknown workload.
+    """
+    config = resolve(dataclasses.replace(given, compressor=Dense(), nodes=hosts))
+    check(config)
+    count = config.batch_size // hosts
+    with values_of_the_user():
+        parts, state, batch = parts_of(dataclasses.replace(config, nodes=1, batch_size=count))
+    say(f"compiling the gradients of {config.model.name}, {count} examples")
+    gradients_of = compile_gradients(parts, state, batch)
+    gradients = gradients_of(state.params, state.own, batch)
+    work: dict[str, Callable[[], Any]] = {}
+    if computation is None:
+        work[GRADIENTS] = partial(gradients_of, state.params, state.own, batch)
+        work[OPTIMIZER] = updated(parts, state, gradients.grads)
+    sent, failed = {}, {}
+    nodes = alone_on(Nodes(hosts, 1))
+    for name in (*BASELINES, *methods):
+        say(f"compiling {name}")
+        try:
+            work[name], sent[name] = _method(name, given, parts, state, gradients, nodes)
+        except (ValueError, UserError) as error:
+            failed[name] = " ".join(str(error).split())[:300]
+    say(f"{repeats} rounds")
+    started = time.monotonic()
+    seconds = interleaved(work, repeats)
+    say(f"measured in {time.monotonic() - started:.1f} s")
+    own = computation if computation is not None else seconds[GRADIENTS] + seconds[OPTIMIZER]
+    rows = tuple(Row(name, own, seconds[name], sent[name]) for name in sent)
+    return Measured(rows, make_packing(state.params).size, count, failed)
+
+
+def _method(
+    name: str, given: Config, parts: Parts, state: TrainState, gradients: Gradients, nodes: Nodes
+) -> tuple[Callable[[], Any], tuple[Sent, ...]]:
+    """A method's work on this host, compiled, and what it sends over a network."""
+    hosts = nodes.count
+    if name in BASELINES:
+        return _baseline(BASELINES[name], hosts, gradients.grads), baseline_sent(name, state.params, hosts)
+    registered = compress.METHODS[name]
+    own = given.compressor if method_name(given.compressor) == name else registered.settings()
+    config = resolve(dataclasses.replace(given, compressor=own, nodes=hosts))
+    compressor = make_compressor(config, model_of(config, random_source(config)))
+    phase = compressor.schedule[-1].value
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
+    sent = compressor.wire(phase, shapes, as_one_per_device(nodes)).physical
+    alone = parts._replace(nodes=nodes, compressor=compressor)
+    with comm.alone():
+        return aggregated(alone, phase, _first(alone, state.params), gradients.grads), sent
+
+
+def _first(parts: Parts, params: PyTree) -> State:
+    """This host's part of a compressor's first state; the other hosts' is never made."""
+
+    def start(params):
+        state = parts.compressor.init(jax.random.key(1), params, parts.nodes)
+        return State(state.shared, jax.tree.map(lambda x: x[:1], state.local))
+
+    return place(jax.jit(start)(params), State(SHARED, LOCAL), parts.nodes)
+
+
+def _baseline(dtype: Any, hosts: int, grads: PyTree) -> Callable[[], Any]:
+    """The mean of all hosts' gradients as one vector, the sum itself left out."""
+
+    def run(grads):
+        return psum(jax.tree.map(lambda g: g[0], grads), dtype, hosts, jax.lax.optimization_barrier)
+
+    return partial(jax.jit(run).lower(grads).compile(), grads)
+
+
+def baseline_sent(name: str, shapes: PyTree, hosts: int) -> tuple[Sent, ...]:
+    """What a baseline sends: one all-reduce of all values.
+
+    Example:
+      >>> baseline_sent("psum_f16", {"w": jnp.zeros((10, 10))}, 4)[0].bytes
+      Fraction(300, 1)
+    """
+    size = sum(x.size for x in jax.tree.leaves(shapes)) * jnp.dtype(BASELINES[name]).itemsize
+    return (Sent("all-reduce", "dense", bytes_sent("all-reduce", size, hosts)),)
+
+
+def say(text: str) -> None:
+    """Progress, for people."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,231 @@
+"""What a run of `bench network` tells `jgc advise`: times of computing, and a link fitted to one of its cells.
+
+Its hosts share one machine's processors. Seconds of its steps are therefore those of `contention` hosts on a processor;
+processor seconds are what a host with a processor of its own would take (each host computes on one thread).
+"""
+
+import math
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc import compress
+from jgc.lab.advise.measure import BASELINES, baseline_sent
+from jgc.lab.advise.model import UNLIMITED, Example, Link, Row, contention, fit, rate_of
+from jgc.lab.bench.network.methods import PLAIN_TORCH, SHARE, model_settings
+from jgc.lab.bench.network.methods import settings as settings_of
+from jgc.lab.bench.network.results import COMPUTATION, NAME, Results, key, parsed
+from jgc.nodes import as_one_per_device
+from jgc.training.errors import UserError, values_of_the_user
+from jgc.training.models import make_model
+from jgc.types import Nodes, PyTree, Sent
+from jgc.wire.hlo import bytes_sent
+
+OWN = f"{COMPUTATION}_jax"
+TWENTY = "twenty_lines"
+SentOf = Callable[[str, int], tuple[Sent, ...] | None]
+
+
+class Place(NamedTuple):
+    """A number of hosts and a rate, as results.json names them."""
+
+    hosts: int
+    rate: str
+
+    def __str__(self) -> str:
+        return f"{self.hosts}/{self.rate}"
+
+
+def read(path: Path) -> Results:
+    """The results of a run.
+
+    Args:
+      path: results.json or its folder.
+
+    Raises:
+      UserError: it is not there, or no such file.
+    """
+    file = path / NAME if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"no results of bench network at {file}")
+    return parsed(file)
+
+
+def place_of(text: str) -> Place:
+    """A place from the command line.
+
+    Raises:
+      UserError: it is not written as 4/100mbit.
+
+    Example:
+      >>> place_of("4/100Mbit")
+      Place(hosts=4, rate='100mbit')
+    """
+    hosts, slash, rate = text.strip().lower().partition("/")
+    try:
+        if not slash or not hosts.isdigit() or int(hosts) < 2:
+            raise ValueError
+        rate_of(rate)
+    except ValueError:
+        raise UserError(f"--calibrate-on must be hosts/rate such as 4/100mbit, got {text!r}") from None
+    return Place(int(hosts), rate)
+
+
+def places(found: Results) -> list[Place]:
+    """Where steps have been measured, the slowest rate first."""
+    measured = {Place(c["hosts"], c["rate"]) for c in found["cells"].values() if c.get("full")}
+    return sorted(measured, key=lambda at: (at.hosts, rate_of(at.rate)))
+
+
+def processors(found: Results) -> float:
+    """Of the machine that all hosts shared; without end where the file does not say it."""
+    match = re.match(r"(\d+) CPU core", str(found["settings"].get("machine", "")))
+    return int(match[1]) if match else math.inf
+
+
+def sharing(found: Results, hosts: int) -> float:
+    """Hosts that shared a processor."""
+    return contention(hosts, processors(found))
+
+
+def seconds(found: Results, hosts: int, method: str, part: str, prefer: str, processor: bool = False) -> float | None:
+    """What a part of a step that does not use the network took, its median.
+
+    The cell of the preferred rate comes first, then another with as many hosts, then one with the nearest number of
+    hosts, in the same proportion to how many shared a processor.
+
+    Args:
+      found: the results.
+      hosts: K.
+      method: its name, or `OWN`.
+      part: "alone" or "computation".
+      prefer: a rate.
+      processor: processor seconds of a host instead, which do not depend on how many shared a processor.
+    """
+    column = f"cpu_{part}" if processor else part
+    cells = [c for c in found["cells"].values() if c["method"] == method and c.get(column)]
+    nearest = min(cells, key=lambda c: (abs(c["hosts"] - hosts), c["rate"] != prefer), default=None)
+    if nearest is None:
+        return None
+    factor = 1.0 if processor else sharing(found, hosts) / sharing(found, nearest["hosts"])
+    return float(np.median(nearest[column])) * factor
+
+
+def alone(found: Results, hosts: int, method: str, prefer: str) -> float | None:
+    """Computation and compression together."""
+    return seconds(found, hosts, method, "alone", prefer)
+
+
+def shapes_of(found: Results) -> PyTree:
+    """The model's parameters, shapes alone.
+
+    Raises:
+      UserError: a model that jgc does not have.
+    """
+    name = str(found["settings"].get("model"))
+    with values_of_the_user():
+        module = make_model(name, 10, **model_settings(name)).module
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False)["params"])
+
+
+def sent_in(found: Results) -> SentOf:
+    """What a row of the benchmark sends in a step with K hosts; None for what is not predicted (PyTorch's)."""
+    shapes = shapes_of(found)
+
+    @cache
+    def sent_of(name: str, hosts: int) -> tuple[Sent, ...] | None:
+        if name in PLAIN_TORCH:
+            return None
+        if name in BASELINES:
+            return baseline_sent(name, shapes, hosts)
+        if name == TWENTY:
+            values = sum(max(1, round(SHARE * x.size)) for x in jax.tree.leaves(shapes))
+            return (Sent("all-gather", "values", bytes_sent("all-gather", 8 * values, hosts)),)
+        try:
+            compressor = compress.build(settings_of(name))
+            return compressor.wire(compressor.schedule[-1].value, shapes, as_one_per_device(Nodes(hosts, 1))).physical
+        except (UserError, ValueError):  # a method of another version of jgc
+            return None
+
+    return sent_of
+
+
+def methods_at(found: Results, at: Place) -> list[str]:
+    """The rows whose steps have been measured there."""
+    return [c["method"] for c in found["cells"].values() if (c["hosts"], c["rate"]) == at and c.get("full")]
+
+
+def calibrated(found: Results, at: Place, sent_of: SentOf) -> Link:
+    """The link that explains one cell best.
+
+    Raises:
+      UserError: nothing has been measured there, or too little.
+    """
+    if at not in places(found):
+        there = ", ".join(map(str, places(found))) or "nothing"
+        raise UserError(f"nothing has been measured at {at} to calibrate on; there is {there}")
+    examples = [e for name in methods_at(found, at) if (e := _example(found, at, name, sent_of)) is not None]
+    try:
+        return fit(examples, at.hosts, rate_of(at.rate), sharing(found, at.hosts))
+    except ValueError as error:
+        raise UserError(f"{at}: {error}") from error
+
+
+def limit(found: Results, hosts: int, sent_of: SentOf) -> float:
+    """Bytes a second that a processor can send, from steps without a rate that limits; infinite where there are none.
+
+    What a processor is busy for at a low rate, where bytes come a few at a time, is several times as much.
+    """
+    free = Place(hosts, UNLIMITED)
+    return calibrated(found, free, sent_of).limit if free in places(found) else math.inf
+
+
+def _example(found: Results, at: Place, name: str, sent_of: SentOf) -> Example | None:
+    cell, sent = found["cells"][key(at.hosts, at.rate, name)], sent_of(name, at.hosts)
+    if sent is None or not cell.get("alone"):
+        return None
+    step = _median(cell, "full")
+    busy = [cell.get(f"cpu_{part}") for part in ("full", "alone")]
+    processor = _median(cell, "cpu_full") - _median(cell, "cpu_alone") if all(busy) else None
+    return Example(sent, step - _median(cell, "alone"), step, processor)
+
+
+def _median(cell: dict[str, Any], part: str) -> float:
+    return float(np.median(cell[part]))
+
+
+def rows_from(
+    found: Results, hosts: int, sent_of: SentOf, prefer: str, names: list[str]
+) -> tuple[list[Row], dict[str, str]]:
+    """Rows for hosts with a processor each, from the processor times of a run.
+
+    Args:
+      found: the results.
+      hosts: K, which the run need not have: the nearest that it has counts.
+      sent_of: see `sent_in`.
+      prefer: rate of the cells to take first.
+      names: methods, and baselines.
+
+    Returns:
+      The rows, and by method why it is not among them.
+
+    Raises:
+      UserError: the run has no computation.
+    """
+    computation = seconds(found, hosts, OWN, COMPUTATION, prefer, processor=True)
+    if computation is None:
+        raise UserError("the run of bench network has measured no computation of JAX yet")
+    rows, failed = [], {}
+    for name in names:
+        taken, sent = seconds(found, hosts, name, "alone", prefer, processor=True), sent_of(name, hosts)
+        if taken is None or sent is None:
+            failed[name] = "not measured in that run"
+        else:
+            rows.append(Row(name, computation, max(0.0, taken - computation), sent))
+    return rows, failed

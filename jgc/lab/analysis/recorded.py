@@ -1,0 +1,174 @@
+"""Runs that have recorded (`train.py --record.every`), read again: gradients and residuals by step, layer and node."""
+
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jgc.training.config import completed
+from jgc.training.errors import FAILED, UserError
+from jgc.training.models import Model, make_model
+from jgc.training.recording import GRADIENT, RESIDUAL, UNIT, files, matching, step_of
+from jgc.training.rundir import CONFIG, GRADIENTS, read_config
+
+
+class Recorded(NamedTuple):
+    """A run that has recorded.
+
+    Attributes:
+      folder: of the run.
+      config: the run's, as plain data.
+      steps: the recorded ones: updates made before each.
+      layers: paths in the order in which the model has them.
+      ends: those of its first and its last layer, where both are among them.
+      shapes: of the layers.
+      nodes: how many there are in the first file.
+      with_residuals: those of the layers of which there are residuals.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    steps: tuple[int, ...]
+    layers: tuple[str, ...]
+    ends: tuple[str, str] | None
+    shapes: dict[str, tuple[int, ...]]
+    nodes: int
+    with_residuals: tuple[str, ...]
+
+    @property
+    def dtype(self) -> str:
+        """What gradients were written in."""
+        return str(self.config["record"]["dtype"])
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        config = self.config
+        return f"{config['workload']}, {self.nodes} nodes, batch {config['batch_size']}, {config['method']}"
+
+
+class Step(NamedTuple):
+    """One recorded step.
+
+    Attributes:
+      step: updates made before it.
+      phase: the method's.
+      gradients: f32[K, n] by layer.
+      residuals: likewise; without layers of which nothing is kept.
+    """
+
+    step: int
+    phase: str
+    gradients: dict[str, np.ndarray]
+    residuals: dict[str, np.ndarray]
+
+
+def find(folder: Path, layers: str = "") -> Recorded:
+    """A run and what it has recorded.
+
+    Args:
+      folder: of the run.
+      layers: regular expression, searched for in the layers' paths; all of them if empty.
+
+    Raises:
+      UserError: it is no run, has recorded nothing, or nothing of such layers.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is no run folder: it has no {CONFIG}")
+    config, found = completed(read_config(folder / CONFIG)), files(folder / GRADIENTS)
+    if not found:
+        raise UserError(f"{folder} has recorded no gradients: train with --record.every N")
+    arrays = _read(found[0])
+    names = [name for name in arrays if name.startswith(f"{GRADIENT}/")]
+    shapes = {name.partition("/")[2]: arrays[name].shape[1:] for name in names}
+    model = _model_of(config)
+    chosen = matching(in_order(model, list(shapes)), layers, "--layers")
+    if not chosen:
+        raise UserError(f"--layers {layers!r} matches nothing that {folder} has recorded: {', '.join(shapes)}")
+    kept = tuple(path for path in chosen if f"{RESIDUAL}/{path}" in arrays)
+    nodes = len(arrays[names[0]])
+    return Recorded(folder, config, tuple(map(step_of, found)), tuple(chosen), ends(model, chosen), shapes, nodes, kept)
+
+
+def read(run: Recorded) -> Iterator[Step]:
+    """The recorded steps, one after another.
+
+    Raises:
+      UserError: a file cannot be read, or holds what is not finite.
+    """
+    for path in files(run.folder / GRADIENTS):
+        arrays = _read(path)
+        gradients, residuals = (
+            {layer: _flat(arrays, f"{kind}/{layer}", path) for layer in layers}
+            for kind, layers in ((GRADIENT, run.layers), (RESIDUAL, run.with_residuals))
+        )
+        yield Step(int(arrays["step"]), str(arrays["phase"]), gradients, residuals)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"cannot read the recording {path}: {error}", FAILED) from error
+
+
+def _flat(arrays: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:
+    if name not in arrays:
+        raise UserError(f"{path} has no {name}: files of two recordings lie together", FAILED)
+    x = arrays[name].reshape(len(arrays[name]), -1).astype(np.float32)
+    if f"{UNIT}/{name}" in arrays:
+        x = x * arrays[f"{UNIT}/{name}"]
+    if not np.isfinite(x).all():
+        raise UserError(f"{path}: {name} is not finite; the run diverged there", FAILED)
+    return x
+
+
+def _model_of(config: dict[str, Any]) -> Model | None:
+    """The run's model, for the order of its layers; None where this version does not have it."""
+    try:
+        return make_model(config["model"]["name"], 10)
+    except ValueError:
+        return None
+
+
+def in_order(model: Model | None, paths: Sequence[str]) -> list[str]:
+    """Paths in the order in which the model makes its parameters, which is that of its layers; others as they were.
+
+    Example:
+      >>> in_order(make_model("convnet5", 10), ["head/kernel", "layer1/conv/kernel", "layer2/conv/kernel"])
+      ['layer1/conv/kernel', 'layer2/conv/kernel', 'head/kernel']
+    """
+    if model is None:
+        return list(paths)
+    places = {path: place for place, path in enumerate(_made_by(model))}
+    return sorted(paths, key=lambda path: places.get(path, len(places)))
+
+
+def _made_by(model: Model) -> list[str]:
+    """The paths of a model's parameters as it makes them; a dictionary that leaves a transformation is sorted."""
+    window = jnp.zeros((1, 4), jnp.int32)
+    inputs = (window, jnp.zeros(1, bool)) if model.kind == "text" else jnp.zeros((1, 64, 64, 3))
+    made: list[str] = []
+
+    def init(key):
+        made.extend(map("/".join, flatten_dict(model.module.init(key, inputs, train=False)["params"])))
+        return key
+
+    jax.eval_shape(init, jax.random.key(0))
+    return made
+
+
+def ends(model: Model | None, paths: Sequence[str]) -> tuple[str, str] | None:
+    """The first of the paths that is the model's first layer, and the first that is its last; None without either."""
+    if model is None or not model.first_layer:
+        return None
+    found = [next((path for path in paths if re.search(layer, path)), None)
+             for layer in (model.first_layer, model.last_layer)]  # fmt: skip
+    return (found[0], found[1]) if found[0] and found[1] else None

@@ -1,0 +1,192 @@
+"""What the correlation between nodes is worth: how much of the mean gradient one node's largest values predict.
+
+A leader picks its largest values of each layer, and all nodes send theirs at its positions (LGC, ScaleCom). At the
+best its values tell what the mean over nodes is there. Symbols: x_k, node k's values at these positions; s, the
+leader's signs; m_k = mean of s x_k, how far node k follows those signs on average; t, the mean of x_k over all nodes.
+Predictions of t, each as good as its cosine with t, so that cosine^2 is the share of |t|^2 that it can explain:
+
+    leader        the leader's own values, exact;
+    signs         s times the mean of m_k: the leader's signs and one number a node and layer, no values at all;
+    innovations   node k is s m_k + f_k (x_leader - s m_leader), f_k = m_k / m_leader between 0 and 1, but a tenth of
+                  its values, those that this misses most, exact; the leader exact: LGC with a code that loses nothing;
+    chance        the leader's own values, where the other nodes' have random signs: what follows from the leader's
+                  share in the mean alone, without correlation.
+
+Also, of the whole mean gradient of a layer, the share of energy at the leader's positions and at the best as many.
+
+What is recorded of K nodes also tells of fewer nodes, by subsets, and of larger batches: the mean of m nodes' gradients
+is that of one node with m times the batch, but for norms' statistics.
+
+Source: DESIGN.md, fact 15; the rule for f_k is that of `ceiling_cosine` of `lgc_ps`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jgc.lab.analysis.information_rows import ALL, LEAST
+from jgc.lab.analysis.recorded import Recorded, Step, read
+
+ALPHAS = (0.001, 0.01, 0.1)
+"""Shares of a layer's values that the leader picks."""
+INNOVATIONS = 0.1
+"""Share of the picked values that every node sends exactly."""
+DRAWS = 4
+"""Random subsets of nodes, and with them leaders, for each setting."""
+FEWEST = 10
+"""Picked values below which a layer has no row of its own: a cosine of so few is chance."""
+PREDICTIONS = ("leader", "signs", "innovations", "chance")
+
+
+class Setting(NamedTuple):
+    """A case that the recorded nodes are made into: so many nodes, each the mean of `merged` recorded ones."""
+
+    nodes: int
+    merged: int
+
+
+class Worth(NamedTuple):
+    """How well the mean over nodes is predicted in a layer at a step; means over draws.
+
+    Attributes:
+      step: updates made before.
+      layer: its path, or ALL.
+      alpha: share of the values that the leader picks.
+      setting: nodes, and recorded nodes merged into each.
+      picked: values.
+      leader, signs, innovations, chance: cosines with the true mean at the leader's positions.
+      covered: share of the mean gradient's energy at the leader's positions.
+      best: the same at the mean's own largest values.
+    """
+
+    step: int
+    layer: str
+    alpha: float
+    setting: Setting
+    picked: int
+    leader: float
+    signs: float
+    innovations: float
+    chance: float
+    covered: float
+    best: float
+
+
+def settings(nodes: int) -> list[Setting]:
+    """Powers of two of nodes and of merged ones that K recorded nodes allow, and all K.
+
+    Example:
+      >>> settings(6)
+      [Setting(nodes=2, merged=1), Setting(nodes=2, merged=2), Setting(nodes=4, merged=1), Setting(nodes=6, merged=1)]
+    """
+    powers = [2**i for i in range(nodes.bit_length()) if 2**i <= nodes]
+    found = {Setting(k, m) for k in powers[1:] for m in powers if k * m <= nodes}
+    return sorted(found | {Setting(nodes, 1)})
+
+
+def measure_worth(run: Recorded, alphas: Sequence[float] = ALPHAS, draws: int = DRAWS, seed: int = 0) -> list[Worth]:
+    """Every step, layer, alpha and setting of a run; layers of fewer than LEAST values are left out.
+
+    Args:
+      run: with two nodes or more.
+      alphas: in (0, 1].
+      draws: random subsets for each setting.
+      seed: of the subsets.
+    """
+    rng = np.random.default_rng(seed)
+    return [row for step in read(run) for row in _of_step(step, alphas, draws, rng)]
+
+
+def _of_step(step: Step, alphas: Sequence[float], draws: int, rng: np.random.Generator) -> Iterator[Worth]:
+    layers = {layer: x for layer, x in step.gradients.items() if x.shape[1] >= LEAST}
+    nodes = len(next(iter(layers.values())))
+    for setting in settings(nodes):
+        subsets = [rng.permutation(nodes)[: setting.nodes * setting.merged] for _ in range(draws)]
+        found = {  # f64[draws, alphas, 12]
+            layer: np.stack([_products(merge(x, subset, setting), alphas, rng) for subset in subsets])
+            for layer, x in layers.items()
+        }
+        for i, alpha in enumerate(alphas):
+            for layer, sums in found.items():
+                picked = count(alpha, layers[layer].shape[1])
+                if picked >= FEWEST:
+                    yield _worth(step.step, layer, alpha, setting, picked, sums[:, i])
+            everything = sum(count(alpha, x.shape[1]) for x in layers.values())
+            yield _worth(step.step, ALL, alpha, setting, everything, np.sum([s[:, i] for s in found.values()], axis=0))
+
+
+def merge(x: np.ndarray, subset: np.ndarray, setting: Setting) -> np.ndarray:
+    """Gradients of `nodes` nodes with `merged` times the batch from as many recorded ones: f32[K, n] -> f64[nodes, n].
+
+    Example:
+      >>> merge(np.array([[1.0], [3.0], [5.0], [7.0]]), np.array([0, 1, 2, 3]), Setting(2, 2))
+      array([[2.],
+             [6.]])
+    """
+    return x[subset].astype(np.float64).reshape(setting.nodes, setting.merged, -1).mean(1)
+
+
+def count(alpha: float, n: int) -> int:
+    """Values that the leader picks of n."""
+    return max(1, round(alpha * n))
+
+
+def _products(x: np.ndarray, alphas: Sequence[float], rng: np.random.Generator) -> np.ndarray:
+    """Of each alpha: p.t and p.p of three predictions, t.t, and the leader's with the mean of chance; energies.
+
+    Args:
+      x: f64[K, n], the leader first.
+      alphas: shares.
+      rng: for signs.
+
+    Returns:
+      f64[alphas, 12]: (p.t, p.p) of leader, signs, innovations; t.t; (leader.c, c.c) with c the mean where the others'
+      signs are random; energies of the whole mean at the leader's positions, at the best, and everywhere follow.
+    """
+    order, mean = np.argsort(-np.abs(x[0]), kind="stable"), x.mean(0)
+    largest = np.cumsum(np.sort(mean**2)[::-1])
+    out = []
+    for alpha in alphas:
+        mu = count(alpha, x.shape[1])
+        at = x[:, order[:mu]]
+        lead, t = at[0], at.mean(0)
+        random = at * np.where(np.arange(len(at))[:, None] == 0, 1, rng.choice((-1.0, 1.0), at.shape))
+        c = random.mean(0)
+        predicted = (lead, *predictions(at))
+        pairs = [value for p in predicted for value in (p @ t, p @ p)]
+        out.append([*pairs, t @ t, lead @ c, c @ c, t @ t, largest[mu - 1], largest[-1]])
+    return np.array(out)
+
+
+def predictions(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`signs` and `innovations` of the values f64[K, mu] at the leader's positions, the leader first: f64[mu] each.
+
+    Example:
+      >>> signs, innovations = predictions(np.array([[2.0, -1.0], [2.0, -1.0]]))
+      >>> signs.tolist(), innovations.tolist()
+      ([1.5, -1.5], [2.0, -1.0])
+    """
+    s = np.where(at[0] < 0, -1.0, 1.0)
+    means = (at * s).mean(1, keepdims=True)
+    follows = np.clip(means / means[0], 0, 1) if means[0] > 0 else np.zeros_like(means)
+    guess = s * means + follows * (at[0] - s * means[0])
+    missed = np.abs(at - guess)
+    exact = np.argsort(-missed, axis=1, kind="stable")[:, : max(1, round(INNOVATIONS * at.shape[1]))]
+    np.put_along_axis(guess, exact, np.take_along_axis(at, exact, 1), 1)
+    guess[0] = at[0]
+    return s * means.mean(), guess.mean(0)
+
+
+def _worth(step: int, layer: str, alpha: float, setting: Setting, picked: int, sums: np.ndarray) -> Worth:
+    """From sums of products f64[draws, 12]."""
+    tt, covered, best, whole = sums[:, 6], sums[:, 9], sums[:, 10], sums[:, 11]
+    leader, signs, innovations = (_mean_ratio(sums[:, i], np.sqrt(sums[:, i + 1] * tt)) for i in (0, 2, 4))
+    chance = _mean_ratio(sums[:, 7], np.sqrt(sums[:, 1] * sums[:, 8]))
+    shares = _mean_ratio(covered, whole), _mean_ratio(best, whole)
+    return Worth(step, layer, alpha, setting, picked, leader, signs, innovations, chance, *shares)
+
+
+def _mean_ratio(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean over draws of a / b, 0 where b is 0."""
+    return float(np.mean(np.divide(a, b, out=np.zeros_like(a), where=b > 0)))

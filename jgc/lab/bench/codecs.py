@@ -1,0 +1,217 @@
+"""Bytes against error on recorded gradients: every method and the trivial codes that it has to beat, in one table.
+
+    python -m jgc bench codecs --run-dir runs/codecs
+
+A method's row is its last phase on recorded gradients that it has not seen, from an empty memory: what one step makes
+of them alone. What a method learns it learns on the steps recorded before, memory empty again. First and last layer get
+no treatment of their own. New methods get their rows through `jgc.compress.METHODS`.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jgc import compress
+from jgc.compress import Method, step_on_nodes
+from jgc.lab.bench import codecs_basis, codecs_trivial
+from jgc.lab.bench.codecs_trivial import Code
+from jgc.lab.bench.record import Recording, flat
+from jgc.layout.pack import make_packing
+from jgc.types import Compressor, Nodes, PyTree, State
+from jgc.wire.account import step_total
+
+SKIPPED = ("silent",)  # sends nothing: there is no cosine
+OURS = {"momentum_correction": False, "first_layer": "", "last_layer": ""}
+# Of methods for which neither `alpha` nor `threshold` alone is the knob, and of those with an autoencoder, which learns
+# for minutes at the larger shares.
+SETTINGS: dict[str, Sequence[dict[str, Any]]] = {
+    "lgc_ps": [{"alpha": 0.001}, {"alpha": 0.01}, {"alpha": 0.01, "positions": "own"}],
+    "lgc_ring": [{"alpha": 0.001}, {"alpha": 0.01}],
+    "klt": [
+        {"share": 0.0005, "alpha": 0.00001},
+        {"share": 0.002, "alpha": 0.0001},
+        {"share": 0.01, "alpha": 0.0001},
+        {"share": 0.01, "alpha": 0.001},
+        {"share": 0.05, "alpha": 0.001},
+        {"share": 0.2, "alpha": 0.01, "code_dtype": "int16"},
+    ],
+    "powersgd": [{"rank": rank} for rank in (1, 2, 4)],
+    "qsgd": [{"bits": bits} for bits in (2, 3, 4, 8)],
+    "cast": [{"format": "bfloat16"}, {"format": "float8_e4m3"}],
+}
+EXACT = 1e-5  # relative error below which a row is the mean itself, but for rounding
+
+
+class Row(NamedTuple):
+    """One code at one setting.
+
+    Attributes:
+      family: "method", "trivial" or "learned basis".
+      name: of the code.
+      setting: its setting, in words.
+      bits: sent up for each parameter, mean over the nodes.
+      error: norm of what the mean lacks over the norm of the true mean, mean over steps.
+      cosine: of the aggregated mean with the true one, mean over steps.
+    """
+
+    family: str
+    name: str
+    setting: str
+    bits: float
+    error: float
+    cosine: float
+
+
+def measure(recording: Recording, hold_out: int, alphas: Sequence[float], passes: int) -> list[Row]:
+    """All rows.
+
+    Args:
+      recording: its last `hold_out` steps are compressed, those before are learned from.
+      hold_out: steps.
+      alphas: shares selected.
+      passes: how often a method with something to learn sees the steps before.
+    """
+    rows = list(_methods(recording, hold_out, alphas, passes))
+    learned, held = recording.flat[:-hold_out], [np.asarray(g) for g in recording.flat[-hold_out:]]
+    packing = make_packing(recording.shapes)
+    codes = codecs_trivial.codes(packing.layers, alphas)
+    rows += [score("trivial", name, setting, code, held) for name, setting, code in codes]
+    basis = codecs_basis.learn(learned, packing)
+    coefficients = [np.stack([codecs_basis.forward(basis.parts, node) for node in g]) for g in held]
+    rows += [
+        score("learned basis", *codecs_basis.words(keep, bits), codecs_basis.code(basis, keep, bits), coefficients)
+        for keep in codecs_basis.SHARES
+        for bits in codecs_basis.BITS
+    ]
+    return rows
+
+
+def score(family: str, name: str, setting: str, code: Code, held: Sequence[np.ndarray]) -> Row:
+    """The row of a code, means over the steps held out."""
+    found = []
+    for g in held:
+        got, bits = code(g)
+        found.append((bits / g.size, *against(got, g.mean(0))))
+    return Row(family, name, setting, *(float(x) for x in np.mean(found, axis=0)))
+
+
+def against(got: np.ndarray, true: np.ndarray) -> tuple[float, float]:
+    """Relative error and cosine; the cosine of zeros is 0.
+
+    Example:
+      >>> round(against(np.array([1.0, 0.0]), np.array([1.0, 1.0]))[0], 3)
+      0.707
+    """
+    norms = np.linalg.norm(got) * np.linalg.norm(true)
+    cosine = float(got @ true / norms) if norms else 0.0
+    return float(np.linalg.norm(got - true) / np.linalg.norm(true)), cosine
+
+
+def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passes: int) -> Iterator[Row]:
+    nodes, steps = recording.setup.parts.nodes, len(recording.flat)
+    for method in compress.METHODS.values():
+        if method.name in SKIPPED:
+            continue
+        for change, words in variants(method, alphas, recording.flat[0]):
+            compressor = method.factory(_settings(method, change))
+            step = _steps(compressor, nodes)
+            state = compressor.init(jax.random.key(0), recording.setup.state.params, nodes)
+            if jax.tree.leaves(state.shared):
+                state = _learn(compressor, step, state, recording, range(steps - hold_out), passes)
+            last = compressor.schedule[-1].value
+            bits = 8 * step_total(compressor.wire(last, recording.shapes, nodes).logical, nodes.count, "up")
+            found = []
+            for i in range(steps - hold_out, steps):
+                got = step(last, i, recording.tree(i), state)[0]
+                one = flat(jax.tree.map(lambda x: np.asarray(x)[None], got))[0]
+                found.append(against(one, recording.flat[i].mean(0)))
+            error, cosine = np.mean(found, axis=0)
+            yield Row("method", method.name, words, bits / recording.flat[0].size, float(error), float(cosine))
+
+
+def variants(method: Method, alphas: Sequence[float], g: np.ndarray) -> list[tuple[dict[str, Any], str]]:
+    """Settings to show of a method, in words too; thresholds are those that a share of g f32[K, n] exceeds."""
+    names = {field.name for field in dataclasses.fields(method.settings)}
+    if method.name in SETTINGS:
+        return [(change, ", ".join(f"{k} {v}" for k, v in change.items())) for change in SETTINGS[method.name]]
+    if "alpha" in names:
+        return [({"alpha": alpha}, f"alpha {alpha:g}") for alpha in alphas]
+    if "threshold" in names:
+        levels = {alpha: float(np.quantile(np.abs(g), 1 - alpha)) for alpha in alphas}
+        buffers = {alpha: {"capacity": alpha} if "capacity" in names else {} for alpha in alphas}
+        return [({"threshold": levels[a], **buffers[a]}, f"threshold {levels[a]:.2g}, capacity {a:g}") for a in alphas]
+    return [({}, "")]
+
+
+def _settings(method: Method, change: dict[str, Any]) -> Any:
+    names = {field.name for field in dataclasses.fields(method.settings)}
+    return method.settings(**{k: v for k, v in OURS.items() if k in names} | change)
+
+
+def _steps(compressor: Compressor, nodes: Nodes) -> Callable[..., tuple[PyTree, State, PyTree]]:
+    """`(phase, index, grads, state) -> (aggregated, state, info)`, compiled once a phase."""
+    compiled: dict[Any, Any] = {}
+
+    def step(phase, index, grads, state):
+        if phase not in compiled:
+            compiled[phase] = jax.jit(step_on_nodes(compressor.aggregate, phase, nodes))
+        return compiled[phase](jax.random.fold_in(jax.random.key(1), index), grads, state)
+
+    return step
+
+
+def _learn(compressor: Compressor, step, state: State, recording: Recording, indices: range, passes: int) -> State:
+    """The phases before the last on the recorded steps; the memory is emptied before each."""
+    empty, nodes, schedule = state.local, recording.setup.parts.nodes, compressor.schedule
+    for phase, following in itertools.pairwise(schedule):
+        for i in [i for _ in range(passes) for i in indices]:
+            state = step(phase.value, i, recording.tree(i), state._replace(local=empty))[1]
+        state = compressor.transition(phase.value, following.value, state, nodes)
+    return state._replace(local=empty)
+
+
+def front(rows: Sequence[Row], by: str = "cosine") -> list[int]:
+    """Which rows no other beats: none has both at most as many bits and at least as good a figure, one of them better.
+
+    Args:
+      rows: the table.
+      by: "cosine", higher is better, or "error", lower is better.
+
+    Returns:
+      Indices, fewest bits first.
+    """
+    worth = [row.cosine if by == "cosine" else -row.error for row in rows]
+    chosen: list[int] = []
+    for i in sorted(range(len(rows)), key=lambda i: (rows[i].bits, -worth[i])):
+        if not chosen or worth[i] > worth[chosen[-1]]:
+            chosen.append(i)
+    return chosen
+
+
+def markdown(rows: Sequence[Row], workload: str, recording: Recording, hold_out: int, machine: str) -> str:
+    """The table as a page, fewest bits first."""
+    steps, nodes, n = recording.flat.shape
+    on = {by: set(front(rows, by)) for by in ("cosine", "error")}
+    order = sorted(range(len(rows)), key=lambda i: rows[i].bits)
+    first, last = recording.start, recording.start + steps - 1
+
+    def line(i):
+        row = rows[i]
+        marks = " and ".join(by for by in ("cosine", "error") if i in on[by])
+        figures = f"{row.bits:.5f} | {row.cosine:.4f} | {row.error:.4f}"
+        return f"| {row.family} | {row.name} | {row.setting} | {figures} | {marks} |"
+
+    return "\n".join(
+        [
+            f"`{workload}`, {nodes} nodes, {n:,} parameters; steps {first} to {last} of an uncompressed "
+            f"run, the last {hold_out} held out, those before learned from; {machine}.",
+            "",
+            "| family | code | setting | bits per parameter | cosine | relative error | on the front by |",
+            "|---|---|---|---|---|---|---|",
+            *(line(i) for i in order),
+        ]
+    ) + "\n"

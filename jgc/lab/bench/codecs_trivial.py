@@ -1,0 +1,153 @@
+"""Codes without anything learned: the ones to beat.
+
+Each is a function of all nodes' gradients f32[K, n] that returns the mean as decoded, f32[n], and the bits that all
+nodes send up. Positions are counted as Elias-Fano codes layer by layer, scales and means as 32 bits each.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from jgc.layout.pack import Layer, values_of
+from jgc.layout.select import counts_per_layer
+from jgc.wire.positions import elias_fano_bits
+
+Code = Callable[[np.ndarray], tuple[np.ndarray, float]]  # f32[K, n] -> (mean f32[n], bits that all nodes send up)
+# Levels of |x| / rms with the least squared error for a normal x (Max 1960), by bits with the sign's.
+LEVELS = {
+    1: np.array([0.798]),
+    2: np.array([0.4528, 1.510]),
+    3: np.array([0.2451, 0.7560, 1.344, 2.152]),
+    4: np.array([0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733]),
+}
+
+
+def codes(layers: tuple[Layer, ...], alphas: Sequence[float]) -> list[tuple[str, str, Code]]:
+    """Name, setting and function of all of them."""
+    out: list[tuple[str, str, Code]] = []
+    whole = (Layer("all", 0, values_of(layers)),)
+    for alpha in alphas:
+        setting = f"alpha {alpha:g}"
+        out.append(("leader's exact values alone", setting, partial(leader_alone, layers, alpha)))
+        out.append(("leader's signs, each node's means", setting, partial(signs_means, layers, alpha)))
+        for bits in (2, 3, 4):
+            name = f"{bits}-bit values at the leader's positions"
+            out.append((name, setting, partial(at_leaders, layers, alpha, bits)))
+        for bits in (2, 32):  # 32: exact, what no code of the values there can do better
+            name = f"{bits}-bit values where the leader's whole gradient is largest"
+            out.append((name, setting, partial(at_leaders, whole, alpha, bits)))
+        for bits in (1, 2, 3, 4):
+            name = f"{bits}-bit values at own positions"
+            out.append((name, setting, partial(at_own, layers, alpha, bits)))
+            out.append((f"{name} over all layers", setting, partial(at_own, whole, alpha, bits)))
+    return out
+
+
+class _Chosen:
+    """The largest values of v f32[n] in each layer: positions, the layer of each, and what the positions cost."""
+
+    def __init__(self, v: np.ndarray, layers: tuple[Layer, ...], alpha: float):
+        counts = counts_per_layer(layers, alpha)
+        ends = [slice(layer.start, layer.start + layer.size) for layer in layers]
+        at = [
+            one.start + np.sort(np.argpartition(-np.abs(v[one]), count - 1)[:count])
+            for one, count in zip(ends, counts, strict=True)
+        ]
+        self.positions, self.ids = np.concatenate(at), np.repeat(np.arange(len(layers)), counts)
+        self.bits = sum(position_bits(layer.size, count) for layer, count in zip(layers, counts, strict=True))
+
+    def means(self, x: np.ndarray) -> np.ndarray:
+        return np.bincount(self.ids, x) / np.bincount(self.ids)
+
+    def quantised(self, x: np.ndarray, bits: int) -> np.ndarray:
+        """x f32[mu] in so many bits a value, one scale a layer."""
+        return quantise(x, np.sqrt(self.means(x * x))[self.ids], bits)
+
+
+    def fitted(self, x: np.ndarray, bits: int) -> tuple[np.ndarray, int]:
+        """x f32[mu] by sign and levels fitted to each layer's magnitudes, and the bits that the levels take."""
+        out, sent = np.zeros_like(x), 0
+        for layer in range(self.ids[-1] + 1):
+            magnitudes = np.abs(x[self.ids == layer])
+            levels = fit_levels(magnitudes, 2 ** (bits - 1))
+            nearest = np.abs(magnitudes[:, None] - levels).argmin(1)
+            out[self.ids == layer] = np.sign(x[self.ids == layer]) * levels[nearest]
+            sent += 32 * levels.size
+        return out, sent
+
+
+def fit_levels(magnitudes: np.ndarray, count: int, rounds: int = 10) -> np.ndarray:
+    """At most `count` levels with little squared error (Lloyd 1982), from groups of equal size.
+
+    Example:
+      >>> fit_levels(np.array([1.0, 1.2, 5.0, 5.4]), 2)
+      array([1.1, 5.2])
+    """
+    ordered = np.sort(magnitudes)
+    levels = np.array([part.mean() for part in np.array_split(ordered, min(count, ordered.size))])
+    for _ in range(rounds):
+        nearest = np.digitize(ordered, 0.5 * (levels[1:] + levels[:-1]))
+        filled = np.bincount(nearest, minlength=levels.size)
+        levels = np.where(filled, np.bincount(nearest, ordered, levels.size) / np.maximum(filled, 1), levels)
+    return levels
+
+
+def position_bits(n: int, k: int) -> float:
+    """Bits of k sorted positions out of n, Elias-Fano; a bit map of n bits where that is less, none for all of them.
+
+    Example:
+      >>> position_bits(1024, 8), position_bits(10, 10)
+      (72.0, 0.0)
+    """
+    return 0.0 if n == k else float(min(n, elias_fano_bits(n, k)))
+
+
+def quantise(x: np.ndarray, scale: np.ndarray, bits: int) -> np.ndarray:
+    """The sign and the nearest of 2^(bits - 1) levels of |x| / scale."""
+    levels = LEVELS[bits]
+    index = np.digitize(np.abs(x) / np.where(scale > 0, scale, 1.0), 0.5 * (levels[1:] + levels[:-1]))
+    return np.sign(x) * levels[index] * scale
+
+
+def _placed(positions: np.ndarray, x: np.ndarray, n: int) -> np.ndarray:
+    out = np.zeros(n)
+    out[positions] = x
+    return out
+
+
+def leader_alone(layers, alpha, g):
+    """The first node's largest values stand for everyone's."""
+    own = _Chosen(g[0], layers, alpha)
+    return _placed(own.positions, g[0][own.positions], g.shape[1]), own.bits + 32 * own.ids.size
+
+
+def signs_means(layers, alpha, g):
+    """The leader's positions and signs, and of every node the mean of its values, multiplied by these, a layer."""
+    own = _Chosen(g[0], layers, alpha)
+    x = g[:, own.positions]
+    signs = np.where(x[0] < 0, -1.0, 1.0)
+    means = np.mean([own.means(signs * one) for one in x], axis=0)
+    bits = own.bits + own.ids.size + 32 * len(g) * len(layers)
+    return _placed(own.positions, signs * means[own.ids], g.shape[1]), bits
+
+
+def at_leaders(layers, alpha, bits, g):
+    """Every node's values at the leader's positions, in so many bits; 32 are exact values."""
+    own = _Chosen(g[0], layers, alpha)
+    exact = bits == 32
+    mean = np.mean([one[own.positions] if exact else own.quantised(one[own.positions], bits) for one in g], axis=0)
+    scales = 0 if exact else 32 * len(layers)
+    return _placed(own.positions, mean, g.shape[1]), own.bits + len(g) * (bits * own.ids.size + scales)
+
+
+def at_own(layers, alpha, bits, g):
+    """Every node's largest values at its own positions, in so many bits."""
+    total, sent = np.zeros(g.shape[1]), 0.0
+    for one in g:
+        own = _Chosen(one, layers, alpha)
+        x = one[own.positions]
+        values, levels = own.fitted(x, bits)
+        total[own.positions] += values
+        sent += own.bits + bits * own.ids.size + levels
+    return total / len(g), sent

@@ -1,0 +1,123 @@
+"""How many images per second a workload's loader makes, by the number of threads that decode.
+
+    python -m jgc bench loader --workload imagenet_resnet50 --data-dir ~/data
+
+The loader alone: nothing trains meanwhile. A run needs its batch divided by the time of a step.
+"""
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from jgc.compress import Dense
+from jgc.lab.report.tables import table
+from jgc.training.config import Config, DataConfig, check, resolve
+from jgc.training.data import MissingDataError, Source, Streamed, streamed_source
+from jgc.training.data.files import pictures_in
+from jgc.training.data.streamed import processors
+from jgc.training.errors import UserError
+from jgc.training.setup import data_of
+
+# ImageNet's mean, and a quality and a noise at which the files have about its mean size, 110 kB
+WIDTH, HEIGHT, QUALITY, NOISE = 482, 415, 92, 12
+
+STREAMED = ("food101", "imagenet")
+
+
+class Rate(NamedTuple):
+    """Images per second with so many threads."""
+
+    threads: int
+    images: float
+
+
+class Rates(NamedTuple):
+    """Outcome of the benchmark: what was read, in words, and each rate."""
+
+    workload: str
+    what: str
+    batch_size: int
+    rates: tuple[Rate, ...]
+
+
+def measure(workload: str, data_dir: str | None, threads: Sequence[int], steps: int, made: int) -> Rates:
+    """Time batches.
+
+    Args:
+      workload: a name in `jgc.training.workloads`.
+      data_dir: folder of prepared data sets.
+      threads: numbers of them; powers of two up to the processors if there are none.
+      steps: batches timed, after one that is not.
+      made: images to make up in place of the data set; 0 to read that.
+
+    Raises:
+      UserError: the data set is not there, or not one that is decoded while training.
+    """
+    config = resolve(Config(Dense(), workload=workload, data=DataConfig(dir=data_dir)))
+    check(config)
+    if config.data.name not in STREAMED:
+        raise UserError(f"{config.data.name} of {workload} is decoded once, not while training; take a workload of one "
+                        f"of {', '.join(STREAMED)}")  # fmt: skip
+    threads = threads or [2**i for i in range(processors().bit_length())]
+    if not made:
+        sources: Callable[[int], Source] = partial(_source, config)
+        try:
+            what = sources(1).facts
+        except MissingDataError as error:
+            raise UserError(str(error)) from error
+        return Rates(workload, what, config.batch_size, _rates(sources, config, threads, steps))
+    with tempfile.TemporaryDirectory() as folder:
+        dataset, what = made_up(Path(folder), made)
+        rates = _rates(lambda count: streamed_source(dataset._replace(threads=count)), config, threads, steps)
+    return Rates(workload, what, config.batch_size, rates)
+
+
+def _source(config: Config, threads: int) -> Source:
+    return data_of(dataclasses.replace(config, data=dataclasses.replace(config.data, threads=threads)))
+
+
+def _rates(
+    source: Callable[[int], Source], config: Config, threads: Sequence[int], steps: int
+) -> tuple[Rate, ...]:
+    """The rate of each number of threads."""
+    return tuple(Rate(count, images_per_second(source(count), config, steps)) for count in threads)
+
+
+def images_per_second(source: Source, config: Config, steps: int) -> float:
+    """The rate of one loader."""
+    source.batch(config.seed, 0, config.nodes, config.batch_size)
+    begun = time.perf_counter()
+    for step in range(1, steps + 1):
+        source.batch(config.seed, step, config.nodes, config.batch_size)
+    return steps * config.batch_size / (time.perf_counter() - begun)
+
+
+def made_up(folder: Path, count: int) -> tuple[Streamed, str]:
+    """JPEG files that cost as much to decode as photographs do: patches of colour with noise; and what they are."""
+    rng, files = np.random.default_rng(0), [f"{i}.jpg" for i in range(count)]
+    for name in files:
+        patches = Image.fromarray(rng.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8))
+        smooth = np.asarray(patches.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC))
+        noisy = smooth + rng.normal(0, NOISE, smooth.shape)
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / name, "JPEG", quality=QUALITY)
+    size = sum((folder / name).stat().st_size for name in files) / count
+    pictures = pictures_in(folder, files, np.zeros(count, np.int32))
+    what = f"{count} made-up JPEG files of {WIDTH}x{HEIGHT} pixels and {size / 1000:.0f} kB"
+    return Streamed("made up", pictures, pictures, 1), what
+
+
+def markdown(rates: Rates, machine: str) -> str:
+    """The outcome as a page."""
+    first = rates.rates[0].images
+    rows = [[str(r.threads), f"{r.images:,.0f}", f"{r.images / first:.2f}"] for r in rates.rates]
+    return (
+        f"`{rates.workload}`, batch {rates.batch_size}; {rates.what}; {processors()} processors; {machine}.\n\n"
+        f"{table(['threads', 'images per second', 'of the first'], rows)}\n"
+    )

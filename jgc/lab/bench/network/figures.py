@@ -1,0 +1,143 @@
+"""From the steps of a cell to the figures of a row: medians, what each part takes, bytes, and the floor."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jgc.lab.bench.network.methods import PLAIN_TORCH, label_of
+from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED
+from jgc.lab.bench.network.results import BLOCK, COMPUTATION, Results, key, sessions
+from jgc.wire.rate import bytes_per_second
+
+DRAWS, COVER = 2000, 90  # of the bootstrap; percent
+TWENTY = "twenty_lines"
+
+
+class Interval(NamedTuple):
+    """A median, or a difference of two, and the range that 90 % of bootstrap draws fall into."""
+
+    middle: float
+    low: float
+    high: float
+
+
+class Figures(NamedTuple):
+    """A cell in numbers: seconds of the slowest host, bytes of one host's interface in a step.
+
+    Attributes:
+      method, label: its name, and for people.
+      steps: how many.
+      step: the whole step.
+      added: what it takes over the same framework's own computation, with its interval.
+      computation: gradients and update of that framework.
+      compression: the step with local copies in the place of collectives, less computation; None where not measured.
+      communication: the rest.
+      cpu: processor seconds of a host over those of its computation.
+      sent, received: bytes without packet headers, at the interface; framing is in them.
+      headers: bytes of the headers of what is sent.
+      framing: bytes that Gloo adds to the collectives of this method; None where that was not measured.
+      physical: `Wire.physical`, None for what is not jgc's.
+      compiled: of the compiled program's collectives; None where there is none.
+      audit: what is wrong between the two, or "".
+      floor: seconds that the interface's bytes, headers included, need at the rate; None without a rate.
+      of_twenty: `sent` over that of the twenty lines of JAX.
+    """
+
+    method: str
+    label: str
+    steps: int
+    step: Interval
+    added: Interval
+    computation: float
+    compression: float | None
+    communication: float | None
+    cpu: float
+    sent: float
+    received: float
+    headers: float
+    framing: float | None
+    physical: float | None
+    compiled: float | None
+    audit: str
+    floor: float | None
+    of_twenty: float | None = None
+
+
+def of_cells(found: Results, hosts: int, rate: str) -> list[Figures]:
+    """The figures of all methods that have been measured there, in the order of measuring."""
+    cells = [c for c in found["cells"].values() if (c["hosts"], c["rate"]) == (hosts, rate) and c.get("full")]
+    rows = [_figures(found, cell) for cell in cells]
+    twenty = next((row.sent for row in rows if row.method == TWENTY), 0.0)
+    return [row._replace(of_twenty=row.sent / twenty if twenty else None) for row in rows]
+
+
+def _figures(found: Results, cell: dict[str, Any]) -> Figures:
+    hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
+    framework = "torch" if method in PLAIN_TORCH else "jax"
+    own = found["cells"][key(hosts, rate, f"{COMPUTATION}_{framework}")]
+    full, alone = cell["full"], cell.get("alone", [])
+    computation, busy = (_of_sessions(own, part, cell) for part in (COMPUTATION, f"cpu_{COMPUTATION}"))
+    told = found["methods"].get(f"{hosts}/{method}", {})
+    each = {name: cell[name] / cell["steps_counted"] for name in ("tx_bytes", "tx_packets", "rx_bytes", "rx_packets")}
+    on_cable = max(each["tx_bytes"], each["rx_bytes"])
+    return Figures(
+        method,
+        label_of(method),
+        len(full),
+        median(full),
+        median(full, computation),
+        float(np.median(computation)),
+        float(np.median(alone) - np.median(computation)) if alone else None,
+        float(np.median(full) - np.median(alone)) if alone else None,
+        float(np.median(cell["cpu_full"]) - np.median(busy)),
+        each["tx_bytes"] - HEADERS * each["tx_packets"],
+        each["rx_bytes"] - HEADERS * each["rx_packets"],
+        HEADERS * each["tx_packets"],
+        _framing(found, hosts, told),
+        told.get("physical"),
+        told.get("compiled"),
+        told.get("audit", ""),
+        None if rate == UNLIMITED else on_cable / bytes_per_second(rate),
+    )
+
+
+def _of_sessions(own: dict[str, Any], part: str, cell: dict[str, Any]) -> list[float]:
+    """Computation, of the sessions that a row's steps are of; all of it where there is none of those."""
+    mine = set(sessions(cell, "full"))
+    found = [x for x, session in zip(own[part], sessions(own, COMPUTATION), strict=True) if session in mine]
+    return found or own[part]
+
+
+def _framing(found: Results, hosts: int, told: dict[str, Any]) -> float | None:
+    """What Gloo adds, from the collectives that a method's program has and what it adds to one of each."""
+    of_one, counts = found.get("framing", {}).get(str(hosts), {}), told.get("collectives")
+    if not counts or not counts.keys() <= of_one.keys():
+        return None
+    return float(sum(times * of_one[name] for name, times in counts.items()))
+
+
+def median(values: Sequence[float], less: Sequence[float] | None = None) -> Interval:
+    """The median of values, or how far it lies over another's, with the bootstrap's interval.
+
+    Whole blocks are drawn, as they were taken: steps one after another are more alike than those of two blocks.
+
+    Example:
+      >>> median([1.0, 1.0, 1.0], less=[0.5, 0.5])
+      Interval(middle=0.5, low=0.5, high=0.5)
+    """
+    random = np.random.default_rng(0)
+    draws, middle = _drawn(values, random), float(np.median(values))
+    if less is not None:
+        draws, middle = draws - _drawn(less, random), middle - float(np.median(less))
+    low, high = np.percentile(draws, [(100 - COVER) / 2, (100 + COVER) / 2])
+    return Interval(middle, float(low), float(high))
+
+
+def _drawn(values: Sequence[float], random: np.random.Generator) -> np.ndarray:
+    """Medians of as many blocks as there are, drawn with replacement, f64[DRAWS]; the last block may be shorter."""
+    size = BLOCK if len(values) > BLOCK else 1
+    blocks = np.full((-(-len(values) // size), size), np.nan)
+    blocks.flat[: len(values)] = values
+    drawn = random.integers(len(blocks), size=(DRAWS, len(blocks)))
+    return np.nanmedian(blocks[drawn].reshape(DRAWS, -1), axis=1)

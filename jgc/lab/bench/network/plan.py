@@ -1,0 +1,67 @@
+"""What is to be measured, from a command line."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jgc.lab.bench.network.methods import SHORT, rows
+from jgc.lab.bench.network.namespaces import UNLIMITED, check_rate
+from jgc.lab.report.compare import words
+from jgc.training.errors import UserError, values_of_the_user
+
+MOST_HOSTS = 100  # addresses of one network
+MODELS = ("resnet18", "resnet20", "convnet5")
+
+
+class Plan(NamedTuple):
+    """What is to be measured.
+
+    Attributes:
+      hosts, rates: all their combinations.
+      methods: names; those that belong to a number of hosts if there are none.
+      steps: of every method; slow_steps: of those whose bytes alone take more than `SLOW` seconds.
+      model: of `MODELS`.
+      batch: images of a host in a step.
+      short: a quick look.
+    """
+
+    hosts: tuple[int, ...]
+    rates: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    steps: int = 20
+    slow_steps: int = 4
+    model: str = "resnet18"
+    batch: int = 2
+    short: bool = False
+
+
+def plan_of(hosts: Sequence[str], rates: Sequence[str], methods: Sequence[str], steps: int, model: str, batch: int,
+            ) -> Plan:  # fmt: skip
+    """A plan from a command line.
+
+    Raises:
+      UserError: a value that does not fit.
+
+    Example:
+      >>> plan_of(["2,4"], ["100Mbit", "unlimited"], [], 20, "resnet18", 2).rates
+      ('100mbit', 'unlimited')
+    """
+    counts = words(hosts)
+    if not counts or any(not count.isdecimal() or not 2 <= int(count) <= MOST_HOSTS for count in counts):
+        raise UserError(f"--hosts must be numbers from 2 to {MOST_HOSTS}, got {' '.join(hosts) or 'none'}")
+    if steps < 1 or batch < 1:
+        raise UserError(f"--steps and --batch must be at least 1, got {steps} and {batch}")
+    if model not in MODELS:
+        raise UserError(f"unknown model {model!r} (one of {', '.join(MODELS)})")
+    with values_of_the_user():
+        speeds = tuple(dict.fromkeys(check_rate(rate) for rate in words(rates)))
+    if not speeds:
+        raise UserError("--rates must be such as 100mbit,unlimited, got none")
+    names = tuple(words(methods))
+    rows(names, 2, torch=True)
+    return Plan(tuple(map(int, counts)), speeds, names, steps, min(4, steps), model, batch)
+
+
+def short(plan: Plan) -> Plan:
+    """The plan of a quick look: two hosts, two rates, three methods, a small model, few steps."""
+    return plan._replace(hosts=(2,), rates=(UNLIMITED, "100mbit"), methods=plan.methods or SHORT, steps=4, slow_steps=2,
+                         model="convnet5", short=True)  # fmt: skip

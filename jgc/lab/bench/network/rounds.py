@@ -1,0 +1,207 @@
+"""Steps of all methods in turn, on every number of hosts and at every rate.
+
+One set of processes, a JAX and a PyTorch one on every host, serves all methods and rates; only those of one framework
+compute at a time. Steps of all methods are taken in turn, a few at a time, so that a drifting machine hits all alike.
+"""
+
+import importlib.util
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from jgc.lab.bench.network import framing, results
+from jgc.lab.bench.network.methods import Row, rows
+from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED, network, remove_leftovers, set_rate, why_not
+from jgc.lab.bench.network.plan import Plan
+from jgc.lab.bench.network.results import BLOCK, COMPUTATION, Results
+from jgc.lab.bench.network.stopping import stoppable
+from jgc.lab.bench.network.workers import Workers, ask, ask_in_turn, scratch, step, workers
+from jgc.training.errors import FAILED, UserError
+from jgc.wire.rate import bytes_per_second
+
+ALONE_BLOCK = 2  # steps taken in turn, as `BLOCK` are
+WARM_UP = 4  # steps that are not counted: PowerSGD of PyTorch begins with its third
+SLOW = 1.0  # seconds of the bytes alone, above which a method takes few steps
+SETTLE = 0.05  # seconds until the last acknowledgements have been counted
+
+
+def measure(plan: Plan, folder: Path) -> Results:
+    """Measure what a folder lacks of a plan.
+
+    Args:
+      plan: what is to be there in the end.
+      folder: results.json in it is added to.
+
+    Raises:
+      UserError: not root, no iproute2 or no right to make namespaces; an unknown method; a process that failed.
+    """
+    with stoppable():
+        reason = why_not()
+    if reason:
+        raise UserError(reason, FAILED)
+    torch = importlib.util.find_spec("torch") is not None
+    if not torch:
+        print("PyTorch is not installed: its rows are left out (pip install 'jgc[bench]')", file=sys.stderr)
+    wanted = {hosts: rows(plan.methods, hosts, torch, plan.short) for hosts in plan.hosts}
+    folder.mkdir(parents=True, exist_ok=True)
+    found = results.load(folder, {"model": plan.model, "batch": plan.batch, "machine": machine()})
+    remove_leftovers()
+    with stoppable():
+        for hosts, mine in wanted.items():
+            _measure_hosts(plan, hosts, mine, folder, found)
+    return found
+
+
+def machine() -> str:
+    """What all is measured on."""
+    return f"{os.cpu_count()} CPU cores, {platform.machine()}, Linux {platform.release().split('-')[0]}"
+
+
+def _measure_hosts(plan: Plan, hosts: int, chosen: Sequence[Row], folder: Path, found: Results) -> None:
+    """All rates with one number of hosts."""
+    if not any(_lacking(found, hosts, rate, row, plan) for rate in plan.rates for row in chosen):
+        return
+    with ExitStack() as stack:
+        net = stack.enter_context(network(hosts, stack.enter_context(scratch())))
+        found["settings"]["offloads"] = net.offloads
+        options = {"model": plan.model, "batch": plan.batch}
+        teams = {name: stack.enter_context(workers(name, net, options))
+                 for name in dict.fromkeys(row.framework for row in chosen)}  # fmt: skip
+        _check_alike(teams, found)
+        ready = [row for row in chosen if _build(teams[row.framework], hosts, row, folder, found)]
+        bytes_of = _warm_up(teams, ready)
+        for rate in plan.rates:
+            set_rate(net, rate)
+            _measure_rate(plan, hosts, rate, ready, teams, bytes_of, folder, found)
+
+
+def _check_alike(teams: dict[str, Workers], found: Results) -> None:
+    """Both frameworks must hold the same model."""
+    told = {name: ask_in_turn(team, "begin")[0] for name, team in teams.items()}
+    sizes = {(one["tensors"], one["parameters"]) for one in told.values()}
+    if len(sizes) != 1:
+        raise UserError(f"the models differ between frameworks (tensors, parameters): {sorted(sizes)}", FAILED)
+    found["settings"]["tensors"], found["settings"]["parameters"] = sizes.pop()
+    for name, one in told.items():
+        before = found["versions"].setdefault(name, one["version"])
+        if before != one["version"]:
+            raise UserError(f"--run-dir was begun with {before}, not {one['version']}: give another")
+
+
+def _build(team: Workers, hosts: int, row: Row, folder: Path, found: Results) -> bool:
+    """Compile a method on all hosts; what cannot be is noted, and the others go on."""
+    say(f"{hosts} hosts: compiling {row.label}")
+    try:
+        told: dict[str, Any] = ask_in_turn(team, "build", method=row.name)[0]
+    except UserError as error:
+        if "cannot build" not in str(error):
+            raise
+        told = {"error": str(error)}
+        say(str(error))
+    found["methods"][f"{hosts}/{row.name}"] = told
+    known = found.setdefault("framing", {}).setdefault(str(hosts), {})
+    for name in told.get("collectives", {}):
+        if name not in known:
+            known[name] = _framing(team, name)
+    results.save(folder, found)
+    return "error" not in told
+
+
+def _framing(team: Workers, name: str) -> float:
+    """Bytes that a host sends in one collective of this kind and size beside payload and packet headers."""
+    payload = ask_in_turn(team, "ready", name=name)[0]
+    ask(team, "bare", name=name)  # connections are made in the first
+    before, cell = _counted(team), dict[str, Any]()
+    ask(team, "bare", name=name)
+    results.add_counts(cell, framing.CALLS, before, _counted(team))
+    return max(0.0, (cell["tx_bytes"] - HEADERS * cell["tx_packets"]) / framing.CALLS - payload)
+
+
+def _warm_up(teams: dict[str, Workers], ready: Sequence[Row]) -> dict[str, float]:
+    """The first steps of every method at no limited rate; bytes that it then sends in one."""
+    sent = {}
+    for row in ready:
+        team = teams[row.framework]
+        for part in (COMPUTATION, "alone", "full"):
+            _steps(team, row.name, part, WARM_UP - 1)
+            before = _counted(team)
+            _steps(team, row.name, part, 1)
+            sent[row.name] = float(_counted(team)[0]["tx_bytes"] - before[0]["tx_bytes"])
+        say(f"{row.label}: about {sent[row.name] / 1e6:.3g} MB a step")
+    return sent
+
+
+def _measure_rate(plan: Plan, hosts: int, rate: str, ready: Sequence[Row], teams: dict[str, Workers],
+                  bytes_of: dict[str, float], folder: Path, found: Results) -> None:  # fmt: skip
+    """Rounds over all methods until none lacks a step."""
+
+    def target(row: Row) -> int:
+        slow = rate != UNLIMITED and bytes_of[row.name] / bytes_per_second(rate) > SLOW
+        return plan.slow_steps if slow else plan.steps
+
+    lacking = True
+    while lacking:
+        lacking = False
+        for framework, team in teams.items():
+            mine = [row for row in ready if row.framework == framework]
+            mine = [row for row in mine if results.missing(found, hosts, rate, row.name, target(row))]
+            if not mine:
+                continue
+            own = results.cell(found, hosts, rate, f"{COMPUTATION}_{framework}")
+            for taken in _steps(team, "", COMPUTATION, BLOCK):
+                results.add_step(own, COMPUTATION, taken, found["session"])
+            for row in mine:
+                lacking = True
+                started = time.monotonic()
+                _block(found, team, hosts, rate, row, target(row))
+                results.save(folder, found)
+                say(f"{hosts} hosts, {rate}: {row.label}, {time.monotonic() - started:.1f} s")
+    for name, team in teams.items():
+        if len(set(ask(team, "digest"))) != 1:
+            raise UserError(f"a method gave hosts different results: their parameters differ in {name}", FAILED)
+
+
+def _block(found: Results, team: Workers, hosts: int, rate: str, row: Row, target: int) -> None:
+    """A few steps of a method: alone, then over the network."""
+    cell = results.cell(found, hosts, rate, row.name)
+    for taken in _steps(team, row.name, "alone", ALONE_BLOCK):
+        results.add_step(cell, "alone", taken, found["session"])
+    lacking = results.missing(found, hosts, rate, row.name, target)
+    count = min(lacking, BLOCK if target > BLOCK else 1)
+    before = _counted(team)
+    for taken in _steps(team, row.name, "full", count):
+        results.add_step(cell, "full", taken, found["session"])
+    results.add_counts(cell, count, before, _counted(team))
+
+
+def _steps(team: Workers, method: str, part: str, count: int) -> list[dict[str, float]]:
+    ask(team, "prepare", method=method, part=part)
+    taken = [step(team, method, part) for _ in range(count)]
+    ask(team, "finish", method=method)
+    return taken
+
+
+def _counted(team: Workers) -> list[dict[str, int]]:
+    time.sleep(SETTLE)
+    return ask(team, "counters")
+
+
+def _lacking(found: Results, hosts: int, rate: str, row: Row, plan: Plan) -> bool:
+    """Whether a cell may lack steps: whether its method is a slow one is known only when it runs."""
+    have = plan.steps - results.missing(found, hosts, rate, row.name, plan.steps)
+    cell = found["cells"].get(results.key(hosts, rate, row.name), {})
+    counted = cell.get("tx_bytes", 0.0) / max(1, cell.get("steps_counted", 0))
+    slow = rate != UNLIMITED and counted / bytes_per_second(rate) > SLOW
+    return have < (plan.slow_steps if slow else plan.steps)
+
+
+def say(text: str) -> None:
+    """Progress, for people."""
+    print(text, file=sys.stderr, flush=True)
+
+

@@ -1,0 +1,137 @@
+"""The page of `bench network`: a table for every number of hosts and rate, and bytes as hosts are added."""
+
+from pathlib import Path
+
+from jgc.lab.bench.network.figures import Figures, Interval, of_cells
+from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED
+from jgc.lab.bench.network.results import Results
+from jgc.lab.report.tables import table
+from jgc.training.table import size
+
+TOLERANCE = 0.05  # between the interface and Wire.physical
+
+
+def cells_of(found: Results) -> list[tuple[int, str]]:
+    """Numbers of hosts and rates that have been measured, the slowest rate first."""
+    from jgc.wire.rate import bytes_per_second
+
+    pairs = {(c["hosts"], c["rate"]) for c in found["cells"].values() if c.get("full")}
+    return sorted(pairs, key=lambda p: (p[0], float("inf") if p[1] == UNLIMITED else bytes_per_second(p[1])))
+
+
+def page(found: Results, pictures: list[Path]) -> str:
+    """All that was measured, as Markdown.
+
+    Args:
+      found: see `jgc.lab.bench.network.results`.
+      pictures: to show, beside the page.
+    """
+    parts = [about(found), *(f"![{picture.stem}]({picture.name})" for picture in pictures)]
+    for hosts, rate in cells_of(found):
+        title = f"## {hosts} hosts, {rate if rate != UNLIMITED else 'no limited rate'}"
+        rows = of_cells(found, hosts, rate)
+        parts += [title, times(rows), bytes_table(rows)]
+    parts += [note for note in (growth(found), failures(found)) if note]
+    return "\n\n".join(parts) + "\n"
+
+
+def about(found: Results) -> str:
+    """How it was measured."""
+    s = found["settings"]
+    versions = ", ".join(found["versions"].values())
+    return (
+        f"{s['model']} for CIFAR with group norm, {s.get('parameters', 0):,} parameters in {s.get('tensors', 0)} "
+        f"tensors, {s['batch']} images a host and step; {s['machine']}, {versions}. Hosts are network namespaces of "
+        "ONE machine: they share its cores, and all compute at the same time, so that seconds say little, and what "
+        "stands beside what much. Both frameworks use one thread a process. Rates by `tc tbf` in both directions, "
+        f"MTU 1500, offloads: {s.get('offloads', 'not known')}. SGD with momentum; every method in its last phase, its "
+        "state as initialised (an autoencoder untrained); no layer goes a way of its own.\n\n"
+        "A step begins on all hosts at the same moment and ends when the slowest is done. Medians, with the range of "
+        "90 % of bootstrap draws, of whole blocks of steps, in brackets. Computation: gradients and update, of that "
+        "framework. Compression: the step with local copies in the place of collectives, less computation (PyTorch: "
+        "with a group of one process). Communication: the rest, waiting for other hosts included. Added: the step "
+        "less computation. Processor: processor time of a host over that of its computation. Bytes are those that a "
+        "host's interface counts, acknowledgements and retransmissions included; what Gloo adds to a collective was "
+        "measured on single ones of the same kind and size. DDP f32 and fp16 send while they still compute, so that "
+        "less may be added than their bytes need."
+    )
+
+
+def times(rows: list[Figures]) -> str:
+    """The table of seconds."""
+    head = ["method", "steps", "step, s", "added, s", "computation", "compression", "communication",
+            "processor, added", "floor of its bytes, s"]  # fmt: skip
+    return table(head, [
+        [row.label, str(row.steps), interval(row.step), interval(row.added), seconds(row.computation),
+         seconds(row.compression), seconds(row.communication), seconds(row.cpu), seconds(row.floor)]
+        for row in rows
+    ])  # fmt: skip
+
+
+def bytes_table(rows: list[Figures]) -> str:
+    """The table of bytes."""
+    head = ["method, one host in a step", "sent, without headers", "of that Gloo's framing",
+            f"headers ({HEADERS} B a packet)", "received", "`Wire.physical`", "compiled program",
+            "sent, without framing, over that", "of the twenty lines' bytes"]  # fmt: skip
+    return table(head, [
+        [row.label, size(row.sent), size(row.framing), size(row.headers), size(row.received), size(row.physical),
+         f"{size(row.compiled)} (differs)" if row.audit else size(row.compiled), _over(row),
+         "-" if row.of_twenty is None else f"{row.of_twenty:.3f}"]
+        for row in rows
+    ])  # fmt: skip
+
+
+def _over(row: Figures) -> str:
+    expected = row.physical if row.physical is not None else row.compiled
+    if not expected:
+        return "-"
+    share = (row.sent - (row.framing or 0)) / expected
+    return f"{share:.3f}" + ("" if abs(share - 1) <= TOLERANCE else " (outside 5 %)")
+
+
+def growth(found: Results) -> str:
+    """Bytes as hosts are added, or nothing where there is one number of hosts."""
+    counts = sorted({hosts for hosts, _ in cells_of(found)})
+    if len(counts) < 2:
+        return ""
+    sent: dict[str, dict[int, tuple[float, float]]] = {}
+    for hosts, rate in cells_of(found):
+        for row in of_cells(found, hosts, rate):
+            sent.setdefault(row.label, {})[hosts] = (row.sent, row.received)
+    first, last = counts[0], counts[-1]
+    rows = []
+    for label, by in sent.items():
+        cells = [" / ".join(map(size, by[k])) if k in by else "-" for k in counts]
+        whole = {first, last} <= by.keys() and by[first][0] > 0
+        rows.append([label, *cells, f"{by[last][0] / by[first][0]:.2f}" if whole else "-"])
+    ring = (2 * (last - 1) / last) / (2 * (first - 1) / first)
+    gathers = (last - 1) / (first - 1)
+    return "\n\n".join([
+        "## Bytes as hosts are added",
+        f"Sent / received by a host in a step, headers apart. An all-reduce or a ring sends 2 (K - 1) / K of its "
+        f"payload, from {first} to {last} hosts {ring:.2f} times as much; a gather K - 1 payloads, {gathers:.2f} times "
+        "as much.",
+        table(["method", *(f"{k} hosts" for k in counts), f"{last} over {first}"], rows),
+    ])  # fmt: skip
+
+
+def failures(found: Results) -> str:
+    """What could not be measured, and where the compiled program does not send what `Wire` says."""
+    lines = [f"- {name}: {told.get('error') or told.get('audit')}" for name, told in found["methods"].items()
+             if told.get("error") or told.get("audit")]  # fmt: skip
+    return "\n".join(["## What went wrong (hosts/method)", "", *lines]) if lines else ""
+
+
+def interval(value: Interval) -> str:
+    """For people.
+
+    Example:
+      >>> interval(Interval(0.12345, 0.1, 0.2))
+      '0.123 [0.100, 0.200]'
+    """
+    return f"{value.middle:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds, or a dash for what is not known."""
+    return "-" if value is None else f"{value:.3f}"

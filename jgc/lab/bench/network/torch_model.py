@@ -1,0 +1,71 @@
+"""Models of `jgc.training.models` in PyTorch, with group norm: the same layers, shapes and number of tensors."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+CHANNELS_PER_GROUP = 16
+FAMILIES = {18: ((2, 2, 2, 2), 64, True), 20: ((3, 3, 3), 16, False)}  # blocks a stage, width, projection shortcuts
+
+
+class ConvNorm(nn.Module):
+    """A convolution without a bias and a group norm: [b, c, h, w] to [b, features, h', w']."""
+
+    def __init__(self, channels: int, features: int, kernel: int = 3, stride: int = 1):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, features, kernel, stride, kernel // 2, bias=False)
+        self.norm = nn.GroupNorm(features // min(CHANNELS_PER_GROUP, features), features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x))
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    def __init__(self, channels: int, width: int, stride: int, projection: bool):
+        super().__init__()
+        self.layer1, self.layer2 = ConvNorm(channels, width, 3, stride), ConvNorm(width, width)
+        changes = stride != 1 or channels != width
+        self.shortcut = ConvNorm(channels, width, 1, stride) if changes and projection else None
+        self.stride, self.padding = stride, width - channels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer2(functional.relu(self.layer1(x)))
+        if self.shortcut is not None:
+            x = self.shortcut(x)
+        elif self.padding or self.stride != 1:
+            x = functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.padding))
+        return functional.relu(x + y)
+
+
+def model_named(name: str) -> nn.Module:
+    """resnet18, resnet20 or convnet5 for CIFAR."""
+    return convnet5() if name == "convnet5" else resnet(int(name.removeprefix("resnet")))
+
+
+def convnet5(classes: int = 10) -> nn.Module:
+    """Five convolutions, pooling and a dense layer."""
+    widths, strides = (3, 32, 64, 128, 128, 128), (1, 2, 1, 2, 1)
+    layers = [nn.Sequential(ConvNorm(a, b, 3, stride), nn.ReLU())
+              for a, b, stride in zip(widths, widths[1:], strides, strict=False)]  # fmt: skip
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+
+
+def resnet(depth: int, classes: int = 10) -> nn.Module:
+    """A ResNet for CIFAR with group norm, depth 18 or 20."""
+    stages, width, projection = FAMILIES[depth]
+
+    def blocks() -> Iterator[nn.Module]:
+        channels = width
+        for stage, count in enumerate(stages):
+            for block in range(count):
+                yield Block(channels, width * 2**stage, 2 if stage and not block else 1, projection)
+                channels = width * 2**stage
+
+    last = width * 2 ** (len(stages) - 1)
+    return nn.Sequential(
+        ConvNorm(3, width), nn.ReLU(), *blocks(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes)
+    )

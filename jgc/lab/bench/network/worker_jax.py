@@ -1,0 +1,194 @@
+"""One host's JAX process: it holds the model, compiles methods and takes the steps that the parent asks for.
+
+    python -m jgc.lab.bench.network.worker_jax '{"host": 0, "hosts": 4, "coordinator": "10.77.0.1:9000", ...}'
+
+A step is three programs, as in jgc's own training: this node's gradients, a method's aggregate, the optimiser's update
+(SGD with momentum). Parameters and momentum are the same for all methods: only times and bytes count here.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jgc.lab.bench.network import channel, framing
+from jgc.lab.bench.network.jax_methods import Built, build, copied, local
+from jgc.lab.bench.network.methods import model_settings
+from jgc.lab.bench.network.namespaces import INTERFACE
+from jgc.nodes import NODE, make_nodes, node_grads
+from jgc.training.models import make_model
+from jgc.types import PyTree
+
+MOMENTUM, LEARNING_RATE = 0.9, 1e-3
+POOL = 4  # batches that steps take in turn
+NO_HEARTBEAT = 10**6  # seconds: JAX's own would be counted with a method's bytes, and the parent sees who is gone
+
+
+@dataclass
+class Session:
+    """What a host keeps between steps.
+
+    Attributes:
+      gradients: `(params, batch) -> (losses [K], grads [K, ...])`, compiled.
+      update: `(params, velocity, aggregated) -> (params, velocity)`, compiled.
+      params, velocity: replicated.
+      batches: each (images f32[K, b, 32, 32, 3], labels i32[K, b]).
+      nothing: zeros in the shapes of the parameters, an aggregate for steps without one.
+      nodes: one per host.
+      built: compiled methods.
+      own: by method, this host's state while it plays alone.
+      bare: by kind and size, programs of a single collective.
+      step: how many were taken.
+    """
+
+    gradients: Any
+    update: Any
+    params: PyTree
+    velocity: PyTree
+    batches: list[tuple[jax.Array, jax.Array]]
+    nothing: PyTree
+    nodes: Any
+    built: dict[str, Built] = field(default_factory=dict)
+    own: dict[str, PyTree] = field(default_factory=dict)
+    bare: dict[str, Callable[[], None]] = field(default_factory=dict)
+    step: int = 0
+
+
+def start(model: str, batch: int, hosts: int, host: int) -> Session:
+    """Compile gradients and update, and place the arrays."""
+    nodes = make_nodes(hosts)
+    assert nodes.mesh is not None, "every host has a device of its own"
+    module = make_model(model, 10, **model_settings(model)).module
+    everywhere, apart = NamedSharding(nodes.mesh, P()), NamedSharding(nodes.mesh, P(NODE))
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False)["params"])
+    params = placed(first_params(shapes), everywhere)
+    velocity, nothing = (placed(jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes), everywhere)
+                         for _ in range(2))  # fmt: skip
+
+    def loss(params, examples):
+        logits = module.apply({"params": params}, examples[0], train=True)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), examples[1][:, None], axis=1)
+        return -jnp.mean(chosen)
+
+    def update(params, velocity, aggregated):
+        velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, aggregated)
+        return jax.tree.map(lambda p, v: p - LEARNING_RATE * v, params, velocity), velocity
+
+    random = np.random.default_rng(host)
+    batches = []
+    for _ in range(POOL):
+        images = random.standard_normal((1, batch, 32, 32, 3), np.float32)
+        labels = random.integers(0, 10, (1, batch)).astype(np.int32)
+        batches.append(placed((images, labels), apart))
+    gradients = jax.jit(node_grads(loss, nodes)).lower(params, batches[0]).compile()
+    updated = jax.jit(update, donate_argnums=(0, 1), out_shardings=everywhere)
+    return Session(gradients, updated.lower(params, velocity, nothing).compile(), params, velocity, batches, nothing,
+                   nodes)  # fmt: skip
+
+
+def first_params(shapes: PyTree) -> PyTree:
+    """He's initialisation by NumPy, the same on all hosts: to compile JAX's for every tensor takes long."""
+    random = np.random.default_rng(0)
+
+    def one(path, x):
+        if path[-1].key != "kernel":
+            return np.full(x.shape, path[-1].key == "scale", np.float32)
+        return random.standard_normal(x.shape, np.float32) * np.float32((2 / np.prod(x.shape[:-1])) ** 0.5)
+
+    return jax.tree_util.tree_map_with_path(one, shapes)
+
+
+def placed(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    """Global arrays from what this process holds of them: all, or its own part [1, ...]."""
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)
+
+
+def grads_of(session: Session) -> PyTree:
+    """This step's gradients, [K, ...]."""
+    session.step += 1
+    return session.gradients(session.params, session.batches[session.step % POOL])[1]
+
+
+def take(session: Session, method: str, part: str) -> None:
+    """One step.
+
+    Args:
+      session: changed in place.
+      method: its name; not used for "computation".
+      part: "full", "alone" (local copies in the place of collectives) or "computation" (gradients and update).
+    """
+    grads, aggregated = grads_of(session), session.nothing
+    if part == "full":
+        built = session.built[method]
+        state, aggregated = built.run(built.state, np.int32(session.step), grads)
+        session.built[method] = built._replace(state=state)
+    elif part == "alone":
+        run = session.built[method].alone
+        session.own[method], alone = run(session.own[method], np.int32(session.step), local(grads))
+        jax.block_until_ready(alone)
+    session.params, session.velocity = session.update(session.params, session.velocity, aggregated)
+    jax.block_until_ready((grads, session.params, session.velocity))
+
+
+def prepare(session: Session, method: str, part: str) -> None:
+    """Before a block of steps: an own state for playing alone, which would otherwise part the hosts."""
+    if part == "alone":
+        session.own[method] = jax.block_until_ready(copied(session.built[method].state))
+
+
+def main() -> None:
+    """Join the other hosts and serve the parent."""
+    answers = channel.open_channel()
+    options = json.loads(sys.argv[1])
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(options["coordinator"], options["hosts"], options["host"],
+                               heartbeat_timeout_seconds=NO_HEARTBEAT)  # fmt: skip
+    jax.devices()  # all processes tell each other of theirs, before they take turns at compiling
+    sessions: list[Session] = []
+
+    def begin() -> dict[str, Any]:
+        sessions.append(start(options["model"], options["batch"], options["hosts"], options["host"]))
+        leaves = jax.tree.leaves(sessions[0].params)
+        return {"tensors": len(leaves), "parameters": sum(x.size for x in leaves), "version": f"jax {jax.__version__}"}
+
+    def compiled(method: str) -> dict[str, Any]:
+        started, session = time.monotonic(), sessions[0]
+        grads = grads_of(session)
+        session.built[method] = built = build(method, session.nodes, session.params, grads)
+        jax.clear_caches()  # what tracing leaves behind is not needed again
+        channel.give_back_memory()
+        return {"physical": built.physical, "compiled": built.compiled, "audit": built.audit,
+                "collectives": built.collectives, "seconds": time.monotonic() - started}  # fmt: skip
+
+    def ready(name: str) -> float:
+        sessions[0].bare[name], sent = framing.make(name, sessions[0].nodes)
+        return sent
+
+    def digest() -> float:
+        """A number that is the same on all hosts as long as their parameters are."""
+        return float(sum(np.abs(np.asarray(x.addressable_data(0), np.float64)).sum()
+                         for x in jax.tree.leaves(sessions[0].params)))  # fmt: skip
+
+    channel.serve(answers, {
+        "begin": begin,
+        "build": compiled,
+        "prepare": lambda method, part: prepare(sessions[0], method, part),
+        "step": lambda method, part, at: channel.timed(lambda: take(sessions[0], method, part), at),
+        "finish": lambda method: sessions[0].own.clear(),
+        "ready": ready,
+        "bare": lambda name: sessions[0].bare[name](),
+        "counters": lambda: channel.counters(INTERFACE),
+        "digest": digest,
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

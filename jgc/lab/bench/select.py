@@ -1,0 +1,160 @@
+"""Time of selecting the k largest of n values: positions, ascending, and values, beside what others take.
+
+    python -m jgc bench select --sizes 1e6,2.56e7 --alpha 0.001
+
+All that is measured takes the same values, drawn from a normal distribution, and runs in turn in one process; ratios
+are taken round by round, so that a machine that slows down slows all alike. The floor is one read of the values, the
+largest magnitude. `lax.approx_max_k` is exact on CPU; elsewhere it is not, and `torch.topk` runs on the CPU always.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc.lab.bench.timing import Times, rounds
+from jgc.lab.report.compare import words
+from jgc.lab.report.tables import table
+from jgc.layout.top_k import fastest, largest_positions
+
+OURS, TOP_K, APPROXIMATE, TORCH = "jgc, positions and values", "lax.top_k", "lax.approx_max_k", "torch.topk"
+READ = "one read (max of magnitudes)"
+
+
+class Timing(NamedTuple):
+    """Seconds of each piece of work for one size, f64[repeats] each by name."""
+
+    size: int
+    k: int
+    seconds: dict[str, Times]
+
+
+def sizes_of(given: Sequence[str]) -> list[int]:
+    """Sizes as a user writes them.
+
+    Raises:
+      ValueError: one of them is not a whole number from 1 to 2^31 - 1.
+
+    Example:
+      >>> sizes_of(["1e5,2.56e7", "10"])
+      [100000, 25600000, 10]
+    """
+    sizes = []
+    for word in words(given):
+        try:
+            size = float(word)
+        except ValueError:
+            size = 0.0
+        if not 1 <= size < 2**31 or size != int(size):
+            raise ValueError(f"--sizes must be whole numbers from 1 to 2^31 - 1, such as 1e6, got {word!r}")
+        sizes.append(int(size))
+    if not sizes:
+        raise ValueError("--sizes must be at least one number, such as 1e6, got none")
+    return sizes
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load() -> str:
+    """Processes that wanted a core in the last minute, on average.
+
+    Example:
+      >>> float(load()) >= 0
+      True
+    """
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+def find_torch() -> ModuleType | None:
+    """PyTorch with as many threads as there are cores, or None where it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    torch.set_num_threads(cores())
+    return torch
+
+
+def measure(size: int, alpha: float, repeats: int, torch: ModuleType | None) -> Timing:
+    """Time everything for one size.
+
+    Args:
+      size: n.
+      alpha: share of the values that is selected; at least one is.
+      repeats: rounds that count.
+      torch: the module, or None to leave it out.
+    """
+    k = max(1, round(alpha * size))
+    values = np.random.default_rng(0).standard_normal(size, np.float32)
+    v = jnp.asarray(values)
+    work: dict[str, Callable[[], Any]] = {
+        OURS: partial(_ours, v, k),
+        TOP_K: partial(_top_k, v, k),
+        APPROXIMATE: partial(_approximate, v, k),
+        READ: partial(_read, v),
+    }
+    if torch is not None:
+        same = torch.from_numpy(values)
+        work[TORCH] = lambda: torch.topk(same.abs(), k)
+    return Timing(size, k, rounds(work, repeats))
+
+
+@partial(jax.jit, static_argnums=1)
+def _ours(v, k):
+    positions = largest_positions(v, k)
+    return positions, v[positions]
+
+
+@partial(jax.jit, static_argnums=1)
+def _top_k(v, k):
+    return lax.top_k(jnp.abs(v), k)
+
+
+@partial(jax.jit, static_argnums=1)
+def _approximate(v, k):
+    return lax.approx_max_k(jnp.abs(v), k)
+
+
+@jax.jit
+def _read(v):
+    return jnp.max(jnp.abs(v))
+
+
+def markdown(timings: Sequence[Timing], machine: str, torch: ModuleType | None, load: str) -> str:
+    """The outcome as a page."""
+    threads = f"torch {torch.__version__}, {torch.get_num_threads()} threads" if torch else "without torch"
+    repeats = next(iter(timings[0].seconds.values())).size
+    head = ["n", "k", "", "ms, median (quarter to three quarters)", "of torch.topk", "of lax.top_k", "of one read"]
+    rows = [row for timing in timings for row in _rows(timing)]
+    missing = "" if torch else (
+        "`torch.topk` is left out: torch is not installed (`pip install 'jgc[bench]'`; its CPU build suffices).\n\n"
+    )  # fmt: skip
+    return (
+        f"{machine}; {threads}; {load}.\n\n"
+        f"{missing}{table(head, rows)}\n\n"
+        f"Normally distributed f32 values, {repeats} rounds in turn. Ratios are medians over rounds. Only the first "
+        "row of a size gives positions in ascending order; all others give values and positions by magnitude. "
+        f"jgc's way: {', '.join(f'{fastest(t.size, t.k)} at {t.size:,}' for t in timings)}.\n"
+    )
+
+
+def _rows(timing: Timing) -> list[list[str]]:
+    rows = []
+    for name, seconds in timing.seconds.items():
+        low, middle, high = (f"{1e3 * value:.2f}" for value in np.quantile(seconds, [0.25, 0.5, 0.75]))
+        ratios = [_ratio(seconds, timing.seconds.get(other)) for other in (TORCH, TOP_K, READ)]
+        rows.append([f"{timing.size:,}", f"{timing.k:,}", name, f"{middle} ({low} to {high})", *ratios])
+    return rows
+
+
+def _ratio(seconds: Times, other: Times | None) -> str:
+    return "-" if other is None else f"{np.median(seconds / other):.2f}"

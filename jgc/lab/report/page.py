@@ -1,0 +1,185 @@
+"""report.md, report.html and pictures, out of run folders."""
+
+import html
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from jgc.lab.report import paper, plots, wallclock
+from jgc.lab.report.ages import EXPLANATION, age_table
+from jgc.lab.report.latency import latency_table, speed_up_table
+from jgc.lab.report.runs import Group, find, pool
+from jgc.lab.report.tables import bytes_table, paper_table, score_table, settings_table, time_table
+from jgc.training.errors import cannot_write, values_of_the_user
+from jgc.training.rundir import write_whole
+from jgc.wire.rate import bytes_per_second
+
+PICTURES = {
+    "score.png": ("{score} over steps", plots.scores),
+    "loss.png": ("Training loss over steps", plots.loss),
+    "bytes.png": ("{score} for the bytes sent", plots.bytes_against_score),
+}
+FIGURES = {
+    10: ("Learning curves, as the paper's Figure 10", plots.scores),
+    11: ("Learning curves, as the paper's Figure 11", plots.scores),
+    13: ("Sparsification strategies, as the paper's Figure 13", plots.strategies),
+    14: ("Losses of the autoencoder, as the paper's Figure 14", plots.autoencoder),
+}
+"""By the number that they have in the LGC paper."""
+WALL_CLOCK = 7  # of the GradiVeQ paper
+
+STYLE = (
+    "body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em;line-height:1.45}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:90%}"
+    "td,th{border:1px solid #bbb;padding:.25em .6em}th{background:#eee}img{max-width:100%}"
+)
+
+
+def write(
+    paths: Sequence[Path],
+    output: Path,
+    figures: Sequence[int] = (),
+    latency: bool = False,
+    remarks: Sequence[str] = (),
+    bandwidth: str = "1gbit",
+) -> Path:
+    """Write a report on runs and return the path of its Markdown.
+
+    Args:
+      paths: run folders, or folders of them.
+      output: folder for report.md, report.html and the pictures; made if need be.
+      figures: the papers' figures to draw as well, of 7 (GradiVeQ), 10, 11, 13, 14 (LGC).
+      latency: time the autoencoder now.
+      remarks: lines to put at the top.
+      bandwidth: of each node's link, for figure 7.
+
+    Raises:
+      UserError: no finished run, a run that cannot be read, a figure that these runs do not have, a full disk.
+    """
+    runs, unfinished = find(paths)
+    groups = pool(runs)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(output, error) from error
+    with values_of_the_user():
+        rate = bytes_per_second(bandwidth)
+    wall_clock = {WALL_CLOCK: (
+        f"{{score}} against time at {bandwidth}, as Figure 7 of the GradiVeQ paper",
+        partial(wallclock.draw, rate=rate, rate_name=bandwidth),
+    )}  # fmt: skip
+    pictures = PICTURES | {f"figure{number}.png": (FIGURES | wall_clock)[number] for number in figures}
+    for name, (_, draw) in pictures.items():
+        draw(groups, output / name)
+    hours = sum(run.hours for run in runs)
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    said = [f"{count}, {hours:.2f} hours of training steps in all (the sum of the runs' own step times; "
+            "evaluation and checkpoints come on top).", *remarks]  # fmt: skip
+    if unfinished:
+        said.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")
+    titles = {name: title.format(score=plots.score_name(groups)) for name, (title, _) in pictures.items()}
+    text = markdown(groups, said, titles, latency)
+    if WALL_CLOCK in figures:
+        text += f"\n### Time at {bandwidth}\n\n{wallclock.section(groups, rate)}\n"
+    write_whole(output / "report.md", text.encode())
+    write_whole(output / "report.html", as_html(text).encode())
+    return output / "report.md"
+
+
+def markdown(groups: Sequence[Group], remarks: Sequence[str], pictures: dict[str, str], latency: bool) -> str:
+    """The report. Figures are means over seeds, with the sample standard deviation."""
+    blocks = ["# Report", *remarks]
+    for workload, mine in plots.by(groups, lambda group: group.workload).items():
+        blocks += [f"## {workload}", setting(mine), *tables(mine, groups)]
+        blocks += [*speed_up(mine), *(autoencoder_latency(mine) if latency else [])]
+    blocks += ["## Pictures", *(f"### {title}\n\n![{title}]({name})" for name, title in pictures.items())]
+    blocks.append(paper_section({group.workload for group in groups}))
+    return "\n\n".join(blocks) + "\n"
+
+
+def setting(groups: Sequence[Group]) -> str:
+    """What the runs of a workload have in common, and which versions they ran on."""
+    common = [", ".join(dict.fromkeys(str(group.settings.get(name)) for group in groups))
+              for name in ("nodes", "steps", "batch_size")]  # fmt: skip
+    versions = groups[0].runs[0].summary.get("versions", {})
+    layouts = ", ".join(dict.fromkeys(str(group.runs[0].summary["layout"]) for group in groups))
+    return (f"Nodes: {common[0]} ({layouts}). Steps: {common[1]}. Batch of all nodes: {common[2]}. "
+            f"Python {versions.get('python')}, jax {versions.get('jax')}.")  # fmt: skip
+
+
+def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
+    """The tables of a workload, with what they need to be read."""
+    emulated = any(not group.runs[0].summary["phases"][-1]["wire"]["physical"] for group in mine)
+    blocks = [
+        f"### {mine[0].score.title.capitalize()}",
+        score_table(mine, groups),
+        "Mean ± sample standard deviation over seeds. Against the baseline: the mean over pairs of runs with equal "
+        "seed, which differ in nothing but the method (and in the learning rate where the settings say so); (means) "
+        "where no seed is common, and empty where there is no such baseline. The first cosine compares what was "
+        "decoded with the mean over nodes of what they held, at the positions that were sent (of all values where a "
+        "method sends a code of all): 1 by nature for exact values at shared positions, so it tells codes of the same "
+        "positions apart and not methods. The second compares the aggregate with the mean gradient of that step "
+        "alone, of which error feedback sends the rest later.",
+        "### Settings",
+        settings_table(mine, groups),
+        "In the names stand settings enough to tell runs of one method apart, here all in which they differ.",
+        "### Bytes",
+        bytes_table(mine, groups),
+        "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "
+        "every value, position and scale counted. Where a method has no leader its column shows a worker. The whole "
+        "run has the uncompressed and the top-k phases in it. Positions: of a node that sends some.",
+    ]
+    if emulated:
+        blocks.append("Physical bytes are empty where all nodes are emulated on one device: nothing was sent between "
+                      "devices. The column beside it is what a device would send with a node on each.")  # fmt: skip
+    ages = age_table(mine)
+    if ages:
+        blocks += ["### Age of residuals", ages, EXPLANATION]
+    blocks += ["### Time", time_table(mine, groups),
+               "Medians within a run, means over seeds. The paper's: another model, data set and machine."]  # fmt: skip
+    return blocks
+
+
+def speed_up(groups: Sequence[Group]) -> list[str]:
+    """End-to-end speed-up, from the times of the runs."""
+    speed = speed_up_table(groups)
+    if not speed:
+        return ["### End-to-end speed-up", "No method here stands beside a baseline."]
+    return ["### End-to-end speed-up", speed,
+            "The baseline's median step over the method's in its last phase. There is no network here: what "
+            "compression saves on a link is not in it, only what it costs to compute. Runs trained at other times "
+            "or beside other work differ by more than methods do: `bench step` times them in turn."]  # fmt: skip
+
+
+def autoencoder_latency(groups: Sequence[Group]) -> list[str]:
+    """Encoder and decoder, timed now."""
+    coded = latency_table(groups)
+    blocks = ["### Latency of the autoencoder", coded or "No method here has one."]
+    if coded:
+        blocks.append("One node's vector, timed on the machine that wrote this report. The paper's: Section VI-B.")
+    return blocks
+
+
+def paper_section(workloads: set[str]) -> str:
+    """All of the papers' rows, each workload labelled as ours or another."""
+    blocks = ["## The papers' own figures"]
+    for which, (source, notes) in paper.PAPERS.items():
+        blocks.append(source)
+        for name, title in paper.WORKLOADS.items():
+            number = next((r.table for r in paper.REPORTED if (r.workload, r.paper) == (name, which)), None)
+            if number is None:
+                continue
+            other = "" if name in workloads else " (another workload than the runs above: not to be compared)"
+            blocks += [f"### {which}, Table {number}: {title}{other}", paper_table(name, which)]
+        blocks.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(blocks)
+
+
+def as_html(text: str) -> str:
+    """A page of its own. What comes from settings stays text."""
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    title = html.escape(text.partition("\n")[0].lstrip("# "))
+    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+            f"<style>{STYLE}</style></head>\n<body>\n{body}</body></html>\n")  # fmt: skip

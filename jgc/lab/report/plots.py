@@ -1,0 +1,229 @@
+"""The pictures of a report: means over seeds with a band from the lowest to the highest, in colours for all eyes."""
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+from jgc.lab.report.runs import Group
+from jgc.training.errors import UserError
+from jgc.training.rundir import write_figure
+from jgc.training.table import size
+
+# Okabe and Ito 2008, without their yellow, which is hard to see on white
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
+MARKERS = "osD^vPX<>"  # two more than colours, so that both together tell 63 methods apart
+BAND = "lines: mean over seeds; bands: lowest to highest seed"
+LEGEND_WIDTH = 34  # letters of a name in a line; more would leave the curves no room
+Points = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, mean, lowest, highest
+
+
+def scores(groups: Sequence[Group], path: Path) -> None:
+    """The score over steps, a panel for each workload."""
+    figure, panels, shared = _panels(by(groups, lambda group: group.workload), f"{score_name(groups)} over training")
+    for axes, mine in panels:
+        for group in mine:
+            data = points(group, group.score.name, group.score.scale)
+            _line(axes, data, *look(shared, group.label), group.label)
+        axes.set_ylabel(mine[0].score.heading)
+    _save(figure, panels, path)
+
+
+def loss(groups: Sequence[Group], path: Path) -> None:
+    """Training loss over steps, a panel for each workload."""
+    figure, panels, shared = _panels(by(groups, lambda group: group.workload), "Training loss")
+    for axes, mine in panels:
+        for group in mine:
+            _line(axes, smooth(points(group, "loss")), *look(shared, group.label), group.label)
+        _loss_axis(axes)
+    _save(figure, panels, path)
+
+
+def strategies(groups: Sequence[Group], path: Path) -> None:
+    """The paper's Figure 13: training loss by sparsification strategy, a panel for each model.
+
+    Raises:
+      UserError: the runs do not differ in their strategy.
+    """
+    chosen = [group for group in groups if group.settings.get("compressor.strategy") is not None]
+    if len({group.settings["compressor.strategy"] for group in chosen}) < 2:
+        raise UserError("figure 13 compares runs that differ in compressor.strategy (fixed, exponential, warmup): "
+                        "these do not")  # fmt: skip
+    parts = by(chosen, lambda group: f"{group.settings['model.name']}, {group.settings['data.name']}")
+    several = len({group.method for group in chosen}) > 1
+    names = {id(g): str(g.settings["compressor.strategy"]) + (f", {g.label}" if several else "") for g in chosen}
+    figure, panels, _ = _panels(parts, "Training loss by sparsification strategy")
+    shared = list(dict.fromkeys(names.values()))
+    for axes, mine in panels:
+        for group in mine:
+            _line(axes, smooth(points(group, "loss")), *look(shared, names[id(group)]), names[id(group)])
+        _loss_axis(axes)
+    _save(figure, panels, path)
+
+
+def autoencoder(groups: Sequence[Group], path: Path) -> None:
+    """The paper's Figure 14: the autoencoder's losses over the steps in which it is trained.
+
+    Raises:
+      UserError: no run has them.
+    """
+    keys = {"autoencoder_reconstruction": "reconstruction loss, equations (6) and (11)",
+            "autoencoder_similarity": "similarity loss, equation (5)"}  # fmt: skip
+    chosen = [group for group in groups if any(len(points(group, key)[0]) for key in keys)]
+    if not chosen:
+        raise UserError(f"figure 14 needs runs whose metrics have {' or '.join(keys)}: none of these has")
+    models = len({group.settings["model.name"] for group in chosen}) > 1
+    names = [_autoencoder_name(group, models) for group in chosen]
+    labels = [name if names.count(name) == 1 else f"{name}, {g.label}" for name, g in zip(names, chosen, strict=True)]
+    figure, panels, _ = _panels(dict.fromkeys(keys.values(), chosen), "Losses of the autoencoder in training")
+    for (axes, mine), (key, text) in zip(panels, keys.items(), strict=True):
+        for group, label in zip(mine, labels, strict=True):
+            _line(axes, points(group, key), *look(labels, label), label)
+        axes.set_ylabel(f"{text.partition(',')[0]}, mean over terms")
+        if axes.lines and all(np.all(np.asarray(line.get_ydata()) > 0) for line in axes.lines):
+            axes.set_yscale("log")
+    _save(figure, panels, path)
+
+
+def _autoencoder_name(group: Group, models: bool) -> str:
+    settings = group.settings
+    weight = settings.get("compressor.lambda_similarity")
+    said = [group.method, *([] if weight is None else [f"lambda_similarity {weight:g}"]), f"{settings['nodes']} nodes"]
+    return ", ".join([*said, *([str(settings["model.name"])] if models else [])])
+
+
+def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
+    """What all nodes sent up in the whole run against the score at its end: a point for each seed."""
+    title = f"{score_name(groups)} for the bytes sent"
+    figure, panels, shared = _panels(by(groups, lambda group: group.workload), title)
+    for axes, mine in panels:
+        for group in mine:
+            sent = [run.summary["total_bytes"] for run in group.runs]
+            colour, _, marker = look(shared, group.label)
+            if min(sent) > 0:
+                results = [run.result for run in group.runs]
+                axes.plot(sent, results, linestyle="", marker=marker, color=colour, markersize=4)
+                axes.plot(np.mean(sent), np.mean(results), linestyle="", marker=marker, color=colour, markersize=12,
+                          markerfacecolor="none", markeredgewidth=1.6, label=group.label)  # fmt: skip
+            else:
+                axes.plot([], [], linestyle="", label=f"{group.label}: sends nothing, not shown")
+        axes.set_xscale("log")
+        _room(axes)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+        axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        axes.set_ylabel(mine[0].score.heading)
+    _save(figure, panels, path, "bytes that all nodes sent up in the whole run",
+          "large: mean over seeds; small: each seed")  # fmt: skip
+
+
+def _room(axes: Axes) -> None:
+    """At least one power of ten on the axis, so that ticks have names."""
+    low, high = axes.get_xlim()
+    axes.set_xlim(10 ** np.floor(np.log10(low) + 1e-9), 10 ** np.ceil(np.log10(high) - 1e-9))
+
+
+def by(groups: Iterable[Group], key: Callable[[Group], str]) -> dict[str, list[Group]]:
+    """Groups by what a panel stands for."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(key(group), []).append(group)
+    return found
+
+
+def points(group: Group, name: str, scale: float = 1.0) -> Points:
+    """Mean, lowest and highest over seeds at the steps that all of them have."""
+    series = [{line["step"]: scale * line[name] for line in run.lines if line.get(name) is not None}
+              for run in group.runs]  # fmt: skip
+    steps = sorted(set.intersection(*(set(one) for one in series)))
+    values = np.array([[one[step] for step in steps] for one in series], float).reshape(len(series), len(steps))
+    return np.array(steps), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+
+
+def smooth(data: Points) -> Points:
+    """A moving mean over a fiftieth of the steps, each step's own neighbours only."""
+    width = max(1, len(data[0]) // 50)
+    if not len(data[0]):
+        return data
+    count = np.convolve(np.ones(len(data[0])), np.ones(width), "same")
+    steps, *rest = data
+    mean, low, high = (np.convolve(values, np.ones(width), "same") / count for values in rest)
+    return steps, mean, low, high
+
+
+def score_name(groups: Sequence[Group]) -> str:
+    """What all groups are judged by, to begin a title with."""
+    titles = {group.score.title for group in groups}
+    return titles.pop().capitalize() if len(titles) == 1 else "Score"
+
+
+def look(labels: Sequence[str], label: str) -> tuple[str, Any, str]:
+    """Colour, line style and marker: no two of the first 28 labels share both colour and style.
+
+    Example:
+      >>> names = [str(i) for i in range(28)]
+      >>> len({str(look(names, name)[:2]) for name in names})
+      28
+    """
+    at, again = labels.index(label), labels.index(label) // len(COLOURS)
+    return COLOURS[at % len(COLOURS)], STYLES[(at + 2 * again) % len(STYLES)], MARKERS[at % len(MARKERS)]
+
+
+def _line(axes: Axes, data: Points, colour: str, style: Any, marker: str, label: str) -> None:
+    steps, mean, low, high = data
+    if len(steps):
+        marker = marker if len(steps) <= 40 else ""  # more of them would hide the line
+        axes.plot(steps, mean, color=colour, linestyle=style, label=label, linewidth=1.6, marker=marker, markersize=3.5)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _loss_axis(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=15))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    axes.set_ylabel("training loss, mean over nodes (moving mean)")
+
+
+def _panels(
+    parts: dict[str, list[Group]], title: str
+) -> tuple[Figure, list[tuple[Axes, list[Group]]], list[str]]:
+    figure = Figure(figsize=(3.2 + 5.2 * len(parts), 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    if len(parts) > 1:
+        figure.suptitle(title)
+    found = figure.subplots(1, len(parts), squeeze=False)[0]
+    for axes, name in zip(found, parts, strict=True):
+        axes.set_title(name if len(parts) > 1 else f"{title}: {name}", fontsize=11)
+        axes.grid(alpha=0.3)
+    shared = list(dict.fromkeys(group.label for groups in parts.values() for group in groups))
+    return figure, list(zip(found, parts.values(), strict=True)), shared
+
+
+def _save(
+    figure: Figure, panels: Sequence[tuple[Axes, list[Group]]], path: Path, across: str = "step", note: str = BAND
+) -> None:
+    handles: dict[str, Any] = {}
+    if all(len(group.runs) == 1 for _, groups in panels for group in groups):
+        note = "one seed each"
+    for axes, _ in panels:
+        axes.set_xlabel(across)
+        if across == "step":
+            axes.set_xlim(left=0)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels = [textwrap.fill(label, LEGEND_WIDTH, subsequent_indent="  ", break_on_hyphens=False) for label in handles]
+    figure.legend(handles.values(), labels, loc="outside right upper", fontsize=9,
+                  title=note.replace("; ", "\n"), title_fontsize=8, handlelength=3.5)  # fmt: skip
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a picture whole or not at all."""
+    write_figure(path, figure, dpi=120)

@@ -1,0 +1,223 @@
+"""Run folders, read and pooled: runs that differ only in their seed are one row of a report."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jgc.compress import Dense, Silent, TopK, method_of
+from jgc.training.config import FREE, RecordConfig, completed
+from jgc.training.data import Score, final, further_of, score_of
+from jgc.training.errors import UserError
+from jgc.training.metrics import Line, read
+from jgc.training.rundir import CONFIG, METRICS, SUMMARY
+
+CONFIGS: dict[str, type] = {"baseline": Dense, "sparse_gd": TopK, "control": Silent}
+"""Methods that are known by the name of their config, too."""
+NAMES = {method_of(settings()).name: name for name, settings in CONFIGS.items()}
+"""That name by their own."""
+
+# What does not make another experiment. Steps and nodes do, though --resume may change them.
+IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"record.{f.name}" for f in dataclasses.fields(RecordConfig))}
+ABSENT = "absent"  # what stands for a setting that a run does not have
+
+
+class Run(NamedTuple):
+    """A finished run: the settings, the summary and the metrics that its folder holds."""
+
+    folder: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    lines: list[Line]
+
+    @property
+    def score(self) -> Score:
+        """What it was judged by."""
+        return score_of(self.summary)
+
+    @property
+    def result(self) -> float:
+        """What it came to, as people read the score."""
+        return final(self.summary)
+
+    @property
+    def hours(self) -> float:
+        """Time of its steps; evaluations, checkpoints and most compiling are not in it."""
+        return sum(line.get("seconds") or 0.0 for line in self.lines) / 3600
+
+
+class Group(NamedTuple):
+    """Runs that differ only in seed, in the order of their seeds."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].summary["method"]
+
+    @property
+    def workload(self) -> str:
+        return self.runs[0].summary["workload"]
+
+    @property
+    def score(self) -> Score:
+        return self.runs[0].score
+
+    @property
+    def further(self) -> tuple[Score, ...]:
+        """What its runs were evaluated by beside the score."""
+        return further_of(self.runs[0].summary)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(run.summary["seed"] for run in self.runs)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return flat(self.runs[0].config)
+
+
+class Spread(NamedTuple):
+    """Mean over seeds, and the sample standard deviation where there are two or more."""
+
+    mean: float
+    std: float | None
+
+
+def find(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
+    """The finished runs in run folders or folders of them, and what was left out as not finished.
+
+    Raises:
+      UserError: a path is no folder, holds no run, or is itself a run that has not finished.
+    """
+    runs: dict[Path, Run] = {}
+    unfinished: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path} is not a folder")
+        if (path / CONFIG).exists() and not (path / SUMMARY).exists():
+            raise UserError(f"{path} has no {SUMMARY}: the run has not finished; train.py --resume goes on with it")
+        folders = [path] if (path / SUMMARY).exists() else sorted(p.parent for p in path.glob(f"*/{CONFIG}"))
+        if not folders:
+            raise UserError(f"{path} holds no run: neither {SUMMARY} nor folders with one")
+        for folder in folders:
+            if not (folder / SUMMARY).exists():
+                unfinished.append(folder)
+            elif folder.resolve() not in runs:
+                runs[folder.resolve()] = read_run(folder)
+    if not runs:
+        raise UserError(f"no run has finished in {', '.join(map(str, paths))}: none has a {SUMMARY}")
+    return list(runs.values()), unfinished
+
+
+def read_run(folder: Path) -> Run:
+    """A finished run.
+
+    Raises:
+      UserError: a file of it cannot be read.
+    """
+    try:
+        config, summary = (json.loads((folder / name).read_text()) for name in (CONFIG, SUMMARY))
+        score_of(summary), further_of(summary)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the run in {folder}: {error}") from error
+    return Run(folder, completed(config), summary, read(folder / METRICS))
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name.
+
+    Example:
+      >>> flat({"a": 1, "data": {"name": "digits"}})
+      {'a': 1, 'data.name': 'digits'}
+    """
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        out |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return out
+
+
+def pool(runs: Sequence[Run]) -> list[Group]:
+    """Groups of runs with equal settings but for the seed; the baseline first, then as they come.
+
+    Raises:
+      UserError: two folders hold the same experiment with the same seed, which would count it twice.
+    """
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        settings = {name: value for name, value in flat(run.config).items() if name not in IGNORED}
+        seeds = found.setdefault(json.dumps(settings, sort_keys=True), {})
+        seed = run.summary["seed"]
+        if seed in seeds:
+            raise UserError(f"{seeds[seed].folder} and {run.folder} have the same settings and seed: give one of them")
+        seeds[seed] = run
+    groups = [Group("", tuple(seeds[seed] for seed in sorted(seeds))) for seeds in found.values()]
+    groups.sort(key=lambda group: group.method != "dense")
+    return [group._replace(label=_label(group, groups)) for group in groups]
+
+
+def _label(group: Group, groups: Sequence[Group]) -> str:
+    """The method's name, and settings enough to tell the group from others of this method and workload."""
+    name, mine = NAMES.get(group.method, group.method), group.settings
+    said = ", ".join(f"{key.removeprefix('compressor.')}={mine.get(key, ABSENT)}" for key in _telling(group, groups))
+    return f"{name} ({said})" if said else name
+
+
+def varying(group: Group, groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Settings in which groups of this method and workload differ, and what each of these groups has."""
+    alike = [g.settings for g in groups if (g.method, g.workload) == (group.method, group.workload)]
+    known = dict.fromkeys(key for settings in alike for key in settings if key not in IGNORED)
+    had = {key: [str(settings.get(key, ABSENT)) for settings in alike] for key in known}
+    return {key: values for key, values in had.items() if len(set(values)) > 1}
+
+
+def _telling(group: Group, groups: Sequence[Group]) -> list[str]:
+    """Some of the varying settings, by which no two groups are the same: one after the other what parts the most."""
+    had = varying(group, groups)
+
+    def kinds(keys: Iterable[str]) -> int:
+        return len(set(zip(*(had[key] for key in keys), strict=True)))
+
+    chosen: list[str] = []
+    while kinds(chosen) < kinds(had):
+        chosen.append(max(had, key=lambda key: kinds([*chosen, key])))
+    return [key for key in had if key in chosen]
+
+
+def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
+    """The uncompressed runs that differ from a group's in nothing but the method; None if there are none.
+
+    Where there are none, those that differ in the learning rate, too: a method may need its own.
+    """
+
+    def outside(g: Group, *skip: str) -> dict[str, Any]:
+        skip = (*IGNORED, "method", *skip)
+        return {k: v for k, v in g.settings.items() if k not in skip and not k.startswith("compressor.")}
+
+    for skip in ((), ("learning_rate",)):
+        for g in groups:
+            if g.method == "dense" and outside(g, *skip) == outside(group, *skip):
+                return g
+    return None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and sample standard deviation.
+
+    Example:
+      >>> spread([1.0, 3.0])
+      Spread(mean=2.0, std=1.4142135623730951)
+    """
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def against(group: Group, baseline: Group) -> tuple[Spread, int]:
+    """Points of the score over the baseline, over pairs of runs with equal seeds, and how many pairs there are."""
+    mine, theirs = ({run.summary["seed"]: run.result for run in g.runs} for g in (group, baseline))
+    common = [seed for seed in mine if seed in theirs]
+    if common:
+        return spread([mine[seed] - theirs[seed] for seed in common]), len(common)
+    return Spread(statistics.fmean(mine.values()) - statistics.fmean(theirs.values()), None), 0

@@ -1,0 +1,239 @@
+"""The tables of a report, as Markdown."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from jgc.compress import METHODS
+from jgc.lab.report import paper
+from jgc.lab.report.runs import ABSENT, Group, Spread, against, baseline_of, spread, varying
+from jgc.training.data import Score
+from jgc.training.summary import POSITIONS
+from jgc.training.table import size, slots
+
+
+class Figures(NamedTuple):
+    """What a row shows, means over its seeds; bytes and ratios are the same for every seed.
+
+    Attributes:
+      result: of the score, as people read it.
+      against: points over the baseline; None where there is none.
+      pairs: how many runs of equal seed that is over; 0 is a difference of means.
+      leader, worker: bytes that such a node sends up in a step of the last phase.
+      ratios: of the last phase, by role; None where a node sends nothing.
+      total, dense_total: bytes that all nodes sent up in the run, and would have uncompressed.
+      physical: bytes of a device in a step of the last phase; None where one device holds all nodes.
+      physical_apart: the same if every node had a device of its own.
+      seconds: median seconds of a step by phase.
+      last_share: steps of the last phase over all steps.
+      cosine: reconstruction cosine of the last phase, None where there is none.
+      true_cosine: of the aggregate with the mean gradient of the step, the same.
+    """
+
+    result: Spread
+    against: Spread | None
+    pairs: int
+    leader: float
+    worker: float
+    ratios: dict[str, float | None]
+    total: float
+    dense_total: float
+    physical: float | None
+    physical_apart: float
+    seconds: dict[str, float]
+    last_share: float
+    cosine: Spread | None
+    true_cosine: Spread | None
+
+
+def figures(group: Group, groups: Sequence[Group]) -> Figures:
+    """A group's figures, from its summaries."""
+    summaries = [run.summary for run in group.runs]
+    first, last = summaries[0], summaries[0]["phases"][-1]
+    baseline = baseline_of(group, groups)
+    difference, pairs = (None, 0) if baseline is None or baseline is group else against(group, baseline)
+    wire = last["wire"]
+    cosines, true = ([s[name] for s in summaries if s.get(name) is not None]
+                     for name in ("reconstruction_cosine", "true_cosine"))  # fmt: skip
+    return Figures(
+        spread([run.result for run in group.runs]),
+        difference,
+        pairs,
+        _up(wire, "leader"),
+        _up(wire, "worker"),
+        first["compression_ratio"],
+        spread([s["total_bytes"] for s in summaries]).mean,
+        spread([s["dense_total_bytes"] for s in summaries]).mean,
+        _device(wire["physical"]),
+        _device(wire.get("physical_one_node_per_device", {})) or 0.0,
+        _seconds(summaries),
+        last["steps"] / first["steps"],
+        spread(cosines) if cosines else None,
+        spread(true) if true else None,
+    )
+
+
+def _up(wire: dict[str, Any], role: str) -> float:
+    roles = {name: ways.get("up", {}) for name, ways in wire["logical"].items()}
+    return sum((roles[role] if role in roles else roles.get("worker", {})).values())
+
+
+def _device(physical: dict[str, float]) -> float | None:
+    """Gradient bytes that a device sends: `other` is flags and metrics."""
+    return sum(count for name, count in physical.items() if name != "other") if physical else None
+
+
+def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean over seeds of each phase's median."""
+    found: dict[str, list[float]] = {}
+    for summary in summaries:
+        for phase in summary["phases"]:
+            if phase["seconds_per_step"] is not None:
+                found.setdefault(phase["name"], []).append(phase["seconds_per_step"])
+    return {name: spread(values).mean for name, values in found.items()}
+
+
+def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table; the first column to the left, the others to the right.
+
+    Example:
+      >>> print(table(["a", "b"], [["x|y", 1]]))
+      | a | b |
+      |:---|---:|
+      | x\\|y | 1 |
+    """
+    lines = [head, [":---", *["---:"] * (len(head) - 1)], *rows]
+    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"|{'|'.join(line)}|" if i == 1 else f"| {' | '.join(line)} |" for i, line in enumerate(cells))
+
+
+def filled_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same without columns that have nothing in any row."""
+    filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return table([head[i] for i in filled], [[row[i] for i in filled] for row in rows])
+
+
+def plus_minus(value: Spread | None, digits: int = 2, sign: str = "") -> str:
+    """Mean and spread for people.
+
+    Example:
+      >>> plus_minus(Spread(1.234, 0.5), sign="+")
+      '+1.23 ± 0.50'
+    """
+    if value is None:
+        return ""
+    return f"{value.mean:{sign}.{digits}f}" + ("" if value.std is None else f" ± {value.std:.{digits}f}")
+
+
+def ratio(value: float | None) -> str:
+    """A compression ratio for people."""
+    return "sends nothing" if value is None else f"{value:,.4g}x" if value < 1000 else f"{value:,.0f}x"
+
+
+def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """A workload's score beside the baseline's, and the paper's where it trained this workload."""
+    score = groups[0].score
+    points, point = (f", {score.point}s", f" {score.point}") if score.point else ("", "")
+    further = groups[0].further
+    head = ["method", "seeds", score.heading, *(figure.heading for figure in further),
+            f"against the baseline{points}", f"within {score.tolerance}{point}",
+            "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
+            *_if_paper(groups, f"paper: {paper.figure(groups[0].workload)}")]  # fmt: skip
+    rows = []
+    for group in groups:
+        f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
+        said = "; ".join(f"{row.accuracy} ({row.paper}, Table {row.table})" for row in theirs)
+        within = "" if f.against is None else "yes" if score.is_as_good(f.against.mean) else "no"
+        pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
+        how = "" if f.against is None else f" ({pairs})"
+        rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result),
+                     *(plus_minus(_spread_of(group, figure)) for figure in further),
+                     plus_minus(f.against, sign="+") + how, within,
+                     plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
+                     *_if_paper(groups, said)])  # fmt: skip
+    return table(head, rows)
+
+
+def _spread_of(group: Group, figure: Score) -> Spread | None:
+    """A figure beside the score, over the seeds, as people read it; None where a run has none."""
+    values = [run.summary.get(figure.name) for run in group.runs]
+    return None if None in values else spread([figure.scale * value for value in values if value is not None])
+
+
+def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """Every method's settings that are not its class's defaults, those of the run in which runs of this method differ,
+    and a learning rate that is not its baseline's."""
+    rows = []
+    for group in groups:
+        defaults = {f.name: f.default for f in dataclasses.fields(METHODS[group.method].settings)}
+        given = group.runs[0].config.get("compressor", {})
+        changed = [f"{name} {value}" for name, value in given.items() if value != defaults.get(name)]
+        changed += [f"{name} {group.settings.get(name, ABSENT)}" for name in varying(group, everything)
+                    if not name.startswith("compressor.")]  # fmt: skip
+        baseline, rate = baseline_of(group, everything), group.settings.get("learning_rate")
+        if baseline is not None and rate != baseline.settings.get("learning_rate"):
+            changed.append(f"its own learning rate, {rate} (the baseline's: {baseline.settings['learning_rate']})")
+        rows.append([group.label, ", ".join(changed) or "none"])
+    return table(["method", "settings other than its defaults"], rows)
+
+
+def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """Bytes of a step of the last phase and of the whole run."""
+    head = ["method", "leader up, a step", "worker up, a step", "leader ratio", "worker ratio",
+            "ratio in values, as EGC counts", "whole run, all nodes up", "less than uncompressed",
+            "physical, a device, a step", "one node per device: physical",
+            "positions a step: sent / entropy bound / DEFLATE",
+            "message of fixed size", *_if_paper(groups, "paper: MB a step", "paper: ratio")]  # fmt: skip
+    rows = []
+    for group in groups:
+        f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
+        rows.append([group.label, size(f.leader), size(f.worker), ratio(f.ratios["leader"]), ratio(f.ratios["worker"]),
+                     _in_values(group), size(f.total), ratio(f.dense_total / f.total if f.total else None),
+                     "" if f.physical is None else size(f.physical), size(f.physical_apart), _positions(group),
+                     slots(group.runs[0].summary),
+                     *_if_paper(groups, *paper_bytes(*theirs))])  # fmt: skip
+    return filled_table(head, rows)
+
+
+def _in_values(group: Group) -> str:
+    """Values of the gradient over values that a node sends in a step of the last phase, their mean over nodes."""
+    found = [share for run in group.runs if (share := run.summary.get("element_ratio"))]
+    return ratio(spread(found).mean) if len(found) == len(group.runs) else ""
+
+
+def _positions(group: Group) -> str:
+    """What positions cost, and would at least and as papers count them, of the first run; "" where none are sent."""
+    found = [group.runs[0].summary.get(name) for name in POSITIONS]
+    return " / ".join("-" if count is None else size(count) for count in found) if any(found) else ""
+
+
+def time_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """Seconds of a step in every phase, and the paper's Table V beside them."""
+    rows = []
+    for group in groups:
+        f, theirs = figures(group, everything), paper.SECONDS.get(group.method, {})
+        for name, seconds in f.seconds.items():
+            steps = next(p["steps"] for p in group.runs[0].summary["phases"] if p["name"] == name)
+            rows.append([group.label, name, str(steps), f"{100 * steps / group.runs[0].summary['steps']:.1f} %",
+                         f"{seconds:.3f}", f"{theirs[name]:.1f}" if name in theirs else ""])  # fmt: skip
+    head = ["method", "phase", "steps", "share of the steps", "seconds a step", "paper: seconds (Table V, ImageNet)"]
+    return table(head, rows)
+
+
+def paper_table(workload: str, which: str) -> str:
+    """A paper's own rows for one of its workloads."""
+    rows = [[row.name, f"{row.accuracy}", *paper_bytes(row), "" if row.terabytes is None else f"{row.terabytes} TB"]
+            for row in paper.REPORTED if (row.workload, row.paper) == (workload, which)]  # fmt: skip
+    head = ["method", paper.figure(workload), "MB a node sends in a step", "ratio", "whole training, all nodes"]
+    return filled_table(head, rows)
+
+
+def paper_bytes(*rows: paper.Reported) -> tuple[str, str]:
+    """The papers' megabytes and ratios of some rows, leader / worker; EGC's ratios are in values."""
+    megabytes = [" / ".join(map(str, row.megabytes)) for row in rows if row.megabytes]
+    ratios = [" / ".join(f"{value:,}x" for value in row.ratio) + " in values" * (row.paper == "EGC") for row in rows]
+    return "; ".join(megabytes), "; ".join(ratios)
+
+
+def _if_paper(groups: Sequence[Group], *cells: str) -> tuple[str, ...]:
+    return cells if groups[0].workload in paper.WORKLOADS else ()

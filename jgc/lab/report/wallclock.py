@@ -1,0 +1,137 @@
+"""Score against time on a link of a given rate, and where the time goes: Figure 7 of the GradiVeQ paper.
+
+Runs that emulate their nodes on one device send nothing, so the time of a step is put together:
+
+    computation   the baseline's median step, of one node: the devices compute side by side
+    compression   what the method's median step of that phase takes longer than an uncompressed one (of the same run
+                  where it has some), of one node
+    sending       the bytes that a node sends in a step of that phase, with a node on each device, over the link's rate
+
+Sending is an estimate: no latency, no overlap with computation, every node's link at its full rate at all times.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from jgc.lab.report import paper
+from jgc.lab.report.plots import look, save_figure
+from jgc.lab.report.runs import Group, Run
+from jgc.training.errors import UserError
+
+CYCLE = 500  # steps that the paper's breakdown is of
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step of one node."""
+
+    computation: float
+    compression: float
+    sending: float
+
+
+def step_times(run: Run, baseline: Run, rate: float) -> dict[str, StepTime]:
+    """The time of a step of each phase.
+
+    Args:
+      run: of a method.
+      baseline: uncompressed, of the same workload and nodes.
+      rate: of the link, bytes a second.
+    """
+    one, share = _median(baseline, "dense"), _nodes_in_turn(run)
+    beside = _median(run, "dense") or one
+    times = {}
+    for phase in run.summary["phases"]:
+        physical = phase["wire"]["physical_one_node_per_device"]
+        longer = max(_median(run, phase["name"]) - beside, 0.0)
+        times[phase["name"]] = StepTime(one / share, longer / share, sum(physical.values()) / rate)
+    return times
+
+
+def _median(run: Run, phase: str) -> float:
+    seconds = [line["seconds"] for line in run.lines if line["phase"] == phase and line.get("seconds") is not None]
+    return float(np.median(seconds)) if seconds else 0.0
+
+
+def _nodes_in_turn(run: Run) -> int:
+    """How many nodes one device computes for."""
+    return int(run.summary["nodes"]) if run.summary["layout"] == "emulated" else 1
+
+
+def breakdown(run: Run, times: dict[str, StepTime]) -> StepTime:
+    """Seconds of 500 steps after the uncompressed warm-up, each phase with its share of them."""
+    names = [line["phase"] for line in run.lines]
+    later = [name for name in names if name != "dense"] or names
+    whole = np.mean([times[name] for name in later], axis=0) * CYCLE
+    return StepTime(*(float(x) for x in whole))
+
+
+def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> None:
+    """The score over estimated time, and the breakdown of 500 steps.
+
+    Raises:
+      UserError: no uncompressed run among them, or several workloads.
+    """
+    baselines = [group for group in groups if group.method == "dense"]
+    if not baselines or len({group.workload for group in groups}) > 1:
+        raise UserError("figure 7 needs runs of one workload, an uncompressed one (configs/baseline.py) among them")
+    score, baseline, labels = groups[0].score, baselines[0].runs[0], [group.label for group in groups]
+    figure = Figure(figsize=(13, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"Time on a link of {rate_name} for each node: sending estimated from bytes, the rest measured")
+    left, right = figure.subplots(1, 2)
+    for group in groups:
+        colour, style, marker = look(labels, group.label)
+        for i, run in enumerate(group.runs):
+            times = step_times(run, baseline, rate)
+            at = np.cumsum([sum(times[line["phase"]]) for line in run.lines]) / 60
+            seen = [j for j, line in enumerate(run.lines) if line.get(score.name) is not None]
+            scores = [score.scale * run.lines[j][score.name] for j in seen]
+            left.plot(at[seen], scores, color=colour, linestyle=style, marker=marker, markersize=3.5, linewidth=1.3,
+                      label=group.label if i == 0 else None)  # fmt: skip
+    title = f"{score.title.capitalize()} against time, a line a seed"
+    left.set(xlabel="minutes", ylabel=score.heading, title=title)
+    left.set_xlim(left=0)
+    parts = [breakdown(group.runs[0], step_times(group.runs[0], baseline, rate)) for group in groups]
+    bottom = np.zeros(len(groups))
+    for name, colour in zip(StepTime._fields, ("#0072B2", "#E69F00", "#999999"), strict=True):
+        heights = np.array([getattr(part, name) for part in parts])
+        right.bar(range(len(groups)), heights, bottom=bottom, color=colour, label=name, width=0.6)
+        bottom += heights
+    for i, total in enumerate(bottom):
+        right.annotate(f"{total:.0f} s", (i, total), ha="center", va="bottom", fontsize=9)
+    right.set_xticks(range(len(groups)), labels, rotation=15, ha="right")
+    right.set(ylabel="seconds", title=f"{CYCLE} steps after the warm-up")
+    right.set_ylim(top=1.12 * max(bottom))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=9)
+    save_figure(figure, path)
+
+
+def section(groups: Sequence[Group], rate: float) -> str:
+    """The breakdown of 500 steps as a table, and what the paper has."""
+    baseline = next(group for group in groups if group.method == "dense")
+    first = {group.label: group.runs[0] for group in groups}
+    parts = {label: breakdown(run, step_times(run, baseline.runs[0], rate)) for label, run in first.items()}
+    reference = parts[baseline.label]
+    head = "| method | computation, s | compression, s | sending, s | aggregation against the baseline's | whole step |"
+    rows = [head, "|---|---|---|---|---|---|"]
+    for label, part in parts.items():
+        aggregation = part.compression + part.sending
+        faster = reference.sending / aggregation if aggregation else float("inf")
+        rows.append(
+            f"| {label} | {part.computation:.1f} | {part.compression:.1f} | {part.sending:.1f} | {faster:.2f}x "
+            f"| {sum(reference) / sum(part):.2f}x |"
+        )
+    said = (
+        f"Seconds of {CYCLE} steps after the warm-up, of one node; the first seed of each. Sending is an estimate: the "
+        "bytes that a node sends with a node on each device, over the rate. Compression is what the method's median "
+        "step takes longer than an uncompressed one, of the same run where it has some; runs trained at other times or "
+        "beside other work differ by more than that."
+    )
+    return "\n".join([said, "", *rows, "", paper.GRADIVEQ])

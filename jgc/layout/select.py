@@ -1,0 +1,111 @@
+"""Positions and values of the largest entries, layer by layer, in buffers of static size."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc.layout.pack import Layer, layer_ids, values_of
+from jgc.layout.top_k import Range, largest_in_ranges
+from jgc.types import Array
+from jgc.wire import elias_fano
+
+
+class Sparse(NamedTuple):
+    """Some entries of a flat vector: positions i32[k] (no position twice) and values f32[k]."""
+
+    positions: Array
+    values: Array
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise ValueError unless alpha is in (0, 1]."""
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha must be in (0, 1] (0.001 sends 0.1 % of the values), got {alpha}")
+
+
+def check_min_values(min_values: int) -> None:
+    """Raise ValueError unless min_values is at least 1."""
+    if min_values < 1:
+        raise ValueError(f"min_values must be at least 1, got {min_values}")
+
+
+def counts_per_layer(layers: tuple[Layer, ...], alpha: float, min_values: int = 1) -> tuple[int, ...]:
+    """How many values each layer sends: the share alpha of its size, at least `min_values` (all of a smaller layer).
+
+    Example:
+      >>> counts_per_layer((Layer("a", 0, 5000), Layer("b", 5000, 20)), 0.001)
+      (5, 1)
+    """
+    return tuple(min(layer.size, max(min_values, round(alpha * layer.size))) for layer in layers)
+
+
+def top_positions(v: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
+    """Positions of the entries of largest magnitude of each layer, ascending, i32[mu].
+
+    Ties go to the lower position, so that nodes with equal values select the same.
+
+    Args:
+      v: f32[n].
+      layers: ranges of v.
+      counts: entries to take from each; mu is their sum.
+    """
+    ranges = [Range(layer.start, layer.size, count) for layer, count in zip(layers, counts, strict=True)]
+    return largest_in_ranges(v, ranges)
+
+
+def layer_means(x: Array, counts: tuple[int, ...]) -> Array:
+    """Mean of each layer's selected values x f32[mu], f32[layers]."""
+    sums = jax.ops.segment_sum(x, layer_ids(counts), len(counts), indices_are_sorted=True)
+    return sums / np.array(counts, np.float32)
+
+
+def layer_starts(layers: tuple[Layer, ...], counts: tuple[int, ...]) -> np.ndarray:
+    """The start of the layer that each selected value belongs to, i32[mu]."""
+    return np.repeat(np.array([layer.start for layer in layers], np.int32), counts)
+
+
+def pack_positions(positions: Array, layers: tuple[Layer, ...]) -> Array:
+    """Ascending positions i32[mu] in Elias-Fano code, for sending: u32[words], about 12 bits a position at 0.1 %."""
+    return elias_fano.encode(positions, values_of(layers))
+
+
+def unpack_positions(packed: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
+    """The inverse of `pack_positions`, i32[mu]."""
+    return elias_fano.decode(packed, values_of(layers), sum(counts))
+
+
+def scatter(sparse: Sparse, n: int) -> Array:
+    """The entries in a vector of zeros, f32[n]. Positions that occur several times (over nodes) add up."""
+    return _added(jnp.zeros((n,), sparse.values.dtype), sparse)
+
+
+def _added(x: Array, sparse: Sparse) -> Array:
+    if jax.default_backend() == "gpu" and sparse.positions.ndim > 1:
+        return _added_in_turn(x, sparse)
+    return x.at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1))
+
+
+def _added_in_turn(x: Array, sparse: Sparse) -> Array:
+    """One node after another, so that sums are the same on all devices: a GPU adds at equal positions in any order."""
+    each = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), sparse)
+    return lax.scan(lambda x, one: (x.at[one.positions].add(one.values), None), x, each)[0]
+
+
+def scatter_layers(sparse: Sparse, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
+    """The same for entries [..., mu] of which so many belong to each layer: f32[n].
+
+    On CPU layer by layer: what then cuts the vector into the layers' tensors has nothing to copy. Elsewhere at once.
+    """
+    if jax.default_backend() != "cpu" or len(layers) < 2:
+        return scatter(sparse, values_of(layers))
+    ends = np.cumsum(counts)[:-1].tolist()
+    positions, values = (jnp.split(x, ends, axis=-1) for x in sparse)
+
+    def alone(layer, at, x):
+        zero = jnp.minimum(jnp.sum(at.reshape(-1)[:1]), 0)  # XLA makes what is known to be equal once, and copies it
+        return _added(jnp.full((layer.size,), zero, x.dtype), Sparse(at - layer.start, x))
+
+    return jnp.concatenate([alone(*one) for one in zip(layers, positions, values, strict=True)])

@@ -1,0 +1,69 @@
+"""How long values have waited to be sent: a layer that is never sent makes a fine compression ratio.
+
+A memory that counts keeps one more integer a value on each node, the steps since the value was last sent.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jgc import comm
+from jgc.layout.pack import Packing
+from jgc.layout.select import Sparse
+from jgc.memory import Memory
+from jgc.types import Array, Nodes, PyTree
+
+
+class Aged(NamedTuple):
+    """Local state of a memory that counts: what it keeps, and for how many steps each value has not been sent."""
+
+    memory: PyTree
+    age: Array  # i32[n]
+
+
+def with_ages(memory: Memory) -> Memory:
+    """The same memory, which counts. Where there is nothing to send nothing waits; a skipped step does not count."""
+
+    def absorb(local, g, complete):
+        return local._replace(memory=memory.absorb(local.memory, g, complete))
+
+    def offer(local, g, complete):
+        v, inner = memory.offer(local.memory, g, complete)
+        return v, Aged(inner, jnp.where(v != 0, local.age + 1, 0))
+
+    def keep(local, v, sent, complete):
+        if isinstance(sent, Sparse):
+            slots = jnp.where(sent.values != 0, sent.positions, v.size)  # one that is not used carries 0
+            age = local.age.at[slots].set(0)
+        else:
+            age = jnp.where(sent != 0, 0, local.age)
+        return Aged(memory.keep(local.memory, v, sent, complete), age)
+
+    return memory._replace(
+        init=lambda n: Aged(memory.init(n), jnp.zeros((n,), jnp.int32)),
+        absorb=absorb,
+        offer=offer,
+        keep=keep,
+        residual=lambda local: memory.residual(local.memory),
+    )
+
+
+def ages(local: PyTree, packing: Packing, nodes: Nodes) -> dict[str, Array]:
+    """The steps for which the residuals of each layer have waited, over all nodes; nothing where none count.
+
+    Args:
+      local: this node's state, of any memory.
+      packing: of what it is for.
+      nodes: the layout.
+
+    Returns:
+      "oldest/LAYER", f32[], the longest of all values of that layer, and "mean_age/LAYER", f32[], their mean.
+    """
+    if not isinstance(local, Aged) or not packing.layers:
+        return {}
+    own = [local.age[layer.start : layer.start + layer.size] for layer in packing.layers]
+    oldest = comm.largest(jnp.stack([jnp.max(age) for age in own]), nodes, "diagnose")
+    mean = comm.mean(jnp.stack([jnp.mean(age, dtype=jnp.float32) for age in own]), nodes, "diagnose")
+    return {f"oldest/{layer.name}": oldest[i].astype(jnp.float32) for i, layer in enumerate(packing.layers)} | {
+        f"mean_age/{layer.name}": mean[i] for i, layer in enumerate(packing.layers)
+    }

@@ -1,0 +1,111 @@
+"""Crops of encoded images: which part of an image a training step sees, and from a file's bytes to its pixels.
+
+As `data.augment` has it for images in memory, the random draw is apart from its use and covers the global batch. A
+part is given in fractions of a pixel, so that its area and aspect are exactly those drawn, and Pillow cuts it out and
+resizes it in one go, averaging over all that a new pixel covers. A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size
+where the crop needs no more: a quarter of the time and less.
+
+References:
+    Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, Section 6: the crops.
+"""
+
+import io
+from collections.abc import Callable
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+AREA = (0.08, 1.0)  # of the image
+ASPECT = (3 / 4, 4 / 3)  # width over height
+TRIES = 10
+CENTRAL = 224 / 256  # an evaluated crop's side in those of the resized image
+
+# what Pillow raises for a file that is no image, or half of one
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
+BoxOf = Callable[[int, int], "Box"]  # of an image's width and height
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels of it, not whole ones."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+class Crops(NamedTuple):
+    """One random crop per image: numbers f64[b, TRIES, 4] from 0 to 1, flip bool[b]."""
+
+    numbers: npt.NDArray[np.float64]
+    flip: npt.NDArray[np.bool_]
+
+
+def draw_crops(rng: np.random.Generator, count: int) -> Crops:
+    """Draw for `count` images, whatever sizes they have; a mirrored image with probability 1/2."""
+    return Crops(rng.random((count, TRIES, 4)), rng.random(count) < 0.5)
+
+
+def inception_box(numbers: npt.NDArray[np.float64], width: int, height: int) -> Box:
+    """The crop that f64[TRIES, 4] numbers from 0 to 1 stand for in an image.
+
+    Each try is an area, drawn uniformly, an aspect, uniformly in its logarithm, and a place. The first that fits is
+    taken. Where none does, which needs an image three times as long as wide, it is the central part, as much of it as
+    the aspects allow.
+
+    Example:
+        >>> [round(edge, 3) for edge in inception_box(np.array([[0.0, 0.5, 0.0, 1.0]]), 100, 100)]
+        [0.0, 71.716, 28.284, 100.0]
+    """
+    area, aspect, x, y = numbers.T
+    area = (AREA[0] + (AREA[1] - AREA[0]) * area) * (width * height)
+    aspect = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** aspect
+    w, h = np.sqrt(area * aspect), np.sqrt(area / aspect)
+    fits = (w <= width) & (h <= height)
+    if not fits.any():
+        return _placed(min(width, height * ASPECT[1]), min(height, width / ASPECT[0]), 0.5, 0.5, width, height)
+    i = int(fits.argmax())
+    return _placed(float(w[i]), float(h[i]), float(x[i]), float(y[i]), width, height)
+
+
+def central_box(width: int, height: int) -> Box:
+    """What an image is evaluated on: of one resized until its shorter side has 256 pixels, the central 224x224.
+
+    Example:
+        >>> central_box(512, 256)
+        Box(left=144.0, top=16.0, right=368.0, bottom=240.0)
+    """
+    side = CENTRAL * min(width, height)
+    return _placed(side, side, 0.5, 0.5, width, height)
+
+
+def _placed(w: float, h: float, x: float, y: float, width: int, height: int) -> Box:
+    """A box of w times h at (x, y), from 0 to 1, of where it can be."""
+    left, top = x * (width - w), y * (height - h)
+    return Box(left, top, min(left + w, width), min(top + h, height))
+
+
+def cut(content: bytes, size: int, box_of: BoxOf) -> npt.NDArray[np.uint8]:
+    """Part of an image as `size` times `size` pixels: uint8[size, size, 3], also of a grayscale or CMYK image.
+
+    Args:
+        content: of the image's file, in any format that Pillow reads.
+        size: pixels on each side.
+        box_of: which part.
+
+    Raises:
+        One of BROKEN: it is no image, or not a whole one.
+    """
+    with Image.open(io.BytesIO(content)) as image:
+        width, height = image.size
+        box = box_of(width, height)
+        shrink = max(1.0, min(box.right - box.left, box.bottom - box.top) / size)
+        drafted = image.draft("RGB", (ceil(width / shrink), ceil(height / shrink)))
+        scale = drafted[1][2] / width if drafted else 1.0  # a power of two; the pixels are rounded up
+        colours = image if image.mode == "RGB" else image.convert("RGB")
+        scaled = (box.left * scale, box.top * scale, box.right * scale, box.bottom * scale)
+        return np.asarray(colours.resize((size, size), Image.Resampling.BILINEAR, box=scaled))

@@ -1,0 +1,157 @@
+"""A data set of images in memory, where data sets lie, and the errors for one that is not there or is damaged."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Images = npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [n, h, w, c]
+Labels = npt.NDArray[np.int32]  # [n]
+
+
+class MissingDataError(FileNotFoundError):
+    """A data set is not on this machine, or not all of it. One line: what, where it was looked for, how to fetch it."""
+
+
+class DamagedDataError(MissingDataError):
+    """A file of a data set is there and is not what it has to be. One line: which, and what would be right."""
+
+
+@contextmanager
+def named(name: str, fetch: str) -> Iterator[None]:
+    """What goes wrong inside is told of the data set `name`, and how to fetch it only where something is not there."""
+    try:
+        yield
+    except DamagedDataError as error:
+        raise DamagedDataError(f"{name}: {error}") from error
+    except MissingDataError as error:
+        raise MissingDataError(f"{name} is missing: {error}; to fetch it once: {fetch}") from error
+    except OSError as error:
+        raise DamagedDataError(f"{name}: cannot read {error.filename or 'its files'} ({reason(error)})") from error
+
+
+def unreadable(path: Path, error: Exception) -> MissingDataError:
+    """The error for a file or folder that cannot be read: missing, or there and damaged."""
+    kind = MissingDataError if isinstance(error, FileNotFoundError) else DamagedDataError
+    return kind(f"cannot read {path} ({reason(error)})")
+
+
+def reason(error: Exception) -> str:
+    """What the system or a library says of a file, in one line.
+
+    Pillow's text ends with the address in memory of the buffer that it was given; that is left out.
+    """
+    text = getattr(error, "strerror", None) or str(error).partition(" <_io")[0]
+    return " ".join(text.split()) or type(error).__name__
+
+
+def data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder of prepared data sets as an absolute path; for None TFDS's own, read now and not at import."""
+    default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return Path(default if data_dir is None else data_dir).expanduser().resolve()
+
+
+class Augment(NamedTuple):
+    """Random changes to training images; the default is none.
+
+    Attributes:
+        pad: pixels of zeros (before normalisation) on each side, out of which an image's own size is cropped.
+        flip: mirror left to right with probability 1/2.
+    """
+
+    pad: int = 0
+    flip: bool = False
+
+
+class Dataset(NamedTuple):
+    """Images and labels as numpy arrays, as stored: the loader normalises.
+
+    Attributes:
+        name: for the log.
+        train_images: uint8 or f32[n, h, w, c].
+        train_labels: int32[n], from 0 to num_classes - 1.
+        test_images: as train_images.
+        test_labels: as train_labels.
+        num_classes: how many labels there are.
+        mean: f32[c], in the units of the stored images (0 to 255 for uint8).
+        std: f32[c], likewise; a model sees (image - mean) / std.
+        augment: for training images only.
+    """
+
+    name: str
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
+    num_classes: int
+    mean: npt.NDArray[np.float32]
+    std: npt.NDArray[np.float32]
+    augment: Augment = Augment()
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(h, w, c) of one image."""
+        h, w, c = self.train_images.shape[1:]
+        return h, w, c
+
+
+def hold_out(dataset: Dataset, share: float) -> tuple[Dataset, Dataset]:
+    """Training images kept from training, to judge a run by without a look at the test images.
+
+    Args:
+        dataset: where from.
+        share: of the training images, in [0, 1); drawn at random, always the same ones.
+
+    Returns:
+        The data set without them, and one whose test images they are.
+
+    Raises:
+        ValueError: for a share outside [0, 1), or one that is less than one image or all of them.
+
+    Example:
+        >>> from jgc.training.data import load_digits
+        >>> [len(d.test_labels) for d in hold_out(load_digits(), 0.1)]
+        [360, 144]
+    """
+    kept, held = held_out(len(dataset.train_labels), share, dataset.name)
+    images, labels = dataset.train_images, dataset.train_labels
+    return (
+        dataset._replace(train_images=images[kept], train_labels=labels[kept]),
+        dataset._replace(test_images=images[held], test_labels=labels[held]),
+    )
+
+
+def held_out(total: int, share: float, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Which of `total` training images are kept to train on and which are held out, in order; the same ones each time.
+
+    Raises:
+        ValueError: as of `hold_out`.
+    """
+    count = round(share * total)
+    if not (0 <= share < 1 and 0 < count < total):
+        raise ValueError(
+            f"a validation set must have at least one of the {total} training images of {name} and leave one "
+            f"to train on, got the share {share}"
+        )
+    order = np.random.default_rng(0).permutation(total)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def channel_statistics(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Mean and standard deviation of each channel: uint8[n, h, w, c] to f32[c] twice, in the units of the images.
+
+    Example:
+        >>> [x.tolist() for x in channel_statistics(np.array([1, 3], np.uint8).reshape(2, 1, 1, 1))]
+        [[2.0], [1.0]]
+    """
+    sums = np.zeros((2, images.shape[-1]))
+    at_once = max(1, 2**21 // images[0].size)  # numpy's own would first make numbers of 64 bits of all
+    for start in range(0, len(images), at_once):
+        x = images[start : start + at_once].reshape(-1, images.shape[-1]).astype(np.float64)
+        sums += x.sum(axis=0), np.square(x).sum(axis=0)
+    mean, square = sums / (images.size / images.shape[-1])
+    return mean.astype(np.float32), np.sqrt(square - mean**2).astype(np.float32)

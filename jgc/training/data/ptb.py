@@ -1,0 +1,95 @@
+"""Penn Treebank as Mikolov prepared it: 929,589 words of newspaper text to train on, 10,000 different ones.
+
+Three files of sentences, one a line, lower case, numbers as N and rare words as <unk>. Nothing is downloaded here, and
+no text of it is part of this package: its licence is the Linguistic Data Consortium's.
+
+References:
+    Marcus, Santorini and Marcinkiewicz, "Building a Large Annotated Corpus of English: The Penn Treebank", 1993.
+    Mikolov et al., "Recurrent neural network based language model", Interspeech 2010: this form of it.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from jgc.training.data.dataset import MissingDataError, data_folder
+from jgc.training.data.text import Text, Words
+
+FOLDER = "ptb"
+FILES = {split: f"ptb.{split}.txt" for split in ("train", "valid", "test")}
+END, UNKNOWN = "<eos>", "<unk>"
+WINDOW = 20  # Zaremba et al. 2014, the small model
+
+
+def load_ptb(data_dir: str | os.PathLike[str] | None = None) -> Text:
+    """The three texts, with the end of each sentence as a word of its own, in numbers.
+
+    Args:
+        data_dir: the folder that holds the folder `ptb`; None: that of TensorFlow Datasets, `$TFDS_DATA_DIR` or
+            `~/tensorflow_datasets`.
+
+    Returns:
+        A Text in windows of 20 words. Its vocabulary is that of the training text, the most frequent word first;
+        another word of the other two counts as <unk>.
+
+    Raises:
+        MissingDataError: where a file is not there, cannot be read, is no text or has no words in it.
+
+    Example:
+        >>> len(load_ptb("../shared/data").vocabulary)  # doctest: +SKIP
+        10000
+    """
+    folder = data_folder(data_dir) / FOLDER
+    texts = [_read(folder, file) for file in FILES.values()]
+    vocabulary = vocabulary_of(texts[0])
+    train, valid, test = (numbers(words, vocabulary) for words in texts)
+    return Text("ptb", train, valid, test, vocabulary, WINDOW)
+
+
+def _read(folder: Path, file: str) -> list[str]:
+    """The words of a file, each line's followed by <eos>."""
+    path = folder / file
+    problem = "there is no" if not path.is_file() else ""
+    try:
+        words = [] if problem else words_of(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingDataError(f"ptb: cannot read {path}: {error}") from error
+    if not words:
+        raise MissingDataError(
+            f"ptb is missing: {problem or 'no words in'} {path}; the files {', '.join(FILES.values())} are "
+            f"those in the folder data of simple-examples.tgz, the examples of Mikolov's RNNLM toolkit: put them into "
+            f"{folder}"
+        )
+    return words
+
+
+def words_of(text: str) -> list[str]:
+    """A text's words, <eos> after each line's.
+
+    Example:
+        >>> words_of(" one two \\n three\\n")
+        ['one', 'two', '<eos>', 'three', '<eos>']
+    """
+    return [word for line in text.splitlines() for word in (*line.split(), END)]
+
+
+def vocabulary_of(words: Iterable[str]) -> tuple[str, ...]:
+    """The different words, the most frequent first and equally frequent ones by alphabet; <unk> at the end if missing.
+
+    Example:
+        >>> vocabulary_of(["b", "a", "b", "<eos>"])
+        ('b', '<eos>', 'a', '<unk>')
+    """
+    counts = Counter(words)
+    counts.setdefault(UNKNOWN, 0)
+    return tuple(sorted(counts, key=lambda word: (-counts[word], word)))
+
+
+def numbers(words: list[str], vocabulary: tuple[str, ...]) -> Words:
+    """Each word's place in the vocabulary, int32[n]; of a word that is not in it, the place of <unk>."""
+    places = {word: place for place, word in enumerate(vocabulary)}
+    unknown = places[UNKNOWN]
+    return np.fromiter((places.get(word, unknown) for word in words), np.int32, len(words))

@@ -1,0 +1,196 @@
+"""Images that are too many to be held in memory decoded: read and decoded while training, by several threads.
+
+As in `data.loader` a batch is a pure function of (seed, step), whatever the number of nodes and of threads, and a
+process decodes its own nodes' part alone. Each thread takes an image from its file's bytes to normalised pixels; Pillow
+and numpy let the others run meanwhile. `data.loader.prefetch` makes batches ahead of the steps that use them.
+
+Training sees Inception's crops, mirrored at random, and evaluation the central part of every image (`data.crops`).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jgc.training.data.augment import normalise
+from jgc.training.data.crops import BROKEN, BoxOf, central_box, cut, draw_crops, inception_box
+from jgc.training.data.dataset import DamagedDataError, Labels, held_out, reason
+from jgc.training.data.loader import augment_rng, prefetch, share_of
+from jgc.training.data.score import ACCURACY
+from jgc.training.data.source import EvalBatch, Source
+
+EVALUATED = 128  # images at a time
+
+# ImageNet's training images, per channel and in 0 to 255: the values in common use, for other photographs as well.
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
+
+class Encoded(NamedTuple):
+    """An image as it is stored: its name for messages, its file's bytes, and its label."""
+
+    name: str
+    content: bytes
+    label: int
+
+
+class Stored(NamedTuple):
+    """Images to train or to be evaluated on.
+
+    Attributes:
+        size: how many, n.
+        read: of a number from 0 to n - 1; called by several threads. Raises MissingDataError.
+        facts: in one line, what has to be the same of them in all processes of a run.
+    """
+
+    size: int
+    read: Callable[[int], Encoded]
+    facts: str
+
+
+class Streamed(NamedTuple):
+    """Images that stay in their files.
+
+    Attributes:
+        name: for messages.
+        train: images to train on.
+        test: images to evaluate on.
+        num_classes: labels are from 0 to one less.
+        crop: pixels on each side of a crop, to train or to be evaluated on.
+        threads: that decode; 0: as many as this process has processors.
+        mean: by channel, in 0 to 255.
+        std: likewise; a model sees (image - mean) / std.
+    """
+
+    name: str
+    train: Stored
+    test: Stored
+    num_classes: int
+    crop: int = 224
+    threads: int = 0
+    mean: Sequence[float] = MEAN
+    std: Sequence[float] = STD
+
+
+def streamed_source(dataset: Streamed, validation: float = 0.0) -> Source:
+    """The images as training sees them, judged by the accuracy on the test images.
+
+    Args:
+        dataset: the images.
+        validation: share of the training images to hold out.
+
+    Raises:
+        ValueError: for a share of less than one image, or of all; for a crop or a number of threads out of range.
+    """
+    if dataset.crop < 1 or dataset.threads < 0:
+        raise ValueError(
+            f"`crop` must be at least 1 and `threads` at least 0, got {dataset.crop} and {dataset.threads}"
+        )
+    held = None
+    if validation:
+        kept, out = held_out(dataset.train.size, validation, dataset.name)
+        held = partial(evaluated, dataset, some_of(dataset.train, out))
+        dataset = dataset._replace(train=some_of(dataset.train, kept))
+    return Source(
+        kind="images",
+        classes=dataset.num_classes,
+        score=ACCURACY,
+        inputs=lambda count: np.zeros((count, dataset.crop, dataset.crop, 3), np.float32),
+        batch=partial(streamed_batch, dataset),
+        evaluation=partial(evaluated, dataset, dataset.test),
+        validation=held,
+        epoch_steps=lambda batch_size: dataset.train.size / batch_size,
+        facts=f"{dataset.name}, to train on {dataset.train.facts}, to evaluate on {dataset.test.facts}",
+    )
+
+
+def some_of(pictures: Stored, which: npt.NDArray[np.int64]) -> Stored:
+    """Those images of the numbers `which`."""
+    return Stored(len(which), lambda i: pictures.read(int(which[i])), f"{len(which)} of {pictures.facts}")
+
+
+def streamed_batch(
+    dataset: Streamed, seed: int, step: int, nodes: int, batch_size: int, local: slice = slice(None)
+) -> tuple[npt.NDArray[np.float32], Labels]:
+    """The training batch of a step, split over the nodes: `data.loader.make_batch`, of images that are streamed.
+
+    Returns:
+        images f32[nodes, batch_size / nodes, crop, crop, 3], labels int32[nodes, batch_size / nodes]; fewer nodes
+        where `local` says so, and no other node's images are read.
+
+    Raises:
+        ValueError: where the nodes do not divide the batch, or a number is out of range.
+        MissingDataError: an image is not there or broken, or its label is out of range.
+    """
+    mine, indices = share_of(dataset.train.size, seed, step, nodes, batch_size, local)
+    numbers, flip = draw_crops(augment_rng(seed, step), batch_size)
+    boxes = [partial(inception_box, numbers[i]) for i in mine]
+    images, labels = decoded(dataset, dataset.train, indices, boxes, flip[mine])
+    return images.reshape(-1, batch_size // nodes, *images.shape[1:]), labels.reshape(-1, batch_size // nodes)
+
+
+def evaluated(dataset: Streamed, pictures: Stored, multiple: int) -> Iterator[EvalBatch]:
+    """All of some images in order, their central parts, in batches of a multiple of `multiple` made ahead."""
+    size = -(-min(EVALUATED, pictures.size) // multiple) * multiple
+
+    def batch(number: int) -> EvalBatch:
+        indices = np.arange(number * size, min((number + 1) * size, pictures.size))
+        boxes, flip = [central_box] * len(indices), np.zeros(len(indices), bool)
+        images, labels = decoded(dataset, pictures, indices, boxes, flip)
+        fill = (0, size - len(indices))
+        mask = np.arange(size) < len(indices)
+        return EvalBatch(np.pad(images, (fill, (0, 0), (0, 0), (0, 0))), np.pad(labels, fill), mask)
+
+    return prefetch(batch, 0, -(-pictures.size // size))
+
+
+def decoded(
+    dataset: Streamed,
+    pictures: Stored,
+    indices: npt.NDArray[np.int64],
+    boxes: Sequence[BoxOf],
+    flip: npt.NDArray[np.bool_],
+) -> tuple[npt.NDArray[np.float32], Labels]:
+    """Crops of images as a model sees them, by all threads: f32[b, crop, crop, 3] and labels int32[b].
+
+    Args:
+        dataset: says how.
+        pictures: where from.
+        indices: which ones, int64[b].
+        boxes: which part of each.
+        flip: bool[b], those to be mirrored.
+    """
+    images = np.empty((len(indices), dataset.crop, dataset.crop, 3), np.float32)
+    labels = np.empty(len(indices), np.int32)
+    mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
+
+    def take(i: int) -> None:
+        encoded = pictures.read(int(indices[i]))
+        if not 0 <= encoded.label < dataset.num_classes:
+            raise DamagedDataError(
+                f"the label of {encoded.name} must be from 0 to {dataset.num_classes - 1}, got {encoded.label}"
+            )
+        try:
+            pixels = cut(encoded.content, dataset.crop, boxes[i])
+        except BROKEN as error:
+            raise DamagedDataError(f"cannot decode {encoded.name} ({reason(error)})") from error
+        images[i] = normalise((pixels[:, ::-1] if flip[i] else pixels)[None], mean, std)[0]
+        labels[i] = encoded.label
+
+    with ThreadPoolExecutor(threads_of(dataset), thread_name_prefix="jgc-decode") as pool:
+        for _ in pool.map(take, range(len(indices))):  # an error is that of the first image that has one
+            pass
+    return images, labels
+
+
+def threads_of(dataset: Streamed) -> int:
+    """How many threads decode."""
+    return dataset.threads or processors()
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

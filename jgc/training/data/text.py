@@ -1,0 +1,164 @@
+"""Text as one stream of words, cut into windows as truncated back-propagation through time takes them.
+
+For a batch of B streams the n words of the training text are cut into B stretches of n // B words, and step s of an
+epoch takes words s T to (s + 1) T of every stretch (T: the window). What follows on a window is the next step's, so a
+model carries its state from step to step; `start` says where an epoch begins and there is no state to carry. Node k of
+K has streams k B / K to (k + 1) B / K, all of a run. The labels of a window are the words one further on.
+
+References:
+    Zaremba, Sutskever and Vinyals, "Recurrent Neural Network Regularization", arXiv:1409.2329, 2014.
+
+As in their program, the text's own order is kept, so the seed has no part in it, and what is left over is not trained
+on: n mod B words at the text's end, and at the end of each stretch what does not fill a window.
+"""
+
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jgc.training.data.score import PERPLEXITY
+from jgc.training.data.source import EvalBatch, Labels, Source
+
+Words = npt.NDArray[np.int32]  # [n], numbers of words
+
+EVALUATED_STREAMS = 20  # whatever the batch and the nodes, so that a model has one perplexity; as many as Zaremba's
+
+
+class Text(NamedTuple):
+    """A text as numbers of words.
+
+    Attributes:
+        name: for messages.
+        train: int32[n], from 0 to len(vocabulary) - 1.
+        validation: int32[m], likewise.
+        test: int32[k], likewise.
+        vocabulary: the words by number.
+        window: T, words of each stream in a step.
+    """
+
+    name: str
+    train: Words
+    validation: Words
+    test: Words
+    vocabulary: tuple[str, ...]
+    window: int
+
+
+class Window(NamedTuple):
+    """What the model is given: words int32[..., b, T], start bool[..., b], True where a stream carries no state yet."""
+
+    words: Words
+    start: npt.NDArray[np.bool_]
+
+
+def text_source(text: Text) -> Source:
+    """The text as training sees it: the next word is learned, and validation perplexity judged by.
+
+    Raises:
+        ValueError: for a window below 1, or a validation text of less than two words.
+    """
+    if text.window < 1:
+        raise ValueError(f"the window must be at least 1 word, got {text.window}")
+    if len(text.validation) < 2:
+        raise ValueError(f"the validation text of {text.name} must have two words or more, got {len(text.validation)}")
+    evaluation = partial(evaluation_windows, text.validation, text.window)
+    sizes = [len(words) for words in (text.train, text.validation)]
+    sums = [zlib.crc32(words.tobytes()) for words in (text.train, text.validation)]
+    return Source(
+        kind="text",
+        classes=len(text.vocabulary),
+        score=PERPLEXITY,
+        inputs=lambda count: Window(np.zeros((count, text.window), np.int32), np.zeros(count, bool)),
+        batch=partial(text_batch, text),
+        evaluation=evaluation,
+        validation=evaluation,
+        epoch_steps=partial(epoch_steps, text),
+        facts=f"{text.name} of {sizes[0]} and {sizes[1]} words, {len(text.vocabulary)} different, of checksums {sums}",
+    )
+
+
+def epoch_steps(text: Text, streams: int) -> int:
+    """Windows of each of so many streams in the training text.
+
+    Raises:
+        ValueError: where there is not one.
+
+    Example:
+        >>> epoch_steps(Text("count", np.arange(10), np.arange(2), np.arange(2), (), window=2), streams=2)
+        2
+    """
+    steps = (len(text.train) // streams - 1) // text.window if streams > 0 else 0
+    if steps < 1:
+        raise ValueError(
+            f"{text.name} has {len(text.train)} words to train on, which are no batch of {streams} streams with "
+            f"{text.window} words each and one that follows"
+        )
+    return steps
+
+
+def text_batch(
+    text: Text, seed: int, step: int, nodes: int, batch_size: int, local: slice = slice(None)
+) -> tuple[Window, Labels]:
+    """The training batch of a step, split over the nodes.
+
+    Args:
+        text: where from.
+        seed: of the run; nothing here is random.
+        step: from 0.
+        nodes: how many nodes share the streams; node k has the k-th of `nodes` equal, disjoint parts, in every step.
+        batch_size: B, streams of all nodes.
+        local: the nodes to build the parts of, where a process holds only some; all by default.
+
+    Returns:
+        a window of int32[nodes, batch_size / nodes, T] words, labels of the same shape; fewer nodes where `local` says
+        so.
+
+    Raises:
+        ValueError: where the nodes do not divide the batch, the step is negative, or the text is too short.
+
+    Example:
+        >>> counting = Text("count", np.arange(14), np.arange(2), np.arange(2), (), window=3)
+        >>> window, labels = text_batch(counting, seed=0, step=1, nodes=1, batch_size=2)
+        >>> window.words.tolist(), labels.tolist(), window.start.tolist()
+        ([[[3, 4, 5], [10, 11, 12]]], [[[4, 5, 6], [11, 12, 13]]], [[False, False]])
+    """
+    del seed
+    if nodes < 1 or batch_size % nodes or step < 0:
+        raise ValueError(
+            f"`nodes` must divide `batch_size` and `step` be at least 0, got {nodes} nodes, a batch of {batch_size} "
+            f"and step {step}"
+        )
+    at = step % epoch_steps(text, batch_size) * text.window
+    stretch = len(text.train) // batch_size
+    streams = np.arange(batch_size).reshape(nodes, -1)[local]
+    words = text.train[streams[..., None] * stretch + at + np.arange(text.window + 1)].astype(np.int32)
+    return Window(words[..., :-1], np.full(streams.shape, at == 0)), words[..., 1:]
+
+
+def evaluation_windows(words: Words, window: int, multiple: int = 1) -> Iterator[EvalBatch]:
+    """A whole text in windows of parallel streams, every word but the first as a label exactly once.
+
+    Only where a stream starts is there no state to carry: a word in some thousands is judged without those before it.
+
+    Args:
+        words: int32[n], two or more.
+        window: T.
+        multiple: the number of streams is filled up to one of its multiples.
+
+    Returns:
+        An iterator over batches in order, each of windows int32[streams, T]; `mask` is False where there is no label.
+    """
+    labels = len(words) - 1
+    stretch = -(-labels // EVALUATED_STREAMS)
+    count = -(-EVALUATED_STREAMS // multiple) * multiple
+    for start in range(0, stretch, window):
+        at = start + np.arange(window)
+        places = np.arange(count)[:, None] * stretch + at
+        mask = (at < stretch) & (places < labels)
+        places = np.where(mask, places, 0)
+        inputs = Window(words[places].astype(np.int32), np.full(count, start == 0))
+        yield EvalBatch(inputs, words[places + 1].astype(np.int32), mask)

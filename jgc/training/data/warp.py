@@ -1,0 +1,87 @@
+"""Random scale, rotation, mirroring and crop of an image with a label for each pixel, as one affine map.
+
+Zhao et al. 2017, Section 5.1, whose random blur is left out. Labels take the nearest pixel, images the four around.
+What lies outside of the image is filled with a value that the caller chooses. As in `data.augment` the draw and its
+application are apart: a draw covers the whole global batch.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Warp(NamedTuple):
+    """How training images are changed.
+
+    Attributes:
+        scale: from how much to how much, uniformly.
+        degrees: turned by so much at most, either way, uniformly.
+        flip: mirror left to right with probability 1/2.
+    """
+
+    scale: tuple[float, float] = (0.5, 2.0)
+    degrees: float = 10.0
+    flip: bool = True
+
+
+class Draw(NamedTuple):
+    """One warp per example of a batch: f64[b] each, but flip bool[b].
+
+    Attributes:
+        scale: how much larger the image becomes.
+        angle: turned counterclockwise by so much, in radians.
+        flip: mirrored.
+        right, down: where the crop lies, from 0, at the left or the top, to 1.
+    """
+
+    scale: npt.NDArray[np.float64]
+    angle: npt.NDArray[np.float64]
+    flip: npt.NDArray[np.bool_]
+    right: npt.NDArray[np.float64]
+    down: npt.NDArray[np.float64]
+
+
+def draw(rng: np.random.Generator, count: int, warp: Warp) -> Draw:
+    """Draw for `count` examples."""
+    scale = rng.uniform(*warp.scale, count)
+    angle = np.radians(rng.uniform(-warp.degrees, warp.degrees, count))
+    flip = rng.random(count) < (0.5 if warp.flip else 0.0)
+    right, down = rng.random((2, count))
+    return Draw(scale, angle, flip, right, down)
+
+
+def coefficients(one: Draw, width: int, height: int, crop: int) -> tuple[float, ...]:
+    """(a, b, c, d, e, f): pixel (x, y) of the crop is taken from (a x + b y + c, d x + e y + f) in the image.
+
+    Both counted at pixels' edges, as Pillow does.
+
+    Args:
+        one: of one example.
+        width: of the image, in pixels.
+        height: likewise.
+        crop: pixels on each side. Where the scaled image is smaller, it lies in the middle.
+
+    Example:
+        >>> unmoved = Draw(scale=2.0, angle=0.0, flip=False, right=1.0, down=0.0)
+        >>> coefficients(unmoved, width=8, height=6, crop=4)
+        (0.5, 0.0, 6.0, 0.0, 0.5, 0.0)
+    """
+    slack = one.scale * width - crop, one.scale * height - crop
+    x0, y0 = (space * (at if space > 0 else 0.5) for space, at in zip(slack, (one.right, one.down), strict=True))
+    x0, y0 = x0 - one.scale * width / 2, y0 - one.scale * height / 2  # from the middle of the scaled image
+    cos, sin = np.cos(one.angle) / one.scale, np.sin(one.angle) / one.scale
+    sign = -1 if one.flip else 1
+    first = (sign * cos, -sign * sin, sign * (cos * x0 - sin * y0) + width / 2)
+    second = (sin, cos, sin * x0 + cos * y0 + height / 2)
+    return tuple(float(x) + 0.0 for x in first + second)  # + 0.0: no minus zero
+
+
+def warped(image: Bytes, how: tuple[float, ...], crop: int, outside: Any) -> Bytes:
+    """uint8[h, w, 3] or [h, w] to uint8[crop, crop, 3] or [crop, crop], and `outside` where nothing is left."""
+    by = Image.Resampling.NEAREST if image.ndim == 2 else Image.Resampling.BILINEAR
+    size, kind = (crop, crop), Image.Transform.AFFINE
+    return np.asarray(Image.fromarray(image).transform(size, kind, how, by, fillcolor=outside))

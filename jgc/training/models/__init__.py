@@ -1,0 +1,85 @@
+"""The models that the experiments train, by name: Flax (linen) modules with readable parameter paths.
+
+    model = make_model("resnet20", num_classes=10)
+    variables = model.module.init(key, images, train=False)    # {"params": ..., "batch_stats": ...}
+
+With `norm="group"` or `norm="none"` there is no `batch_stats` collection. To add a model: one file with a function that
+returns a `Model`, and one line in `MODELS`.
+"""
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from jgc.training.models.alexnet import AlexNet, alexnet
+from jgc.training.models.base import ConvNorm, Model, WithAuxiliary
+from jgc.training.models.convnet5 import ConvNet5, convnet5
+from jgc.training.models.lstm import LanguageModel, lstm
+from jgc.training.models.pspnet import PSPNet, pspnet
+from jgc.training.models.resnet import ResNet, resnet
+from jgc.training.models.vgg import VGG, vgg
+
+__all__ = [
+    "MODELS",
+    "VGG",
+    "AlexNet",
+    "ConvNet5",
+    "ConvNorm",
+    "LanguageModel",
+    "Model",
+    "PSPNet",
+    "ResNet",
+    "WithAuxiliary",
+    "alexnet",
+    "convnet5",
+    "lstm",
+    "make_model",
+    "pspnet",
+    "resnet",
+    "vgg",
+]
+
+MODELS: MappingProxyType[str, Callable[..., Model]] = MappingProxyType(
+    {
+        "alexnet": alexnet,
+        "convnet5": convnet5,
+        "lstm": lstm,
+        "pspnet18": partial(pspnet, 18),
+        "pspnet18_half": partial(pspnet, 18, width=32),
+        "pspnet50": partial(pspnet, 50),
+        "resnet18": partial(resnet, 18),
+        "resnet20": partial(resnet, 20),
+        "resnet32": partial(resnet, 32),
+        "resnet50": partial(resnet, 50),
+        "resnet101": partial(resnet, 101),
+        "vgg11": partial(vgg, 11),
+        "vgg13": partial(vgg, 13),
+        "vgg16": partial(vgg, 16),
+        "vgg19": partial(vgg, 19),
+    }
+)
+
+
+def make_model(name: str, num_classes: int, **settings: Any) -> Model:
+    """The model called `name`.
+
+    Args:
+        name: a key of `MODELS`.
+        num_classes: length of the logits.
+        **settings: of that model's function, such as `resnet`.
+
+    Raises:
+        ValueError: for a name that is not in `MODELS`, or a setting out of range.
+        TypeError: for a setting that the model does not have.
+
+    Example:
+        >>> make_model("resnet50", 1000, norm="group").last_layer
+        '^head/'
+    """
+    if name not in MODELS:
+        close = difflib.get_close_matches(name, MODELS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"`name` must be one of {', '.join(MODELS)}, got {name!r}{hint}")
+    return MODELS[name](num_classes, **settings)

@@ -1,0 +1,87 @@
+"""AlexNet for 32x32 images: five convolutions, three of them pooled, and one dense layer.
+
+The EGC paper trains "AlexNet on Cifar10" in PyTorch and does not say which. ImageNet's, with 57 million parameters
+after its last layer is cut to 10 classes, pools a 32x32 image away. This is the form for CIFAR that PyTorch
+collections have in common: the widths and kernels of Krizhevsky's one-tower AlexNet (torchvision's, too), the first
+convolution padded by 5 and not by 2, 2x2 pooling, and of the three dense layers only the last. 2,472,266 parameters
+with 10 classes. Its published accuracy on CIFAR-10 is 77 %; the paper's runs end at 69 to 75 %.
+
+It has no norm and wants a tenth of the learning rate that a network with one takes; `norm="batch"` and `norm="group"`
+put one after each convolution. There is no dropout: it stood between the dense layers that this form leaves out.
+
+References:
+    Krizhevsky, "One weird trick for parallelizing convolutional neural networks", arXiv:1404.5997, 2014.
+    W. Yang, pytorch-classification, https://github.com/bearpaw/pytorch-classification, 2017: the form for CIFAR.
+
+Differs from it:
+    1. Weights start as He et al. initialise them, not as PyTorch's `Conv2d` does; biases start at zero.
+    2. Larger images are averaged over what is left of them before the dense layer, so that its size stays; a 32x32
+       image has one pixel left.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jgc.training.models.base import ConvNorm, Model, Norm, check_model, check_size, head
+
+KERNELS, STRIDES = (11, 5, 3, 3, 3), (4, 1, 1, 1, 1)
+POOLED = (True, True, False, False, True)  # 2x2, after which of the layers
+
+
+class AlexNet(nn.Module):
+    """Five of convolution, norm if there is one, ReLU, and after three of them pooling; then the head.
+
+    Parameters: `layer1/conv/{kernel,bias}`, ..., `head/{kernel,bias}`; with a norm `layer1/conv/kernel`,
+    `layer1/norm/{scale,bias}`, ...
+    """
+
+    num_classes: int
+    widths: tuple[int, ...] = (64, 192, 384, 256, 256)
+    norm: Norm = "none"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        check_size(images, 32)
+        x = images.astype(self.dtype)
+        layers = zip(self.widths, KERNELS, STRIDES, POOLED, strict=True)
+        for i, (width, kernel, stride, pooled) in enumerate(layers, start=1):
+            layer = ConvNorm(width, kernel, stride, self.norm, dtype=self.dtype, name=f"layer{i}")
+            x = nn.relu(layer(x, train))
+            if pooled:
+                x = nn.max_pool(x, (2, 2), (2, 2))
+        return head(x, self.num_classes)
+
+
+def alexnet(
+    num_classes: int,
+    *,
+    widths: Sequence[int] = (64, 192, 384, 256, 256),
+    norm: Norm = "none",
+    dtype: Any = jnp.float32,
+) -> Model:
+    """An AlexNet for images f32[b, h, w, c] of 32x32 pixels or more.
+
+    Args:
+        num_classes: length of the logits.
+        widths: channels of the five convolutions.
+        norm: "none", "batch" or "group".
+        dtype: of the activations; parameters, statistics and logits stay f32.
+
+    Raises:
+        ValueError: for a setting out of range, naming the value; when it is applied, for images that are too small.
+
+    Example:
+        >>> alexnet(10).first_layer
+        '^layer1/conv/'
+    """
+    check_model(num_classes, norm)
+    if len(widths) != len(KERNELS) or min(widths) < 1:
+        raise ValueError(f"`widths` must be {len(KERNELS)} positive numbers, got {tuple(widths)}")
+    return Model(
+        AlexNet(num_classes, tuple(widths), norm, dtype), first_layer=r"^layer1/conv/", last_layer=r"^head/"
+    )

@@ -1,0 +1,197 @@
+"""Residual networks: the CIFAR family 6n+2 (20, 32) and the ImageNet family (18, 50, 101).
+
+| depth | block | stages | widths | shortcut where the shape changes |
+|---|---|---|---|---|
+| 20, 32 | basic, two 3x3 | 3, 3, 3 and 5, 5, 5 | 16, 32, 64 | identity, padded with zeros (option A) |
+| 18 | basic, two 3x3 | 2, 2, 2, 2 | 64 to 512 | 1x1 convolution (option B) |
+| 50, 101 | bottleneck, 1x1, 3x3, 1x1 | 3, 4, 6, 3 and 3, 4, 23, 3 | 64 to 512, times 4 | 1x1 convolution |
+
+References:
+    He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
+
+Differs from the paper:
+    1. The bottleneck's stride is on its 3x3 convolution, not its first 1x1 ("v1.5"): what torchvision, and
+       with it most published accuracies of a ResNet-50, compute.
+    2. `zero_init=True`, off by default, starts the last scale of each block at zero (Goyal et al. 2017). At
+       the first step the gradient of every convolution inside the blocks, shortcuts apart, is then exactly
+       zero: a compressor that fits itself to that step sees little of the model.
+"""
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jgc.training.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_width, head
+
+Stem = Literal["cifar", "imagenet"]
+Shortcut = Literal["identity", "projection"]
+
+
+class Family(NamedTuple):
+    """What a depth stands for."""
+
+    stages: tuple[int, ...]  # blocks in each stage
+    width: int  # channels of the first stage, doubled with each further one
+    bottleneck: bool
+    stem: Stem
+    shortcut: Shortcut
+
+
+FAMILIES = {
+    18: Family((2, 2, 2, 2), 64, False, "imagenet", "projection"),
+    20: Family((3, 3, 3), 16, False, "cifar", "identity"),
+    32: Family((5, 5, 5), 16, False, "cifar", "identity"),
+    50: Family((3, 4, 6, 3), 64, True, "imagenet", "projection"),
+    101: Family((3, 4, 23, 3), 64, True, "imagenet", "projection"),
+}
+
+
+def _pad_shortcut(x: jax.Array, features: int, stride: int) -> jax.Array:
+    """Option A: every stride-th pixel, and channels of zeros: [b, h, w, c] to [b, h', w', features]."""
+    x = x[:, ::stride, ::stride]
+    return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, features - x.shape[-1])))
+
+
+class Block(nn.Module):
+    """A residual block, basic or bottleneck: dtype[b, h, w, c] to dtype[b, h/stride, w/stride, width (* 4)].
+
+    With a dilation its 3x3 convolutions take every dilation-th pixel. Parameters: `layer1/...`, `layer2/...`,
+    (`layer3/...`), and `shortcut/...` where the shape changes.
+    """
+
+    width: int
+    stride: int
+    bottleneck: bool
+    shortcut: Shortcut
+    norm: Norm
+    zero_init: bool
+    dtype: Any
+    dilation: int = 1
+
+    def conv(self, features: int, kernel: int, name: str, **settings: Any) -> ConvNorm:
+        return ConvNorm(features, kernel, norm=self.norm, dtype=self.dtype, name=name, **settings)
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        features = self.width * (4 if self.bottleneck else 1)
+        if self.bottleneck:
+            y = nn.relu(self.conv(self.width, 1, "layer1")(x, train))
+            y = nn.relu(self.conv(self.width, 3, "layer2", stride=self.stride, dilation=self.dilation)(y, train))
+            y = self.conv(features, 1, "layer3", zero_scale=self.zero_init)(y, train)
+        else:
+            y = nn.relu(self.conv(self.width, 3, "layer1", stride=self.stride, dilation=self.dilation)(x, train))
+            y = self.conv(features, 3, "layer2", zero_scale=self.zero_init, dilation=self.dilation)(y, train)
+        if self.stride != 1 or x.shape[-1] != features:
+            if self.shortcut == "identity":
+                x = _pad_shortcut(x, features, self.stride)
+            else:
+                x = self.conv(features, 1, "shortcut", stride=self.stride)(x, train)
+        return nn.relu(x + y)
+
+
+def features(
+    images: jax.Array,
+    train: bool,
+    family: Family,
+    *,
+    norm: Norm,
+    zero_init: bool,
+    dtype: Any,
+    dilations: tuple[int, ...] = (1, 1, 1, 1),
+) -> list[jax.Array]:
+    """The stem and the stages of residual blocks: images f32[b, h, w, c] to dtype[b, h', w', c'] after each stage.
+
+    To be called from inside a module's compact method. A stage with a dilation above 1 keeps the resolution that it is
+    given; the others halve it, but for the first.
+    """
+    kernel, stride = (3, 1) if family.stem == "cifar" else (7, 2)
+    x = nn.relu(ConvNorm(family.width, kernel, stride, norm, dtype=dtype, name="stem")(images.astype(dtype), train))
+    if family.stem == "imagenet":
+        x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+    found = []
+    for stage, (blocks, dilation) in enumerate(zip(family.stages, dilations, strict=False)):
+        for block in range(blocks):
+            x = Block(
+                family.width * 2**stage,
+                stride=2 if stage > 0 and block == 0 and dilation == 1 else 1,
+                bottleneck=family.bottleneck,
+                shortcut=family.shortcut,
+                norm=norm,
+                zero_init=zero_init,
+                dtype=dtype,
+                dilation=dilation,
+                name=f"stage{stage + 1}_block{block + 1:02d}",
+            )(x, train)
+        found.append(x)
+    return found
+
+
+class ResNet(nn.Module):
+    """Stem, stages of residual blocks, global average pooling, dense head.
+
+    Parameters: `stem/conv/kernel`, `stem/norm/{scale,bias}`, `stage1_block01/layer1/conv/kernel`, ...,
+    `head/{kernel,bias}`.
+    """
+
+    num_classes: int
+    depth: int
+    stem: Stem
+    shortcut: Shortcut
+    width: int
+    norm: Norm = "batch"
+    zero_init: bool = False
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        family = FAMILIES[self.depth]._replace(stem=self.stem, shortcut=self.shortcut, width=self.width)
+        *_, x = features(images, train, family, norm=self.norm, zero_init=self.zero_init, dtype=self.dtype)
+        return head(x, self.num_classes)
+
+
+def resnet(
+    depth: int,
+    num_classes: int,
+    *,
+    stem: Stem | None = None,
+    shortcut: Shortcut | None = None,
+    norm: Norm = "batch",
+    zero_init: bool = False,
+    dtype: Any = jnp.float32,
+    width: int | None = None,
+) -> Model:
+    """A ResNet for images f32[b, h, w, c].
+
+    Args:
+        depth: 18, 20, 32, 50 or 101.
+        num_classes: length of the logits.
+        stem: "cifar" (3x3, stride 1) or "imagenet" (7x7, stride 2, then max pooling); None: the depth's own.
+        shortcut: "identity" or "projection"; None: the depth's own.
+        norm: "batch" or "group".
+        zero_init: start the last norm scale of each block at zero.
+        dtype: of the activations; parameters, statistics and logits stay f32.
+        width: channels of the stem, doubled with each further stage; None: the depth's own.
+
+    Raises:
+        ValueError: for a setting out of range, naming the value.
+
+    Example:
+        >>> resnet(20, 10).first_layer
+        '^stem/conv/'
+    """
+    check_model(num_classes, norm, ("batch", "group"))  # without one the sums grow from block to block
+    check_choice("depth", depth, tuple(FAMILIES))
+    stem = FAMILIES[depth].stem if stem is None else stem
+    shortcut = FAMILIES[depth].shortcut if shortcut is None else shortcut
+    width = FAMILIES[depth].width if width is None else width
+    check_choice("stem", stem, get_args(Stem))
+    check_choice("shortcut", shortcut, get_args(Shortcut))
+    if shortcut == "identity" and FAMILIES[depth].bottleneck:
+        raise ValueError(
+            f"`shortcut` of a bottleneck ResNet must be 'projection', got 'identity' with depth {depth}"
+        )
+    check_width(width)
+    module = ResNet(num_classes, depth, stem, shortcut, width, norm, zero_init, dtype)
+    return Model(module, first_layer=r"^stem/conv/", last_layer=r"^head/")

@@ -1,0 +1,334 @@
+"""`jgc advise`: the model by hand, what it concludes, the fit to a run of `bench network`, and the command line."""
+
+import json
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jgc.__main__ import main
+from jgc.lab.advise import advise
+from jgc.lab.advise import check as advise_check
+from jgc.lab.advise import results as advise_results
+from jgc.lab.advise.model import Example, Link, Row, communication, contention, fit, step
+from jgc.lab.advise.results import Place
+from jgc.types import Sent
+from jgc.wire.hlo import bytes_sent
+
+PAYLOADS = {  # op, payload in bytes, how many
+    "psum_f32": ("all-reduce", 4_000_000, 1),
+    "psum_f16": ("all-reduce", 2_000_000, 1),
+    "topk": ("all-gather", 8_000, 1),
+    "powersgd": ("all-reduce", 30_000, 2),
+    "signsgd": ("all-gather", 130_000, 1),
+    "qsgd": ("collective-permute", 600_000, 6),
+}
+COMPUTE = {"psum_f32": 0.0, "psum_f16": 0.001, "topk": 0.02, "powersgd": 0.04, "signsgd": 0.01, "qsgd": 0.03}
+
+
+def sent_of(name, hosts):
+    """What the invented methods send; None for PyTorch's."""
+    if name not in PAYLOADS:
+        return None
+    op, payload, times = PAYLOADS[name]
+    return (Sent("all-reduce", "flag", Fraction(4)),) + times * (Sent(op, "values", bytes_sent(op, payload, hosts)),)
+
+
+def rows(computation=0.1):
+    return [Row(name, computation, seconds, sent_of(name, 4)) for name, seconds in COMPUTE.items()]
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def sent(op, count):
+    return Sent(op, "values", Fraction(count))
+
+
+@pytest.mark.parametrize(("messages", "hosts", "link", "seconds"), [
+    ([sent("all-reduce", 1500)], 4, Link(1e6, 0.001, 0.01, 1.0), 0.01 + 6 * 0.001 + 0.0015),
+    ([sent("all-gather", 1500)], 4, Link(1e6, 0.001, 0.01, 0.5), 0.01 + 3 * 0.001 + 0.003),
+    ([sent("collective-permute", 1000)] * 2, 3, Link(1e6, 0.001, 0.01, 1.0), 2 * (0.01 + 0.001 + 0.001)),
+    ([sent("collective-permute", 1000)], 2, Link(1e6, 0.0, 0.0, 1.0), 0.002),  # one direction after the other
+    ([sent("all-gather", 1000)], 8, Link(math.inf, 0.0, 0.01, 1.0, contention=4.0), 0.04),
+    ([sent("all-gather", 1000)], 8, Link(1e6, 0.0, 0.0, 1.0, limit=2e6, contention=4.0), 0.002),  # processors limit
+    ([sent("all-gather", 1000)], 8, Link(1e6, 0.0, 0.0, 1.0, limit=8e6, contention=4.0), 0.001),  # the cable does
+    ([], 4, Link(1e6), 0.0),
+])  # fmt: skip
+def test_communication_by_hand(messages, hosts, link, seconds):
+    assert communication(messages, hosts, link) == pytest.approx(seconds)
+
+
+@given(st.floats(1e3, 1e12), st.floats(1.0, 1e6), st.integers(2, 64), st.floats(1e6, 1e12))
+def test_more_bandwidth_never_takes_longer(rate, times, hosts, limit):
+    for name in PAYLOADS:
+        row = Row(name, 0.1, 0.01, sent_of(name, hosts))
+        slow, fast = (step(row, hosts, Link(r, limit=limit)) for r in (rate, rate * times))
+        assert fast <= slow
+
+
+@given(st.floats(1e4, 1e10), st.integers(2, 63))
+def test_more_hosts_never_take_less(rate, hosts):
+    for name in PAYLOADS:
+        if name != "qsgd":  # a permute between two hosts takes twice as long
+            here, there = (communication(sent_of(name, k), k, Link(rate)) for k in (hosts, hosts + 1))
+            assert there >= here
+
+
+# --- the conclusion -------------------------------------------------------------------------------------------------
+
+
+def test_uncompressed_wins_without_a_limit():
+    link = Link(math.inf, latency=0.0, overhead=0.0)
+    verdict = advise.conclusion(advise.advise(rows(), 4, link))[0]
+    assert verdict == "no: uncompressed f32 takes 0.1 s a step, the best method, signsgd, 0.11 s, 1.1 times as long."
+
+
+def test_on_a_slow_link_it_pays_and_says_how_much():
+    advice = advise.advise(rows(), 4, Link(12.5e6, 0.0, 0.0, 1.0))
+    verdict = advise.conclusion(advice)[0]
+    assert advice.rows[0].method == "topk" and advice.rows[-1].method == "psum_f32"
+    mine, f32 = 0.12 + 24_004 / 12.5e6, 0.1 + 6_000_004 / 12.5e6
+    assert verdict.startswith(f"yes: topk takes {mine:.3g} s a step, {f32 / mine:.3g} times faster than uncompressed")
+    assert "than uncompressed f16" in verdict
+
+
+def test_f16_is_a_baseline_too():
+    """Where f16 wins over f32 and over all methods, compression does not pay."""
+    slow = [row._replace(compression=1.0) if row.method not in advise.UNCOMPRESSED else row for row in rows()]
+    verdict = advise.conclusion(advise.advise(slow, 4, Link(125e6, 0.0, 0.0, 1.0)))[0]
+    assert verdict.startswith("no: uncompressed f16 takes 0.125 s a step (uncompressed f32 0.148 s), the best method, ")
+
+
+def test_the_turning_point_is_where_the_verdict_turns():
+    advice = advise.advise(rows(), 4, Link(12.5e6))
+    ((low, rate),) = advise.paying(advice)
+    assert low == 0 and 12.5e6 < rate < math.inf
+    for factor, word in ((0.9, "yes"), (1.1, "no")):
+        there = advise.advise(rows(), 4, Link(rate * factor))
+        assert advise.conclusion(there)[0].startswith(word)
+    assert f"it pays below about {advise.bits(rate)}" in " ".join(advise.conclusion(advice))
+
+
+def test_run_dir_and_a_config_are_not_both_given(tmp_path, capsys):
+    assert main(["advise", *CONFIG, "--run-dir", str(tmp_path), "--bandwidth", "1gbit", "--hosts", "4"]) == 2
+    assert "give it or --config, not both" in capsys.readouterr().err
+
+
+def test_the_limit_is_that_of_steps_without_a_rate():
+    found = invented()
+    free = advise_results.limit(found, 4, sent_of)
+    assert free == advise_results.calibrated(found, Place(4, "unlimited"), sent_of).limit < math.inf
+    found["cells"] = {name: cell for name, cell in found["cells"].items() if cell["rate"] != "unlimited"}
+    assert advise_results.limit(found, 4, sent_of) == math.inf
+
+
+def test_where_one_is_quick_and_another_sends_little_there_are_two_ranges():
+    quick = Row("cast", 0.1, 0.001, (sent("all-gather", 3_900_000),))
+    small = Row("topk", 0.1, 1.0, (sent("all-gather", 10),))
+    plain = Row("psum_f32", 0.1, 0.01, (sent("all-reduce", 3_500_000),))
+    link = Link(1e6, latency=0.0, overhead=0.0, efficiency=1.0)
+    (_, slow), (fast, end) = advise.paying(advise.advise([plain, quick, small], 4, link))
+    assert slow == pytest.approx(3.5e6 / 0.99, rel=0.02) and fast == pytest.approx(0.4e6 / 0.009, rel=0.02)
+    assert end == math.inf
+    for rate in (0.9 * slow, 1.1 * slow, 0.9 * fast, 1.1 * fast):
+        said = advise.conclusion(advise.advise([plain, quick, small], 4, link._replace(rate=rate)))
+        assert said[0].startswith("yes" if rate < slow or rate > fast else "no")
+        assert f"below about {advise.bits(slow)} and above about {advise.bits(fast)}" in " ".join(said)
+
+
+def test_the_control_and_jgcs_own_dense_step_are_not_recommended():
+    free = [Row("silent", 0.1, 0.0, ()), Row("dense", 0.1, 0.0, ())]
+    advice = advise.advise([*rows(), *free], 4, Link(math.inf))
+    assert advise.best(advice.rows, 4, advice.link, compressed=True).method in COMPUTE
+    assert advise.conclusion(advice)[0].startswith("no: dense takes 0.1 s")
+    assert any(cells[0] == "silent (control)" for cells in (advise.cells(row, advice) for row in advice.rows))
+
+
+def test_the_page_and_the_data_hold_every_row(tmp_path):
+    advice = advise.advise(rows(), 4, Link(math.inf), "about", {"klt": "too small"})
+    page = advise.markdown(advice)
+    assert all(f"| {advise.name(name)} |" in page for name in COMPUTE)
+    assert page.startswith("No: uncompressed f32") and "Left out: klt: too small" in page and "estimate" in page
+    advise.write(tmp_path / "out", "Title", "python -m jgc advise", page, advise.as_json(advice))
+    data = json.loads((tmp_path / "out" / "advise.json").read_text(), parse_constant=pytest.fail)
+    assert data["link"]["rate"] is None and {row["method"] for row in data["rows"]} == set(COMPUTE)
+    assert (tmp_path / "out" / "advise.md").read_text().startswith("# Title\n\n    python -m jgc advise\n")
+
+
+# --- a run of `bench network` ---------------------------------------------------------------------------------------
+
+TRUE = Link(12.5e6, 0.0007, 0.0015, 0.9, 150e6)
+
+
+def invented(link=TRUE, hosts=(2, 4, 8), rates=("100mbit", "1gbit", "unlimited")):
+    """Results as the benchmark writes them, of hosts that do exactly what the model says."""
+    cells = {}
+
+    def add(k, rate, method, **parts):
+        cells[f"{k}/{rate}/{method}"] = {"hosts": k, "rate": rate, "method": method,
+                                         **{part: [seconds] * 3 for part, seconds in parts.items()}}  # fmt: skip
+
+    for k in hosts:
+        share = contention(k, 2)
+        for rate in rates:
+            add(k, rate, advise_results.OWN, computation=0.1 * share, cpu_computation=0.1)
+            add(k, rate, "ddp_f32", full=1.0, alone=0.5)
+            for name, compression in COMPUTE.items():
+                messages = sent_of(name, k)
+                here = link._replace(rate=advise_results.rate_of(rate), contention=share)
+                alone, busy = (0.1 + compression) * share, float(sum(s.bytes for s in messages)) / link.limit
+                add(k, rate, name, alone=alone, full=alone + communication(messages, k, here),
+                    cpu_alone=0.1 + compression, cpu_full=0.1 + compression + busy)  # fmt: skip
+    settings = {"model": "convnet5", "batch": 2, "machine": "2 CPU cores, x86_64"}
+    return {"settings": settings, "cells": cells, "methods": {}, "versions": {}}
+
+
+def assert_same(found, wanted):
+    for name in ("efficiency", "overhead", "latency", "limit"):
+        assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-3), name
+
+
+@pytest.mark.parametrize("on", [Place(4, "100mbit"), Place(2, "100mbit"), Place(8, "100mbit")])
+def test_a_fit_finds_the_link_that_made_the_figures(on):
+    assert_same(advise_results.calibrated(invented(), on, sent_of), TRUE)
+
+
+def test_a_fit_at_no_limited_rate_finds_what_a_processor_can_send():
+    found = advise_results.calibrated(invented(), Place(4, "unlimited"), sent_of)
+    assert (found.limit, found.overhead) == pytest.approx((TRUE.limit, TRUE.overhead), rel=1e-3)
+
+
+def test_a_fit_gives_nothing_that_cannot_be():
+    """Steps over the network that are shorter than those without: noise, not a negative latency."""
+    noisy = [Example(sent_of(name, 4), -0.001, 0.1, -0.01) for name in PAYLOADS]
+    found = fit(noisy, 4, 12.5e6, 2.0)
+    assert found.latency >= 0 and found.overhead >= 0 and 0.5 <= found.efficiency <= 1 and found.limit == math.inf
+
+
+def test_the_check_makes_no_error_where_the_model_is_true():
+    outcome = advise_check.check(invented(), Place(4, "100mbit"), sent_of)
+    assert len(outcome.cells) == 8 * len(COMPUTE) and not any(cell.at == (4, "100mbit") for cell in outcome.cells)
+    assert max(abs(cell.error) for cell in outcome.cells) < 1e-3
+    assert len(outcome.winners) == 8 and all(w.right and w.pays == w.pays_predicted for w in outcome.winners)
+    assert outcome.skipped == ("ddp_f32",)
+    page = advise_check.markdown(outcome, invented())
+    assert sum(line.startswith(("| 2 |", "| 4 |", "| 8 |")) for line in page.splitlines()) == 8 * (len(COMPUTE) + 1)
+    assert "8 of 8 places (100 %; goal: at least 80 %: met)" in page and "Median error 0.0 %" in page
+
+
+def test_the_check_sees_errors_and_wrong_winners():
+    """Figures that no link explains: every cell of 1 Gbit/s ten times as slow, the fastest of all a hundred times."""
+    found = invented()
+    first = {w.at.hosts: w.measured.method for w in advise_check.check(found, Place(4, "100mbit"), sent_of).winners
+             if w.at.rate == "1gbit"}  # fmt: skip
+    for cell in found["cells"].values():
+        if cell["rate"] == "1gbit" and "full" in cell:
+            cell["full"] = [(100 if cell["method"] == first[cell["hosts"]] else 10) * x for x in cell["full"]]
+    outcome = advise_check.check(found, Place(4, "100mbit"), sent_of)
+    wrong = {cell.error for cell in outcome.cells if cell.at.rate == "1gbit"}
+    assert max(wrong) == pytest.approx(-0.9, abs=1e-3) and min(wrong) == pytest.approx(-0.99, abs=1e-3)
+    assert {w.at for w in outcome.winners if not w.right} == {(k, "1gbit") for k in (2, 4, 8)}
+    assert not any(w.tied for w in outcome.winners if w.at.rate == "1gbit")
+    assert advise_check.as_json(outcome)["winners_right"] == 5
+
+
+def test_missing_cells_are_left_out():
+    found = invented()
+    del found["cells"]["8/1gbit/topk"]
+    del found["cells"]["8/1gbit/qsgd"]["full"]
+    for rate in ("100mbit", "1gbit", "unlimited"):
+        del found["cells"][f"2/{rate}/topk"]["alone"]  # taken from 4 hosts, half of which wait for a processor
+    outcome = advise_check.check(found, Place(4, "100mbit"), sent_of)
+    assert len(outcome.cells) == 8 * len(COMPUTE) - 2
+    assert max(abs(cell.error) for cell in outcome.cells) < 1e-3
+
+
+def test_times_of_a_run_are_those_of_a_processor_each():
+    found, failed = advise_results.rows_from(invented(), 16, sent_of, "100mbit", [*COMPUTE, "klt"])
+    assert {row.method: pytest.approx(row.compression) for row in found} == COMPUTE
+    assert {row.computation for row in found} == {0.1} and failed == {"klt": "not measured in that run"}
+    assert found[0].sent == sent_of("psum_f32", 16)
+
+
+def test_too_little_to_fit_or_to_test_is_said():
+    small = invented(hosts=(4,), rates=("100mbit",))
+    with pytest.raises(advise_check.UserError, match="nothing has been measured but 4/100mbit"):
+        advise_check.check(small, Place(4, "100mbit"), sent_of)
+    for name in ("topk", "powersgd", "signsgd", "qsgd"):
+        del small["cells"][f"4/100mbit/{name}"]
+    with pytest.raises(advise_check.UserError, match="at least 3 methods, got 2"):
+        advise_results.calibrated(small, Place(4, "100mbit"), sent_of)
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+CONFIG = ["--config", "configs/sparse_gd.py"]
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    ([], "give --config FILE, or --run-dir"),
+    ([*CONFIG, "--hosts", "1"], "--hosts must be at least 2, got 1"),
+    ([*CONFIG, "--latency", "-0.1"], "--latency must be seconds, at least 0, got -0.1"),
+    ([*CONFIG, "--computation", "nan"], "--computation must be seconds, at least 0, got nan"),
+    ([*CONFIG, "--efficiency", "1.2"], "--efficiency must be above 0 and at most 1, got 1.2"),
+    ([*CONFIG, "--bandwidth", "fast"], "a rate must be written as 100mbit or 1gbit, got 'fast'"),
+    ([*CONFIG, "--methods", "topp"], "unknown method 'topp'; did you mean topk?"),
+    ([*CONFIG, "--hosts", "3"], "3 nodes do not divide a batch of 128"),
+    ([*CONFIG, "--repeats", "0"], "--repeats must be at least 1, got 0"),
+    (["--config", "configs/none.py"], "no config file configs/none.py"),
+    (["--check", "none.json"], "no results of bench network at none.json"),
+    ([*CONFIG, "--calibrate", "none"], "no results of bench network at none"),
+    (["--run-dir", "none"], "no results of bench network at none"),
+])  # fmt: skip
+def test_what_is_wrong_is_one_line(words, line, capsys, monkeypatch):
+    monkeypatch.setattr("jgc.lab.advise.measure.interleaved", lambda *_: pytest.fail("measured all the same"))
+    assert main(["advise", *words]) == 2
+    said = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
+    assert len(said) == 1 and line in said[0]
+
+
+def test_a_broken_file_and_a_wrong_place_are_named(tmp_path, capsys):
+    (tmp_path / "results.json").write_text("[]")
+    assert main(["advise", "--check", str(tmp_path)]) == 2
+    assert "is not a file of bench network" in capsys.readouterr().err
+    (tmp_path / "results.json").write_text(json.dumps(invented(hosts=(4,))))
+    assert main(["advise", "--check", str(tmp_path), "--calibrate-on", "4-1gbit"]) == 2
+    assert "--calibrate-on must be hosts/rate such as 4/100mbit, got '4-1gbit'" in capsys.readouterr().err
+    assert main(["advise", "--check", str(tmp_path), "--calibrate-on", "2/1gbit"]) == 2
+    assert "nothing has been measured at 2/1gbit to calibrate on; there is 4/100mbit" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_check_and_advice_from_a_run_of_the_benchmark(tmp_path, capsys):
+    """With what the methods really send; the figures are invented for another model, so that errors are large."""
+    (tmp_path / "results.json").write_text(json.dumps(invented(hosts=(4,))))
+    assert main(["advise", "--check", str(tmp_path), "--output", str(tmp_path / "check")]) == 0
+    assert len(json.loads((tmp_path / "check" / "advise.json").read_text())["cells"]) == 2 * len(COMPUTE)
+    run = ["advise", "--run-dir", str(tmp_path), "--calibrate", str(tmp_path), "--hosts", "16", "--methods", "topk"]
+    assert main([*run, "--bandwidth", "10mbit", "--output", str(tmp_path / "advice")]) == 0
+    told = json.loads((tmp_path / "advice" / "advise.json").read_text())
+    assert {row["method"] for row in told["rows"]} == {"psum_f32", "psum_f16", "topk"}
+    assert told["rows"][0]["method"] == "topk" and told["hosts"] == 16
+    assert "yes: topk takes" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_measured_on_this_device(tmp_path, monkeypatch):
+    import dataclasses
+
+    from jgc.training import workloads
+
+    tiny = dataclasses.replace(workloads.WORKLOADS["digits_convnet5"], batch_size=4)
+    monkeypatch.setattr(workloads, "WORKLOADS", {"tiny": tiny})
+    words = [*CONFIG, "--workload", "tiny", "--bandwidth", "1mbit", "--methods", "topk,signsgd", "--repeats", "1"]
+    assert main(["advise", *words, "--output", str(tmp_path)]) == 0
+    told = json.loads((tmp_path / "advise.json").read_text())
+    by_name = {row["method"]: row for row in told["rows"]}
+    assert by_name["psum_f32"]["bytes"] == 1.5 * 4 * by_name["psum_f32"]["bytes"] / 6 > 0
+    assert by_name["psum_f16"]["bytes"] == by_name["psum_f32"]["bytes"] / 2
+    assert 0 < by_name["topk"]["bytes"] < by_name["signsgd"]["bytes"] < by_name["psum_f32"]["bytes"] / 8
+    assert all(0 < row["compression"] < 1 and row["computation"] > 0 for row in told["rows"])  # compiled before
+    assert told["conclusion"][0].startswith("yes: topk takes")

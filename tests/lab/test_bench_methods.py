@@ -1,0 +1,114 @@
+"""`jgc bench methods`: which parts are timed, what is counted, and how it is shown."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jgc.compress import METHODS, build
+from jgc.lab.bench import methods
+from jgc.lab.bench.methods import AGGREGATE, BEFORE, OPTIMIZER, UPDATE, Costs, Row
+from jgc.lab.bench.timing import rounds
+from jgc.nodes import make_nodes
+from jgc.training import workloads
+from jgc.training.errors import UserError
+
+PARAMS = {"a": jnp.zeros((30, 4)), "b": jnp.zeros(7)}
+
+
+@pytest.fixture(scope="module")
+def costs():
+    """Of three methods, one of which has two phases and one of which does not divide; a batch of 4."""
+    digits = workloads.WORKLOADS["digits_convnet5"]
+    tiny = dataclasses.replace(digits, batch_size=4, methods={"scalecom": {"warmup_steps": 0}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workloads, "WORKLOADS", {"tiny": tiny})
+        return methods.measure("tiny", 2, 1, ["topk", "scalecom"], 0.01)
+
+
+@pytest.mark.slow
+def test_every_phase_has_a_row_after_the_dense_step(costs):
+    assert [(row.method, row.phase) for row in costs.rows] == [
+        ("dense", "dense"), ("topk", "dense"), ("topk", "top-k"), ("scalecom", "top-k")]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_only_composed_methods_divide(costs):
+    for row in costs.rows:
+        assert set(row.seconds) - {BEFORE} == {UPDATE, AGGREGATE, OPTIMIZER}
+        assert (BEFORE in row.seconds) == (row.method != "scalecom")
+        assert all(times.shape == (1,) and times > 0 for times in row.seconds.values())
+
+
+@pytest.mark.slow
+def test_a_call_is_not_compiled_again(costs):
+    """Otherwise the first round, which is counted, takes as long as compiling: seconds."""
+    assert max(float(times[0]) for row in costs.rows for times in row.seconds.values()) < 1
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_the_whole_model(costs):
+    n = costs.values
+    assert n == 389_610
+    by_phase = {(row.method, row.phase): row.up for row in costs.rows}
+    assert by_phase["dense", "dense"] == (4 * n, 4 * n)
+    worker, leader = by_phase["topk", "top-k"]
+    assert worker == leader == pytest.approx(0.01 * n * (4 + 8.56 / 8), rel=0.01)  # 8.56 bits for a position at 1 %
+    everything, (worker, leader) = leader, by_phase["scalecom", "top-k"]
+    assert leader == everything and worker == pytest.approx(0.01 * n * 4, rel=0.01)  # only the leader sends positions
+
+
+@pytest.mark.slow
+def test_the_page_has_a_dash_for_what_was_not_measured(costs):
+    page = methods.markdown(costs, "a machine")
+    times, sent = page.split("## Bytes")
+    (line,) = [line for line in times.splitlines() if line.startswith("| scalecom | top-k")]
+    assert line.split(" | ")[6:8] == ["-", "-"] and "±" not in line
+    (line,) = [line for line in times.splitlines() if line.startswith("| dense | dense")]
+    assert line.split(" | ")[4] == "1.000" and "-" not in line.split(" | ")
+    assert "| topk | 0 | 4 |" in sent and "| dense | 0 | 0 |" in sent
+
+
+@pytest.mark.parametrize(("name", "settings", "held"), [
+    ("dense", {}, (0, 0)), ("topk", {}, (0, 4)), ("topk", {"residual_dtype": "bfloat16"}, (0, 2)),
+    ("dgc", {"momentum_correction": True}, (0, 8)), ("onebit", {}, (0, 4)), ("scalecom", {}, (4 / 127, 4))])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_bytes_held_by_hand(name, settings, held, nodes):
+    settings = {"first_layer": ""} | settings if hasattr(METHODS[name].settings, "first_layer") else settings
+    compressor = build(METHODS[name].settings(**settings))
+    assert methods.bytes_held(compressor, PARAMS, make_nodes(nodes, jax.devices()[:1])) == pytest.approx(held)
+
+
+def test_ratios_are_taken_round_by_round():
+    """A machine that slows down in the second round slows down all alike."""
+    slow = np.array([1.0, 2.0])
+    dense = Row("dense", "dense", {UPDATE: slow, AGGREGATE: slow, OPTIMIZER: slow}, (4.0, 4.0))
+    other = Row("topk", "top-k", {UPDATE: 3 * slow, AGGREGATE: 3 * slow, BEFORE: slow, OPTIMIZER: slow}, (0.0, 0.0))
+    costs = Costs("w", 2, 2, 1, slow, (dense, other), {})
+    assert methods.time_cells(other, costs) == [
+        "topk", "top-k", "4500.00 ± 750.00", "6000.00 ± 1000.00", "2.000 ± 0.000", "4500.00 ± 750.00",
+        "1500.00 ± 250.00", "3000.00 ± 500.00", "1500.00 ± 250.00"]  # fmt: skip
+    assert methods.bytes_cells(other, costs)[2:] == ["0", "sends nothing"] * 2
+
+
+def test_a_round_that_is_not_counted_comes_first():
+    calls: list[str] = []
+    seconds = rounds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3)
+    assert calls == ["a", "b"] * 4 and {name: times.shape for name, times in seconds.items()} == {"a": (3,), "b": (3,)}
+
+
+def test_every_method_can_be_configured():
+    assert [method.name for method in methods.chosen([])] == list(METHODS)
+    for method in METHODS.values():
+        settings = methods.configured(method, "cifar10_resnet20", 8, 0.25).compressor
+        assert getattr(settings, "first_layer", "") == getattr(settings, "last_layer", "") == ""
+        assert getattr(settings, "alpha", 0.25) == 0.25
+
+
+def test_wrong_values_are_named():
+    with pytest.raises(UserError, match="unknown method 'topp'; did you mean topk"):
+        methods.chosen(["topp"])
+    with pytest.raises(UserError, match="3 nodes do not divide a batch of 128"):
+        methods.configured(METHODS["topk"], "digits_convnet5", 3, None)

@@ -1,0 +1,296 @@
+"""The network benchmark: plans, rows, figures and taking up; with root and iproute2 also a run on real namespaces."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jgc import comm
+from jgc.lab.bench.network import methods, plan_of, plot, results, tables
+from jgc.lab.bench.network.figures import Interval, median, of_cells
+from jgc.lab.bench.network.namespaces import HEADERS, _bucket, check_rate, remove_leftovers, why_not
+from jgc.lab.bench.network.rounds import _lacking
+from jgc.lab.bench.network.stopping import go_on, stoppable
+from jgc.nodes import LOCAL, NODE, SHARED, from_mesh, on_nodes
+from jgc.training.errors import UserError
+
+SETTINGS = {"model": "resnet18", "batch": 2, "machine": "a machine", "parameters": 1000, "tensors": 3}
+
+
+def made_up(counts=(2, 4)):
+    """Results of two methods of jgc's, a plain one and one of PyTorch's, at two rates."""
+    found = {"settings": SETTINGS, "cells": {}, "methods": {}, "versions": {"jax": "jax 0"}}
+    for hosts in counts:
+        for rate in ("100mbit", "unlimited"):
+            for framework in ("jax", "torch"):
+                own = results.cell(found, hosts, rate, f"computation_{framework}")
+                for _ in range(3):
+                    results.add_step(own, "computation", {"seconds": 1.0, "cpu": 0.9})
+            for method, sent in (("topk", 500.0), ("twenty_lines", 1000.0), ("ddp_f32", 4000.0)):
+                cell = results.cell(found, hosts, rate, method)
+                for _ in range(3):
+                    results.add_step(cell, "alone", {"seconds": 1.1, "cpu": 1.0})
+                    results.add_step(cell, "full", {"seconds": 1.5, "cpu": 1.2})
+                tx = (sent + HEADERS) * (hosts - 1) * 3
+                counted = {"tx_bytes": tx, "rx_bytes": tx, "tx_packets": 3 * (hosts - 1), "rx_packets": 3 * (hosts - 1)}
+                results.add_counts(cell, 3, [dict.fromkeys(counted, 0)] * hosts, [counted] * hosts)
+                physical = 490.0 * (hosts - 1) if method == "topk" else None
+                found["methods"][f"{hosts}/{method}"] = {"physical": physical, "compiled": physical, "audit": ""}
+    return found
+
+
+# --- what a command line asks for ------------------------------------------------------------------------------------
+
+
+def test_a_plan_holds_what_was_asked_for():
+    plan = plan_of(["2,4"], ["1Gbit", "unlimited"], ["topk", "ddp_f32"], 20, "resnet18", 2)
+    assert plan.hosts == (2, 4) and plan.rates == ("1gbit", "unlimited") and plan.methods == ("topk", "ddp_f32")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"hosts": ["1"]}, "--hosts"), ({"hosts": ["many"]}, "many"), ({"rates": ["fast"]}, "'fast'"),
+     ({"methods": ["topkk"]}, "did you mean topk"), ({"methods": ["topk:alfa=1"]}, "alpha"),
+     ({"methods": ["topk:alpha=x"]}, "'x'"), ({"methods": ["topk:alpha=5"]}, "alpha"),
+     ({"steps": 0}, "--steps"), ({"model": "vgg"}, "'vgg'")],
+)  # fmt: skip
+def test_what_does_not_fit_is_said_in_one_line(changed, said):
+    good = {"hosts": ["2"], "rates": ["1gbit"], "methods": [], "steps": 20, "model": "resnet18", "batch": 2}
+    with pytest.raises(UserError) as caught:
+        plan_of(**(good | changed))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_all_methods_at_four_hosts_and_without_torch_none_of_its_rows():
+    from jgc import compress
+
+    at_four = [row.name for row in methods.rows([], 4, torch=True)]
+    assert set(compress.METHODS) < set(at_four) and set(methods.PLAIN_TORCH) < set(at_four)
+    assert len(methods.rows([], 2, torch=True)) < len(at_four)
+    assert not set(methods.PLAIN_TORCH) & {row.name for row in methods.rows([], 4, torch=False)}
+
+
+def test_a_bucket_holds_half_a_millisecond_and_at_least_some_packets():
+    assert check_rate("Unlimited") == "unlimited"
+    words = _bucket("10gbit")
+    assert float(words[words.index("burst") + 1]) == 10e9 / 8 * 0.0005
+    assert int(_bucket("1mbit")[4]) >= 10 * 1514
+
+
+# --- taking up -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_comes_back_and_other_settings_are_refused(tmp_path):
+    found = made_up()
+    results.save(tmp_path, found)
+    assert results.load(tmp_path, {"model": "resnet18", "batch": 2}) == {**found, "session": 1}
+    with pytest.raises(UserError, match="batch 2, not 8"):
+        results.load(tmp_path, {"model": "resnet18", "batch": 8})
+
+
+def test_only_missing_steps_are_taken():
+    found, plan = made_up(), plan_of(["2"], ["100mbit"], ["topk"], 3, "resnet18", 2)
+    row = methods.rows(["topk"], 2, torch=False)[0]
+    assert results.missing(found, 2, "100mbit", "topk", 5) == 2
+    assert not _lacking(found, 2, "100mbit", row, plan)
+    assert _lacking(found, 2, "100mbit", row, plan._replace(steps=4))
+    assert _lacking(found, 2, "1gbit", row, plan) and _lacking(found, 8, "100mbit", row, plan)
+
+
+def test_a_slow_method_is_done_after_few_steps():
+    found, plan = made_up(), plan_of(["2"], ["100mbit"], ["topk"], 20, "resnet18", 2)._replace(slow_steps=3)
+    row = methods.rows(["topk"], 2, torch=False)[0]
+    assert _lacking(found, 2, "100mbit", row, plan)
+    found["cells"]["2/100mbit/topk"]["tx_bytes"] = 3 * 100e6  # 24 seconds a step
+    assert not _lacking(found, 2, "100mbit", row, plan)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_step_add_up_and_headers_stand_apart():
+    row = of_cells(made_up(), 4, "100mbit")[0]
+    assert row.computation + row.compression + row.communication == pytest.approx(row.step.middle)
+    assert row.added.middle == pytest.approx(0.5) and row.cpu == pytest.approx(0.3)
+    assert row.sent == pytest.approx(1500) and row.headers == pytest.approx(3 * HEADERS)
+    assert row.floor == pytest.approx((1500 + 3 * HEADERS) / 12.5e6)
+    assert row.of_twenty == pytest.approx(0.5)
+    assert of_cells(made_up(), 4, "unlimited")[0].floor is None
+
+
+def test_an_interval_holds_the_median_and_shrinks_with_more_steps():
+    random = np.random.default_rng(1)
+    few, many = (median(list(random.normal(1.0, 0.1, n)), [0.5] * 10) for n in (5, 500))
+    for one in (few, many):
+        assert one.low <= one.middle <= one.high
+    assert many.high - many.low < few.high - few.low
+    assert median([2.0]) == Interval(2.0, 2.0, 2.0)
+
+
+def test_the_page_shows_every_row_and_what_differs(tmp_path):
+    found = made_up()
+    found["methods"]["4/topk"]["audit"] = "Wire.physical 1 B, the compiled program 2 B"
+    found["methods"]["4/klt"] = {"error": "cannot build klt"}
+    pictures = plot.draw(tmp_path, found)
+    page = tables.page(found, pictures)
+    assert [p.name for p in pictures if p.is_file()] == ["added-2-hosts.png", "added-4-hosts.png"]
+    assert page.count("## ") == 6 and page.count("| PyTorch DDP f32 |") == 2 * 4 + 1
+    assert "(differs)" in page and "cannot build klt" in page
+    assert "3.00 times" in page and "1.50 times" in page  # a gather's and a ring's growth from 2 to 4 hosts
+
+
+# --- collectives replaced by local copies -----------------------------------------------------------------------------
+
+
+def test_alone_keeps_shapes_and_the_account():
+    mesh = jax.sharding.Mesh(jax.devices()[:1], (NODE,))
+    nodes = from_mesh(mesh, (NODE,))._replace(count=4)
+
+    def one(x):
+        return comm.gather(x, nodes, "a"), comm.mean(x, nodes, "b"), comm.ring_mean(x, nodes, "c")
+
+    with comm.alone(), comm.ledger() as sent:
+        gathered, _, ring = on_nodes(one, nodes, (LOCAL,), SHARED)(jnp.arange(6.0)[None])
+    assert gathered.shape == (4, 6) and ring.shape == (6,)
+    np.testing.assert_array_equal(gathered, np.tile(np.arange(6.0), (4, 1)))
+    assert sum(s.bytes for s in sent if s.kind == "a") == 3 * 24 and sum(s.bytes for s in sent if s.kind == "b") == 36
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit),
+                                               (signal.SIGINT, KeyboardInterrupt)])  # fmt: skip
+def test_a_signal_whose_exception_was_lost_raises_again(number, raised):
+    before = signal.getsignal(number)
+    with pytest.raises(raised), stoppable():
+        go_on()
+        with contextlib.suppress(BaseException):  # as a callback of the garbage collector does
+            signal.raise_signal(number)
+        go_on()
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_does_not_disturb_cleaning_up():
+    cleaned = False
+    with pytest.raises(KeyboardInterrupt), stoppable():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            cleaned = True
+    assert cleaned
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "no json", '{"settings": [], "cells": {}, "methods": {}}'])
+def test_what_is_no_file_of_results_is_one_line(content, tmp_path):
+    (tmp_path / results.NAME).write_text(content)
+    with pytest.raises(UserError, match="is not a file of bench network"):
+        results.load(tmp_path, {})
+
+
+def test_a_row_is_compared_with_the_computation_of_its_own_sessions():
+    found = made_up()
+    own, cell = (found["cells"][f"2/100mbit/{name}"] for name in ("computation_jax", "topk"))
+    for _ in range(9):
+        results.add_step(own, "computation", {"seconds": 0.5, "cpu": 0.4}, session=1)
+    row = next(row for row in of_cells(found, 2, "100mbit") if row.method == "topk")
+    assert row.computation == 1.0 and row.added.middle == 0.5 and row.cpu == pytest.approx(0.3)
+    for _ in range(3):
+        results.add_step(cell, "full", {"seconds": 1.0, "cpu": 0.7}, session=1)
+    row = next(row for row in of_cells(found, 2, "100mbit") if row.method == "topk")
+    assert row.computation == 0.5 and results.sessions(cell, "full") == [0, 0, 0, 1, 1, 1]
+
+
+def test_steps_of_a_block_count_as_one_where_they_are_alike():
+    slow_and_fast = [1.0, 2.0] * 4
+    within, between = median([x for x in slow_and_fast for _ in range(4)]), median(slow_and_fast * 4)
+    assert (between.high - between.low) < (within.high - within.low) == 1.0
+    assert median([1.0, 1.0, 1.0, 1.0, 3.0])[1:] == (1.0, 3.0)  # the last block is a shorter one
+
+
+def test_framing_is_that_of_the_collectives_in_a_program():
+    found = made_up()
+    found["methods"]["2/topk"]["collectives"] = {"all-reduce 4": 2, "all-gather 488": 1}
+    assert of_cells(found, 2, "100mbit")[0].framing is None  # not measured
+    found["framing"] = {"2": {"all-reduce 4": 10.0, "all-gather 488": 7.0}}
+    row = next(row for row in of_cells(found, 2, "100mbit") if row.method == "topk")
+    assert row.framing == 27.0 and row.sent == 500.0
+    assert "(outside 5 %)" not in tables.bytes_table([row])  # 473 B of 490
+    assert "(outside 5 %)" in tables.bytes_table([row._replace(framing=100.0)])
+    assert next(row for row in of_cells(found, 4, "100mbit") if row.method == "topk").framing is None
+
+
+# --- the real thing --------------------------------------------------------------------------------------------------
+
+needs_namespaces = pytest.mark.skipif(
+    shutil.which("ip") is None or os.geteuid() != 0 or why_not() is not None,
+    reason="needs root, iproute2 and the right to make network namespaces",
+)
+
+
+def command(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "jgc", "bench", "network", "--short", "--run-dir", str(folder)]
+
+
+def namespaces(pid: int) -> list[str]:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.startswith(f"jgc{pid}-")]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="says what root is needed for")
+def test_without_root_there_is_one_line(tmp_path):
+    done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1 and "root" in done.stderr
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_short_run_counts_what_wire_says_and_leaves_nothing_behind(tmp_path):
+    process = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert not namespaces(process.pid)
+    found = json.loads((tmp_path / results.NAME).read_text())
+    told = found["methods"]["2/topk"]
+    assert told["audit"] == "" and told["physical"] == told["compiled"] > 0
+    for hosts, rate in tables.cells_of(found):
+        for row in of_cells(found, hosts, rate):
+            assert row.sent > 0.95 * (row.physical or 0) and row.step.middle > 0
+            if row.physical:  # 1.000 as a rule; a lost packet is sent again
+                assert row.framing and (row.sent - row.framing) / row.physical == pytest.approx(1, abs=0.05)
+    assert (tmp_path / "network.md").is_file() and (tmp_path / "added-2-hosts.png").is_file()
+    again = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
+    assert again.returncode == 0 and "compiling" not in again.stderr
+
+
+def heed_signals() -> None:
+    """What a shell starts in the background ignores Ctrl-C, what nohup starts a closed terminal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path, number):
+    process = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "TMPDIR": str(tmp_path)},
+                               preexec_fn=heed_signals)  # fmt: skip
+    while len(namespaces(process.pid)) < 3:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate()
+    if number == signal.SIGKILL:
+        remove_leftovers()
+    assert process.returncode != 0, said
+    assert not namespaces(process.pid)

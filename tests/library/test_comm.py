@@ -1,0 +1,237 @@
+"""The collectives, in the three layouts and in some others."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contract import LAYOUTS, nodes_of, same_bits
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+import jgc
+from jgc import comm
+from jgc.nodes import LOCAL, SHARED, as_one_per_device, from_mesh
+from jgc.types import Nodes
+from jgc.wire.hlo import collectives, table
+
+DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8", "int16", "uint32", "float8_e4m3fn")
+SPECIAL = np.array([0x80000000, 0x7FC12345, 0xFF800001, 0x00000001, 0x3F800000], np.uint32)  # -0, NaNs, denormal, 1
+
+
+@functools.cache
+def _mesh(a: int, b: int):
+    return jax.make_mesh((a, b), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: a * b])
+
+
+OTHERS = {
+    "two axes": lambda: from_mesh(_mesh(2, 3), slow=("a", "b")),
+    "two axes and two per device": lambda: from_mesh(_mesh(2, 3), slow=("a", "b"), per_device=2),
+    "slow and fast axis": lambda: from_mesh(_mesh(4, 2), slow=("a",), fast=("b",)),
+    "one node": lambda: jgc.make_nodes(1),
+}
+every_layout = pytest.mark.parametrize("layout", [*LAYOUTS, *OTHERS])
+
+
+@functools.cache
+def _nodes(layout: str) -> Nodes:
+    return OTHERS[layout]() if layout in OTHERS else nodes_of(layout)
+
+
+def _run(fn, nodes: Nodes, *arrays, outs=SHARED):
+    """fn of each node's part of the arrays, which all nodes must agree on."""
+    arrays = [jgc.place(x, LOCAL, nodes) for x in arrays]
+    return jax.jit(jgc.on_nodes(fn, nodes, ins=(LOCAL,) * len(arrays), outs=outs))(*arrays)
+
+
+def _integers(nodes: Nodes, n: int) -> np.ndarray:
+    return np.random.default_rng(n).integers(-50, 50, (nodes.count, n)).astype(np.float32)
+
+
+# --- collectives --------------------------------------------------------------------------------------------------
+
+
+@every_layout
+def test_sum_mean_and_ring_are_numpys(layout):
+    nodes = _nodes(layout)
+    x, short = _integers(nodes, 13), _integers(nodes, 3)  # neither divides among the nodes: the ring pads
+    total, mean, ring, short_ring = _run(
+        lambda x, short: (
+            comm.total(x, nodes, "x"), comm.mean(x, nodes, "x"),
+            comm.ring_mean(x, nodes, "x"), comm.ring_mean(short, nodes, "x"),
+        ), nodes, x, short,
+    )  # fmt: skip
+    assert np.array_equal(total, x.sum(0))
+    assert np.array_equal(mean, ring)
+    for got, numpys in ((mean, x.mean(0)), (short_ring, short.mean(0))):  # XLA multiplies by 1 / K
+        np.testing.assert_allclose(got, numpys, rtol=0 if nodes.count in (1, 4, 8) else 2e-7)
+
+
+@every_layout
+def test_gather_keeps_the_order_of_the_nodes(layout):
+    nodes = _nodes(layout)
+    x = _integers(nodes, 5)
+    index, gathered, both = _run(
+        lambda x: (
+            comm.gather(comm.node_index(nodes), nodes, "i"), comm.gather(x, nodes, "x"),
+            comm.gather_dict({"b": x, "a": x[:3].astype(jnp.bfloat16)}, nodes),
+        ), nodes, x,
+    )  # fmt: skip
+    assert index.tolist() == list(range(nodes.count))
+    assert np.array_equal(gathered, x) and np.array_equal(both["b"], x)
+    assert same_bits(both["a"], x[:, :3].astype(jnp.bfloat16))
+
+
+@every_layout
+def test_broadcast_gives_every_leaders_bits_to_all(layout):
+    nodes = _nodes(layout)
+    bits = np.stack([np.roll(SPECIAL, i) ^ (i << 8) for i in range(nodes.count)]).astype(np.uint32)
+    half = bits.astype(np.uint16)[:, :3]
+
+    def from_each(x, half):
+        leaders = range(nodes.count)
+        alone = [comm.broadcast(x, jnp.int32(i), nodes, "x") for i in leaders]
+        joined = [comm.broadcast_dict({"x": x, "half": half}, jnp.int32(i), nodes) for i in leaders]
+        return alone, joined
+
+    alone, joined = _run(from_each, nodes, bits.view(np.float32), half.view(jnp.bfloat16))
+    for i in range(nodes.count):
+        assert same_bits(alone[i], bits[i].view(np.float32))
+        assert same_bits(joined[i], {"x": bits[i].view(np.float32), "half": half[i].view(jnp.bfloat16)})
+
+
+@every_layout
+def test_a_flag_on_one_node_reaches_all(layout):
+    nodes = _nodes(layout)
+    for raised in (None, 0, nodes.count - 1):
+        flags = np.arange(nodes.count) == (-1 if raised is None else raised)
+        assert bool(_run(lambda f: comm.any_true(f, nodes), nodes, flags)) == (raised is not None)
+
+
+@every_layout
+def test_what_the_leader_has_is_on_its_own_device_alone(layout):
+    nodes = _nodes(layout)
+    x, leader = _integers(nodes, 4), nodes.count - 1
+    held = _run(lambda x: comm.on_leaders_device(x, jnp.int32(leader), nodes), nodes, x, outs=LOCAL)
+    expected = np.zeros_like(x)
+    expected[nodes.count - nodes.per_device :] = x[leader]
+    assert np.array_equal(held, expected)
+
+
+@every_layout
+def test_nodes_have_keys_of_their_own_that_do_not_depend_on_the_layout(layout):
+    nodes = _nodes(layout)
+    draw = lambda x: jax.random.bits(comm.node_key(jax.random.key(5), nodes), (2,))  # noqa: E731
+    drawn = _run(draw, nodes, _integers(nodes, 1), outs=LOCAL)
+    assert len(np.unique(drawn)) == drawn.size
+    expected = [jax.random.bits(jax.random.fold_in(jax.random.key(5), i), (2,)) for i in range(nodes.count)]
+    assert np.array_equal(drawn, expected)
+
+
+WRAPPED = {
+    "jit": lambda f, x: jax.jit(f)(x),
+    "scan": lambda f, x: jax.lax.scan(lambda carry, x: (carry, f(x)), 0, x[None])[1][0],
+    "switch": lambda f, x: jax.lax.switch(jnp.int32(1), [lambda x: -f(x), f], x),
+    "remat": lambda f, x: jax.checkpoint(f)(x),
+}
+
+
+@every_layout
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_collectives_may_stand_inside_jit_scan_and_switch(wrapped, layout):
+    nodes = _nodes(layout)
+    x = _integers(nodes, 4)
+
+    def f(x):
+        gathered = comm.gather(x, nodes, "x")[comm.node_index(nodes)]  # this node's own again
+        received = comm.broadcast(x, jnp.int32(nodes.count - 1), nodes, "x")
+        return gathered + received + comm.total(x, nodes, "x") + nodes.count * comm.ring_mean(x, nodes, "x")
+
+    got = _run(lambda x: WRAPPED[wrapped](f, x), nodes, x, outs=LOCAL)
+    np.testing.assert_allclose(got, x + x[-1] + 2 * x.sum(0), rtol=1e-6)
+
+
+# --- the ledger ---------------------------------------------------------------------------------------------------
+
+
+def _halves_around(x, nodes: Nodes):
+    segments = jnp.resize(x, (comm.ring_places(nodes), 5))
+    encode, decode = lambda key, x: {"a": x.astype(jnp.bfloat16), "b": x[:1]}, lambda p: p["a"].astype(jnp.float32)
+    return comm.ring_mean_recoded(jax.random.key(0), segments, encode, decode, nodes)[0]
+
+
+CALLS = {
+    "total": lambda x, nodes: comm.total(x, nodes, "x"),
+    "ring": lambda x, nodes: comm.ring_mean(x, nodes, "x"),
+    "ring of codes": lambda x, nodes: _halves_around(x, nodes),
+    "gather": lambda x, nodes: comm.gather(x, nodes, "x"),
+    "gather of several": lambda x, nodes: comm.gather_dict({"a": x, "b": x.astype(jnp.bfloat16)}, nodes),
+    "broadcast": lambda x, nodes: comm.broadcast(x, jnp.int32(0), nodes, "x"),
+    "flag": lambda x, nodes: comm.any_true(x[0] > 0, nodes),
+}
+
+
+@every_layout
+@pytest.mark.parametrize("call", CALLS)
+def test_the_ledger_holds_what_the_compiled_program_sends(call, layout):
+    nodes = _nodes(layout)
+    x = jgc.place(_integers(nodes, 13), LOCAL, nodes)
+    on_axis = jax.jit(jgc.on_nodes(lambda x: CALLS[call](x, nodes), nodes, ins=(LOCAL,), outs=SHARED))
+    with comm.ledger() as sent:
+        lowered = on_axis.lower(x)
+    found = {op: (total.times, total.sent_bytes) for op, total in table(collectives(lowered.compile())).items()}
+    claimed = dict.fromkeys({s.op for s in sent}, (0, 0))
+    for s in sent:
+        claimed[s.op] = (claimed[s.op][0] + 1, claimed[s.op][1] + s.bytes)
+    assert claimed == {op: value for op, value in found.items() if value[1]}
+    assert bool(sent) == (nodes.mesh is not None and nodes.count > 1)
+
+
+def test_the_ledger_can_be_kept_on_an_abstract_mesh():
+    nodes = as_one_per_device(nodes_of("1 device"))
+    with comm.ledger() as sent:
+        jax.eval_shape(jgc.on_nodes(lambda x: comm.total(x, nodes, "x"), nodes, (LOCAL,), SHARED), jnp.zeros((8, 4)))
+    assert [(s.op, s.kind, s.bytes) for s in sent] == [("all-reduce", "x", 28)]  # 2 * 7/8 of 16 bytes
+
+
+# --- outside the node axis ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", CALLS)
+def test_outside_the_node_axis_a_collective_says_so(call, layout):
+    with pytest.raises(RuntimeError, match=r"outside the node axis.*jgc\.node_grads"):
+        CALLS[call](jnp.ones(3), nodes_of(layout))
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 99))
+def test_words_keep_every_bit(dtype, shape, seed):
+    dtype = jnp.dtype(dtype)
+    raw = np.random.default_rng(seed).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
+    x = raw.view(dtype).reshape(shape)
+    words = comm.to_words(jnp.asarray(x))
+    assert (words.dtype, words.shape) == (jnp.uint32, (comm.word_count(tuple(shape), dtype),))
+    assert same_bits(comm.from_words(words, tuple(shape), dtype), x)
+
+
+@given(st.dictionaries(st.text("abc ", min_size=1), st.tuples(st.sampled_from(DTYPES), st.integers(0, 5)), min_size=1))
+def test_several_arrays_come_back_out_of_one_vector_of_words(spec):
+    payload = {name: jnp.arange(n).astype(dtype) for name, (dtype, n) in spec.items()}
+    assert same_bits(comm.split_words(comm.join_words(payload), payload), payload)
+
+
+def test_numbers_of_eight_bytes_travel_as_two_words():
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.array([1.5, -0.0, np.pi]))
+        assert comm.to_words(x).size == comm.word_count((3,), x.dtype) == 6
+        assert same_bits(comm.from_words(comm.to_words(x), (3,), x.dtype), x)
+
+
+def test_booleans_are_not_sent_as_words():
+    with pytest.raises(TypeError, match="pack booleans into bits"):
+        comm.to_words(jnp.ones(3, bool))

@@ -1,0 +1,214 @@
+"""The properties that every method keeps, in every phase and in all three node layouts."""
+
+from collections import Counter
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contract import (
+    COMMON,
+    LAW_EXEMPT,
+    LAYOUT_EXEMPT,
+    LAYOUTS,
+    OVERFLOWS,
+    PARAMS,
+    SLOW,
+    STATE,
+    VARIANTS,
+    ZERO_EXEMPT,
+    Case,
+    K,
+    compressor_of,
+    entry,
+    first_state,
+    gradients,
+    history,
+    nodes_of,
+    on_host,
+    program,
+    run,
+    same_bits,
+    seeds_of,
+    step_key,
+    wire_of,
+    within,
+)
+from laws import balances
+
+import jgc
+from jgc.compress import METHODS
+from jgc.layout.pack import leaf_paths, make_packing
+from jgc.wire.hlo import collectives, table
+
+NAMES = (*METHODS, *VARIANTS)
+CASES = [
+    Case(name, i, layout) for name in NAMES for i in range(len(compressor_of(name).schedule)) for layout in LAYOUTS
+]
+
+
+def phase_of(case: Case) -> jgc.Phase:
+    return compressor_of(case.variant).schedule[case.phase]
+
+
+def _param(case: Case, *shown: str):
+    marks = [pytest.mark.slow] if case.variant in SLOW else []
+    return pytest.param(case, id=", ".join(shown), marks=marks)
+
+
+every_case = pytest.mark.parametrize("case", [_param(c, c.variant, phase_of(c).name, c.layout) for c in CASES])
+every_phase = pytest.mark.parametrize(
+    "case", [_param(c, c.variant, phase_of(c).name) for c in CASES if c.layout == "1 device"]
+)
+every_variant = pytest.mark.parametrize(
+    "case", [_param(c, c.variant) for c in CASES if c.layout == "1 device" and c.phase == 0]
+)
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_aggregate_has_the_structure_shapes_and_dtypes_of_the_gradients(case):
+    for step in history(case):
+        assert jax.tree.structure(step.aggregated) == jax.tree.structure(PARAMS)
+        leaves = zip(leaf_paths(PARAMS), jax.tree.leaves(step.aggregated), jax.tree.leaves(PARAMS), strict=True)
+        for path, got, param in leaves:
+            assert (got.shape, got.dtype) == (param.shape, param.dtype), path
+            assert np.all(np.isfinite(np.asarray(got, np.float32))), path
+        assert step.info.finite.all()
+        assert case.variant in OVERFLOWS or not step.info.overflow.any()
+
+
+@every_case
+def test_all_nodes_hold_bit_equal_results(case):
+    mesh, last = nodes_of(case.layout).mesh, history(case)[-1]
+    for x in jax.tree.leaves((last.aggregated, last.after.shared)):
+        held = [np.asarray(shard.data) for shard in x.addressable_shards]
+        assert len(held) == (1 if mesh is None else mesh.size)
+        assert all(same_bits(held[0], other) for other in held)
+
+
+@every_phase
+def test_three_layouts_agree_bit_for_bit(case):
+    runs = [history(case._replace(layout=layout)) for layout in LAYOUTS]
+    _, tolerance = LAYOUT_EXEMPT.get((case.variant, phase_of(case).name), ("", 0.0))
+    same = partial(within, tolerance) if tolerance else same_bits
+    norms = tolerance * np.sqrt(make_packing(PARAMS).size)  # of what differs by that much everywhere
+    for one, *others in zip(*runs, strict=True):
+        for other in others:
+            assert same_bits(one.grads, other.grads)
+            assert same(one.aggregated, other.aggregated)
+            assert same(one.after, other.after)
+            assert same_bits(one.info._replace(residual_norm=()), other.info._replace(residual_norm=()))
+            np.testing.assert_allclose(one.info.residual_norm, other.info.residual_norm, rtol=1e-6, atol=norms)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.lossless is not None])
+def test_lossless_settings_give_the_dense_mean(name, layout):
+    compressor = compressor_of(f"{name}, lossless")
+    case = Case(f"{name}, lossless", len(compressor.schedule) - 1, layout)
+    momentum = COMMON["momentum"] if compressor.owns_momentum else 0.0
+    velocity = jax.tree.map(lambda x: np.zeros((K, *x.shape)), PARAMS)
+    for step in run(case, first_state(case.variant), seeds_of(case)):
+        velocity = jax.tree.map(lambda u, g: momentum * u + np.asarray(g, float), velocity, step.grads)
+        for got, u, param in zip(*map(jax.tree.leaves, (step.aggregated, velocity, PARAMS)), strict=True):
+            assert same_bits(got, u.mean(0).astype(param.dtype))
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_what_is_kept_and_what_is_aggregated_add_up_to_what_came_in(case):
+    if (case.variant, phase_of(case).name) in LAW_EXEMPT:
+        pytest.skip(LAW_EXEMPT[case.variant, phase_of(case).name])
+    for step in history(case):
+        for had, aggregated, kept, tolerance in balances(case, step):
+            assert np.all(np.abs(had - aggregated - kept) <= tolerance)
+
+
+@every_case
+def test_save_and_restore_in_the_middle_of_a_phase_equals_an_uninterrupted_run(case):
+    first, *rest = history(case)
+    leaves, structure = jax.tree.flatten(first.after)
+    saved = [(x.tobytes(), x.dtype, x.shape) for x in map(np.asarray, leaves)]
+    restored = [np.frombuffer(data, dtype).reshape(shape) for data, dtype, shape in saved]
+    again = run(case, jax.tree.unflatten(structure, restored), seeds_of(case)[1:])
+    for one, other in zip(rest, again, strict=True):
+        assert same_bits(one.aggregated, other.aggregated)
+        assert same_bits(one.after, other.after)
+        assert same_bits(one.info, other.info)
+
+
+@every_variant
+def test_transitions_keep_the_structure_of_the_state(case):
+    compressor = compressor_of(case.variant)
+    shapes = jax.tree.map(jax.typeof, first_state(case.variant))
+    for i in range(len(compressor.schedule)):
+        assert jax.tree.map(jax.typeof, entry(case._replace(phase=i))) == shapes
+        assert jax.tree.map(jax.typeof, on_host(history(case._replace(phase=i))[-1].after)) == shapes
+
+
+# --- bad and empty input ------------------------------------------------------------------------------------------
+
+
+@every_case
+@pytest.mark.parametrize("bad", [np.nan, -np.inf], ids=str)
+def test_a_gradient_that_is_not_finite_on_one_node_makes_all_nodes_skip(case, bad):
+    nodes, state = nodes_of(case.layout), history(case)[-1].after
+    for node, path in ((3, "scalar"), (K - 1, "Conv_0/kernel"), (0, "Dense_0/half")):
+        grads = on_host(gradients(7, nodes))
+        leaf = dict(zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True))[path]
+        poisoned = jax.tree.map(lambda x, leaf=leaf: x.copy() if x is leaf else x, grads)
+        jax.tree.leaves(poisoned)[leaf_paths(grads).index(path)].reshape(K, -1)[node, -1] = bad
+        aggregated, after, info = program(case)(step_key(7, nodes), jgc.place(poisoned, jgc.LOCAL, nodes), state)
+        assert not np.asarray(info.finite).any() and np.isfinite(info.residual_norm).all()
+        assert same_bits(aggregated, jax.tree.map(jnp.zeros_like, PARAMS))
+        assert same_bits(after, state)
+
+
+@every_case
+def test_zero_gradients_and_nothing_kept_aggregate_to_zeros(case):
+    if (case.variant, phase_of(case).name) in ZERO_EXEMPT:
+        pytest.skip(ZERO_EXEMPT[case.variant, phase_of(case).name])
+    nodes, shared = nodes_of(case.layout), history(case)[-1].after.shared
+    state = jgc.State(shared, jax.tree.map(np.zeros_like, first_state(case.variant).local))
+    aggregated, after, info = program(case)(
+        step_key(7, nodes), gradients(7, nodes, largest=0), jgc.place(state, STATE, nodes)
+    )
+    assert not any(np.any(np.asarray(x)) for x in jax.tree.leaves((aggregated, after.local)))
+    assert info.finite.all() and not np.asarray(info.residual_norm).any()
+
+
+# --- what it costs ------------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_physical_bytes_equal_the_collectives_of_the_compiled_step(case):
+    nodes, step = nodes_of(case.layout), history(case)[0]
+    arguments = step_key(0, nodes), jgc.place(step.grads, jgc.LOCAL, nodes), jgc.place(step.before, STATE, nodes)
+    compiled = program(case).lower(*arguments).compile()  # the very program that ran: JAX has kept it
+    found = {op: total.sent_bytes for op, total in table(collectives(compiled)).items()}
+    claimed: Counter = Counter()
+    for sent in wire_of(case).physical:
+        claimed[sent.op] += sent.bytes
+    assert claimed == found
+    assert bool(found) == (nodes.mesh is not None)
+
+
+@every_phase
+def test_logical_bytes_do_not_depend_on_the_layout(case):
+    wires = [wire_of(case._replace(layout=layout)) for layout in LAYOUTS]
+    assert all((w.logical, w.once) == (wires[0].logical, wires[0].once) for w in wires)
+    for message in (*wires[0].logical, *wires[0].once):
+        assert message.role in ("leader", "worker", "server") and message.direction in ("up", "down")
+        assert message.bytes >= 0
+
+
+@every_case
+def test_the_second_step_does_not_recompile(case):
+    history(case)
+    assert program(case)._cache_size() == 1

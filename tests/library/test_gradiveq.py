@@ -1,0 +1,395 @@
+"""GradiVeQ: codes that commute with the mean, bases from samples, the cycle of phases, and what the ring waits for."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jgc
+from jgc.compress import gradiveq, step_on_nodes
+from jgc.compress.low_rank.slices import Sliced, code_size, codes, decoded, dimensions, no_rows, plan, principal
+from jgc.layout.pack import make_packing, pack
+from jgc.method import phases
+from jgc.nodes import as_one_per_device
+from jgc.types import Phase, State
+from jgc.wire.hlo import _parse
+
+K = 8
+PARAMS = {
+    "bias": jnp.zeros(4),
+    "conv": jnp.zeros((3, 3, 2, 4)),
+    "head": jnp.zeros((6, 4)),
+    "wide": jnp.zeros((1, 5, 3, 8)),
+}
+CYCLE = {"warmup_steps": 2, "sampling_steps": 6, "compressed_steps": 4}
+LAYOUTS = {
+    "emulated": lambda: jgc.make_nodes(K, jax.devices()[:1]),
+    "one per device": lambda: jgc.make_nodes(K),
+    "two per device": lambda: jgc.make_nodes(K, jax.devices()[:4]),
+}
+STATE = State(jgc.SHARED, jgc.LOCAL)
+
+
+def random_gradients(rng: np.random.Generator, like=PARAMS) -> dict:
+    """All nodes' gradients [K, ...]."""
+    return jax.tree.map(lambda x: rng.normal(size=(K, *x.shape)).astype(np.float32), like)
+
+
+def flat(tree) -> np.ndarray:
+    return np.asarray(pack(tree, make_packing(tree)))
+
+
+def mean_of(grads) -> np.ndarray:
+    return flat(jax.tree.map(lambda x: jnp.asarray(x).mean(0), grads))
+
+
+@functools.cache
+def compiled(phase, layout: str, **overrides):
+    return jax.jit(step_on_nodes(gradiveq(**{**CYCLE, **overrides}).aggregate, phase, LAYOUTS[layout]()))
+
+
+def play(steps: list[dict], layout: str = "emulated", **overrides) -> list[tuple[Phase, np.ndarray, State]]:
+    """The phase, the aggregate f32[n] and the state after each step, as the training loop goes through them."""
+    compressor, nodes = gradiveq(**{**CYCLE, **overrides}), LAYOUTS[layout]()
+    state = jgc.place(compressor.init(jax.random.key(0), PARAMS, nodes), STATE, nodes)
+    phase, out = compressor.schedule[0], []
+    for i, grads in enumerate(steps):
+        old, phase = phase, phases.phase_after(compressor, phase, i, state, nodes)
+        if phase.value != old.value:
+            state = jgc.place(compressor.transition(old.value, phase.value, state, nodes), STATE, nodes)
+        key = jgc.place(jax.random.key(i), "shared", nodes)
+        mean, state, _ = compiled(phase.value, layout, **overrides)(key, jgc.place(grads, "local", nodes), state)
+        out.append((phase, flat(jax.tree.map(jnp.asarray, mean)), state))
+    return out
+
+
+def name_of(phase: Phase) -> str:
+    return phase.parts[-1].name
+
+
+# --- slices -------------------------------------------------------------------------------------------------------
+
+
+def test_slices_follow_figure_3a():
+    kernel = np.arange(3 * 3 * 2 * 4).reshape(3, 3, 2, 4)  # height, width, depth, filters
+    by_hand = [kernel[h, w, d, f] for h in range(3) for w in range(3) for d in range(2) for f in range(4)]
+    np.testing.assert_array_equal(kernel.reshape(-1), by_hand)
+    [layer] = plan(make_packing({"conv": jnp.zeros((3, 3, 2, 4))}), 0, 3, 100, 0)
+    assert layer == Sliced(0, 72, 24, 3, 3)
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 4), st.integers(0, 2**31 - 1))
+@settings(max_examples=30, deadline=None)
+def test_the_code_of_the_mean_is_the_mean_of_codes_whole_or_in_parts(taps, places, reuse, seed):
+    packing = make_packing({"a": jnp.zeros((places, 3, 2, 2)), "b": jnp.zeros((2, places, 3))})
+    layers = plan(packing, 0, taps, 100, reuse)
+    rng = np.random.default_rng(seed)
+    d = [int(rng.integers(1, min(layer.width, 5) + 1)) for layer in layers]
+    rows = tuple(jnp.asarray(rng.normal(size=r.shape), jnp.float32) for r in no_rows(layers, [5] * len(layers)))
+    x = rng.normal(size=(4, packing.size)).astype(np.float32)
+    size = code_size(layers, d)
+    each = np.stack([codes(layers, rows, d, jnp.asarray(v), 0, size) for v in x])
+    whole = codes(layers, rows, d, jnp.asarray(x.mean(0)), 0, size)
+    np.testing.assert_allclose(each.mean(0), whole, atol=1e-4)
+    cuts = np.sort(rng.integers(0, size + 1, 2))
+    parts = [codes(layers, rows, d, jnp.asarray(x[0]), a, b) for a, b in zip((0, *cuts), (*cuts, size), strict=True)]
+    np.testing.assert_allclose(np.concatenate(parts), each[0], atol=1e-4)
+
+
+def test_codes_are_the_products_of_slices_with_their_bases():
+    packing = make_packing({"a": jnp.zeros((5, 2, 3))})
+    layers, rng = plan(packing, 0, 1, 100, reuse=2), np.random.default_rng(0)
+    rows, x = rng.normal(size=(3, 4, 6)).astype(np.float32), rng.normal(size=30).astype(np.float32)
+    by_hand = [rows[m // 2, :3] @ x[6 * m :][:6] for m in range(5)]
+    got = codes(layers, (jnp.asarray(rows),), [3], jnp.asarray(x), 0, 15)
+    np.testing.assert_allclose(got, np.concatenate(by_hand), rtol=1e-5)
+    back = decoded(layers, (jnp.asarray(rows),), [3], got)
+    np.testing.assert_allclose(back, np.concatenate([rows[m // 2, :3].T @ by_hand[m] for m in range(5)]), rtol=1e-4)
+
+
+# --- principal components --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples, width", [(5, 12), (12, 12), (40, 12)])
+def test_the_basis_of_the_samples_is_that_of_their_covariance(samples, width):
+    x = np.random.default_rng(1).normal(size=(2, samples, width)) * np.arange(1, width + 1)
+    energies, directions = principal(jnp.asarray(x, jnp.float32), x.shape[1])
+    for g in range(2):
+        values, vectors = np.linalg.eigh(np.cov(x[g].T) * (samples - 1))
+        count = min(samples - 1, width)
+        np.testing.assert_allclose(energies[g, :count], values[::-1][:count], rtol=1e-3)
+        for i in range(count):
+            assert abs(float(vectors[:, -1 - i] @ np.asarray(directions[g, i]))) > 0.999
+
+
+@given(st.floats(0, 0.99), st.integers(2, 12), st.integers(0, 2**31 - 1))
+@settings(max_examples=40, deadline=None)
+def test_pooled_over_the_samples_at_most_lambda_of_the_energy_is_lost(loss, samples, seed):
+    x = np.random.default_rng(seed).normal(size=(1, samples, 9)) * 2.0 ** -np.arange(9)
+    energies, directions = principal(jnp.asarray(x, jnp.float32), x.shape[1])
+    d = dimensions(np.asarray(energies), loss)
+    centred = x[0] - x[0].mean(0)
+    u = np.asarray(directions[0, :d], float)
+    assert np.sum((centred - centred @ u.T @ u) ** 2) <= (loss + 1e-5) * np.sum(centred**2)
+    if d > 1:
+        u = u[:-1]
+        assert np.sum((centred - centred @ u.T @ u) ** 2) > (loss - 1e-5) * np.sum(centred**2)
+
+
+def test_d_of_a_layer_suits_its_worst_basis_and_samples_without_energy_need_one():
+    assert dimensions(np.array([[9.0, 1.0, 0.0], [4.0, 3.0, 3.0]]), 0.1) == 3
+    assert dimensions(np.zeros((2, 4)), 0.01) == 1
+    assert dimensions(np.array([[1.0, 1.0, 1.0]]), 0.0) == 3
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cycle_is_sampled_then_compressed_then_sampled_again():
+    rng = np.random.default_rng(2)
+    run = play([random_gradients(rng) for _ in range(20)])
+    assert [name_of(phase) for phase, _, _ in run] == (
+        ["dense"] * 2 + ["sampling"] * 6 + ["compressed"] * 4 + ["sampling"] * 6 + ["compressed"] * 2
+    )
+    assert [phase.start for phase, _, _ in run][-1] == 18
+
+
+def test_with_d_equal_to_k_nothing_is_lost():
+    rng = np.random.default_rng(3)
+    steps = [random_gradients(rng) for _ in range(35)]
+    run = play(steps, warmup_steps=0, sampling_steps=30, compressed_steps=5, loss=0.0, slice_taps=1)
+    for (phase, mean, _), grads in list(zip(run, steps, strict=True))[30:]:
+        assert phase.parts[-1].value == ("compressed", (8, 24))
+        np.testing.assert_allclose(mean, mean_of(grads), atol=1e-5)
+
+
+@functools.cache
+def in_planes() -> list[dict]:
+    """Gradients whose slices lie in a plane of two directions, the same for all slices of a layer; a mean of 1."""
+    rng = np.random.default_rng(4)
+    block = {"conv": 8, "wide": 24}
+    directions = {name: rng.normal(size=(2, size)) for name, size in block.items()}
+
+    def node(name, x):
+        if name not in block:
+            return rng.normal(size=x.shape)
+        return (1 + rng.normal(size=(x.size // block[name], 2)) @ directions[name]).reshape(x.shape)
+
+    return [
+        {name: np.stack([node(name, x) for _ in range(K)]).astype(np.float32) for name, x in PARAMS.items()}
+        for _ in range(14)
+    ]
+
+
+@pytest.mark.parametrize("reuse", [0, 1, 2])
+def test_gradients_in_a_plane_cost_two_numbers_a_slice_and_lose_nothing(reuse):
+    settings = {"sampling_steps": 9, "sampling_bits": 0, "slice_taps": 1, "loss": 1e-6, "reuse": reuse}
+    run = play(in_planes(), **settings)
+    for (phase, mean, _), grads in list(zip(run, in_planes(), strict=True))[11:]:
+        assert phase.parts[-1].value == ("compressed", (2, 2))
+        np.testing.assert_allclose(mean, mean_of(grads), atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", ["psum", "ring"])
+def test_ring_and_psum_in_every_layout_equal_direct_computation(layout, algorithm):
+    rng = np.random.default_rng(5)
+    steps = [random_gradients(rng) for _ in range(10)]
+    run = play(steps, layout, algorithm=algorithm, sampling_bits=0, reuse=2)
+    (_, _, before), (phase, mean, _) = run[-2:]
+    assert name_of(phase) == "compressed"
+    learned = before.shared[-1]
+    packing = make_packing({name: PARAMS[name] for name in ("conv", "wide")})
+    layers, d = plan(packing, 0, 3, 65_536, 2), phase.parts[-1].value[1]
+    g = mean_of({name: steps[-1][name] for name in ("conv", "wide")})
+    expected = np.concatenate([
+        np.asarray(learned.mean)[layer.start : layer.start + layer.size]
+        + _project(layer, np.asarray(rows, float), size, (g - np.asarray(learned.mean))[layer.start :][: layer.size])
+        for layer, rows, size in zip(layers, learned.bases, d, strict=True)
+    ])  # fmt: skip
+    got = dict(zip(sorted(PARAMS), _unflat(mean), strict=True))
+    np.testing.assert_allclose(np.concatenate([got["conv"], got["wide"]]), expected, atol=1e-5)
+    direct = mean_of({name: steps[-1][name] for name in ("bias", "head")})
+    np.testing.assert_allclose(np.concatenate([got["head"], got["bias"]]), direct, atol=1e-6)
+
+
+def _project(layer: Sliced, rows: np.ndarray, d: int, x: np.ndarray) -> np.ndarray:
+    """U U^T of the slices of x, in plain NumPy."""
+    x = np.pad(x, (0, layer.count * layer.width - x.size)).reshape(layer.count, layer.width)
+    return np.concatenate([rows[m // layer.reuse, :d].T @ (rows[m // layer.reuse, :d] @ x[m]) for m in range(len(x))])[
+        : layer.size
+    ]
+
+
+def _unflat(vector: np.ndarray) -> list[np.ndarray]:
+    tree = jgc.layout.pack.unpack(jnp.asarray(vector), make_packing(PARAMS))
+    return [np.asarray(tree[name]).reshape(-1) for name in sorted(PARAMS)]
+
+
+def test_samples_are_what_all_nodes_were_given_and_a_skipped_step_is_none():
+    rng = np.random.default_rng(6)
+    steps = [random_gradients(rng) for _ in range(8)]
+    steps[4]["conv"][3, 0, 0, 0, 0] = np.nan
+    run = play(steps)
+    learned = run[-1][2].shared[-1]
+    assert int(learned.steps) == 5 and int(learned.taken) == 7
+    given = [dict(zip(sorted(PARAMS), _unflat(mean), strict=True))["conv"] for _, mean, _ in run]
+    kept = [x for i, x in enumerate(given) if i != 4]  # two of them in the warm-up; there is room for six
+    np.testing.assert_array_equal(learned.samples[0][0], np.stack([kept[6], *kept[1:6]])[:, :24])
+    np.testing.assert_allclose(learned.mean[:72], np.sum(kept[2:], 0), atol=1e-5)
+
+
+@pytest.mark.parametrize("steps_back", [1, 4, 6])
+def test_feedback_gives_back_in_the_next_sampling_phase_all_that_codes_lost(steps_back):
+    rng = np.random.default_rng(7)
+    steps = [random_gradients(rng) for _ in range(18)]
+    run = play(steps, error_feedback=True, centred=False, feedback_steps=steps_back, sampling_bits=0, rank=1)
+    came, went = (np.cumsum(x, axis=0) for x in ([mean_of(g) for g in steps], [mean for _, mean, _ in run]))
+    lost = np.abs(came - went).max(1)
+    assert lost[11] > 0.1  # the end of the compressed phase
+    assert np.all(np.diff(lost[11 : 12 + steps_back]) < 0)  # in shares
+    np.testing.assert_allclose(went[11 + steps_back :], came[11 + steps_back :], atol=1e-4)
+
+
+def test_nodes_go_back_to_sampling_when_most_of_them_lose_more_than_before():
+    planes, rng = in_planes(), np.random.default_rng(8)
+    settings = {"sampling_steps": 9, "compressed_steps": 40, "slice_taps": 1, "loss": 1e-3, "sampling_bits": 0,
+                "control_limit": 2.0, "control_every": 2}  # fmt: skip
+    noisy = [jax.tree.map(lambda x: x + np.float32(0.05) * rng.normal(size=x.shape).astype(np.float32), g)
+             for g in planes + planes]  # fmt: skip
+    assert {name_of(p) for p, _, _ in play(noisy[:22], **settings)[11:]} == {"compressed"}
+    elsewhere = [random_gradients(rng) for _ in range(8)]
+    names = [name_of(phase) for phase, _, _ in play([*noisy[:15], *elsewhere], **settings)]
+    assert names[11:15] == ["compressed"] * 4
+    assert "sampling" in names[15:] and names[15] == "compressed"
+    few = [
+        jax.tree.map(lambda a, b: np.concatenate([b[:3], a[3:]]), a, b)
+        for a, b in zip(noisy[15:20], elsewhere, strict=False)
+    ]
+    assert {name_of(p) for p, _, _ in play([*noisy[:15], *few], **settings)[11:]} == {"compressed"}
+
+
+# --- what it costs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["psum", "ring"])
+def test_bytes_of_a_compressed_step_are_those_of_a_ring_with_less_than_a_row_of_padding(algorithm):
+    compressor = gradiveq(**CYCLE, algorithm=algorithm)
+    phase, packing = compressor.schedule[-1].value, make_packing({name: PARAMS[name] for name in ("conv", "wide")})
+    payload = 4 * code_size(plan(packing, 0, 3, 65_536, 0), (5, 5))
+    for count in (2, 3, 5, 8, 16):
+        nodes = as_one_per_device(jgc.make_nodes(count, jax.devices()[:1]))
+        sent = sum(s.bytes for s in compressor.wire(phase, PARAMS, nodes).physical if s.kind == "codes")
+        exact = 2 * (count - 1) / count * payload
+        assert exact <= float(sent) < exact + 2 * 4 * count
+
+
+def test_no_compression_product_waits_for_what_travels():
+    """Algorithm 1, lines 5 and 6: in the compiled program nothing leads from a ppermute to a product but by the
+    all-gather, behind which segments are decompressed."""
+    nodes = LAYOUTS["one per device"]()
+    compressor = gradiveq(**CYCLE, algorithm="ring")
+    state = jgc.place(compressor.init(jax.random.key(0), PARAMS, nodes), STATE, nodes)
+    grads = jgc.place(random_gradients(np.random.default_rng(9)), "local", nodes)
+    step = jax.jit(step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes))
+    text = step.lower(jgc.place(jax.random.key(0), "shared", nodes), grads, state).compile().as_text()
+    graph = Graph(text)
+    hops = graph.named("collective-permute")
+    assert len(hops) >= K - 1  # the other leaves have a ring of their own
+    behind_the_ring = graph.behind(graph.named("all-gather"))
+    waiting = [op for op in graph.behind(hops) - behind_the_ring if graph.multiplies(op)]
+    assert waiting == []
+    products = [op for op in graph.operands if graph.multiplies(op)]
+    made_before = [op for op in products if op not in graph.behind(hops)]
+    assert len(made_before) >= K and any(op in behind_the_ring for op in products)  # both kinds are there to be seen
+
+
+class Graph:
+    """Who waits for whom in the entry computation of a compiled program."""
+
+    def __init__(self, text: str):
+        self.module = _parse(text)
+        self.ops = self.module.computations[self.module.entry]
+        found = {name: re.findall(r"%([\w.-]+)", op.rest) for name, op in self.ops.items()}
+        self.operands = {name: [o for o in operands if o in self.ops] for name, operands in found.items()}
+
+    def named(self, opcode: str) -> set[str]:
+        return {name for name, op in self.ops.items() if op.opcode == opcode and op.stage in ("", "start")}
+
+    def behind(self, sources: set[str]) -> set[str]:
+        out = set(sources)
+        for name, operands in self.operands.items():  # operands come before what uses them
+            if out.intersection(operands):
+                out.add(name)
+        return out - sources
+
+    def multiplies(self, name: str) -> bool:
+        """Whether an instruction is a matrix product, or calls a computation with one in it."""
+        return self._has_product(self.ops[name].line)
+
+    def _has_product(self, line: str) -> bool:
+        if re.search(r"= \S+ (dot|ragged-dot)\(|__onednn|matmul|gemm", line):
+            return True
+        called = re.findall(r"%([\w.-]+)", line.split("metadata=")[0])
+        bodies = [self.module.computations[name] for name in called if name in self.module.computations]
+        return any(self._has_product(op.line) for body in bodies for op in body.values())
+
+
+# --- bad settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"sampling_steps": 1}, "sampling_steps must be at least 2, got 1"),
+        ({"sampling_steps": 1, "samples": 1}, r"samples must be 0 .* or at least 2, got 1"),
+        ({"rank": 6, "sampling_steps": 6}, "rank must be at most the samples - 1 = 5 .* got 6"),
+        ({"rank": 30, "slice_size": 24}, "rank must be at most slice_size = 24, got 30"),
+        ({"loss": 1.0}, r"loss \(lambda\) must be in \[0, 1\), got 1.0"),
+        ({"sampling_bits": 9}, "sampling_bits must be 0 .* or 2 to 8, got 9"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_an_error(settings, message):
+    with pytest.raises(ValueError, match=message):
+        gradiveq(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"slice_size": 12}, "slice_size must be a multiple of filters . depth, which is 8 for conv .* got 12"),
+        ({"rank": 30}, "rank must be at most K, which is 24 for a layer, got 30"),
+    ],
+)
+def test_settings_that_do_not_suit_the_model_are_an_error_when_they_meet_it(settings, message):
+    with pytest.raises(ValueError, match=message):
+        gradiveq(**settings).init(jax.random.key(0), PARAMS, LAYOUTS["emulated"]())
+
+
+def test_wide_kernels_and_other_leaves_go_uncompressed():
+    nodes = LAYOUTS["emulated"]()
+    wire = gradiveq(max_slice=10).wire(gradiveq(max_slice=10).schedule[-1].value, PARAMS, nodes)
+    sizes = {m.kind: m.bytes for m in wire.logical if m.direction == "up"}
+    assert sizes == {"codes": 4 * 9 * 8, "dense": 4 * (120 + 24 + 4)}
+
+
+def test_a_model_without_convolutions_is_sent_uncompressed():
+    params = {"head": jnp.zeros((6, 4))}
+    compressor, nodes = gradiveq(**CYCLE), LAYOUTS["one per device"]()
+    state = jgc.place(compressor.init(jax.random.key(0), params, nodes), STATE, nodes)
+    grads = random_gradients(np.random.default_rng(0), params)
+    step = jax.jit(step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes))
+    mean, _, _ = step(jgc.place(jax.random.key(0), "shared", nodes), jgc.place(grads, "local", nodes), state)
+    np.testing.assert_allclose(mean["head"], grads["head"].mean(0), atol=1e-6)
+
+
+def test_a_phase_with_sizes_survives_json():
+    import json
+
+    phase = phases.combined([Phase("a", 0, "a"), Phase("compressed", 7, ("compressed", (8, 16)))], 7, 1)
+    assert phases.from_json(json.loads(json.dumps(phases.as_json(phase)))) == phase

@@ -1,0 +1,138 @@
+"""Different methods for different layers, and what they cost together."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contract import nodes_of, same_bits
+
+import jgc
+from jgc.compress import dense, per_layer, topk
+from jgc.types import State
+from jgc.wire.hlo import collectives, table
+
+PARAMS = {
+    "Conv_0": {"kernel": jnp.zeros((3, 4))},
+    "Dense_1": {"kernel": jnp.zeros((6, 7)), "bias": jnp.zeros(7)},
+    "head": {"kernel": jnp.zeros((7, 5))},
+}
+
+
+def _gradients(like=PARAMS):
+    random = np.random.default_rng(0)
+    return jax.tree.map(lambda x: jnp.asarray(random.integers(-64, 65, (8, *x.shape)) / 64, x.dtype), like)
+
+
+def _run(compressor, grads, layout="1 device", steps=2, phase=0):
+    nodes = nodes_of(layout)
+    state = compressor.init(jax.random.key(0), jax.tree.map(lambda g: g[0], grads), nodes)
+    state, grads = jgc.place(state, State(jgc.SHARED, jgc.LOCAL), nodes), jgc.place(grads, jgc.LOCAL, nodes)
+    step = jax.jit(jgc.compress.step_on_nodes(compressor.aggregate, compressor.schedule[phase].value, nodes))
+    for _ in range(steps):
+        aggregated, state, info = step(jax.random.key(0), grads, state)
+    return aggregated, state, info, step.lower(jax.random.key(0), grads, state).compile()
+
+
+def test_each_group_gets_what_its_method_alone_would_give_it():
+    grads = _gradients()
+    together, _, info, _ = _run(per_layer([("^Conv_0/", dense()), ("head", topk(alpha=0.5))], topk(alpha=0.1)), grads)
+    first, _, first_info, _ = _run(dense(), {"Conv_0": grads["Conv_0"]})
+    last, _, last_info, _ = _run(topk(alpha=0.5), {"head": grads["head"]})
+    rest, _, rest_info, _ = _run(topk(alpha=0.1), {"Dense_1": grads["Dense_1"]})
+    assert same_bits(together, {**first, **rest, **last})
+    infos = (first_info, rest_info, last_info)
+    np.testing.assert_allclose(info.elements_sent, sum(i.elements_sent for i in infos))
+    np.testing.assert_allclose(info.residual_norm**2, sum(i.residual_norm**2 for i in infos), rtol=1e-5)
+
+
+def test_a_leaf_goes_to_the_first_rule_that_its_path_matches():
+    grads = _gradients()
+    both = per_layer([("kernel", dense()), ("Dense_1", topk(alpha=0.1))], default=topk(alpha=0.1))
+    aggregated, state, _, _ = _run(both, grads, steps=1)
+    assert np.array_equal(aggregated["Dense_1"]["kernel"], grads["Dense_1"]["kernel"].mean(0))
+    assert [jax.tree.map(jnp.shape, local) for local in state.local] == [(), (8, 7), (8, 0)]
+
+
+@pytest.mark.parametrize("layout", ["8 devices", "4 devices"])
+def test_groups_of_one_kind_of_exchange_share_one_collective(layout):
+    grads, nodes = _gradients(), nodes_of(layout)
+    compressor = per_layer([("^Conv_0/", topk(alpha=0.2)), ("head", topk(alpha=0.5))], topk(alpha=0.1))
+    *_, compiled = _run(compressor, grads, layout, steps=1)
+    found = table(collectives(compiled))
+    assert {op: total.times for op, total in found.items()} == {"all-gather": 1, "all-reduce": 1}  # payload, flag
+    values = 2 + 4 + 1 + 18  # of Conv_0, the kernel and bias of Dense_1, the head
+    words = values + 1 + 1 + 2  # positions in Elias-Fano code, each group's in whole words: 18 of 36 take 54 bits
+    assert found["all-gather"].sent_bytes == 4 * words * nodes.per_device * (8 // nodes.per_device - 1)
+
+
+def test_a_phase_is_the_tuple_of_the_groups_phases_and_the_defaults_is_the_last():
+    compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.1, warmup_steps=3))
+    assert [(p.name, p.start, p.value) for p in compressor.schedule] == [
+        ("dense", 0, ("dense", "dense")),
+        ("top-k", 3, ("dense", "top-k")),
+    ]
+
+
+def test_combinators_nest():
+    grads = _gradients()
+    inner = per_layer([("head", topk(alpha=0.5))], default=topk(alpha=0.1))
+    nested, *_ = _run(per_layer([("^Conv_0/", dense())], default=inner), grads)
+    at_once, *_ = _run(per_layer([("^Conv_0/", dense()), ("head", topk(alpha=0.5))], default=topk(alpha=0.1)), grads)
+    assert same_bits(nested, at_once)
+
+
+def test_one_guard_stands_before_all_groups():
+    grads = _gradients()
+    grads["head"]["kernel"] = grads["head"]["kernel"].at[4, 0, 0].set(jnp.nan)
+    aggregated, state, info, _ = _run(per_layer([("^Conv_0/", dense())], default=topk(alpha=0.1)), grads, steps=1)
+    assert not any(np.any(x) for x in jax.tree.leaves((aggregated, state)))
+    assert not info.finite.any()
+
+
+def test_a_transition_reaches_the_groups_whose_phase_changes_and_no_other():
+    def counting(compressor):
+        def transition(old, new, state, nodes):
+            seen.append((old, new))
+            return State(state.shared, jax.tree.map(lambda x: x + 1, state.local))
+
+        return compressor._replace(transition=transition, core=compressor.core._replace(transition=transition))
+
+    seen: list = []
+    compressor = per_layer([("^Conv_0/", topk(alpha=0.1))], default=counting(topk(alpha=0.1, warmup_steps=3)))
+    state = compressor.init(jax.random.key(0), PARAMS, nodes_of("1 device"))
+    after = compressor.transition(*(p.value for p in compressor.schedule), state, nodes_of("1 device"))
+    assert seen == [("dense", "top-k")]
+    assert same_bits(after.local[0], state.local[0]) and np.all(after.local[1] == 1)
+
+
+def test_logical_bytes_add_up_and_a_leader_is_a_worker_of_the_groups_without_one():
+    nodes = nodes_of("1 device")
+    led = jgc.compress.lgc_ps(alpha=0.5, warmup_steps=0, autoencoder_steps=0, momentum_correction=False)
+    both = per_layer([("^Conv_0/", dense())], default=led)
+    alone = led.wire("compressed", {k: v for k, v in PARAMS.items() if k != "Conv_0"}, nodes)
+    together = both.wire(("dense", "compressed"), PARAMS, nodes)
+    totals = {m[:3]: m.bytes for m in together.logical}
+    for role in ("leader", "worker"):
+        for direction in ("up", "down"):
+            assert totals.pop((role, direction, "dense")) == 12 * 4
+    assert totals == {m[:3]: m.bytes for m in alone.logical}
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_that_lists_the_paths():
+    compressor = per_layer([("^Conv_7/", dense())], default=topk(alpha=0.1))
+    with pytest.raises(ValueError, match=r"'\^Conv_7/' matches no parameter; there are Conv_0/kernel, Dense_1/bias"):
+        compressor.init(jax.random.key(0), PARAMS, nodes_of("1 device"))
+
+
+def test_momentum_of_two_owners_is_an_error_when_built():
+    with pytest.raises(ValueError, match="some groups of layers own their momentum"):
+        per_layer([("^Conv_0/", dense())], default=topk(alpha=0.1, momentum_correction=True))
+
+
+@pytest.mark.parametrize("correction", [False, True])
+def test_the_policy_of_a_method_keeps_one_owner_of_the_momentum(correction):
+    compressor = topk(alpha=0.1, momentum_correction=correction, momentum=0.5, first_layer="^Conv_0/")
+    assert compressor.owns_momentum == correction
+    aggregated, *_ = _run(compressor, _gradients(), steps=3)
+    series = 1 + 0.5 + 0.25 if correction else 1  # of a gradient that stays the same
+    assert np.array_equal(aggregated["Conv_0"]["kernel"], series * _gradients()["Conv_0"]["kernel"].mean(0))

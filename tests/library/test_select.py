@@ -1,0 +1,76 @@
+"""The largest entries of every layer, against numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jgc.layout.pack import Layer
+from jgc.layout.select import (
+    Sparse,
+    _added_in_turn,
+    check_alpha,
+    counts_per_layer,
+    pack_positions,
+    scatter,
+    top_positions,
+    unpack_positions,
+)
+
+LAYERS = (Layer("a", 0, 5), Layer("b", 5, 1), Layer("c", 6, 12))
+vectors = st.lists(st.integers(-3, 3), min_size=18, max_size=18)  # small integers: many ties
+
+
+@given(vectors, st.sampled_from([0.01, 0.2, 0.5, 1.0]))
+def test_top_positions_are_numpys_with_ties_to_the_lower_position(values, alpha):
+    v, counts = np.array(values, np.float32), counts_per_layer(LAYERS, alpha)
+    expected = []
+    for layer, count in zip(LAYERS, counts, strict=True):
+        order = np.argsort(-np.abs(v[layer.start : layer.start + layer.size]), kind="stable")
+        expected += (layer.start + np.sort(order[:count])).tolist()
+    assert jax.jit(lambda v: top_positions(v, LAYERS, counts))(v).tolist() == expected
+
+
+def test_nothing_is_selected_of_no_layers():
+    assert top_positions(jnp.zeros(0), (), ()).shape == (0,)
+
+
+@given(st.lists(st.integers(1, 10**7), max_size=5), st.floats(1e-6, 1.0), st.integers(1, 50))
+def test_every_layer_sends_its_share_and_at_least_the_minimum(sizes, alpha, least):
+    layers = tuple(Layer(str(i), 0, size) for i, size in enumerate(sizes))
+    for count, size in zip(counts_per_layer(layers, alpha, least), sizes, strict=True):
+        assert min(least, size) <= count <= size
+        assert count in (least, size) or abs(count - alpha * size) <= 0.5
+
+
+@pytest.mark.parametrize("size", [1, 256, 65537])
+def test_positions_come_back_from_their_code(size):
+    layers = (Layer("a", 0, size), Layer("b", size, 100))
+    positions = jnp.unique(jnp.array([0, size - 1, size, size + 99], jnp.int32))
+    packed = pack_positions(positions, layers)
+    assert packed.dtype == jnp.uint32
+    counts = (positions.size - 2, 2)
+    assert unpack_positions(packed, layers, counts).tolist() == positions.tolist()
+    assert unpack_positions(packed, layers, counts).dtype == jnp.int32
+
+
+def test_scatter_adds_up_what_several_nodes_send_to_one_position():
+    sparse = Sparse(jnp.array([[0, 2], [2, 3]]), jnp.array([[1.0, 2.0], [4.0, 8.0]]))
+    assert scatter(sparse, 5).tolist() == [1, 0, 6, 8, 0]
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (2, 3, 40), (1, 7)])
+def test_nodes_added_in_turn_are_nodes_added_at_once_bit_for_bit(shape):
+    """On CPU, which adds in order; a GPU does not, and takes them in turn."""
+    random = np.random.default_rng(0)
+    sparse = Sparse(jnp.asarray(random.integers(0, 60, shape)), jnp.asarray(random.standard_normal(shape), jnp.float32))
+    one, other = scatter(sparse, 50), _added_in_turn(jnp.zeros(50), sparse)  # positions of 50 and more are nowhere
+    assert np.asarray(one).tobytes() == np.asarray(other).tobytes() and np.any(np.asarray(one))
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.1, 1.0001, float("nan")])
+def test_alpha_outside_its_range_is_an_error_that_shows_it(alpha):
+    with pytest.raises(ValueError, match=rf"alpha must be in \(0, 1\].*got {alpha}"):
+        check_alpha(alpha)

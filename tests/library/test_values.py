@@ -1,0 +1,110 @@
+"""How values are written, in floats of some width or in a few bits each."""
+
+import functools
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jgc import compress
+from jgc.compress.sparse.topk import top_k
+from jgc.layout.pack import Layer
+from jgc.method.compose import payload_sizes
+from jgc.nodes import make_nodes
+from jgc.wire.values import ValueCode, decode_values, encode_values
+
+CODES = get_args(ValueCode)
+BITS = {"8bit": 8, "4bit": 4, "2bit": 2, "1bit": 1}
+COUNTS = (5, 1, 12)
+vectors = st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=18, max_size=18)
+
+
+@functools.cache
+def coded(code, counts):
+    return jax.jit(lambda x: decode_values(code, encode_values(code, x, counts), counts))
+
+
+def there_and_back(code, x, counts=COUNTS):
+    return np.asarray(coded(code, counts)(x))
+
+
+def numpys(x, counts, bits):
+    """The code of a few bits, layer by layer and sign by sign, in f64."""
+    out, levels, start = np.zeros(len(x)), 2 ** (bits - 1), 0
+    for count in counts:
+        for negative in (False, True):
+            at = start + np.flatnonzero((x[start : start + count] < 0) == negative)
+            size = np.abs(x[at].astype(np.float64))
+            if at.size and size.max() > 0:
+                unit = (np.minimum(np.floor(size / size.max() * levels), levels - 1) + 0.5) / levels
+                out[at] = (size @ unit) / (unit @ unit) * unit * (-1 if negative else 1)
+        start += count
+    return out
+
+
+@pytest.mark.parametrize("code", BITS)
+def test_codes_of_a_few_bits_are_numpys(code):
+    x = np.random.default_rng(0).standard_t(2, 18).astype(np.float32)
+    np.testing.assert_allclose(there_and_back(code, x), numpys(x, COUNTS, BITS[code]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_largest_floats_stay_finite(code):
+    x = np.tile(np.float32([3.4e38, -3.4e38, 1.8e38]), 6)
+    got = there_and_back(code, x)
+    assert np.all(np.isfinite(got)) and np.array_equal(np.sign(got), np.sign(x))
+
+
+@pytest.mark.parametrize("code", CODES)
+@given(values=vectors)
+def test_no_code_leaves_more_than_it_takes_away(code, values):
+    x = np.array(values, np.float32)
+    got = there_and_back(code, x)
+    assert np.all(np.isfinite(got))
+    left, whole = np.sum((got - x).astype(np.float64) ** 2), np.sum(x.astype(np.float64) ** 2)
+    assert left <= whole * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("code, most", [("float32", 0), ("float16", 2**-11), ("bfloat16", 2**-8), ("8bit", 1 / 128)])
+def test_wider_codes_are_nearly_exact(code, most):
+    x = np.random.default_rng(1).uniform(0.5, 1, 18).astype(np.float32)
+    assert np.max(np.abs(there_and_back(code, x) - x) / x) <= most
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_zeros_stay_zeros_and_nothing_is_nothing(code):
+    assert there_and_back(code, np.zeros(18, np.float32)).tolist() == [0.0] * 18
+    assert there_and_back(code, np.zeros(0, np.float32), ()).shape == (0,)
+
+
+@pytest.mark.parametrize("code, values, scales", [
+    ("float32", 4 * 1000, 0), ("float16", 2 * 1000, 0), ("bfloat16", 2 * 1000, 0), ("8bit", 1024, 8), ("1bit", 128, 8),
+])  # fmt: skip
+def test_values_cost_their_width(code, values, scales):
+    sizes = payload_sizes(top_k(0.01, value_code=code), (Layer("a", 0, 100_000),))
+    assert (sizes["values"], sizes.get("scales", 0)) == (values, scales)
+    assert 8 * sizes["positions"] / 1000 < 8.1 + 1  # log2(100) + 2 bits at most, in whole words
+
+
+def test_an_unknown_code_is_an_error_that_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"value_code must be one of float32, .*1bit, got '3bit'"):
+        compress.topk(value_code="3bit")
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_what_rounding_loses_stays_in_the_residual(code):
+    nodes = make_nodes(4, devices=jax.devices()[:1])
+    method = compress.topk(alpha=0.1, value_code=code, first_layer="")
+    params = {"w": jnp.zeros(200)}
+    grads = {"w": jax.random.normal(jax.random.key(0), (4, 200))}
+    state = method.init(jax.random.key(1), params, nodes)
+    from jgc.method.physical import step_on_nodes
+
+    step = step_on_nodes(method.aggregate, method.schedule[-1].value, nodes)
+    mean, state, _ = step(jax.random.key(2), grads, state)
+    kept = jax.tree.leaves(state.local)[0]
+    np.testing.assert_allclose(mean["w"] + kept.mean(0), grads["w"].mean(0), atol=1e-6)

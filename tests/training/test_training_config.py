@@ -1,0 +1,204 @@
+"""Where a value comes from, and one clear line for whatever is wrong with a command line."""
+
+import dataclasses
+import errno
+import re
+
+import jax
+import pytest
+
+from jgc.compress import Dense, LgcPs, TopK
+from jgc.lab.bench.step_time import random_source
+from jgc.training import cli
+from jgc.training.config import Config, as_json, differences, resolve
+from jgc.training.data import MissingDataError
+from jgc.training.errors import UserError, cannot_write
+from jgc.training.setup import model_of
+from jgc.training.workloads import WORKLOADS
+
+LGC = ["--config", "configs/lgc_ps.py"]
+
+
+@pytest.fixture(autouse=True)
+def in_repository(monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+
+
+def write_config(path, body):
+    path.write_text(
+        "from jgc.compress import LgcPs\nfrom jgc.training.config import Config, DataConfig\n"
+        f"def get_config():\n    return {body}\n"
+    )
+    return ["--config", str(path)]
+
+
+def test_workload_fills_in_what_the_config_file_leaves_open():
+    config, workload = cli.parse(LGC), WORKLOADS["digits_convnet5"]
+    assert (config.steps, config.learning_rate, config.schedule) == (workload.steps, workload.learning_rate, "cosine")
+    assert (config.data.name, config.model.name) == ("digits", "convnet5")
+    assert config.compressor.warmup_steps == workload.warmup_steps != LgcPs().warmup_steps
+
+
+def test_config_file_beats_workload_and_command_line_beats_both(tmp_path):
+    file = write_config(
+        tmp_path / "own.py",
+        "Config(compressor=LgcPs(autoencoder_steps=7), steps=11, weight_decay=0.0, data=DataConfig(name='cifar100'))",
+    )
+    config = cli.parse([*file, "--workload=cifar10_resnet20", "--seed", "5"])
+    assert (config.steps, config.weight_decay, config.compressor.autoencoder_steps) == (11, 0.0, 7)
+    assert (config.data.name, config.model.name, config.seed) == ("cifar100", "resnet20", 5)
+    assert config.compressor.warmup_steps == WORKLOADS["cifar10_resnet20"].warmup_steps
+    typed = cli.parse([*file, "--steps", "3", "--compressor.autoencoder-steps=300", "--compressor.alpha", "0.01"])
+    assert (typed.steps, typed.compressor.autoencoder_steps, typed.compressor.alpha) == (3, 300, 0.01)
+
+
+def test_a_workload_can_have_settings_for_single_methods():
+    alphas = {
+        name: cli.parse(["--config", f"configs/{name}.py", "--workload", "cifar10_resnet20"]).compressor.alpha
+        for name in ("lgc_ps", "lgc_ring", "scalecom", "sparse_gd")
+    }
+    assert alphas == {"lgc_ps": 0.005, "lgc_ring": 0.02, "scalecom": 0.05, "sparse_gd": 0.005}
+
+
+@pytest.mark.parametrize(
+    ("workload", "words", "norm"),
+    [
+        ("cifar10_resnet20", "", "batch"),  # as runs have written it down: those can be resumed
+        ("cifar10_alexnet", "", "none"),
+        ("cifar10_vgg19", "", "batch"),
+        ("cifar10_alexnet", "--model.norm batch", "batch"),
+        ("cifar10_vgg19", "--model.norm none", "none"),
+    ],
+)
+def test_the_norm_is_the_workloads_if_not_given(workload, words, norm):
+    config = cli.parse([*LGC, "--workload", workload, *words.split()])
+    assert as_json(config)["model"]["norm"] == norm
+
+
+@pytest.mark.parametrize("workload", list(WORKLOADS))
+def test_the_model_of_every_workload_takes_what_its_data_set_has(workload):
+    config = resolve(Config(compressor=Dense(), workload=workload))
+    source = random_source(config)
+    (_, labels), inputs, model = source.batch(0, 0, 1, config.batch_size), source.inputs(2), model_of(config, source)
+    logits, variables = jax.eval_shape(
+        lambda: model.module.init_with_output(jax.random.key(0), inputs, train=False)
+    )
+    assert logits.shape == (2, *labels.shape[2:], source.classes)
+    assert ("batch_stats" in variables) == (config.model.norm == "batch")
+
+
+def test_names_that_are_relied_on_from_outside():
+    words = (
+        "--run-dir x --resume --seed 1 --steps 2 --nodes 4 --batch-size 8 --learning-rate 0.5 --checkpoint-every 3 "
+        "--workload cifar10_resnet50 --data.dir d --compressor.alpha 0.2 --compressor.warmup-steps 5 "
+        "--compressor.autoencoder-steps 6"
+    )
+    config = cli.parse([*LGC, *words.split()])
+    assert (config.run_dir, config.resume, config.seed, config.steps, config.nodes) == ("x", True, 1, 2, 4)
+    assert (config.batch_size, config.learning_rate, config.checkpoint_every, config.data.dir) == (8, 0.5, 3, "d")
+    assert config.model.name == "resnet50"
+    method = config.compressor
+    assert (method.alpha, method.warmup_steps, method.autoencoder_steps) == (0.2, 5, 6)
+
+
+@pytest.mark.parametrize("name", ["baseline", "sparse_gd", "lgc_ps", "control"])
+@pytest.mark.parametrize("workload", list(WORKLOADS))
+def test_every_config_file_takes_every_workload(name, workload):
+    config = cli.parse(["--config", f"configs/{name}.py", "--workload", workload])
+    assert config.steps == WORKLOADS[workload].steps
+    assert -1 not in as_json(config).values()
+
+
+def test_help_lists_every_field_with_its_default_and_a_sentence(capsys):
+    assert cli.main([*LGC, "--workload", "cifar10_resnet20", "--help"]) == 0
+    text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    for option in cli.option_names(cli.parse(LGC)):
+        if ".no-" not in option and not option.startswith("--no-"):
+            described = re.search(rf" {re.escape(option)}[ ,][^()]*?([a-z0-9:;,.%]+ ){{2,}}", text)
+            assert described, f"{option} is not described"
+    assert "(default: 1000)" in text and text.count("(default:") >= 40
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give --config FILE, one of configs/baseline.py"),
+        (["--config"], "--config needs a value"),
+        (["--config", "configs/lgc_sp.py"], "did you mean lgc_ps?"),
+        ([*LGC, "--stpes", "3"], "unknown option --stpes; did you mean --steps?"),
+        ([*LGC, "--compressor.alhpa", "1"], "did you mean --compressor.alpha?"),
+        ([*LGC, "--zzzz"], "unknown option --zzzz; --help lists them all"),
+        ([*LGC, "--steps", "many"], "--steps must be a whole number, got 'many'"),
+        ([*LGC, "--learning-rate", "fast"], "--learning-rate"),
+        ([*LGC, "--optimizer", "sdg"], "Expected one of ('sgd', 'adam')"),
+        ([*LGC, "--steps"], "Missing value for argument '--steps'"),
+        ([*LGC, "3"], "Unrecognized options: 3"),
+        ([*LGC, "--workload", "cifar10_resnet2"], "unknown workload 'cifar10_resnet2'; did you mean cifar10_resnet20?"),
+        ([*LGC, "--nodes", "0"], "--nodes must be at least 1, got 0"),
+        ([*LGC, "--nodes", "-3"], "--nodes must be at least 1, got -3"),
+        ([*LGC, "--nodes", "12"], "12 nodes do not divide a batch of 128"),
+        ([*LGC, "--nodes", "12", "--batch-size", "24"], "12 nodes do not divide among 8 devices"),
+        ([*LGC, "--learning-rate", "nan"], "--learning-rate must be positive, got nan"),
+        ([*LGC, "--seed", "-1"], "--seed must be at least 0, got -1"),
+        ([*LGC, "--compressor.alpha", "1.5"], "alpha must be in (0, 1]"),
+        ([*LGC, "--compressor.alpha", "0"], "alpha must be in (0, 1]"),
+        ([*LGC, "--compressor.warmup-steps", "-1"], "must last 0 or more steps, got -1"),
+        ([*LGC, "--compressor.last-layer", "^nope"], "'^nope' matches no parameter"),
+        ([*LGC, "--optimizer", "adam"], "use --optimizer sgd or --compressor.no-momentum-correction"),
+        ([*LGC, "--compressor.momentum", "0.5"], "contradicts --momentum 0.9"),
+        ([*LGC, "--resume"], "--resume goes on with the run in --run-dir"),
+        ([*LGC, "--workload", "cifar10_resnet20", "--data.dir", "/nowhere"], "to fetch it once:"),
+        ([*LGC, "--workload", "tiny_imagenet_resnet18", "--data.dir", "/nowhere"], "cd /nowhere && curl -LO"),
+        ([*LGC, "--model.name", "lstm", "--model.norm", "none"], "lstm takes text, and --data.name digits has"),
+        ([*LGC, "--model.name", "alexnet"], "at least 32x32 pixels for this model, got 8x8"),
+        ([*LGC, "--model.name", "resnet20", "--model.norm", "none"], "must be one of 'batch', 'group', got 'none'"),
+    ],
+)
+def test_wrong_input_gives_one_line_and_leaves_nothing(words, message, capsys, tmp_path):
+    run_dir = tmp_path / "run"
+    code = cli.main(
+        [*words, "--run-dir", str(run_dir)] if "--config" in words[:-1] and "--resume" not in words else words
+    )
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1 and message in said.err
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EACCES, "Permission denied", "data/x.png"), "data/x.png: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError("two\nlines"), "two lines"),
+        (TimeoutError(), "TimeoutError"),
+        (MissingDataError("cannot read x"), "cannot read x"),
+        (cannot_write("a/b", OSError(errno.EACCES, "Permission denied")), "cannot write a/b: Permission denied"),
+    ],
+)
+def test_an_error_of_the_system_is_one_line_that_supposes_nothing(error, said, capsys):
+    def fail():
+        raise error
+
+    assert cli.exit_code_of(fail) == 1
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_config_files_that_do_not_work(tmp_path, capsys):
+    for body, message in (("1 / 0", "ZeroDivisionError"), ("LgcPs()", "must return"), ("Config(stpes=1)", "stpes")):
+        assert cli.main(write_config(tmp_path / "broken.py", body)) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_differences_name_the_fields_that_must_not_change():
+    old = as_json(resolve(Config(compressor=TopK(alpha=0.1))))
+    free = dataclasses.replace(resolve(Config(compressor=TopK(alpha=0.1))), steps=9, nodes=2, run_dir="x", log_every=3)
+    assert differences(old, as_json(free)) == []
+    other = dataclasses.replace(free, seed=4, compressor=dataclasses.replace(free.compressor, alpha=0.2))
+    assert differences(old, as_json(other)) == ["compressor.alpha was 0.1, is 0.2", "seed was 0, is 4"]
+    assert differences(old, as_json(resolve(Config(compressor=Dense()))))[0] == "method was 'topk', is 'dense'"
+
+
+def test_unknown_settings_class_is_an_error():
+    with pytest.raises((UserError, ValueError), match="not the settings"):
+        as_json(Config(compressor=object))

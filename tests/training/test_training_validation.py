@@ -1,0 +1,193 @@
+"""The validation loss: of what is held out, recorded, and the learning rate that it sets."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+from text_helpers import write_text
+from training_helpers import tiny_config, tiny_model
+
+from jgc.compress import Dense, Egc, TopK
+from jgc.nodes import make_nodes
+from jgc.training import checkpoint, cli, data, loop
+from jgc.training import setup as building
+from jgc.training.config import Config, CorrectionConfig, DataConfig, resolve
+from jgc.training.evaluate import make_validate
+from jgc.training.metrics import read
+
+pytestmark = pytest.mark.slow
+
+EVERY, STEPS = 2, 12
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tiny():
+    """The tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "make_model", tiny_model)
+        yield
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+
+
+def validated(run_dir=None, method=None, **changes) -> Config:
+    """A run with a rate so high that its validation loss rises now and then."""
+    settings = {
+        "schedule": "validation",
+        "correction": CorrectionConfig(decay=0.5, every=EVERY, min_learning_rate=0.05),
+        "data": DataConfig("digits", validation=0.1),
+        "learning_rate": 0.5,
+        "learning_rate_warmup": 3,
+        "steps": STEPS,
+        "checkpoint_every": 0,
+        "diagnose_every": 0,
+    }
+    return tiny_config(run_dir, method or Dense(), **{**settings, **changes})
+
+
+def arrays(run_dir):
+    return checkpoint.restore(checkpoint.open_manager(run_dir)).arrays
+
+
+def rates_by_hand(lines, first, decay, least, warmup):
+    """Equation (3) and Algorithm 2 with a patience of 1, on the losses that a run wrote down."""
+    rate, best, epoch, rates = first, np.inf, 0, []
+    for i, line in enumerate(lines):
+        rates.append(rate * min(1, (i + 1) / warmup))
+        if "validation_loss" in line:
+            epoch += 1
+            if line["validation_loss"] >= best:
+                rate = max(first / (1 + decay * epoch), least)
+            best = min(best, line["validation_loss"])
+    return rates
+
+
+def test_the_rate_follows_from_the_recorded_losses(one_device, tmp_path, capsys):
+    assert loop.run(validated(tmp_path)) == 0
+    lines = read(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines if "validation_loss" in line] == list(range(EVERY, STEPS + 1, EVERY))
+    rates = [line["learning_rate"] for line in lines]
+    np.testing.assert_allclose(rates, rates_by_hand(lines, 0.5, 0.5, 0.05, 3), rtol=1e-6)
+    assert rates[-1] < 0.5  # it has fallen
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["learning_rate"], summary["validation_loss"]) == (
+        rates[-1],
+        [line["validation_loss"] for line in lines if "validation_loss" in line][-1],
+    )
+    assert "last validation loss" in capsys.readouterr().out
+
+
+def test_the_rate_acts_and_without_it_losses_are_only_recorded(one_device, tmp_path):
+    """Until the rate falls, a run by validation is one with a constant rate."""
+    assert loop.run(validated(tmp_path / "falling")) == 0
+    assert loop.run(validated(tmp_path / "constant", schedule="constant")) == 0
+    falling, constant = (read(tmp_path / name / "metrics.jsonl") for name in ("falling", "constant"))
+    changed = next(i for i, line in enumerate(falling) if i > 3 and line["learning_rate"] < 0.5)
+    assert {line["learning_rate"] for line in constant[3:]} == {0.5}
+    # a step's loss is that before its update: the first one to differ comes after the first lower rate
+    losses = [[line["loss"] for line in lines] for lines in (falling, constant)]
+    np.testing.assert_allclose(losses[0][: changed + 1], losses[1][: changed + 1], rtol=1e-6)
+    assert abs(losses[0][changed + 1] / losses[1][changed + 1] - 1) > 1e-4
+    seen = [[line["validation_loss"] for line in lines if "validation_loss" in line] for lines in (falling, constant)]
+    assert len(seen[0]) == len(seen[1]) == STEPS // EVERY
+
+
+def test_validation_loss_by_hand(one_device):
+    setup = building.build(validated())
+    _, held = data.hold_out(data.load_digits(), 0.1)
+    mean_stats = jax.tree.map(lambda x: x.mean(axis=0), setup.state.batch_stats)
+    images = (held.test_images - held.mean) / held.std
+    variables = {"params": setup.state.params, "batch_stats": mean_stats}
+    logits = setup.parts.apply(variables, images.astype(np.float32), train=False)
+    expected = optax.softmax_cross_entropy_with_integer_labels(logits, held.test_labels).mean()
+    assert make_validate(setup.parts, setup.source)(setup.state) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_nothing_held_out_is_trained_on(one_device):
+    """Nor seen as a test image."""
+    whole, (kept, held) = data.load_digits(), data.hold_out(data.load_digits(), 0.1)
+    rows = [x.reshape(len(x), -1) for x in (kept.train_images, held.test_images, whole.train_images)]
+    assert len(rows[1]) == round(0.1 * len(rows[2]))
+    np.testing.assert_array_equal(*(np.sort(x, axis=0) for x in (np.concatenate(rows[:2]), rows[2])))
+    np.testing.assert_array_equal(kept.test_images, whole.test_images)
+    np.testing.assert_array_equal(data.hold_out(whole, 0.1)[1].test_labels, held.test_labels)  # always the same
+    source = building.build(validated()).source
+    assert source.epoch_steps(1) == len(rows[0]) and source.facts != data.source_of(whole).facts
+
+
+@pytest.mark.parametrize("stop", [5, 6])
+def test_a_resumed_run_equals_one_never_stopped(one_device, tmp_path, stop):
+    """Stopped between two validations, and right after one."""
+    method = TopK(alpha=0.1, warmup_steps=2)
+    assert loop.run(validated(tmp_path / "whole", method)) == 0
+    assert loop.run(validated(tmp_path / "stopped", method, steps=stop)) == 0
+    assert loop.run(validated(tmp_path / "stopped", method, resume=True)) == 0
+    whole, stopped = arrays(tmp_path / "whole"), arrays(tmp_path / "stopped")
+    assert sum(".learning_rate" in name for name in whole) == 1
+    assert [name for name in whole if whole[name].tobytes() != stopped[name].tobytes()] == []
+
+
+def test_on_a_mesh_the_same_as_on_one_device(tmp_path, monkeypatch):
+    assert loop.run(validated(tmp_path / "mesh")) == 0
+    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+    assert loop.run(validated(tmp_path / "one")) == 0
+    mesh, one = ([line["learning_rate"] for line in read(tmp_path / x / "metrics.jsonl")] for x in ("mesh", "one"))
+    np.testing.assert_allclose(mesh, one, rtol=1e-6)
+
+
+def test_without_a_setting_an_epoch_lies_between_two_losses(one_device):
+    config = validated(correction=CorrectionConfig())
+    setup = building.build(config)
+    assert loop.steps_between_validations(config, setup) == round(len(data.load_digits().train_labels) * 0.9 / 16)
+
+
+def test_egc_measures_once_in_an_epoch_where_it_is_told_to():
+    config = validated(method=Egc(measure_every=0))
+    source = building.data_of(config)
+    epoch = round(len(data.load_digits().train_labels) * 0.9 / 16)
+    assert building.steps_of_epoch(config, source) == epoch > 1
+    assert building.with_epoch(config.compressor, epoch).measure_every == epoch
+    assert building.build(config).parts.compressor.schedule[-1].name == "entropy"
+
+
+def test_a_text_is_validated_on_its_validation_text(one_device, tmp_path):
+    folder = write_text(tmp_path / "data")
+    config = resolve(Config(Dense(), workload="ptb_lstm", data=DataConfig(dir=str(folder), window=7)))
+    config = dataclasses.replace(config, batch_size=8, steps=4, evaluate_every=2, schedule="validation",
+                                 correction=CorrectionConfig(every=2), run_dir=str(tmp_path / "run"))  # fmt: skip
+    assert loop.run(config) == 0
+    found = [line for line in read(tmp_path / "run" / "metrics.jsonl") if "validation_loss" in line]
+    assert len(found) == 2
+    for line in found:
+        assert line["validation_perplexity"] == pytest.approx(np.exp(line["validation_loss"]), rel=1e-5)
+    other = json.loads((tmp_path / "run" / "summary.json").read_text())["other"]
+    assert other["batch statistics"]["times"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--schedule validation", "--schedule validation needs images held out from training: give their share"),
+        ("--data.validation 1.0", "--data.validation must be a share of the images, at least 0 and below 1 (0.1)"),
+        ("--data.validation -0.5", "--data.validation must be a share of the images, at least 0 and below 1 (0.1)"),
+        ("--data.validation 0.0001", "a validation set must have at least one of the 1437 training images of digits"),
+        ("--correction.every -1", "--correction.every must be at least 0 steps, got -1"),
+        ("--schedule validation --data.validation 0.1 --correction.decay 0", "decay must be positive, got 0"),
+        ("--schedule validation --data.validation 0.1 --correction.patience 0", "patience must be at least 1, got 0"),
+        ("--schedule validation --data.validation 0.1 --correction.min-learning-rate 9", "min_learning_rate must be"),
+        ("--workload ptb_lstm --data.dir {text} --data.validation 0.1", "ptb has a validation text of its own"),
+    ],
+)
+def test_one_line_for_what_is_wrong(one_device, options, said, tmp_path, monkeypatch, capsys, request):
+    monkeypatch.chdir(request.config.rootpath)
+    words = options.format(text=write_text(tmp_path / "data")).split()
+    assert cli.main(["--config", "configs/baseline.py", "--run-dir", str(tmp_path / "run"), *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
