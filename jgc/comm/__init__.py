@@ -1,1 +1,30 @@
-from jgc.comm.collectives import *  # noqa: F403
+"""Every collective of jgc: the only place that calls `lax.psum`, `lax.all_gather`, `lax.ppermute` and their like."""
+
+from collections.abc import Callable
+
+from jgc.comm.axis import node_index, node_key, vary
+from jgc.comm.collectives import (
+    all_gather,
+    all_gather_dict,
+    any_true,
+    broadcast,
+    broadcast_dict,
+    exact_mean,
+    on_leaders_device,
+    one_by_one,
+    pmax,
+    pmean,
+    psum,
+)
+from jgc.comm.ledger import ledger, local_copies
+from jgc.comm.ring import ring_mean, ring_mean_of_segments, ring_quantized_mean, ring_size
+from jgc.types import Array, Nodes
+
+MEANS: dict[str, Callable[[Array, Nodes, str], Array]] = {"psum": pmean, "ring": ring_mean}
+"""The two ways to average that a setting chooses from: the runtime's all-reduce, and the explicit ring."""
+
+__all__ = [
+    "MEANS", "all_gather", "all_gather_dict", "any_true", "broadcast", "broadcast_dict", "exact_mean", "ledger",
+    "local_copies", "node_index", "node_key", "on_leaders_device", "one_by_one", "pmax", "pmean", "psum", "ring_mean",
+    "ring_mean_of_segments", "ring_quantized_mean", "ring_size", "vary",
+]  # fmt: skip

@@ -62,8 +62,8 @@ def ages(local: PyTree, packing: Packing, nodes: Nodes) -> dict[str, Array]:
     if not isinstance(local, Aged) or not packing.layers:
         return {}
     own = [local.age[layer.start : layer.start + layer.size] for layer in packing.layers]
-    oldest = comm.largest(jnp.stack([jnp.max(age) for age in own]), nodes, "diagnose")
-    mean = comm.mean(jnp.stack([jnp.mean(age, dtype=jnp.float32) for age in own]), nodes, "diagnose")
+    oldest = comm.pmax(jnp.stack([jnp.max(age) for age in own]), nodes, "diagnose")
+    mean = comm.pmean(jnp.stack([jnp.mean(age, dtype=jnp.float32) for age in own]), nodes, "diagnose")
     return {f"oldest/{layer.name}": oldest[i].astype(jnp.float32) for i, layer in enumerate(packing.layers)} | {
         f"mean_age/{layer.name}": mean[i] for i, layer in enumerate(packing.layers)
     }

@@ -150,7 +150,7 @@ def prepare(
     codec, _ = parts.by_phase[phase]
     packing = make_packing(grads)
     v, local = take_in(parts.memory, state.local, grads, packing, codec.complete, skip)
-    payload = _encode(codec, comm.node_key(key, nodes), v, packing.layers, lambda own: comm.largest(own, nodes, AGREED))
+    payload = _encode(codec, comm.node_key(key, nodes), v, packing.layers, lambda own: comm.pmax(own, nodes, AGREED))
     if codec.sparse:
         payload = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), payload)
     return Pending(Item(codec, packing.layers, payload), v, local, packing, skip)

@@ -32,10 +32,10 @@ def compare(got: Array, v: Array, g: Array, nodes: Nodes, everything: bool = Fal
       `reconstruction_cosine`: with the mean of v, if not everything was sent where the aggregate is not zero;
       `relative_error`: there too; `true_cosine`: with the whole mean of g. All f32[].
     """
-    mean = comm.mean(v, nodes, "diagnose")
+    mean = comm.pmean(v, nodes, "diagnose")
     true = mean if everything else jnp.where(got != 0, mean, 0.0)
     return {
         "reconstruction_cosine": cosine(got, true),
         "relative_error": relative_error(got, true),
-        "true_cosine": cosine(got, comm.mean(g, nodes, "diagnose")),
+        "true_cosine": cosine(got, comm.pmean(g, nodes, "diagnose")),
     }

@@ -86,7 +86,7 @@ def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array]:
     """All items' payloads to all nodes in one collective, then the mean of what they stand for."""
     joined = {f"{i:03d} {kind}": x for i, item in enumerate(items) for kind, x in item.payload.items()}
     kinds = "+".join(sorted({kind for item in items for kind in item.payload}))
-    everyone = comm.gather_dict(joined, nodes, kinds)
+    everyone = comm.all_gather_dict(joined, nodes, kinds)
     return [
         item.codec.mean({kind: everyone[f"{i:03d} {kind}"] for kind in item.payload}, item.layers)
         for i, item in enumerate(items)

@@ -90,7 +90,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
         out = {} if own is None else own(phase[last], jax.random.fold_in(key, last), groups[last], states[last], nodes)
         packing = make_packing(grads)
         aggregated = pack(aggregate(phase, key, grads, state, nodes)[0], packing)
-        return {**out, "true_cosine": cosine(aggregated, comm.mean(pack(grads, packing), nodes, "diagnose"))}
+        return {**out, "true_cosine": cosine(aggregated, comm.pmean(pack(grads, packing), nodes, "diagnose"))}
 
     def next_phase(before, step, state, nodes):
         states = _split_state(state)

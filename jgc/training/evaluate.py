@@ -162,7 +162,7 @@ def on_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:
 
     def mean(stats):
         flat, unravel = ravel_pytree(stats)
-        return unravel(comm.mean(flat, parts.nodes, "statistics"))
+        return unravel(comm.pmean(flat, parts.nodes, "statistics"))
 
     on_axis = on_nodes(mean, parts.nodes, ins=(LOCAL,), outs=SHARED)
     return lambda stats: on_axis(stats) if jax.tree.leaves(stats) else stats

@@ -203,7 +203,7 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
 def _metrics(info: Info, loss: Array, accuracy: Array, nodes: Nodes) -> dict[str, Array]:
     """Means over the nodes, f32[] each, in one collective."""
     own = (loss, accuracy, info.residual_norm, info.elements_sent, info.overflow, info.finite)
-    means = comm.mean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
+    means = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
     return dict(zip(METRICS, means, strict=True))
 
 

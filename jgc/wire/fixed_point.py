@@ -1,8 +1,8 @@
 """Values in fixed point, in units that all nodes share, so that an all-reduce adds them up exactly and in any order."""
 
 import jax.numpy as jnp
+import numpy as np
 
-from jgc import comm
 from jgc.types import Array
 
 _STEPS = {"int32": 2.0**16, "int16": 2.0**8, "float32": 1.0}
@@ -22,5 +22,18 @@ def to_fixed(x: Array, dtype: str, nodes: int) -> Array:
     """
     if dtype == "float32":
         return x
-    largest = comm.largest_summand(dtype, nodes)
+    largest = largest_summand(dtype, nodes)
     return jnp.clip(jnp.round(x * units(dtype)), -largest, largest).astype(dtype)
+
+
+def largest_summand(dtype: str, count: int) -> float:
+    """The largest f32 of which an integer dtype holds the sum over so many nodes.
+
+    Example:
+      >>> largest_summand("int8", 8)
+      15.0
+    """
+    bound = int(jnp.iinfo(dtype).max) // count
+    largest = np.float32(bound)  # may round up
+    return float(largest if int(largest) <= bound else np.nextafter(largest, np.float32(0)))
+

@@ -14,19 +14,12 @@ Source: xla/hlo/ir/hlo_opcode.h and openxla.org/xla/operation_semantics, as of j
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
 
-_SHARE: dict[str, Callable[[int], Fraction]] = {  # of the operand's bytes, sent by one of n devices
-    "all-reduce": lambda n: Fraction(2 * (n - 1), n),
-    "all-gather": lambda n: Fraction(n - 1),
-    "reduce-scatter": lambda n: Fraction(n - 1, n),
-    "all-to-all": lambda n: Fraction(n - 1, n),
-    "collective-permute": lambda n: Fraction(int(n > 1)),
-}
-KINDS = tuple(_SHARE)
+from jgc.comm.ledger import OPS, UnknownCollectiveError, bytes_sent
 
 # A list of what is known to stay on its device, not of what is known to communicate: an opcode that XLA adds
 # tomorrow then fails the audit until somebody has looked at it.
@@ -59,10 +52,6 @@ _MESH_GROUPS = re.compile(  # mesh['a'=2,'b'=4] {'b'}, or {'b':(2)2} for a part 
     r"replica_groups=mesh\[([^\]]+)\](?:, device_ids=\([^{]*\))? \{((?:'[^']*'(?::\(\d+\)\d+)?,?)+)\}")
 
 
-class UnknownCollectiveError(ValueError):
-    """An operation sends, or may send, bytes that this parser cannot count. The message has its HLO line."""
-
-
 class UnknownCountError(UnknownCollectiveError):
     """How often a collective runs is decided at run time: a loop's trip count, or branches that differ."""
 
@@ -70,7 +59,7 @@ class UnknownCountError(UnknownCollectiveError):
 class Collective(NamedTuple):
     """One collective instruction, seen from one device."""
 
-    kind: str  # one of KINDS
+    kind: str  # one of OPS
     dtype: str  # XLA's name: 'f32', 'bf16', 'u8'; 'f32+s32' where one instruction carries both
     elements: int  # of the operands, in one execution
     payload_bytes: int  # the operands' in one execution: all-gather: one device's part; reduce-scatter: all
@@ -100,21 +89,6 @@ class _Module(NamedTuple):
     devices: int
     entry: str
     computations: dict[str, dict[str, _Op]]
-
-
-def bytes_sent(kind: str, operand_bytes: int, n: int) -> Fraction:
-    """Bytes that one of n devices sends, by algorithm, exactly; a group of one sends nothing.
-
-    With B = `operand_bytes`: all-reduce 2(n-1)/n B, reduce-scatter and all-to-all (n-1)/n B (B: the full
-    input), all-gather (n-1) B (B: what one device contributes), collective-permute B.
-    Raises UnknownCollectiveError for another kind, ValueError for n < 1 or negative bytes.
-    Example: `bytes_sent("all-reduce", 400, 8) == 700`.
-    """
-    if kind not in _SHARE:
-        raise UnknownCollectiveError(f"no byte rule for `kind` {kind!r}; there are {', '.join(KINDS)}")
-    if n < 1 or operand_bytes < 0:
-        raise ValueError(f"want `n` >= 1 and `operand_bytes` >= 0, got {n} and {operand_bytes}")
-    return operand_bytes * _SHARE[kind](n)
 
 
 def collectives(compiled_or_text: Any) -> tuple[Collective, ...]:
@@ -165,12 +139,12 @@ def _walk(module: _Module, name: str) -> tuple[Collective, ...]:
 
 def _found(module: _Module, ops: dict[str, _Op], op: _Op) -> tuple[Collective, ...]:
     """The collectives that one instruction runs, itself or in the computations that it names."""
-    known = op.opcode in LOCAL or op.opcode in _CALLERS or op.opcode in KINDS
+    known = op.opcode in LOCAL or op.opcode in _CALLERS or op.opcode in OPS
     if not known or (op.opcode == "custom-call" and _TALKS.search(op.line)):
         raise UnknownCollectiveError(f"may communicate (jgc.wire.hlo.LOCAL lists what does not): {op.line}")
     if op.stage in ("update", "done"):  # counted at its start
         return ()
-    if op.opcode in KINDS:
+    if op.opcode in OPS:
         return (_collective(module, ops, op),)
     called = [(role, _walk(module, name)) for role, names in _CALLED.findall(op.rest)
               for name in re.findall(r"[\w.-]+", names)]

@@ -16,9 +16,8 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jgc.layout.pack import layer_ids
-from jgc.method.compose import Payload
 from jgc.types import Array
 from jgc.wire.bits import pack_bits, unpack_bits
 
@@ -31,7 +30,7 @@ def check_value_code(code: str) -> None:
         raise ValueError(f"value_code must be one of {', '.join(get_args(ValueCode))}, got {code!r}")
 
 
-def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> Payload:
+def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
     """Values as they are sent.
 
     Args:
@@ -69,7 +68,7 @@ def bytes_per_value(code: ValueCode) -> float:
     return int(code[:-3]) / 8 if code.endswith("bit") else float(jnp.dtype(code).itemsize)
 
 
-def decode_values(code: ValueCode, payload: Payload, counts: tuple[int, ...]) -> Array:
+def decode_values(code: ValueCode, payload: dict[str, Array], counts: tuple[int, ...]) -> Array:
     """The inverse of `encode_values`, but for what rounding lost, f32[mu]."""
     if not code.endswith("bit"):
         return payload["values"].astype(jnp.float32)
@@ -83,7 +82,7 @@ def decode_values(code: ValueCode, payload: Payload, counts: tuple[int, ...]) ->
 
 def _group(negative: Array, counts: tuple[int, ...]) -> Array:
     """The scale that each value has: 2 layer, or one more for negative ones, i32[mu]."""
-    return 2 * jnp.asarray(layer_ids(counts)) + negative.astype(jnp.int32)
+    return 2 * jnp.asarray(np.repeat(np.arange(len(counts), dtype=np.int32), counts)) + negative.astype(jnp.int32)
 
 
 def _unit(level: Array, levels: int) -> Array:

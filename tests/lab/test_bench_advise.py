@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jgc.__main__ import main
+from jgc.comm.ledger import bytes_sent
 from jgc.lab.advise import advise
 from jgc.lab.advise import check as advise_check
 from jgc.lab.advise import results as advise_results
 from jgc.lab.advise.model import Example, Link, Row, communication, contention, fit, step
 from jgc.lab.advise.results import Place
 from jgc.types import Sent
-from jgc.wire.hlo import bytes_sent
 
 PAYLOADS = {  # op, payload in bytes, how many
     "psum_f32": ("all-reduce", 4_000_000, 1),

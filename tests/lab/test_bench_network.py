@@ -157,9 +157,9 @@ def test_alone_keeps_shapes_and_the_account():
     nodes = from_mesh(mesh, (NODE,))._replace(count=4)
 
     def one(x):
-        return comm.gather(x, nodes, "a"), comm.mean(x, nodes, "b"), comm.ring_mean(x, nodes, "c")
+        return comm.all_gather(x, nodes, "a"), comm.pmean(x, nodes, "b"), comm.ring_mean(x, nodes, "c")
 
-    with comm.alone(), comm.ledger() as sent:
+    with comm.local_copies(), comm.ledger() as sent:
         gathered, _, ring = on_nodes(one, nodes, (LOCAL,), SHARED)(jnp.arange(6.0)[None])
     assert gathered.shape == (4, 6) and ring.shape == (6,)
     np.testing.assert_array_equal(gathered, np.tile(np.arange(6.0), (4, 1)))

@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 
 import jgc
 from jgc import comm
+from jgc.comm import words
 from jgc.nodes import LOCAL, SHARED, as_one_per_device, from_mesh
 from jgc.types import Nodes
 from jgc.wire.hlo import collectives, table
@@ -59,7 +60,7 @@ def test_sum_mean_and_ring_are_numpys(layout):
     x, short = _integers(nodes, 13), _integers(nodes, 3)  # neither divides among the nodes: the ring pads
     total, mean, ring, short_ring = _run(
         lambda x, short: (
-            comm.total(x, nodes, "x"), comm.mean(x, nodes, "x"),
+            comm.psum(x, nodes, "x"), comm.pmean(x, nodes, "x"),
             comm.ring_mean(x, nodes, "x"), comm.ring_mean(short, nodes, "x"),
         ), nodes, x, short,
     )  # fmt: skip
@@ -75,8 +76,8 @@ def test_gather_keeps_the_order_of_the_nodes(layout):
     x = _integers(nodes, 5)
     index, gathered, both = _run(
         lambda x: (
-            comm.gather(comm.node_index(nodes), nodes, "i"), comm.gather(x, nodes, "x"),
-            comm.gather_dict({"b": x, "a": x[:3].astype(jnp.bfloat16)}, nodes),
+            comm.all_gather(comm.node_index(nodes), nodes, "i"), comm.all_gather(x, nodes, "x"),
+            comm.all_gather_dict({"b": x, "a": x[:3].astype(jnp.bfloat16)}, nodes),
         ), nodes, x,
     )  # fmt: skip
     assert index.tolist() == list(range(nodes.count))
@@ -145,9 +146,9 @@ def test_collectives_may_stand_inside_jit_scan_and_switch(wrapped, layout):
     x = _integers(nodes, 4)
 
     def f(x):
-        gathered = comm.gather(x, nodes, "x")[comm.node_index(nodes)]  # this node's own again
+        gathered = comm.all_gather(x, nodes, "x")[comm.node_index(nodes)]  # this node's own again
         received = comm.broadcast(x, jnp.int32(nodes.count - 1), nodes, "x")
-        return gathered + received + comm.total(x, nodes, "x") + nodes.count * comm.ring_mean(x, nodes, "x")
+        return gathered + received + comm.psum(x, nodes, "x") + nodes.count * comm.ring_mean(x, nodes, "x")
 
     got = _run(lambda x: WRAPPED[wrapped](f, x), nodes, x, outs=LOCAL)
     np.testing.assert_allclose(got, x + x[-1] + 2 * x.sum(0), rtol=1e-6)
@@ -157,17 +158,17 @@ def test_collectives_may_stand_inside_jit_scan_and_switch(wrapped, layout):
 
 
 def _halves_around(x, nodes: Nodes):
-    segments = jnp.resize(x, (comm.ring_places(nodes), 5))
+    segments = jnp.resize(x, (comm.ring_size(nodes), 5))
     encode, decode = lambda key, x: {"a": x.astype(jnp.bfloat16), "b": x[:1]}, lambda p: p["a"].astype(jnp.float32)
-    return comm.ring_mean_recoded(jax.random.key(0), segments, encode, decode, nodes)[0]
+    return comm.ring_quantized_mean(jax.random.key(0), segments, encode, decode, nodes)[0]
 
 
 CALLS = {
-    "total": lambda x, nodes: comm.total(x, nodes, "x"),
+    "total": lambda x, nodes: comm.psum(x, nodes, "x"),
     "ring": lambda x, nodes: comm.ring_mean(x, nodes, "x"),
     "ring of codes": lambda x, nodes: _halves_around(x, nodes),
-    "gather": lambda x, nodes: comm.gather(x, nodes, "x"),
-    "gather of several": lambda x, nodes: comm.gather_dict({"a": x, "b": x.astype(jnp.bfloat16)}, nodes),
+    "gather": lambda x, nodes: comm.all_gather(x, nodes, "x"),
+    "gather of several": lambda x, nodes: comm.all_gather_dict({"a": x, "b": x.astype(jnp.bfloat16)}, nodes),
     "broadcast": lambda x, nodes: comm.broadcast(x, jnp.int32(0), nodes, "x"),
     "flag": lambda x, nodes: comm.any_true(x[0] > 0, nodes),
 }
@@ -192,7 +193,7 @@ def test_the_ledger_holds_what_the_compiled_program_sends(call, layout):
 def test_the_ledger_can_be_kept_on_an_abstract_mesh():
     nodes = as_one_per_device(nodes_of("1 device"))
     with comm.ledger() as sent:
-        jax.eval_shape(jgc.on_nodes(lambda x: comm.total(x, nodes, "x"), nodes, (LOCAL,), SHARED), jnp.zeros((8, 4)))
+        jax.eval_shape(jgc.on_nodes(lambda x: comm.psum(x, nodes, "x"), nodes, (LOCAL,), SHARED), jnp.zeros((8, 4)))
     assert [(s.op, s.kind, s.bytes) for s in sent] == [("all-reduce", "x", 28)]  # 2 * 7/8 of 16 bytes
 
 
@@ -214,24 +215,24 @@ def test_words_keep_every_bit(dtype, shape, seed):
     dtype = jnp.dtype(dtype)
     raw = np.random.default_rng(seed).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     x = raw.view(dtype).reshape(shape)
-    words = comm.to_words(jnp.asarray(x))
-    assert (words.dtype, words.shape) == (jnp.uint32, (comm.word_count(tuple(shape), dtype),))
-    assert same_bits(comm.from_words(words, tuple(shape), dtype), x)
+    bits = words.to_words(jnp.asarray(x))
+    assert (bits.dtype, bits.shape) == (jnp.uint32, (words.word_count(tuple(shape), dtype),))
+    assert same_bits(words.from_words(bits, tuple(shape), dtype), x)
 
 
 @given(st.dictionaries(st.text("abc ", min_size=1), st.tuples(st.sampled_from(DTYPES), st.integers(0, 5)), min_size=1))
 def test_several_arrays_come_back_out_of_one_vector_of_words(spec):
     payload = {name: jnp.arange(n).astype(dtype) for name, (dtype, n) in spec.items()}
-    assert same_bits(comm.split_words(comm.join_words(payload), payload), payload)
+    assert same_bits(words.split_words(words.join_words(payload), payload), payload)
 
 
 def test_numbers_of_eight_bytes_travel_as_two_words():
     with jax.enable_x64(True):
         x = jnp.asarray(np.array([1.5, -0.0, np.pi]))
-        assert comm.to_words(x).size == comm.word_count((3,), x.dtype) == 6
-        assert same_bits(comm.from_words(comm.to_words(x), (3,), x.dtype), x)
+        assert words.to_words(x).size == words.word_count((3,), x.dtype) == 6
+        assert same_bits(words.from_words(words.to_words(x), (3,), x.dtype), x)
 
 
 def test_booleans_are_not_sent_as_words():
     with pytest.raises(TypeError, match="pack booleans into bits"):
-        comm.to_words(jnp.ones(3, bool))
+        words.to_words(jnp.ones(3, bool))

@@ -87,7 +87,7 @@ def test_an_output_that_all_nodes_agree_on_may_be_shared(layout):
     nodes = nodes_of(layout)
 
     def three(x, w):
-        return comm.total(x, nodes, "x"), 2 * w, x + w
+        return comm.psum(x, nodes, "x"), 2 * w, x + w
 
     fn = on_nodes(three, nodes, ins=(LOCAL, SHARED), outs=(SHARED, SHARED, LOCAL))
     total, shared, local = jax.jit(fn)(jnp.arange(8.0), jnp.float32(3))

@@ -67,11 +67,11 @@ def emulated():
 
 def ringing(nodes, encode, decode):
     """`x f32[n] -> (mean, lost)` of a ring with that code."""
-    places = comm.ring_places(nodes)
+    places = comm.ring_size(nodes)
 
     def around(x):
         segments = jnp.pad(x, (0, -x.size % places)).reshape(places, -1)
-        mean, lost = comm.ring_mean_recoded(jax.random.key(3), segments, encode, decode, nodes)
+        mean, lost = comm.ring_quantized_mean(jax.random.key(3), segments, encode, decode, nodes)
         return mean.reshape(-1)[: x.size], lost.reshape(-1)[: x.size]
 
     return around
@@ -92,7 +92,7 @@ def test_with_a_code_that_loses_nothing_it_is_the_ring(layout):
 def test_what_nodes_lose_and_what_comes_out_add_up(layout):
     """Whole numbers rounded to multiples of 8 at random: nothing else is rounded, nor by sharing what is lost."""
     nodes, coarse = _nodes(layout), 8
-    places = comm.ring_places(nodes)
+    places = comm.ring_size(nodes)
     sharing = nodes.count // places
     x = sharing * _integers(nodes, 29)
 

@@ -49,7 +49,7 @@ def spy() -> Compressor:
         return State((), jax.tree.map(lambda x: jnp.zeros((nodes.count, *x.shape)), params))
 
     def aggregate(phase, key, grads, state, nodes):
-        mean = jax.tree.map(lambda g: comm.mean(g, nodes, "dense"), grads)
+        mean = jax.tree.map(lambda g: comm.pmean(g, nodes, "dense"), grads)
         return mean, State((), grads), Info(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.bool_(True))
 
     return Compressor(init, aggregate, lambda old, new, state, nodes: state, lambda *a: Wire((), ()), ())

@@ -55,7 +55,7 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
     positions = unpack_positions(head["positions"], layers, counts)
     view = view_of(config, v[positions], head, selection)
     picked = choose_innovations(config, v[positions], view, selection)
-    every = comm.gather_dict(_own_message(config, v[positions], view, picked, head), nodes)
+    every = comm.all_gather_dict(_own_message(config, v[positions], view, picked, head), nodes)
     return _seen(config, common, every, head, leader, selection, nodes)
 
 
@@ -139,8 +139,8 @@ def watch(
     `true_cosine` is that with the whole mean of g.
     """
     used = scatter(Sparse(seen.positions, jnp.ones_like(seen.views.signs)), v.size) > 0
-    true = jnp.where(used, comm.mean(v, nodes, "diagnose"), 0.0)
-    exact = comm.gather(v[seen.positions[comm.node_index(nodes)]], nodes, "diagnose")  # [K, mu]
+    true = jnp.where(used, comm.pmean(v, nodes, "diagnose"), 0.0)
+    exact = comm.all_gather(v[seen.positions[comm.node_index(nodes)]], nodes, "diagnose")  # [K, mu]
     best = exact if config.positions == "own" else _ceiling(exact[leader], leader, seen, selection)
     got = average(seen, decode(weights, seen, selection), v.size)
     ceiling = average(seen, best, v.size)
@@ -152,7 +152,7 @@ def watch(
         "ceiling_cosine": cosine(ceiling, true),
         "signs_means_cosine": cosine(trivial, true),
         "without_code_cosine": cosine(without_code, true),
-        "true_cosine": cosine(got, comm.mean(g, nodes, "diagnose")),
+        "true_cosine": cosine(got, comm.pmean(g, nodes, "diagnose")),
         "positions": seen.positions[leader],
         "positions_n": jnp.int32(v.size),
     }

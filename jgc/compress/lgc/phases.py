@@ -128,10 +128,10 @@ def _autoencoded(
 
 def _dense(v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
     """First phase, equation (14)."""
-    return Step(comm.mean(v, nodes, "dense"), v, shared, v.size)
+    return Step(comm.pmean(v, nodes, "dense"), v, shared, v.size)
 
 
 def values_at_leaders(v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array]:
     """The leader's positions i32[mu], sent to all nodes, and all nodes' values there, f32[K, mu]."""
     positions = leaders_positions(v, leader, selection.packing.layers, selection.counts, nodes)
-    return positions, comm.gather(v[positions], nodes, "values")
+    return positions, comm.all_gather(v[positions], nodes, "values")

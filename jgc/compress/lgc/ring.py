@@ -240,7 +240,7 @@ def _watch(
     `ceiling_cosine` is 1. There are no innovations: without the code only signs and means are left.
     """
     coded = _send(config, v, key, shared.autoencoder.weights, selection, nodes)
-    true = comm.mean(v, nodes, "diagnose")
+    true = comm.pmean(v, nodes, "diagnose")
     at = true[coded.positions]
     got = scatter(Sparse(coded.positions, coded.mean), v.size)
     return {
@@ -249,7 +249,7 @@ def _watch(
         "ceiling_cosine": cosine(at, at),
         "signs_means_cosine": cosine(coded.means, at),
         "without_code_cosine": cosine(coded.means, at),
-        "true_cosine": cosine(got, comm.mean(g, nodes, "diagnose")),
+        "true_cosine": cosine(got, comm.pmean(g, nodes, "diagnose")),
         "positions": coded.positions,
         "positions_n": jnp.int32(v.size),
     }

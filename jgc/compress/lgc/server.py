@@ -112,7 +112,7 @@ def _values(config: LgcPs, v: Array, leader: Array, selection: Selection, nodes:
         return positions, jnp.broadcast_to(positions, x.shape), x
     layers, counts = selection.packing.layers, selection.counts
     positions = top_positions(v, layers, counts)
-    every = comm.gather_dict({"positions": pack_positions(positions, layers), "values": v[positions]}, nodes)
+    every = comm.all_gather_dict({"positions": pack_positions(positions, layers), "values": v[positions]}, nodes)
     return positions, jax.vmap(lambda p: unpack_positions(p, layers, counts))(every["positions"]), every["values"]
 
 

@@ -388,16 +388,16 @@ def coded(
         return v, v
     own = _slices.codes(layers, learned.bases, d, x, 0, size)  # in a ring, of use for what this node lost alone
     if config.algorithm == "ring":
-        places = comm.ring_places(nodes)
+        places = comm.ring_size(nodes)
         width = -(-size // places)
 
         def segment(i):
             makers = [lambda p=p: _segment(layers, learned, d, x, p * width, width) for p in range(places)]
             return jax.lax.switch(i, makers)
 
-        code = comm.ring_mean_of(segment, nodes, "codes")[:size]
+        code = comm.ring_mean_of_segments(segment, nodes, "codes")[:size]
     else:
-        code = comm.mean(own, nodes, "codes")
+        code = comm.pmean(own, nodes, "codes")
     mean = _slices.decoded(layers, learned.bases, d, code) + learned.mean
     if not (config.error_feedback or config.control_limit):
         return mean, v
@@ -440,5 +440,5 @@ def _watched(
     lately = watch.lately + share * (loss - watch.lately)
     first = jnp.where(begins, lately, watch.first)
     exceeds = ~begins & (lately > config.control_limit * first)
-    votes = comm.total(exceeds.astype(jnp.int32), nodes, "control")
+    votes = comm.psum(exceeds.astype(jnp.int32), nodes, "control")
     return learned._replace(alarm=2 * votes > nodes.count), Watch(first, lately)

@@ -54,6 +54,7 @@ from jgc.method.exchange import both_ways, gather, to_all
 from jgc.method.guard import guard
 from jgc.nodes import per_node
 from jgc.types import Array, Compressor, Nodes, State, Wire
+from jgc.wire.fixed_point import largest_summand
 
 DENSE, COMPRESSED = "dense", "compressed"
 LEVELS = 7  # the least that a node's integers must reach
@@ -142,7 +143,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
 
     def reduce(phase, key, v, learned: Learned, packing, nodes) -> Step:
         if phase == DENSE:
-            mean = comm.mean(v, nodes, "dense")
+            mean = comm.pmean(v, nodes, "dense")
             return Step(mean, mean, v, learned, v.size)
         learned = _refreshed(config, learned)
         common = _common(config, v, learned, packing, nodes)
@@ -240,7 +241,7 @@ def _group_count(k: int) -> int:
 def _common(config: Klt, v: Array, learned: Learned, packing: Packing, nodes: Nodes) -> Common:
     """All nodes' coefficients at the places kept, averaged, and what they stand for."""
     coefficients = comm.one_by_one(partial(rotate, packing), learned.bases, v)[learned.kept]
-    largest = comm.largest_summand(config.code_dtype, nodes.count)
+    largest = largest_summand(config.code_dtype, nodes.count)
     if largest < LEVELS:
         raise ValueError(
             f"code_dtype {config.code_dtype} leaves a node of {nodes.count} the integers up to {largest:.0f}, "
@@ -248,7 +249,7 @@ def _common(config: Klt, v: Array, learned: Learned, packing: Packing, nodes: No
         )
     step = _steps(coefficients, largest, nodes)
     codes = jnp.clip(jnp.round(coefficients / step), -largest, largest)
-    total = comm.total(codes.astype(config.code_dtype), nodes, "coefficients").astype(jnp.float32)
+    total = comm.psum(codes.astype(config.code_dtype), nodes, "coefficients").astype(jnp.float32)
 
     def gradients(coefficients):
         spread = jnp.zeros((packing.size,), jnp.float32).at[learned.kept].set(coefficients)
@@ -265,7 +266,7 @@ def _steps(coefficients: Array, largest: float, nodes: Nodes) -> Array:
     group = groups(coefficients.size)
     magnitudes = jnp.zeros((_group_count(group.size),), jnp.float32).at[group].max(jnp.abs(coefficients))
     exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
-    highest = jnp.max(comm.gather(exponents, nodes, "scales"), axis=0)
+    highest = jnp.max(comm.all_gather(exponents, nodes, "scales"), axis=0)
     return (jnp.exp2(highest / FINE) / largest)[group]
 
 

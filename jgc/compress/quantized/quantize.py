@@ -101,7 +101,7 @@ def around(codec: Codec, bucket: int, key: Key, v: Array, nodes: Nodes) -> tuple
       v: f32[n].
       nodes: the layout.
     """
-    places = comm.ring_places(nodes)
+    places = comm.ring_size(nodes)
     layers = (Layer("segment", 0, segment_size(v.size, places, bucket)),)
 
     def encode(key, x):
@@ -111,7 +111,7 @@ def around(codec: Codec, bucket: int, key: Key, v: Array, nodes: Nodes) -> tuple
         return jnp.asarray(codec.decode(payload, layers))
 
     segments = jnp.pad(v, (0, places * values_of(layers) - v.size)).reshape(places, -1)
-    mean, lost = comm.ring_mean_recoded(key, segments, encode, decode, nodes)
+    mean, lost = comm.ring_quantized_mean(key, segments, encode, decode, nodes)
     return mean.reshape(-1)[: v.size], lost.reshape(-1)[: v.size]
 
 

@@ -156,7 +156,7 @@ def _egc(config: Egc) -> Compressor:
     def reduce(phase, v, layers, state, nodes, skip) -> Step:
         if phase == DENSE or not layers:
             sent = jnp.where(skip, 0, v)
-            return Step(comm.mean(sent, nodes, "dense"), sent, state.local.thresholds, v.size, 0)
+            return Step(comm.pmean(sent, nodes, "dense"), sent, state.local.thresholds, v.size, 0)
         return _send(config, v, layers, state, nodes, skip)
 
     def init(key, params, nodes):
@@ -213,7 +213,7 @@ def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes, ski
     chosen = _choose(config, v, v[positions], layers, slots, state)
     used = chosen.used & ~jnp.bool_(skip)
     payload = encode_values(config.value_code, jnp.where(used, v[positions], 0), slots)
-    everyone = comm.gather_dict({"positions": pack_positions(positions, layers), **payload}, nodes)
+    everyone = comm.all_gather_dict({"positions": pack_positions(positions, layers), **payload}, nodes)
     values = decode_values(config.value_code, payload, slots)
     return Step(
         mean=_buffer(config).mean(everyone, layers),

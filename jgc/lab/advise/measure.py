@@ -1,7 +1,7 @@
 """What `jgc advise` measures on this device: a host's own gradients and update, and what each method computes.
 
 A host is one node of K. Its gradients are those of its share of the batch, on random data. A method's time is that of
-its aggregate with local copies in the place of collectives (`comm.alone`): it encodes one message and decodes K.
+its aggregate with local copies in the place of collectives (`comm.local_copies`): it encodes one message and decodes K.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm, compress
+from jgc.comm.ledger import bytes_sent
 from jgc.compress import Dense
 from jgc.lab.advise.model import Row
 from jgc.lab.bench.network.jax_methods import alone_on
@@ -30,7 +31,6 @@ from jgc.training.program import compile_gradients
 from jgc.training.setup import make_compressor, model_of
 from jgc.training.step import Gradients, Parts, TrainState
 from jgc.types import Nodes, PyTree, Sent, State
-from jgc.wire.hlo import bytes_sent
 
 BASELINES = {"psum_f32": jnp.float32, "psum_f16": jnp.float16}
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
@@ -112,7 +112,7 @@ def _method(
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
     sent = compressor.wire(phase, shapes, as_one_per_device(nodes)).physical
     alone = parts._replace(nodes=nodes, compressor=compressor)
-    with comm.alone():
+    with comm.local_copies():
         return aggregated(alone, phase, _first(alone, state.params), gradients.grads), sent
 
 

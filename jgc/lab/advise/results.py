@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import compress
+from jgc.comm.ledger import bytes_sent
 from jgc.lab.advise.measure import BASELINES, baseline_sent
 from jgc.lab.advise.model import UNLIMITED, Example, Link, Row, contention, fit, rate_of
 from jgc.lab.bench.network.methods import PLAIN_TORCH, SHARE, model_settings
@@ -25,7 +26,6 @@ from jgc.nodes import as_one_per_device
 from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.models import make_model
 from jgc.types import Nodes, PyTree, Sent
-from jgc.wire.hlo import bytes_sent
 
 OWN = f"{COMPUTATION}_jax"
 TWENTY = "twenty_lines"

@@ -49,7 +49,7 @@ class Built(NamedTuple):
 
 
 def alone_on(nodes: Nodes) -> Nodes:
-    """The same number of nodes on a mesh of this process's own device, for `comm.alone`."""
+    """The same number of nodes on a mesh of this process's own device, for `comm.local_copies`."""
     mesh = Mesh(jax.local_devices()[:1], (NODE,))
     return from_mesh(mesh, (NODE,))._replace(count=nodes.count)
 
@@ -68,7 +68,7 @@ def build(name: str, nodes: Nodes, params: PyTree, grads: PyTree) -> Built:
     step = np.int32(0)
     run = jax.jit(program(nodes), donate_argnums=0, out_shardings=(_shardings(state), None))
     compiled = run.lower(state, step, grads).compile()
-    with comm.alone():
+    with comm.local_copies():
         single = jax.jit(program(alone_on(nodes)), donate_argnums=0).lower(local(state), step, local(grads)).compile()
     counts: dict[str, int] = {}
     try:

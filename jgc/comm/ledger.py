@@ -1,0 +1,103 @@
+"""What collectives send: `ledger` collects it while a step is traced, `local_copies` leaves the sending out.
+
+Bytes go by the algorithm of the collective (`bytes_sent`), exactly, as Fractions.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from fractions import Fraction
+
+from jgc.types import Array, Sent
+
+_SHARE: dict[str, Callable[[int], Fraction]] = {  # of the operand's bytes, sent by one of n devices
+    "all-reduce": lambda n: Fraction(2 * (n - 1), n),
+    "all-gather": lambda n: Fraction(n - 1),
+    "reduce-scatter": lambda n: Fraction(n - 1, n),
+    "all-to-all": lambda n: Fraction(n - 1, n),
+    "collective-permute": lambda n: Fraction(int(n > 1)),
+}
+OPS = tuple(_SHARE)
+
+_ledger: ContextVar[list[Sent] | None] = ContextVar("jgc_ledger", default=None)
+_local_copies: ContextVar[bool] = ContextVar("jgc_local_copies", default=False)
+
+
+class UnknownCollectiveError(ValueError):
+    """An operation sends, or may send, bytes that cannot be counted. The message has its HLO line."""
+
+
+def bytes_sent(op: str, operand_bytes: int, n: int) -> Fraction:
+    """Bytes that one of n devices sends in a collective, by algorithm, exactly; a group of one sends nothing.
+
+    With B = `operand_bytes`: all-reduce 2(n-1)/n B, reduce-scatter and all-to-all (n-1)/n B (B: the full
+    input), all-gather (n-1) B (B: what one device contributes), collective-permute B.
+
+    Raises:
+      UnknownCollectiveError: another op.
+      ValueError: n < 1 or negative bytes.
+
+    Example:
+      >>> bytes_sent("all-reduce", 400, 8)
+      Fraction(700, 1)
+    """
+    if op not in _SHARE:
+        raise UnknownCollectiveError(f"no byte rule for `op` {op!r}; there are {', '.join(OPS)}")
+    if n < 1 or operand_bytes < 0:
+        raise ValueError(f"want `n` >= 1 and `operand_bytes` >= 0, got {n} and {operand_bytes}")
+    return operand_bytes * _SHARE[op](n)
+
+
+@contextmanager
+def ledger() -> Iterator[list[Sent]]:
+    """Collect what each collective traced inside the block makes one device send.
+
+    Example:
+      >>> with ledger() as sent:
+      ...     pass
+      >>> sent
+      []
+    """
+    entries: list[Sent] = []
+    token = _ledger.set(entries)
+    try:
+        yield entries
+    finally:
+        _ledger.reset(token)
+
+
+def record(op: str, field: str, x: Array, group: int) -> None:
+    """Enter a collective over `group` devices, to which each contributes x, into the open ledger, if there is one."""
+    entries = _ledger.get()
+    if entries is not None and group > 1:
+        entries.append(Sent(op, field, bytes_sent(op, x.size * x.dtype.itemsize, group)))
+
+
+@contextmanager
+def local_copies() -> Iterator[None]:
+    """Trace collectives between devices as local copies of the same shapes, to time a step without its network.
+
+    `nodes` is one node per device, K in number, on a mesh of a single device. A sum is then this node's own value;
+    an all-gather gives its own message K times, and a permute gives it once.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jgc import comm
+      >>> from jgc.types import Nodes
+      >>> nodes = Nodes(4, 1, jax.make_mesh((1,), ("n",), axis_types=(jax.sharding.AxisType.Auto,)), ("n",))
+      >>> each = jax.shard_map(lambda x: comm.all_gather(x[0], nodes, "x"), mesh=nodes.mesh,
+      ...     in_specs=jax.P("n"), out_specs=jax.P())
+      >>> with local_copies():
+      ...     each(jnp.ones((1, 3))).shape
+      (4, 3)
+    """
+    token = _local_copies.set(True)
+    try:
+        yield
+    finally:
+        _local_copies.reset(token)
+
+
+def are_local_copies() -> bool:
+    """Whether collectives are traced inside `local_copies`."""
+    return _local_copies.get()

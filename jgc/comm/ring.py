@@ -1,0 +1,153 @@
+"""Means by an explicit ring: reduce-scatter by `ppermute`, then all-gather.
+
+Source: Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations".
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc.comm.axis import (
+    devices,
+    emulated_gather,
+    emulated_index,
+    emulated_shift,
+    emulated_sum,
+    node_index,
+    vary_over,
+)
+from jgc.comm.collectives import copies
+from jgc.comm.ledger import are_local_copies, record
+from jgc.comm.words import join_words, split_words
+from jgc.types import Array, Key, Nodes
+
+
+def ring_mean(x: Array, nodes: Nodes, field: str) -> Array:
+    """Mean of f32[n] over all nodes by an explicit ring: reduce-scatter by `ppermute`, then all-gather. Integers too,
+    where their sum fits.
+
+    Segments are padded to equal length, and the padding is sent. Nodes of one device are summed before the ring
+    between devices; with a single device the ring runs over its emulated nodes.
+
+    Source: Patarasuk and Yuan 2009; LGC paper, Section II-A.
+    """
+    places = ring_size(nodes)
+    segments = jnp.pad(x, (0, -x.size % places)).reshape(places, -1)
+    return ring_mean_of_segments(lambda i: segments[i], nodes, field)[: x.size]
+
+
+def ring_size(nodes: Nodes) -> int:
+    """Into how many segments a ring divides a vector: devices, or with a single one its emulated nodes."""
+    return devices(nodes) if nodes.slow else nodes.per_device
+
+
+def ring_mean_of_segments(segment: Callable[[Array], Array], nodes: Nodes, field: str) -> Array:
+    """`ring_mean` of a vector whose segments are computed one by one, while the one before is travelling.
+
+    Args:
+      segment: `i -> f32[m]`, this node's segment number i, i32[] in [0, `ring_size`). It does not depend on what is
+        travelling, so XLA can compute it meanwhile.
+      nodes: the layout.
+      field: of what is sent.
+
+    Returns:
+      The means of all segments, f32[places * m], equal on every node.
+
+    Source: Yu et al. 2018 (GradiVeQ), Algorithm 1, lines 1 to 9. Segments come round by an all-gather, lines 10 to 14.
+    """
+    size, place, local_sum, shift, join = _places(nodes, field)
+    travelling = local_sum(segment((place - 1) % size))  # segment p - 1 starts at place p
+    for hop in range(1, size):
+        travelling = shift(travelling) + local_sum(segment((place - 1 - hop) % size))
+    return join(travelling).reshape(-1) / nodes.count  # place p ends with the sum of segment p
+
+
+class _Places(NamedTuple):
+    """The places of a ring: devices, or on a single device its emulated nodes."""
+
+    size: int
+    place: Array  # i32[], this one's
+    local_sum: Callable[[Array], Array]  # over the nodes of a place
+    shift: Callable[[Array], Array]  # what the previous place has
+    join: Callable[[Array], Array]  # what all places have, [places, ...]
+
+
+def _places(nodes: Nodes, field: str) -> _Places:
+    node_index(nodes)  # raises outside the node axis
+    size = ring_size(nodes)
+    if not nodes.slow:
+        return _Places(size, emulated_index(), lambda x: x, emulated_shift, lambda x: emulated_gather(x, size))
+
+    def shift(x):
+        record("collective-permute", field, x, size)
+        if are_local_copies():
+            return lax.optimization_barrier(x)
+        return lax.ppermute(x, nodes.slow, [(i, (i + 1) % size) for i in range(size)])
+
+    def join(segment):
+        record("all-gather", field, segment, size)
+        return copies(lax.all_gather(segment, nodes.slow, to="invarying"), nodes)
+
+    def local_sum(x):
+        return vary_over(emulated_sum(x, nodes), nodes.slow)
+
+    return _Places(size, lax.axis_index(nodes.slow), local_sum, shift, join)
+
+
+def ring_quantized_mean(
+    key: Key, x: Array, encode: Callable[[Key, Array], dict[str, Array]], decode: Callable[[dict[str, Array]], Array],
+    nodes: Nodes, field: str | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Mean by a ring for codes that cannot be added up: every hop decodes, adds its own segment and encodes the sum.
+
+    A place of the ring is a device, whose nodes are summed uncompressed first, as in `ring_mean`; on a single device
+    it is an emulated node. So the layouts agree only as far as the code is exact. Each hop is one collective, which
+    carries the code alone. Every place decodes the finished segments, its own too, so that all hold the same.
+
+    Args:
+      key: the same on all nodes; each place and each hop draws its own from it.
+      x: f32[`ring_size`, m], this node's segments.
+      encode: `(key, f32[m]) -> payload`, arrays of static shapes.
+      decode: `payload -> f32[m]`.
+      nodes: the layout.
+      field: of what is sent; all names of the payload by default.
+
+    Returns:
+      The means, f32[places, m], equal on every node, and this node's quantisation errors, f32[places, m]. The nodes of
+      a device share their place's errors equally, so that in all layouts
+
+          mean over nodes of x = means + mean over nodes of errors
+
+    Source: Yu et al. 2018 (GradiVeQ), Section 1: what scalar quantisers have to do in a ring.
+    """
+    payload_like = jax.eval_shape(encode, key, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
+    size, place, local_sum, shift, join = _places(nodes, field or "+".join(sorted(payload_like)))
+    x = local_sum(x)
+    sharing = nodes.count // size  # nodes of a place
+    own = jax.random.fold_in(key, place * sharing)  # `node_key` of its first node
+
+    def quantize(hop: int, received: Array | float) -> tuple[dict[str, Array], Array]:
+        """The code of the received sum with the place's own segment added, and the error of that code."""
+        whole = received + x[(place - 1 - hop) % size]  # f32[m]
+        payload = encode(jax.random.fold_in(own, hop), whole)
+        return payload, whole - _decoded(decode, payload)
+
+    payload, error = quantize(0, 0.0)
+    errors = [error]
+    for hop in range(1, size):
+        received = split_words(shift(join_words(payload)), payload)
+        payload, error = quantize(hop, _decoded(decode, received))
+        errors.append(error)
+    finished = join(join_words(payload))  # u32[places, words]: place p ends with segment p
+    sums = jax.vmap(lambda words: _decoded(decode, split_words(words, payload)))(finished)
+    lost = jnp.stack(errors)[(place - 1 - np.arange(size)) % size]  # hop h was segment p - 1 - h
+    return sums / nodes.count, lost / sharing
+
+
+def _decoded(decode: Callable[[dict[str, Array]], Array], payload: dict[str, Array]) -> Array:
+    # not fused with the sum that follows, so that the bits are the same wherever it is decoded
+    return lax.optimization_barrier(decode(payload))
