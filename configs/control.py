@@ -13,5 +13,5 @@ from jgc.training.config import Config
 
 
 def get_config() -> Config[Silent]:
-    """First layer dense, last layer top-k, nothing else."""
+    """The first layer is sent dense, the last by top-k, nothing else (see `--layers`)."""
     return Config(compressor=Silent())

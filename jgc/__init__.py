@@ -7,6 +7,7 @@ See the README for a training loop, `jgc.types` for the contract, `jgc.compress`
 """
 
 from jgc import compress
+from jgc.method.guard import diagnose, residual
 from jgc.nodes import BATCH, LOCAL, SHARED, from_mesh, kinds_of, make_nodes, node_grads, on_nodes, place
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
 
@@ -14,5 +15,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "Message", "Nodes", "Phase", "Sent", "State", "Wire", "compress",
-    "from_mesh", "kinds_of", "make_nodes", "node_grads", "on_nodes", "place",
+    "diagnose", "from_mesh", "kinds_of", "make_nodes", "node_grads", "on_nodes", "place",
+    "residual",
 ]  # fmt: skip

@@ -1,21 +1,20 @@
-"""What a node keeps back of its gradient, and for how long: error feedback and momentum correction.
+"""A node's memory: error feedback, momentum correction with factor masking, and local clipping.
 
-A memory is pure functions: `absorb` takes this step's gradient g into the state, `offer` makes of that what is to be
-sent, v, and `keep` stores what of v was not sent. All of it is local to a node; g and v are f32[n]. `complete` says
-that the phase sends all of v (an uncompressed warm-up). `accumulate` is `absorb` and `offer`, and `take_in` the same
-for a tree of gradients.
+A memory is three pure functions, called in this order in every step, all local to a node:
+
+    local = accumulate(local, g, complete)         add the gradient g f32[n] to the state
+    v, local = compensate(local, g, complete)      v f32[n]: the gradient plus the residual, which is to be sent
+    local = update(local, v, sent, complete)       the residual becomes v - sent
+
+`complete` says that the phase sends all of v (an uncompressed warm-up).
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.custom_batching import custom_vmap
 
-from jgc.layout.pack import Packing, leaf_paths, make_packing, pack, pieces, unpack
 from jgc.layout.select import Sparse
 from jgc.types import Array, PyTree
 
@@ -27,28 +26,24 @@ class Memory(NamedTuple):
 
     Attributes:
       init: `n -> local`, zeros.
-      absorb: `(local, g, complete) -> local`, elementwise, each vector from itself and g; g is f32[n] or a range of
-        it, and local then the same range of the state.
-      offer: `(local, g, complete) -> (v, local)`, from what `absorb` gave, elementwise.
-      keep: `(local, v, sent, complete) -> local`, from the local state that `offer` gave; `sent` is what all nodes
-        take this node to have sent, f32[n] or Sparse.
-      residual: `local -> f32[n] or None`, what is kept back.
+      accumulate: `(local, g, complete) -> local`, elementwise, each vector from itself and g. g is f32[n] or a range
+        of it, and local then the same range of the state.
+      compensate: `(local, g, complete) -> (v, local)`, elementwise, from what `accumulate` gave.
+      update: `(local, v, sent, complete) -> local`, from what `compensate` gave. `sent` is what all nodes take this
+        node to have sent, f32[n] or Sparse.
+      residual: `local -> f32[n] or None`.
       owns_momentum: whether the momentum lives here; the optimiser must then have none.
-      conserves: whether v - sent is kept in full and v holds nothing but kept parts and gradients, so that
-        mean over nodes of (what is kept + what is sent) = mean of (what was kept + what came in).
+      conserves: whether mean over nodes of (residual after + sent) = mean of (residual before + gradient), or with
+        momentum correction the velocity in the gradient's place.
     """
 
     init: Callable[[int], PyTree]
-    absorb: Callable[..., PyTree]
-    offer: Callable[[PyTree, Array, bool], tuple[Array, PyTree]]
-    keep: Callable[..., PyTree]
+    accumulate: Callable[[PyTree, Array, bool], PyTree]
+    compensate: Callable[[PyTree, Array, bool], tuple[Array, PyTree]]
+    update: Callable[[PyTree, Array, Array | Sparse, bool], PyTree]
     residual: Callable[[PyTree], Array | None]
     owns_momentum: bool
     conserves: bool
-
-    def accumulate(self, local: PyTree, g: Array, complete: bool) -> tuple[Array, PyTree]:
-        """What is to be sent with this step's gradient, and the state that goes to `keep`: (v, local)."""
-        return self.offer(self.absorb(local, g, complete), g, complete)
 
 
 class Corrected(NamedTuple):
@@ -56,92 +51,6 @@ class Corrected(NamedTuple):
 
     velocity: Array
     residual: Array
-
-
-def take_in(
-    memory: Memory, local: PyTree, grads: PyTree, packing: Packing, complete: bool, skip: Array | bool = False
-) -> tuple[Array, PyTree]:
-    """`memory.accumulate` on a tree of gradients: (v f32[n], local).
-
-    Gradients are absorbed leaf by leaf, and never written down as a vector.
-
-    Args:
-      memory: what a node keeps back.
-      local: its state.
-      grads: this node's.
-      packing: theirs.
-      complete: whether the phase sends all of v.
-      skip: a step that does not count: v is then what was kept back, zeros where nothing is, and local stays as it was.
-    """
-    absorb = partial(memory.absorb, complete=complete)
-    absorbed = _absorbed(absorb, local, pieces(grads, packing), jnp.asarray(skip)) if packing.size else local
-    v, new = memory.offer(absorbed, pack(grads, packing), complete)
-    kept = memory.residual(absorbed)
-    stays = jnp.zeros_like(v) if kept is None else kept
-    return _unless(skip, stays, v), jax.tree.map(partial(_unless, skip), absorbed, new)
-
-
-def _unless(skip: Array | bool, old: Array, new: Array) -> Array:
-    return new if new is old else jnp.where(skip, old.astype(new.dtype), new)
-
-
-def _absorbed(absorb: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], skip: Array) -> PyTree:
-    """`absorb(local, g)` for every range of the vectors of local.
-
-    On CPU range after range is written over the state, where a step that gives up its state needs no other memory:
-    memory that is new in every step costs XLA more than the sums.
-    """
-
-    def of_range(old: PyTree, g: Array, skip: Array) -> PyTree:
-        return jax.tree.map(partial(_unless, skip), old, absorb(old, g))
-
-    if not jax.tree.leaves(local):
-        return local
-    after = jax.eval_shape(absorb, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
-    same = all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(local), jax.tree.leaves(after), strict=True))
-    if jax.default_backend() == "cpu" and same:
-        local = lax.optimization_barrier(local)  # a reshape, fused with the first write, would make XLA copy it
-        for at, g in parts:
-            local = _on_emulated_nodes(partial(_replaced, of_range, at.start))(local, g, skip)
-        return local
-    leaves = [of_range(jax.tree.map(lambda x, at=at: x[at], local), g, skip) for at, g in parts]
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *leaves)
-
-
-def _replaced(of_range: Callable, at: int, local: PyTree, g: Array, skip: Array) -> PyTree:
-    """local [..., n] with what `of_range` makes of the range [..., m] from `at` on; what it leaves is not written."""
-    start = lax.optimization_barrier(jnp.int32(at))  # for a constant one XLA on CPU goes through all n values
-    old = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, g.shape[-1], -1), local)
-
-    def written(x, before, after):
-        return x if after is before else lax.dynamic_update_slice_in_dim(x, after, start, -1)
-
-    return jax.tree.map(written, local, old, of_range(old, g, skip[..., None]))
-
-
-def _on_emulated_nodes(fn: Callable) -> Callable:
-    """`fn`, which works along the last axis, as it is under `vmap`: the batching rule of a write is a slow scatter."""
-
-    def batched(size, is_batched, *args):
-        args = jax.tree.map(lambda x, own: x if own else jnp.broadcast_to(x, (size, *x.shape)), args, tuple(is_batched))
-        out = fn(*args)
-        return out, jax.tree.map(lambda _: True, out)
-
-    call = custom_vmap(fn)
-    call.def_vmap(batched)
-    return call
-
-
-def residual_of(memory: Memory) -> Callable[[PyTree, PyTree], dict[str, Array]]:
-    """`Compressor.residual` of a method whose local state is this memory's: what is kept back, by parameter."""
-
-    def residual(local, shapes):
-        kept = memory.residual(local)
-        if kept is None:
-            return {}
-        return dict(zip(leaf_paths(shapes), jax.tree.leaves(unpack(kept, make_packing(shapes))), strict=True))
-
-    return residual
 
 
 def subtract(v: Array, sent: Array | Sparse) -> Array:
@@ -155,28 +64,37 @@ def no_memory() -> Memory:
     """Nothing is kept: v = g."""
     return Memory(
         init=lambda n: (),
-        absorb=lambda local, g, complete: local,
-        offer=lambda local, g, complete: (g, local),
-        keep=lambda local, v, sent, complete: local,
+        accumulate=lambda local, g, complete: local,
+        compensate=lambda local, g, complete: (g, local),
+        update=lambda local, v, sent, complete: local,
         residual=lambda local: None,
         owns_momentum=False,
         conserves=False,
     )
 
 
-def error_feedback(dtype: jnp.dtype = jnp.float32) -> Memory:
-    """Plain residuals: v = r + g, then r = v - sent.
+def error_feedback(dtype: jnp.dtype = jnp.float32, decay: float = 1.0) -> Memory:
+    """Residuals: v = decay r + g, then r = v - sent.
+
+    Args:
+      dtype: in which r f32[n] is kept.
+      decay: in (0, 1]; with less than 1 old residuals fade, and gradients are not conserved.
+
+    Raises:
+      ValueError: decay outside (0, 1].
 
     Source: Seide et al. 2014 (1-bit SGD); Strom 2015; Stich et al. 2018.
     """
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay must be in (0, 1] (1 keeps all of a residual), got {decay}")
     return Memory(
         init=lambda n: jnp.zeros((n,), dtype),
-        absorb=lambda r, g, complete: r.astype(jnp.float32) + g,
-        offer=lambda v, g, complete: (v, v),
-        keep=lambda r, v, sent, complete: subtract(v, sent).astype(dtype),
+        accumulate=lambda r, g, complete: decay * r.astype(jnp.float32) + g,
+        compensate=lambda v, g, complete: (v, v),
+        update=lambda r, v, sent, complete: subtract(v, sent).astype(dtype),
         residual=lambda r: r,
         owns_momentum=False,
-        conserves=True,
+        conserves=decay == 1,
     )
 
 
@@ -190,14 +108,14 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype
     """
     check_momentum(momentum)
 
-    def absorb(local, g, complete):
+    def accumulate(local, g, complete):
         return local._replace(velocity=momentum * local.velocity.astype(jnp.float32) + g)
 
-    def offer(local, g, complete):
+    def compensate(local, g, complete):
         u = local.velocity
         return local.residual.astype(jnp.float32) + u, local._replace(velocity=u.astype(dtype))
 
-    def keep(local, v, sent, complete):
+    def update(local, v, sent, complete):
         u = local.velocity
         if masking and isinstance(sent, Sparse):
             u = u.at[sent.positions].set(0)
@@ -205,9 +123,9 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype
 
     return Memory(
         init=lambda n: Corrected(jnp.zeros((n,), dtype), jnp.zeros((n,), dtype)),
-        absorb=absorb,
-        offer=offer,
-        keep=keep,
+        accumulate=accumulate,
+        compensate=compensate,
+        update=update,
         residual=lambda local: local.residual,
         owns_momentum=True,
         conserves=True,
@@ -231,18 +149,18 @@ def momentum_at_once(momentum: float, dtype: jnp.dtype = jnp.float32) -> Memory:
     """
     check_momentum(momentum)
 
-    def absorb(r, g, complete):
+    def accumulate(r, g, complete):
         kept = r.astype(jnp.float32)
         return (1 - momentum) * kept + g if complete else kept + g / (1 - momentum)
 
-    def offer(v, g, complete):
+    def compensate(v, g, complete):
         return v, (momentum / (1 - momentum) * v).astype(dtype) if complete else v
 
     return Memory(
         init=lambda n: jnp.zeros((n,), dtype),
-        absorb=absorb,
-        offer=offer,
-        keep=lambda r, v, sent, complete: r if complete else subtract(v, sent).astype(dtype),
+        accumulate=accumulate,
+        compensate=compensate,
+        update=lambda r, v, sent, complete: r if complete else subtract(v, sent).astype(dtype),
         residual=lambda r: r,
         owns_momentum=True,
         conserves=True,
@@ -255,9 +173,9 @@ def momentum_only(momentum: float) -> Memory:
 
     return Memory(
         init=lambda n: jnp.zeros((n,), jnp.float32),
-        absorb=lambda u, g, complete: momentum * u + g,
-        offer=lambda u, g, complete: (u, u),
-        keep=lambda u, v, sent, complete: u,
+        accumulate=lambda u, g, complete: momentum * u + g,
+        compensate=lambda u, g, complete: (u, u),
+        update=lambda u, v, sent, complete: u,
         residual=lambda u: None,
         owns_momentum=True,
         conserves=False,

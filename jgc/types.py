@@ -9,9 +9,9 @@ over all nodes. The words used throughout the package:
     local   the part that each node has for itself; outside a step its leaves have a leading axis [K]
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -144,44 +144,73 @@ class Phase(NamedTuple):
     parts: tuple[Any, ...] = ()
 
 
+class Init(Protocol):
+    """The state before the first step, with a leading axis [K] on its local leaves."""
+
+    def __call__(self, key: Key, params: PyTree, nodes: Nodes) -> State: ...
+
+
+class Aggregate(Protocol):
+    """One step, inside the node axis (`jgc.on_nodes`).
+
+    Args:
+      phase: value of the phase, static.
+      key: the same on all nodes.
+      grads: this node's gradients.
+      state: the shared state, and the local state of this node.
+      nodes: the layout.
+
+    Returns:
+      The mean over nodes, with the gradients' structure, shapes and dtypes, equal on all nodes; the state after the
+      step; this node's `Info`.
+    """
+
+    def __call__(
+        self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes
+    ) -> tuple[PyTree, State, Info]: ...
+
+
+class Transition(Protocol):
+    """The state of a new phase, on the host, from the state of the old one; local leaves have their axis [K]."""
+
+    def __call__(self, old: Hashable, new: Hashable, state: State, nodes: Nodes) -> State: ...
+
+
+class WireOf(Protocol):
+    """The bytes of a step of a phase, from static shapes alone; `shapes` is a tree like the parameters."""
+
+    def __call__(self, phase: Hashable, shapes: PyTree, nodes: Nodes) -> Wire: ...
+
+
+class NextPhase(Protocol):
+    """The phase of `step` from that of the step before and the state after it, on the host.
+
+    Reads arrays in few steps only: each time the host waits for the devices.
+    """
+
+    def __call__(self, before: Phase, step: int, state: State, nodes: Nodes) -> Phase: ...
+
+
 class Compressor(NamedTuple):
-    """A method: four pure functions and the schedule of its phases.
+    """A method: four pure functions and the schedule of its phases. `jgc.method.from_step` makes one.
 
     Attributes:
       init: `(key, params, nodes) -> State`.
-      aggregate: `(phase, key, grads, state, nodes) -> (aggregated, State, Info)`. Runs inside the node axis
-        (`jgc.on_nodes`); `grads` and `state.local` are this node's. `key` is the same on all nodes. The
-        aggregate has the gradients' structure, shapes and dtypes, and is equal on all nodes.
-      transition: `(old_phase, new_phase, state, nodes) -> State`, between two phases, on the host's view
-        of the state (local leaves with their leading axis [K]).
-      wire: `(phase, shapes_and_dtypes, nodes) -> Wire`, from static shapes alone. A core leaves the physical bytes
-        to its guard, which traces the step as a whole.
-      schedule: the phases in order, the first of which starts at step 0. Where there is a `next_phase`, each kind once,
+      aggregate: `(phase, key, grads, state, nodes) -> (aggregated, State, Info)`, one step.
+      transition: `(old_phase, new_phase, state, nodes) -> State`, between two phases.
+      wire: `(phase, shapes_and_dtypes, nodes) -> Wire`, what a step sends.
+      schedule: the phases in order, the first of which starts at step 0. With a `next_phase`, each kind of phase once,
         as planned, with sizes that are upper bounds.
-      diagnose: None, or `(phase, key, grads, state, nodes) -> dict` of arrays that need the true mean over
-        the nodes. A step of its own, never part of `aggregate`: it moves whole gradients.
       owns_momentum: the momentum lives in the method's memory; the optimiser must then have none.
-      next_phase: None where the schedule says it all; else `(phase, step, state, nodes) -> Phase`, the phase of `step`
-        from that of the step before and the state after it, on the host. Reads arrays in few steps only: each time
-        the host waits for the devices.
-      residual: None, or `(local, shapes) -> {path: array}`, what this node keeps back of each parameter, with its shape
-        and dtype, without those of which nothing is kept; `shapes` is a tree like the parameters. For recordings.
-      core: the same method without the guard against non-finite gradients, for combinators; None where
-        the compressor is itself a core.
-      parts: what `compose` built it from, so that `per_layer` can share one exchange; else None.
-      skips: of a core: its `aggregate` takes the flag of a step that all nodes skip as its last argument and sees to
-        aggregate and state itself, which is cheaper than going over the whole state afterwards (`jgc.method.guard`).
+      next_phase: None where the schedule says it all; else `(phase, step, state, nodes) -> Phase`.
+      core: jgc's own, for `per_layer`, `jgc.diagnose` and `jgc.residual`.
     """
 
-    init: Callable[..., State]
-    aggregate: Callable[..., tuple[PyTree, State, Info]]
-    transition: Callable[..., State]
-    wire: Callable[..., Wire]
+    init: Init
+    aggregate: Aggregate
+    transition: Transition
+    wire: WireOf
     schedule: tuple[Phase, ...]
-    diagnose: Callable[..., dict[str, Array]] | None = None
-    owns_momentum: bool = False
-    next_phase: Callable[..., Phase] | None = None
-    residual: Callable[..., dict[str, Array]] | None = None
-    core: Any = None
-    parts: Any = None
-    skips: bool = False
+    owns_momentum: bool
+    next_phase: NextPhase | None
+    core: Any

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jgc
-from jgc.compress import METHODS, PAPER_RECIPE
-from jgc.method.physical import step_on_nodes
+from jgc.compress import METHODS, PAPER_RECIPE, TopK, step_on_nodes
 from jgc.nodes import LOCAL, SHARED
 from jgc.types import Compressor, Info, Nodes, PyTree, State, Wire
 
@@ -27,31 +26,31 @@ STATE = State(SHARED, LOCAL)
 # Momentum 1/2 and gradients that are multiples of 2^-10 keep every sum exact in f32. Applied where a method has them.
 COMMON: dict[str, Any] = {"alpha": 0.1, "momentum": 0.5, "threshold": 0.0625, "capacity": 0.75,
                           "sampling_steps": 4}  # fmt: skip
-POLICY = {"first_layer": "^Conv_0/", "last_layer": "^head/"}
+POLICY = {"layers.dense": "^Conv_0/", "layers.top_k": "^head/"}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense/ring": ("dense", {"algorithm": "ring"}),
     "dense/server": ("dense", {"algorithm": "server"}),
-    "topk/warm-up": ("topk", {"warmup_steps": 5, "first_layer": "^Conv_0/"}),
-    "topk/corrected": ("topk", {"momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/"}),
+    "topk/warm-up": ("topk", {"warmup_steps": 5, "layers.dense": "^Conv_0/"}),
+    "topk/corrected": ("topk", {"momentum_correction": True, "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
     "topk/at once": (
         "topk",
-        {"momentum_correction": True, "momentum_at_once": True, "warmup_steps": 5, "first_layer": "^Conv_0/"},
+        {"momentum_correction": True, "momentum_at_once": True, "warmup_steps": 5, "layers.dense": "^Conv_0/"},
     ),
     "topk/masked": (
         "topk", {"momentum_correction": True, "factor_masking": True, "warmup_steps": 5, "track_age": True}
     ),
     "topk/bf16 residual": ("topk", {"residual_dtype": "bfloat16"}),
-    "dgc/ramp": ("dgc", {"warmup_steps": 5, "first_layer": "^Conv_0/"}),
+    "dgc/ramp": ("dgc", {"warmup_steps": 5, "layers.dense": "^Conv_0/"}),
     "scalecom/low-pass": (
         "scalecom",
-        {"beta": 0.5, "algorithm": "ring", "momentum_correction": True, "warmup_steps": 5, "first_layer": "^Conv_0/",
+        {"beta": 0.5, "algorithm": "ring", "momentum_correction": True, "warmup_steps": 5, "layers.dense": "^Conv_0/",
          "track_age": True},
     ),
-    "scalecom/fixed point": ("scalecom", {"value_code": "int16", "warmup_steps": 5, "first_layer": "^Conv_0/"}),
+    "scalecom/fixed point": ("scalecom", {"value_code": "int16", "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
     "egc/old thresholds": ("egc", {"measure_every": 2, "ratio": 10.0, "warmup_steps": 5, "momentum_correction": False}),
     "egc/literal": ("egc", {"literal": True, "ratio": 10.0, "bins": 4, "factor_masking": True}),
-    "klt/at once": ("klt", {"momentum_at_once": True, "share": 0.2, "code_dtype": "int16", "first_layer": "^Conv_0/"}),
+    "klt/at once": ("klt", {"momentum_at_once": True, "share": 0.2, "code_dtype": "int16", "layers.dense": "^Conv_0/"}),
     "gradiveq/ring feedback": (
         "gradiveq",
         {
@@ -75,7 +74,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lgc_ps/own": (
         "lgc_ps",
         {**POLICY, "positions": "own", "leader": "rotating", "momentum_correction": False, "code_dtype": "8bit",
-         "innovation_dtype": "bfloat16", "value_code": "4bit"},
+         "innovation_dtype": "bfloat16", "layers.value_code": "4bit"},
     ),
     "lgc_ps/paper recipe": ("lgc_ps", {**PAPER_RECIPE, **POLICY, "leader": "rotating", "factor_masking": True}),
 }
@@ -83,17 +82,10 @@ SLOW = ("lgc_ps/paper recipe",)  # compiles the autoencoder's training three tim
 
 # Mean over nodes of (kept before + came in) = aggregated + mean over nodes of kept after, where what came in is the
 # gradient, or with momentum correction u = m u + g. A low-pass memory keeps another law, see `laws.remembered`.
-# Excused, by variant and phase:
+# Excused, by variant and phase, beside what the registry says of methods (`exempt_by_registry`):
 LAW_EXEMPT: dict[tuple[str, str], str] = {
-    ("gradiveq", "sampling"): "unbiased, and what is lost is not kept",
-    ("gradiveq", "compressed"): "what principal components lose is not kept, as in the paper",
-    ("qsgd", "qsgd, 4 bits"): "unbiased, and what is lost is not kept",
     ("qsgd/l2", "qsgd, 3 bits"): "unbiased, and what is lost is not kept",
     ("qsgd/ring", "qsgd, 8 bits"): "unbiased, and what is lost is not kept",
-    ("terngrad", "ternary"): "unbiased but for the clipping, and what is lost is not kept",
-    ("natural", "natural"): "unbiased, and what is lost is not kept",
-    ("cast", "bfloat16"): "what rounding loses is not kept",
-    ("signsgd", "majority vote"): "a vote, not a mean",
     ("klt/at once", "compressed"): "the common part is spread over the steps that follow, as momentum has it",
     ("lgc_ps/paper recipe", "compressed"): 'feedback="paper": what decoding loses is lost, as Algorithm 1 has it',
 }
@@ -101,8 +93,6 @@ LAW_EXEMPT: dict[tuple[str, str], str] = {
 ROUNDS_STATE: dict[str, jnp.dtype] = {"topk/bf16 residual": jnp.dtype("bfloat16")}
 # Zero gradients and nothing kept must aggregate to zeros. Excused, by variant and phase:
 ZERO_EXEMPT: dict[tuple[str, str], str] = {
-    ("signsgd", "majority vote"): "one bit cannot say zero",
-    ("gradiveq", "compressed"): "mu, the mean of the samples, is there whatever comes",
     ("klt/at once", "compressed"): "the velocity of what was sent before goes on",
     ("egc/literal", "entropy"): "a layer of zeros has an entropy of 0 / 0, and no number for its threshold",
     ("lgc_ps/paper recipe", "compressed"): 'scale="none": the decoders\' biases come out as values, as in the paper',
@@ -181,17 +171,38 @@ def nodes_of(layout: str) -> Nodes:
 def settings_of(variant: str, **overrides: Any) -> Any:
     """The settings of a variant, or of a registered method by its name."""
     name, own = VARIANTS.get(variant, (variant, {}))
-    method = METHODS[name]
-    fields = {field.name for field in dataclasses.fields(method.settings)}
-    common = {key: value for key, value in COMMON.items() if key in fields}
-    return method.settings(**{**common, **own, **overrides})
+    return settings_with(METHODS[name].settings, {k: x for k, x in own.items() if "." not in k} | overrides)
+
+
+def settings_with(kind: type, own: dict[str, Any]) -> Any:
+    fields = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{**{key: value for key, value in COMMON.items() if key in fields}, **own})
+
+
+def rules_of(variant: str) -> list[tuple[str, Compressor]]:
+    """The layers of a variant that another method sends, with that method: dense ones first, then top-k ones."""
+    own = VARIANTS.get(variant, (variant, {}))[1]
+    layers = {k.removeprefix("layers."): x for k, x in own.items() if k.startswith("layers.")}
+    settings = settings_of(variant)
+    rules = []
+    if "dense" in layers:
+        own_momentum = {k: getattr(settings, k) for k in ("momentum_correction", "momentum") if hasattr(settings, k)}
+        rules.append((layers["dense"], jgc.compress.dense(**own_momentum)))
+    if "top_k" in layers:
+        shared = {f.name: getattr(settings, f.name, f.default) for f in dataclasses.fields(TopK)}
+        shared |= {"value_code": layers.get("value_code", "float32"), "strategy": "warmup"}
+        shared |= {} if hasattr(settings, "alpha") else {"alpha": COMMON["alpha"]}
+        rules.append((layers["top_k"], jgc.compress.topk(TopK(**shared))))
+    return rules
 
 
 @functools.cache
 def compressor_of(variant: str) -> Compressor:
     """The compressor of a variant; "NAME, lossless" is the method with the settings it declares lossless."""
     name, _, lossless = variant.partition(", ")
-    return jgc.compress.build(settings_of(name, **(METHODS[name].lossless or {} if lossless else {})))
+    method = jgc.compress.build(settings_of(name, **(METHODS[name].lossless or {} if lossless else {})))
+    rules = rules_of(name)
+    return jgc.compress.per_layer(rules, default=method) if rules else method
 
 
 def gradients(seed: int, nodes: Nodes, largest: int = 64) -> PyTree:
@@ -287,3 +298,14 @@ def within(tolerance: float, a: PyTree, b: PyTree) -> bool:
         atol = tolerance if jnp.issubdtype(x.dtype, jnp.inexact) else 0
         np.testing.assert_allclose(x.astype(float), y.astype(float), rtol=0, atol=atol, strict=True)
     return True
+
+
+def exempt_by_registry(law: str) -> dict[tuple[str, str], str]:
+    """The phases after the warm-up of every method that says it does not keep a law, with its reason."""
+    excused = {name: method.exempt[law] for name, method in METHODS.items() if law in method.exempt}
+    schedules = {name: compressor_of(name).schedule for name in excused}
+    return {(name, p.name): excused[name] for name in excused for p in schedules[name] if p.name != "dense"}
+
+
+LAW_EXEMPT |= exempt_by_registry("conservation")
+ZERO_EXEMPT |= exempt_by_registry("zeros")

@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from contract import COMMON, PARAMS, ROUNDS_STATE, Case, K, Step, compressor_of, on_host, settings_of
+from contract import COMMON, PARAMS, ROUNDS_STATE, Case, K, Step, compressor_of, on_host, rules_of, settings_of
 
 from jgc.compress import Gradiveq
-from jgc.compress.low_rank.gradiveq import Local
 from jgc.compress.low_rank.slices import is_convolution
-from jgc.compress.sparse.egc import Local as EgcLocal
 from jgc.layout.pack import leaf_paths, make_packing, pack
 from jgc.memory import Corrected
 from jgc.method.ages import Aged
@@ -38,8 +36,8 @@ def balances(case: Case, step: Step) -> list[Balance]:
     for at_once, g, before, after, aggregated, eps in zip(
         _at_once(case),
         zip(*(flat(case, jax.tree.map(lambda x, i=i: x[i], step.grads)) for i in range(K)), strict=True),
-        _by_group(step.before),
-        _by_group(on_host(step.after)),
+        _by_group(case, step.before),
+        _by_group(case, on_host(step.after)),
         flat(case, step.aggregated),
         flat(case, _rounding_units()),
         strict=True,
@@ -61,9 +59,9 @@ def came_in(velocity: np.ndarray, g: np.ndarray, at_once: bool) -> np.ndarray:
 
 
 def _at_once(case: Case) -> list[bool]:
-    """Of each group of leaves, whether a gradient's whole momentum series comes in at once: of the last, or of none."""
-    settings = settings_of(case.variant)
-    return [False] * len(_rules(settings)) + [getattr(settings, "momentum_at_once", False)]
+    """Of each group of leaves, whether a gradient's whole momentum series comes in at once; not of dense groups."""
+    at_once = getattr(settings_of(case.variant), "momentum_at_once", False)
+    return [False] * len(_rules(case)) + [at_once]
 
 
 def remembered(case: Case) -> float:
@@ -74,9 +72,10 @@ def remembered(case: Case) -> float:
     return getattr(settings_of(case.variant), "beta", 1.0)
 
 
-def _by_group(state: State) -> list:
-    """The local state of each group of leaves: `per_layer` keeps a tuple of them."""
-    return list(state.local) if type(state.local) is tuple and state.local else [state.local]
+def _by_group(case: Case, state: State) -> list:
+    """The memory of each group of leaves: `per_layer` keeps a tuple of local states."""
+    groups = state.local if _rules(case) else [state.local]
+    return [group.memory for group in groups]
 
 
 def _velocity_and_kept(local: PyTree, owns_momentum: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -85,9 +84,7 @@ def _velocity_and_kept(local: PyTree, owns_momentum: bool) -> tuple[np.ndarray, 
     A single vector is a velocity where the memory owns the momentum.
     """
     none = np.zeros((1, 1))
-    if isinstance(local, Local):
-        return _velocity_and_kept(local.residual, owns_momentum)
-    if isinstance(local, EgcLocal | Aged):
+    if isinstance(local, Aged):
         return _velocity_and_kept(local.memory, owns_momentum)
     if isinstance(local, Corrected):
         return np.asarray(local.velocity, float), np.asarray(local.residual, float)
@@ -99,19 +96,19 @@ def _velocity_and_kept(local: PyTree, owns_momentum: bool) -> tuple[np.ndarray, 
 
 def flat(case: Case, tree: PyTree) -> list[np.ndarray]:
     """A tree as the vectors f64[n] in which the variant's groups of leaves travel."""
-    rules = _rules(settings_of(case.variant))
+    rules = _rules(case)
     groups: list[dict] = [{} for _ in range(len(rules) + 1)]
     for path, leaf in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
         groups[next((i for i, rule in enumerate(rules) if rule(path, leaf)), len(rules))][path] = leaf
     return [np.asarray(pack(group, make_packing(group)), float) for group in groups]
 
 
-def _rules(settings: Any) -> list[Callable[[str, Any], bool]]:
+def _rules(case: Case) -> list[Callable[[str, Any], bool]]:
     """What sets the groups apart, in their order; the last group has all other leaves."""
+    settings = settings_of(case.variant)
     if isinstance(settings, Gradiveq):
         return [lambda path, leaf: not is_convolution(leaf, settings.max_slice)]
-    patterns = [getattr(settings, name, None) for name in ("first_layer", "last_layer")]
-    return [lambda path, leaf, p=p: re.search(p, path) is not None for p in patterns if p]
+    return [lambda path, leaf, p=p: re.search(p, path) is not None for p, _ in rules_of(case.variant)]
 
 
 def _rounding_units() -> PyTree:

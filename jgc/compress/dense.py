@@ -5,8 +5,9 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jgc.compress.registry import Method
 from jgc.layout.pack import values_of
-from jgc.memory import no_memory
+from jgc.memory import check_momentum, momentum_only, no_memory
 from jgc.method.compose import Codec, Exchange, compose
 from jgc.method.exchange import all_reduce, server
 from jgc.types import Compressor
@@ -18,6 +19,11 @@ class Dense:
 
     algorithm: Literal["psum", "ring", "server"] = "psum"
     """psum: the runtime's all-reduce; ring: reduce-scatter by ppermute and all-gather; server: gather and average"""
+    momentum_correction: bool = False
+    """each node's own momentum, for a group of layers beside one whose memory corrects momentum; the optimiser then has
+    none"""
+    momentum: float = 0.9
+    """momentum of momentum correction, in [0, 1)"""
 
 
 def identity() -> Codec:
@@ -25,7 +31,6 @@ def identity() -> Codec:
     return Codec(
         name="dense",
         linear=True,
-        complete=True,
         encode=lambda key, v, layers: {"dense": v},
         decode=lambda payload, layers: payload["dense"],
         mean=lambda payloads, layers: jnp.mean(payloads["dense"], axis=0),
@@ -47,7 +52,7 @@ def dense(config: Dense | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: an unknown algorithm.
+      ValueError: an unknown algorithm, momentum outside [0, 1).
 
     Example:
       >>> dense(algorithm="ring").schedule[0].name
@@ -57,4 +62,9 @@ def dense(config: Dense | None = None, **overrides) -> Compressor:
       Li et al. 2014 (parameter server); Patarasuk and Yuan 2009 (ring all-reduce).
     """
     config = dataclasses.replace(config or Dense(), **overrides)
-    return compose(identity(), no_memory(), dense_exchange(config.algorithm))
+    check_momentum(config.momentum)
+    memory = momentum_only(config.momentum) if config.momentum_correction else no_memory()
+    return compose(identity(), memory, dense_exchange(config.algorithm))
+
+
+METHOD = Method("dense", Dense, dense, "uncompressed baseline", lossless={})

@@ -1,17 +1,16 @@
-"""Settings that methods share, each written once: what a node keeps back, and which share it sends and from when."""
+"""Settings that methods share, each written once: the memory, the share that is sent, and from which step on."""
 
 import dataclasses
 
 from jgc.compress.sparse.sparsity import Strategy, sparse_schedule
 from jgc.memory import Memory, make_memory
 from jgc.method.ages import with_ages
-from jgc.method.per_layer import with_policy
-from jgc.types import Compressor, Phase
+from jgc.types import Phase
 from jgc.wire.values import ValueCode
 
 
 @dataclasses.dataclass(frozen=True)
-class Remembering:
+class ErrorFeedback:
     """Settings of methods with a memory."""
 
     momentum_correction: bool = False
@@ -27,12 +26,10 @@ class Remembering:
     """dtype in which residuals and momentum are kept"""
     track_age: bool = False
     """count the steps for which each value has waited, one integer a value on each node; diagnose steps show it"""
-    first_layer: str | None = None
-    """path pattern of all layers sent dense; the model's first layer if not given, "" for none"""
 
 
 @dataclasses.dataclass(frozen=True)
-class Sparsifying(Remembering):
+class Sparsifying(ErrorFeedback):
     """Settings of methods that send a share of the values."""
 
     alpha: float = 0.001
@@ -53,8 +50,8 @@ class Selecting(Sparsifying):
     """how values are written; what a shorter code loses stays in the residual"""
 
 
-def memory_of(config: Remembering) -> Memory:
-    """What a node keeps back.
+def memory_of(config: ErrorFeedback) -> Memory:
+    """The memory that the settings describe.
 
     Raises:
       ValueError: momentum outside [0, 1), or a dtype that is not floating-point.
@@ -76,11 +73,3 @@ def schedule_of(config: Sparsifying, name: str = "top-k") -> tuple[Phase, ...]:
       ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1].
     """
     return sparse_schedule(config.strategy, config.alpha, config.warmup_steps, name)
-
-
-def first_dense(
-    rest: Compressor, config: Remembering, last_layer: str | None = None, last: Compressor | None = None
-) -> Compressor:
-    """The method with the first layer sent dense, as the LGC paper has it (Section VI-A), and the last by `last`."""
-    momentum = config.momentum if rest.owns_momentum else None
-    return with_policy(rest, config.first_layer, last_layer, last, momentum)

@@ -19,11 +19,24 @@ POOLED = "biases and norms"
 
 
 class Layer(NamedTuple):
-    """A range of the flat vector that a method treats as one layer."""
+    """A range of the flat vector that a method treats as one layer.
+
+    Attributes:
+      name: the parameter's path, or `POOLED`.
+      start: of the range.
+      size: its values.
+      shape: of the parameter; (size,) of biases and norms, which are pooled.
+    """
 
     name: str
     start: int
     size: int
+    shape: tuple[int, ...]
+
+
+def whole(size: int, name: str = "all values") -> Layer:
+    """A vector of `size` values as one layer."""
+    return Layer(name, 0, size, (size,))
 
 
 def values_of(layers: Sequence[Layer]) -> int:
@@ -79,7 +92,8 @@ def make_packing(tree: PyTree) -> Packing:
     Example:
       >>> tree = {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 4)), "steps": jnp.zeros((), jnp.int32)}
       >>> make_packing(tree).layers
-      (Layer(name='kernel', start=0, size=8), Layer(name='biases and norms', start=8, size=3))
+      (Layer(name='kernel', start=0, size=8, shape=(2, 4)),
+       Layer(name='biases and norms', start=8, size=3, shape=(3,)))
     """
     values, treedef = jax.tree_util.tree_flatten(tree)
     shapes = [(tuple(x.shape), np.dtype(x.dtype)) for x in values]
@@ -94,14 +108,14 @@ def make_packing(tree: PyTree) -> Packing:
     for i in large:
         size = int(np.prod(shapes[i][0]))
         starts[i] = at
-        layers.append(Layer(names[i], at, size))
+        layers.append(Layer(names[i], at, size, shapes[i][0]))
         at += size
     pooled_at = at
     for i in small:
         starts[i] = at
         at += int(np.prod(shapes[i][0]))
     if small:
-        layers.append(Layer(POOLED, pooled_at, at - pooled_at))
+        layers.append(Layer(POOLED, pooled_at, at - pooled_at, (at - pooled_at,)))
     leaves = tuple(_Leaf(shape, dtype, starts.get(i, -1)) for i, (shape, dtype) in enumerate(shapes))
     return Packing(treedef, leaves, tuple(layers), at)
 

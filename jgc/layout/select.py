@@ -20,6 +20,18 @@ class Sparse(NamedTuple):
     values: Array
 
 
+class SparseSum(NamedTuple):
+    """A vector f32[n] as a sum of entries: values at equal positions add up.
+
+    Attributes:
+      entries: positions i32[..., mu] and values f32[..., mu].
+      counts: how many of the mu belong to each layer, in order, or one count for all of them. Static.
+    """
+
+    entries: Sparse
+    counts: tuple[int, ...]
+
+
 def check_alpha(alpha: float) -> None:
     """Raise ValueError unless alpha is in (0, 1]."""
     if not 0 < alpha <= 1:
@@ -36,7 +48,7 @@ def counts_per_layer(layers: tuple[Layer, ...], alpha: float, min_values: int = 
     """How many values each layer sends: the share alpha of its size, at least `min_values` (all of a smaller layer).
 
     Example:
-      >>> counts_per_layer((Layer("a", 0, 5000), Layer("b", 5000, 20)), 0.001)
+      >>> counts_per_layer((Layer("a", 0, 5000, (50, 100)), Layer("b", 5000, 20, (20,))), 0.001)
       (5, 1)
     """
     return tuple(min(layer.size, max(min_values, round(alpha * layer.size))) for layer in layers)
@@ -84,25 +96,19 @@ def scatter(sparse: Sparse, n: int) -> Array:
 
 def _added(x: Array, sparse: Sparse) -> Array:
     if jax.default_backend() == "gpu" and sparse.positions.ndim > 1:
-        return _added_in_turn(x, sparse)
+        # One node after another: a GPU adds at equal positions in any order, and sums must be equal on all devices.
+        each = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), sparse)
+        return lax.scan(lambda x, one: (x.at[one.positions].add(one.values), None), x, each)[0]
     return x.at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1))
 
 
-def _added_in_turn(x: Array, sparse: Sparse) -> Array:
-    """One node after another, so that sums are the same on all devices: a GPU adds at equal positions in any order."""
-    each = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), sparse)
-    return lax.scan(lambda x, one: (x.at[one.positions].add(one.values), None), x, each)[0]
-
-
-def scatter_layers(sparse: Sparse, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
-    """The same for entries [..., mu] of which so many belong to each layer: f32[n].
-
-    On CPU layer by layer: what then cuts the vector into the layers' tensors has nothing to copy. Elsewhere at once.
-    """
-    if jax.default_backend() != "cpu" or len(layers) < 2:
-        return scatter(sparse, values_of(layers))
-    ends = np.cumsum(counts)[:-1].tolist()
-    positions, values = (jnp.split(x, ends, axis=-1) for x in sparse)
+def scatter_layers(total: SparseSum, layers: tuple[Layer, ...]) -> Array:
+    """The vector f32[n] that a sum of entries stands for."""
+    if jax.default_backend() != "cpu" or len(total.counts) < 2:
+        return scatter(total.entries, values_of(layers))
+    # On CPU layer by layer: what then cuts the vector into the layers' tensors has nothing to copy.
+    ends = np.cumsum(total.counts)[:-1].tolist()
+    positions, values = (jnp.split(x, ends, axis=-1) for x in total.entries)
 
     def alone(layer, at, x):
         zero = jnp.minimum(jnp.sum(at.reshape(-1)[:1]), 0)  # XLA makes what is known to be equal once, and copies it

@@ -1,0 +1,13 @@
+"""What methods are built from: `from_step` for any method, `compose` for a codec, a memory and an exchange.
+
+The skeleton (`from_step`, `guard`, `compensate`) owns packing, memory, the skipped step, `Info`, residuals by
+parameter, the default diagnosis and the physical bytes. `per_layer` combines methods.
+"""
+
+from jgc.method.compose import Codec, Exchange, compose, compose_phases
+from jgc.method.from_step import Layers, Step, dense_step, from_step
+from jgc.method.per_layer import per_layer
+
+__all__ = [
+    "Codec", "Exchange", "Layers", "Step", "compose", "compose_phases", "dense_step", "from_step", "per_layer",
+]  # fmt: skip

@@ -22,28 +22,28 @@ class Aged(NamedTuple):
 
 
 def with_ages(memory: Memory) -> Memory:
-    """The same memory, which counts. Where there is nothing to send nothing waits; a skipped step does not count."""
+    """The same memory, which counts. A value of 0 does not wait; a skipped step does not count."""
 
-    def absorb(local, g, complete):
-        return local._replace(memory=memory.absorb(local.memory, g, complete))
+    def accumulate(local, g, complete):
+        return local._replace(memory=memory.accumulate(local.memory, g, complete))
 
-    def offer(local, g, complete):
-        v, inner = memory.offer(local.memory, g, complete)
+    def compensate(local, g, complete):
+        v, inner = memory.compensate(local.memory, g, complete)
         return v, Aged(inner, jnp.where(v != 0, local.age + 1, 0))
 
-    def keep(local, v, sent, complete):
+    def update(local, v, sent, complete):
         if isinstance(sent, Sparse):
             slots = jnp.where(sent.values != 0, sent.positions, v.size)  # one that is not used carries 0
             age = local.age.at[slots].set(0)
         else:
             age = jnp.where(sent != 0, 0, local.age)
-        return Aged(memory.keep(local.memory, v, sent, complete), age)
+        return Aged(memory.update(local.memory, v, sent, complete), age)
 
     return memory._replace(
         init=lambda n: Aged(memory.init(n), jnp.zeros((n,), jnp.int32)),
-        absorb=absorb,
-        offer=offer,
-        keep=keep,
+        accumulate=accumulate,
+        compensate=compensate,
+        update=update,
         residual=lambda local: memory.residual(local.memory),
     )
 

@@ -8,26 +8,24 @@ decoded, which is right for linear codes alone; anything else is a ValueError wh
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.pack import Layer, Packing, make_packing, pack, unpack, values_of
-from jgc.layout.select import Sparse
-from jgc.memory import Memory, residual_of, take_in
+from jgc.layout.pack import values_of
+from jgc.layout.select import Sparse, SparseSum
+from jgc.memory import Memory
 from jgc.method import phases
-from jgc.method.ages import ages
-from jgc.method.diagnose import compare
-from jgc.method.guard import guard
-from jgc.nodes import per_node
-from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State, Wire
+from jgc.method.from_step import Layers, Step, from_step
+from jgc.method.messages import both_ways
+from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
 
 AGREED = "agreed scales"  # the kind of what `Codec.agree` sends
 
 Payload = dict[str, Array]
-Layers = tuple[Layer, ...]
 
 
 class Codec(NamedTuple):
@@ -36,25 +34,21 @@ class Codec(NamedTuple):
     Attributes:
       name: for error messages.
       linear: whether the mean of payloads is the payload of the mean.
-      complete: whether a payload stands for all of v, so that nothing is left to be kept.
       encode: `(key, v, layers) -> payload`; `key` is this node's own.
       decode: `(payload, layers) -> f32[n] or Sparse`, what a payload stands for.
-      mean: `(payloads with a leading axis [K], layers) -> f32[n]`, the mean of what they stand for; used by
-        exchanges that gather.
+      mean: `(payloads with a leading axis [K], layers) -> f32[n] or SparseSum`, the mean of what they stand for; used
+        by exchanges that gather.
       elements: `layers -> int`, how many gradient values a payload stands for.
-      sparse: whether a payload is positions and values: `decode` gives `Sparse`, and zeros stand for zeros.
-      agree: `(v, layers) -> f32[m]` or None: of what nodes agree on the largest before they encode, by an all-reduce;
-        `encode` then takes the outcome as its last argument (TernGrad's shared scales).
+      agree: `(v, layers) -> f32[m]` or None. Nodes take the elementwise maximum of it before they encode, by an
+        all-reduce, and `encode` takes the outcome as its last argument (TernGrad's shared scales).
     """
 
     name: str
     linear: bool
-    complete: bool
     encode: Callable[..., Payload]
     decode: Callable[[Payload, Layers], Array | Sparse]
-    mean: Callable[[Payload, Layers], Array]
+    mean: Callable[[Payload, Layers], Array | SparseSum]
     elements: Callable[[Layers], int]
-    sparse: bool = False
     agree: Callable[[Array, Layers], Array] | None = None
 
 
@@ -72,34 +66,17 @@ class Exchange(NamedTuple):
     Attributes:
       name: two exchanges of the same name can carry several groups at once.
       needs_linear: whether it adds payloads up before they are decoded.
-      run: `(items, nodes) -> [f32[n] per item]`, the mean over nodes, equal on all of them.
+      run: `(items, nodes) -> [f32[n] or SparseSum per item]`, the mean over nodes, equal on all of them.
       messages: `(bytes by kind of one node's payload, nodes) -> logical messages`.
     """
 
     name: str
     needs_linear: bool
-    run: Callable[[Sequence[Item], Nodes], list[Array]]
+    run: Callable[[Sequence[Item], Nodes], list[Array | SparseSum]]
     messages: Callable[[dict[str, float], Nodes], tuple[Message, ...]]
 
 
 Stages = dict[Hashable, tuple[Codec, Exchange]]
-
-
-class Parts(NamedTuple):
-    """What a composed method is made of: its memory, and a codec and an exchange for each phase value."""
-
-    memory: Memory
-    by_phase: Stages
-
-
-class Pending(NamedTuple):
-    """A node's group between encoding and the exchange."""
-
-    item: Item
-    v: Array
-    local: PyTree
-    packing: Packing
-    skip: Array | bool
 
 
 def compose(codec: Codec, memory: Memory, exchange: Exchange) -> Compressor:
@@ -111,81 +88,57 @@ def compose(codec: Codec, memory: Memory, exchange: Exchange) -> Compressor:
     return compose_phases({codec.name: (codec, exchange)}, memory, phases.single(codec.name))
 
 
-def compose_phases(by_phase: Stages, memory: Memory, schedule: tuple[Phase, ...]) -> Compressor:
-    """A method of several phases over one memory."""
-    for codec, exchange in by_phase.values():
+def compose_phases(stages: Stages, memory: Memory, schedule: tuple[Phase, ...], clip_norm: float = 0.0) -> Compressor:
+    """A method of several phases over one memory.
+
+    Args:
+      stages: codec and exchange of every phase value.
+      memory: what a node keeps.
+      schedule: the phases.
+      clip_norm: each node first clips its whole gradient to this norm over the root of K; 0 for no clipping.
+
+    Raises:
+      ValueError: an exchange adds payloads up and its codec is not linear.
+    """
+    for codec, exchange in stages.values():
         if exchange.needs_linear and not codec.linear:
             raise ValueError(
                 f"{exchange.name} adds payloads up, and the code {codec.name!r} is not linear: "
                 "the sum would decode to a wrong gradient; use an exchange that gathers"
             )
-    parts = Parts(memory, by_phase)
 
-    def init(key, params, nodes):
-        local = memory.init(make_packing(params).size)
-        return State((), jax.tree.map(lambda x: per_node(x, nodes), local))
+    def step(phase, key, v, state, layers, nodes):
+        codec, exchange = stages[phase]
+        item = encoded(codec, key, v, layers, nodes)
+        return as_step(item, exchange.run([item], nodes)[0])
 
-    def aggregate(phase, key, grads, state, nodes, skip=False):
-        pending = prepare(parts, phase, key, grads, state, nodes, skip)
-        exchange = parts.by_phase[phase][1]
-        return finish(parts, pending, exchange.run([pending.item], nodes)[0], state)
+    def messages(phase, layers, nodes):
+        codec, exchange = stages[phase]
+        sent = exchange.messages(payload_sizes(codec, layers), nodes)
+        if codec.agree is None:
+            return sent
+        agreed = jax.eval_shape(partial(codec.agree, layers=layers), _vector(layers))  # once up, once down
+        return both_ways({AGREED: float(agreed.size * agreed.dtype.itemsize)}) + sent
 
-    def wire(phase, shapes, nodes):
-        return Wire(logical(parts, phase, shapes, nodes), ())
-
-    core = Compressor(
-        init, aggregate, lambda old, new, state, nodes: state, wire, schedule, _diagnose(parts), parts=parts,
-        owns_momentum=memory.owns_momentum, residual=residual_of(memory), skips=True,
-    )  # fmt: skip
-    return guard(core)
+    return from_step(step, memory=memory, schedule=schedule, messages=messages, clip_norm=clip_norm, stages=stages)
 
 
-def prepare(
-    parts: Parts, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array | bool = False
-) -> Pending:
-    """Accumulate and encode: everything before the exchange.
+def encoded(codec: Codec, key: Key, v: Array, layers: Layers, nodes: Nodes) -> Item:
+    """This node's payload for v f32[n], ready to be sent."""
+    payload = _encode(codec, comm.node_key(key, nodes), v, layers, lambda own: comm.pmax(own, nodes, AGREED))
+    return Item(codec, layers, payload)
 
-    What `skip` changes is a part of passes over memory that are there anyway, or as small as a payload.
-    """
-    codec, _ = parts.by_phase[phase]
-    packing = make_packing(grads)
-    v, local = take_in(parts.memory, state.local, grads, packing, codec.complete, skip)
-    payload = _encode(codec, comm.node_key(key, nodes), v, packing.layers, lambda own: comm.pmax(own, nodes, AGREED))
-    if codec.sparse:
-        payload = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), payload)
-    return Pending(Item(codec, packing.layers, payload), v, local, packing, skip)
+
+def as_step(item: Item, mean: Array | SparseSum) -> Step:
+    """The step of a node that has sent `item`, whose mean over nodes is `mean`."""
+    sent = item.codec.decode(item.payload, item.layers)
+    return Step(mean, sent, elements=item.codec.elements(item.layers))
 
 
 def _encode(codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[Array], Array]) -> Payload:
     """The codec's payload; `agree` makes all nodes' of what one node would agree to."""
     agreed = () if codec.agree is None else (agree(codec.agree(v, layers)),)
     return codec.encode(key, v, layers, *agreed)
-
-
-def finish(parts: Parts, pending: Pending, mean: Array, state: State) -> tuple[PyTree, State, Info]:
-    """Keep what was not sent and give the mean its shape: everything after the exchange."""
-    item, skip = pending.item, pending.skip
-    sent = item.codec.decode(item.payload, item.layers)
-    if isinstance(sent, Sparse):
-        sent = sent._replace(positions=jnp.where(skip, pending.packing.size, sent.positions))  # nowhere
-    else:
-        sent, mean = jnp.where(skip, 0, sent), jnp.where(skip, 0, mean)
-    local = parts.memory.keep(pending.local, pending.v, sent, item.codec.complete)
-    info = make_info(parts.memory.residual(local), item.codec.elements(item.layers))
-    return unpack(mean, pending.packing), State(state.shared, local), info
-
-
-def make_info(residual: Array | None, elements: int) -> Info:
-    """Info of a node that keeps `residual` back and has sent `elements` values."""
-    norm = jnp.float32(0) if residual is None else jnp.linalg.norm(residual.astype(jnp.float32))
-    return Info(norm, jnp.float32(elements), jnp.int32(0), jnp.bool_(True))
-
-
-def logical(parts: Parts, phase: Hashable, shapes: PyTree, nodes: Nodes) -> tuple[Message, ...]:
-    """Messages of one step, from the shapes of the payload."""
-    codec, exchange = parts.by_phase[phase]
-    layers = make_packing(shapes).layers
-    return _agreement(codec, layers) + exchange.messages(payload_sizes(codec, layers), nodes)
 
 
 def payload_sizes(codec: Codec, layers: Layers) -> dict[str, float]:
@@ -196,32 +149,5 @@ def payload_sizes(codec: Codec, layers: Layers) -> dict[str, float]:
     return {kind: x.size * x.dtype.itemsize for kind, x in payload.items()}
 
 
-def _agreement(codec: Codec, layers: Layers) -> tuple[Message, ...]:
-    """What nodes send to agree on something before they encode: once up, once down."""
-    agree = codec.agree
-    if agree is None:
-        return ()
-    agreed = jax.eval_shape(lambda v: agree(v, layers), _vector(layers))
-    size = float(agreed.size * agreed.dtype.itemsize)
-    return tuple(Message("worker", direction, AGREED, size) for direction in ("up", "down"))
-
-
 def _vector(layers: Layers) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((values_of(layers),), jnp.float32)
-
-
-def _diagnose(parts: Parts) -> Callable[..., dict[str, Array]]:
-    def diagnose(phase, key, grads, state, nodes):
-        pending = prepare(parts, phase, key, grads, state, nodes)
-        item = pending.item
-        got = parts.by_phase[phase][1].run([item], nodes)[0]
-        everything = item.codec.elements(item.layers) == pending.packing.size
-        out = compare(got, pending.v, pack(grads, pending.packing), nodes, everything)
-        out |= ages(pending.local, pending.packing, nodes)
-        if "positions" in item.payload:
-            sparse = item.codec.decode(item.payload, item.layers)
-            out["positions"] = comm.broadcast(sparse.positions, jnp.int32(0), nodes, "diagnose")
-            out["positions_n"] = jnp.int32(pending.packing.size)
-        return out
-
-    return diagnose

@@ -6,44 +6,17 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.layout.pack import values_of
-from jgc.layout.select import pack_positions, top_positions, unpack_positions
+from jgc.layout.select import SparseSum, pack_positions, top_positions, unpack_positions
 from jgc.method.compose import Exchange, Item, Layers, Payload
-from jgc.types import Array, Message, Nodes
-
-Sizes = dict[str, float]  # bytes by kind
-
-
-def messages(role: str, direction: str, sizes: Sizes) -> tuple[Message, ...]:
-    """One logical message for every kind."""
-    return tuple(Message(role, direction, kind, size) for kind, size in sizes.items())
+from jgc.method.messages import both_ways, to_all
+from jgc.types import Array, Nodes
 
 
-def both_ways(up: Sizes, down: Sizes | None = None) -> tuple[Message, ...]:
-    """What each node sends, and what comes back to it; the same if not given."""
-    return messages("worker", "up", up) + messages("worker", "down", up if down is None else down)
-
-
-def led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Sizes) -> tuple[Message, ...]:
-    """The same where one node, the leader, sends and gets something else than the others."""
-    up = messages("leader", "up", leader_up) + messages("worker", "up", worker_up)
-    return up + messages("leader", "down", leader_down) + messages("worker", "down", worker_down)
-
-
-def to_all(sizes: Sizes, nodes: Nodes) -> tuple[Message, ...]:
-    """A node's payload goes to all nodes, and theirs come to it."""
-    return both_ways(sizes, {kind: size * (nodes.count - 1) for kind, size in sizes.items()})
-
-
-def leaders_positions(v: Array, leader: Array, layers: Layers, counts: tuple[int, ...], nodes: Nodes) -> Array:
-    """Where the leader's v f32[n] is largest, sent to all nodes, i32[mu]: so many positions of each layer."""
-    return leaders_choice(v, leader, layers, counts, nodes)[0]
-
-
-def leaders_choice(
+def broadcast_top_positions(
     v: Array, leader: Array, layers: Layers, counts: tuple[int, ...], nodes: Nodes,
-    tell: Callable[[Array], Payload] = lambda own: {},
+    side_information: Callable[[Array], Payload] = lambda own: {},
 ) -> tuple[Array, Payload]:  # fmt: skip
-    """The same, and what else the leader tells all nodes of its values there, in the same collective.
+    """Broadcast the leader's top-k positions, with optional side information, in one collective.
 
     Args:
       v: f32[n] of this node.
@@ -51,11 +24,16 @@ def leaders_choice(
       layers: of v.
       counts: positions of each layer; mu is their sum.
       nodes: the layout.
-      tell: from this node's values f32[mu] at its own positions.
+      side_information: from this node's values f32[mu] at its own positions.
+
+    Returns:
+      The leader's positions, i32[mu], and its side information.
     """
     own = top_positions(v, layers, counts)
-    told = comm.broadcast_dict({"positions": pack_positions(own, layers), **tell(v[own])}, leader, nodes)
-    return unpack_positions(told.pop("positions"), layers, counts), told
+    received = comm.broadcast_dict(
+        {"positions": pack_positions(own, layers), **side_information(v[own])}, leader, nodes
+    )
+    return unpack_positions(received.pop("positions"), layers, counts), received
 
 
 def all_reduce(algorithm: str = "psum") -> Exchange:
@@ -66,10 +44,11 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
     """
     reduce = comm.MEANS[algorithm]
 
-    def run(items: Sequence[Item], nodes: Nodes) -> list[Array]:
+    def run(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
         flat = [item.payload[kind].reshape(-1) for item in items for kind in sorted(item.payload)]
         mean = reduce(jnp.concatenate(flat), nodes, "+".join(sorted({kind for item in items for kind in item.payload})))
-        out, start = [], 0
+        out: list[Array | SparseSum] = []
+        start = 0
         for item in items:
             payload = {}
             for kind in sorted(item.payload):
@@ -82,7 +61,7 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
     return Exchange(f"all-reduce by {algorithm}", True, run, lambda sizes, nodes: both_ways(sizes))
 
 
-def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array]:
+def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
     """All items' payloads to all nodes in one collective, then the mean of what they stand for."""
     joined = {f"{i:03d} {kind}": x for i, item in enumerate(items) for kind, x in item.payload.items()}
     kinds = "+".join(sorted({kind for item in items for kind in item.payload}))
@@ -109,7 +88,7 @@ def server() -> Exchange:
 def nowhere() -> Exchange:
     """Nothing is sent, and the mean is zero."""
 
-    def run(items: Sequence[Item], nodes: Nodes) -> list[Array]:
+    def run(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
         return [jnp.zeros((values_of(item.layers),), jnp.float32) for item in items]
 
     return Exchange("nowhere", False, run, lambda sizes, nodes: ())

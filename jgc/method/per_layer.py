@@ -1,4 +1,4 @@
-"""Different methods for different layers, by parameter path: a combinator, so that no method needs flags for it.
+"""Different methods for different layers, by parameter path: a combinator, so that no method needs settings for it.
 
 Groups that `compose` built share one exchange: where several of them go through the same kind of exchange in a
 phase, their payloads travel in one collective.
@@ -6,24 +6,23 @@ phase, their payloads travel in one collective.
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.dense import identity
 from jgc.layout.pack import leaf_paths, make_packing, pack
-from jgc.memory import momentum_only, no_memory
 from jgc.method import phases
-from jgc.method.compose import compose, finish, prepare
+from jgc.method.compose import Exchange, Item, as_step, encoded
 from jgc.method.diagnose import cosine
-from jgc.method.exchange import all_reduce
-from jgc.method.guard import aggregate_unless, guard
-from jgc.types import Array, Compressor, Info, Message, Nodes, PyTree, State, Wire
+from jgc.method.from_step import Begun
+from jgc.method.guard import Core, guarded
+from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State
 
-Groups = tuple[dict[str, Array], ...]
+Group = dict[str, Array]  # leaves by path
 Rule = str | Callable[[str, Any], bool]  # a pattern of paths, or a function of a leaf's path and the leaf
+Result = tuple[PyTree, State, Info]
 
 
 def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> Compressor:
@@ -38,143 +37,130 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
       default: for all other leaves.
 
     Raises:
-      ValueError: some groups own their momentum and others do not; a pattern is no regular expression; or, at `init`,
-        one matches no leaf.
+      ValueError: some groups own their momentum and others do not; two groups clip to different norms; a pattern is no
+        regular expression; or, at `init`, one matches no leaf.
 
     Example:
       >>> from jgc.compress import dense, topk
       >>> compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.01))
     """
-    matches = tuple(rule if callable(rule) else _finder(rule) for rule, _ in rules)
-    cores = tuple(c.core or c for c in (*(c for _, c in rules), default))
+    cores = tuple(c.core for c in (*(c for _, c in rules), default))
     if len({core.owns_momentum for core in cores}) > 1:
         raise ValueError("some groups of layers own their momentum and others leave it to the optimiser; use one way")
-    schedules = [core.schedule for core in cores]
+    norms = {core.clip_norm for core in cores if core.clip_norm}
+    if len(norms) > 1:
+        raise ValueError(f"groups of layers must clip to one norm, got {sorted(norms)}")
+    groups = _Groups(tuple(rule for rule, _ in rules), tuple(_matcher(rule) for rule, _ in rules), cores)
+    return guarded(
+        Core(
+            init=groups.first_state,
+            aggregate=groups.aggregate,
+            transition=groups.transition,
+            messages=groups.messages,
+            schedule=phases.together([core.schedule for core in cores]),
+            owns_momentum=cores[0].owns_momentum,
+            next_phase=groups.next_phase if any(core.next_phase for core in cores) else None,
+            diagnose=groups.diagnose,
+            residual=groups.residual,
+            clip_norm=max(norms, default=0.0),  # of the whole gradient, which is clipped before it is divided
+        )
+    )
 
-    def split(tree: PyTree) -> Groups:
-        return _split(tree, matches)
 
-    def each(fn: Callable, phase: Sequence[Hashable], *trees: Groups):
-        return [fn(i, core, phase[i], *(tree[i] for tree in trees)) for i, core in enumerate(cores)]
+def _matcher(rule: Rule) -> Callable[[str, Any], bool]:
+    if callable(rule):
+        return rule
+    try:
+        compiled = re.compile(rule)
+    except re.error as error:
+        raise ValueError(f"the pattern {rule!r} is not a regular expression: {error}") from None
+    return lambda path, leaf: compiled.search(path) is not None
 
-    def init(key, params, nodes):
-        groups = split(params)
-        for (rule, _), group in zip(rules, groups, strict=False):
+
+class _Groups(NamedTuple):
+    rules: tuple[Rule, ...]
+    matchers: tuple[Callable[[str, Any], bool], ...]
+    cores: tuple[Core, ...]  # one for each rule, and the default
+
+    def split(self, tree: PyTree) -> list[Group]:
+        """The leaves of each group by path."""
+        groups: list[Group] = [{} for _ in self.cores]
+        for path, leaf in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
+            matching = (i for i, matches in enumerate(self.matchers) if matches(path, leaf))
+            groups[next(matching, len(self.matchers))][path] = leaf
+        return groups
+
+    def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
+        split = self.split(params)
+        for rule, group in zip(self.rules, split, strict=False):
             if not group and not callable(rule):
-                paths = ", ".join(leaf_paths(params))
-                raise ValueError(f"the pattern {rule!r} matches no parameter; there are {paths}")
-        states = [core.init(jax.random.fold_in(key, i), groups[i], nodes) for i, core in enumerate(cores)]
+                raise ValueError(
+                    f"the pattern {rule!r} matches no parameter; there are {', '.join(leaf_paths(params))}"
+                )
+        states = [core.init(jax.random.fold_in(key, i), split[i], nodes) for i, core in enumerate(self.cores)]
         return _join_states(states)
 
-    def aggregate(phase, key, grads, state, nodes, skip=False):
-        results = _aggregate_groups(cores, phase, key, split(grads), _split_state(state), nodes, skip)
-        merged = _merge(grads, [result[0] for result in results])
-        return merged, _join_states([result[1] for result in results]), _join_infos([result[2] for result in results])
+    def aggregate(
+        self, phase: Sequence[Hashable], key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array | bool
+    ) -> Result:
+        split, states = self.split(grads), _split_state(state)
+        results: dict[int, Result] = {}
+        sharing: dict[str, list[tuple[int, Exchange, Begun, Item]]] = {}
+        for i, core in enumerate(self.cores):
+            own_key = jax.random.fold_in(key, i)
+            if core.stages is None:
+                results[i] = core.aggregate(phase[i], own_key, split[i], states[i], nodes, skip)
+            else:
+                codec, exchange = core.stages[phase[i]]
+                begun = core.begin(phase[i], split[i], states[i], skip)
+                item = encoded(codec, own_key, begun.v, begun.packing.layers, nodes)
+                sharing.setdefault(exchange.name, []).append((i, exchange, begun, item))
+        for together in sharing.values():
+            means = together[0][1].run([item for *_, item in together], nodes)
+            for (i, _, begun, item), mean in zip(together, means, strict=True):
+                results[i] = self.cores[i].finish(phase[i], begun, as_step(item, mean), states[i], skip)
+        trees, after, infos = zip(*(results[i] for i in range(len(results))), strict=True)
+        by_path = {path: leaf for tree in trees for path, leaf in tree.items()}
+        merged = jax.tree.unflatten(jax.tree.structure(grads), [by_path[path] for path in leaf_paths(grads)])
+        norms, elements, overflow, finite = (jnp.stack(x) for x in zip(*infos, strict=True))
+        info = Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow), jnp.all(finite))
+        return merged, _join_states(after), info
 
-    def transition(old, new, state, nodes):
+    def transition(self, old: Any, new: Any, state: State, nodes: Nodes) -> State:
         states = _split_state(state)
-        for i, core in enumerate(cores):
+        for i, core in enumerate(self.cores):
             if old[i] != new[i]:
                 states[i] = core.transition(old[i], new[i], states[i], nodes)
         return _join_states(states)
 
-    def wire(phase, shapes, nodes):
-        wires = each(lambda i, c, p, group: c.wire(p, group, nodes), phase, split(shapes))
-        once = tuple(message for w in wires for message in w.once)
-        return Wire(_join_messages([w.logical for w in wires]), (), once)
-
-    def diagnose(phase, key, grads, state, nodes):
-        last = len(cores) - 1
-        groups, states = split(grads), _split_state(state)
-        own = cores[last].diagnose
-        out = {} if own is None else own(phase[last], jax.random.fold_in(key, last), groups[last], states[last], nodes)
-        packing = make_packing(grads)
-        aggregated = pack(aggregate(phase, key, grads, state, nodes)[0], packing)
-        return {**out, "true_cosine": cosine(aggregated, comm.pmean(pack(grads, packing), nodes, "diagnose"))}
-
-    def next_phase(before, step, state, nodes):
-        states = _split_state(state)
-        parts = [phases.phase_after(c, before.parts[i], step, states[i], nodes) for i, c in enumerate(cores)]
+    def next_phase(self, before: Phase, step: int, state: State, nodes: Nodes) -> Phase:
+        states, cores = _split_state(state), self.cores
+        parts = [phases.phase_after(core, before.parts[i], step, states[i], nodes) for i, core in enumerate(cores)]
         if tuple(part.value for part in parts) == before.value:
             return before
-        return phases.combined(parts, step, phases.leader_of(schedules))
+        return phases.combined(parts, step, phases.leader_of([core.schedule for core in cores]))
 
-    def residual(local, shapes):
-        groups = [(core.residual, own, group) for core, own, group in zip(cores, local, split(shapes), strict=True)]
-        return {path: x for kept, own, group in groups if kept for path, x in kept(own, group).items()}
+    def messages(
+        self, phase: Sequence[Hashable], shapes: PyTree, nodes: Nodes
+    ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        split = self.split(shapes)
+        every = [core.messages(phase[i], split[i], nodes) for i, core in enumerate(self.cores)]
+        return _join_messages([step for step, _ in every]), tuple(message for _, once in every for message in once)
 
-    core = Compressor(
-        init, aggregate, transition, wire, phases.together(schedules), diagnose, owns_momentum=cores[0].owns_momentum,
-        next_phase=next_phase if any(core.next_phase for core in cores) else None, residual=residual, skips=True,
-    )  # fmt: skip
-    return guard(core)
+    def diagnose(
+        self, phase: Sequence[Hashable], key: Key, grads: PyTree, state: State, nodes: Nodes
+    ) -> dict[str, Array]:
+        """The figures of the default's leaves, and the cosine of all."""
+        last = len(self.cores) - 1
+        own_key, leaves = jax.random.fold_in(key, last), self.split(grads)[last]
+        out = self.cores[last].diagnose(phase[last], own_key, leaves, _split_state(state)[last], nodes)
+        packing = make_packing(grads)
+        aggregated = pack(self.aggregate(phase, key, grads, state, nodes, skip=False)[0], packing)
+        return {**out, "true_cosine": cosine(aggregated, comm.pmean(pack(grads, packing), nodes, "diagnose"))}
 
-
-def with_policy(
-    rest: Compressor, first_layer: str | None, last_layer: str | None = None, last: Compressor | None = None,
-    momentum: float | None = None,
-) -> Compressor:
-    """The LGC paper's policy: the first layer dense, the last layer by a method of its own, `rest` for all others.
-
-    Args:
-      rest: for all other layers.
-      first_layer: a pattern, or None or "" for no special treatment.
-      last_layer: the same for the layers that go to `last`.
-      last: the method of the last layer.
-      momentum: of the momentum that the memories own; None where the optimiser owns it.
-
-    Source: LGC paper, Section VI-A.
-    """
-    memory = no_memory() if momentum is None else momentum_only(momentum)
-    rules: list[tuple[Rule, Compressor]] = []
-    if first_layer:
-        rules.append((first_layer, compose(identity(), memory, all_reduce())))
-    if last_layer and last is not None:
-        rules.append((last_layer, last))
-    return per_layer(rules, default=rest) if rules else rest
-
-
-def _aggregate_groups(
-    cores, phase, key, groups: Groups, states, nodes: Nodes, skip: Array | bool
-) -> list[tuple[PyTree, State, Info]]:
-    """All groups' results; composed groups with the same kind of exchange share one collective."""
-    results: list = [None] * len(cores)
-    sharing: dict[str, list] = {}
-    for i, core in enumerate(cores):
-        group_key = jax.random.fold_in(key, i)
-        if core.parts is None:
-            results[i] = aggregate_unless(skip, core, phase[i], group_key, groups[i], states[i], nodes)
-        else:
-            exchange = core.parts.by_phase[phase[i]][1]
-            pending = prepare(core.parts, phase[i], group_key, groups[i], states[i], nodes, skip)
-            sharing.setdefault(exchange.name, []).append((i, exchange, pending))
-    for together in sharing.values():
-        means = together[0][1].run([pending.item for _, _, pending in together], nodes)
-        for (i, _, pending), mean in zip(together, means, strict=True):
-            results[i] = finish(cores[i].parts, pending, mean, states[i])
-    return results
-
-
-def _finder(pattern: str) -> Callable[[str, Any], bool]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"the pattern {pattern!r} is not a regular expression: {error}") from None
-    return lambda path, leaf: compiled.search(path) is not None
-
-
-def _split(tree: PyTree, matches: Sequence[Callable[[str, Any], bool]]) -> Groups:
-    """The leaves of each group by path; the last group is the default."""
-    groups: tuple[dict, ...] = tuple({} for _ in range(len(matches) + 1))
-    for path, leaf in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
-        matching = (i for i, match in enumerate(matches) if match(path, leaf))
-        groups[next(matching, len(matches))][path] = leaf
-    return groups
-
-
-def _merge(like: PyTree, groups: Sequence[dict[str, Array]]) -> PyTree:
-    by_path = {path: leaf for group in groups for path, leaf in group.items()}
-    return jax.tree.unflatten(jax.tree.structure(like), [by_path[path] for path in leaf_paths(like)])
+    def residual(self, local: Sequence[PyTree], shapes: PyTree) -> dict[str, Array]:
+        each = zip(self.cores, local, self.split(shapes), strict=True)
+        return {path: x for core, own, group in each for path, x in core.residual(own, group).items()}
 
 
 def _split_state(state: State) -> list[State]:
@@ -183,15 +169,6 @@ def _split_state(state: State) -> list[State]:
 
 def _join_states(states: Sequence[State]) -> State:
     return State(tuple(s.shared for s in states), tuple(s.local for s in states))
-
-
-def _join_infos(infos: Sequence[Info]) -> Info:
-    return Info(
-        residual_norm=jnp.linalg.norm(jnp.stack([info.residual_norm for info in infos])),
-        elements_sent=jnp.sum(jnp.stack([info.elements_sent for info in infos])),
-        overflow=jnp.sum(jnp.stack([info.overflow for info in infos])),
-        finite=jnp.all(jnp.stack([info.finite for info in infos])),
-    )
 
 
 def _join_messages(groups: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:

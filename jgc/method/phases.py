@@ -2,9 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from jgc.types import Compressor, Nodes, Phase, State
+from jgc.types import NextPhase, Nodes, Phase, State
+
+DENSE = "dense"
+"""The value of a phase in which everything is sent, uncompressed. Memories treat it apart."""
 
 
 def single(value: Hashable = "compressed") -> tuple[Phase, ...]:
@@ -43,7 +46,17 @@ def phase_at(schedule: Sequence[Phase], step: int) -> Phase:
     return schedule[bisect_right([phase.start for phase in schedule], step) - 1]
 
 
-def phase_after(compressor: Compressor, before: Phase, step: int, state: State, nodes: Nodes) -> Phase:
+class Phased(Protocol):
+    """What has phases: a compressor, or a group of its layers."""
+
+    @property
+    def schedule(self) -> tuple[Phase, ...]: ...
+
+    @property
+    def next_phase(self) -> NextPhase | None: ...
+
+
+def phase_after(compressor: Phased, before: Phase, step: int, state: State, nodes: Nodes) -> Phase:
     """The phase that a step belongs to, from that of the step before it and the compressor's state after that one."""
     if compressor.next_phase is None:
         return phase_at(compressor.schedule, step)
@@ -86,5 +99,5 @@ def together(schedules: Sequence[Sequence[Phase]]) -> tuple[Phase, ...]:
 
 
 def leader_of(schedules: Sequence[Sequence[Phase]]) -> int:
-    """Which schedule has the most phases, the first of those."""
-    return max(range(len(schedules)), key=lambda i: len(schedules[i]))
+    """Which schedule has the most phases, the last of those: of `per_layer` the default's."""
+    return max(range(len(schedules)), key=lambda i: (len(schedules[i]), i))

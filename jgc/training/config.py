@@ -16,7 +16,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from jgc import compress
 from jgc.training.errors import UserError
-from jgc.training.workloads import DEFAULT, WORKLOADS, Schedule, Workload, workload_named
+from jgc.training.workloads import DEFAULT, LAYERS, WORKLOADS, Schedule, Workload, workload_named
+from jgc.wire.values import ValueCode
 
 OPEN = -1  # the workload's value
 M = TypeVar("M")
@@ -58,6 +59,21 @@ class ModelConfig:
     """outputs of the head, at least the data set's classes; 0: as many. The LGC paper's sizes suggest 1000"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of the activations; parameters and gradients stay float32"""
+
+
+@dataclass(frozen=True)
+class LayersConfig:
+    """Layers that are sent in another way than by the compressor. Patterns are regular expressions, searched for in
+    the parameters' paths, such as ^head/."""
+
+    dense: str | None = None
+    """pattern of layers sent uncompressed, "first" for the model's first layer, "" for none; if not given, the
+    workload's"""
+    top_k: str | None = None
+    """pattern of layers sent by plain top-k after the uncompressed steps, "last" for the model's last layer, "" for
+    none; if not given, the workload's"""
+    value_code: ValueCode = "float32"
+    """how values of the top-k layers are written; what a shorter code loses stays in the residual"""
 
 
 @dataclass(frozen=True)
@@ -120,6 +136,7 @@ class Config(Generic[M]):
     """preset of data set, model, steps, learning rate and phases; see jgc/training/workloads.py"""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    layers: LayersConfig = field(default_factory=LayersConfig)
     nodes: int = OPEN
     """data-parallel workers; several share a device where there are fewer devices"""
     steps: int = OPEN
@@ -198,8 +215,17 @@ def resolve(config: Config) -> Config:
         model=dataclasses.replace(
             config.model, name=config.model.name or workload.model, norm=config.model.norm or workload.norm
         ),
+        layers=_layers(config, workload),
         compressor=_with_workload(config.compressor, workload),
     )
+
+
+def _layers(config: Config, workload: Workload) -> LayersConfig:
+    """The layers that go another way, with the workload's for this method where none are given."""
+    method = method_name(config.compressor)
+    ours = {"dense": "", "top_k": ""} | dict(LAYERS.get(method, {})) | dict(workload.layers.get(method, {}))
+    given = {name: x for name in ours if (x := getattr(config.layers, name)) is not None}
+    return dataclasses.replace(config.layers, **ours | given)
 
 
 def _open_fields() -> list[str]:

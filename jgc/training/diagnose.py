@@ -23,7 +23,7 @@ class Diagnosis:
     """
 
     def __init__(self, parts: Parts, costs: Costs, every: int):
-        self.every = every if parts.compressor.diagnose is not None else 0
+        self.every = every
         self._parts = parts
         self._costs = costs
         self._compare: dict[Hashable, Any] = {}

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import optax
 from jax.flatten_util import ravel_pytree
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.nodes import LOCAL, SHARED, on_nodes, place_array, to_host

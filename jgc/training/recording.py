@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 from jgc.layout.pack import leaf_paths
+from jgc.method.guard import residual
 from jgc.nodes import LOCAL, SHARED, on_nodes, to_host
 from jgc.training.config import RecordConfig
 from jgc.training.errors import UserError
@@ -97,8 +98,8 @@ def _make_record(parts: Parts, names: list[str]) -> Any:
 def _everything(parts: Parts, grads: PyTree, local: PyTree) -> dict[str, Array]:
     """A node's gradients and, where they are wanted, residuals by the names that they have in a file."""
     found = {f"{GRADIENT}/{path}": x for path, x in zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True)}
-    if parts.config.record.residuals and parts.compressor.residual is not None:
-        found |= {f"{RESIDUAL}/{path}": x for path, x in parts.compressor.residual(local, grads).items()}
+    if parts.config.record.residuals:
+        found |= {f"{RESIDUAL}/{path}": x for path, x in residual(parts.compressor, local, grads).items()}
     return found
 
 

@@ -1,6 +1,7 @@
 """From a config to the parts of a run: nodes, data, model, compressor, optimiser, first state."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import compress
+from jgc.compress.settings import ErrorFeedback
 from jgc.nodes import make_nodes
 from jgc.training.config import Config
 from jgc.training.costs import PhaseCost, phase_costs
@@ -16,6 +18,7 @@ from jgc.training.errors import UserError
 from jgc.training.models import Model, make_model
 from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
+from jgc.training.workloads import FIRST, LAST
 from jgc.types import Compressor, Key, Nodes, PyTree
 
 OF_SOME_DATA: dict[str, tuple[Any, str]] = {
@@ -25,6 +28,9 @@ OF_SOME_DATA: dict[str, tuple[Any, str]] = {
     "shrink": (Scenes, "images with a label a pixel"),
 }
 """Settings of `DataConfig` that only some data sets have: which, and in words."""
+
+
+MEMORY = tuple(field.name for field in dataclasses.fields(ErrorFeedback))  # settings of a method's memory
 
 
 class Setup(NamedTuple):
@@ -151,7 +157,7 @@ def with_epoch(settings: Any, epoch: int) -> Any:
 
 
 def make_compressor(config: Config, model: Model, epoch: int = 1) -> Compressor:
-    """The method, told which layers are the model's first and last, and the momentum where it is to own that.
+    """The method, with the run's momentum where it is to own that, and the layers that go another way.
 
     Args:
       config: resolved.
@@ -160,12 +166,9 @@ def make_compressor(config: Config, model: Model, epoch: int = 1) -> Compressor:
 
     Raises:
       ValueError: a setting of the method is out of range.
-      UserError: its momentum contradicts the run's.
+      UserError: its momentum contradicts the run's; a setting of layers does nothing.
     """
-    settings, changes = with_epoch(config.compressor, epoch), {}
-    for name in ("first_layer", "last_layer"):
-        if getattr(settings, name, "") is None:
-            changes[name] = getattr(model, name)
+    settings = with_epoch(config.compressor, epoch)
     if hasattr(settings, "momentum"):
         default = next(f.default for f in dataclasses.fields(settings) if f.name == "momentum")
         if settings.momentum not in (default, config.momentum):
@@ -173,5 +176,29 @@ def make_compressor(config: Config, model: Model, epoch: int = 1) -> Compressor:
                 f"--compressor.momentum {settings.momentum} contradicts --momentum {config.momentum}: "
                 "give --momentum alone, it goes to the optimiser or to the compressor's memory"
             )
-        changes["momentum"] = config.momentum
-    return compress.build(settings, **changes)
+        settings = dataclasses.replace(settings, momentum=config.momentum)
+    return _with_layers(config, model, settings)
+
+
+def _with_layers(config: Config, model: Model, settings: Any) -> Compressor:
+    """The method, and beside it plain top-k and the uncompressed mean for the layers that are to go so."""
+    layers = config.layers
+    if layers.dense and isinstance(settings, compress.Dense):
+        raise UserError(f"--layers.dense {layers.dense} does nothing here: the method dense sends all layers so")
+    if layers.value_code != "float32" and not layers.top_k:
+        raise UserError(f"--layers.value-code {layers.value_code} does nothing without --layers.top-k")
+    patterns = {FIRST: model.first_layer, LAST: model.last_layer}
+    rules = []
+    if dense := patterns.get(layers.dense or "", layers.dense):
+        shared = _same_named(compress.Dense, settings, ("momentum_correction", "momentum"))
+        rules.append((dense, compress.dense(**shared)))
+    if top_k := patterns.get(layers.top_k or "", layers.top_k):
+        shared = _same_named(compress.TopK, settings, (*MEMORY, "alpha", "min_values", "warmup_steps", "strategy"))
+        rules.append((top_k, compress.topk(**shared, value_code=layers.value_code)))
+    method = compress.build(settings)
+    return compress.per_layer(rules, default=method) if rules else method
+
+
+def _same_named(kind: type, settings: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Those settings of a method that another one has, too."""
+    return {name: getattr(settings, name) for name in names if hasattr(settings, name)}

@@ -16,6 +16,7 @@ import optax
 
 from jgc import comm
 from jgc.memory import clip_local
+from jgc.method.guard import diagnose
 from jgc.nodes import LOCAL, SHARED, node_grads, on_nodes, per_node, place
 from jgc.training.config import Config
 from jgc.training.data import VOID
@@ -210,13 +211,12 @@ def _metrics(info: Info, loss: Array, accuracy: Array, nodes: Nodes) -> dict[str
 def make_compare(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradients, Array], dict[str, Array]]:
     """`(state, gradients, step) -> figures`: the aggregate of the update that comes next against the true mean.
 
-    The same gradients and the same key as that update has; nothing is changed. For methods with a `diagnose`.
+    The same gradients and the same key as that update has; nothing is changed.
     """
-    assert parts.compressor.diagnose is not None
 
     def compare(key, params, grads, compressor_state):  # one node's, without the axis [K]
         grads = comm.exact_mean(before_compression(grads, params, parts), parts.nodes)
-        return parts.compressor.diagnose(phase, key, grads, compressor_state, parts.nodes)
+        return diagnose(parts.compressor, phase, key, grads, compressor_state, parts.nodes)
 
     on_axis = on_nodes(compare, parts.nodes, ins=(SHARED, SHARED, LOCAL, KINDS.compressor), outs=SHARED)
 

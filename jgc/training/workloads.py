@@ -41,6 +41,7 @@ class Workload:
       clip_norm: see `Config`.
       compressor: settings of a method that compresses, where it has them and they still are its class's default.
       methods: the same for single methods, by name; they come before those of all.
+      layers: layers that go another way, by method, where they are not those of `LAYERS`.
     """
 
     dataset: str
@@ -63,6 +64,18 @@ class Workload:
     clip_norm: float = 0.0
     compressor: Mapping[str, Any] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+_SPARSE = ("topk", "dgc", "gradient_dropping", "scalecom", "random_k", "threshold_v", "klt")
+FIRST, LAST = "first", "last"  # the model's own first and last layer, in place of a pattern
+LAYERS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        **{method: {"dense": FIRST} for method in _SPARSE},
+        **{method: {"dense": FIRST, "top_k": LAST} for method in ("lgc_ps", "lgc_ring", "silent")},
+    }
+)
+"""Layers that go another way by default, as in the LGC paper's comparisons (Section VI-A), by method."""
 
 
 # A short run. A value is sent once in 1 / alpha steps: alpha = 0.1 % would send each but once in a thousand. A
@@ -92,13 +105,20 @@ _SHORT_CYCLES: Mapping[str, Any] = MappingProxyType(
 _DENSE_NORMS = r"^stem/|/norm/"  # the head of lgc_ring is sent by a method of its own, as in the paper
 _SHORT_BY_METHOD: Mapping[str, Any] = MappingProxyType(
     {
-        "gradient_dropping": {"first_layer": rf"{_DENSE_NORMS}|^head/"},
-        "scalecom": {"alpha": 0.05, "first_layer": rf"{_DENSE_NORMS}|^head/"},
-        "lgc_ring": {"alpha": 0.02, "first_layer": _DENSE_NORMS},
+        "scalecom": {"alpha": 0.05},
+        "lgc_ring": {"alpha": 0.02},
         "klt": {"alpha": 0.001, "min_values": 4},
         # K = 1024 asks for 0.1 % of a layer; so few of each do not move it in 1,000 steps (docs/results/egc)
-        "egc": {"min_values": 32, "first_layer": "^stem/conv/"},
+        "egc": {"min_values": 32},
         "gradiveq": _SHORT_CYCLES,
+    }
+)
+_SHORT_LAYERS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "gradient_dropping": {"dense": rf"{_DENSE_NORMS}|^head/"},
+        "scalecom": {"dense": rf"{_DENSE_NORMS}|^head/"},
+        "lgc_ring": {"dense": _DENSE_NORMS},
+        "egc": {"dense": "^stem/conv/"},
     }
 )
 
@@ -159,6 +179,7 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
             checkpoint_every=250,
             compressor=_SHORT,
             methods=_SHORT_BY_METHOD,
+            layers=_SHORT_LAYERS,
         ),
         "cifar10_resnet18": _cifar("cifar10", "resnet18"),
         "cifar10_resnet50": _cifar("cifar10", "resnet50", nodes=2),  # LGC paper, Section VI-C

@@ -5,14 +5,11 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jgc.__main__ import main
 from jgc.comm.ledger import bytes_sent
-from jgc.lab.advise import advise
-from jgc.lab.advise import check as advise_check
-from jgc.lab.advise import results as advise_results
+from jgc.lab.advise import advise, check as advise_check, results as advise_results
 from jgc.lab.advise.model import Example, Link, Row, communication, contention, fit, step
 from jgc.lab.advise.results import Place
 from jgc.types import Sent

@@ -76,7 +76,6 @@ def test_the_page_has_a_dash_for_what_was_not_measured(costs):
     ("dgc", {"momentum_correction": True}, (0, 8)), ("onebit", {}, (0, 4)), ("scalecom", {}, (4 / 127, 4))])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_bytes_held_by_hand(name, settings, held, nodes):
-    settings = {"first_layer": ""} | settings if hasattr(METHODS[name].settings, "first_layer") else settings
     compressor = build(METHODS[name].settings(**settings))
     assert methods.bytes_held(compressor, PARAMS, make_nodes(nodes, jax.devices()[:1])) == pytest.approx(held)
 
@@ -102,9 +101,9 @@ def test_a_round_that_is_not_counted_comes_first():
 def test_every_method_can_be_configured():
     assert [method.name for method in methods.chosen([])] == list(METHODS)
     for method in METHODS.values():
-        settings = methods.configured(method, "cifar10_resnet20", 8, 0.25).compressor
-        assert getattr(settings, "first_layer", "") == getattr(settings, "last_layer", "") == ""
-        assert getattr(settings, "alpha", 0.25) == 0.25
+        config = methods.configured(method, "cifar10_resnet20", 8, 0.25)
+        assert config.layers.dense == config.layers.top_k == ""
+        assert getattr(config.compressor, "alpha", 0.25) == 0.25
 
 
 def test_wrong_values_are_named():

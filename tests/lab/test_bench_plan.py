@@ -13,8 +13,7 @@ from jgc.compress import Dense, LgcPs, PowerSgd, Qsgd, TopK
 from jgc.lab.plan import plan
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED, most_alive
 from jgc.nodes import make_nodes
-from jgc.training import loop
-from jgc.training import setup as building
+from jgc.training import loop, setup as building
 from jgc.training.errors import UserError
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.setup import build

@@ -12,12 +12,12 @@ from jgc.nodes import SHARED
 K, STEPS = 3, 6
 PARAMS = {"a": jnp.zeros((10, 10)), "b": jnp.zeros((5, 4))}
 METHODS = {
-    "topk": topk(alpha=0.05, first_layer="", track_age=True),
-    "corrected": topk(alpha=0.05, momentum_correction=True, first_layer="", track_age=True),
+    "topk": topk(alpha=0.05, track_age=True),
+    "corrected": topk(alpha=0.05, momentum_correction=True, track_age=True),
     "egc": egc(ratio=20.0, track_age=True),
-    "gradient_dropping": gradient_dropping(alpha=0.05, first_layer="", track_age=True),
-    "threshold_v": threshold_v(threshold=2.5, capacity=0.1, first_layer="", track_age=True),
-    "scalecom": scalecom(alpha=0.05, beta=0.5, first_layer="", track_age=True),
+    "gradient_dropping": gradient_dropping(alpha=0.05, track_age=True),
+    "threshold_v": threshold_v(threshold=2.5, capacity=0.1, track_age=True),
+    "scalecom": scalecom(alpha=0.05, beta=0.5, track_age=True),
 }
 
 
@@ -28,7 +28,7 @@ def play(method):
     step = jax.jit(jgc.compress.step_on_nodes(method.aggregate, phase, nodes))
     ins = (SHARED, jgc.LOCAL, jgc.State(SHARED, jgc.LOCAL))
     look = jax.jit(jgc.on_nodes(
-        lambda key, grads, state: method.diagnose(phase, key, grads, state, nodes), nodes, ins=ins, outs=SHARED,
+        lambda key, grads, state: jgc.diagnose(method, phase, key, grads, state, nodes), nodes, ins=ins, outs=SHARED,
     ))  # fmt: skip
     state = method.init(jax.random.key(0), PARAMS, nodes)
     for _ in range(STEPS):
@@ -39,8 +39,7 @@ def play(method):
 
 
 def age_of(state):
-    local = state.local.memory if hasattr(state.local, "thresholds") else state.local
-    return np.asarray(local.age)
+    return np.asarray(state.local.memory.age)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -62,5 +61,5 @@ def test_a_value_is_as_old_as_it_has_not_been_sent(name):
 
 
 def test_nothing_is_counted_unless_it_is_asked_for():
-    *_, (_, state, figures) = play(topk(alpha=0.05, first_layer=""))
-    assert isinstance(state.local, jax.Array) and not any("/" in name for name in figures)
+    *_, (_, state, figures) = play(topk(alpha=0.05))
+    assert isinstance(state.local.memory, jax.Array) and not any("/" in name for name in figures)

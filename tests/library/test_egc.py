@@ -9,7 +9,7 @@ import jgc
 from jgc.compress import egc, step_on_nodes
 from jgc.compress.sparse import entropy
 from jgc.compress.sparse.egc import Egc
-from jgc.layout.pack import Layer
+from jgc.layout.pack import whole
 from jgc.wire import elias_fano
 
 K = 4
@@ -58,7 +58,7 @@ def algorithm_1(g, ratio, bins, literal):
 def test_entropy_share_and_threshold_are_those_of_algorithm_1(name, bins, literal):
     g, ratio = LAYERS[name].astype(np.float32), 64.0
     bits, count, threshold = algorithm_1(g, ratio, bins, literal)
-    layers, slots = (Layer(name, 0, g.size),), (max(1, round(np.log2(bins) / ratio * g.size)),)
+    layers, slots = (whole(g.size),), (max(1, round(np.log2(bins) / ratio * g.size)),)
     v = jnp.asarray(g)
 
     got = entropy.entropies(v, layers, bins, closed=not literal)
@@ -148,7 +148,7 @@ def test_steps_are_those_of_the_algorithm_with_residuals(settings):
         kept = v - sent
         np.testing.assert_allclose(aggregated, sent.mean(0), atol=1e-6)
         np.testing.assert_allclose(state.local.memory, kept, atol=1e-6)
-        np.testing.assert_array_equal(state.local.thresholds, limits)
+        np.testing.assert_array_equal(state.local.own, limits)
         np.testing.assert_array_equal(info.elements_sent, used)
         np.testing.assert_array_equal(info.overflow, overflow)
         kept = np.asarray(state.local.memory)
@@ -178,7 +178,7 @@ def test_zeros_neither_reach_an_old_threshold_nor_overflow():
 @pytest.mark.parametrize("size", [4, 10_000])
 def test_the_histogram_of_what_is_not_finite_has_no_entropy(wrong, closed, size):
     values = jnp.tile(jnp.array([1.0, 2.0, 7.0, -3.0]), size // 4).at[size // 2].set(wrong)
-    layers = (Layer("a", 0, size),)
+    layers = (whole(size),)
     bits = entropy.entropies(values, layers, 2, closed)
     assert np.isnan(bits).all() and entropy.wanted(bits, layers, 4.0, (1,)).tolist() == [0]
 

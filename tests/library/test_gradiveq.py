@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import jgc
 from jgc.compress import gradiveq, step_on_nodes
@@ -79,7 +78,7 @@ def test_slices_follow_figure_3a():
     kernel = np.arange(3 * 3 * 2 * 4).reshape(3, 3, 2, 4)  # height, width, depth, filters
     by_hand = [kernel[h, w, d, f] for h in range(3) for w in range(3) for d in range(2) for f in range(4)]
     np.testing.assert_array_equal(kernel.reshape(-1), by_hand)
-    [layer] = plan(make_packing({"conv": jnp.zeros((3, 3, 2, 4))}), 0, 3, 100, 0)
+    [layer] = plan(make_packing({"conv": jnp.zeros((3, 3, 2, 4))}).layers, 0, 3, 100, 0)
     assert layer == Sliced(0, 72, 24, 3, 3)
 
 
@@ -87,7 +86,7 @@ def test_slices_follow_figure_3a():
 @settings(max_examples=30, deadline=None)
 def test_the_code_of_the_mean_is_the_mean_of_codes_whole_or_in_parts(taps, places, reuse, seed):
     packing = make_packing({"a": jnp.zeros((places, 3, 2, 2)), "b": jnp.zeros((2, places, 3))})
-    layers = plan(packing, 0, taps, 100, reuse)
+    layers = plan(packing.layers, 0, taps, 100, reuse)
     rng = np.random.default_rng(seed)
     d = [int(rng.integers(1, min(layer.width, 5) + 1)) for layer in layers]
     rows = tuple(jnp.asarray(rng.normal(size=r.shape), jnp.float32) for r in no_rows(layers, [5] * len(layers)))
@@ -103,7 +102,7 @@ def test_the_code_of_the_mean_is_the_mean_of_codes_whole_or_in_parts(taps, place
 
 def test_codes_are_the_products_of_slices_with_their_bases():
     packing = make_packing({"a": jnp.zeros((5, 2, 3))})
-    layers, rng = plan(packing, 0, 1, 100, reuse=2), np.random.default_rng(0)
+    layers, rng = plan(packing.layers, 0, 1, 100, reuse=2), np.random.default_rng(0)
     rows, x = rng.normal(size=(3, 4, 6)).astype(np.float32), rng.normal(size=30).astype(np.float32)
     by_hand = [rows[m // 2, :3] @ x[6 * m :][:6] for m in range(5)]
     got = codes(layers, (jnp.asarray(rows),), [3], jnp.asarray(x), 0, 15)
@@ -205,7 +204,7 @@ def test_ring_and_psum_in_every_layout_equal_direct_computation(layout, algorith
     assert name_of(phase) == "compressed"
     learned = before.shared[-1]
     packing = make_packing({name: PARAMS[name] for name in ("conv", "wide")})
-    layers, d = plan(packing, 0, 3, 65_536, 2), phase.parts[-1].value[1]
+    layers, d = plan(packing.layers, 0, 3, 65_536, 2), phase.parts[-1].value[1]
     g = mean_of({name: steps[-1][name] for name in ("conv", "wide")})
     expected = np.concatenate([
         np.asarray(learned.mean)[layer.start : layer.start + layer.size]
@@ -281,7 +280,7 @@ def test_nodes_go_back_to_sampling_when_most_of_them_lose_more_than_before():
 def test_bytes_of_a_compressed_step_are_those_of_a_ring_with_less_than_a_row_of_padding(algorithm):
     compressor = gradiveq(**CYCLE, algorithm=algorithm)
     phase, packing = compressor.schedule[-1].value, make_packing({name: PARAMS[name] for name in ("conv", "wide")})
-    payload = 4 * code_size(plan(packing, 0, 3, 65_536, 0), (5, 5))
+    payload = 4 * code_size(plan(packing.layers, 0, 3, 65_536, 0), (5, 5))
     for count in (2, 3, 5, 8, 16):
         nodes = as_one_per_device(jgc.make_nodes(count, jax.devices()[:1]))
         sent = sum(s.bytes for s in compressor.wire(phase, PARAMS, nodes).physical if s.kind == "codes")

@@ -17,7 +17,7 @@ from jgc.wire.account import logical_bytes
 K = 4
 PARAMS = {"bias": jnp.zeros(6), "conv": jnp.zeros((3, 3, 4, 8)), "dense": jnp.zeros((10, 5))}
 N = 9 * 4 * 8 + 50 + 6
-PLAIN = {"momentum_correction": False, "first_layer": ""}
+PLAIN = {"momentum_correction": False}
 
 
 def one_direction(shape: tuple[int, ...]) -> np.ndarray:
@@ -128,7 +128,7 @@ def test_nothing_is_lost_however_coarse_the_integers():
     steps = play(klt(**PLAIN, share=0.2, alpha=0.05), grads, learned(share=0.2))
     for one, (got, state) in zip(grads, steps, strict=True):
         had = had + mean_of(one) - got
-        kept = np.asarray(state.local).mean(0)
+        kept = np.asarray(state.local.memory).mean(0)
         np.testing.assert_allclose(kept, had, atol=1e-5 * max(1, np.abs(had).max()))
 
 
@@ -162,8 +162,8 @@ def test_bytes_by_hand():
 
 
 def test_momentum_is_corrected_like_in_the_other_methods():
-    state = play(klt(first_layer=""), in_common(1, 0.3))[0][1]
-    assert isinstance(state.local, Corrected)
+    state = play(klt(), in_common(1, 0.3))[0][1]
+    assert isinstance(state.local.memory, Corrected)
     assert klt().owns_momentum and not klt(momentum_correction=False).owns_momentum
 
 
@@ -179,7 +179,7 @@ def test_too_many_nodes_for_the_integers_is_an_error():
 def test_at_once_the_common_part_has_the_momentum_of_uncompressed_training():
     """With every coefficient sent and no noise to speak of: u = m u + g, as SGD has it."""
     grads, m = in_common(6, 0.0), 0.5
-    settings = {"share": 1.0, "code_dtype": "int32", "momentum": m, "momentum_at_once": True, "first_layer": ""}
+    settings = {"share": 1.0, "code_dtype": "int32", "momentum": m, "momentum_at_once": True}
     compressor = klt(**settings, warmup_steps=1)
     u = np.zeros(N)
     for one, (got, _) in zip(grads, play(compressor, grads), strict=True):

@@ -32,7 +32,7 @@ def _diagnose(**settings):
     compressor, kinds = lgc_ps(**{**SHORT, **settings}), State(jgc.SHARED, jgc.LOCAL)
 
     def one(key, grads, state):
-        return compressor.diagnose("compressed", key, grads, state, nodes_of())
+        return jgc.diagnose(compressor, "compressed", key, grads, state, nodes_of())
 
     return jax.jit(jgc.on_nodes(one, nodes_of(), (jgc.SHARED, jgc.LOCAL, kinds), jgc.SHARED))
 
@@ -87,7 +87,8 @@ def test_another_leader_is_the_first_node_of_nodes_renamed(phase):
     state = state._replace(shared=state.shared._replace(step=jnp.int32(leader)))
     got, after_got, _ = _step(phase, leader="rotating")(jax.random.key(0), grads, state)
     np.testing.assert_allclose(_flat(got), _flat(expected), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(after_got.local, np.roll(after.local, leader, axis=0), rtol=1e-5, atol=1e-6)
+    moved = np.roll(after.local.memory, leader, axis=0)
+    np.testing.assert_allclose(after_got.local.memory, moved, rtol=1e-5, atol=1e-6)
     moves = [
         jax.tree.map(lambda a, b: a - b, s.shared.autoencoder.weights.encoder, state.shared.autoencoder.weights.encoder)
         for s in (after_got, after)
@@ -118,7 +119,7 @@ def test_without_innovations_the_code_alone_serves_and_nothing_is_lost():
     got, v, positions = _flat(aggregated), _flat(grads), _largest(_flat(grads)[0])
     assert np.all(np.isfinite(got)) and set(np.flatnonzero(got)) <= set(positions)
     assert np.vdot(got, v.mean(0)) > 0
-    np.testing.assert_allclose(np.mean(after.local, 0) + got, v.mean(0), atol=1e-6)
+    np.testing.assert_allclose(np.mean(after.local.memory, 0) + got, v.mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize("step", [0, 5])
@@ -139,7 +140,7 @@ def test_with_positions_of_their_own_the_nodes_send_what_top_k_sends():
         step = _step(phase, innovation=innovation, **settings)
         aggregated, after, _ = step(jax.random.key(0), grads, _first_state(**settings))
         np.testing.assert_allclose(_flat(aggregated), expected.mean(0), rtol=1e-5)
-        np.testing.assert_allclose(after.local, v - expected, atol=1e-6)
+        np.testing.assert_allclose(after.local.memory, v - expected, atol=1e-6)
 
 
 def test_every_node_is_decoded_by_its_own_decoder():
@@ -159,7 +160,8 @@ def test_every_node_is_decoded_by_its_own_decoder():
     np.testing.assert_allclose((_flat(after) - _flat(before))[positions], added / K, rtol=1e-4)
     for k in range(K):
         expected = -added if k == node else np.zeros(MU)
-        np.testing.assert_allclose((kept_after.local - kept.local)[k, positions], expected, rtol=1e-4, atol=1e-6)
+        change = (kept_after.local.memory - kept.local.memory)[k, positions]
+        np.testing.assert_allclose(change, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("send_means", [True, False])

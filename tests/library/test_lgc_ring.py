@@ -68,7 +68,7 @@ def test_the_ring_and_psum_agree_bit_for_bit(layout):
 def test_the_papers_recipe_runs_through_all_phases_and_differs_from_ours():
     paper = _run(**RING_PAPER_RECIPE)
     for (_, _, mean, after), (_, _, ours, _) in list(zip(paper, _emulated(), strict=True))[2:]:
-        assert np.all(np.isfinite(_flat(mean))) and np.all(np.isfinite(after.local))
+        assert np.all(np.isfinite(_flat(mean))) and np.all(np.isfinite(after.local.memory))
         assert not same_bits(mean, ours)
 
 
@@ -84,7 +84,7 @@ def test_what_is_sent_lies_at_the_positions_of_the_leader_of_that_step():
         if seed < 1:
             continue
         leader = int(draw_leader(jax.random.key(seed), nodes_of("emulated")))
-        v = np.asarray(before.local) + np.stack(
+        v = np.asarray(before.local.memory) + np.stack(
             [_flat(jax.tree.map(lambda x, i=i: x[i], grads)) for i in range(K)]
         )
         for layer, count in zip(PACKING.layers, (16, 8, 1), strict=True):
@@ -96,8 +96,8 @@ def test_what_is_sent_lies_at_the_positions_of_the_leader_of_that_step():
 def test_what_decoding_loses_stays_in_the_residuals():
     grads, before, mean, after = _emulated()[-1]
     came_in = np.stack([_flat(jax.tree.map(lambda x, i=i: x[i], grads)) for i in range(K)])
-    had = (np.asarray(before.local, float) + came_in).mean(0)
-    np.testing.assert_allclose(had - np.asarray(after.local, float).mean(0), _flat(mean), atol=2**-20)
+    had = (np.asarray(before.local.memory, float) + came_in).mean(0)
+    np.testing.assert_allclose(had - np.asarray(after.local.memory, float).mean(0), _flat(mean), atol=2**-20)
 
 
 def test_a_linear_decoder_decodes_the_mean_of_codes_to_the_mean_and_the_papers_does_not():
@@ -138,7 +138,7 @@ def test_values_too_large_for_the_fixed_point_stay_finite_and_in_the_residual():
     state = jax.jit(lambda key: compressor.init(key, PARAMS, nodes))(jax.random.key(0))
     grads = jax.tree.map(lambda x: x.at[0].multiply(2.0**20), _gradients(0, nodes))
     mean, after, _ = _step("compressed", "emulated", code_dtype="int16")(jax.random.key(0), grads, state)
-    kept, sent = np.asarray(after.local, float).mean(0), _flat(mean)
+    kept, sent = np.asarray(after.local.memory, float).mean(0), _flat(mean)
     came_in = np.stack([_flat(jax.tree.map(lambda x, i=i: x[i], grads)) for i in range(K)]).mean(0)
     assert np.all(np.isfinite(sent))
     np.testing.assert_allclose(kept + sent, came_in, rtol=1e-5, atol=1e-2)

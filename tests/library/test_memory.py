@@ -17,15 +17,20 @@ from jgc.memory import (
     momentum_correction,
     momentum_only,
     no_memory,
-    take_in,
 )
 from jgc.method.ages import with_ages
+from jgc.method.compensate import compensate
 
 N, STEPS = 20, 12
 
 
 def _gradients(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(STEPS, N)).astype(np.float32)
+
+
+def _compensated(memory, local, g, complete):
+    """What a node is to send of a gradient f32[n], and its state."""
+    return memory.compensate(memory.accumulate(local, g, complete), g, complete)
 
 
 def _largest(v: np.ndarray, count: int) -> np.ndarray:
@@ -42,10 +47,10 @@ def test_momentum_correction_is_deep_gradient_compressions_algorithm(masking):
         v = v + u
         mask = np.zeros(N, bool)
         mask[_largest(v, 3)] = True
-        to_send, local = memory.accumulate(local, jnp.asarray(g), False)
+        to_send, local = _compensated(memory, local, jnp.asarray(g), False)
         np.testing.assert_allclose(to_send, v, rtol=1e-5, atol=1e-6)
         positions = jnp.asarray(np.flatnonzero(mask))
-        local = memory.keep(local, to_send, Sparse(positions, to_send[positions]), False)
+        local = memory.update(local, to_send, Sparse(positions, to_send[positions]), False)
         v = np.where(mask, 0, v)
         u = np.where(mask, 0, u) if masking else u
         np.testing.assert_allclose(local.residual, v, rtol=1e-5, atol=1e-6)
@@ -78,8 +83,8 @@ def test_in_the_long_run_a_gradient_counts_for_its_whole_momentum_series(at_once
     memory, g = make_memory(True, 0.5, at_once=at_once), jnp.array([1.0, -2.0])
     local, total = memory.init(2), jnp.zeros(2)
     for i in range(30):
-        v, local = memory.accumulate(local, g if i == 0 else 0 * g, False)
-        local = memory.keep(local, v, v, False)
+        v, local = _compensated(memory, local, g if i == 0 else 0 * g, False)
+        local = memory.update(local, v, v, False)
         total += v
     np.testing.assert_allclose(total, g / (1 - 0.5), rtol=1e-6)
 
@@ -90,8 +95,8 @@ def test_at_once_changes_nothing_where_everything_is_sent():
     for g in _gradients():
         sent = []
         for i, memory in enumerate(memories):
-            v, local = memory.accumulate(locals_[i], jnp.asarray(g), True)
-            locals_[i] = memory.keep(local, v, v, True)
+            v, local = _compensated(memory, locals_[i], jnp.asarray(g), True)
+            locals_[i] = memory.update(local, v, v, True)
             sent.append(v)
         assert np.array_equal(*sent)
 
@@ -101,9 +106,9 @@ def test_at_once_what_is_still_to_come_is_the_same_whether_phases_send_everythin
     local = memory.init(N)
     for complete in (True, True, False, False, True, False, True):
         g = rng.normal(size=N).astype(np.float32)
-        v, local = memory.accumulate(local, jnp.asarray(g), complete)
+        v, local = _compensated(memory, local, jnp.asarray(g), complete)
         out = v if complete else jnp.where(jnp.arange(N) % 3 == 0, v, 0)
-        local = memory.keep(local, v, out, complete)
+        local = memory.update(local, v, out, complete)
         came_in, sent = came_in + g / (1 - 0.75), sent + np.asarray(out, float)
         np.testing.assert_allclose(sent + np.asarray(memory.residual(local), float), came_in, rtol=1e-5, atol=1e-5)
 
@@ -113,10 +118,10 @@ def test_error_feedback_keeps_what_was_not_sent(dtype):
     memory, residual = error_feedback(jnp.dtype(dtype)), np.zeros(N)
     local = memory.init(N)
     for g in np.round(_gradients() * 8) / 8:
-        v, local = memory.accumulate(local, jnp.asarray(g), False)
+        v, local = _compensated(memory, local, jnp.asarray(g), False)
         assert v.dtype == jnp.float32
         positions = jnp.asarray(_largest(np.asarray(v), 10))
-        local = memory.keep(local, v, Sparse(positions, v[positions]), False)
+        local = memory.update(local, v, Sparse(positions, v[positions]), False)
         residual = residual + g
         residual[np.asarray(positions)] = 0
         assert local.dtype == jnp.dtype(dtype)
@@ -183,20 +188,20 @@ def test_a_tree_is_taken_in_as_its_vector_would_be_on_every_node(memory, complet
     packing, locals_ = make_packing(jax.tree.map(lambda x: x[0], _trees(0))), []
     for seed in range(3):  # states as three earlier steps left them, one a node
         local, g = memory.init(packing.size), pack(jax.tree.map(lambda x: x[0], _trees(10 + seed)), packing)
-        v, local = memory.accumulate(local, g, False)
-        locals_.append(memory.keep(local, v, Sparse(jnp.arange(4), v[:4]), False))
+        v, local = _compensated(memory, local, g, False)
+        locals_.append(memory.update(local, v, Sparse(jnp.arange(4), v[:4]), False))
     local = jax.tree.map(lambda *x: jnp.stack(x), *locals_)
     grads = _trees(1, nodes=3)
 
     def by_tree(local, grads):
-        return take_in(memory, local, grads, packing, complete)
+        return compensate(memory, local, grads, packing, complete)
 
     def by_vector(local, grads):
-        return memory.accumulate(local, pack(grads, packing), complete)
+        return _compensated(memory, local, pack(grads, packing), complete)
 
     batched = jax.jit(jax.vmap(by_tree))(local, grads)
     alone = [jax.jit(by_tree)(*jax.tree.map(lambda x, i=i: x[i], (local, grads))) for i in range(3)]
-    kept = [memory.keep(after, v, Sparse(jnp.arange(4), v[:4]), complete) for v, after in alone]
+    kept = [memory.update(after, v, Sparse(jnp.arange(4), v[:4]), complete) for v, after in alone]
     for i in range(3):
         own = jax.tree.map(lambda x, i=i: x[i], (local, grads))
         expected = by_vector(*own)
@@ -211,15 +216,15 @@ def test_a_tree_is_taken_in_as_its_vector_would_be_on_every_node(memory, complet
 def test_a_step_that_does_not_count_leaves_the_state_and_offers_what_was_kept(memory, complete):
     packing = make_packing(jax.tree.map(lambda x: x[0], _trees(0)))
     g = pack(jax.tree.map(lambda x: x[0], _trees(10)), packing)
-    v, local = memory.accumulate(memory.init(packing.size), g, False)
-    local = memory.keep(local, v, Sparse(jnp.arange(4), v[:4]), False)
+    v, local = _compensated(memory, memory.init(packing.size), g, False)
+    local = memory.update(local, v, Sparse(jnp.arange(4), v[:4]), False)
     bad = jax.tree.map(lambda x: jnp.full(x.shape[1:], jnp.nan), _trees(0))
 
     @jax.jit
     def step(local, skip):
-        v, after = take_in(memory, local, bad, packing, complete, skip)
+        v, after = compensate(memory, local, bad, packing, complete, skip)
         nowhere = Sparse(jnp.full(4, packing.size), jnp.zeros(4))
-        return v, memory.keep(after, v, jnp.zeros_like(v) if complete else nowhere, complete)
+        return v, memory.update(after, v, jnp.zeros_like(v) if complete else nowhere, complete)
 
     v, after = step(local, True)
     kept = memory.residual(local)

@@ -10,7 +10,7 @@ import pytest
 from contract import LAYOUTS, nodes_of, same_bits
 
 import jgc
-from jgc.compress import as_optax, dense, lgc_ps, topk
+from jgc.compress import as_optax, dense, lgc_ps, per_layer, topk
 
 PARAMS = {"w": jnp.zeros((6, 4)), "b": jnp.zeros(3)}
 STEPS = 6
@@ -154,7 +154,7 @@ def test_switched_refuses_a_method_whose_transition_changes_the_state():
     tx = as_optax(compressor._replace(transition=doubled), nodes_of("1 device"), switched=True)
     with pytest.raises(ValueError, match="transition from 'dense' to 'top-k' changes the state"):
         tx.init(PARAMS)
-    for kept in (compressor, topk(alpha=0.1, warmup_steps=2, first_layer="w")):
+    for kept in (compressor, per_layer([("w", dense())], default=compressor)):
         as_optax(kept, nodes_of("1 device"), switched=True).init(PARAMS)
 
 

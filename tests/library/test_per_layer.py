@@ -8,6 +8,7 @@ from contract import nodes_of, same_bits
 
 import jgc
 from jgc.compress import dense, per_layer, topk
+from jgc.method.guard import guarded
 from jgc.types import State
 from jgc.wire.hlo import collectives, table
 
@@ -50,7 +51,7 @@ def test_a_leaf_goes_to_the_first_rule_that_its_path_matches():
     both = per_layer([("kernel", dense()), ("Dense_1", topk(alpha=0.1))], default=topk(alpha=0.1))
     aggregated, state, _, _ = _run(both, grads, steps=1)
     assert np.array_equal(aggregated["Dense_1"]["kernel"], grads["Dense_1"]["kernel"].mean(0))
-    assert [jax.tree.map(jnp.shape, local) for local in state.local] == [(), (8, 7), (8, 0)]
+    assert [jax.tree.map(jnp.shape, local.memory) for local in state.local] == [(), (8, 7), (8, 0)]
 
 
 @pytest.mark.parametrize("layout", ["8 devices", "4 devices"])
@@ -95,14 +96,14 @@ def test_a_transition_reaches_the_groups_whose_phase_changes_and_no_other():
             seen.append((old, new))
             return State(state.shared, jax.tree.map(lambda x: x + 1, state.local))
 
-        return compressor._replace(transition=transition, core=compressor.core._replace(transition=transition))
+        return guarded(compressor.core._replace(transition=transition))
 
     seen: list = []
     compressor = per_layer([("^Conv_0/", topk(alpha=0.1))], default=counting(topk(alpha=0.1, warmup_steps=3)))
     state = compressor.init(jax.random.key(0), PARAMS, nodes_of("1 device"))
     after = compressor.transition(*(p.value for p in compressor.schedule), state, nodes_of("1 device"))
     assert seen == [("dense", "top-k")]
-    assert same_bits(after.local[0], state.local[0]) and np.all(after.local[1] == 1)
+    assert same_bits(after.local[0], state.local[0]) and np.all(after.local[1].memory == 1)
 
 
 def test_logical_bytes_add_up_and_a_leader_is_a_worker_of_the_groups_without_one():
@@ -130,8 +131,9 @@ def test_momentum_of_two_owners_is_an_error_when_built():
 
 
 @pytest.mark.parametrize("correction", [False, True])
-def test_the_policy_of_a_method_keeps_one_owner_of_the_momentum(correction):
-    compressor = topk(alpha=0.1, momentum_correction=correction, momentum=0.5, first_layer="^Conv_0/")
+def test_dense_layers_own_their_momentum_beside_a_method_that_does(correction):
+    settings = {"momentum_correction": correction, "momentum": 0.5}
+    compressor = per_layer([("^Conv_0/", dense(**settings))], default=topk(alpha=0.1, **settings))
     assert compressor.owns_momentum == correction
     aggregated, *_ = _run(compressor, _gradients(), steps=3)
     series = 1 + 0.5 + 0.25 if correction else 1  # of a gradient that stays the same

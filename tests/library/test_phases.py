@@ -1,8 +1,7 @@
 """From steps to phases."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jgc.method.phases import in_sequence, phase_at, single, together
 

@@ -10,12 +10,12 @@ import pytest
 
 import jgc
 from jgc.compress import METHODS, cast, natural, onebit, qsgd, signsgd, terngrad
-from jgc.layout.pack import Layer
+from jgc.layout.pack import Layer, whole
 from jgc.nodes import LOCAL, SHARED
 from jgc.types import State
 
 K = 4
-LAYERS = (Layer("a", 0, 700), Layer("b", 700, 33), Layer("c", 733, 1))
+LAYERS = (Layer("a", 0, 700, (700,)), Layer("b", 700, 33, (33,)), Layer("c", 733, 1, (1,)))
 N = 734
 NOISE = {
     "gaussian": lambda r: r.normal(size=N),
@@ -30,7 +30,7 @@ def vector(name: str, seed: int = 0) -> np.ndarray:
 
 
 def codec_of(compressor):
-    ((codec, _),) = compressor.parts.by_phase.values()
+    ((codec, _),) = compressor.core.stages.values()
     return codec
 
 
@@ -90,7 +90,7 @@ def test_naturals_variance_is_within_the_papers_bound():
 
 def test_natural_gives_the_powers_of_two_around_a_value_and_keeps_the_ends():
     v = np.array([1.0, -2.0, 0.0, 3.0, -3.0, 1e-45, 3e38, -3e38], np.float32)
-    layers = (Layer("a", 0, v.size),)
+    layers = (whole(v.size),)
     codec = codec_of(natural())
     got = np.stack([codec.decode(codec.encode(jax.random.key(i), jnp.asarray(v), layers), layers) for i in range(40)])
     assert np.all(got[:, :3] == v[:3])

@@ -182,7 +182,7 @@ def test_what_is_lost_comes_back_and_stays_bounded(name):
         v = vectors(i)
         got, state = step(jax.random.key(i), v, state)
         came_in, went_out = came_in + v.astype(float).mean(0), went_out + got
-    kept = np.asarray(state.local, float)
+    kept = np.asarray(state.local.memory, float)
     np.testing.assert_allclose(went_out + kept.mean(0), came_in, atol=1e-4)
     assert np.sqrt(np.mean(kept**2)) < 5 * K  # of gradients of 1, in sums of up to K nodes
 

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from jgc.layout.pack import Layer
+from jgc.layout.pack import Layer, whole
 from jgc.layout.select import (
     Sparse,
     _added_in_turn,
@@ -19,7 +18,7 @@ from jgc.layout.select import (
     unpack_positions,
 )
 
-LAYERS = (Layer("a", 0, 5), Layer("b", 5, 1), Layer("c", 6, 12))
+LAYERS = (Layer("a", 0, 5, (5,)), Layer("b", 5, 1, (1,)), Layer("c", 6, 12, (12,)))
 vectors = st.lists(st.integers(-3, 3), min_size=18, max_size=18)  # small integers: many ties
 
 
@@ -39,7 +38,7 @@ def test_nothing_is_selected_of_no_layers():
 
 @given(st.lists(st.integers(1, 10**7), max_size=5), st.floats(1e-6, 1.0), st.integers(1, 50))
 def test_every_layer_sends_its_share_and_at_least_the_minimum(sizes, alpha, least):
-    layers = tuple(Layer(str(i), 0, size) for i, size in enumerate(sizes))
+    layers = tuple(whole(size, str(i)) for i, size in enumerate(sizes))
     for count, size in zip(counts_per_layer(layers, alpha, least), sizes, strict=True):
         assert min(least, size) <= count <= size
         assert count in (least, size) or abs(count - alpha * size) <= 0.5
@@ -47,7 +46,7 @@ def test_every_layer_sends_its_share_and_at_least_the_minimum(sizes, alpha, leas
 
 @pytest.mark.parametrize("size", [1, 256, 65537])
 def test_positions_come_back_from_their_code(size):
-    layers = (Layer("a", 0, size), Layer("b", size, 100))
+    layers = (Layer("a", 0, size, (size,)), Layer("b", size, 100, (100,)))
     positions = jnp.unique(jnp.array([0, size - 1, size, size + 99], jnp.int32))
     packed = pack_positions(positions, layers)
     assert packed.dtype == jnp.uint32

@@ -67,22 +67,18 @@ BAD = {
     "control_limit": (-1.0, NAN),
     "control_every": (0,),
     "feedback_steps": (0, 101),
-    "first_layer": ("(",),
-    "last_layer": ("[",),
 }
 BAD_OF = {("gradiveq", "rank"): (100,), ("powersgd", "rank"): (0,)}  # of one method alone
 ANY = ("fold_signs", "send_means", "factor_masking", "momentum_correction", "momentum_at_once", "error_feedback",
        "scaler_sharing", "scaled", "centred", "warm_start", "literal", "track_age")  # fmt: skip  # both values are good
-UNUSED = {("topk", "last_layer"), ("dgc", "last_layer")}  # all of its layers are sent so
-NAMED_OTHERWISE = {"warmup_steps": "dense phase", "autoencoder_steps": "top-k phase", "first_layer": "pattern",
-                   "last_layer": "pattern"}  # fmt: skip
+NAMED_OTHERWISE = {"warmup_steps": "dense phase", "autoencoder_steps": "top-k phase"}
 
 FIELDS = [(name, field.name) for name, method in METHODS.items() for field in dataclasses.fields(method.settings)]
 
 
 @pytest.mark.parametrize(
     "method, field, value",
-    [(m, f, value) for m, f in FIELDS for value in (*BAD.get(f, ()), *BAD_OF.get((m, f), ())) if (m, f) not in UNUSED],
+    [(m, f, value) for m, f in FIELDS for value in (*BAD.get(f, ()), *BAD_OF.get((m, f), ()))],
 )
 def test_a_bad_setting_is_an_error_that_names_and_shows_it(method, field, value):
     with pytest.raises(ValueError) as error:

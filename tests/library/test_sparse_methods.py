@@ -84,7 +84,7 @@ def test_a_ramp_has_no_stage_that_sends_less_than_alpha_and_none_without_a_step(
 
 @pytest.mark.parametrize("name", STRATEGIC)
 def test_a_stage_sends_its_share_and_its_bytes(name):
-    compressor = METHODS[name].factory(strategy="exponential", alpha=0.1, warmup_steps=1, first_layer="")
+    compressor = METHODS[name].factory(strategy="exponential", alpha=0.1, warmup_steps=1)
     count = 14 if name == "gradient_dropping" else 10 + 3 + 1  # a quarter, of all and of each layer
     (aggregated, _, info), *_ = play(compressor, [np.tile(vectors(0)[:1], (K, 1))], phase=0)
     assert np.count_nonzero(aggregated) == count and np.all(info.elements_sent == count)
@@ -99,7 +99,7 @@ def test_a_stage_sends_its_share_and_its_bytes(name):
 @pytest.mark.parametrize("masking", [True, False])
 def test_dgc_is_its_algorithm_box(masking):
     gradients, clip, momentum = [vectors(seed) for seed in range(4)], 6.0, 0.5
-    compressor = dgc(alpha=0.1, momentum=momentum, clip_norm=clip, factor_masking=masking, first_layer="")
+    compressor = dgc(alpha=0.1, momentum=momentum, clip_norm=clip, factor_masking=masking)
     u, v, clipped = np.zeros((K, N)), np.zeros((K, N)), 0
     for g, (aggregated, state, _) in zip(gradients, play(compressor, gradients), strict=True):
         norms = np.linalg.norm(g, axis=1, keepdims=True)
@@ -113,8 +113,8 @@ def test_dgc_is_its_algorithm_box(masking):
             v[node, at] = 0
             u[node, at] *= not masking
         np.testing.assert_allclose(aggregated, mean, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(state.local.residual, v, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(state.local.velocity, u, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(state.local.memory.residual, v, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(state.local.memory.velocity, u, rtol=1e-4, atol=1e-6)
     assert clipped == 4 * K
 
 
@@ -142,7 +142,7 @@ def test_gradient_dropping_sends_the_largest_of_all_or_of_each_layer(scope):
             v[node, at] = 0
         kept = v
         np.testing.assert_allclose(aggregated, mean, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(state.local, kept, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.local.memory, kept, rtol=1e-5, atol=1e-6)
         assert np.all(info.elements_sent == 6)  # 10 % of 56; of each layer 4, 1 and 1
     assert np.count_nonzero(aggregated[:40]) == (0 if scope == "global" else np.count_nonzero(mean[:40]))
 
@@ -162,7 +162,7 @@ def test_scalecom_rotates_its_leader_and_filters_its_memory(beta):
         sent[:, at] = v[:, at]
         memory = (1 - beta) * memory + beta * (v - sent)
         np.testing.assert_allclose(aggregated, sent.mean(0), rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(state.local, memory, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(state.local.memory, memory, rtol=1e-4, atol=1e-6)
         assert state.shared == step + 1
 
 
@@ -195,9 +195,9 @@ def test_scalecom_in_fixed_point_keeps_what_rounding_and_clipping_lose():
         kept = v - sent
         assert np.abs(kept[3, at]).max() > 1 or step > 0  # most of it could not be said
         np.testing.assert_allclose(aggregated, sent.mean(0), rtol=1e-3, atol=unit.max())
-        np.testing.assert_allclose(state.local, kept, rtol=1e-3, atol=unit.max() * K)
-        np.testing.assert_allclose(aggregated + np.mean(state.local, 0), v.mean(0), rtol=1e-4, atol=1e-4)
-        kept = np.asarray(state.local, np.float64)
+        np.testing.assert_allclose(state.local.memory, kept, rtol=1e-3, atol=unit.max() * K)
+        np.testing.assert_allclose(aggregated + np.mean(state.local.memory, 0), v.mean(0), rtol=1e-4, atol=1e-4)
+        kept = np.asarray(state.local.memory, np.float64)
 
 
 def test_scalecom_in_fixed_point_counts_two_bytes_a_value_and_the_leaders_scales():
@@ -226,7 +226,7 @@ def test_random_k_draws_the_same_positions_on_all_nodes_and_new_ones_in_every_st
         assert [np.sum((at >= lo) & (at < hi)) for lo, hi in ((0, 40), (40, 52), (52, 56))] == [4, 1, 1]
         np.testing.assert_array_equal(aggregated[at], waited[at])  # only so where all K nodes sent it
         waited = np.where(aggregated != 0, 1, waited + 1)
-        np.testing.assert_array_equal(state.local, np.tile(waited - 1, (K, 1)))
+        np.testing.assert_array_equal(state.local.memory, np.tile(waited - 1, (K, 1)))
         assert np.all(info.elements_sent == 6)
         drawn.append(aggregated != 0)
     share = np.mean(drawn, axis=0)
@@ -259,7 +259,7 @@ def test_threshold_v_sends_what_exceeds_the_threshold_and_counts_what_does_not_f
             v[node, at] = 0
         kept = v
         np.testing.assert_allclose(aggregated, mean, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(state.local, kept, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.local.memory, kept, rtol=1e-5, atol=1e-6)
     assert overflow and unused  # both happened
 
 

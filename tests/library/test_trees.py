@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import POLICY, settings_of
+from contract import settings_of
 from flax import nnx
 
 import jgc
-from jgc.compress import METHODS
+from jgc.compress import METHODS, dense, topk
 from jgc.types import State
 
 K = 4
@@ -74,7 +74,7 @@ def test_the_gradients_of_every_tree_are_averaged(name, phase, tree):
 
 def test_the_layers_of_an_nnx_module_are_named_by_their_attributes():
     params = TREES["nnx.State"]()
-    compressor = jgc.compress.topk(alpha=0.1, first_layer="^first/kernel")
+    compressor = jgc.compress.per_layer([("^first/kernel", jgc.compress.dense())], default=jgc.compress.topk(alpha=0.1))
     grads = _ones(params)
     step = jgc.compress.step_on_nodes(compressor.aggregate, compressor.schedule[0].value, _nodes())
     aggregated, _, _ = jax.jit(step)(jax.random.key(0), grads, compressor.init(jax.random.key(0), params, _nodes()))
@@ -86,7 +86,9 @@ def test_the_layers_of_an_nnx_module_are_named_by_their_attributes():
 @pytest.mark.parametrize("phase", [1, 2], ids=["top-k", "compressed"])
 def test_a_network_of_a_first_and_a_last_layer_leaves_nothing_to_learn(phase):
     params = {"Conv_0": {"kernel": jnp.zeros((3, 4))}, "head": {"kernel": jnp.zeros((4, 2))}}
-    compressor = jgc.compress.lgc_ps(alpha=1.0, **POLICY)
+    shared = {"momentum_correction": True, "warmup_steps": 200}
+    rules = [("^Conv_0/", dense(momentum_correction=True)), ("^head/", topk(alpha=1.0, **shared))]
+    compressor = jgc.compress.per_layer(rules, default=jgc.compress.lgc_ps(alpha=1.0))
     init = jax.jit(lambda: compressor.init(jax.random.key(0), params, _nodes()),
                    compiler_options={"xla_backend_optimization_level": 0})  # fmt: skip
     step = jax.jit(jgc.compress.step_on_nodes(compressor.aggregate, compressor.schedule[phase].value, _nodes()))

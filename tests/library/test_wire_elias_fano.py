@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jgc.wire.elias_fano import decode, encode, words
 from jgc.wire.positions import elias_fano_bits, entropy_bound_bits

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from camvid_helpers import COUNTS, HEIGHT, NONE, WIDTH, number_of, paths, scene, write_camvid
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from image_helpers import bomb
 from PIL import Image
 

@@ -4,8 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from image_helpers import DISHES, TEST, TRAIN, WNIDS, jpeg, write_food101, write_imagenet, write_prepared_imagenet
 from PIL import Image
 

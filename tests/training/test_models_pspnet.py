@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jgc.training.data import VOID
 from jgc.training.models import ConvNorm, WithAuxiliary, make_model, pspnet

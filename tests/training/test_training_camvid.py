@@ -18,8 +18,7 @@ from training_helpers import tiny_model
 from jgc.compress import Dense, LgcPs
 from jgc.lab.report.page import write
 from jgc.nodes import make_nodes
-from jgc.training import checkpoint, cli, data, loop, masks
-from jgc.training import setup as building
+from jgc.training import checkpoint, cli, data, loop, masks, setup as building
 from jgc.training.config import Config, DataConfig, resolve
 from jgc.training.data import VOID, Pictures
 from jgc.training.evaluate import make_evaluate, of_confusion, show

@@ -143,7 +143,7 @@ def test_help_lists_every_field_with_its_default_and_a_sentence(capsys):
         ([*LGC, "--compressor.alpha", "1.5"], "alpha must be in (0, 1]"),
         ([*LGC, "--compressor.alpha", "0"], "alpha must be in (0, 1]"),
         ([*LGC, "--compressor.warmup-steps", "-1"], "must last 0 or more steps, got -1"),
-        ([*LGC, "--compressor.last-layer", "^nope"], "'^nope' matches no parameter"),
+        ([*LGC, "--layers.top-k", "^nope"], "'^nope' matches no parameter"),
         ([*LGC, "--optimizer", "adam"], "use --optimizer sgd or --compressor.no-momentum-correction"),
         ([*LGC, "--compressor.momentum", "0.5"], "contradicts --momentum 0.9"),
         ([*LGC, "--resume"], "--resume goes on with the run in --run-dir"),

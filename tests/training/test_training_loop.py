@@ -13,8 +13,7 @@ from training_helpers import small_files, tiny_config, tiny_conv_model, tiny_mod
 
 from jgc.compress import Gradiveq, TopK
 from jgc.nodes import make_nodes
-from jgc.training import checkpoint, data, loop
-from jgc.training import setup as building
+from jgc.training import checkpoint, data, loop, setup as building
 from jgc.training.errors import NonFinite, UserError
 from jgc.training.metrics import read
 from jgc.training.recorder import Recorder

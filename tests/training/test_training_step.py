@@ -52,7 +52,9 @@ def spy() -> Compressor:
         mean = jax.tree.map(lambda g: comm.pmean(g, nodes, "dense"), grads)
         return mean, State((), grads), Info(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.bool_(True))
 
-    return Compressor(init, aggregate, lambda old, new, state, nodes: state, lambda *a: Wire((), ()), ())
+    return Compressor(
+        init, aggregate, lambda old, new, state, nodes: state, lambda *a: Wire((), ()), (), False, None, core=None
+    )
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])

@@ -14,8 +14,7 @@ from training_helpers import tiny_model
 from jgc.compress import Dense, TopK
 from jgc.lab.report.page import write
 from jgc.nodes import make_nodes
-from jgc.training import checkpoint, cli, data, loop
-from jgc.training import setup as building
+from jgc.training import checkpoint, cli, data, loop, setup as building
 from jgc.training.config import Config, DataConfig, resolve
 from jgc.training.data.text import EVALUATED_STREAMS
 from jgc.training.errors import UserError

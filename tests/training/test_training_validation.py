@@ -12,8 +12,7 @@ from training_helpers import tiny_config, tiny_model
 
 from jgc.compress import Dense, Egc, TopK
 from jgc.nodes import make_nodes
-from jgc.training import checkpoint, cli, data, loop
-from jgc.training import setup as building
+from jgc.training import checkpoint, cli, data, loop, setup as building
 from jgc.training.config import Config, CorrectionConfig, DataConfig, resolve
 from jgc.training.evaluate import make_validate
 from jgc.training.metrics import read

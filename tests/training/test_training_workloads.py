@@ -19,8 +19,7 @@ from image_helpers import (
 from jgc.compress import Dense
 from jgc.lab.plan.plan import shapes_of
 from jgc.nodes import make_nodes
-from jgc.training import checkpoint, cli
-from jgc.training import setup as building
+from jgc.training import checkpoint, cli, setup as building
 from jgc.training.config import Config, check, resolve
 from jgc.training.metrics import read
 from jgc.training.optimizer import make_schedule

@@ -8,31 +8,30 @@ import jax.numpy as jnp
 
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.messages import write_code
-from jgc.compress.lgc.normalise import Selection, head_of, innovation_count
-from jgc.compress.lgc.settings import COMPRESSED, DENSE, TOP_K, Lgc, LgcPs
+from jgc.compress.lgc.normalise import Selection, header_of, innovation_count
+from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc, LgcPs
+from jgc.layout.pack import values_of
 from jgc.layout.select import top_positions
-from jgc.method.exchange import Sizes, both_ways, led, messages
+from jgc.method.messages import Sizes, both_ways, led, messages
 from jgc.types import Message, Nodes, PyTree
 from jgc.wire import elias_fano
 
 
 def logical(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
     """Messages of one step of a phase."""
-    if phase == DENSE:
-        return both_ways({"dense": 4.0 * selection.packing.size})
-    head = _head(config, selection)
+    header = _header(config, selection)
     if phase == TOP_K:
-        return _top_k(config, head["positions"], 4.0 * selection.mu, nodes)
-    return _compressed(config, head, selection, nodes)
+        return _top_k(config, header["positions"], 4.0 * selection.mu, nodes)
+    return _compressed(config, header, selection, nodes)
 
 
-def _head(config: Lgc, selection: Selection) -> Sizes:
+def _header(config: Lgc, selection: Selection) -> Sizes:
     """Positions, signs and scales of one node, from the shapes of what is sent."""
 
-    def head(v):
-        return head_of(config, v, top_positions(v, selection.packing.layers, selection.counts), selection)
+    def header(v):
+        return header_of(config, v, top_positions(v, selection.layers, selection.counts), selection)
 
-    shapes = jax.eval_shape(head, jax.ShapeDtypeStruct((selection.packing.size,), jnp.float32))
+    shapes = jax.eval_shape(header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32))
     return {kind: float(x.size * x.dtype.itemsize) for kind, x in shapes.items()}
 
 
@@ -43,7 +42,7 @@ def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[
     return led(both, {"values": values}, {"values": values}, both)
 
 
-def _compressed(config: LgcPs, head: Sizes, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+def _compressed(config: LgcPs, header: Sizes, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
     count = innovation_count(config, selection)
     width = jnp.dtype(config.innovation_dtype).itemsize
     own = {"innovations": float(width * count), "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}
@@ -58,10 +57,10 @@ def _compressed(config: LgcPs, head: Sizes, selection: Selection, nodes: Nodes) 
     if config.feedback == "exact":
         to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
     if config.positions == "own":
-        union = {"values": mean["values"] * nodes.count, "positions": head["positions"] * nodes.count}
-        return led(head | code | own, head | own, union, union | code if to_decode else union)
-    where = {kind: size for kind, size in head.items() if kind in ("positions", "signs")}
-    return led(head | code | own, own, mean, where | mean | to_decode)
+        union = {"values": mean["values"] * nodes.count, "positions": header["positions"] * nodes.count}
+        return led(header | code | own, header | own, union, union | code if to_decode else union)
+    where = {kind: size for kind, size in header.items() if kind in ("positions", "signs")}
+    return led(header | code | own, own, mean, where | mean | to_decode)
 
 
 def sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
@@ -77,18 +76,16 @@ def sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> 
 
 def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
     """Messages of one step of a phase of the ring (`LgcRing`). A payload that is added up counts once up, once down."""
-    if phase == DENSE:
-        return both_ways({"dense": 4.0 * selection.packing.size})
-    head = _head(config, selection)
+    header = _header(config, selection)
     if phase == TOP_K:  # to the node that trains, which sends the mean back
-        return _top_k(config, head["positions"], 4.0 * selection.mu, nodes)
+        return _top_k(config, header["positions"], 4.0 * selection.mu, nodes)
     if config.scale == "layer":
-        head["scales"] = 4.0 * len(selection.counts)
+        header["scales"] = 4.0 * len(selection.counts)
     width = jnp.dtype(config.code_dtype).itemsize
     code = {"code": float(width * ae.code_size(selection.mu))}
     if config.send_means:
         code["means"] = float(width * len(selection.counts))
-    return led(head | code, code, code, head | code)
+    return led(header | code, code, code, header | code)
 
 
 def ring_sent_once(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:

@@ -15,7 +15,7 @@ from jgc.compress.lgc.normalise import (
     View,
     choose_innovations,
     from_z,
-    head_of,
+    header_of,
     innovation_vector,
     to_z,
     unpacked_signs,
@@ -31,7 +31,7 @@ from jgc.wire import elias_fano
 from jgc.wire.values import decode_values, encode_values
 
 
-class Seen(NamedTuple):
+class ServerInbox(NamedTuple):
     """What the server has received in a step."""
 
     positions: Array  # i32[K, mu]
@@ -41,27 +41,27 @@ class Seen(NamedTuple):
     innovations: Array  # f32[K, innovations], exact values there
 
 
-def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: Selection, nodes: Nodes) -> Seen:
+def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
     """One step's messages: the leader's to all nodes, then every node's to the server."""
-    layers, counts = selection.packing.layers, selection.counts
+    layers, counts = selection.layers, selection.counts
     own = top_positions(v, layers, counts)
-    head = head_of(config, v, own, selection)  # positions, signs and scales of this node
-    code = _code(config, v[own], head, encoder, leader, selection, nodes)
+    header = header_of(config, v, own, selection)  # positions, signs and scales of this node
+    code = _code(config, v[own], header, encoder, leader, selection, nodes)
     if config.positions == "leader":
-        common = comm.broadcast_dict({**head, **code}, leader, nodes)
-        head = {kind: common[kind] for kind in head}
+        common = comm.broadcast_dict({**header, **code}, leader, nodes)
+        header = {kind: common[kind] for kind in header}
     else:
         common = comm.broadcast_dict(code, leader, nodes)
-    positions = unpack_positions(head["positions"], layers, counts)
-    view = view_of(config, v[positions], head, selection)
+    positions = unpack_positions(header["positions"], layers, counts)
+    view = view_of(config, v[positions], header, selection)
     picked = choose_innovations(config, v[positions], view, selection)
-    every = comm.all_gather_dict(_own_message(config, v[positions], view, picked, head), nodes)
-    return _seen(config, common, every, head, leader, selection, nodes)
+    every = comm.all_gather_dict(_own_message(config, v[positions], view, picked, header), nodes)
+    return _read_inbox(config, common, every, header, leader, selection, nodes)
 
 
-def _code(config: LgcPs, x: Array, head: Payload, encoder: PyTree, leader: Array, selection, nodes) -> Payload:
+def _code(config: LgcPs, x: Array, header: Payload, encoder: PyTree, leader: Array, selection, nodes) -> Payload:
     """The leader's code, equation (3), on the leader's device. Encoding once a device is all that is needed."""
-    z = comm.on_leaders_device(to_z(x, view_of(config, x, head, selection), selection), leader, nodes)
+    z = comm.on_leaders_device(to_z(x, view_of(config, x, header, selection), selection), leader, nodes)
     return write_code(config, ae.encode(encoder, z))
 
 
@@ -77,53 +77,54 @@ def _read_code(config: LgcPs, message: Payload, selection: Selection) -> Array:
     return decode_values(config.code_dtype, payload, (ae.code_size(selection.mu),)).reshape(-1, ae.CHANNELS)
 
 
-def _own_message(config: LgcPs, x: Array, view: View, picked: Array, head: Payload) -> Payload:
+def _own_message(config: LgcPs, x: Array, view: View, picked: Array, header: Payload) -> Payload:
     """What every node sends in the third phase."""
     innovations = encode_values(config.innovation_dtype, x[picked], picked.shape)["values"]
     message = {"innovation positions": elias_fano.encode(picked, x.size), "innovations": innovations}
     if config.send_means:
         message["means"] = view.means
-    return message if config.positions == "leader" else {**message, **head}
+    return message if config.positions == "leader" else {**message, **header}
 
 
-def _seen(config: LgcPs, common, every, head, leader: Array, selection: Selection, nodes: Nodes) -> Seen:
+def _read_inbox(config: LgcPs, common, every, header, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
     """The server's reading of the messages, all with a leading axis [K]."""
-    layers, counts, count = selection.packing.layers, selection.counts, nodes.count
-    heads = {kind: every[kind] if config.positions == "own" else per_node(x, nodes) for kind, x in head.items()}
-    signs = jax.vmap(lambda h: unpacked_signs(config, h, selection))(heads)
+    layers, counts, count = selection.layers, selection.counts, nodes.count
+    headers = {kind: every[kind] if config.positions == "own" else per_node(x, nodes) for kind, x in header.items()}
+    signs = jax.vmap(lambda h: unpacked_signs(config, h, selection))(headers)
     means = every["means"] if config.send_means else jnp.zeros((count, len(counts)), jnp.float32)
-    if "scales" in heads:
-        scales = heads["scales"]
+    if "scales" in headers:
+        scales = headers["scales"]
     elif config.scale == "none":
         scales = jnp.ones_like(means)
     else:
         scales = means if config.positions == "own" else per_node(means[leader], nodes)
-    positions = jax.vmap(lambda p: unpack_positions(p, layers, counts))(heads["positions"])
+    positions = jax.vmap(lambda p: unpack_positions(p, layers, counts))(headers["positions"])
     chosen = every["innovations"].shape[1]
     picked = jax.vmap(lambda p: elias_fano.decode(p, selection.mu, chosen))(every["innovation positions"])
     innovations = every["innovations"].astype(jnp.float32)
-    return Seen(positions, View(signs, means, scales), _read_code(config, common, selection), picked, innovations)
+    code = _read_code(config, common, selection)
+    return ServerInbox(positions, View(signs, means, scales), code, picked, innovations)
 
 
-def decode(weights: ae.Weights, seen: Seen, selection: Selection) -> Array:
+def decode(weights: ae.Weights, inbox: ServerInbox, selection: Selection) -> Array:
     """The server's reconstruction of every node's selected values, equation (12), f32[K, mu]."""
 
     def one(decoder, view, picked, values):
-        z = ae.decode(decoder, seen.code, innovation_vector(view, picked, values, selection))
+        z = ae.decode(decoder, inbox.code, innovation_vector(view, picked, values, selection))
         return from_z(z, view, selection).at[picked].set(values)
 
-    return jax.vmap(one)(weights.decoders, seen.views, seen.picked, seen.innovations)
+    return jax.vmap(one)(weights.decoders, inbox.views, inbox.picked, inbox.innovations)
 
 
-def average(seen: Seen, x: Array, n: int) -> Array:
+def average(inbox: ServerInbox, x: Array, n: int) -> Array:
     """Equation (13): the mean over nodes of their values x f32[K, mu], each at its own positions, f32[n]."""
-    return scatter(Sparse(seen.positions, x), n) / x.shape[0]
+    return scatter(Sparse(inbox.positions, x), n) / x.shape[0]
 
 
-def watch(
+def figures(
     config: LgcPs,
     weights: ae.Weights,
-    seen: Seen,
+    inbox: ServerInbox,
     v: Array,
     g: Array,
     leader: Array,
@@ -138,14 +139,14 @@ def watch(
     `signs_means_cosine` with signs and means alone, `without_code_cosine` with these and the innovations;
     `true_cosine` is that with the whole mean of g.
     """
-    used = scatter(Sparse(seen.positions, jnp.ones_like(seen.views.signs)), v.size) > 0
+    used = scatter(Sparse(inbox.positions, jnp.ones_like(inbox.views.signs)), v.size) > 0
     true = jnp.where(used, comm.pmean(v, nodes, "diagnose"), 0.0)
-    exact = comm.all_gather(v[seen.positions[comm.node_index(nodes)]], nodes, "diagnose")  # [K, mu]
-    best = exact if config.positions == "own" else _ceiling(exact[leader], leader, seen, selection)
-    got = average(seen, decode(weights, seen, selection), v.size)
-    ceiling = average(seen, best, v.size)
-    trivial = average(seen, seen.views.signs * seen.views.means[:, selection.ids], v.size)
-    without_code = average(seen, _without_code(seen, selection), v.size)
+    exact = comm.all_gather(v[inbox.positions[comm.node_index(nodes)]], nodes, "diagnose")  # [K, mu]
+    best = exact if config.positions == "own" else _ceiling(exact[leader], leader, inbox, selection)
+    got = average(inbox, decode(weights, inbox, selection), v.size)
+    ceiling = average(inbox, best, v.size)
+    trivial = average(inbox, inbox.views.signs * inbox.views.means[:, selection.ids], v.size)
+    without_code = average(inbox, _without_code(inbox, selection), v.size)
     return {
         "reconstruction_cosine": cosine(got, true),
         "relative_error": relative_error(got, true),
@@ -153,31 +154,31 @@ def watch(
         "signs_means_cosine": cosine(trivial, true),
         "without_code_cosine": cosine(without_code, true),
         "true_cosine": cosine(got, comm.pmean(g, nodes, "diagnose")),
-        "positions": seen.positions[leader],
+        "positions": inbox.positions[leader],
         "positions_n": jnp.int32(v.size),
     }
 
 
-def _ceiling(exact: Array, leader: Array, seen: Seen, selection: Selection) -> Array:
+def _ceiling(exact: Array, leader: Array, inbox: ServerInbox, selection: Selection) -> Array:
     """The same reconstruction with the leader's exact values f32[mu] in place of its code, f32[K, mu].
 
     A node is taken to follow the leader as far as its layer mean does: its deviation from its mean is the leader's,
     times the ratio of the two means, between 0 and 1. Of the simple rules tried this one comes closest.
     """
-    of_leader = jax.tree.map(lambda x: x[leader], seen.views)
+    of_leader = jax.tree.map(lambda x: x[leader], inbox.views)
     z = to_z(exact, of_leader, selection)
     has_mean = of_leader.means > 0  # not where means are not sent
-    ratio = seen.views.means / jnp.where(has_mean, of_leader.means, 1.0)
+    ratio = inbox.views.means / jnp.where(has_mean, of_leader.means, 1.0)
     follows = jnp.where(has_mean, jnp.clip(ratio, 0.0, 1.0), 1.0)
 
     def one(view, follows, picked, values):
         return from_z(follows[selection.ids] * z[: selection.mu], view, selection).at[picked].set(values)
 
-    everyone = jax.vmap(one)(seen.views, follows, seen.picked, seen.innovations)
+    everyone = jax.vmap(one)(inbox.views, follows, inbox.picked, inbox.innovations)
     return everyone.at[leader].set(exact)
 
 
-def _without_code(seen: Seen, selection: Selection) -> Array:
+def _without_code(inbox: ServerInbox, selection: Selection) -> Array:
     """The same reconstruction from signs, means and innovations alone, f32[K, mu]."""
-    trivial = seen.views.signs * seen.views.means[:, selection.ids]
-    return jax.vmap(lambda x, picked, values: x.at[picked].set(values))(trivial, seen.picked, seen.innovations)
+    trivial = inbox.views.signs * inbox.views.means[:, selection.ids]
+    return jax.vmap(lambda x, picked, values: x.at[picked].set(values))(trivial, inbox.picked, inbox.innovations)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.settings import Lgc, LgcPs
-from jgc.layout.pack import Packing, layer_ids
+from jgc.layout.pack import Layer, layer_ids
 from jgc.layout.select import counts_per_layer, layer_means, pack_positions
 from jgc.types import Array
 
@@ -19,7 +19,7 @@ from jgc.types import Array
 class Selection(NamedTuple):
     """Static sizes of the selection."""
 
-    packing: Packing
+    layers: tuple[Layer, ...]
     counts: tuple[int, ...]  # selected values of each layer
 
     @property
@@ -39,9 +39,9 @@ class View(NamedTuple):
     scales: Array  # f32[L], 0 or positive
 
 
-def select_layers(config: Lgc, packing: Packing) -> Selection:
-    """The static sizes for a packing."""
-    return Selection(packing, counts_per_layer(packing.layers, config.alpha, config.min_values))
+def select_layers(config: Lgc, layers: tuple[Layer, ...]) -> Selection:
+    """The static sizes for these layers."""
+    return Selection(layers, counts_per_layer(layers, config.alpha, config.min_values))
 
 
 def innovation_count(config: LgcPs, selection: Selection) -> int:
@@ -96,15 +96,15 @@ def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> 
     return View(signs, jax.vmap(lambda x, s: means_of(config, x, s, selection))(x, signs), scales)
 
 
-def head_of(config: Lgc, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
+def header_of(config: Lgc, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
     """Positions, and signs and scales of the values there, as they are sent."""
     x = v[positions]
-    head = {"positions": pack_positions(positions, selection.packing.layers)}
+    header = {"positions": pack_positions(positions, selection.layers)}
     if config.fold_signs:
-        head["signs"] = jnp.packbits(x < 0)
+        header["signs"] = jnp.packbits(x < 0)
     if config.scale == "layer" and not scales_are_means(config):
-        head["scales"] = scales_of(config, x, selection)
-    return head
+        header["scales"] = scales_of(config, x, selection)
+    return header
 
 
 def scales_are_means(config: Lgc) -> bool:
@@ -112,17 +112,17 @@ def scales_are_means(config: Lgc) -> bool:
     return config.fold_signs and config.send_means and config.scale == "layer"
 
 
-def unpacked_signs(config: Lgc, head: dict[str, Array], selection: Selection) -> Array:
+def unpacked_signs(config: Lgc, header: dict[str, Array], selection: Selection) -> Array:
     """Signs as they were sent, as +1 or -1, f32[mu]."""
     if not config.fold_signs:
         return jnp.ones((selection.mu,), jnp.float32)
-    return 1.0 - 2.0 * jnp.unpackbits(head["signs"], count=selection.mu).astype(jnp.float32)
+    return 1.0 - 2.0 * jnp.unpackbits(header["signs"], count=selection.mu).astype(jnp.float32)
 
 
-def view_of(config: Lgc, x: Array, head: dict[str, Array], selection: Selection) -> View:
-    """This node's view of its own values, with signs and scales from `head` or from x itself."""
-    signs = unpacked_signs(config, head, selection)
-    scales = head["scales"] if "scales" in head else scales_of(config, x, selection)
+def view_of(config: Lgc, x: Array, header: dict[str, Array], selection: Selection) -> View:
+    """This node's view of its own values, with signs and scales from `header` or from x itself."""
+    signs = unpacked_signs(config, header, selection)
+    scales = header["scales"] if "scales" in header else scales_of(config, x, selection)
     return View(signs, means_of(config, x, signs, selection), scales)
 
 

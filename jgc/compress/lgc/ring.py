@@ -32,22 +32,23 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.lgc import autoencoder as ae
-from jgc.compress.lgc import bytes as sizes
+from jgc.compress.lgc import autoencoder as ae, bytes as sizes
 from jgc.compress.lgc.normalise import (
     Selection,
     View,
     from_z,
-    head_of,
+    header_of,
     scales_of,
     server_views,
     to_z,
     unpacked_signs,
 )  # fmt: skip
-from jgc.compress.lgc.phases import Shared, Step, Variant, lgc, make_optimiser, values_at_leaders
+from jgc.compress.lgc.phases import Shared, Variant, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, Lgc, check_choices, check_common
-from jgc.layout.select import Sparse, layer_means, scatter, top_positions, unpack_positions
+from jgc.compress.registry import Method
+from jgc.layout.select import Sparse, SparseSum, layer_means, scatter, top_positions, unpack_positions
 from jgc.method.diagnose import cosine, relative_error
+from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Nodes
 from jgc.wire.fixed_point import to_fixed, units
 
@@ -109,8 +110,8 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
             compressed=partial(_compressed, config),
             messages=partial(sizes.ring, config),
             sent_once=partial(sizes.ring_sent_once, config),
-            watch_training=partial(_watch_training, config),
-            watch=partial(_watch, config),
+            training_figures=partial(_training_figures, config),
+            figures=partial(_figures, config),
         ),
         optimiser,
     )
@@ -130,8 +131,12 @@ def _top_k(config: LgcRing, optimiser, v: Array, key: Key, shared: Shared, selec
     for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
         z = _seen_in_training(config, x, leader, selection)
         trained = ae.train_mean(trained, optimiser, z, config.decoder == "linear", weight)[0]
-    mean = scatter(Sparse(positions, jnp.sum(x, axis=0)), v.size) / nodes.count
-    return Step(mean, Sparse(positions, v[positions]), shared._replace(autoencoder=trained), selection.mu)
+    return Step(
+        mean=SparseSum(Sparse(positions, jnp.sum(x, axis=0) / nodes.count), selection.counts),
+        sent=Sparse(positions, v[positions]),
+        shared=shared._replace(autoencoder=trained),
+        elements=selection.mu,
+    )
 
 
 def _seen_in_training(config: LgcRing, x: Array, leader: Array, selection: Selection) -> Array:
@@ -140,7 +145,7 @@ def _seen_in_training(config: LgcRing, x: Array, leader: Array, selection: Selec
     return jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
 
 
-class Head(NamedTuple):
+class Header(NamedTuple):
     """What the leader tells all nodes."""
 
     positions: Array  # i32[mu]
@@ -160,52 +165,56 @@ class Coded(NamedTuple):
 def _compressed(config: LgcRing, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
     """Third phase, Algorithm 2: codes of all nodes, averaged, decoded once."""
     coded = _send(config, v, key, shared.autoencoder.weights, selection, nodes)
-    kept_from = coded.own if config.feedback == "exact" else v[coded.positions]
-    mean = scatter(Sparse(coded.positions, coded.mean), v.size)
-    return Step(mean, Sparse(coded.positions, kept_from), shared, selection.mu)
+    return Step(
+        mean=SparseSum(Sparse(coded.positions, coded.mean), selection.counts),
+        sent=Sparse(coded.positions, coded.own if config.feedback == "exact" else v[coded.positions]),
+        shared=shared,
+        elements=selection.mu,
+    )
 
 
 def _send(config: LgcRing, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes) -> Coded:
     """The leader's positions, signs and scales to all nodes; codes and layer means of all nodes averaged."""
-    head = _share_head(config, v, draw_leader(key, nodes), selection, nodes)
+    header = _broadcast_header(config, v, draw_leader(key, nodes), selection, nodes)
     encode = partial(_encode, config, selection, nodes.count)
     decode = partial(_decode, config, selection)
-    sent = comm.one_by_one(encode, (weights.encoder, head), v[head.positions])
+    sent = comm.one_by_one(encode, (weights.encoder, header), v[header.positions])
     averaged = comm.MEANS[config.algorithm](sent, nodes, "code+means")
-    mean, own = (comm.one_by_one(decode, (weights.decoder, head), message) for message in (averaged, sent))
+    mean, own = (comm.one_by_one(decode, (weights.decoder, header), message) for message in (averaged, sent))
     shares = averaged[ae.code_size(selection.mu) :] / units(config.code_dtype)
-    return Coded(head.positions, mean, own, head.signs * _means(config, shares, head.scales)[selection.ids])
+    return Coded(header.positions, mean, own, header.signs * _means(config, shares, header.scales)[selection.ids])
 
 
-def _share_head(config: LgcRing, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> Head:
+def _broadcast_header(config: LgcRing, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> Header:
     """The leader's positions, signs and scales, sent to all nodes."""
-    layers, counts = selection.packing.layers, selection.counts
+    layers, counts = selection.layers, selection.counts
     own = top_positions(v, layers, counts)
-    head = head_of(config, v, own, selection)
+    header = header_of(config, v, own, selection)
     if config.scale == "layer":  # by which all nodes' means are measured
-        head["scales"] = scales_of(config, v[own], selection)
-    head = comm.broadcast_dict(head, leader, nodes)
-    scales = head["scales"] if config.scale == "layer" else jnp.ones((len(counts),))
-    return Head(unpack_positions(head["positions"], layers, counts), unpacked_signs(config, head, selection), scales)
+        header["scales"] = scales_of(config, v[own], selection)
+    header = comm.broadcast_dict(header, leader, nodes)
+    scales = header["scales"] if config.scale == "layer" else jnp.ones((len(counts),))
+    positions = unpack_positions(header["positions"], layers, counts)
+    return Header(positions, unpacked_signs(config, header, selection), scales)
 
 
-def _encode(config: LgcRing, selection: Selection, nodes: int, known: tuple[Any, Head], x: Array) -> Array:
+def _encode(config: LgcRing, selection: Selection, nodes: int, known: tuple[Any, Header], x: Array) -> Array:
     """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed point."""
-    encoder, head = known
-    shares = _mean_shares(config, head.signs * x, head.scales, selection)
+    encoder, header = known
+    shares = _mean_shares(config, header.signs * x, header.scales, selection)
     read = to_fixed(shares, config.code_dtype, nodes) / units(config.code_dtype)  # as all nodes will
-    means = _means(config, read, head.scales)
-    z = to_z(x, View(head.signs, means, head.scales), selection)
+    means = _means(config, read, header.scales)
+    z = to_z(x, View(header.signs, means, header.scales), selection)
     return to_fixed(jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), config.code_dtype, nodes)
 
 
-def _decode(config: LgcRing, selection: Selection, known: tuple[Any, Head], message: Array) -> Array:
+def _decode(config: LgcRing, selection: Selection, known: tuple[Any, Header], message: Array) -> Array:
     """What a message, or the mean of all nodes', stands for, f32[mu], equation (19)."""
-    decoder, head = known
+    decoder, header = known
     size = ae.code_size(selection.mu)
     values = message / units(config.code_dtype)
     z = ae.decode_mean(decoder, values[:size].reshape(-1, ae.CHANNELS), config.decoder == "linear")
-    return from_z(z, View(head.signs, _means(config, values[size:], head.scales), head.scales), selection)
+    return from_z(z, View(header.signs, _means(config, values[size:], header.scales), header.scales), selection)
 
 
 def _mean_shares(config: LgcRing, folded: Array, scales: Array, selection: Selection) -> Array:
@@ -220,7 +229,7 @@ def _means(config: LgcRing, shares: Array, scales: Array) -> Array:
     return scales * shares if config.send_means else jnp.zeros_like(scales)
 
 
-def _watch_training(
+def _training_figures(
     config: LgcRing, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
 ) -> dict[str, Array]:
     """The autoencoder's loss (11) on this step's values, before it trains on them."""
@@ -231,12 +240,12 @@ def _watch_training(
     return {"autoencoder_reconstruction": losses.reconstruction}
 
 
-def _watch(
+def _figures(
     config: LgcRing, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
 ) -> dict[str, Array]:
     """The figures of a diagnose step in the third phase, f32[] each, and the leader's positions.
 
-    As in `_lgc_server.watch`. Every node has a part in the code, so exact values in its place would give the true mean:
+    As in `messages.figures`. Every node has a part in the code, so exact values in its place would give the true mean:
     `ceiling_cosine` is 1. There are no innovations: without the code only signs and means are left.
     """
     coded = _send(config, v, key, shared.autoencoder.weights, selection, nodes)
@@ -253,3 +262,6 @@ def _watch(
         "positions": coded.positions,
         "positions_n": jnp.int32(v.size),
     }
+
+
+METHOD = Method("lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None)

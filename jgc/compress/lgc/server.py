@@ -41,13 +41,13 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.lgc import autoencoder as ae
-from jgc.compress.lgc import bytes as sizes
-from jgc.compress.lgc import messages as server
+from jgc.compress.lgc import autoencoder as ae, bytes as sizes, messages as server
 from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views, to_z
-from jgc.compress.lgc.phases import Shared, Step, Variant, lgc, make_optimiser, values_at_leaders
+from jgc.compress.lgc.phases import Shared, Variant, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, LgcPs, check
-from jgc.layout.select import Sparse, pack_positions, scatter, top_positions, unpack_positions
+from jgc.compress.registry import Method
+from jgc.layout.select import Sparse, SparseSum, pack_positions, top_positions, unpack_positions
+from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Nodes
 
 __all__ = ["PAPER_RECIPE", "LgcPs", "lgc_ps"]
@@ -80,8 +80,8 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
             compressed=partial(_compressed, config),
             messages=partial(sizes.logical, config),
             sent_once=partial(sizes.sent_once, config),
-            watch_training=partial(_watch_training, config),
-            watch=partial(_watch, config),
+            training_figures=partial(_training_figures, config),
+            figures=partial(_figures, config),
         ),
         optimiser,
     )
@@ -99,10 +99,14 @@ def _top_k(config: LgcPs, optimiser, v: Array, key: Key, shared: Shared, selecti
     terms = ae.terms(nodes.count, ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else (1.0, 1.0)
     weights = config.lambda_reconstruction * terms[0], config.lambda_similarity * terms[1]
     for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
-        seen = _seen_in_training(config, x, leader, selection)
-        trained = ae.train(trained, optimiser, *seen, leader, *weights)[0]
-    mean = scatter(Sparse(every, x), v.size) / nodes.count
-    return Step(mean, Sparse(positions, v[positions]), shared._replace(autoencoder=trained), selection.mu)
+        inbox = _seen_in_training(config, x, leader, selection)
+        trained = ae.train(trained, optimiser, *inbox, leader, *weights)[0]
+    return Step(
+        mean=SparseSum(Sparse(every, x / nodes.count), selection.counts),
+        sent=Sparse(positions, v[positions]),
+        shared=shared._replace(autoencoder=trained),
+        elements=selection.mu,
+    )
 
 
 def _values(config: LgcPs, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array, Array]:
@@ -110,7 +114,7 @@ def _values(config: LgcPs, v: Array, leader: Array, selection: Selection, nodes:
     if config.positions == "leader":
         positions, x = values_at_leaders(v, leader, selection, nodes)
         return positions, jnp.broadcast_to(positions, x.shape), x
-    layers, counts = selection.packing.layers, selection.counts
+    layers, counts = selection.layers, selection.counts
     positions = top_positions(v, layers, counts)
     every = comm.all_gather_dict({"positions": pack_positions(positions, layers), "values": v[positions]}, nodes)
     return positions, jax.vmap(lambda p: unpack_positions(p, layers, counts))(every["positions"]), every["values"]
@@ -127,15 +131,19 @@ def _seen_in_training(config: LgcPs, x: Array, leader: Array, selection: Selecti
 def _compressed(config: LgcPs, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
     """Third phase, Algorithm 1 and equation (16): the leader's code, innovations of all, decoded and averaged."""
     weights = shared.autoencoder.weights
-    seen = server.receive(config, v, weights.encoder, _leader(config, shared, nodes), selection, nodes)
-    decoded = server.decode(weights, seen, selection)  # [K, mu]
+    inbox = server.receive(config, v, weights.encoder, _leader(config, shared, nodes), selection, nodes)
+    decoded = server.decode(weights, inbox, selection)  # [K, mu]
     me = comm.node_index(nodes)
-    positions = seen.positions[me]
-    kept_from = decoded[me] if config.feedback == "exact" else v[positions]
-    return Step(server.average(seen, decoded, v.size), Sparse(positions, kept_from), shared, selection.mu)
+    positions = inbox.positions[me]
+    return Step(
+        mean=SparseSum(Sparse(inbox.positions, decoded / nodes.count), selection.counts),  # equation (13)
+        sent=Sparse(positions, decoded[me] if config.feedback == "exact" else v[positions]),
+        shared=shared,
+        elements=selection.mu,
+    )
 
 
-def _watch_training(
+def _training_figures(
     config: LgcPs, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
 ) -> dict[str, Array]:
     """The autoencoder's losses on this step's values, before it trains on them."""
@@ -145,10 +153,13 @@ def _watch_training(
     return {"autoencoder_reconstruction": losses.reconstruction, "autoencoder_similarity": losses.similarity}
 
 
-def _watch(
+def _figures(
     config: LgcPs, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
 ) -> dict[str, Array]:
     """The figures of a diagnose step in the third phase."""
     leader, weights = _leader(config, shared, nodes), shared.autoencoder.weights
-    seen = server.receive(config, v, weights.encoder, leader, selection, nodes)
-    return server.watch(config, weights, seen, v, g, leader, selection, nodes)
+    inbox = server.receive(config, v, weights.encoder, leader, selection, nodes)
+    return server.figures(config, weights, inbox, v, g, leader, selection, nodes)
+
+
+METHOD = Method("lgc_ps", LgcPs, lgc_ps, "Abrahamyan et al. 2021", lossless={"alpha": 1.0, "innovation": 1.0})

@@ -3,15 +3,15 @@
 import dataclasses
 from typing import Any, ClassVar, Literal, get_args
 
-from jgc.compress.settings import Remembering
+from jgc.compress.settings import ErrorFeedback
 from jgc.layout.select import check_alpha, check_min_values
-from jgc.wire.values import ValueCode, check_value_code
+from jgc.wire.values import ValueCode
 
-DENSE, TOP_K, COMPRESSED = "dense", "top-k", "compressed"  # the phases
+TOP_K, COMPRESSED = "top-k", "compressed"  # the phases after the dense one
 
 
 @dataclasses.dataclass(frozen=True)
-class Lgc(Remembering):
+class Lgc(ErrorFeedback):
     """Settings that both variants have."""
 
     positions: ClassVar[str] = "leader"  # a setting of the parameter server alone
@@ -41,10 +41,6 @@ class Lgc(Remembering):
     """its losses are means over their terms, or the paper's sums, which grow with size and number of nodes"""
     autoencoder_updates: int = 1
     """its updates on each step's gradients"""
-    last_layer: str | None = None
-    """path pattern of layers sent as top-k only; the model's last layer if not given, "" for none"""
-    value_code: ValueCode = "float32"
-    """how the values of layers sent as top-k only are written; what a shorter code loses stays in the residual"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +82,6 @@ PAPER_RECIPE: dict[str, Any] = {
 def check_common(config: Lgc) -> None:
     """Raise ValueError, naming the value and what would be right, unless the settings of both variants are in range."""
     check_alpha(config.alpha)
-    check_value_code(config.value_code)
     check_min_values(config.min_values)
     if config.autoencoder_updates < 1:
         raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")

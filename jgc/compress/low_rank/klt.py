@@ -36,33 +36,34 @@ import dataclasses
 from functools import partial
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jgc import comm
 from jgc.compress.low_rank.klt_bases import Factors, add_moments, eigenbases, nothing_learned, rotate
-from jgc.compress.settings import Remembering, first_dense, memory_of
+from jgc.compress.registry import Method
+from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.compress.sparse.topk import top_k
-from jgc.layout.pack import Packing, make_packing, pack, unpack
-from jgc.memory import residual_of, subtract, take_in
+from jgc.layout.pack import values_of
+from jgc.layout.select import scatter_layers
+from jgc.memory import subtract
 from jgc.method import phases
-from jgc.method.compose import Item, make_info, payload_sizes
-from jgc.method.diagnose import compare
-from jgc.method.exchange import both_ways, gather, to_all
-from jgc.method.guard import guard
-from jgc.nodes import per_node
-from jgc.types import Array, Compressor, Nodes, State, Wire
+from jgc.method.compose import encoded, payload_sizes
+from jgc.method.exchange import gather
+from jgc.method.from_step import Layers, Step, dense_step, from_step
+from jgc.method.messages import both_ways, to_all
+from jgc.method.phases import DENSE
+from jgc.types import Array, Compressor, Nodes
 from jgc.wire.fixed_point import largest_summand
 
-DENSE, COMPRESSED = "dense", "compressed"
+COMPRESSED = "compressed"
 LEVELS = 7  # the least that a node's integers must reach
 FINE = 16.0  # steps are powers of 2 ** (1 / FINE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Klt(Remembering):
+class Klt(ErrorFeedback):
     """Settings of `klt`."""
 
     share: float = 0.01
@@ -110,16 +111,6 @@ class Common(NamedTuple):
     own: Array  # f32[n], what this node's integers stand for
 
 
-class Step(NamedTuple):
-    """What a step makes of a node's v."""
-
-    aggregated: Array  # f32[n], equal on all nodes
-    decoded: Array  # f32[n], the mean of what was sent; the same but for momentum's smoothing
-    sent: Array  # f32[n], what all nodes take this node to have sent
-    learned: Learned
-    elements: int  # values that this node's message stands for
-
-
 def klt(config: Klt | None = None, **overrides) -> Compressor:
     """Coefficients of f32[n] in learned bases through an all-reduce, top-k of what they leave through a gather.
 
@@ -138,61 +129,47 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or Klt(), **overrides)
     _check(config)
-    memory, rest_codec = memory_of(config), top_k(config.alpha, config.min_values)
-    schedule = phases.in_sequence((DENSE, config.warmup_steps), (COMPRESSED, 0))
+    rest_codec = top_k(config.alpha, config.min_values)
 
-    def reduce(phase, key, v, learned: Learned, packing, nodes) -> Step:
+    def init(key, layers, nodes):
+        kept = jnp.arange(_count(config, layers), dtype=jnp.int32)
+        velocity = jnp.zeros((values_of(layers) if _smooths(config) else 0,), jnp.float32)
+        return Learned(*nothing_learned(layers, config.max_mode), kept, jnp.int32(0), velocity), ()
+
+    def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
-            mean = comm.pmean(v, nodes, "dense")
-            return Step(mean, mean, v, learned, v.size)
-        learned = _refreshed(config, learned)
-        common = _common(config, v, learned, packing, nodes)
+            result = dense_step(v, state, nodes)
+            return _with_moments(config, result, result.mean, layers)
+        learned = _refreshed(config, state.shared)
+        common = _common(config, v, learned, layers, nodes)
         rest = v - common.own
-        item = Item(rest_codec, packing.layers, rest_codec.encode(comm.node_key(key, nodes), rest, packing.layers))
-        innovations = gather().run([item], nodes)[0]
-        left = subtract(rest, rest_codec.decode(item.payload, packing.layers))
+        item = encoded(rest_codec, key, rest, layers, nodes)
+        innovations = scatter_layers(gather().run([item], nodes)[0], layers)
+        left = subtract(rest, rest_codec.decode(item.payload, layers))
         now = common.mean
         if _smooths(config):
             now = config.momentum * learned.velocity + (1 - config.momentum) * now
             learned = learned._replace(velocity=now)
         learned = learned._replace(step=learned.step + 1)
-        elements = learned.kept.size + rest_codec.elements(packing.layers)
-        return Step(now + innovations, common.mean + innovations, v - left, learned, elements)
+        elements = learned.kept.size + rest_codec.elements(layers)
+        result = Step(now + innovations, v - left, learned, elements=elements)
+        return _with_moments(config, result, common.mean + innovations, layers)
 
-    def init(key, params, nodes):
-        packing = make_packing(params)
-        local = jax.tree.map(lambda x: per_node(x, nodes), memory.init(packing.size))
-        kept = jnp.arange(_count(config, packing), dtype=jnp.int32)
-        velocity = jnp.zeros((packing.size if _smooths(config) else 0,), jnp.float32)
-        factors = nothing_learned(packing, config.max_mode)
-        return State(Learned(*factors, kept, jnp.int32(0), velocity), local)
-
-    def aggregate(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        v, local = take_in(memory, state.local, grads, packing, phase == DENSE)
-        step = reduce(phase, key, v, state.shared, packing, nodes)
-        local = memory.keep(local, v, step.sent, phase == DENSE)
-        moments = add_moments(config.decay, step.learned.moments, step.decoded, packing)
-        info = make_info(memory.residual(local), step.elements)
-        return unpack(step.aggregated, packing), State(step.learned._replace(moments=moments), local), info
-
-    def wire(phase, shapes, nodes):
-        packing = make_packing(shapes)
-        if phase == DENSE:
-            return Wire(both_ways({"dense": 4.0 * packing.size}), ())
-        k = _count(config, packing)
+    def messages(phase, layers, nodes):
+        k = _count(config, layers)
         summed = {"coefficients": float(jnp.dtype(config.code_dtype).itemsize * k)}
-        gathered = payload_sizes(rest_codec, packing.layers) | {"scales": 2.0 * _group_count(k)}
-        return Wire(both_ways(summed) + to_all(gathered, nodes), ())
+        gathered = payload_sizes(rest_codec, layers) | {"scales": 2.0 * _group_count(k)}
+        return both_ways(summed) + to_all(gathered, nodes)
 
-    def diagnose(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        v, _ = take_in(memory, state.local, grads, packing, phase == DENSE)
-        return compare(reduce(phase, key, v, state.shared, packing, nodes).decoded, v, pack(grads, packing), nodes)
+    schedule = phases.in_sequence((DENSE, config.warmup_steps), (COMPRESSED, 0))
+    return from_step(step, memory=memory_of(config), schedule=schedule, messages=messages, init=init)
 
-    core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-                      owns_momentum=memory.owns_momentum, residual=residual_of(memory))  # fmt: skip
-    return first_dense(guard(core), config)
+
+def _with_moments(config: Klt, result: Step, decoded: Array, layers: Layers) -> Step:
+    """The step with the mean of what was sent, f32[n], in its second moments."""
+    learned: Learned = result.shared
+    moments = add_moments(config.decay, learned.moments, decoded, layers)
+    return result._replace(shared=learned._replace(moments=moments))
 
 
 def _smooths(config: Klt) -> bool:
@@ -219,9 +196,10 @@ def _check(config: Klt) -> None:
 # --- coefficients -------------------------------------------------------------------------------------------------
 
 
-def _count(config: Klt, packing: Packing) -> int:
+def _count(config: Klt, layers: Layers) -> int:
     """k, how many coefficients are sent."""
-    return min(packing.size, max(1, round(config.share * packing.size)))
+    n = values_of(layers)
+    return min(n, max(1, round(config.share * n)))
 
 
 def groups(k: int) -> np.ndarray:
@@ -238,9 +216,9 @@ def _group_count(k: int) -> int:
     return int(groups(k)[-1]) + 1 if k else 0
 
 
-def _common(config: Klt, v: Array, learned: Learned, packing: Packing, nodes: Nodes) -> Common:
+def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Nodes) -> Common:
     """All nodes' coefficients at the places kept, averaged, and what they stand for."""
-    coefficients = comm.one_by_one(partial(rotate, packing), learned.bases, v)[learned.kept]
+    coefficients = comm.one_by_one(partial(rotate, layers), learned.bases, v)[learned.kept]
     largest = largest_summand(config.code_dtype, nodes.count)
     if largest < LEVELS:
         raise ValueError(
@@ -252,8 +230,8 @@ def _common(config: Klt, v: Array, learned: Learned, packing: Packing, nodes: No
     total = comm.psum(codes.astype(config.code_dtype), nodes, "coefficients").astype(jnp.float32)
 
     def gradients(coefficients):
-        spread = jnp.zeros((packing.size,), jnp.float32).at[learned.kept].set(coefficients)
-        return comm.one_by_one(partial(rotate, packing, back=True), learned.bases, spread)
+        spread = jnp.zeros((v.size,), jnp.float32).at[learned.kept].set(coefficients)
+        return comm.one_by_one(partial(rotate, layers, back=True), learned.bases, spread)
 
     return Common(gradients(total * step / nodes.count), gradients(codes * step))
 
@@ -279,3 +257,6 @@ def _refreshed(config: Klt, learned: Learned) -> Learned:
 
     due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
     return lax.cond(due, new, lambda learned: learned, learned)
+
+
+METHOD = Method("klt", Klt, klt, "ours", lossless=None)

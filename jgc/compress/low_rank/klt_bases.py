@@ -11,40 +11,37 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import lax
 
-from jgc.layout.pack import Packing
+from jgc.layout.pack import Layer
 from jgc.types import Array
 
 Factors = tuple[tuple[Array, ...], ...]  # of each layer, one for each of its modes
 
 
-def modes(packing: Packing) -> list[tuple[int, ...]]:
+def modes(layers: Sequence[Layer]) -> list[tuple[int, ...]]:
     """The modes of each layer: taps, inputs and outputs of a convolution; one of biases and norms.
 
     Example:
       >>> from jgc.layout.pack import make_packing
-      >>> modes(make_packing({"bias": jnp.zeros(16), "conv": jnp.zeros((3, 3, 8, 16)), "dense": jnp.zeros((8, 5))}))
+      >>> tree = {"bias": jnp.zeros(16), "conv": jnp.zeros((3, 3, 8, 16)), "dense": jnp.zeros((8, 5))}
+      >>> modes(make_packing(tree).layers)
       [(9, 8, 16), (8, 5), (16,)]
     """
-    shapes = {leaf.start: leaf.shape for leaf in packing.leaves if len(leaf.shape) > 1}
-
-    def of_layer(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (math.prod(shape[:-2]), *shape[-2:]) if len(shape) > 2 else shape
-
-    return [of_layer(shapes.get(layer.start, (layer.size,))) for layer in packing.layers]
+    shapes = [layer.shape for layer in layers]
+    return [(math.prod(shape[:-2]), *shape[-2:]) if len(shape) > 2 else shape for shape in shapes]
 
 
-def _by_layer(flat: Array, packing: Packing) -> list[Array]:
+def _by_layer(flat: Array, layers: Sequence[Layer]) -> list[Array]:
     """The layers of f32[n], each with its modes for axes."""
     return [
         flat[layer.start : layer.start + layer.size].reshape(shape)
-        for layer, shape in zip(packing.layers, modes(packing), strict=True)
+        for layer, shape in zip(layers, modes(layers), strict=True)
     ]
 
 
-def rotate(packing: Packing, bases: Factors, flat: Array, back: bool = False) -> Array:
+def rotate(layers: Sequence[Layer], bases: Factors, flat: Array, back: bool = False) -> Array:
     """f32[n] as coefficients f32[n], or back."""
     out = [jnp.zeros((0,), jnp.float32)]
-    for x, factors in zip(_by_layer(flat, packing), bases, strict=True):
+    for x, factors in zip(_by_layer(flat, layers), bases, strict=True):
         for axis, u in enumerate(factors):
             if u.ndim == 2:
                 x = jnp.moveaxis(jnp.tensordot(u, x, ((1 if back else 0,), (axis,))), 0, axis)
@@ -52,28 +49,28 @@ def rotate(packing: Packing, bases: Factors, flat: Array, back: bool = False) ->
     return jnp.concatenate(out)
 
 
-def nothing_learned(packing: Packing, max_mode: int) -> tuple[Factors, Factors]:
+def nothing_learned(layers: Sequence[Layer], max_mode: int) -> tuple[Factors, Factors]:
     """No moments, and the axes for bases: [r, r] for modes of 2 to `max_mode`, else moments [r] and bases [0]."""
 
     def each(rotated, plain):
         def of_layer(shape):
             return tuple(rotated(r) if len(shape) > 1 and 1 < r <= max_mode else plain(r) for r in shape)
 
-        return tuple(of_layer(shape) for shape in modes(packing))
+        return tuple(of_layer(shape) for shape in modes(layers))
 
     moments = each(lambda r: jnp.zeros((r, r), jnp.float32), lambda r: jnp.zeros((r,), jnp.float32))
     return moments, each(lambda r: jnp.eye(r, dtype=jnp.float32), lambda r: jnp.zeros((0,), jnp.float32))
 
 
-def add_moments(decay: float, old: Factors, mean: Array, packing: Packing) -> Factors:
+def add_moments(decay: float, old: Factors, mean: Array, layers: Sequence[Layer]) -> Factors:
     """Second moments with one more mean f32[n] in them."""
 
     def of_mode(x: Array, axis: int, moment: Array) -> Array:
         a = jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
         return decay * moment + (a @ a.T if moment.ndim == 2 else jnp.sum(a * a, axis=1))
 
-    layers = zip(_by_layer(mean, packing), old, strict=True)
-    return tuple(tuple(of_mode(x, axis, m) for axis, m in enumerate(moments)) for x, moments in layers)
+    each = zip(_by_layer(mean, layers), old, strict=True)
+    return tuple(tuple(of_mode(x, axis, m) for axis, m in enumerate(moments)) for x, moments in each)
 
 
 def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jgc.layout.pack import Layer, Packing
+from jgc.layout.pack import Layer
 from jgc.types import Array, Key
 
 DEPENDENT = 1e-6  # what rounding can leave of a column of length 1 that depends on others
@@ -43,28 +43,20 @@ class Plan(NamedTuple):
         return rank * sum(m.rows + m.cols for m in self.matrices), sum(layer.size for layer in self.dense)
 
 
-class Step(NamedTuple):
-    """What a step makes of a node's v."""
-
-    mean: Array  # f32[n], equal on all nodes
-    sent: Array  # f32[n], what all nodes take this node to have sent
-    warm: tuple[Array, ...]  # the factors Q [cols, r] for the next step, equal on all nodes
-
-
-def make_plan(packing: Packing, rank: int) -> Plan:
+def make_plan(layers: Sequence[Layer], rank: int) -> Plan:
     """Which layers go as factors: those that have more values than their factors of that rank.
 
     Example:
       >>> from jgc.layout.pack import make_packing
       >>> tree = {"bias": jnp.zeros(64), "conv": jnp.zeros((3, 3, 8, 64)), "head": jnp.zeros((64, 2))}
-      >>> make_plan(make_packing(tree), rank=2)
+      >>> make_plan(make_packing(tree).layers, rank=2)
       Plan(matrices=(Matrix(start=0, rows=72, cols=64),),
-           dense=(Layer(name='head', start=4608, size=128), Layer(name='biases and norms', start=4736, size=64)))
+           dense=(Layer(name='head', start=4608, size=128, shape=(64, 2)),
+                  Layer(name='biases and norms', start=4736, size=64, shape=(64,))))
     """
-    shapes = {leaf.start: leaf.shape for leaf in packing.leaves if len(leaf.shape) > 1}
     matrices, dense = [], []
-    for layer in packing.layers:
-        *others, cols = shapes.get(layer.start, (layer.size,))
+    for layer in layers:
+        *others, cols = layer.shape
         rows = math.prod(others)
         if (rows + cols) * rank < layer.size:
             matrices.append(Matrix(layer.start, rows, cols))
@@ -82,7 +74,7 @@ def random_factors(key: Key, plan: Plan, rank: int) -> tuple[Array, ...]:
 
 def low_rank(
     plan: Plan, v: Array, start: Sequence[Array], averaged: Callable[[Sequence[Array], str], list[Array]]
-) -> Step:
+) -> tuple[Array, Array, tuple[Array, ...]]:
     """Algorithm 1 of the PowerSGD paper on all matrices of v f32[n].
 
     Args:
@@ -90,6 +82,10 @@ def low_rank(
       v: this node's.
       start: Q f32[cols, r] of every matrix, equal on all nodes.
       averaged: `(arrays, kind) -> their means over nodes`, in one all-reduce.
+
+    Returns:
+      The mean f32[n], equal on all nodes; what all nodes take this node to have sent, f32[n]; the factors Q for the
+      next step, equal on all nodes.
     """
     matrices = [matrix.of(v) for matrix in plan.matrices]
     dense = [v[layer.start : layer.start + layer.size] for layer in plan.dense]
@@ -98,17 +94,16 @@ def low_rank(
     own = [_matmul(m.T, x) for m, x in zip(matrices, p, strict=True)]
     q = averaged(own, "factors")
 
+    starts = [*(matrix.start for matrix in plan.matrices), *(layer.start for layer in plan.dense)]
+
     def flat(factors, rest):
-        parts = [_product(a, b).reshape(-1) for a, b in zip(p, factors, strict=True)]
-        return _in_order(plan, [*parts, *rest], v)
+        parts = [_matmul(a, b.T).reshape(-1) for a, b in zip(p, factors, strict=True)]
+        by_start = sorted(zip(starts, [*parts, *rest], strict=True), key=lambda pair: pair[0])
+        return jnp.concatenate([part for _, part in by_start]) if by_start else jnp.zeros_like(v)
 
-    warm = tuple(_or_before(new, old) for new, old in zip(q, start, strict=True))
-    return Step(flat(q, means[len(matrices) :]), flat(own, dense), warm)
-
-
-def _product(p: Array, q: Array) -> Array:
-    """P Q', f32[rows, cols]."""
-    return _matmul(p, q.T)
+    # columns that came out zero keep what was there before, so that no direction is lost for good
+    warm = tuple(jnp.where(jnp.any(x != 0, axis=0), unit(x), old) for x, old in zip(q, start, strict=True))
+    return flat(q, means[len(matrices) :]), flat(own, dense), warm
 
 
 def alike(fn: Callable[[Array], Array], arrays: Sequence[Array]) -> list[Array]:
@@ -158,15 +153,3 @@ def unit(x: Array) -> Array:
     largest = jnp.max(jnp.abs(x), axis=0)
     x = x / jnp.where(largest > 0, largest, 1.0)  # now of length 1 at least, if not zero
     return x / jnp.maximum(jnp.sqrt(jnp.sum(x * x, axis=0)), 1.0)
-
-
-def _or_before(q: Array, before: Array) -> Array:
-    """The columns of q f32[cols, r] at length 1, and in the place of those that are zero what was there before."""
-    return jnp.where(jnp.any(q != 0, axis=0), unit(q), before)
-
-
-def _in_order(plan: Plan, parts: Sequence[Array], like: Array) -> Array:
-    """Flat parts, those of the plan's matrices and then its dense ones, in the order of the vector f32[n]."""
-    starts = [*(matrix.start for matrix in plan.matrices), *(layer.start for layer in plan.dense)]
-    in_order = [part for _, part in sorted(zip(starts, parts, strict=True), key=lambda pair: pair[0])]
-    return jnp.concatenate(in_order) if in_order else jnp.zeros_like(like)

@@ -38,27 +38,23 @@ Differs from the paper
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
-from jgc.compress.low_rank.power_iteration import Step, low_rank, make_plan, random_factors
-from jgc.layout.pack import Packing, make_packing, pack, unpack
-from jgc.memory import error_feedback, no_memory, residual_of, take_in
+from jgc.compress.low_rank.power_iteration import low_rank, make_plan, random_factors
+from jgc.compress.registry import Method
+from jgc.memory import error_feedback, no_memory
 from jgc.method import phases
-from jgc.method.compose import make_info
-from jgc.method.diagnose import compare
-from jgc.method.exchange import both_ways
-from jgc.method.guard import guard
-from jgc.nodes import per_node
-from jgc.types import Array, Compressor, Nodes, State, Wire
+from jgc.method.from_step import Step, dense_step, from_step
+from jgc.method.messages import both_ways
+from jgc.method.phases import DENSE
+from jgc.types import Compressor
 
-DENSE, LOW_RANK = "dense", "low rank"
+LOW_RANK = "low rank"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,52 +96,34 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
         raise ValueError(f"algorithm must be 'psum' or 'ring', got {config.algorithm!r}")
     average = comm.MEANS[config.algorithm]
     memory = error_feedback() if config.error_feedback else no_memory()
-    schedule = phases.in_sequence((DENSE, config.warmup_steps), (LOW_RANK, 0))
 
-    def step_of(phase, key, v, warm, packing, nodes) -> Step:
+    def init(key, layers, nodes):
+        return (random_factors(key, make_plan(layers, config.rank), config.rank) if config.warm_start else ()), ()
+
+    def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
-            return Step(average(v, nodes, "dense"), v, warm)
-        plan = make_plan(packing, config.rank)
-        start = warm if config.warm_start else random_factors(key, plan, config.rank)
-        step = low_rank(plan, v, start, lambda parts, kind: _averaged(average, parts, nodes, kind))
-        return step if config.warm_start else step._replace(warm=warm)
+            return dense_step(v, state, nodes, config.algorithm)
+        plan = make_plan(layers, config.rank)
+        start = state.shared if config.warm_start else random_factors(key, plan, config.rank)
 
-    def init(key, params, nodes):
-        packing = make_packing(params)
-        warm = random_factors(key, make_plan(packing, config.rank), config.rank) if config.warm_start else ()
-        return State(warm, jax.tree.map(lambda x: per_node(x, nodes), memory.init(packing.size)))
+        def averaged(parts, kind):  # in one all-reduce; in none, if there are no arrays
+            if not parts:
+                return []
+            flat = average(jnp.concatenate([x.reshape(-1) for x in parts]), nodes, kind)
+            edges = np.cumsum([0, *(x.size for x in parts)]).tolist()
+            return [flat[a:b].reshape(x.shape) for x, (a, b) in zip(parts, pairwise(edges), strict=True)]
 
-    def aggregate(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        v, local = take_in(memory, state.local, grads, packing, phase == DENSE)
-        step = step_of(phase, key, v, state.shared, packing, nodes)
-        local = memory.keep(local, v, step.sent, phase == DENSE)
-        info = make_info(memory.residual(local), sum(_elements(phase, packing)))
-        return unpack(step.mean, packing), State(step.warm, local), info
+        mean, sent, warm = low_rank(plan, v, start, averaged)
+        return Step(mean, sent, shared=warm if config.warm_start else (), elements=sum(plan.elements(config.rank)))
 
-    def _elements(phase, packing: Packing) -> tuple[int, int]:
-        return (0, packing.size) if phase == DENSE else make_plan(packing, config.rank).elements(config.rank)
-
-    def wire(phase, shapes, nodes):
-        factors, dense = _elements(phase, make_packing(shapes))
+    def messages(phase, layers, nodes):
+        factors, dense = make_plan(layers, config.rank).elements(config.rank)
         sizes = {"factors": 4.0 * factors, "dense": 4.0 * dense}
-        return Wire(both_ways({kind: size for kind, size in sizes.items() if size}), ())
+        return both_ways({kind: size for kind, size in sizes.items() if size})
 
-    def diagnose(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        g = pack(grads, packing)
-        v, _ = take_in(memory, state.local, grads, packing, phase == DENSE)
-        return compare(step_of(phase, key, v, state.shared, packing, nodes).mean, v, g, nodes, everything=True)
-
-    core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-                      residual=residual_of(memory))  # fmt: skip
-    return guard(core)
+    schedule = phases.in_sequence((DENSE, config.warmup_steps), (LOW_RANK, 0))
+    return from_step(step, memory=memory, schedule=schedule, messages=messages, init=init)
 
 
-def _averaged(average: Callable, parts: Sequence[Array], nodes: Nodes, kind: str) -> list[Array]:
-    """The means of arrays over the nodes, in one all-reduce; in none, if there are no arrays."""
-    if not parts:
-        return []
-    flat = average(jnp.concatenate([x.reshape(-1) for x in parts]), nodes, kind)
-    edges = np.cumsum([0, *(x.size for x in parts)]).tolist()
-    return [flat[a:b].reshape(x.shape) for x, (a, b) in zip(parts, pairwise(edges), strict=True)]
+# lossless with a rank at which factors are smaller than no layer: all layers then go uncompressed
+METHOD = Method("powersgd", PowerSgd, powersgd, "Vogels et al. 2019", lossless={"rank": 65_536})

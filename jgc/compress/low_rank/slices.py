@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.layout.pack import Packing
+from jgc.layout.pack import Layer
 from jgc.types import Array
 
 Rows = tuple[Array, ...]  # of each layer f32[bases, L, K]: samples, or the basis, one direction a row
@@ -52,11 +52,13 @@ def is_convolution(leaf: Any, max_slice: int) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact) and len(leaf.shape) > 2 and 0 < block_of(leaf.shape) <= max_slice
 
 
-def plan(packing: Packing, slice_size: int, slice_taps: int, max_slice: int, reuse: int) -> tuple[Sliced, ...]:
+def plan(
+    layers: Sequence[Layer], slice_size: int, slice_taps: int, max_slice: int, reuse: int
+) -> tuple[Sliced, ...]:
     """The slices of every layer of a vector that holds convolutions only.
 
     Args:
-      packing: of the vector.
+      layers: of the vector.
       slice_size: K for all layers, or 0.
       slice_taps: K / (F * D) where slice_size is 0.
       max_slice: the largest K; fewer taps are taken where it would be larger.
@@ -66,13 +68,12 @@ def plan(packing: Packing, slice_size: int, slice_taps: int, max_slice: int, reu
       ValueError: slice_size is no multiple of a layer's F * D.
     """
     out = []
-    shapes = {leaf.start: leaf.shape for leaf in packing.leaves if leaf.start >= 0}
-    for layer in packing.layers:
-        block = block_of(shapes[layer.start])
+    for layer in layers:
+        block = block_of(layer.shape)
         if slice_size % block:
             raise ValueError(
                 f"slice_size must be a multiple of filters * depth, which is {block} for {layer.name} "
-                f"{shapes[layer.start]}, got {slice_size}"
+                f"{layer.shape}, got {slice_size}"
             )
         taps = slice_size // block or min(slice_taps, max_slice // block)
         width = block * min(taps, layer.size // block)

@@ -15,6 +15,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, each_group, largest, over_groups, quantized, scalar_codec
+from jgc.compress.registry import Method
 from jgc.method.compose import Codec
 from jgc.types import Compressor
 
@@ -77,3 +78,11 @@ def rounded(name: str, scaled: bool) -> Codec:
         return values * factors(-payload["scales"], layers) if scaled else values
 
     return scalar_codec(name, encode, decode)
+
+
+METHOD = Method(
+    "cast", Cast, cast, "Micikevicius et al. 2018, 2022", lossless=None,
+    exempt={
+        "conservation": "what rounding loses is not kept",
+    },
+)  # fmt: skip

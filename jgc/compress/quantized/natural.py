@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.compress.quantized.quantize import Quantising, quantized, scalar_codec
+from jgc.compress.registry import Method
 from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Compressor
@@ -67,3 +68,11 @@ def powers_of_two() -> Codec:
         return jax.lax.bitcast_convert_type(codes << np.uint32(MANTISSA), jnp.float32)
 
     return scalar_codec("natural", encode, decode)
+
+
+METHOD = Method(
+    "natural", Natural, natural, "Horvath et al. 2019", lossless=None,
+    exempt={
+        "conservation": "unbiased, and what is lost is not kept",
+    },
+)  # fmt: skip

@@ -26,6 +26,7 @@ from jgc.compress.quantized.quantize import (
     scalar_codec,
     summed,
 )
+from jgc.compress.registry import Method
 from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Compressor
@@ -84,3 +85,6 @@ def signs_and_means(bucket: int) -> Codec:
         return jnp.where(negative, -minus, plus)
 
     return scalar_codec("1 bit", encode, decode)
+
+
+METHOD = Method("onebit", OneBit, onebit, "Seide et al. 2014", lossless=None)

@@ -36,6 +36,7 @@ from jgc.compress.quantized.quantize import (
     root_mean_square,
     scalar_codec,
 )
+from jgc.compress.registry import Method
 from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Array, Compressor
@@ -111,3 +112,11 @@ def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Code
 def euclidean(x: Array) -> Array:
     """The Euclidean norm along the last axis, of magnitudes; squares of tiny values do not vanish."""
     return root_mean_square(x) * jnp.sqrt(jnp.float32(x.shape[-1]))
+
+
+METHOD = Method(
+    "qsgd", Qsgd, qsgd, "Alistarh et al. 2017", lossless=None,
+    exempt={
+        "conservation": "unbiased, and what is lost is not kept",
+    },
+)  # fmt: skip

@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.pack import Layer, make_packing, pack, unpack, values_of
-from jgc.memory import Memory, error_feedback, no_memory, residual_of, take_in
+from jgc.layout.pack import values_of, whole
+from jgc.memory import Memory, error_feedback, no_memory
 from jgc.method import phases
-from jgc.method.compose import Codec, Layers, Payload, compose, make_info, payload_sizes
-from jgc.method.diagnose import compare
-from jgc.method.exchange import both_ways, gather
-from jgc.method.guard import guard
-from jgc.nodes import per_node
-from jgc.types import Array, Compressor, Key, Nodes, State, Wire
+from jgc.method.compose import Codec, Payload, compose, payload_sizes
+from jgc.method.exchange import gather
+from jgc.method.from_step import Layers, Step, from_step
+from jgc.method.messages import both_ways
+from jgc.types import Array, Compressor, Key, Nodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,36 +62,18 @@ def ring(codec: Codec, memory: Memory, bucket: int) -> Compressor:
       3. Several nodes on one device are summed uncompressed before the ring between devices.
     """
 
-    def init(key, params, nodes):
-        local = memory.init(make_packing(params).size)
-        return State((), jax.tree.map(lambda x: per_node(x, nodes), local))
+    def step(phase, key, v, state, layers, nodes):
+        mean, lost = ring_quantized_mean(codec, bucket, key, v, nodes)
+        return Step(mean, v - lost, elements=v.size)
 
-    def aggregate(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        v, local = take_in(memory, state.local, grads, packing, codec.complete)
-        mean, lost = around(codec, bucket, key, v, nodes)
-        local = memory.keep(local, v, v - lost, codec.complete)
-        return unpack(mean, packing), State((), local), make_info(memory.residual(local), packing.size)
+    def messages(phase, layers, nodes):
+        return both_ways(ring_sizes(codec, bucket, values_of(layers), nodes.count))
 
-    def wire(phase, shapes, nodes):
-        return Wire(both_ways(ring_sizes(codec, bucket, make_packing(shapes).size, nodes.count)), ())
-
-    def diagnose(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        g = pack(grads, packing)
-        v, _ = take_in(memory, state.local, grads, packing, codec.complete)
-        return compare(around(codec, bucket, key, v, nodes)[0], v, g, nodes, everything=True)
-
-    schedule = phases.single(codec.name)
-    core = Compressor(
-        init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-        owns_momentum=memory.owns_momentum, residual=residual_of(memory),
-    )  # fmt: skip
-    return guard(core)
+    return from_step(step, memory=memory, schedule=phases.single(codec.name), messages=messages)
 
 
-def around(codec: Codec, bucket: int, key: Key, v: Array, nodes: Nodes) -> tuple[Array, Array]:
-    """The mean of v f32[n] over nodes as it comes out of the ring, and what was lost where this node quantised, f32[n].
+def ring_quantized_mean(codec: Codec, bucket: int, key: Key, v: Array, nodes: Nodes) -> tuple[Array, Array]:
+    """Mean of v f32[n] over nodes by a ring of codes, and this node's quantisation errors, f32[n].
 
     Args:
       codec: one that needs no agreement beforehand.
@@ -102,7 +83,7 @@ def around(codec: Codec, bucket: int, key: Key, v: Array, nodes: Nodes) -> tuple
       nodes: the layout.
     """
     places = comm.ring_size(nodes)
-    layers = (Layer("segment", 0, segment_size(v.size, places, bucket)),)
+    layers = (whole(segment_size(v.size, places, bucket), "segment"),)
 
     def encode(key, x):
         return codec.encode(key, x, layers)
@@ -130,7 +111,7 @@ def ring_sizes(codec: Codec, bucket: int, n: int, places: int) -> dict[str, floa
     """Bytes by kind of the codes of n values in segments, without those that fill up the last ones."""
     size = segment_size(n, places, bucket)
     full, rest = divmod(n, size) if n else (0, 0)
-    sizes = {part: payload_sizes(codec, (Layer("segment", 0, part),)) for part in (size, rest)}
+    sizes = {part: payload_sizes(codec, (whole(part, "segment"),)) for part in (size, rest)}
     return {kind: full * sizes[size][kind] + (sizes[rest][kind] if rest else 0.0) for kind in sizes[size]}
 
 
@@ -151,7 +132,7 @@ def scalar_codec(
     def mean(payloads, layers):
         return over_nodes(lambda payload: decode(payload, layers), payloads, values_of(layers))
 
-    return Codec(name, False, False, encode, decode, mean, values_of)
+    return Codec(name, False, encode, decode, mean, values_of)
 
 
 def over_nodes(decode: Callable[[Payload], Array], payloads: Payload, n: int) -> Array:

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import each_group, over_groups, over_nodes, scalar_codec
+from jgc.compress.registry import Method
 from jgc.layout.pack import values_of
 from jgc.memory import error_feedback, no_memory
 from jgc.method.compose import Codec, Layers, Payload, compose
@@ -98,3 +99,12 @@ def scaled_signs() -> Codec:
 def signs_of(payload: Payload, layers: Layers) -> Array:
     """The signs that were sent, as +1 or -1, f32[n]."""
     return 1 - 2 * unpack_bits(payload["signs"], 1, values_of(layers)).astype(jnp.float32)
+
+
+METHOD = Method(
+    "signsgd", SignSgd, signsgd, "Bernstein et al. 2018; Karimireddy et al. 2019", lossless=None,
+    exempt={
+        "conservation": "a vote, not a mean",
+        "zeros": "one bit cannot say zero",
+    },
+)  # fmt: skip

@@ -32,6 +32,7 @@ from jgc.compress.quantized.quantize import (
     root_mean_square,
     scalar_codec,
 )
+from jgc.compress.registry import Method
 from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Compressor
@@ -98,3 +99,11 @@ def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
 
     codec = scalar_codec("ternary", encode, decode)
     return codec._replace(agree=scales_of) if shared else codec
+
+
+METHOD = Method(
+    "terngrad", TernGrad, terngrad, "Wen et al. 2017", lossless=None,
+    exempt={
+        "conservation": "unbiased but for the clipping, and what is lost is not kept",
+    },
+)  # fmt: skip

@@ -13,22 +13,20 @@ Differs from the paper
      once more where too many exceed it. The message has a fixed size here.
   2. The ramp's length is `warmup_steps`; the paper takes the first four epochs, one for each stage. Stages that
      would send less than alpha are left out.
-  3. The first layer is sent uncompressed by default, as in the comparisons of the LGC paper; "" sends it as the others.
-  4. Biases and norm parameters form one layer together.
-  5. Plain momentum; the paper gives the form for Nesterov momentum, too.
-  6. No clipping and a ramp of 0 steps by default: how long and how strong depends on the run. Workloads set the ramp.
+  3. Biases and norm parameters form one layer together.
+  4. Plain momentum; the paper gives the form for Nesterov momentum, too.
+  5. No clipping and a ramp of 0 steps by default: how long and how strong depends on the run. Workloads set the ramp.
 """
 
 import dataclasses
 from functools import partial
 
-from jgc.compress.settings import Selecting, first_dense, memory_of, schedule_of
+from jgc.compress.registry import Method
+from jgc.compress.settings import Selecting, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import Strategy, sparse_stages
 from jgc.compress.sparse.topk import top_k
-from jgc.memory import clip_local
 from jgc.method.compose import compose_phases
 from jgc.method.exchange import gather
-from jgc.method.guard import guard
 from jgc.types import Compressor
 
 
@@ -44,8 +42,6 @@ class Dgc(Selecting):
     """exponential: 25 % of the values, 6.25 %, 1.5625 %, 0.4 %, then alpha; warmup: uncompressed first; fixed: alpha"""
     clip_norm: float = 0.0
     """clip each node's gradient to this norm divided by the root of the number of nodes, 0 for no clipping"""
-    last_layer: str | None = None
-    """path pattern of layers sent as top-k only; all of them are, here"""
 
 
 def dgc(config: Dgc | None = None, **overrides) -> Compressor:
@@ -69,22 +65,9 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
     config = dataclasses.replace(config or Dgc(), **overrides)
     memory, schedule = memory_of(config), schedule_of(config)
     codec = partial(top_k, min_values=config.min_values, value_code=config.value_code)
-    compressed = compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
-    return _clipped(first_dense(compressed, config), config.clip_norm)
+    stages = sparse_stages(schedule, config.alpha, codec, gather())
+    return compose_phases(stages, memory, schedule, config.clip_norm)
 
 
-def _clipped(compressor: Compressor, clip_norm: float) -> Compressor:
-    """The same method on gradients that each node has clipped, all layers together, before it accumulates them."""
-    if not 0 <= clip_norm < float("inf"):
-        raise ValueError(f"clip_norm must be at least 0 (0 for no clipping), got {clip_norm}")
-    if not clip_norm:
-        return compressor
-    core = compressor.core
-
-    def aggregate(phase, key, grads, state, nodes, skip=False):
-        return core.aggregate(phase, key, clip_local(grads, clip_norm, nodes.count), state, nodes, skip)
-
-    def diagnose(phase, key, grads, state, nodes):
-        return core.diagnose(phase, key, clip_local(grads, clip_norm, nodes.count), state, nodes)
-
-    return guard(core._replace(aggregate=aggregate, diagnose=diagnose, parts=None))
+# lossless without masking, which would restart the momentum of every value in every step
+METHOD = Method("dgc", Dgc, dgc, "Lin et al. 2018", lossless={"alpha": 1.0, "factor_masking": False})

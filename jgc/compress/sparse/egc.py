@@ -36,34 +36,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
-from jgc.compress.settings import Remembering, first_dense, memory_of
+from jgc.compress.registry import Method
+from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.compress.sparse import entropy
 from jgc.compress.sparse.topk import top_k
-from jgc.layout.pack import Packing, layer_ids, make_packing, pack, unpack
+from jgc.layout.pack import layer_ids
 from jgc.layout.select import Sparse, check_min_values, counts_per_layer, pack_positions, top_positions
-from jgc.memory import residual_of, take_in
 from jgc.method import phases
-from jgc.method.ages import ages
-from jgc.method.compose import Codec, Layers, make_info, payload_sizes
-from jgc.method.diagnose import compare
-from jgc.method.exchange import both_ways, to_all
-from jgc.method.guard import guard
-from jgc.nodes import per_node
-from jgc.types import Array, Compressor, Nodes, PyTree, State, Wire
+from jgc.method.compose import Codec, payload_sizes
+from jgc.method.from_step import Layers, Step, dense_step, from_step
+from jgc.method.messages import to_all
+from jgc.method.phases import DENSE
+from jgc.types import Array, Compressor, Nodes, State
 from jgc.wire.values import decode_values, encode_values
 
-DENSE, SPARSE = "dense", "entropy"
+SPARSE = "entropy"
 Counts = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Egc(Remembering):
+class Egc(ErrorFeedback):
     """Settings of `egc`."""
 
     momentum_correction: bool = True
     """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
-    first_layer: str | None = ""
-    """path pattern of layers sent dense; "" for none, as in the paper, the model's first layer with null"""
     bins: int = 2
     """N, of the histogram of a layer's values, 2 to 1,024"""
     ratio: float = 1024.0
@@ -80,29 +76,12 @@ class Egc(Remembering):
     """Algorithm 1 to the letter: signed selection, half-open bins, strictly above the threshold"""
 
 
-class Local(NamedTuple):
-    """What a node keeps: its memory, and the thresholds of its layers f32[layers] from the last measurement."""
-
-    memory: PyTree
-    thresholds: Array
-
-
 class Choice(NamedTuple):
     """What of a node's slots is sent."""
 
     thresholds: Array  # f32[layers]
     used: Array  # bool[mu]
     reaching: Array  # i32[], values of all layers that should be sent, whether there is room for them or not
-
-
-class Step(NamedTuple):
-    """What a step makes of the nodes' v."""
-
-    mean: Array  # f32[n], equal on all nodes
-    sent: Array | Sparse  # what this node has sent, f32[n] or mu slots
-    thresholds: Array  # f32[layers]
-    elements: Array | int  # values that this node has sent
-    overflow: Array | int  # values that reach a threshold and did not fit
 
 
 def egc(config: Egc | None = None, **overrides) -> Compressor:
@@ -124,7 +103,28 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or Egc(), **overrides)
     _check(config)
-    return first_dense(_egc(config), config)
+
+    def init(key, layers, nodes):
+        return jnp.int32(0), jnp.full((len(layers),), jnp.inf, jnp.float32)  # sparse steps so far, thresholds
+
+    def step(phase, key, v, state, layers, nodes):
+        if phase == DENSE:
+            return dense_step(v, state, nodes)
+        if not layers:
+            return dense_step(v, state, nodes)._replace(shared=state.shared + 1)
+        return _send(config, v, layers, state, nodes)
+
+    def figures(phase, key, v, g, step, state, layers, nodes):
+        return _figures(config, v, step, layers, nodes) if isinstance(step.sent, Sparse) else {}
+
+    return from_step(
+        step,
+        memory=memory_of(config),
+        schedule=phases.in_sequence((DENSE, config.warmup_steps), (SPARSE, 0)),
+        messages=lambda phase, layers, nodes: to_all(payload_sizes(_buffer(config), layers), nodes),
+        init=init,
+        figures=figures,
+    )
 
 
 def _check(config: Egc) -> None:
@@ -148,54 +148,6 @@ def _check(config: Egc) -> None:
         raise ValueError(f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}")
 
 
-def _egc(config: Egc) -> Compressor:
-    """The method for all layers alike."""
-    memory = memory_of(config)
-    schedule = phases.in_sequence((DENSE, config.warmup_steps), (SPARSE, 0))
-
-    def reduce(phase, v, layers, state, nodes, skip) -> Step:
-        if phase == DENSE or not layers:
-            sent = jnp.where(skip, 0, v)
-            return Step(comm.pmean(sent, nodes, "dense"), sent, state.local.thresholds, v.size, 0)
-        return _send(config, v, layers, state, nodes, skip)
-
-    def init(key, params, nodes):
-        packing = make_packing(params)
-        local = Local(memory.init(packing.size), jnp.full((len(packing.layers),), jnp.inf, jnp.float32))
-        return State(jnp.int32(0), jax.tree.map(lambda x: per_node(x, nodes), local))
-
-    def aggregate(phase, key, grads, state, nodes, skip=False):
-        packing, complete = make_packing(grads), phase == DENSE
-        v, kept = take_in(memory, state.local.memory, grads, packing, complete, skip)
-        step = reduce(phase, v, packing.layers, state, nodes, skip)
-        local = Local(memory.keep(kept, v, step.sent, complete), step.thresholds)
-        info = make_info(memory.residual(local.memory), step.elements)._replace(overflow=jnp.int32(step.overflow))
-        count = state.shared + jnp.where(skip, 0, int(not complete)).astype(jnp.int32)
-        return unpack(step.mean, packing), State(count, local), info
-
-    def wire(phase, shapes, nodes):
-        packing = make_packing(shapes)
-        if phase == DENSE:
-            return Wire(both_ways({"dense": 4.0 * packing.size}), ())
-        return Wire(to_all(payload_sizes(_buffer(config), packing.layers), nodes), ())
-
-    def diagnose(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        v, kept = take_in(memory, state.local.memory, grads, packing, phase == DENSE)
-        step = reduce(phase, v, packing.layers, state, nodes, False)
-        figures = compare(step.mean, v, pack(grads, packing), nodes) | ages(kept, packing, nodes)
-        if isinstance(step.sent, Sparse):
-            figures |= _figures(config, v, step, packing, nodes)
-        return figures
-
-    def residual(local, shapes):
-        return residual_of(memory)(local.memory, shapes)
-
-    core = Compressor(init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-                      owns_momentum=memory.owns_momentum, residual=residual, skips=True)  # fmt: skip
-    return guard(core)
-
-
 def _buffer(config: Egc) -> Codec:
     """The message: room for what an entropy of log2(N) bits sends, of every layer."""
     return top_k(most(config), config.min_values, config.value_code)
@@ -206,27 +158,30 @@ def most(config: Egc) -> float:
     return min(1.0, (2 if config.literal else 1) * math.log2(config.bins) / config.ratio)
 
 
-def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes, skip: Array | bool) -> Step:
+def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> Step:
     """Algorithm 1 on this node's v f32[n], and the mean of what all nodes chose."""
     slots = counts_per_layer(layers, most(config), config.min_values)
     positions = top_positions(v, layers, slots)
-    chosen = _choose(config, v, v[positions], layers, slots, state)
-    used = chosen.used & ~jnp.bool_(skip)
-    payload = encode_values(config.value_code, jnp.where(used, v[positions], 0), slots)
+    choice = _choose(config, v, v[positions], layers, slots, state)
+    used = jnp.sum(choice.used, dtype=jnp.int32)
+    payload = encode_values(config.value_code, jnp.where(choice.used, v[positions], 0), slots)
     everyone = comm.all_gather_dict({"positions": pack_positions(positions, layers), **payload}, nodes)
-    values = decode_values(config.value_code, payload, slots)
     return Step(
         mean=_buffer(config).mean(everyone, layers),
-        sent=Sparse(jnp.where(used, positions, v.size), values),  # a slot that is not used is nowhere
-        thresholds=jnp.where(skip, state.local.thresholds, chosen.thresholds),
-        elements=jnp.sum(used, dtype=jnp.int32),
-        overflow=chosen.reaching - jnp.sum(chosen.used, dtype=jnp.int32),
+        sent=Sparse(
+            jnp.where(choice.used, positions, v.size),  # a slot that is not used is nowhere
+            decode_values(config.value_code, payload, slots),
+        ),
+        shared=state.shared + 1,
+        own=choice.thresholds,
+        elements=used,
+        overflow=choice.reaching - used,
     )
 
 
 def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts, state: State) -> Choice:
     """What of the values f32[mu] in the slots is sent; measured anew when that is due."""
-    magnitudes, ids, old = jnp.abs(values), layer_ids(slots), state.local.thresholds
+    magnitudes, ids, old = jnp.abs(values), layer_ids(slots), state.local.own
 
     def wanted():
         bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
@@ -236,7 +191,7 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
 
     def above(limits, holds):
         """All above the thresholds, as many as there are slots."""
-        reaching = [jnp.sum(holds(jnp.abs(v[at : at + size]), limits[i])) for i, (_, at, size) in enumerate(layers)]
+        reaching = [jnp.sum(holds(jnp.abs(v[at : at + size]), limits[i])) for i, (_, at, size, _) in enumerate(layers)]
         return Choice(limits, holds(magnitudes, limits[ids]), jnp.sum(jnp.stack(reaching), dtype=jnp.int32))
 
     def measured():
@@ -258,12 +213,14 @@ def _reaches(magnitudes: Array, limit: Array) -> Array:
     return (magnitudes >= limit) & (magnitudes > 0)
 
 
-def _figures(config: Egc, v: Array, step: Step, packing: Packing, nodes: Nodes) -> dict[str, Array]:
+def _figures(config: Egc, v: Array, step: Step, layers: Layers, nodes: Nodes) -> dict[str, Array]:
     """Of node 0 in a diagnose step: its layers' entropy, the mean over values, the share of slots in use, positions."""
-    layers = packing.layers
     slots = counts_per_layer(layers, most(config), config.min_values)
     bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
-    mean = jnp.sum(jnp.nan_to_num(bits) * np.array([layer.size for layer in layers], np.float32)) / packing.size
+    mean = jnp.sum(jnp.nan_to_num(bits) * np.array([layer.size for layer in layers], np.float32)) / v.size
     used = jnp.float32(step.elements) / sum(slots)
     own = {"entropy_bits": mean, "slots_used": used, "positions": top_positions(v, layers, slots)}
-    return comm.broadcast_dict(own, jnp.int32(0), nodes, "diagnose") | {"positions_n": jnp.int32(packing.size)}
+    return comm.broadcast_dict(own, jnp.int32(0), nodes, "diagnose") | {"positions_n": jnp.int32(v.size)}
+
+
+METHOD = Method("egc", Egc, egc, "Kuang et al. 2020", lossless=None)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.method.compose import Layers
+from jgc.method.from_step import Layers
 from jgc.method.guard import not_finite
 from jgc.types import Array
 

@@ -12,18 +12,18 @@ Differs from the paper
      business here. `scope="layer"` has a threshold for each layer instead, the paper's other way.
   4. The paper drops from the first step on (`strategy="fixed"`); here the default is an uncompressed warm-up, as for
      the other sparse methods, whose length `warmup_steps` is 0 unless a workload or the user says otherwise.
-  5. The first layer is sent uncompressed by default, as in the comparisons of the LGC paper; "" sends it as the others.
-  6. Momentum correction (Lin et al. 2018) is a setting, off by default.
+  5. Momentum correction (Lin et al. 2018) is a setting, off by default.
 """
 
 import dataclasses
 from functools import partial
 from typing import Literal
 
-from jgc.compress.settings import Selecting, first_dense, memory_of, schedule_of
+from jgc.compress.registry import Method
+from jgc.compress.settings import Selecting, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.compress.sparse.topk import top_k
-from jgc.layout.pack import Layer, values_of
+from jgc.layout.pack import values_of, whole
 from jgc.method.compose import Codec, Layers, compose_phases
 from jgc.method.exchange import gather
 from jgc.types import Compressor
@@ -44,19 +44,17 @@ def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "flo
     """The share alpha of all values, wherever they are, at least `min_values`: mu values and their positions."""
     codec = top_k(alpha, min_values, value_code)
 
-    def whole(layers: Layers) -> Layers:
+    def one(layers: Layers) -> Layers:
         n = values_of(layers)
-        return (Layer("all layers", 0, n),) if n else ()
+        return (whole(n, "all layers"),) if n else ()
 
     return Codec(
         name="global top-k",
         linear=False,
-        complete=False,
-        encode=lambda key, v, layers: codec.encode(key, v, whole(layers)),
-        decode=lambda payload, layers: codec.decode(payload, whole(layers)),
-        mean=lambda payloads, layers: codec.mean(payloads, whole(layers)),
-        elements=lambda layers: codec.elements(whole(layers)),
-        sparse=True,
+        encode=lambda key, v, layers: codec.encode(key, v, one(layers)),
+        decode=lambda payload, layers: codec.decode(payload, one(layers)),
+        mean=lambda payloads, layers: codec.mean(payloads, one(layers)),
+        elements=lambda layers: codec.elements(one(layers)),
     )
 
 
@@ -84,5 +82,9 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     select = global_top_k if config.scope == "global" else top_k
     codec = partial(select, min_values=config.min_values, value_code=config.value_code)
     stages = sparse_stages(schedule, config.alpha, codec, gather())
-    compressed = compose_phases(stages, memory, schedule)
-    return first_dense(compressed, config)
+    return compose_phases(stages, memory, schedule)
+
+
+METHOD = Method(
+    "gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017", lossless={"alpha": 1.0}
+)

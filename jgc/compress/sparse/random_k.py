@@ -13,7 +13,6 @@ Differs from the paper
   3. With error feedback and without the factor n / k of the unbiased rand_k.
   4. The default before the first sparse step is an uncompressed warm-up (`warmup_steps`, 0 unless a workload or
      the user says otherwise), as for the other sparse methods here.
-  5. The first layer is sent uncompressed by default, as in the comparisons of the LGC paper; "" sends it as the others.
 """
 
 import dataclasses
@@ -22,7 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.compress.settings import Sparsifying, first_dense, memory_of, schedule_of
+from jgc.compress.registry import Method
+from jgc.compress.settings import Sparsifying, memory_of, schedule_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.layout.select import layer_starts
 from jgc.method.exchange import both_ways
@@ -56,8 +56,7 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or RandomK(), **overrides)
     memory, schedule = memory_of(config), schedule_of(config, "random-k")
-    rest = shared_positions(random_positions(), memory, schedule, config.alpha, config.min_values, config.algorithm)
-    return first_dense(rest, config)
+    return shared_positions(random_positions(), memory, schedule, config.alpha, config.min_values, config.algorithm)
 
 
 def random_positions() -> Chooser:
@@ -74,10 +73,13 @@ def random_positions() -> Chooser:
         starts = jax.random.randint(to_start, sizes.shape, 0, sizes).astype(jnp.uint32)  # [layers]
         places = lows + jax.random.randint(to_range, lows.shape, 0, lengths.astype(np.int32)).astype(jnp.uint32)
         layer_of = np.repeat(np.arange(len(layers)), counts)
-        around = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]  # < 2^32 as sizes are < 2^31
-        return Chosen(around.astype(jnp.int32) + layer_starts(layers, counts))
+        wrapped = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]  # < 2^32 as sizes are < 2^31
+        return Chosen(wrapped.astype(jnp.int32) + layer_starts(layers, counts))
 
     def sizes(layers, counts):
         return both_ways({"values": 4.0 * sum(counts)})
 
-    return Chooser(choose, sizes, sent=False)
+    return Chooser(choose, sizes)
+
+
+METHOD = Method("random_k", RandomK, random_k, "Stich et al. 2018", lossless={"alpha": 1.0})

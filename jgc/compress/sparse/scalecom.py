@@ -20,10 +20,9 @@ Differs from the paper
      shows in the logical bytes alone.
   4. The default before the first sparse step is an uncompressed warm-up (`warmup_steps`, 0 unless a workload or
      the user says otherwise), as for the other sparse methods here.
-  5. The first layer is sent uncompressed by default, as in the comparisons of the LGC paper; "" sends it as the others.
-  6. Momentum correction (Lin et al. 2018) is a setting, off by default; the filter is then that of the
+  5. Momentum correction (Lin et al. 2018) is a setting, off by default; the filter is then that of the
      accumulated momentum.
-  7. Values may travel as int16 (`value_code`), in steps of 2^-8 of the leader's mean magnitude of each layer, which it
+  6. Values may travel as int16 (`value_code`), in steps of 2^-8 of the leader's mean magnitude of each layer, which it
      sends with its positions. What that loses stays in the residual.
 """
 
@@ -32,13 +31,15 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.settings import Sparsifying, first_dense, memory_of, schedule_of
+from jgc.compress.registry import Method
+from jgc.compress.settings import Sparsifying, memory_of, schedule_of
 from jgc.compress.sparse.shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
 from jgc.layout.pack import values_of
 from jgc.layout.select import layer_means
 from jgc.memory import Corrected, Memory
 from jgc.method.ages import Aged
-from jgc.method.exchange import leaders_choice, led
+from jgc.method.exchange import broadcast_top_positions
+from jgc.method.messages import led
 from jgc.types import Compressor
 from jgc.wire import elias_fano
 
@@ -78,8 +79,7 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
     if config.value_code not in ("float32", FIXED_POINT):
         raise ValueError(f"value_code must be float32 or {FIXED_POINT}, got {config.value_code!r}")
     chooser = cyclic_top_k(config.value_code)
-    rest = shared_positions(chooser, memory, schedule, config.alpha, config.min_values, config.algorithm)
-    return first_dense(rest, config)
+    return shared_positions(chooser, memory, schedule, config.alpha, config.min_values, config.algorithm)
 
 
 def cyclic_top_k(value_code: str = "float32") -> Chooser:
@@ -87,21 +87,21 @@ def cyclic_top_k(value_code: str = "float32") -> Chooser:
     fixed = value_code == FIXED_POINT
 
     def choose(key, step, v, layers, counts, nodes):
-        def tell(own):
+        def scales(own):
             return {"scales": layer_means(jnp.abs(own), counts)} if fixed else {}
 
-        positions, told = leaders_choice(v, step % nodes.count, layers, counts, nodes, tell)
-        return Chosen(positions, told.get("scales"))
+        positions, received = broadcast_top_positions(v, step % nodes.count, layers, counts, nodes, scales)
+        return Chosen(positions, received.get("scales"))
 
     def sizes(layers, counts):
         mu = sum(counts)
         values = {"values": float(jnp.dtype(value_code).itemsize * mu)}
-        head = {"positions": 4.0 * elias_fano.words(values_of(layers), mu)}
+        header = {"positions": 4.0 * elias_fano.words(values_of(layers), mu)}
         if fixed:
-            head["scales"] = 4.0 * len(counts)
-        return led(head | values, values, values, head | values)
+            header["scales"] = 4.0 * len(counts)
+        return led(header | values, values, values, header | values)
 
-    return Chooser(choose, sizes, sent=True)
+    return Chooser(choose, sizes)
 
 
 def low_pass(memory: Memory, beta: float) -> Memory:
@@ -127,11 +127,16 @@ def low_pass(memory: Memory, beta: float) -> Memory:
             return new._replace(residual=fn(old.residual, new.residual))
         return fn(old, new)
 
-    def offer(local, g, complete):
-        v, offered = memory.accumulate(local, g, complete)
-        return v, on_residuals(lambda old, new: old, local, offered)  # `keep` needs what was kept before
+    def compensate(local, g, complete):
+        v, new = memory.compensate(memory.accumulate(local, g, complete), g, complete)
+        return v, on_residuals(lambda old, new: old, local, new)  # `update` mixes in the residual of the step before
 
-    def keep(local, v, sent, complete):
-        return on_residuals(mix, local, memory.keep(local, v, sent, complete))
+    def update(local, v, sent, complete):
+        return on_residuals(mix, local, memory.update(local, v, sent, complete))
 
-    return memory._replace(absorb=lambda local, g, complete: local, offer=offer, keep=keep, conserves=False)
+    return memory._replace(
+        accumulate=lambda local, g, complete: local, compensate=compensate, update=update, conserves=False
+    )
+
+
+METHOD = Method("scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0})

@@ -10,21 +10,15 @@ A method says how the positions of a step come about; the state that all nodes s
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jgc import comm
 from jgc.compress.sparse.sparsity import share_of
-from jgc.layout.pack import Packing, layer_ids, make_packing, pack, unpack
-from jgc.layout.select import Sparse, check_min_values, counts_per_layer, scatter_layers
-from jgc.memory import Memory, residual_of, take_in
-from jgc.method.ages import ages
-from jgc.method.compose import Layers, make_info
-from jgc.method.diagnose import compare
-from jgc.method.exchange import both_ways
-from jgc.method.guard import guard
-from jgc.nodes import per_node
-from jgc.types import Array, Compressor, Key, Message, Nodes, Phase, State, Wire
+from jgc.layout.pack import layer_ids
+from jgc.layout.select import Sparse, SparseSum, check_min_values, counts_per_layer
+from jgc.memory import Memory
+from jgc.method.from_step import Layers, Step, dense_step, from_step
+from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
 from jgc.wire.fixed_point import to_fixed, units
 
 Algorithm = Literal["psum", "ring"]
@@ -49,21 +43,11 @@ class Chooser(NamedTuple):
 
     Attributes:
       choose: `(key, step i32[], v, layers, counts, nodes) -> Chosen`; `key` and `step` are equal on all nodes.
-      messages: `(layers, counts) -> logical messages` of a sparse step, positions and values.
-      sent: whether the positions travel, so that how well they could be coded is worth watching.
+      messages: `(layers, counts) -> logical messages` of a sparse step: values, and positions where they travel.
     """
 
     choose: Callable[[Key, Array, Array, Layers, Counts, Nodes], Chosen]
     messages: Callable[[Layers, Counts], tuple[Message, ...]]
-    sent: bool
-
-
-class _Reduced(NamedTuple):
-    """What a step makes of the nodes' v."""
-
-    mean: Array  # f32[n], equal on all nodes
-    sent: Array | Sparse  # what this node has sent
-    elements: int
 
 
 def shared_positions(
@@ -88,59 +72,30 @@ def shared_positions(
     average = comm.MEANS[algorithm]
     shares = {phase.value: share_of(phase, alpha) for phase in schedule}
 
-    def counts_of(share: float, packing: Packing) -> Counts:
-        return counts_per_layer(packing.layers, share, min_values)
-
-    def reduce(phase, key, step, v, packing, nodes, skip=False) -> _Reduced:
+    def step(phase, key, v, state, layers, nodes):
         share = shares[phase]
         if share is None:
-            sent = jnp.where(skip, 0, v)
-            return _Reduced(average(sent, nodes, "dense"), sent, v.size)
-        counts = counts_of(share, packing)
-        chosen = chooser.choose(key, step, v, packing.layers, counts, nodes)
-        values = jnp.where(skip, 0, v[chosen.positions])
+            return dense_step(v, state, nodes, algorithm)._replace(shared=state.shared + 1)
+        counts = counts_per_layer(layers, share, min_values)
+        chosen = chooser.choose(key, state.shared, v, layers, counts, nodes)
+        values = v[chosen.positions]
         if chosen.scales is None:
             mean, sent = average(values, nodes, "values"), values
         else:
             mean, sent = _averaged_in_fixed_point(values, chosen.scales[layer_ids(counts)], average, nodes)
-        mean = scatter_layers(Sparse(chosen.positions, jnp.where(skip, 0, mean)), packing.layers, counts)
-        return _Reduced(mean, Sparse(jnp.where(skip, v.size, chosen.positions), sent), values.size)
+        return Step(
+            mean=SparseSum(Sparse(chosen.positions, mean), counts),
+            sent=Sparse(chosen.positions, sent),
+            shared=state.shared + 1,
+            elements=values.size,
+        )
 
-    def accumulate(phase, grads, state, packing, skip=False):
-        return take_in(memory, state.local, grads, packing, shares[phase] is None, skip)
+    def messages(phase, layers, nodes):
+        return chooser.messages(layers, counts_per_layer(layers, shares[phase], min_values))
 
-    def init(key, params, nodes):
-        local = memory.init(make_packing(params).size)
-        return State(jnp.int32(0), jax.tree.map(lambda x: per_node(x, nodes), local))
-
-    def aggregate(phase, key, grads, state, nodes, skip=False):
-        packing = make_packing(grads)
-        v, local = accumulate(phase, grads, state, packing, skip)
-        got = reduce(phase, key, state.shared, v, packing, nodes, skip)
-        local = memory.keep(local, v, got.sent, shares[phase] is None)
-        info = make_info(memory.residual(local), got.elements)
-        return unpack(got.mean, packing), State(jnp.where(skip, state.shared, state.shared + 1), local), info
-
-    def wire(phase, shapes, nodes):
-        packing, share = make_packing(shapes), shares[phase]
-        if share is None:
-            return Wire(both_ways({"dense": 4.0 * packing.size}), ())
-        return Wire(chooser.messages(packing.layers, counts_of(share, packing)), ())
-
-    def diagnose(phase, key, grads, state, nodes):
-        packing = make_packing(grads)
-        v, local = accumulate(phase, grads, state, packing)
-        got = reduce(phase, key, state.shared, v, packing, nodes)
-        out = compare(got.mean, v, pack(grads, packing), nodes) | ages(local, packing, nodes)
-        if chooser.sent and isinstance(got.sent, Sparse):
-            out["positions"], out["positions_n"] = got.sent.positions, jnp.int32(packing.size)
-        return out
-
-    core = Compressor(
-        init, aggregate, lambda old, new, state, nodes: state, wire, schedule, diagnose,
-        owns_momentum=memory.owns_momentum, residual=residual_of(memory), skips=True,
-    )  # fmt: skip
-    return guard(core)
+    return from_step(
+        step, memory=memory, schedule=schedule, messages=messages, init=lambda key, layers, nodes: (jnp.int32(0), ())
+    )
 
 
 def _averaged_in_fixed_point(values: Array, scales: Array, average: Callable[..., Array], nodes: Nodes):

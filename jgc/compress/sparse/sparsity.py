@@ -17,11 +17,11 @@ from jgc.layout.select import check_alpha
 from jgc.method import phases
 from jgc.method.compose import Codec, Exchange, Stages
 from jgc.method.exchange import all_reduce
+from jgc.method.phases import DENSE
 from jgc.types import Phase
 
 Strategy = Literal["warmup", "fixed", "exponential"]
 
-DENSE = "dense"
 RAMP = (0.25, 0.0625, 0.015625, 0.004)  # shares sent: sparsity 75 %, 93.75 %, 98.4375 %, 99.6 %
 
 

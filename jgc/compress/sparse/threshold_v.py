@@ -12,28 +12,29 @@ Differs from the paper
      `Info.overflow`; `Info.elements_sent` counts the slots in use.
   3. The default before the first sparse step is an uncompressed warm-up (`warmup_steps`, 0 unless a workload or
      the user says otherwise), as for the sparse methods here.
-  4. The first layer is sent uncompressed by default, as in the comparisons of the LGC paper; "" sends it as the others.
-  5. Momentum correction (Lin et al. 2018) is a setting, off by default.
+  4. Momentum correction (Lin et al. 2018) is a setting, off by default.
 """
 
 import dataclasses
 
 import jax.numpy as jnp
 
-from jgc.compress.dense import identity
-from jgc.compress.settings import Remembering, first_dense, memory_of
+from jgc.compress.registry import Method
+from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.compress.sparse.topk import top_k
 from jgc.method import phases
-from jgc.method.compose import Codec, Parts, Stages, compose_phases, finish, prepare
-from jgc.method.exchange import all_reduce, gather
-from jgc.method.guard import guard
+from jgc.method.compose import Codec, as_step, encoded, payload_sizes
+from jgc.method.exchange import gather
+from jgc.method.from_step import dense_step, from_step
+from jgc.method.messages import to_all
+from jgc.method.phases import DENSE
 from jgc.types import Array, Compressor
 
-DENSE, SPARSE = "dense", "threshold"
+SPARSE = "threshold"
 
 
 @dataclasses.dataclass(frozen=True)
-class ThresholdV(Remembering):
+class ThresholdV(ErrorFeedback):
     """Settings of `threshold_v`."""
 
     threshold: float = 0.01
@@ -80,32 +81,32 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
         raise ValueError(f"threshold must be at least 0, got {config.threshold}")
     if not 0 < config.capacity <= 1:
         raise ValueError(f"capacity must be in (0, 1] (0.01 has room for 1 % of the values), got {config.capacity}")
-    memory = memory_of(config)
     codec = above(config.threshold, config.capacity, config.min_values)
-    stages: Stages = {DENSE: (identity(), all_reduce()), SPARSE: (codec, gather())}
-    schedule = phases.in_sequence((DENSE, config.warmup_steps), (SPARSE, 0))
-    rest = _counting(compose_phases(stages, memory, schedule), config.threshold)
-    return first_dense(rest, config)
 
+    def step(phase, key, v, state, layers, nodes):
+        if phase == DENSE:
+            return dense_step(v, state, nodes)
+        item = encoded(codec, key, v, layers, nodes)
+        used = _above(item.payload["values"], config.threshold)
+        sent = as_step(item, gather().run([item], nodes)[0])
+        return sent._replace(elements=used, overflow=_above(v, config.threshold) - used)
 
-def _counting(compressor: Compressor, threshold: float) -> Compressor:
-    """The same method, which counts the slots in use and what did not fit."""
-    core = compressor.core
-    parts: Parts = core.parts
-
-    def aggregate(phase, key, grads, state, nodes, skip=False):
-        pending = prepare(parts, phase, key, grads, state, nodes, skip)
-        mean = parts.by_phase[phase][1].run([pending.item], nodes)[0]
-        aggregated, state, info = finish(parts, pending, mean, state)
-        if phase == SPARSE:
-            used = _above(pending.item.payload["values"], threshold)
-            info = info._replace(
-                elements_sent=used.astype(jnp.float32), overflow=_above(pending.v, threshold) - used
-            )
-        return aggregated, state, info
-
-    return guard(core._replace(aggregate=aggregate, parts=None))  # parts would go past this aggregate
+    return from_step(
+        step,
+        memory=memory_of(config),
+        schedule=phases.in_sequence((DENSE, config.warmup_steps), (SPARSE, 0)),
+        messages=lambda phase, layers, nodes: to_all(payload_sizes(codec, layers), nodes),
+    )
 
 
 def _above(x: Array, threshold: float) -> Array:
     return jnp.sum(jnp.abs(x) > threshold, dtype=jnp.int32)
+
+
+METHOD = Method(
+    "threshold_v",
+    ThresholdV,
+    threshold_v,
+    "Strom 2015; Xu et al. 2021",
+    lossless={"threshold": 0.0, "capacity": 1.0},
+)

@@ -15,15 +15,16 @@ from functools import partial
 
 import jax
 
-from jgc.compress.settings import Selecting, first_dense, memory_of, schedule_of
+from jgc.compress.registry import Method
+from jgc.compress.settings import Selecting, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.select import (
     Sparse,
+    SparseSum,
     check_alpha,
     check_min_values,
     counts_per_layer,
     pack_positions,
-    scatter_layers,
     top_positions,
     unpack_positions,
 )
@@ -36,9 +37,6 @@ from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_v
 @dataclasses.dataclass(frozen=True)
 class TopK(Selecting):
     """Settings of `topk`."""
-
-    last_layer: str | None = None
-    """path pattern of layers sent as top-k only; all of them are, here"""
 
 
 def top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") -> Codec:
@@ -63,9 +61,9 @@ def top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") 
     def mean(payloads, layers):
         nodes = payloads["values"].shape[0]
         everyone = jax.vmap(lambda payload: decode(payload, layers))(payloads)  # positions, values: [K, mu]
-        return scatter_layers(everyone._replace(values=everyone.values / nodes), layers, counts_of(layers))
+        return SparseSum(everyone._replace(values=everyone.values / nodes), counts_of(layers))
 
-    return Codec("top-k", False, False, encode, decode, mean, lambda layers: sum(counts_of(layers)), sparse=True)
+    return Codec("top-k", False, encode, decode, mean, lambda layers: sum(counts_of(layers)))
 
 
 def topk(config: TopK | None = None, **overrides) -> Compressor:
@@ -88,7 +86,7 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
     config = dataclasses.replace(config or TopK(), **overrides)
     memory, schedule = memory_of(config), schedule_of(config)
     codec = partial(top_k, min_values=config.min_values, value_code=config.value_code)
-    compressed = compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
-    return first_dense(compressed, config)
+    return compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
 
 
+METHOD = Method("topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0})

@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from jgc.lab.advise import advise as answer
-from jgc.lab.advise import check as advise_check
-from jgc.lab.advise import measure as advise_measure
-from jgc.lab.advise import results as advise_results
+from jgc.lab.advise import advise as answer, check as advise_check, measure as advise_measure, results as advise_results
 from jgc.lab.advise.model import LATENCY, Link, rate_of
 from jgc.lab.bench.machine import describe
 from jgc.lab.bench.methods import names_of

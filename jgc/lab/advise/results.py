@@ -19,8 +19,7 @@ from jgc import compress
 from jgc.comm.ledger import bytes_sent
 from jgc.lab.advise.measure import BASELINES, baseline_sent
 from jgc.lab.advise.model import UNLIMITED, Example, Link, Row, contention, fit, rate_of
-from jgc.lab.bench.network.methods import PLAIN_TORCH, SHARE, model_settings
-from jgc.lab.bench.network.methods import settings as settings_of
+from jgc.lab.bench.network.methods import PLAIN_TORCH, SHARE, model_settings, settings as settings_of
 from jgc.lab.bench.network.results import COMPUTATION, NAME, Results, key, parsed
 from jgc.nodes import as_one_per_device
 from jgc.training.errors import UserError, values_of_the_user

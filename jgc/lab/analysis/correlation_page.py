@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jgc.lab.analysis import correlation_conclusions as conclusions
-from jgc.lab.analysis import correlation_plots as plots
+from jgc.lab.analysis import correlation_conclusions as conclusions, correlation_plots as plots
 from jgc.lab.analysis.correlation import POINTS, Size, by_samples, enough_samples, shares, sweep, two_axes
 from jgc.lab.analysis.correlation_age import CURVES, RENEWED, Ageing, ageing
 from jgc.lab.analysis.mean_gradients import MeanGradients

@@ -25,7 +25,7 @@ from jgc.types import Compressor, Nodes, PyTree, State
 from jgc.wire.account import step_total
 
 SKIPPED = ("silent",)  # sends nothing: there is no cosine
-OURS = {"momentum_correction": False, "first_layer": "", "last_layer": ""}
+OURS = {"momentum_correction": False}
 # Of methods for which neither `alpha` nor `threshold` alone is the knob, and of those with an autoencoder, which learns
 # for minutes at the larger shares.
 SETTINGS: dict[str, Sequence[dict[str, Any]]] = {

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from jgc.layout.pack import Layer, values_of
+from jgc.layout.pack import Layer, values_of, whole as one_layer
 from jgc.layout.select import counts_per_layer
 from jgc.wire.positions import elias_fano_bits
 
@@ -26,7 +26,7 @@ LEVELS = {
 def codes(layers: tuple[Layer, ...], alphas: Sequence[float]) -> list[tuple[str, str, Code]]:
     """Name, setting and function of all of them."""
     out: list[tuple[str, str, Code]] = []
-    whole = (Layer("all", 0, values_of(layers)),)
+    whole = (one_layer(values_of(layers), "all"),)
     for alpha in alphas:
         setting = f"alpha {alpha:g}"
         out.append(("leader's exact values alone", setting, partial(leader_alone, layers, alpha)))

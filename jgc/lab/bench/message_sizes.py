@@ -17,6 +17,7 @@ from jgc.lab.bench.step_time import random_source, variables_of
 from jgc.lab.report import paper
 from jgc.lab.report.tables import paper_bytes, ratio, table
 from jgc.layout.pack import make_packing
+from jgc.method.guard import logical
 from jgc.nodes import make_nodes
 from jgc.training.config import Config, ModelConfig, resolve
 from jgc.training.setup import make_compressor, model_of
@@ -56,7 +57,7 @@ def measure(workload: str, alpha: float, stem: str, classes: int) -> tuple[Confi
         params = jax.eval_shape(partial(variables_of, config))["params"]
         compressor = make_compressor(config, model_of(config, random_source(config)))
         nodes = make_nodes(config.nodes, jax.devices()[:1])
-        wire = (compressor.core or compressor).wire(compressor.schedule[-1].value, params, nodes)
+        wire = logical(compressor, compressor.schedule[-1].value, params, nodes)
         by_role = logical_bytes(wire.logical, nodes.count)
         up = {role: ways.get("up", {}) for role, ways in by_role.items() if role != "server"}
         rows.append(Row(method.name, up, 4.0 * make_packing(params).size))

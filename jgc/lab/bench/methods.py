@@ -24,7 +24,8 @@ from jgc.lab.bench.step_time import parts_of, updater, variables_of
 from jgc.lab.bench.timing import Times, Work, rounds
 from jgc.lab.report.tables import ratio, table
 from jgc.layout.pack import make_packing
-from jgc.training.config import Config, check, resolve
+from jgc.method.guard import logical
+from jgc.training.config import Config, LayersConfig, check, resolve
 from jgc.training.errors import UserError, did_you_mean
 from jgc.training.program import compile_gradients
 from jgc.training.step import Gradients, Parts, TrainState
@@ -103,7 +104,7 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
             for piece, run in _pieces(parts, phase.value, state, gradients).items():
                 names[piece] = f"{len(phases)} {piece}"
                 work[names[piece]] = run
-            wire = (compressor.core or compressor).wire(phase.value, state.params, parts.nodes)
+            wire = logical(compressor, phase.value, state.params, parts.nodes)
             phases.append((name, phase.name, names, (sent_by("worker", wire), sent_by("leader", wire))))
     seconds = rounds(work, repeats)
     rows = tuple(
@@ -144,10 +145,10 @@ def configured(method: Method, workload: str, nodes: int, alpha: float | None) -
     """
     config = resolve(Config(compressor=method.settings(), workload=workload, nodes=nodes))
     check(config)
-    wanted = {"first_layer": "", "last_layer": "", "alpha": alpha}
     fields = {field.name for field in dataclasses.fields(config.compressor)}
-    changes = {name: value for name, value in wanted.items() if name in fields and value is not None}
-    return dataclasses.replace(config, compressor=dataclasses.replace(config.compressor, **changes))
+    changes = {"alpha": alpha} if alpha is not None and "alpha" in fields else {}
+    settings = dataclasses.replace(config.compressor, **changes)
+    return dataclasses.replace(config, compressor=settings, layers=LayersConfig(dense="", top_k=""))
 
 
 def bytes_held(compressor: Compressor, params: PyTree, nodes: Nodes) -> tuple[float, float]:
@@ -167,7 +168,7 @@ def _pieces(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -
         UPDATE: updater(parts, phase, state, gradients),
         AGGREGATE: aggregated(parts, phase, state.compressor, gradients.grads),
     }
-    if parts.compressor.parts is not None:
+    if parts.compressor.core.stages is not None:
         work[BEFORE] = encoded(parts, phase, state.compressor, gradients.grads)
     return work
 

@@ -11,7 +11,7 @@ import optax
 
 from jgc.compress import step_on_nodes
 from jgc.lab.bench.step_time import chained
-from jgc.method.compose import prepare
+from jgc.method.compose import encoded as encode
 from jgc.nodes import LOCAL, SHARED, on_nodes, place
 from jgc.training.step import Parts, TrainState
 from jgc.types import PyTree, State
@@ -32,13 +32,16 @@ def encoded(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[
     """All nodes' payloads and the memory as it then is: what `finish` and the exchange are still to have."""
 
     def own(key, grads, state):
-        pending = prepare(parts.compressor.parts, phase, key, grads, state, parts.nodes)
-        return pending.local, pending.item.payload
+        core = parts.compressor.core
+        begun = core.begin(phase, grads, state, False)
+        item = encode(core.stages[phase][0], key, begun.v, begun.packing.layers, parts.nodes)
+        return begun.memory, item.payload
 
     on_axis = on_nodes(own, parts.nodes, ins=(SHARED, LOCAL, State(SHARED, LOCAL)), outs=LOCAL)
 
     def run(local, key, grads):
-        return on_axis(key, grads, State(state.shared, local))
+        memory, payload = on_axis(key, grads, State(state.shared, local))
+        return local._replace(memory=memory), payload
 
     return _in_place(run, state.local, parts.key, grads)
 

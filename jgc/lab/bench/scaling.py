@@ -80,7 +80,7 @@ def schemes(alpha: float) -> tuple[Scheme, ...]:
         ),
         Scheme("gradiveq, psum", compress.gradiveq(), False, 0),
         Scheme("gradiveq, ring", compress.gradiveq(algorithm="ring"), False, 2 * 4),  # codes, and all other leaves
-        Scheme(f"topk, {100 * alpha:g} % of values, gather", compress.topk(alpha=alpha, first_layer=""), True, 0),
+        Scheme(f"topk, {100 * alpha:g} % of values, gather", compress.topk(alpha=alpha), True, 0),
     )  # fmt: skip
 
 

@@ -188,11 +188,11 @@ def _pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable[[]
     local = jax.vmap(lambda v: memory.init(n))(v)
 
     def remember(local, g, positions):
-        v, local = memory.accumulate(local, g, False)
-        return memory.keep(local, v, Sparse(positions, v[positions]), False)
+        v, local = memory.compensate(memory.accumulate(local, g, False), g, False)
+        return memory.update(local, v, Sparse(positions, v[positions]), False)
 
     pieces: dict[str, tuple[Callable, tuple]] = {
-        "memory (accumulate, keep), all nodes": (jax.vmap(remember), (local, v, positions)),
+        "memory (accumulate, update), all nodes": (jax.vmap(remember), (local, v, positions)),
         "selection (top-k per layer), all nodes": (
             jax.vmap(lambda v: top_positions(v, packing.layers, counts)),
             (v,),

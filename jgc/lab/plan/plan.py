@@ -14,6 +14,7 @@ import jax
 
 from jgc.lab.bench.step_time import evaluated_at_once, random_source
 from jgc.lab.plan.memory import Measure, Seen, Temporary, size_of, temporaries
+from jgc.method.guard import logical
 from jgc.nodes import make_nodes
 from jgc.training.cli import with_options
 from jgc.training.config import Config, check, resolve
@@ -139,8 +140,8 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: See
       ValueError: a setting of the model or the method that is out of range.
     """
     parts, state, batch, evaluated = shapes_of(config, nodes)
-    compressor = parts.compressor.core or parts.compressor
-    wires = [(phase.name, compressor.wire(phase.value, state.params, nodes)) for phase in compressor.schedule]
+    compressor = parts.compressor
+    wires = [(phase.name, logical(compressor, phase.value, state.params, nodes)) for phase in compressor.schedule]
     phases = tuple(
         PhaseBytes(phase, logical_bytes(wire.logical, nodes.count), logical_bytes(wire.once, nodes.count))
         for phase, wire in wires

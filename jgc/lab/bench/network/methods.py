@@ -91,7 +91,7 @@ def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False) -> 
 def settings(name: str) -> Any:
     """The settings of a method of jgc from its name, with changes after colons.
 
-    No layer goes a way of its own unless `first_layer` or `last_layer` says so.
+    All layers are sent by the method.
 
     Raises:
       UserError: an unknown method or setting, or a value that does not fit.

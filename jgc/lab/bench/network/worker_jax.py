@@ -16,8 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jgc.lab.bench.network import channel, framing
 from jgc.lab.bench.network.jax_methods import Built, build, copied, local

@@ -1,0 +1,28 @@
+"""What the registry holds of a method. `METHOD` of each method's file is one; `jgc.compress` collects them."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from jgc.types import Compressor
+
+
+class Method(NamedTuple):
+    """A registered method.
+
+    Attributes:
+      name: as configuration files and reports show it.
+      settings: its frozen dataclass of settings.
+      factory: `(settings) -> Compressor`.
+      paper: where it comes from.
+      lossless: settings with which the last phase gives the exact mean; None where there are none.
+      exempt: laws of the contract suite that the method does not keep after its warm-up, with the reason:
+        "conservation" (residual and aggregate hold all that came in) and "zeros" (from zeros come zeros).
+    """
+
+    name: str
+    settings: type
+    factory: Callable[..., Compressor]
+    paper: str
+    lossless: Mapping[str, Any] | None
+    exempt: Mapping[str, str] = MappingProxyType({})

@@ -1,0 +1,256 @@
+"""The skeleton under every method: from a step on one node's vector to a `Compressor`.
+
+A method is one function on one node, `step`, and the messages it sends. The skeleton owns everything else: packing,
+memory, the skipped step, `Info`, the residual by parameter, the default diagnosis and the physical bytes.
+
+    def step(phase, key, v, state, layers, nodes):
+        mean = comm.pmean(v, nodes, "values")
+        return Step(mean, sent=v, elements=v.size)
+
+    compressor = from_step(step, memory=error_feedback(), schedule=phases.single("mine"), messages=...)
+"""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jgc import comm
+from jgc.layout.pack import Layer, Packing, leaf_paths, make_packing, pack, unpack, values_of
+from jgc.layout.select import Sparse, SparseSum, scatter_layers
+from jgc.memory import Memory
+from jgc.method.ages import ages
+from jgc.method.compensate import compensate
+from jgc.method.diagnose import compare
+from jgc.method.guard import Core, guarded
+from jgc.method.messages import both_ways
+from jgc.method.phases import DENSE
+from jgc.nodes import per_node
+from jgc.types import Array, Compressor, Info, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition
+
+Layers = tuple[Layer, ...]
+
+
+class Step(NamedTuple):
+    """What a method makes of the nodes' v in one step.
+
+    Attributes:
+      mean: f32[n], equal on all nodes: what the optimiser gets.
+      sent: f32[n] or Sparse, what all nodes take this node to have sent. The memory keeps the rest.
+      shared: the method's shared state after the step.
+      own: the method's own per-node state beside the memory, after the step.
+      elements: how many gradient values this node's message stands for.
+      overflow: how many selected values did not fit into a capped buffer.
+    """
+
+    mean: Array | SparseSum
+    sent: Array | Sparse
+    shared: PyTree = ()
+    own: PyTree = ()
+    elements: int | Array = 0
+    overflow: int | Array = 0
+
+
+class Local(NamedTuple):
+    """A node's state: its memory's, and the method's own."""
+
+    memory: PyTree
+    own: PyTree
+
+
+class StepFn(Protocol):
+    """`step(phase, key, v, state, layers, nodes)`: one step of a method, on one node.
+
+    Args:
+      phase: value of the phase.
+      key: the same on all nodes; `comm.node_key` makes a node's own of it.
+      v: f32[n], this node's gradient with its residual.
+      state: before the step: `state.shared`, and `state.local.own` of this node.
+      layers: the ranges of v, with names and shapes.
+      nodes: the layout.
+    """
+
+    def __call__(self, phase: Any, key: Key, v: Array, state: State, layers: Layers, nodes: Nodes, /) -> Step: ...
+
+
+class InitFn(Protocol):
+    """`init(key, layers, nodes) -> (shared, own)`: the method's state before the first step; `own` of one node."""
+
+    def __call__(self, key: Key, layers: Layers, nodes: Nodes, /) -> tuple[PyTree, PyTree]: ...
+
+
+class MessagesFn(Protocol):
+    """`messages(phase, layers, nodes)`: what each role sends in a step of a phase, or once on entering it."""
+
+    def __call__(self, phase: Any, layers: Layers, nodes: Nodes, /) -> tuple[Message, ...]: ...
+
+
+class FiguresFn(Protocol):
+    """`figures(phase, key, v, g, step, state, layers, nodes)`: a method's own figures of a diagnosis."""
+
+    def __call__(
+        self, phase: Any, key: Key, v: Array, g: Array, step: Step, state: State, layers: Layers, nodes: Nodes, /
+    ) -> dict[str, Array]: ...
+
+
+def dense_step(v: Array, state: State, nodes: Nodes, algorithm: str = "psum") -> Step:
+    """The step of an uncompressed phase: the exact mean; the method's own state stays as it is."""
+    return Step(comm.MEANS[algorithm](v, nodes, "dense"), v, state.shared, state.local.own, v.size)
+
+
+def from_step(
+    step: StepFn,
+    *,
+    memory: Memory,
+    schedule: tuple[Phase, ...],
+    messages: MessagesFn,
+    init: InitFn = lambda key, layers, nodes: ((), ()),
+    sent_once: MessagesFn = lambda phase, layers, nodes: (),
+    transition: Transition = lambda old, new, state, nodes: state,
+    next_phase: NextPhase | None = None,
+    figures: FiguresFn = lambda *args: {},
+    clip_norm: float = 0.0,
+    stages: dict[Hashable, Any] | None = None,
+) -> Compressor:
+    """The compressor of a step.
+
+    Args:
+      step: one step on one node. In a phase of value "dense" it must send all of v (`dense_step`).
+      memory: what a node keeps of v.
+      schedule: the phases.
+      messages: logical messages of a step of every phase but "dense".
+      init: the method's state before the first step; nothing by default.
+      sent_once: messages on entering a phase.
+      transition: what happens to the state between two phases.
+      next_phase: see `Compressor`.
+      figures: of a diagnosis, beside or in place of the default ones.
+      clip_norm: each node first clips its whole gradient to this norm over the root of K; 0 for no clipping.
+      stages: of `compose` alone: codec and exchange of every phase value.
+
+    Raises:
+      ValueError: a negative `clip_norm`.
+
+    Example:
+      >>> from jgc import comm
+      >>> from jgc.memory import error_feedback
+      >>> from jgc.method.phases import single
+      >>> def step(phase, key, v, state, layers, nodes):
+      ...     sent = v.astype(jnp.bfloat16).astype(jnp.float32)
+      ...     return Step(comm.pmean(sent, nodes, "values"), sent, elements=v.size)
+      >>> rounded = from_step(step, memory=error_feedback(), schedule=single("rounded"),
+      ...     messages=lambda phase, layers, nodes: both_ways({"values": 4.0 * values_of(layers)}))
+      >>> rounded.schedule[0].name
+      'rounded'
+    """
+    if not 0 <= clip_norm < float("inf"):
+        raise ValueError(f"clip_norm must be at least 0 (0 for no clipping), got {clip_norm}")
+    method = _Method(step, memory, messages, init, sent_once, figures)
+    return guarded(
+        Core(
+            init=method.first_state,
+            aggregate=method.aggregate,
+            transition=transition,
+            messages=method.all_messages,
+            schedule=schedule,
+            owns_momentum=memory.owns_momentum,
+            next_phase=next_phase,
+            diagnose=method.diagnose,
+            residual=method.residual,
+            begin=method.begin,
+            finish=method.finish,
+            stages=stages,
+            clip_norm=clip_norm,
+        )
+    )
+
+
+class Begun(NamedTuple):
+    """A node's step before anything is sent."""
+
+    v: Array
+    memory: PyTree
+    packing: Packing
+
+
+class _Method(NamedTuple):
+    """A step and what belongs to it, as the functions of a `Core`."""
+
+    step: StepFn
+    memory: Memory
+    messages: MessagesFn
+    init: InitFn
+    sent_once: MessagesFn
+    figures: FiguresFn
+
+    def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
+        packing = make_packing(params)
+        shared, own = self.init(key, packing.layers, nodes)
+        local = Local(self.memory.init(packing.size), own)
+        return State(shared, jax.tree.map(lambda x: per_node(x, nodes), local))
+
+    def aggregate(
+        self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array | bool
+    ) -> tuple[PyTree, State, Info]:
+        begun = self.begin(phase, grads, state, skip)
+        result = self.step(phase, key, begun.v, state, begun.packing.layers, nodes)
+        return self.finish(phase, begun, result, state, skip)
+
+    def begin(self, phase: Hashable, grads: PyTree, state: State, skip: Array | bool) -> Begun:
+        packing = make_packing(grads)
+        v, kept = compensate(self.memory, state.local.memory, grads, packing, phase == DENSE, skip)
+        return Begun(v, kept, packing)
+
+    def finish(
+        self, phase: Hashable, begun: Begun, result: Step, state: State, skip: Array | bool
+    ) -> tuple[PyTree, State, Info]:
+        """The rest of a step. If `skip`, the aggregate is zeros and the state does not change."""
+        v, kept, packing = begun
+        mean, sent = result.mean, result.sent
+        if isinstance(mean, SparseSum):  # mu values to go over, not n
+            values = jnp.where(skip, 0, mean.entries.values)
+            mean = as_vector(mean._replace(entries=mean.entries._replace(values=values)), packing.layers)
+        else:
+            mean = jnp.where(skip, 0, mean)
+        if isinstance(sent, Sparse):  # past the end, where JAX drops what is written
+            sent = sent._replace(positions=jnp.where(skip, packing.size, sent.positions))
+        else:
+            sent = jnp.where(skip, 0, sent)
+        kept = self.memory.update(kept, v, sent, phase == DENSE)
+        before, after = (state.shared, state.local.own), (result.shared, result.own)
+        shared, own = jax.tree.map(lambda a, b: b if b is a else jnp.where(skip, a, b), before, after)
+        residual = self.memory.residual(kept)
+        norm = jnp.float32(0) if residual is None else jnp.linalg.norm(residual.astype(jnp.float32))
+        info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
+        return unpack(mean, packing), State(shared, Local(kept, own)), info
+
+    def all_messages(
+        self, phase: Hashable, shapes: PyTree, nodes: Nodes
+    ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        layers = make_packing(shapes).layers
+        dense = both_ways({"dense": 4.0 * values_of(layers)})
+        step = dense if phase == DENSE else self.messages(phase, layers, nodes)
+        return step, self.sent_once(phase, layers, nodes)
+
+    def diagnose(self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes) -> dict[str, Array]:
+        v, kept, packing = self.begin(phase, grads, state, skip=False)
+        g, layers = pack(grads, packing), packing.layers
+        step = self.step(phase, key, v, state, layers, nodes)
+        found = compare(as_vector(step.mean, layers), v, g, nodes, everything=not isinstance(step.sent, Sparse))
+        found |= ages(kept, packing, nodes)
+        sent = () if phase == DENSE else self.messages(phase, layers, nodes)
+        if isinstance(step.sent, Sparse) and any(message.kind == "positions" for message in sent):
+            found["positions"] = comm.broadcast(step.sent.positions, jnp.int32(0), nodes, "diagnose")
+            found["positions_n"] = jnp.int32(packing.size)
+        return found | self.figures(phase, key, v, g, step, state, layers, nodes)
+
+    def residual(self, local: Local, shapes: PyTree) -> dict[str, Array]:
+        kept = self.memory.residual(local.memory)
+        if kept is None:
+            return {}
+        return dict(zip(leaf_paths(shapes), jax.tree.leaves(unpack(kept, make_packing(shapes))), strict=True))
+
+
+def as_vector(mean: Array | SparseSum, layers: Layers) -> Array:
+    """A mean over nodes as f32[n]."""
+    return scatter_layers(mean, layers) if isinstance(mean, SparseSum) else mean

@@ -1,0 +1,26 @@
+"""Logical messages: what the nodes of each role send up and receive back, from their sizes in bytes by kind."""
+
+from jgc.types import Message, Nodes
+
+Sizes = dict[str, float]  # bytes by kind
+
+
+def messages(role: str, direction: str, sizes: Sizes) -> tuple[Message, ...]:
+    """One message for every kind."""
+    return tuple(Message(role, direction, kind, size) for kind, size in sizes.items())
+
+
+def both_ways(up: Sizes, down: Sizes | None = None) -> tuple[Message, ...]:
+    """What each node sends, and what it receives; the same if not given."""
+    return messages("worker", "up", up) + messages("worker", "down", up if down is None else down)
+
+
+def led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Sizes) -> tuple[Message, ...]:
+    """The same where one node, the leader, sends and receives something else than the others."""
+    up = messages("leader", "up", leader_up) + messages("worker", "up", worker_up)
+    return up + messages("leader", "down", leader_down) + messages("worker", "down", worker_down)
+
+
+def to_all(sizes: Sizes, nodes: Nodes) -> tuple[Message, ...]:
+    """Each node's payload to all other nodes."""
+    return both_ways(sizes, {kind: size * (nodes.count - 1) for kind, size in sizes.items()})
