@@ -16,7 +16,7 @@ def _numbers(seed: int, *shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mu, m", [(0, 16), (1, 16), (16, 16), (17, 32), (100, 112)])
-def test_lengths_are_padded_to_what_the_strides_divide(mu, m):
+def test_lengths_are_padded_to_a_multiple_of_16(paper_filters, mu, m):
     assert ae.padded(mu) == m
     assert ae.code_size(mu) == m // 4
     weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), mu, K))
@@ -26,19 +26,24 @@ def test_lengths_are_padded_to_what_the_strides_divide(mu, m):
     assert jax.eval_shape(lambda w: ae.decode(w, jnp.zeros(code.shape), jnp.zeros(m)), one).shape == (m,)
 
 
-def test_weights_are_as_many_as_the_tables_say():
-    """Tables I and II: filters of 3 and the last ones of 1, with biases; the innovation is one more channel."""
+def test_parameter_counts_are_those_of_tables_1_and_2(paper_filters):
+    """Kernels are 3 wide and the last ones 1, with biases; the innovation is one more channel."""
     weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), 32, K))
     count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
     table_1 = [(3, 1, 64), (3, 64, 128), (3, 128, 256), (3, 256, 64), (1, 64, 4)]
     table_2 = [(3, 4, 4), (3, 4, 32), (3, 32, 64), (3, 64, 128), (3, 128, 32), (1, 32 + 1, 1)]
     assert count(weights.encoder) == sum(width * i * o + o for width, i, o in table_1)
+    assert (round(count(weights.encoder), -3), round(count(weights.decoders) / K, -3)) == (173_000, 44_000)
     assert count(weights.decoders) == K * sum(width * i * o + o for width, i, o in table_2)
+
+
+def first_weights() -> ae.Weights:
+    return jax.jit(lambda: ae.init(jax.random.key(0), 32, K), compiler_options={"xla_backend_optimization_level": 0})()
 
 
 @pytest.fixture(scope="module")
 def fresh():
-    return jax.jit(lambda: ae.init(jax.random.key(0), 32, K), compiler_options={"xla_backend_optimization_level": 0})()
+    return first_weights()
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +107,7 @@ def test_a_decoder_sees_its_nodes_innovation(different):
 
 
 @pytest.mark.slow
-def test_it_learns_what_nodes_have_in_common_beyond_signs_and_means(fresh):
+def test_autoencoder_learns_values_common_to_nodes(paper_filters):
     """In z, signs and means alone decode to zero, so the error of that trivial code is the mean square of z."""
     m, adam = 64, optax.adam(0.002)
 
@@ -117,6 +122,7 @@ def test_it_learns_what_nodes_have_in_common_beyond_signs_and_means(fresh):
         key = jax.random.fold_in(jax.random.key(1), i)
         return ae.train(trained, adam, stream(key), jnp.zeros((K, m)), i % K, 1.0, 0.5)[0]
 
+    fresh = first_weights()
     trained = ae.Trained(fresh, adam.init(fresh))  # weights do not depend on m
     for i in range(150):
         trained = step(trained, jnp.int32(i))
