@@ -229,11 +229,9 @@ def first_state(variant: str) -> State:
 def program(case: Case) -> Callable[..., tuple[PyTree, State, Info]]:
     """The compiled step `(key, grads [K, ...], state) -> (aggregated, state, info [K])`, one for each case."""
     compressor, nodes = compressor_of(case.variant), nodes_of(case.layout)
-    phase = compressor.schedule[case.phase]
-    step = step_on_nodes(compressor.aggregate, phase.value, nodes)
-    # XLA's older code generator, see quick.py, adds up an autoencoder's gradient in another order in each layout.
-    trains = case.variant.startswith("lgc_") and phase.name == "top-k"
-    newer = {"xla_cpu_use_fusion_emitters": True} if trains else None
+    step = step_on_nodes(compressor.aggregate, compressor.schedule[case.phase].value, nodes)
+    # XLA's older code generator, see quick.py, adds up in an autoencoder in another order in each layout.
+    newer = {"xla_cpu_use_fusion_emitters": True} if case.variant.startswith("lgc_") else None
     return jax.jit(step, compiler_options=newer)
 
 
