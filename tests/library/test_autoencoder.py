@@ -73,12 +73,12 @@ def test_losses_are_formulas_5_and_6_as_means(different, chosen):
     assert got.similarity == pytest.approx(np.mean(similarity), rel=1e-4)
 
 
-def test_one_node_has_nobody_to_be_similar_to(fresh):
+def test_similarity_loss_of_one_node_is_zero(fresh):
     alone = fresh._replace(decoders=jax.tree.map(lambda x: x[:1], fresh.decoders))
     assert ae.losses(alone, _numbers(0, 1, 32), jnp.zeros((1, 32)), jnp.int32(0)).similarity == 0
 
 
-def test_a_training_step_descends_the_weighted_sum_of_the_losses(different):
+def test_training_step_descends_weighted_loss(different):
     weights, x, innovations = different
     sgd = optax.sgd(0.01)
     start = ae.Trained(weights, sgd.init(weights))
@@ -98,7 +98,7 @@ def test_a_training_step_descends_the_weighted_sum_of_the_losses(different):
         assert getattr(step(trained, *weighted)[1], kind) < getattr(before, kind)
 
 
-def test_a_decoder_sees_its_nodes_innovation(different):
+def test_decoder_uses_own_innovation(different):
     weights, x, innovations = different
     decoder, code = jax.tree.map(lambda w: w[0], weights.decoders), ae.encode(weights.encoder, x[0])
     with_it, without = ae.decode(decoder, code, innovations[0]), ae.decode(decoder, code, 0 * innovations[0])
