@@ -52,26 +52,26 @@ def phase_of(case: Case) -> jgc.Phase:
     return compressor_of(case.variant).schedule[case.phase]
 
 
-def _marks(variant: str, layout: str) -> list:
-    """By default registered methods run in all layouts, and their further variants in one."""
-    return [pytest.mark.exhaustive] if variant in VARIANTS and layout != LAYOUT else []
+def _cases(*shown: str, law: bool = False, **wanted):
+    """The cases with these fields, named by the fields that are shown.
 
-
-def _cases(*shown: str, **wanted):
-    """The cases with these fields, named by the fields that are shown."""
+    Methods run in all layouts by default; their further variants run in one, and so do laws.
+    """
     params = []
     for case in CASES:
         words = {**case._asdict(), "phase": phase_of(case).name}
         if all(getattr(case, field) == value for field, value in wanted.items()):
-            name = ", ".join(words[field] for field in shown)
-            params.append(pytest.param(case, id=name, marks=_marks(case.variant, case.layout)))
+            more = case.layout != LAYOUT and (law or case.variant in VARIANTS)
+            name, marks = ", ".join(words[field] for field in shown), [pytest.mark.exhaustive] if more else []
+            params.append(pytest.param(case, id=name, marks=marks))
     return pytest.mark.parametrize("case", params)
 
 
 every_case = _cases("variant", "phase", "layout")
+every_case_of_a_law = _cases("variant", "phase", "layout", law=True)
 every_phase = _cases("variant", "phase", layout=LAYOUT)
-every_variant = _cases("variant", layout=LAYOUT, phase=0)
 every_phase_in_all_layouts = _cases("variant", "phase", layout="1 device")
+every_variant = _cases("variant", layout=LAYOUT, phase=0)
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_lossless_settings_give_dense_mean(name, layout):
 # --- what is kept -------------------------------------------------------------------------------------------------
 
 
-@every_phase
+@every_case_of_a_law
 def test_error_feedback_conserves_gradients(case):
     if (case.variant, phase_of(case).name) in LAW_EXEMPT:
         pytest.skip(LAW_EXEMPT[case.variant, phase_of(case).name])
@@ -140,7 +140,7 @@ def test_error_feedback_conserves_gradients(case):
             assert np.all(np.abs(had - aggregated - kept) <= tolerance)
 
 
-@every_phase
+@every_case_of_a_law
 def test_restored_run_equals_uninterrupted_run(case):
     first, *rest = history(case)
     leaves, structure = jax.tree.flatten(first.after)
@@ -165,7 +165,7 @@ def test_transitions_keep_state_structure(case):
 # --- bad and empty input ------------------------------------------------------------------------------------------
 
 
-@every_phase
+@every_case_of_a_law
 @pytest.mark.parametrize("bad", [np.nan, -np.inf], ids=str)
 def test_non_finite_gradient_on_one_node_skips_step_on_all(case, bad):
     nodes, state = nodes_of(case.layout), history(case)[-1].after
@@ -180,7 +180,7 @@ def test_non_finite_gradient_on_one_node_skips_step_on_all(case, bad):
         assert same_bits(after, state)
 
 
-@every_phase
+@every_case_of_a_law
 def test_zero_gradients_and_residuals_aggregate_to_zeros(case):
     if (case.variant, phase_of(case).name) in ZERO_EXEMPT:
         pytest.skip(ZERO_EXEMPT[case.variant, phase_of(case).name])
