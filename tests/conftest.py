@@ -1,34 +1,39 @@
-"""Eight CPU devices and one cache of compiled programs for every test, set before JAX starts; what shares compiled
-steps runs in one process."""
+"""Eight CPU devices, quick compilation and a kept cache of compiled programs, set before JAX starts; which tests share
+a process."""
 
+import importlib.metadata
 import os
 import re
-import tempfile
+import time
 from collections import Counter
+from pathlib import Path
 
-# Nearly all of the suite's time goes into compiling, so LLVM is told not to work hard: the same HLO, slower code.
-_FLAGS = {
-    "--xla_force_host_platform_device_count": "8",
-    "--xla_backend_optimization_level": "0",
-    "--xla_llvm_disable_expensive_passes": "true",
-}
-_given = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _FLAGS.items() if k not in _given)]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# A run that is stopped and taken up, and every process of several, compiles what has been compiled: a folder that the
-# processes started from here inherit, gone with this one; yours, if you name one, is there for the next time.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _programs = tempfile.TemporaryDirectory(prefix="jgc-tests-", ignore_cleanup_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
+# Programs are kept between runs of the tests, also for the processes that tests start.
+_PROGRAMS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jgc" / "tests-programs"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS / f"jax-{importlib.metadata.version('jax')}"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from quick import PAPER_FILTERS, XLA_FLAGS, autoencoder  # noqa: E402
 from xdist.scheduler import LoadScopeScheduling  # noqa: E402
+
+_flags = {"--xla_force_host_platform_device_count": "8", **XLA_FLAGS}
+_given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _flags.items() if k not in _given)]).strip()
 
 settings.register_profile("jgc", deadline=None, derandomize=True, max_examples=30)  # JAX compiles for every new shape
 settings.load_profile("jgc")
+
+
+@pytest.fixture
+def paper_filters(monkeypatch):
+    """LGC's autoencoder as wide as in the paper."""
+    for name, filters in zip(("ENCODER_FILTERS", "DECODER_FILTERS"), PAPER_FILTERS, strict=True):
+        monkeypatch.setattr(autoencoder, name, filters)
 
 
 def scope_of(nodeid: str) -> str:
@@ -55,6 +60,14 @@ def pytest_collection_modifyitems(items):
         return scope not in slow, -tests[scope], scope
 
     items.sort(key=place)
+
+
+def pytest_sessionstart(session):
+    """Programs of code that has changed since are never asked for again: a month old, they go."""
+    if not hasattr(session.config, "workerinput"):
+        for file in _PROGRAMS.glob("*/*"):
+            if time.time() - file.stat().st_mtime > 30 * 86400:
+                file.unlink(missing_ok=True)
 
 
 def pytest_xdist_auto_num_workers(config):

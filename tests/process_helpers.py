@@ -25,13 +25,14 @@ if os.environ.get("JGC_TEST_SERVER"):  # in the process that the others are fork
 
 import jax
 import numpy as np
+from quick import XLA_FLAGS
 from training_helpers import tiny_model
 
 from jgc.training import cli, distributed, loop, setup, step
 from jgc.training.metrics import read
 from jgc.training.recorder import Recorder
 
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # to compile, not to run
+QUICK = " ".join(f"{name}={value}" for name, value in XLA_FLAGS.items())
 LIMIT = 900  # seconds after which a process counts as hanging
 
 
@@ -108,6 +109,8 @@ def child(argv: list[str], output: str, environment: dict[str, str]) -> None:
     os.environ.update({**environment, "XLA_FLAGS": f"{QUICK} {environment.get('XLA_FLAGS', '')}"})
     warnings.simplefilter("ignore")
     jax.config.update("jax_platforms", "cpu")
+    # Some are killed while they write programs: those of this session, not the kept ones.
+    jax.config.update("jax_compilation_cache_dir", str(Path(output).parents[1] / "programs"))
     setup.make_model = tiny_model
     _change(environment)
     sys.exit(cli.main(argv))

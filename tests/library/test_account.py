@@ -28,7 +28,7 @@ messages = st.builds(
 )
 
 
-def test_the_server_receives_and_sends_what_all_nodes_do():
+def test_server_traffic_is_sum_over_nodes():
     assert account.logical_bytes(MESSAGES, nodes=4) == {
         "leader": {"up": {"code": 10, "values": 5}, "down": {"values": 2}},
         "worker": {"up": {"values": 3}, "down": {"values": 7.5}},
@@ -47,12 +47,12 @@ def test_the_total_is_the_sum_over_nodes(sent, nodes):
     assert sum(ways) == account.step_total(sent, nodes)
 
 
-def test_physical_bytes_stand_by_collective_with_flags_apart():
+def test_physical_bytes_are_listed_by_collective():
     sent = [Sent("all-reduce", "dense", 10), Sent("all-reduce", "flag", 7), Sent("all-gather", "x", 2.5)]
     assert account.physical_bytes(sent) == {"all-reduce": 10, "other": 7, "all-gather": 2.5}
 
 
-def test_the_compression_ratio_is_of_what_a_node_sends_up():
+def test_compression_ratio_is_of_uplink():
     wire = Wire(MESSAGES, ())
     assert account.sent_by("leader", wire) == 15 and account.sent_by("worker", wire, "down") == 7.5
     assert account.compression_ratio("leader", wire, 150) == 10
@@ -79,7 +79,7 @@ def test_dense_bytes_are_right_by_hand(algorithm):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_silence_sends_nothing(layout):
+def test_silent_sends_nothing(layout):
     compressor, nodes = silent(warmup_steps=5), nodes_of(layout)
     wire = compressor.wire("silent", PARAMS, nodes)
     assert wire.logical == wire.once == ()

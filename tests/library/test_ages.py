@@ -43,7 +43,7 @@ def age_of(state):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_value_is_as_old_as_it_has_not_been_sent(name):
+def test_age_counts_steps_since_sent(name):
     """It is 0 on a node that has just sent it, where the aggregate then is not 0, and one more on all others."""
     before = np.zeros((K, 120), int)
     for aggregated, state, figures in play(METHODS[name]):
@@ -60,6 +60,6 @@ def test_a_value_is_as_old_as_it_has_not_been_sent(name):
     assert before.max() == STEPS  # something has never been sent
 
 
-def test_nothing_is_counted_unless_it_is_asked_for():
+def test_ages_are_off_by_default():
     *_, (_, state, figures) = play(topk(alpha=0.05))
     assert isinstance(state.local.memory, jax.Array) and not any("/" in name for name in figures)

@@ -16,7 +16,7 @@ def _numbers(seed: int, *shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mu, m", [(0, 16), (1, 16), (16, 16), (17, 32), (100, 112)])
-def test_lengths_are_padded_to_what_the_strides_divide(mu, m):
+def test_lengths_are_padded_to_a_multiple_of_16(paper_filters, mu, m):
     assert ae.padded(mu) == m
     assert ae.code_size(mu) == m // 4
     weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), mu, K))
@@ -26,19 +26,24 @@ def test_lengths_are_padded_to_what_the_strides_divide(mu, m):
     assert jax.eval_shape(lambda w: ae.decode(w, jnp.zeros(code.shape), jnp.zeros(m)), one).shape == (m,)
 
 
-def test_weights_are_as_many_as_the_tables_say():
-    """Tables I and II: filters of 3 and the last ones of 1, with biases; the innovation is one more channel."""
+def test_parameter_counts_are_those_of_tables_1_and_2(paper_filters):
+    """Kernels are 3 wide and the last ones 1, with biases; the innovation is one more channel."""
     weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), 32, K))
     count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
     table_1 = [(3, 1, 64), (3, 64, 128), (3, 128, 256), (3, 256, 64), (1, 64, 4)]
     table_2 = [(3, 4, 4), (3, 4, 32), (3, 32, 64), (3, 64, 128), (3, 128, 32), (1, 32 + 1, 1)]
     assert count(weights.encoder) == sum(width * i * o + o for width, i, o in table_1)
+    assert (round(count(weights.encoder), -3), round(count(weights.decoders) / K, -3)) == (173_000, 44_000)
     assert count(weights.decoders) == K * sum(width * i * o + o for width, i, o in table_2)
+
+
+def first_weights() -> ae.Weights:
+    return jax.jit(lambda: ae.init(jax.random.key(0), 32, K), compiler_options={"xla_backend_optimization_level": 0})()
 
 
 @pytest.fixture(scope="module")
 def fresh():
-    return jax.jit(lambda: ae.init(jax.random.key(0), 32, K), compiler_options={"xla_backend_optimization_level": 0})()
+    return first_weights()
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +73,12 @@ def test_losses_are_formulas_5_and_6_as_means(different, chosen):
     assert got.similarity == pytest.approx(np.mean(similarity), rel=1e-4)
 
 
-def test_one_node_has_nobody_to_be_similar_to(fresh):
+def test_similarity_loss_of_one_node_is_zero(fresh):
     alone = fresh._replace(decoders=jax.tree.map(lambda x: x[:1], fresh.decoders))
     assert ae.losses(alone, _numbers(0, 1, 32), jnp.zeros((1, 32)), jnp.int32(0)).similarity == 0
 
 
-def test_a_training_step_descends_the_weighted_sum_of_the_losses(different):
+def test_training_step_descends_weighted_loss(different):
     weights, x, innovations = different
     sgd = optax.sgd(0.01)
     start = ae.Trained(weights, sgd.init(weights))
@@ -93,7 +98,7 @@ def test_a_training_step_descends_the_weighted_sum_of_the_losses(different):
         assert getattr(step(trained, *weighted)[1], kind) < getattr(before, kind)
 
 
-def test_a_decoder_sees_its_nodes_innovation(different):
+def test_decoder_uses_own_innovation(different):
     weights, x, innovations = different
     decoder, code = jax.tree.map(lambda w: w[0], weights.decoders), ae.encode(weights.encoder, x[0])
     with_it, without = ae.decode(decoder, code, innovations[0]), ae.decode(decoder, code, 0 * innovations[0])
@@ -102,7 +107,7 @@ def test_a_decoder_sees_its_nodes_innovation(different):
 
 
 @pytest.mark.slow
-def test_it_learns_what_nodes_have_in_common_beyond_signs_and_means(fresh):
+def test_autoencoder_learns_values_common_to_nodes(paper_filters):
     """In z, signs and means alone decode to zero, so the error of that trivial code is the mean square of z."""
     m, adam = 64, optax.adam(0.002)
 
@@ -117,6 +122,7 @@ def test_it_learns_what_nodes_have_in_common_beyond_signs_and_means(fresh):
         key = jax.random.fold_in(jax.random.key(1), i)
         return ae.train(trained, adam, stream(key), jnp.zeros((K, m)), i % K, 1.0, 0.5)[0]
 
+    fresh = first_weights()
     trained = ae.Trained(fresh, adam.init(fresh))  # weights do not depend on m
     for i in range(150):
         trained = step(trained, jnp.int32(i))

@@ -54,7 +54,7 @@ def _integers(nodes: Nodes, n: int) -> np.ndarray:
 
 
 @every_layout
-def test_sum_mean_and_ring_are_numpys(layout):
+def test_sum_mean_and_ring_match_numpy(layout):
     nodes = _nodes(layout)
     x, short = _integers(nodes, 13), _integers(nodes, 3)  # neither divides among the nodes: the ring pads
     total, mean, ring, short_ring = _run(
@@ -70,7 +70,7 @@ def test_sum_mean_and_ring_are_numpys(layout):
 
 
 @every_layout
-def test_gather_keeps_the_order_of_the_nodes(layout):
+def test_gather_keeps_node_order(layout):
     nodes = _nodes(layout)
     x = _integers(nodes, 5)
     index, gathered, both = _run(
@@ -85,7 +85,7 @@ def test_gather_keeps_the_order_of_the_nodes(layout):
 
 
 @every_layout
-def test_broadcast_gives_every_leaders_bits_to_all(layout):
+def test_broadcast_is_bit_exact_for_every_leader(layout):
     nodes = _nodes(layout)
     bits = np.stack([np.roll(SPECIAL, i) ^ (i << 8) for i in range(nodes.count)]).astype(np.uint32)
     half = bits.astype(np.uint16)[:, :3]
@@ -111,7 +111,7 @@ def test_a_flag_on_one_node_reaches_all(layout):
 
 
 @every_layout
-def test_what_the_leader_has_is_on_its_own_device_alone(layout):
+def test_only_leaders_device_holds_leaders_value(layout):
     nodes = _nodes(layout)
     x, leader = _integers(nodes, 4), nodes.count - 1
     held = _run(lambda x: comm.on_leaders_device(x, jnp.int32(leader), nodes), nodes, x, outs=LOCAL)
@@ -121,7 +121,7 @@ def test_what_the_leader_has_is_on_its_own_device_alone(layout):
 
 
 @every_layout
-def test_nodes_have_keys_of_their_own_that_do_not_depend_on_the_layout(layout):
+def test_node_keys_do_not_depend_on_layout(layout):
     nodes = _nodes(layout)
     draw = lambda x: jax.random.bits(comm.node_key(jax.random.key(5), nodes), (2,))  # noqa: E731
     drawn = _run(draw, nodes, _integers(nodes, 1), outs=LOCAL)
@@ -140,7 +140,7 @@ WRAPPED = {
 
 @every_layout
 @pytest.mark.parametrize("wrapped", WRAPPED)
-def test_collectives_may_stand_inside_jit_scan_and_switch(wrapped, layout):
+def test_collectives_work_inside_jit_scan_switch_and_remat(wrapped, layout):
     nodes = _nodes(layout)
     x = _integers(nodes, 4)
 
@@ -175,7 +175,7 @@ CALLS = {
 
 @every_layout
 @pytest.mark.parametrize("call", CALLS)
-def test_the_ledger_holds_what_the_compiled_program_sends(call, layout):
+def test_ledger_matches_compiled_program(call, layout):
     nodes = _nodes(layout)
     x = jgc.place(_integers(nodes, 13), LOCAL, nodes)
     on_axis = jax.jit(jgc.on_nodes(lambda x: CALLS[call](x, nodes), nodes, ins=(LOCAL,), outs=SHARED))
@@ -189,7 +189,7 @@ def test_the_ledger_holds_what_the_compiled_program_sends(call, layout):
     assert bool(sent) == (nodes.mesh is not None and nodes.count > 1)
 
 
-def test_the_ledger_can_be_kept_on_an_abstract_mesh():
+def test_ledger_works_on_abstract_mesh():
     nodes = as_one_per_device(nodes_of("1 device"))
     with comm.ledger() as sent:
         jax.eval_shape(jgc.on_nodes(lambda x: comm.psum(x, nodes, "x"), nodes, (LOCAL,), SHARED), jnp.zeros((8, 4)))
@@ -201,7 +201,7 @@ def test_the_ledger_can_be_kept_on_an_abstract_mesh():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("call", CALLS)
-def test_outside_the_node_axis_a_collective_says_so(call, layout):
+def test_collective_outside_node_axis_is_an_error(call, layout):
     with pytest.raises(RuntimeError, match=r"outside the node axis.*jgc\.node_grads"):
         CALLS[call](jnp.ones(3), nodes_of(layout))
 
@@ -210,28 +210,28 @@ def test_outside_the_node_axis_a_collective_says_so(call, layout):
 
 
 @given(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 99))
-def test_words_keep_every_bit(dtype, shape, seed):
+def test_words_roundtrip_bit_for_bit(dtype, shape, seed):
     dtype = jnp.dtype(dtype)
     raw = np.random.default_rng(seed).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     x = raw.view(dtype).reshape(shape)
-    bits = words.to_words(jnp.asarray(x))
+    bits = jax.jit(words.to_words)(x)
     assert (bits.dtype, bits.shape) == (jnp.uint32, (words.word_count(tuple(shape), dtype),))
-    assert same_bits(words.from_words(bits, tuple(shape), dtype), x)
+    assert same_bits(jax.jit(lambda bits: words.from_words(bits, tuple(shape), dtype))(bits), x)
 
 
 @given(st.dictionaries(st.text("abc ", min_size=1), st.tuples(st.sampled_from(DTYPES), st.integers(0, 5)), min_size=1))
-def test_several_arrays_come_back_out_of_one_vector_of_words(spec):
-    payload = {name: jnp.arange(n).astype(dtype) for name, (dtype, n) in spec.items()}
-    assert same_bits(words.split_words(words.join_words(payload), payload), payload)
+def test_joined_words_roundtrip(spec):
+    payload = {name: np.arange(n).astype(dtype) for name, (dtype, n) in spec.items()}
+    assert same_bits(jax.jit(lambda payload: words.split_words(words.join_words(payload), payload))(payload), payload)
 
 
-def test_numbers_of_eight_bytes_travel_as_two_words():
+def test_eight_byte_numbers_become_two_words():
     with jax.enable_x64(True):
         x = jnp.asarray(np.array([1.5, -0.0, np.pi]))
         assert words.to_words(x).size == words.word_count((3,), x.dtype) == 6
         assert same_bits(words.from_words(words.to_words(x), (3,), x.dtype), x)
 
 
-def test_booleans_are_not_sent_as_words():
+def test_booleans_are_refused_as_words():
     with pytest.raises(TypeError, match="pack booleans into bits"):
         words.to_words(jnp.ones(3, bool))

@@ -31,7 +31,7 @@ def _gradients(*shape: int):
 
 
 @pytest.mark.parametrize("algorithm", ["psum", "ring"])
-def test_adding_up_a_code_that_is_not_linear_is_an_error_when_built(algorithm):
+def test_all_reduce_of_nonlinear_code_is_an_error_when_built(algorithm):
     message = f"all-reduce by {algorithm} adds payloads up, and the code 'top-k' is not linear"
     with pytest.raises(ValueError, match=message):
         compose(top_k(0.1), error_feedback(), all_reduce(algorithm))
@@ -41,14 +41,14 @@ def test_adding_up_a_code_that_is_not_linear_is_an_error_when_built(algorithm):
 
 
 @pytest.mark.parametrize("exchange", [gather(), server()], ids=lambda e: e.name)
-def test_any_code_may_be_gathered(exchange):
+def test_any_code_can_be_gathered(exchange):
     grads = _gradients(4, 5)
     aggregated, _, info = _aggregate(compose(top_k(1.0), no_memory(), exchange), grads)
     assert np.array_equal(aggregated, grads.mean(0))
     assert np.array_equal(info.elements_sent, [20] * 8)
 
 
-def test_a_linear_code_of_ones_own_is_decoded_after_the_sum():
+def test_linear_code_is_decoded_after_sum():
     """A sketch: the sums of neighbouring pairs. Decoding gives each of a pair half of its sum."""
 
     def encode(key, v, layers):
@@ -69,7 +69,7 @@ def test_a_linear_code_of_ones_own_is_decoded_after_the_sum():
         assert np.array_equal(state.local.memory, kept)
 
 
-def test_a_code_gets_a_key_of_its_nodes_own():
+def test_each_node_encodes_with_own_key():
     def encode(key, v, layers):
         return {"dense": v + jax.random.randint(key, (), 0, 2**16)}
 
@@ -78,14 +78,14 @@ def test_a_code_gets_a_key_of_its_nodes_own():
     assert len(np.unique(state.local.memory[:, 0])) == 8
 
 
-def test_what_is_not_sent_stays_and_nothing_comes_out():
+def test_unsent_gradients_stay_in_residual():
     codec = top_k(0.5)
     aggregated, state, _ = _aggregate(compose(codec, error_feedback(), nowhere()), _gradients(2, 4))
     assert not np.any(aggregated)
     assert np.count_nonzero(state.local.memory) <= 8 * 4
 
 
-def test_info_says_how_much_is_kept_and_sent():
+def test_info_has_residual_norm_and_elements_sent():
     grads = _gradients(4, 5)
     _, state, info = _aggregate(jgc.compress.topk(alpha=0.25), grads)
     np.testing.assert_allclose(info.residual_norm, np.linalg.norm(state.local.memory, axis=1), rtol=1e-6)
@@ -106,12 +106,12 @@ def test_messages_of_a_server_and_of_a_gather():
     assert [tuple(m) for m in wire.logical] == [("worker", "up", "dense", 2400), ("worker", "down", "dense", 2400)]
 
 
-def test_an_unknown_algorithm_is_an_error_that_shows_it():
+def test_unknown_algorithm_is_named():
     with pytest.raises(ValueError, match="algorithm must be 'psum', 'ring' or 'server', got 'tree'"):
         dense_exchange("tree")
 
 
-def test_a_skipped_step_gives_the_memory_nothing():
+def test_skipped_step_does_not_update_memory():
     """Also where the bad value would have been averaged away or not selected."""
     grads = _gradients(4, 5).at[5, 0, 0].set(jnp.inf)
     compressor = jgc.compress.topk(alpha=0.1)
@@ -121,7 +121,7 @@ def test_a_skipped_step_gives_the_memory_nothing():
     assert same_bits(state, compressor.init(jax.random.key(0), params, nodes_of(NODES)))
 
 
-def test_diagnose_compares_with_the_true_mean_and_changes_nothing():
+def test_diagnose_compares_with_true_mean_without_changing_state():
     nodes, grads = nodes_of(NODES), _gradients(4, 5)
     compressor = jgc.compress.topk(alpha=0.25)
     state = compressor.init(jax.random.key(0), grads[0], nodes)
@@ -143,7 +143,7 @@ def test_diagnose_compares_with_the_true_mean_and_changes_nothing():
     assert figures["positions_n"] == 20
 
 
-def test_the_bytes_of_a_diagnose_step_are_no_part_of_the_wire():
+def test_diagnose_bytes_are_not_in_wire():
     nodes, params = nodes_of("8 devices"), {"w": jnp.zeros((4, 5))}
     wire = jgc.compress.topk(alpha=0.25).wire("top-k", params, nodes)
     assert {s.kind for s in wire.physical} == {"flag", "positions+values"}

@@ -1,4 +1,4 @@
-"""The properties that every method keeps, in every phase and in all three node layouts."""
+"""The properties that every method keeps in every phase: laws in one node layout, agreement and costs in all three."""
 
 from collections import Counter
 from functools import partial
@@ -14,7 +14,6 @@ from contract import (
     LAYOUTS,
     OVERFLOWS,
     PARAMS,
-    SLOW,
     STATE,
     VARIANTS,
     ZERO_EXEMPT,
@@ -46,31 +45,40 @@ NAMES = (*METHODS, *VARIANTS)
 CASES = [
     Case(name, i, layout) for name in NAMES for i in range(len(compressor_of(name).schedule)) for layout in LAYOUTS
 ]
+LAYOUT = "4 devices"  # of what does not depend on the layout: several nodes a device, and collectives between devices
 
 
 def phase_of(case: Case) -> jgc.Phase:
     return compressor_of(case.variant).schedule[case.phase]
 
 
-def _param(case: Case, *shown: str):
-    marks = [pytest.mark.slow] if case.variant in SLOW else []
-    return pytest.param(case, id=", ".join(shown), marks=marks)
+def _cases(*shown: str, law: bool = False, **wanted):
+    """The cases with these fields, named by the fields that are shown.
+
+    Methods run in all layouts by default; their further variants run in one, and so do laws.
+    """
+    params = []
+    for case in CASES:
+        words = {**case._asdict(), "phase": phase_of(case).name}
+        if all(getattr(case, field) == value for field, value in wanted.items()):
+            more = case.layout != LAYOUT and (law or case.variant in VARIANTS)
+            name, marks = ", ".join(words[field] for field in shown), [pytest.mark.exhaustive] if more else []
+            params.append(pytest.param(case, id=name, marks=marks))
+    return pytest.mark.parametrize("case", params)
 
 
-every_case = pytest.mark.parametrize("case", [_param(c, c.variant, phase_of(c).name, c.layout) for c in CASES])
-every_phase = pytest.mark.parametrize(
-    "case", [_param(c, c.variant, phase_of(c).name) for c in CASES if c.layout == "1 device"]
-)
-every_variant = pytest.mark.parametrize(
-    "case", [_param(c, c.variant) for c in CASES if c.layout == "1 device" and c.phase == 0]
-)
+every_case = _cases("variant", "phase", "layout")
+every_case_of_a_law = _cases("variant", "phase", "layout", law=True)
+every_phase = _cases("variant", "phase", layout=LAYOUT)
+every_phase_in_all_layouts = _cases("variant", "phase", layout="1 device")
+every_variant = _cases("variant", layout=LAYOUT, phase=0)
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------
 
 
 @every_case
-def test_aggregate_has_the_structure_shapes_and_dtypes_of_the_gradients(case):
+def test_aggregate_has_structure_shapes_and_dtypes_of_gradients(case):
     for step in history(case):
         assert jax.tree.structure(step.aggregated) == jax.tree.structure(PARAMS)
         leaves = zip(leaf_paths(PARAMS), jax.tree.leaves(step.aggregated), jax.tree.leaves(PARAMS), strict=True)
@@ -90,8 +98,8 @@ def test_all_nodes_hold_bit_equal_results(case):
         assert all(same_bits(held[0], other) for other in held)
 
 
-@every_phase
-def test_three_layouts_agree_bit_for_bit(case):
+@every_phase_in_all_layouts
+def test_layouts_agree_bit_for_bit(case):
     runs = [history(case._replace(layout=layout)) for layout in LAYOUTS]
     _, tolerance = LAYOUT_EXEMPT.get((case.variant, phase_of(case).name), ("", 0.0))
     same = partial(within, tolerance) if tolerance else same_bits
@@ -105,9 +113,11 @@ def test_three_layouts_agree_bit_for_bit(case):
             np.testing.assert_allclose(one.info.residual_norm, other.info.residual_norm, rtol=1e-6, atol=norms)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(x, marks=[] if x == LAYOUT else [pytest.mark.exhaustive]) for x in LAYOUTS]
+)
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.lossless is not None])
-def test_lossless_settings_give_the_dense_mean(name, layout):
+def test_lossless_settings_give_dense_mean(name, layout):
     compressor = compressor_of(f"{name}, lossless")
     case = Case(f"{name}, lossless", len(compressor.schedule) - 1, layout)
     momentum = COMMON["momentum"] if compressor.owns_momentum else 0.0
@@ -121,8 +131,8 @@ def test_lossless_settings_give_the_dense_mean(name, layout):
 # --- what is kept -------------------------------------------------------------------------------------------------
 
 
-@every_case
-def test_what_is_kept_and_what_is_aggregated_add_up_to_what_came_in(case):
+@every_case_of_a_law
+def test_error_feedback_conserves_gradients(case):
     if (case.variant, phase_of(case).name) in LAW_EXEMPT:
         pytest.skip(LAW_EXEMPT[case.variant, phase_of(case).name])
     for step in history(case):
@@ -130,8 +140,8 @@ def test_what_is_kept_and_what_is_aggregated_add_up_to_what_came_in(case):
             assert np.all(np.abs(had - aggregated - kept) <= tolerance)
 
 
-@every_case
-def test_save_and_restore_in_the_middle_of_a_phase_equals_an_uninterrupted_run(case):
+@every_case_of_a_law
+def test_restored_run_equals_uninterrupted_run(case):
     first, *rest = history(case)
     leaves, structure = jax.tree.flatten(first.after)
     saved = [(x.tobytes(), x.dtype, x.shape) for x in map(np.asarray, leaves)]
@@ -144,7 +154,7 @@ def test_save_and_restore_in_the_middle_of_a_phase_equals_an_uninterrupted_run(c
 
 
 @every_variant
-def test_transitions_keep_the_structure_of_the_state(case):
+def test_transitions_keep_state_structure(case):
     compressor = compressor_of(case.variant)
     shapes = jax.tree.map(jax.typeof, first_state(case.variant))
     for i in range(len(compressor.schedule)):
@@ -155,9 +165,9 @@ def test_transitions_keep_the_structure_of_the_state(case):
 # --- bad and empty input ------------------------------------------------------------------------------------------
 
 
-@every_case
+@every_case_of_a_law
 @pytest.mark.parametrize("bad", [np.nan, -np.inf], ids=str)
-def test_a_gradient_that_is_not_finite_on_one_node_makes_all_nodes_skip(case, bad):
+def test_non_finite_gradient_on_one_node_skips_step_on_all(case, bad):
     nodes, state = nodes_of(case.layout), history(case)[-1].after
     for node, path in ((3, "scalar"), (K - 1, "Conv_0/kernel"), (0, "Dense_0/half")):
         grads = on_host(gradients(7, nodes))
@@ -170,8 +180,8 @@ def test_a_gradient_that_is_not_finite_on_one_node_makes_all_nodes_skip(case, ba
         assert same_bits(after, state)
 
 
-@every_case
-def test_zero_gradients_and_nothing_kept_aggregate_to_zeros(case):
+@every_case_of_a_law
+def test_zero_gradients_and_residuals_aggregate_to_zeros(case):
     if (case.variant, phase_of(case).name) in ZERO_EXEMPT:
         pytest.skip(ZERO_EXEMPT[case.variant, phase_of(case).name])
     nodes, shared = nodes_of(case.layout), history(case)[-1].after.shared
@@ -187,7 +197,7 @@ def test_zero_gradients_and_nothing_kept_aggregate_to_zeros(case):
 
 
 @every_case
-def test_physical_bytes_equal_the_collectives_of_the_compiled_step(case):
+def test_physical_bytes_equal_compiled_collectives(case):
     nodes, step = nodes_of(case.layout), history(case)[0]
     arguments = step_key(0, nodes), jgc.place(step.grads, jgc.LOCAL, nodes), jgc.place(step.before, STATE, nodes)
     compiled = program(case).lower(*arguments).compile()  # the very program that ran: JAX has kept it
@@ -200,7 +210,7 @@ def test_physical_bytes_equal_the_collectives_of_the_compiled_step(case):
 
 
 @every_phase
-def test_logical_bytes_do_not_depend_on_the_layout(case):
+def test_logical_bytes_do_not_depend_on_layout(case):
     wires = [wire_of(case._replace(layout=layout)) for layout in LAYOUTS]
     assert all((w.logical, w.once) == (wires[0].logical, wires[0].once) for w in wires)
     for message in (*wires[0].logical, *wires[0].once):
@@ -209,6 +219,6 @@ def test_logical_bytes_do_not_depend_on_the_layout(case):
 
 
 @every_case
-def test_the_second_step_does_not_recompile(case):
+def test_second_step_does_not_recompile(case):
     history(case)
     assert program(case)._cache_size() == 1

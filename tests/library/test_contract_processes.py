@@ -17,17 +17,21 @@ from jgc.compress import METHODS
 pytestmark = pytest.mark.slow
 
 PROCESSES, DEVICES = 2, 2
+REPRESENTATIVES = ("topk", "scalecom", "powersgd", "lgc_ps", "qsgd")  # one of each kind of exchange
+PARAMS = [pytest.param(m, marks=[] if m in REPRESENTATIVES else [pytest.mark.exhaustive]) for m in METHODS]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """What both processes held after every step, all methods in one go."""
+def folder(tmp_path_factory, request):
+    """What both processes held after every step, all selected methods in one go."""
+    tests = [item for item in request.session.items if item.path == request.path]
+    methods = [test.callspec.params["method"] for test in tests]
     path = tmp_path_factory.mktemp("held")
     options = [str(path), str(free_port()), str(PROCESSES)]
     flags = f"{QUICK} --xla_force_host_platform_device_count={DEVICES}"
     running = [
         subprocess.Popen(
-            [sys.executable, contract_process.__file__, *options, str(process), *METHODS],
+            [sys.executable, contract_process.__file__, *options, str(process), *methods],
             env={**os.environ, "XLA_FLAGS": flags},
             stdout=subprocess.DEVNULL,
             stderr=(path / f"{process}.txt").open("w"),
@@ -43,8 +47,8 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_two_processes_compute_what_one_does(folder: Path, method: str):
+@pytest.mark.parametrize("method", PARAMS)
+def test_two_processes_equal_one(folder: Path, method: str):
     held = [dict(np.load(folder / f"{method}-{process}.npz")) for process in range(PROCESSES)]
     for phase, own in enumerate(compressor_of(method).schedule):
         _, tolerance = LAYOUT_EXEMPT.get((method, own.name), PROCESSES_EXEMPT.get(method, ("", 0.0)))

@@ -61,13 +61,17 @@ def test_entropy_share_and_threshold_are_those_of_algorithm_1(name, bins, litera
     layers, slots = (whole(g.size),), (max(1, round(np.log2(bins) / ratio * g.size)),)
     v = jnp.asarray(g)
 
-    got = entropy.entropies(v, layers, bins, closed=not literal)
-    wanted = entropy.wanted(got, layers, ratio, slots)
-    if literal:
-        limits = entropy.literal_thresholds(v, layers, wanted, slots)
-    else:
-        largest = jnp.asarray(g[np.argsort(-np.abs(g), kind="stable")[: slots[0]]])
-        limits = entropy.thresholds(jnp.abs(largest), entropy.ranks(jnp.abs(largest), slots), wanted, slots)
+    got = entropy.entropies(v, layers, bins, closed=not literal)  # compiled whole it is 3e-4 off where it is near 0
+    largest = np.abs(g[np.argsort(-np.abs(g), kind="stable")[: slots[0]]])
+
+    @jax.jit
+    def limited(got, v, largest):
+        wanted = entropy.wanted(got, layers, ratio, slots)
+        if literal:
+            return wanted, entropy.literal_thresholds(v, layers, wanted, slots)
+        return wanted, entropy.thresholds(largest, entropy.ranks(largest, slots), wanted, slots)
+
+    wanted, limits = limited(got, v, largest)
     np.testing.assert_allclose(got, [bits], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(wanted, [count])
     np.testing.assert_array_equal(limits, np.float32([threshold]))
@@ -81,7 +85,7 @@ def test_the_entropy_is_at_most_that_of_equal_bins(bins):
 
 
 @pytest.mark.parametrize("bins", [2, 3, 16])
-def test_values_further_apart_than_the_largest_float_have_an_entropy(bins):
+def test_entropy_is_finite_for_values_of_extreme_range(bins):
     values = np.linspace(-1, 1, 400).astype(np.float32) ** 3
     assert float(entropy.entropy_bits(3e38 * values, bins)) == pytest.approx(algorithm_1(values, 64.0, bins, False)[0])
 
@@ -154,7 +158,7 @@ def test_steps_are_those_of_the_algorithm_with_residuals(settings):
         kept = np.asarray(state.local.memory)
 
 
-def test_to_the_letter_about_twice_as_much_is_sent_and_hardly_any_is_left_over():
+def test_literal_algorithm_sends_twice_as_much():
     """A signed selection of t n values, then all with that magnitude: of a symmetric layer twice t n."""
     asked = 26  # 2 % of 1000 and of 300
     _, _, info = play(PLAIN | {"literal": True}, range(1))[0]
@@ -162,7 +166,7 @@ def test_to_the_letter_about_twice_as_much_is_sent_and_hardly_any_is_left_over()
     assert np.all(info.overflow <= 2)
 
 
-def test_zeros_neither_reach_an_old_threshold_nor_overflow():
+def test_zeros_do_not_reach_old_threshold():
     method, nodes = egc(**PLAIN, measure_every=2), jgc.make_nodes(K, jax.devices()[:1])
     step = jax.jit(step_on_nodes(method.aggregate, "entropy", nodes))
     zeros = jax.tree.map(lambda x: jnp.zeros((K, *x.shape)), PARAMS)
@@ -176,14 +180,14 @@ def test_zeros_neither_reach_an_old_threshold_nor_overflow():
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("size", [4, 10_000])
-def test_the_histogram_of_what_is_not_finite_has_no_entropy(wrong, closed, size):
+def test_non_finite_values_have_no_entropy(wrong, closed, size):
     values = jnp.tile(jnp.array([1.0, 2.0, 7.0, -3.0]), size // 4).at[size // 2].set(wrong)
     layers = (whole(size),)
     bits = entropy.entropies(values, layers, 2, closed)
     assert np.isnan(bits).all() and entropy.wanted(bits, layers, 4.0, (1,)).tolist() == [0]
 
 
-def test_a_residual_that_is_no_longer_finite_is_sent():
+def test_non_finite_residual_is_sent():
     """The loss then shows it; kept back, the layer would wait for ever and nothing would say so."""
     method, nodes = egc(**PLAIN), jgc.make_nodes(K, jax.devices()[:1])
     step = jax.jit(step_on_nodes(method.aggregate, "entropy", nodes))
@@ -195,14 +199,14 @@ def test_a_residual_that_is_no_longer_finite_is_sent():
     assert np.isinf(vector(aggregated)).sum() == 2
 
 
-def test_a_threshold_older_than_the_residuals_lets_through_more_than_fits():
+def test_old_threshold_overflows_buffer():
     """What `measure_every` says: what does not fit is counted, and stays."""
     (_, _, first), (_, _, second) = play(PLAIN | {"measure_every": 10}, range(2))
     assert np.all(first.overflow == 0) and np.all(second.overflow > 0)
     assert np.all(second.elements_sent <= 26)  # 2 % of 1000 and of 300
 
 
-def test_what_is_sent_has_the_size_of_the_largest_entropy_whatever_is_used():
+def test_payload_has_size_of_largest_entropy():
     method, nodes = egc(**PLAIN), jgc.make_nodes(K, jax.devices()[:1])
     sizes = {(m.direction, m.kind): m.bytes for m in method.wire("entropy", PARAMS, nodes).logical}
     assert sizes["up", "values"] == 4 * 26 and sizes["down", "values"] == (K - 1) * 4 * 26
@@ -210,7 +214,7 @@ def test_what_is_sent_has_the_size_of_the_largest_entropy_whatever_is_used():
     assert [m.bytes for m in egc(**PLAIN, warmup_steps=1).wire("dense", PARAMS, nodes).logical] == [4 * N, 4 * N]
 
 
-def test_equal_values_send_one_and_no_more():
+def test_equal_values_send_one():
     method, nodes = egc(**PLAIN), jgc.make_nodes(K, jax.devices()[:1])
     step = jax.jit(step_on_nodes(method.aggregate, "entropy", nodes))
     ones = jax.tree.map(lambda x: jnp.ones((K, *x.shape)), PARAMS)
@@ -231,6 +235,6 @@ def test_equal_values_send_one_and_no_more():
     ({"min_values": 2.5}, "min_values must be a whole number below 2..31, got 2.5"),
     ({"value_code": "8bit"}, "value_code must be float32, float16 or bfloat16, got '8bit'"),
 ])  # fmt: skip
-def test_settings_without_sense_are_errors(settings, message):
+def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         egc(Egc(), **settings)

@@ -84,7 +84,7 @@ def test_slices_follow_figure_3a():
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 4), st.integers(0, 2**31 - 1))
 @settings(max_examples=30, deadline=None)
-def test_the_code_of_the_mean_is_the_mean_of_codes_whole_or_in_parts(taps, places, reuse, seed):
+def test_codes_are_linear_whole_or_in_parts(taps, places, reuse, seed):
     packing = make_packing({"a": jnp.zeros((places, 3, 2, 2)), "b": jnp.zeros((2, places, 3))})
     layers = plan(packing.layers, 0, taps, 100, reuse)
     rng = np.random.default_rng(seed)
@@ -92,12 +92,17 @@ def test_the_code_of_the_mean_is_the_mean_of_codes_whole_or_in_parts(taps, place
     rows = tuple(jnp.asarray(rng.normal(size=r.shape), jnp.float32) for r in no_rows(layers, [5] * len(layers)))
     x = rng.normal(size=(4, packing.size)).astype(np.float32)
     size = code_size(layers, d)
-    each = np.stack([codes(layers, rows, d, jnp.asarray(v), 0, size) for v in x])
-    whole = codes(layers, rows, d, jnp.asarray(x.mean(0)), 0, size)
-    np.testing.assert_allclose(each.mean(0), whole, atol=1e-4)
     cuts = np.sort(rng.integers(0, size + 1, 2))
-    parts = [codes(layers, rows, d, jnp.asarray(x[0]), a, b) for a, b in zip((0, *cuts), (*cuts, size), strict=True)]
-    np.testing.assert_allclose(np.concatenate(parts), each[0], atol=1e-4)
+
+    @jax.jit
+    def run(x, mean):
+        each = jnp.stack([codes(layers, rows, d, v, 0, size) for v in x])
+        parts = [codes(layers, rows, d, x[0], a, b) for a, b in zip((0, *cuts), (*cuts, size), strict=True)]
+        return each, codes(layers, rows, d, mean, 0, size), jnp.concatenate(parts)
+
+    each, whole, parts = run(x, x.mean(0))
+    np.testing.assert_allclose(each.mean(0), whole, atol=1e-4)
+    np.testing.assert_allclose(parts, each[0], atol=1e-4)
 
 
 def test_codes_are_the_products_of_slices_with_their_bases():
@@ -115,7 +120,7 @@ def test_codes_are_the_products_of_slices_with_their_bases():
 
 
 @pytest.mark.parametrize("samples, width", [(5, 12), (12, 12), (40, 12)])
-def test_the_basis_of_the_samples_is_that_of_their_covariance(samples, width):
+def test_basis_is_that_of_sample_covariance(samples, width):
     x = np.random.default_rng(1).normal(size=(2, samples, width)) * np.arange(1, width + 1)
     energies, directions = principal(jnp.asarray(x, jnp.float32), x.shape[1])
     for g in range(2):
@@ -128,7 +133,7 @@ def test_the_basis_of_the_samples_is_that_of_their_covariance(samples, width):
 
 @given(st.floats(0, 0.99), st.integers(2, 12), st.integers(0, 2**31 - 1))
 @settings(max_examples=40, deadline=None)
-def test_pooled_over_the_samples_at_most_lambda_of_the_energy_is_lost(loss, samples, seed):
+def test_at_most_lambda_of_sample_energy_is_lost(loss, samples, seed):
     x = np.random.default_rng(seed).normal(size=(1, samples, 9)) * 2.0 ** -np.arange(9)
     energies, directions = principal(jnp.asarray(x, jnp.float32), x.shape[1])
     d = dimensions(np.asarray(energies), loss)
@@ -140,7 +145,7 @@ def test_pooled_over_the_samples_at_most_lambda_of_the_energy_is_lost(loss, samp
         assert np.sum((centred - centred @ u.T @ u) ** 2) > (loss - 1e-5) * np.sum(centred**2)
 
 
-def test_d_of_a_layer_suits_its_worst_basis_and_samples_without_energy_need_one():
+def test_d_follows_worst_basis_of_a_layer():
     assert dimensions(np.array([[9.0, 1.0, 0.0], [4.0, 3.0, 3.0]]), 0.1) == 3
     assert dimensions(np.zeros((2, 4)), 0.01) == 1
     assert dimensions(np.array([[1.0, 1.0, 1.0]]), 0.0) == 3
@@ -149,7 +154,7 @@ def test_d_of_a_layer_suits_its_worst_basis_and_samples_without_energy_need_one(
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_cycle_is_sampled_then_compressed_then_sampled_again():
+def test_cycle_alternates_sampling_and_compression():
     rng = np.random.default_rng(2)
     run = play([random_gradients(rng) for _ in range(20)])
     assert [name_of(phase) for phase, _, _ in run] == (
@@ -158,7 +163,7 @@ def test_a_cycle_is_sampled_then_compressed_then_sampled_again():
     assert [phase.start for phase, _, _ in run][-1] == 18
 
 
-def test_with_d_equal_to_k_nothing_is_lost():
+def test_d_equal_to_k_is_lossless():
     rng = np.random.default_rng(3)
     steps = [random_gradients(rng) for _ in range(35)]
     run = play(steps, warmup_steps=0, sampling_steps=30, compressed_steps=5, loss=0.0, slice_taps=1)
@@ -186,7 +191,7 @@ def in_planes() -> list[dict]:
 
 
 @pytest.mark.parametrize("reuse", [0, 1, 2])
-def test_gradients_in_a_plane_cost_two_numbers_a_slice_and_lose_nothing(reuse):
+def test_gradients_in_a_plane_are_lossless_with_two_numbers_a_slice(reuse):
     settings = {"sampling_steps": 9, "sampling_bits": 0, "slice_taps": 1, "loss": 1e-6, "reuse": reuse}
     run = play(in_planes(), **settings)
     for (phase, mean, _), grads in list(zip(run, in_planes(), strict=True))[11:]:
@@ -196,7 +201,7 @@ def test_gradients_in_a_plane_cost_two_numbers_a_slice_and_lose_nothing(reuse):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("algorithm", ["psum", "ring"])
-def test_ring_and_psum_in_every_layout_equal_direct_computation(layout, algorithm):
+def test_ring_and_psum_equal_direct_computation(layout, algorithm):
     rng = np.random.default_rng(5)
     steps = [random_gradients(rng) for _ in range(10)]
     run = play(steps, layout, algorithm=algorithm, sampling_bits=0, reuse=2)
@@ -230,7 +235,7 @@ def _unflat(vector: np.ndarray) -> list[np.ndarray]:
     return [np.asarray(tree[name]).reshape(-1) for name in sorted(PARAMS)]
 
 
-def test_samples_are_what_all_nodes_were_given_and_a_skipped_step_is_none():
+def test_samples_are_aggregates_without_skipped_steps():
     rng = np.random.default_rng(6)
     steps = [random_gradients(rng) for _ in range(8)]
     steps[4]["conv"][3, 0, 0, 0, 0] = np.nan
@@ -244,7 +249,7 @@ def test_samples_are_what_all_nodes_were_given_and_a_skipped_step_is_none():
 
 
 @pytest.mark.parametrize("steps_back", [1, 4, 6])
-def test_feedback_gives_back_in_the_next_sampling_phase_all_that_codes_lost(steps_back):
+def test_feedback_returns_code_losses_in_next_sampling_phase(steps_back):
     rng = np.random.default_rng(7)
     steps = [random_gradients(rng) for _ in range(18)]
     run = play(steps, error_feedback=True, centred=False, feedback_steps=steps_back, sampling_bits=0, rank=1)
@@ -255,7 +260,7 @@ def test_feedback_gives_back_in_the_next_sampling_phase_all_that_codes_lost(step
     np.testing.assert_allclose(went[11 + steps_back :], came[11 + steps_back :], atol=1e-4)
 
 
-def test_nodes_go_back_to_sampling_when_most_of_them_lose_more_than_before():
+def test_majority_losing_more_restarts_sampling():
     planes, rng = in_planes(), np.random.default_rng(8)
     settings = {"sampling_steps": 9, "compressed_steps": 40, "slice_taps": 1, "loss": 1e-3, "sampling_bits": 0,
                 "control_limit": 2.0, "control_every": 2}  # fmt: skip
@@ -277,7 +282,7 @@ def test_nodes_go_back_to_sampling_when_most_of_them_lose_more_than_before():
 
 
 @pytest.mark.parametrize("algorithm", ["psum", "ring"])
-def test_bytes_of_a_compressed_step_are_those_of_a_ring_with_less_than_a_row_of_padding(algorithm):
+def test_compressed_bytes_are_ring_bytes_with_little_padding(algorithm):
     compressor = gradiveq(**CYCLE, algorithm=algorithm)
     phase, packing = compressor.schedule[-1].value, make_packing({name: PARAMS[name] for name in ("conv", "wide")})
     payload = 4 * code_size(plan(packing.layers, 0, 3, 65_536, 0), (5, 5))
@@ -288,7 +293,7 @@ def test_bytes_of_a_compressed_step_are_those_of_a_ring_with_less_than_a_row_of_
         assert exact <= float(sent) < exact + 2 * 4 * count
 
 
-def test_no_compression_product_waits_for_what_travels():
+def test_compression_overlaps_communication():
     """Algorithm 1, lines 5 and 6: in the compiled program nothing leads from a ppermute to a product but by the
     all-gather, behind which segments are decompressed."""
     nodes = LAYOUTS["one per device"]()
@@ -353,7 +358,7 @@ class Graph:
         ({"sampling_bits": 9}, "sampling_bits must be 0 .* or 2 to 8, got 9"),
     ],
 )
-def test_settings_that_contradict_each_other_are_an_error(settings, message):
+def test_contradicting_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         gradiveq(**settings)
 
@@ -365,7 +370,7 @@ def test_settings_that_contradict_each_other_are_an_error(settings, message):
         ({"rank": 30}, "rank must be at most K, which is 24 for a layer, got 30"),
     ],
 )
-def test_settings_that_do_not_suit_the_model_are_an_error_when_they_meet_it(settings, message):
+def test_settings_unfit_for_model_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         gradiveq(**settings).init(jax.random.key(0), PARAMS, LAYOUTS["emulated"]())
 

@@ -16,7 +16,7 @@ SIZES = (1, 31, 4095, 4096, 4097, 10_000, 100_003)  # XLA's maximum of 4,096 val
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_not_finite_is_found_wherever_it_stands(size, dtype):
+def test_guard_finds_non_finite_value_anywhere(size, dtype):
     values = np.random.default_rng(size).standard_normal(size)
     found = jax.jit(not_finite)
     assert not found(jnp.asarray(values, dtype))

@@ -87,7 +87,7 @@ def test_bases_are_the_eigenvectors_of_the_means_moments():
     np.testing.assert_allclose(ours.T @ moment @ ours, np.diag(np.linalg.eigvalsh(moment)), atol=1e-4 * moment.max())
 
 
-def test_kept_are_the_places_of_most_energy():
+def test_coefficients_of_most_energy_are_kept():
     state = play(klt(**PLAIN, share=0.1), in_common(1, 0.3, 5), learned(share=0.1))[-1][1]
     before = learned(share=0.1).shared.moments
     energies = []
@@ -104,7 +104,7 @@ def test_kept_are_the_places_of_most_energy():
     assert len(state.shared.kept) == round(0.1 * N)
 
 
-def test_what_nodes_have_in_common_goes_through_few_coefficients():
+def test_common_part_needs_few_coefficients():
     few = {"share": 0.03, "alpha": 1e-6, "min_values": 1, "code_dtype": "int32"}
     grads = in_common(1, 0.3, 7)
     with_bases = play(klt(**PLAIN, **few), grads, learned(**few))[0][0]
@@ -113,7 +113,7 @@ def test_what_nodes_have_in_common_goes_through_few_coefficients():
 
 
 @pytest.mark.parametrize("code_dtype, tolerance", [("int8", 0.1), ("int16", 1e-3), ("int32", 1e-5)])
-def test_all_coefficients_give_the_mean_as_finely_as_the_integers_are(code_dtype, tolerance):
+def test_all_coefficients_give_mean_to_integer_precision(code_dtype, tolerance):
     grads = in_common(1, 0.3, 7)
     every = {"share": 1.0, "alpha": 1e-6, "code_dtype": code_dtype}
     got = play(klt(**PLAIN, **every), grads, learned(share=1.0))[0][0]
@@ -121,7 +121,7 @@ def test_all_coefficients_give_the_mean_as_finely_as_the_integers_are(code_dtype
     assert error < tolerance
 
 
-def test_nothing_is_lost_however_coarse_the_integers():
+def test_coarse_integers_conserve_gradients():
     grads = in_common(3, 0.3, 8)
     grads[1]["conv"][2] *= 1e3  # makes the steps coarse for all nodes
     had = np.zeros(N)
@@ -142,7 +142,7 @@ def test_bases_are_new_every_refresh_steps():
     assert changes(0) == []
 
 
-def test_long_modes_are_left_as_they_are():
+def test_long_modes_are_not_transformed():
     state = learned(max_mode=8)
     conv, dense, bias = state.shared.bases
     assert [u.shape for u in conv] == [(0,), (4, 4), (8, 8)]
@@ -161,7 +161,7 @@ def test_bytes_by_hand():
     assert table["down"] == {"coefficients": 2 * k} | {kind: 3 * size for kind, size in gathered.items()}
 
 
-def test_momentum_is_corrected_like_in_the_other_methods():
+def test_momentum_correction_matches_other_methods():
     state = play(klt(), in_common(1, 0.3))[0][1]
     assert isinstance(state.local.memory, Corrected)
     assert klt().owns_momentum and not klt(momentum_correction=False).owns_momentum
@@ -176,7 +176,7 @@ def test_too_many_nodes_for_the_integers_is_an_error():
         step_on_nodes(compressor.aggregate, "compressed", nodes)(jax.random.key(1), grads, state)
 
 
-def test_at_once_the_common_part_has_the_momentum_of_uncompressed_training():
+def test_momentum_at_once_gives_common_part_uncompressed_momentum():
     """With every coefficient sent and no noise to speak of: u = m u + g, as SGD has it."""
     grads, m = in_common(6, 0.0), 0.5
     settings = {"share": 1.0, "code_dtype": "int32", "momentum": m, "momentum_at_once": True}
@@ -188,6 +188,6 @@ def test_at_once_the_common_part_has_the_momentum_of_uncompressed_training():
 
 
 @pytest.mark.parametrize("bad", [{"warmup_steps": 0}, {"factor_masking": True}], ids=str)
-def test_settings_that_would_do_nothing_are_refused(bad):
+def test_settings_without_effect_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         klt(**bad)

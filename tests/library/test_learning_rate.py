@@ -57,7 +57,7 @@ def test_rates_are_those_of_the_paper(name, patience, reference, literal):
     np.testing.assert_allclose(rates, reference(losses, 0.5, 0.3, patience, 0.1), rtol=1e-6)
 
 
-def test_it_is_a_part_of_an_optax_chain():
+def test_scales_updates_in_optax_chain():
     optimizer = optax.chain(optax.trace(0.9), learning_rate.by_validation(0.1, decay=1.0))
     plain = optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(0.1))
     params = grads = {"w": jnp.arange(3.0), "half": jnp.ones(2, jnp.bfloat16)}
@@ -72,7 +72,7 @@ def test_it_is_a_part_of_an_optax_chain():
     np.testing.assert_allclose(after["w"] / got["w"], [np.nan, *[1 / 3 * 2.71 / 1.9] * 2], rtol=1e-5)
 
 
-def test_a_loss_that_is_no_number_counts_as_worse():
+def test_nan_loss_counts_as_worse():
     state = learning_rate.corrected(learning_rate.by_validation(1.0, 1.0).init({}), 1.0)
     assert float(learning_rate.corrected(state, np.nan).learning_rate) == pytest.approx(1 / 3)
 
@@ -93,6 +93,6 @@ def test_other_optimisers_stay_as_they_are():
     ({"learning_rate": 0.1, "patience": 1.5}, "patience must be at least 1, got 1.5 .a whole number"),
     ({"learning_rate": 0.1, "min_learning_rate": 0.2}, "min_learning_rate must be from 0 to 0.1, .* got 0.2"),
 ])  # fmt: skip
-def test_settings_without_sense_are_errors(settings, message):
+def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         learning_rate.by_validation(**settings)

@@ -62,7 +62,7 @@ def test_physical_bytes_are_right_by_hand():
     ({"leader": "rotating"}, ENCODER + DECODER, ENCODER + DECODER),
     ({"leader": "rotating", "feedback": "paper"}, ENCODER, ENCODER),
 ])  # fmt: skip
-def test_weights_are_sent_once_to_whom_a_setting_makes_need_them(settings, leader, worker):
+def test_weights_are_sent_once_to_nodes_that_need_them(paper_filters, settings, leader, worker):
     compressor = lgc_ps(**{**SHORT, **settings})
     once = compressor.wire("compressed", PARAMS, nodes_of()).once
     assert {m.direction for m in once} == {"down"}

@@ -57,7 +57,7 @@ def _largest(v: np.ndarray) -> np.ndarray:
     return np.array(out)
 
 
-def test_the_top_k_phase_gives_the_mean_at_the_leaders_positions_and_trains():
+def test_top_k_phase_aggregates_at_leaders_positions_and_trains():
     grads, state = _gradients(), _first_state()
     aggregated, after, info = _step("top-k")(jax.random.key(0), grads, state)
     v, positions = _flat(grads), _largest(_flat(grads)[0])
@@ -71,14 +71,14 @@ def test_the_top_k_phase_gives_the_mean_at_the_leaders_positions_and_trains():
 
 
 @pytest.mark.parametrize("phase", ["dense", "compressed"])
-def test_the_other_phases_leave_the_autoencoder_alone(phase):
+def test_other_phases_do_not_train(phase):
     _, after, _ = _step(phase)(jax.random.key(0), _gradients(), _first_state())
     assert same_bits(after.shared.autoencoder, _first_state().shared.autoencoder)
     assert int(after.shared.step) == 1
 
 
 @pytest.mark.parametrize("phase", ["top-k", "compressed"])
-def test_another_leader_is_the_first_node_of_nodes_renamed(phase):
+def test_renaming_nodes_moves_the_leader(phase):
     """What it sends is what trains, encodes and serves all nodes: positions, signs, scales and code alike."""
     grads, leader = _gradients(), 1
     renamed = jax.tree.map(lambda g: np.roll(g, -leader, axis=0), grads)
@@ -97,7 +97,7 @@ def test_another_leader_is_the_first_node_of_nodes_renamed(phase):
         np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(other).max())
 
 
-def test_every_step_trains_as_often_as_the_setting_says():
+def test_autoencoder_updates_set_number_of_training_steps():
     def convolutions(updates: int) -> int:
         step = jgc.compress.step_on_nodes(lgc_ps(**SHORT, autoencoder_updates=updates).aggregate, "top-k", nodes_of())
         return str(jax.make_jaxpr(step)(jax.random.key(0), _gradients(), _first_state())).count("conv_general_dilated")
@@ -113,7 +113,7 @@ def test_values_sent_as_innovations_arrive_exactly():
     np.testing.assert_allclose(_flat(exact), _flat(top_k), rtol=1e-6)
 
 
-def test_without_innovations_the_code_alone_serves_and_nothing_is_lost():
+def test_code_without_innovations_conserves_gradients():
     grads, state = _gradients(), _first_state()
     aggregated, after, _ = _step("compressed", innovation=0.0)(jax.random.key(0), grads, state)
     got, v, positions = _flat(aggregated), _flat(grads), _largest(_flat(grads)[0])
@@ -131,7 +131,7 @@ def test_the_nodes_take_turns_as_leader(step):
     assert set(np.flatnonzero(_flat(aggregated))) == set(_largest(_flat(grads)[step % K]))
 
 
-def test_with_positions_of_their_own_the_nodes_send_what_top_k_sends():
+def test_own_positions_match_top_k():
     grads, settings = _gradients(), {"positions": "own"}
     v, expected = _flat(grads), np.zeros((K, 250))
     for k in range(K):
@@ -165,7 +165,7 @@ def test_every_node_is_decoded_by_its_own_decoder():
 
 
 @pytest.mark.parametrize("send_means", [True, False])
-def test_a_layer_in_which_the_leader_has_only_zeros_gets_the_means_of_the_others(send_means):
+def test_layer_of_leaders_zeros_gets_means_of_other_nodes(send_means):
     """Its scale is zero, and the decoders' biases must not come out as values."""
     settings = {"innovation": 0.0, "send_means": send_means}
     grads, state = _gradients(), _first_state()
@@ -179,7 +179,7 @@ def test_a_layer_in_which_the_leader_has_only_zeros_gets_the_means_of_the_others
     np.testing.assert_allclose(_flat(aggregated)[160 : 160 + 8], np.repeat(expected, 8), rtol=1e-5)
 
 
-def test_what_is_watched_is_what_its_definition_says():
+def test_diagnostics_match_their_definitions():
     grads, state = _gradients(), _first_state()
     figures = _diagnose()(jax.random.key(0), grads, state)
     got = _flat(_step("compressed")(jax.random.key(0), grads, state)[0]).astype(float)

@@ -57,7 +57,7 @@ def _emulated():
 
 
 @pytest.mark.parametrize("layout", ["emulated", "two per device", "one per device"])
-def test_the_ring_and_psum_agree_bit_for_bit(layout):
+def test_ring_and_psum_agree_bit_for_bit(layout):
     for (_, _, mean, after), (_, _, other, other_after) in zip(
         _emulated(), _run(layout, algorithm="psum"), strict=True
     ):
@@ -65,21 +65,21 @@ def test_the_ring_and_psum_agree_bit_for_bit(layout):
         assert same_bits(after, other_after)
 
 
-def test_the_papers_recipe_runs_through_all_phases_and_differs_from_ours():
+def test_paper_recipe_runs_and_differs_from_default():
     paper = _run(**RING_PAPER_RECIPE)
     for (_, _, mean, after), (_, _, ours, _) in list(zip(paper, _emulated(), strict=True))[2:]:
         assert np.all(np.isfinite(_flat(mean))) and np.all(np.isfinite(after.local.memory))
         assert not same_bits(mean, ours)
 
 
-def test_every_node_leads_in_turn_by_lot_and_all_draw_the_same():
+def test_nodes_agree_on_randomly_rotating_leader():
     nodes = nodes_of("emulated")
     drawn = jax.jit(jax.vmap(lambda key: draw_leader(key, nodes)))(jax.random.split(jax.random.key(0), 400))
     shares = np.bincount(np.asarray(drawn), minlength=K) / 400
     assert len(shares) == K and np.all(np.abs(shares - 1 / K) < 0.1)
 
 
-def test_what_is_sent_lies_at_the_positions_of_the_leader_of_that_step():
+def test_values_are_sent_at_positions_of_current_leader():
     for seed, (grads, before, mean, _) in enumerate(_emulated()):
         if seed < 1:
             continue
@@ -93,14 +93,14 @@ def test_what_is_sent_lies_at_the_positions_of_the_leader_of_that_step():
             assert np.all(np.abs(v[leader, at][_flat(mean)[at] != 0]) >= largest)
 
 
-def test_what_decoding_loses_stays_in_the_residuals():
+def test_decoding_error_stays_in_residual():
     grads, before, mean, after = _emulated()[-1]
     came_in = np.stack([_flat(jax.tree.map(lambda x, i=i: x[i], grads)) for i in range(K)])
     had = (np.asarray(before.local.memory, float) + came_in).mean(0)
     np.testing.assert_allclose(had - np.asarray(after.local.memory, float).mean(0), _flat(mean), atol=2**-20)
 
 
-def test_a_linear_decoder_decodes_the_mean_of_codes_to_the_mean_and_the_papers_does_not():
+def test_only_linear_decoder_maps_mean_of_codes_to_mean():
     codes = jax.random.normal(jax.random.key(1), (K, 2, ae.CHANNELS))
     for linear, exact in ((True, True), (False, False)):
         decoder = ae.init_pair(jax.random.key(0), 32, linear).decoder
@@ -118,7 +118,7 @@ def test_the_autoencoder_trains_on_the_mean_over_nodes(linear):
 
 
 @pytest.mark.parametrize("code_dtype, width", [("int32", 4), ("int16", 2)])
-def test_bytes_of_the_third_phase_counted_by_hand(code_dtype, width):
+def test_compressed_phase_bytes_by_hand(code_dtype, width):
     wire = lgc_ring(**SHORT, code_dtype=code_dtype).wire("compressed", PARAMS, nodes_of("one per device"))
     code = width * (8 + LAYERS)  # 32 values in 8 numbers, and a mean a layer
     head = 4 * 5 + 4 + 4 * LAYERS  # positions: 75 + 25 + 32 bits in words; 25 bits of signs, a scale a layer
@@ -132,7 +132,7 @@ def test_bytes_of_the_third_phase_counted_by_hand(code_dtype, width):
     assert sum(once["server"]["down"].values()) == (K - 1) * size
 
 
-def test_values_too_large_for_the_fixed_point_stay_finite_and_in_the_residual():
+def test_fixed_point_overflow_stays_in_residual():
     nodes = nodes_of("emulated")
     compressor = lgc_ring(**SHORT, code_dtype="int16")
     state = jax.jit(lambda key: compressor.init(key, PARAMS, nodes))(jax.random.key(0))

@@ -38,7 +38,7 @@ def _largest(v: np.ndarray, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("masking", [False, True])
-def test_momentum_correction_is_deep_gradient_compressions_algorithm(masking):
+def test_momentum_correction_is_dgc_algorithm(masking):
     """Lin et al. 2018, Algorithm 4, as it is printed: u = m u + g; v = v + u; send top of v; clear v (and u) there."""
     m, memory = np.float32(0.9), momentum_correction(0.9, masking)
     local, u, v = memory.init(N), np.zeros(N, np.float32), np.zeros(N, np.float32)
@@ -58,7 +58,7 @@ def test_momentum_correction_is_deep_gradient_compressions_algorithm(masking):
 
 
 @pytest.mark.parametrize("settings", [{}, {"factor_masking": True, "warmup_steps": 100}, {"warmup_steps": 3}], ids=str)
-def test_where_everything_is_sent_momentum_correction_is_momentum_sgd(settings):
+def test_lossless_momentum_correction_is_momentum_sgd(settings):
     nodes = jgc.make_nodes(4, jax.devices()[:1])
     compressor = jgc.compress.topk(alpha=1.0, momentum_correction=True, momentum=0.9, **settings)
     sgd = optax.sgd(0.1, momentum=0.9)
@@ -79,7 +79,7 @@ def test_where_everything_is_sent_momentum_correction_is_momentum_sgd(settings):
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_in_the_long_run_a_gradient_counts_for_its_whole_momentum_series(at_once):
+def test_gradient_counts_for_whole_momentum_series(at_once):
     memory, g = make_memory(True, 0.5, at_once=at_once), jnp.array([1.0, -2.0])
     local, total = memory.init(2), jnp.zeros(2)
     for i in range(30):
@@ -89,7 +89,7 @@ def test_in_the_long_run_a_gradient_counts_for_its_whole_momentum_series(at_once
     np.testing.assert_allclose(total, g / (1 - 0.5), rtol=1e-6)
 
 
-def test_at_once_changes_nothing_where_everything_is_sent():
+def test_lossless_momentum_at_once_is_momentum_sgd():
     memories = momentum_correction(0.5), momentum_at_once(0.5)
     locals_ = [memory.init(N) for memory in memories]
     for g in _gradients():
@@ -101,7 +101,7 @@ def test_at_once_changes_nothing_where_everything_is_sent():
         assert np.array_equal(*sent)
 
 
-def test_at_once_what_is_still_to_come_is_the_same_whether_phases_send_everything_or_not():
+def test_momentum_at_once_is_independent_of_phases():
     memory, rng, came_in, sent = momentum_at_once(0.75), np.random.default_rng(0), np.zeros(N), np.zeros(N)
     local = memory.init(N)
     for complete in (True, True, False, False, True, False, True):
@@ -114,7 +114,7 @@ def test_at_once_what_is_still_to_come_is_the_same_whether_phases_send_everythin
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_error_feedback_keeps_what_was_not_sent(dtype):
+def test_error_feedback_keeps_unsent_values(dtype):
     memory, residual = error_feedback(jnp.dtype(dtype)), np.zeros(N)
     local = memory.init(N)
     for g in np.round(_gradients() * 8) / 8:
@@ -128,7 +128,7 @@ def test_error_feedback_keeps_what_was_not_sent(dtype):
         assert np.array_equal(memory.residual(local).astype(float), residual)
 
 
-def test_memories_say_what_they_keep_and_own():
+def test_memories_declare_residual_and_momentum():
     assert [(m.owns_momentum, m.conserves) for m in (no_memory(), error_feedback(), momentum_only(0.9))] == [
         (False, False),
         (False, True),
@@ -144,13 +144,13 @@ def test_memory_starts_from_zeros():
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
-def test_momentum_outside_its_range_is_an_error_that_shows_it(momentum):
+def test_bad_momentum_is_named(momentum):
     for build in (momentum_correction, momentum_at_once, momentum_only):
         with pytest.raises(ValueError, match=rf"momentum must be in \[0, 1\), got {momentum}"):
             build(momentum)
 
 
-def test_local_clipping_bounds_each_node_so_that_the_sum_keeps_the_global_bound():
+def test_local_clipping_keeps_global_bound():
     large = {"a": jnp.full((3, 4), 10.0), "b": jnp.full(4, -10.0, jnp.bfloat16)}
     clipped = clip_local(large, max_norm=2.0, nodes=4)
     assert sum(np.sum(x.astype(float) ** 2) for x in clipped.values()) == pytest.approx(1.0, rel=1e-2)
@@ -184,7 +184,7 @@ def _trees(seed: int, nodes: int = 1) -> dict:
 
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
-def test_a_tree_is_taken_in_as_its_vector_would_be_on_every_node(memory, complete):
+def test_accumulating_tree_equals_accumulating_vector(memory, complete):
     packing, locals_ = make_packing(jax.tree.map(lambda x: x[0], _trees(0))), []
     for seed in range(3):  # states as three earlier steps left them, one a node
         local, g = memory.init(packing.size), pack(jax.tree.map(lambda x: x[0], _trees(10 + seed)), packing)
@@ -213,7 +213,7 @@ def test_a_tree_is_taken_in_as_its_vector_would_be_on_every_node(memory, complet
 
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
-def test_a_step_that_does_not_count_leaves_the_state_and_offers_what_was_kept(memory, complete):
+def test_skipped_step_keeps_state_and_returns_residual(memory, complete):
     packing = make_packing(jax.tree.map(lambda x: x[0], _trees(0)))
     g = pack(jax.tree.map(lambda x: x[0], _trees(10)), packing)
     v, local = _compensated(memory, memory.init(packing.size), g, False)
@@ -235,7 +235,7 @@ def test_a_step_that_does_not_count_leaves_the_state_and_offers_what_was_kept(me
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere gradients are absorbed in one pass, as a vector")
 @pytest.mark.parametrize("name", ["topk", "scalecom", "random_k"])
-def test_on_cpu_a_step_needs_no_second_vector_as_long_as_the_gradient(name):
+def test_step_on_cpu_allocates_one_gradient_vector(name):
     nodes, shapes = jgc.make_nodes(1), {f"kernel {i}": (300, 300) for i in range(6)}
     params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
     compressor = getattr(jgc.compress, name)(alpha=0.001, warmup_steps=0)

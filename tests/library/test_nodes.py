@@ -23,7 +23,7 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 @given(st.integers(1, 40), st.integers(1, 8))
-def test_nodes_divide_evenly_among_devices_or_the_error_names_numbers_that_do(count, devices):
+def test_uneven_nodes_per_device_is_an_error_with_valid_counts(count, devices):
     try:
         nodes = make_nodes(count, jax.devices()[:devices])
     except ValueError as error:
@@ -36,7 +36,7 @@ def test_nodes_divide_evenly_among_devices_or_the_error_names_numbers_that_do(co
     assert (nodes.mesh is None) == (devices == 1 and count > 1)
 
 
-def test_the_layout_follows_from_the_devices():
+def test_layout_follows_from_devices():
     layouts = [nodes_of(layout).layout for layout in LAYOUTS]
     assert layouts == ["one per device", "emulated", "several per device"]
     assert make_nodes(2, devices_per_node=4).mesh.shape[FAST] == 4
@@ -53,12 +53,12 @@ def test_the_layout_follows_from_the_devices():
     ],
     ids=str,
 )
-def test_bad_numbers_of_nodes_are_errors_that_name_good_ones(arguments, message):
+def test_bad_node_counts_are_named(arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         make_nodes(**arguments)
 
 
-def test_nodes_on_a_mesh_of_ones_own():
+def test_nodes_on_own_mesh():
     mesh = jax.make_mesh((2, 4), ("pod", "chip"), axis_types=(AxisType.Auto,) * 2)
     assert from_mesh(mesh, slow=("pod",), fast=("chip",)).count == 2
     assert from_mesh(mesh, slow=("pod", "chip"), per_device=3).count == 24
@@ -75,14 +75,14 @@ def test_nodes_are_hashable_and_equal_by_value():
 
 @every_layout
 @pytest.mark.parametrize("unroll", [False, True])
-def test_an_output_declared_shared_that_differs_between_nodes_is_an_error_when_traced(layout, unroll):
+def test_differing_shared_output_is_an_error_when_traced(layout, unroll):
     nodes = nodes_of(layout)
     with pytest.raises(ValueError, match=NOT_SHARED):
         jax.eval_shape(on_nodes(lambda x: 2 * x, nodes, (LOCAL,), SHARED, unroll=unroll), jnp.arange(8.0))
 
 
 @every_layout
-def test_an_output_that_all_nodes_agree_on_may_be_shared(layout):
+def test_equal_output_can_be_shared(layout):
     nodes = nodes_of(layout)
 
     def three(x, w):
@@ -95,7 +95,7 @@ def test_an_output_that_all_nodes_agree_on_may_be_shared(layout):
 
 
 @every_layout
-def test_a_method_that_forgets_to_communicate_is_an_error_when_traced(layout):
+def test_missing_collective_is_an_error_when_traced(layout):
     nodes = nodes_of(layout)
     step = jgc.compress.step_on_nodes(lambda phase, key, grads, state, nodes: (grads, state, 0 * grads), None, nodes)
     with pytest.raises(ValueError, match=NOT_SHARED):
@@ -103,7 +103,7 @@ def test_a_method_that_forgets_to_communicate_is_an_error_when_traced(layout):
 
 
 @every_layout
-def test_placed_arrays_are_where_the_step_leaves_them(layout):
+def test_placed_arrays_do_not_recompile(layout):
     nodes = nodes_of(layout)
     kinds = {"a": SHARED, "b": LOCAL}
     step = jax.jit(on_nodes(lambda t: jax.tree.map(lambda x: x + 1, t), nodes, (kinds,), kinds))
@@ -147,7 +147,7 @@ def test_node_gradients_are_each_nodes_own(layout, unroll):
 
 
 @every_layout
-def test_the_gradients_that_enter_aggregate_differ_between_nodes(layout):
+def test_gradients_entering_aggregate_differ_between_nodes(layout):
     """`jax.grad` under shard_map would put the sum over nodes into every one of them."""
     nodes = nodes_of(layout)
     params, batch = _problem(8)
@@ -160,7 +160,7 @@ def test_the_gradients_that_enter_aggregate_differ_between_nodes(layout):
 
 
 @every_layout
-def test_node_gradients_take_a_nodes_own_state_and_give_back_its_aux(layout):
+def test_node_grads_pass_local_state_and_aux(layout):
     nodes = nodes_of(layout)
     params, batch = _problem(8)
     own = {"offset": np.arange(8, dtype=np.float32)}
@@ -188,7 +188,7 @@ def test_integer_parameters_have_no_gradient_and_pass_through_a_method(layout):
     np.testing.assert_allclose(aggregated["w"], _by_hand(_problem(8)[0], batch).mean(0), rtol=1e-5)
 
 
-def test_the_devices_of_one_node_average_exactly_before_anything_is_compressed():
+def test_devices_of_a_node_average_before_compression():
     nodes, seen = make_nodes(4, devices_per_node=2), []
     params, batch = _problem(4)
 

@@ -42,7 +42,7 @@ def _compilations():
 
 
 @every_layout
-def test_a_chain_applies_the_optimiser_to_the_mean_over_nodes(layout):
+def test_chain_applies_optimiser_to_node_mean(layout):
     nodes, grads = nodes_of(layout), _gradients()
     tx, plain = optax.chain(as_optax(dense(), nodes), optax.trace(0.9)), optax.trace(0.9)
     state, plain_state = tx.init(PARAMS), plain.init(PARAMS)
@@ -56,7 +56,7 @@ def test_a_chain_applies_the_optimiser_to_the_mean_over_nodes(layout):
 
 
 @every_layout
-def test_its_own_state_is_where_the_step_leaves_it(layout):
+def test_placed_state_does_not_recompile(layout):
     nodes = nodes_of(layout)
     tx = as_optax(topk(alpha=0.1), nodes)
     state = tx.init(PARAMS)
@@ -99,7 +99,7 @@ def test_switched_under_scan_equals_one_transform_per_phase(layout):
 
 @every_layout
 @pytest.mark.parametrize("compressor", [dense(), topk(alpha=0.1)], ids=["dense", "topk"])
-def test_outside_the_node_axis_it_raises_and_says_what_to_do(compressor, layout):
+def test_transform_outside_node_axis_is_an_error(compressor, layout):
     tx = as_optax(compressor, nodes_of(layout))
     state = tx.init(PARAMS)
     for update in (tx.update, jax.jit(tx.update)):
@@ -107,7 +107,7 @@ def test_outside_the_node_axis_it_raises_and_says_what_to_do(compressor, layout)
             update(PARAMS, state)
 
 
-def test_every_update_has_a_key_of_its_own():
+def test_updates_use_distinct_keys():
     nodes, keys = nodes_of("1 device"), []
     compressor = dense()
 
@@ -125,7 +125,7 @@ def test_every_update_has_a_key_of_its_own():
     assert not np.array_equal(*keys)
 
 
-def test_the_kinds_of_a_state_know_what_is_each_nodes_own():
+def test_kinds_of_state_mark_local_parts():
     nodes = nodes_of("1 device")
     state = optax.chain(as_optax(topk(alpha=0.1), nodes), optax.adam(0.1)).init(PARAMS)
     kinds = jax.tree.leaves(jgc.kinds_of(state))
@@ -141,7 +141,7 @@ def test_the_kinds_of_a_state_know_what_is_each_nodes_own():
     ],
     ids=str,
 )
-def test_a_phase_that_is_missing_or_unknown_is_an_error_when_built(arguments, message):
+def test_missing_or_unknown_phase_is_an_error_when_built(arguments, message):
     with pytest.raises(ValueError, match=message):
         as_optax(topk(alpha=0.1, warmup_steps=2), nodes_of("1 device"), **arguments)
 

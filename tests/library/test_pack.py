@@ -27,7 +27,7 @@ def _filled(tree, seed: int = 0):
 
 
 @given(trees)
-def test_unpack_inverts_pack_and_gives_zeros_for_what_is_not_packed(tree):
+def test_unpack_inverts_pack_with_zeros_for_unpacked_leaves(tree):
     tree = _filled(tree)
     packing = make_packing(tree)
     flat = pack(tree, packing)
@@ -40,7 +40,7 @@ def test_unpack_inverts_pack_and_gives_zeros_for_what_is_not_packed(tree):
 
 
 @given(trees)
-def test_layers_cover_the_vector_without_gaps_and_end_with_the_pooled_small_leaves(tree):
+def test_layers_cover_vector_and_end_with_pooled_leaves(tree):
     packing = make_packing(_filled(tree))
     ends = [layer.start + layer.size for layer in packing.layers]
     assert [layer.start for layer in packing.layers] == [0, *ends][: len(ends)]
@@ -49,7 +49,7 @@ def test_layers_cover_the_vector_without_gaps_and_end_with_the_pooled_small_leav
     assert all(layer.name != POOLED for layer in packing.layers[:-1])
 
 
-def test_biases_and_norms_are_one_layer_and_every_larger_leaf_is_its_own():
+def test_biases_and_norms_form_one_layer():
     tree = {"a": {"bias": jnp.ones(3), "kernel": jnp.zeros((2, 4))}, "b": jnp.zeros((5, 1)), "c": jnp.ones(())}
     packing = make_packing(tree)
     assert [(layer.name, layer.size) for layer in packing.layers] == [("a/kernel", 8), ("b", 5), (POOLED, 4)]
@@ -82,5 +82,5 @@ def test_complex_leaves_are_refused_by_name():
         make_packing({"a": {"w": jnp.zeros(2, jnp.complex64)}})
 
 
-def test_layer_ids_say_which_layer_each_selected_value_is_of():
+def test_layer_ids_match_selected_values():
     assert layer_ids((2, 1, 3)).tolist() == [0, 0, 1, 2, 2, 2]

@@ -34,7 +34,7 @@ def _run(compressor, grads, layout="1 device", steps=2, phase=0):
     return aggregated, state, info, step.lower(jax.random.key(0), grads, state).compile()
 
 
-def test_each_group_gets_what_its_method_alone_would_give_it():
+def test_each_group_matches_its_method_alone():
     grads = _gradients()
     together, _, info, _ = _run(per_layer([("^Conv_0/", dense()), ("head", topk(alpha=0.5))], topk(alpha=0.1)), grads)
     first, _, first_info, _ = _run(dense(), {"Conv_0": grads["Conv_0"]})
@@ -46,7 +46,7 @@ def test_each_group_gets_what_its_method_alone_would_give_it():
     np.testing.assert_allclose(info.residual_norm**2, sum(i.residual_norm**2 for i in infos), rtol=1e-5)
 
 
-def test_a_leaf_goes_to_the_first_rule_that_its_path_matches():
+def test_leaf_uses_first_matching_rule():
     grads = _gradients()
     both = per_layer([("kernel", dense()), ("Dense_1", topk(alpha=0.1))], default=topk(alpha=0.1))
     aggregated, state, _, _ = _run(both, grads, steps=1)
@@ -55,7 +55,7 @@ def test_a_leaf_goes_to_the_first_rule_that_its_path_matches():
 
 
 @pytest.mark.parametrize("layout", ["8 devices", "4 devices"])
-def test_groups_of_one_kind_of_exchange_share_one_collective(layout):
+def test_groups_with_same_exchange_share_one_collective(layout):
     grads, nodes = _gradients(), nodes_of(layout)
     compressor = per_layer([("^Conv_0/", topk(alpha=0.2)), ("head", topk(alpha=0.5))], topk(alpha=0.1))
     *_, compiled = _run(compressor, grads, layout, steps=1)
@@ -66,7 +66,7 @@ def test_groups_of_one_kind_of_exchange_share_one_collective(layout):
     assert found["all-gather"].sent_bytes == 4 * words * nodes.per_device * (8 // nodes.per_device - 1)
 
 
-def test_a_phase_is_the_tuple_of_the_groups_phases_and_the_defaults_is_the_last():
+def test_phase_is_tuple_of_group_phases_with_default_last():
     compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.1, warmup_steps=3))
     assert [(p.name, p.start, p.value) for p in compressor.schedule] == [
         ("dense", 0, ("dense", "dense")),
@@ -82,7 +82,7 @@ def test_combinators_nest():
     assert same_bits(nested, at_once)
 
 
-def test_one_guard_stands_before_all_groups():
+def test_one_guard_covers_all_groups():
     grads = _gradients()
     grads["head"]["kernel"] = grads["head"]["kernel"].at[4, 0, 0].set(jnp.nan)
     aggregated, state, info, _ = _run(per_layer([("^Conv_0/", dense())], default=topk(alpha=0.1)), grads, steps=1)
@@ -90,7 +90,7 @@ def test_one_guard_stands_before_all_groups():
     assert not info.finite.any()
 
 
-def test_a_transition_reaches_the_groups_whose_phase_changes_and_no_other():
+def test_transition_runs_only_in_groups_whose_phase_changes():
     def counting(compressor):
         def transition(old, new, state, nodes):
             seen.append((old, new))
@@ -106,7 +106,7 @@ def test_a_transition_reaches_the_groups_whose_phase_changes_and_no_other():
     assert same_bits(after.local[0], state.local[0]) and np.all(after.local[1].memory == 1)
 
 
-def test_logical_bytes_add_up_and_a_leader_is_a_worker_of_the_groups_without_one():
+def test_logical_bytes_add_up_over_groups():
     nodes = nodes_of("1 device")
     led = jgc.compress.lgc_ps(alpha=0.5, warmup_steps=0, autoencoder_steps=0, momentum_correction=False)
     both = per_layer([("^Conv_0/", dense())], default=led)
@@ -125,13 +125,13 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_lists_the_paths():
         compressor.init(jax.random.key(0), PARAMS, nodes_of("1 device"))
 
 
-def test_momentum_of_two_owners_is_an_error_when_built():
+def test_two_momentum_owners_are_an_error_when_built():
     with pytest.raises(ValueError, match="some groups of layers own their momentum"):
         per_layer([("^Conv_0/", dense())], default=topk(alpha=0.1, momentum_correction=True))
 
 
 @pytest.mark.parametrize("correction", [False, True])
-def test_dense_layers_own_their_momentum_beside_a_method_that_does(correction):
+def test_method_policy_has_one_momentum_owner(correction):
     settings = {"momentum_correction": correction, "momentum": 0.5}
     compressor = per_layer([("^Conv_0/", dense(**settings))], default=topk(alpha=0.1, **settings))
     assert compressor.owns_momentum == correction

@@ -13,7 +13,7 @@ def _schedule(lengths):
 
 
 @given(lengths, st.integers(0, 25))
-def test_a_phase_lasts_its_number_of_steps_and_the_last_one_for_ever(lengths, step):
+def test_last_phase_lasts_forever(lengths, step):
     names = [f"phase {i}" for i, n in enumerate(lengths[:-1]) for _ in range(n)]
     expected = names[step] if step < len(names) else f"phase {len(lengths) - 1}"
     assert phase_at(_schedule(lengths), step).name == expected
@@ -32,6 +32,6 @@ def test_a_common_phase_has_the_name_of_the_longest_schedule():
     assert [p.name for p in together([single(), in_sequence(("dense", 2), ("top-k", 0))])] == ["dense", "top-k"]
 
 
-def test_a_negative_length_is_an_error_that_shows_it():
+def test_negative_phase_length_is_named():
     with pytest.raises(ValueError, match="the dense phase must last 0 or more steps, got -1"):
         in_sequence(("dense", -1), ("top-k", 0))

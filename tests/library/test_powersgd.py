@@ -110,7 +110,7 @@ def test_steps_are_those_of_the_papers_algorithms(rank):
 
 
 @pytest.mark.parametrize("algorithm", ["psum", "ring"])
-def test_nodes_together_make_what_one_makes_of_their_mean(algorithm):
+def test_many_nodes_equal_one_node_with_their_mean(algorithm):
     """Also with what they keep: it is linear in the gradients."""
     compressor, steps = made(rank=2, algorithm=algorithm), [random_gradients(seed) for seed in range(3)]
     alone = [{name: x[None].astype(np.float32) for name, x in mean_of(grads).items()} for grads in steps]
@@ -119,7 +119,7 @@ def test_nodes_together_make_what_one_makes_of_their_mean(algorithm):
         np.testing.assert_allclose(np.mean(after.local.memory, axis=0), whole.local.memory[0], atol=1e-5)
 
 
-def test_nothing_is_lost():
+def test_error_feedback_conserves_gradients():
     steps, had = [random_gradients(seed) for seed in range(5)], np.zeros(make_packing(PARAMS).size)
     for grads, (got, state) in zip(steps, play(made(rank=2), steps), strict=True):
         mean, aggregated = (np.asarray(pack(tree, make_packing(PARAMS))) for tree in (mean_of(grads), got))
@@ -128,7 +128,7 @@ def test_nothing_is_lost():
         assert not np.any(unpacked(np.asarray(state.local.memory)[0])["biases and norms"])
 
 
-def test_what_goes_uncompressed_is_the_mean():
+def test_uncompressed_layers_get_exact_mean():
     grads = random_gradients(0)
     got = play(made(rank=4), [grads])[0][0]
     for name in ("bias", "tiny"):
@@ -136,7 +136,7 @@ def test_what_goes_uncompressed_is_the_mean():
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
-def test_warm_factors_find_the_best_approximation_of_a_gradient_that_stays(rank):
+def test_warm_start_converges_to_best_approximation(rank):
     grads, compressor = random_gradients(1), made(rank=rank)
     state, found = start_of(compressor), []
     for _ in range(150):
@@ -149,7 +149,7 @@ def test_warm_factors_find_the_best_approximation_of_a_gradient_that_stays(rank)
         assert last < 1e-2 < first
 
 
-def test_without_a_warm_start_every_step_draws_factors_of_its_own():
+def test_cold_start_draws_new_factors():
     compressor, grads = made(warm_start=False, error_feedback=False), random_gradients(1)
     (one, state), (other, _) = play(compressor, [grads, grads])
     (again, _), *_ = play(compressor, [grads])
@@ -159,14 +159,14 @@ def test_without_a_warm_start_every_step_draws_factors_of_its_own():
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
-def test_the_size_of_gradients_does_not_matter(scale):
+def test_result_scales_with_gradients(scale):
     steps = [random_gradients(seed) for seed in range(3)]
     scaled = [jax.tree.map(lambda x: (x * np.float32(scale)), grads) for grads in steps]
     for (got, _), (small, _) in zip(*(play(made(rank=2), s) for s in (steps, scaled)), strict=True):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(b / np.float32(scale), a, atol=1e-4), got, small)
 
 
-def test_gradients_that_were_zero_for_a_while_are_found_again():
+def test_factors_recover_after_zero_gradients():
     zero, grads = random_gradients(0, scale=0.0), random_gradients(1)
     compressor = made(rank=2)
     *_, (nothing, after), (got, _) = play(compressor, [zero, zero, grads])
@@ -175,7 +175,7 @@ def test_gradients_that_were_zero_for_a_while_are_found_again():
     jax.tree.map(np.testing.assert_array_equal, got, play(compressor, [grads])[0][0])
 
 
-def test_a_gradient_of_a_lower_rank_is_sent_whole_and_costs_no_direction_for_good():
+def test_lower_rank_gradient_is_lossless_and_keeps_rank():
     compressor, rng, flat = made(rank=4), np.random.default_rng(0), random_gradients(0)
     for name, (rows, cols) in MATRICES.items():
         one = np.multiply.outer(rng.integers(-4, 5, rows), rng.integers(-4, 5, cols))  # exactly of rank one
@@ -196,7 +196,7 @@ def test_a_gradient_of_a_lower_rank_is_sent_whole_and_costs_no_direction_for_goo
 
 
 @pytest.mark.parametrize("spread", [0.0, 3.0, 9.0], ids=["well conditioned", "1e3", "1e9"])
-def test_columns_are_orthonormal_and_span_what_they_did(spread):
+def test_orthonormal_columns_keep_their_span(spread):
     rng = np.random.default_rng(2)
     u, v = (np.linalg.qr(rng.normal(size=(n, 6)))[0] for n in (50, 6))
     p = ((u * 10.0 ** -np.linspace(0, spread, 6)) @ v.T).astype(np.float32)
@@ -230,7 +230,7 @@ def test_factors_of_full_rank_hold_the_whole_matrix():
 
 @pytest.mark.parametrize("shape, rank, factors", [((6, 3), 1, True), ((6, 3), 2, False), ((4, 4), 2, False),
                                                   ((3, 3, 2, 8), 5, True), ((1, 50), 1, False)])  # fmt: skip
-def test_layers_go_as_factors_where_these_have_fewer_values(shape, rank, factors):
+def test_layers_are_factored_where_factors_are_smaller(shape, rank, factors):
     plan = make_plan(make_packing({"a": jnp.zeros(shape)}).layers, rank)
     assert (len(plan.matrices), len(plan.dense)) == ((1, 0) if factors else (0, 1))
     rows, cols = int(np.prod(shape[:-1])), shape[-1]
@@ -241,7 +241,7 @@ def test_layers_go_as_factors_where_these_have_fewer_values(shape, rank, factors
 
 
 @pytest.mark.parametrize("layers", [1, 2, 9])
-def test_a_step_has_two_all_reduces_however_many_layers(layers):
+def test_step_has_two_all_reduces(layers):
     params = {f"layer {i}": jnp.zeros((8 + i, 6)) for i in range(layers)} | {"bias": jnp.zeros(5)}
     wire = powersgd(rank=2).wire("low rank", params, jgc.make_nodes(8))
     rows, cols = sum(8 + i for i in range(layers)), 6 * layers
@@ -253,13 +253,13 @@ def test_a_step_has_two_all_reduces_however_many_layers(layers):
     assert logical_bytes(wire.logical, 8)["worker"] == {"up": want, "down": want}
 
 
-def test_where_no_layer_is_worth_it_there_is_one_all_reduce():
+def test_step_without_factored_layers_has_one_all_reduce():
     wire = powersgd(rank=100).wire("low rank", PARAMS, jgc.make_nodes(8))
     assert [s.kind for s in wire.physical] == ["flag", "dense+factors"]
     assert {m.kind for m in wire.logical} == {"dense"}
 
 
-def test_warm_up_steps_are_uncompressed_and_leave_the_factors_as_they_are():
+def test_warm_up_is_uncompressed_and_keeps_factors():
     compressor, grads = powersgd(warmup_steps=3), random_gradients(0)
     assert [(phase.name, phase.start) for phase in compressor.schedule] == [("dense", 0), ("low rank", 3)]
     got, state = play(compressor, [grads], phase=0)[0]
@@ -268,7 +268,7 @@ def test_warm_up_steps_are_uncompressed_and_leave_the_factors_as_they_are():
     assert not np.any(state.local.memory)
 
 
-def test_the_optimiser_has_the_momentum():
+def test_optimiser_owns_momentum():
     assert not powersgd().owns_momentum
 
 

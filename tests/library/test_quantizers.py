@@ -60,7 +60,7 @@ def drawing(name: str):
 
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize("name", UNBIASED)
-def test_the_mean_over_keys_is_the_value(name, noise):
+def test_codes_are_unbiased(name, noise):
     v, draws = vector(noise), 500
     got = np.asarray(drawing(name)(jax.random.split(jax.random.key(1), draws), v), np.float64)
     deviation = got.std(0) / np.sqrt(draws)
@@ -88,7 +88,7 @@ def test_naturals_variance_is_within_the_papers_bound():
     assert 0 < error <= np.sum(v.astype(float) ** 2) / 8
 
 
-def test_natural_gives_the_powers_of_two_around_a_value_and_keeps_the_ends():
+def test_natural_rounds_to_adjacent_powers_of_two():
     v = np.array([1.0, -2.0, 0.0, 3.0, -3.0, 1e-45, 3e38, -3e38], np.float32)
     layers = (whole(v.size),)
     codec = codec_of(natural())
@@ -116,7 +116,7 @@ CONTRACTIONS = {
 
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize("name", CONTRACTIONS)
-def test_what_error_feedback_needs_less_is_lost_than_there_was(name, noise):
+def test_codes_with_feedback_are_contractions(name, noise):
     v = vector(noise)
     lost = np.asarray(v - coded(CONTRACTIONS[name], v), np.float64)
     assert np.sum(lost**2) < np.sum(v.astype(np.float64) ** 2)
@@ -160,7 +160,7 @@ def mean_of(compressor, v: np.ndarray) -> np.ndarray:
     return np.asarray(jax.jit(step)(jax.random.key(5), grads, state)[0]["w"]).reshape(-1)
 
 
-def test_a_vote_is_the_sign_that_most_nodes_have():
+def test_vote_is_majority_sign():
     v = np.random.default_rng(0).normal(size=(K, 100)).astype(np.float32)
     signs = np.where(v < 0, -1, 1)
     want = np.where(signs.sum(0) == 0, signs[0], np.sign(signs.sum(0)))  # a tie: the first node's
@@ -168,14 +168,14 @@ def test_a_vote_is_the_sign_that_most_nodes_have():
     np.testing.assert_allclose(mean_of(signsgd(magnitude=1.0), v), want)
 
 
-def test_a_vote_on_zeros_is_even():
+def test_vote_on_zeros_is_even():
     got = mean_of(signsgd(magnitude=1.0), np.zeros((K, 2000), np.float32))
     assert set(got) == {-1.0, 1.0} and abs(got.mean()) < 0.1
 
 
 @pytest.mark.parametrize("name, compressor", [("terngrad", terngrad(error_feedback=True)),
                                               ("qsgd", qsgd(bits=2, error_feedback=True))])  # fmt: skip
-def test_a_residual_stays_bounded(name, compressor):
+def test_residual_stays_bounded(name, compressor):
     codec, r = codec_of(compressor), np.zeros(N)
     for step in range(60):
         v = (r + vector("gaussian", step)).astype(np.float32)
@@ -195,7 +195,7 @@ def test_clipping_keeps_a_layer_of_one_value_and_layers_of_any_size(size):
         assert np.linalg.norm(got[one]) > 0.5 * np.linalg.norm(v[one])
 
 
-def test_every_method_that_is_not_lossless_at_any_setting_has_its_law_checked():
+def test_every_lossy_method_has_a_law():
     here = {"qsgd", "terngrad", "natural", "onebit", "signsgd", "cast"}  # unbiased or a contraction, above
     elsewhere = {"lgc_ring", "klt", "gradiveq", "egc", "silent"}  # in files of their own; silent sends nothing
     assert {name for name, method in METHODS.items() if method.lossless is None} == here | elsewhere
@@ -217,7 +217,7 @@ def test_nodes_draw_their_own_noise():
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
-def test_qsgd_sends_its_bits(bits):
+def test_qsgd_payload_has_its_bits(bits):
     nodes, n = jgc.make_nodes(K, jax.devices()[:K]), 64 * 1024
     shapes = {"w": jax.ShapeDtypeStruct((64, 1024), jnp.float32)}
     compressor = qsgd(bits=bits, bucket=512)

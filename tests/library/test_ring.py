@@ -78,7 +78,7 @@ def ringing(nodes, encode, decode):
 
 
 @every_layout
-def test_with_a_code_that_loses_nothing_it_is_the_ring(layout):
+def test_lossless_code_equals_plain_ring(layout):
     nodes = _nodes(layout)
     x = _integers(nodes, 13)
     around = ringing(nodes, lambda key, x: {"values": x}, lambda payload: payload["values"])
@@ -89,7 +89,7 @@ def test_with_a_code_that_loses_nothing_it_is_the_ring(layout):
 
 
 @every_layout
-def test_what_nodes_lose_and_what_comes_out_add_up(layout):
+def test_ring_conserves_gradients(layout):
     """Whole numbers rounded to multiples of 8 at random: nothing else is rounded, nor by sharing what is lost."""
     nodes, coarse = _nodes(layout), 8
     places = comm.ring_size(nodes)
@@ -129,7 +129,7 @@ def drawn(name: str, exchange: str, draws: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", UNBIASED)
-def test_the_mean_over_keys_is_the_mean_over_nodes(name):
+def test_ring_of_codes_is_unbiased(name):
     draws = 500
     got, want = drawn(name, "ring", draws), vectors().astype(float).mean(0)
     rare = 12 * np.abs(got).max() / draws  # as where nothing is sent on
@@ -164,7 +164,7 @@ def test_a_cast_is_as_near_to_the_mean_as_its_digits_at_every_hop(format, digits
 
 
 @pytest.mark.parametrize("name", ["natural", "terngrad", "onebit, buckets", "float8_e4m3"])
-def test_one_node_a_device_and_all_nodes_on_one_agree_bit_for_bit(name):
+def test_mesh_and_emulation_agree_bit_for_bit(name):
     ends = []
     for nodes in (emulated(), jgc.make_nodes(K)):
         state, step = stepper(built(name), nodes)
@@ -175,7 +175,7 @@ def test_one_node_a_device_and_all_nodes_on_one_agree_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_what_is_lost_comes_back_and_stays_bounded(name):
+def test_residual_is_returned_and_stays_bounded(name):
     state, step = stepper(built(name), emulated())
     came_in, went_out, steps = np.zeros(N), np.zeros(N), 40
     for i in range(steps):
@@ -188,7 +188,7 @@ def test_what_is_lost_comes_back_and_stays_bounded(name):
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_a_node_sends_its_payload_less_than_twice(bits):
+def test_node_sends_payload_less_than_twice(bits):
     nodes, n = jgc.make_nodes(K), 64 * 1024
     compressor = qsgd(exchange="ring", bits=bits, bucket=512)
     wire = compressor.wire(compressor.schedule[0].value, {"w": jax.ShapeDtypeStruct((64, 1024), jnp.float32)}, nodes)
@@ -203,7 +203,7 @@ def test_a_node_sends_its_payload_less_than_twice(bits):
 @pytest.mark.parametrize("places", [1, 3, 8])
 @pytest.mark.parametrize("bucket", [0, 1, 32, 512])
 @pytest.mark.parametrize("n", [0, 1, 100, 513, 10_000])
-def test_segments_hold_all_values_and_whole_buckets(n, bucket, places):
+def test_segments_cover_values_in_whole_buckets(n, bucket, places):
     size = segment_size(n, places, bucket)
     assert places * size >= n and (size - max(bucket, 1)) * places < n
     if 0 < bucket <= size:
@@ -216,7 +216,7 @@ def test_terngrads_sums_share_no_scale():
 
 
 @pytest.mark.parametrize("name", ["qsgd, 4 bits", "onebit"])
-def test_a_tree_without_values_and_a_value_alone(name):
+def test_empty_tree_and_single_value(name):
     nodes, compressor = emulated(), built(name)
     for like in ({"none": jnp.zeros((0, 3))}, {"one": jnp.zeros(())}):
         grads = jax.tree.map(lambda x: jnp.ones((K, *x.shape)), like)

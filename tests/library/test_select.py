@@ -23,7 +23,7 @@ vectors = st.lists(st.integers(-3, 3), min_size=18, max_size=18)  # small intege
 
 
 @given(vectors, st.sampled_from([0.01, 0.2, 0.5, 1.0]))
-def test_top_positions_are_numpys_with_ties_to_the_lower_position(values, alpha):
+def test_top_positions_match_numpy_with_ties_to_lower_position(values, alpha):
     v, counts = np.array(values, np.float32), counts_per_layer(LAYERS, alpha)
     expected = []
     for layer, count in zip(LAYERS, counts, strict=True):
@@ -45,7 +45,7 @@ def test_every_layer_sends_its_share_and_at_least_the_minimum(sizes, alpha, leas
 
 
 @pytest.mark.parametrize("size", [1, 256, 65537])
-def test_positions_come_back_from_their_code(size):
+def test_positions_roundtrip(size):
     layers = (Layer("a", 0, size, (size,)), Layer("b", size, 100, (100,)))
     positions = jnp.unique(jnp.array([0, size - 1, size, size + 99], jnp.int32))
     packed = pack_positions(positions, layers)
@@ -55,13 +55,13 @@ def test_positions_come_back_from_their_code(size):
     assert unpack_positions(packed, layers, counts).dtype == jnp.int32
 
 
-def test_scatter_adds_up_what_several_nodes_send_to_one_position():
+def test_scatter_adds_values_at_equal_positions():
     sparse = Sparse(jnp.array([[0, 2], [2, 3]]), jnp.array([[1.0, 2.0], [4.0, 8.0]]))
     assert scatter(sparse, 5).tolist() == [1, 0, 6, 8, 0]
 
 
 @pytest.mark.parametrize("shape", [(5, 40), (2, 3, 40), (1, 7)])
-def test_nodes_added_in_turn_are_nodes_added_at_once_bit_for_bit(shape):
+def test_sequential_scatter_equals_one_scatter_bit_for_bit(shape):
     """On CPU, which adds in order; a GPU does not, and takes them in turn."""
     random = np.random.default_rng(0)
     sparse = Sparse(jnp.asarray(random.integers(0, 60, shape)), jnp.asarray(random.standard_normal(shape), jnp.float32))
@@ -70,6 +70,6 @@ def test_nodes_added_in_turn_are_nodes_added_at_once_bit_for_bit(shape):
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.0001, float("nan")])
-def test_alpha_outside_its_range_is_an_error_that_shows_it(alpha):
+def test_bad_alpha_is_named(alpha):
     with pytest.raises(ValueError, match=rf"alpha must be in \(0, 1\].*got {alpha}"):
         check_alpha(alpha)

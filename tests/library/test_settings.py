@@ -80,7 +80,7 @@ FIELDS = [(name, field.name) for name, method in METHODS.items() for field in da
     "method, field, value",
     [(m, f, value) for m, f in FIELDS for value in (*BAD.get(f, ()), *BAD_OF.get((m, f), ()))],
 )
-def test_a_bad_setting_is_an_error_that_names_and_shows_it(method, field, value):
+def test_bad_setting_is_named(method, field, value):
     with pytest.raises(ValueError) as error:
         jgc.compress.build(METHODS[method].settings(**{field: value}))
     message = str(error.value)
@@ -94,13 +94,13 @@ def test_every_setting_is_checked(method, field):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_default_settings_are_good(method):
+def test_default_settings_are_valid(method):
     compressor = jgc.compress.build(METHODS[method].settings())
     assert compressor.schedule[0].start == 0
     assert hash(tuple(phase.value for phase in compressor.schedule)) is not None
 
 
-def test_settings_that_belong_to_no_method_are_an_error_that_lists_those_that_do():
+def test_unknown_settings_class_is_an_error_that_lists_known_ones():
     with pytest.raises(ValueError, match="dict is not the settings class of a method; there are Dense, TopK, LgcPs"):
         jgc.compress.build({})
 

@@ -66,14 +66,14 @@ def test_the_three_strategies(name):
     assert phases("exponential", warmup_steps=40) == ramp
 
 
-def test_all_sparse_methods_have_the_strategies_and_dgc_alone_ramps_by_default():
+def test_sparse_methods_share_strategies():
     assert set(STRATEGIC) == {"topk", "dgc", "gradient_dropping", "scalecom", "random_k"}
     assert {name: METHODS[name].settings().strategy for name in STRATEGIC} == {
         name: "exponential" if name == "dgc" else "warmup" for name in STRATEGIC
     }
 
 
-def test_a_ramp_has_no_stage_that_sends_less_than_alpha_and_none_without_a_step():
+def test_ramp_stages_send_at_least_alpha():
     def starts(**settings):
         return [(phase.value, phase.start) for phase in dgc(**settings).schedule]
 
@@ -97,7 +97,7 @@ def test_a_stage_sends_its_share_and_its_bytes(name):
 
 
 @pytest.mark.parametrize("masking", [True, False])
-def test_dgc_is_its_algorithm_box(masking):
+def test_dgc_matches_paper_algorithm(masking):
     gradients, clip, momentum = [vectors(seed) for seed in range(4)], 6.0, 0.5
     compressor = dgc(alpha=0.1, momentum=momentum, clip_norm=clip, factor_masking=masking)
     u, v, clipped = np.zeros((K, N)), np.zeros((K, N)), 0
@@ -118,7 +118,7 @@ def test_dgc_is_its_algorithm_box(masking):
     assert clipped == 4 * K
 
 
-def test_dgc_leaves_gradients_below_the_norm_as_they_are():
+def test_dgc_does_not_clip_small_gradients():
     gradients = [vectors(0)]
     large = 2 * np.sqrt(K) * np.linalg.norm(gradients[0], axis=1).max()
     plain, bounded = (play(dgc(alpha=0.1, clip_norm=norm), gradients)[0][0] for norm in (0.0, large))
@@ -178,7 +178,7 @@ def test_scalecom_counts_the_leaders_positions_and_everyones_values():
     }
 
 
-def test_scalecom_in_fixed_point_keeps_what_rounding_and_clipping_lose():
+def test_scalecom_fixed_point_conserves_gradients():
     gradients = [vectors(seed) for seed in range(3)]
     gradients[0][3] *= 1e4  # far beyond the range of node 0's scales
     gradients[1][:, 40:] = 0  # a layer whose leader has nothing

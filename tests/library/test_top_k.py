@@ -36,7 +36,7 @@ CASES = [("blocks", 2, 1, 1), ("blocks", 3001, 1, 1), ("blocks", 5000, 7, 1), ("
 
 
 @pytest.mark.parametrize("variant, n, k, width", CASES)
-def test_every_variant_is_numpys_with_ties_to_the_lower_position(variant, n, k, width, monkeypatch):
+def test_top_k_variants_match_numpy_with_ties_to_lower_position(variant, n, k, width, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu" if width == 1 else "gpu")
     select = jax.jit(lambda v: largest_positions(v, k, variant))
     for name, v in vectors(n).items():
@@ -88,7 +88,7 @@ def test_nothing_is_found_in_no_ranges():
 
 
 @pytest.mark.parametrize("variant", ["blocks", "threshold"])
-def test_the_same_under_vmap_and_on_a_mesh(variant):
+def test_top_k_is_equal_under_vmap_and_on_mesh(variant):
     rows = np.stack(list(vectors(2000).values()))
     expected = [reference(row, 30) for row in rows]
     select = lambda row: largest_positions(row, 30, variant)  # noqa: E731
@@ -107,11 +107,11 @@ def test_blocks_are_as_many_as_the_values_taken_at_least():
 
 
 @pytest.mark.parametrize("k", [-1, 4])
-def test_a_wrong_k_is_an_error_that_shows_it(k):
+def test_bad_k_is_named(k):
     with pytest.raises(ValueError, match=f"k must be between 0 and 3, the number of values, got {k}"):
         largest_positions(jnp.zeros(3), k)
 
 
-def test_a_range_outside_the_values_is_an_error_that_shows_it():
+def test_bad_range_is_named():
     with pytest.raises(ValueError, match="within the 3 values, got start 2 and size 2"):
         largest_in_ranges(jnp.zeros(3), [Range(2, 2, 1)])

@@ -46,7 +46,7 @@ def numpys(x, counts, bits):
 
 
 @pytest.mark.parametrize("code", BITS)
-def test_codes_of_a_few_bits_are_numpys(code):
+def test_codes_of_few_bits_match_numpy(code):
     x = np.random.default_rng(0).standard_t(2, 18).astype(np.float32)
     np.testing.assert_allclose(there_and_back(code, x), numpys(x, COUNTS, BITS[code]), rtol=1e-5)
 
@@ -60,7 +60,7 @@ def test_the_largest_floats_stay_finite(code):
 
 @pytest.mark.parametrize("code", CODES)
 @given(values=vectors)
-def test_no_code_leaves_more_than_it_takes_away(code, values):
+def test_value_codes_do_not_increase_residual(code, values):
     x = np.array(values, np.float32)
     got = there_and_back(code, x)
     assert np.all(np.isfinite(got))
@@ -75,7 +75,7 @@ def test_wider_codes_are_nearly_exact(code, most):
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_zeros_stay_zeros_and_nothing_is_nothing(code):
+def test_zeros_and_empty_vectors_roundtrip(code):
     assert there_and_back(code, np.zeros(18, np.float32)).tolist() == [0.0] * 18
     assert there_and_back(code, np.zeros(0, np.float32), ()).shape == (0,)
 
@@ -89,19 +89,19 @@ def test_values_cost_their_width(code, values, scales):
     assert 8 * sizes["positions"] / 1000 < 8.1 + 1  # log2(100) + 2 bits at most, in whole words
 
 
-def test_an_unknown_code_is_an_error_that_names_the_known_ones():
+def test_unknown_value_code_is_named():
     with pytest.raises(ValueError, match=r"value_code must be one of float32, .*1bit, got '3bit'"):
         compress.topk(value_code="3bit")
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_what_rounding_loses_stays_in_the_residual(code):
+def test_rounding_error_stays_in_residual(code):
     nodes = make_nodes(4, devices=jax.devices()[:1])
     method = compress.topk(alpha=0.1, value_code=code)
     params = {"w": jnp.zeros(200)}
     grads = {"w": jax.random.normal(jax.random.key(0), (4, 200))}
-    state = method.init(jax.random.key(1), params, nodes)
-    step = compress.step_on_nodes(method.aggregate, method.schedule[-1].value, nodes)
+    state = jax.jit(lambda key: method.init(key, params, nodes))(jax.random.key(1))
+    step = jax.jit(compress.step_on_nodes(method.aggregate, method.schedule[-1].value, nodes))
     mean, state, _ = step(jax.random.key(2), grads, state)
     kept = state.local.memory
     np.testing.assert_allclose(mean["w"] + kept.mean(0), grads["w"].mean(0), atol=1e-6)

@@ -49,13 +49,13 @@ def there_and_back(positions, n):
 
 
 @given(ascending())
-def test_all_positions_come_back(case):
+def test_all_positions_roundtrip(case):
     n, positions = case
     assert np.array_equal(there_and_back(positions, n)[1], positions)
 
 
 @given(ascending(most=2000))
-def test_the_bits_are_those_of_the_definition(case):
+def test_bits_match_definition(case):
     n, positions = case
     bits = by_definition(positions, n) if len(positions) else []
     code, _ = there_and_back(positions, n)
@@ -64,7 +64,7 @@ def test_the_bits_are_those_of_the_definition(case):
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.data())
-def test_random_subsets_come_back(n, seed, data):
+def test_random_subsets_roundtrip(n, seed, data):
     k = data.draw(st.integers(0, n))
     positions = np.sort(np.random.default_rng(seed).choice(n, k, replace=False))
     assert np.array_equal(there_and_back(positions, n)[1], positions)
@@ -111,7 +111,7 @@ def test_no_other_number_of_low_bits_is_smaller(n, data):
 
 
 @pytest.mark.parametrize("n", [4096, 2**31])
-def test_inside_vmap_each_row_is_as_alone(n):
+def test_vmap_equals_single_rows(n):
     rng = np.random.default_rng(0)
     rows = jnp.asarray(np.sort(rng.integers(0, n, (8, 50)), axis=1), jnp.int32)
     codes = jax.jit(jax.vmap(partial(encode, n=n)))(rows)
@@ -119,7 +119,7 @@ def test_inside_vmap_each_row_is_as_alone(n):
     assert np.array_equal(jax.jit(jax.vmap(partial(decode, n=n, k=50)))(codes), rows)
 
 
-def test_nothing_of_the_size_of_the_vector_is_made():
+def test_no_array_of_full_size_is_allocated():
     n, k = 2**31, 1000
     jaxpr = jax.make_jaxpr(lambda p: decode(encode(p, n), n, k))(jnp.arange(k))
     assert max(sizes(jaxpr.jaxpr)) <= 10 * k

@@ -351,7 +351,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("line", UNKNOWN)
-def test_what_the_parser_does_not_know_raises(line):
+def test_unknown_collectives_raise(line):
     name = "absent" if "absent" in line else line[:20]
     with pytest.raises(UnknownCollectiveError) as error:
         collectives(module(line, before=WRAPPED))

@@ -88,7 +88,7 @@ def test_no_positions_cost_next_to_nothing():
 
 @settings(deadline=None)
 @given(subsets())
-def test_gaps_give_the_positions_back(case):
+def test_gaps_roundtrip(case):
     _, positions = case
     codes = gaps16(positions)
     assert codes.dtype == np.uint16

@@ -17,6 +17,9 @@ from jgc.types import Array, Key, PyTree
 
 STRIDE = 16  # of the encoder as a whole
 CHANNELS = 4  # of the code
+ENCODER_FILTERS = (64, 128, 256, 64)  # Table I; the project's own tests use fewer
+DECODER_FILTERS = (4, 32, 64, 128, 32)  # Table II
+DECODER_STRIDES = (1, 2, 2, 2, 2)
 
 
 class Weights(NamedTuple):
@@ -72,7 +75,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        for filters in (64, 128, 256, 64):
+        for filters in ENCODER_FILTERS:
             x = nn.leaky_relu(nn.Conv(filters, (3,), strides=(2,))(x))
         return nn.Conv(CHANNELS, (1,))(x)
 
@@ -89,7 +92,7 @@ class Decoder(nn.Module):
     @nn.compact
     def __call__(self, code: Array, innovation: Array | None = None) -> Array:
         x = code
-        for filters, stride in ((4, 1), (32, 2), (64, 2), (128, 2), (32, 2)):
+        for filters, stride in zip(DECODER_FILTERS, DECODER_STRIDES, strict=True):
             x = nn.ConvTranspose(filters, (3,), strides=(stride,))(x)
             x = x if self.linear else nn.leaky_relu(x)
         return nn.Conv(1, (1,))(x if innovation is None else jnp.concatenate([x, innovation], axis=-1))
