@@ -22,6 +22,7 @@ from jgc.compress.quantized.terngrad import METHOD as _terngrad, TernGrad, terng
 from jgc.compress.registry import Method
 from jgc.compress.silent import METHOD as _silent, Silent, silent
 from jgc.compress.sparse.dgc import METHOD as _dgc, Dgc, dgc
+from jgc.compress.sparse.ef21 import METHOD as _ef21, Ef21, ef21
 from jgc.compress.sparse.egc import METHOD as _egc, Egc, egc
 from jgc.compress.sparse.gradient_dropping import METHOD as _gradient_dropping, GradientDropping, gradient_dropping
 from jgc.compress.sparse.random_k import METHOD as _random_k, RandomK, random_k

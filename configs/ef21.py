@@ -1,0 +1,15 @@
+"""EF21 (Richtarik et al. 2021): top-k of what has changed since the last step; no residual piles up.
+
+    python train.py --config configs/ef21.py
+    python train.py --config configs/ef21.py --compressor.eta 0.1      # EF21-SGDM: momentum on each node
+
+The uncompressed steps before are the workload's, the same as for the other sparse methods.
+"""
+
+from jgc.compress import Ef21
+from jgc.training.config import Config
+
+
+def get_config() -> Config[Ef21]:
+    """alpha = 0.1 %, the optimiser's momentum."""
+    return Config(compressor=Ef21())

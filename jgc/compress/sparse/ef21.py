@@ -1,0 +1,112 @@
+"""EF21: nodes send what has changed since the last step, and no residual piles up.
+
+On each node, with g its estimate of its own gradient, zero at first, and f the mean of all nodes' g:
+
+    u = (1 - eta) u + eta * gradient        momentum; with eta = 1 the gradient itself
+    c = top-k of (u - g)                    sent
+    g = g + c
+    f = f + mean over nodes of c            the aggregate
+
+Source: Richtarik, Sokolov, Fatkhullin 2021, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
+Feedback", NeurIPS, Algorithm 2; momentum: Fatkhullin, Tyurin, Richtarik 2023, "Momentum Provably Improves Error
+Feedback!", NeurIPS, Algorithm 1 (EF21-SGDM).
+
+Differs from the paper
+  1. The share alpha of each layer, biases and norms together one layer; the paper's top-k is of the whole vector.
+  2. All nodes gather all messages; in the paper a server adds them up and sends the estimate back.
+  3. After `warmup_steps` uncompressed steps g starts from the last gradient; without them from zero, as if the first
+     message had been compressed, too (the paper's g = C(gradient)).
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from jgc.compress.registry import Method
+from jgc.compress.sparse.sparsity import sparse_schedule
+from jgc.compress.sparse.topk import top_k
+from jgc.layout.pack import values_of
+from jgc.layout.select import scatter_layers
+from jgc.memory import no_memory
+from jgc.method.compose import encoded, payload_sizes
+from jgc.method.exchange import gather
+from jgc.method.from_step import Step, dense_step, from_step
+from jgc.method.messages import to_all
+from jgc.method.phases import DENSE
+from jgc.types import Compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class Ef21:
+    """Settings of `ef21`."""
+
+    alpha: float = 0.001
+    """share of each layer's values that is sent, in (0, 1]"""
+    min_values: int = 1
+    """values sent of each layer at least"""
+    eta: float = 1.0
+    """weight of a new gradient in each node's momentum (EF21-SGDM), in (0, 1]; 1 for none, else the optimiser must have
+    none"""
+    warmup_steps: int = 0
+    """uncompressed steps before the first compressed one"""
+
+
+def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
+    """EF21 with top-k: mu values of each node's change f32[n] and their positions, gathered by all nodes.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: alpha or eta outside (0, 1], min_values below 1, negative `warmup_steps`.
+
+    Example:
+      >>> [phase.name for phase in ef21(alpha=0.01, warmup_steps=10).schedule]
+      ['dense', 'ef21']
+
+    References:
+      Richtarik, Sokolov, Fatkhullin 2021, "EF21", NeurIPS; Fatkhullin, Tyurin, Richtarik 2023, "Momentum Provably
+      Improves Error Feedback!", NeurIPS.
+    """
+    config = dataclasses.replace(config or Ef21(), **overrides)
+    if not 0 < config.eta <= 1:
+        raise ValueError(f"eta must be in (0, 1] (1 for no momentum), got {config.eta}")
+    codec = top_k(config.alpha, config.min_values)
+
+    def init(key, layers, nodes):
+        zeros = jnp.zeros((values_of(layers),), jnp.float32)
+        return zeros, (zeros, zeros if config.eta < 1 else ())  # f; g and u of a node
+
+    def step(phase, key, v, state, layers, nodes):
+        f, (g, u) = state.shared, state.local.own
+        u = (1 - config.eta) * u + config.eta * v if config.eta < 1 else v
+        momentum = u if config.eta < 1 else ()
+        if phase == DENSE:
+            dense = dense_step(u, state, nodes)
+            return dense._replace(shared=dense.mean, own=(u, momentum))
+        message = encoded(codec, key, u - g, layers, nodes)
+        f = f + scatter_layers(gather().run([message], nodes)[0], layers)
+        c = codec.decode(message.payload, layers)
+        g = g.at[c.positions].add(c.values)
+        return Step(f, c, shared=f, own=(g, momentum), elements=codec.elements(layers))
+
+    return from_step(
+        step,
+        memory=no_memory()._replace(owns_momentum=config.eta < 1),
+        schedule=sparse_schedule("warmup", config.alpha, config.warmup_steps, "ef21"),
+        messages=lambda phase, layers, nodes: to_all(payload_sizes(codec, layers), nodes),
+        init=init,
+    )
+
+
+METHOD = Method(
+    "ef21",
+    Ef21,
+    ef21,
+    "Richtarik et al. 2021; Fatkhullin et al. 2023",
+    lossless={"alpha": 1.0},
+    exempt={
+        "conservation": "an estimate of the gradient in place of a residual",
+        "zeros": "the estimate of earlier gradients is there whatever comes",
+    },
+)
