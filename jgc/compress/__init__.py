@@ -21,6 +21,7 @@ from jgc.compress.quantized.signsgd import METHOD as _signsgd, SignSgd, signsgd
 from jgc.compress.quantized.terngrad import METHOD as _terngrad, TernGrad, terngrad
 from jgc.compress.registry import Method
 from jgc.compress.silent import METHOD as _silent, Silent, silent
+from jgc.compress.sparse.demo import METHOD as _demo, Demo, demo
 from jgc.compress.sparse.dgc import METHOD as _dgc, Dgc, dgc
 from jgc.compress.sparse.ef21 import METHOD as _ef21, Ef21, ef21
 from jgc.compress.sparse.egc import METHOD as _egc, Egc, egc

@@ -1,0 +1,206 @@
+"""DeMo: decoupled momentum. Each node sends the few DCT coefficients that its momentum is mostly made of.
+
+On each node, with m its momentum and g its gradient, for every chunk of 64 x 64 values of each layer's matrix:
+
+    m = beta m + g
+    q = the k largest coefficients of DCT(m)            sent
+    m = m - inverse DCT(q)
+    aggregate = sign(inverse DCT(mean over nodes of q))
+
+What a node does not send stays in its momentum and fades with beta: momentum and residual are one vector.
+
+Source: Peng, Quesnelle, Kingma 2024, "DeMo: Decoupled Momentum Optimization", Algorithm 1 and Section 3.
+
+Differs from the paper
+  1. Chunks at the edges of a matrix are filled up with zeros; the authors' code takes the largest divisor of each
+     dimension below 64. A dimension below 64 is one chunk; `k` is of 64 x 64 values, and smaller chunks send as large a
+     share, at least one coefficient.
+  2. A kernel with more than two dimensions is the matrix [product of the others, outputs]; biases and norms are
+     one vector together, in chunks of 64.
+  3. Positions travel in Elias-Fano code, and are counted.
+  4. Weight decay and the learning rate are the optimiser's, which must have no momentum.
+"""
+
+import dataclasses
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc import comm
+from jgc.compress.registry import Method
+from jgc.layout.pack import Layer
+from jgc.layout.select import Sparse, scatter
+from jgc.memory import error_feedback
+from jgc.method.compose import Codec, compose
+from jgc.method.exchange import gather
+from jgc.method.from_step import Layers
+from jgc.types import Array, Compressor
+from jgc.wire import elias_fano
+
+
+@dataclasses.dataclass(frozen=True)
+class Demo:
+    """Settings of `demo`."""
+
+    decay: float = 0.999
+    """beta, of the momentum, in (0, 1)"""
+    k: int = 32
+    """coefficients sent of every chunk * chunk values, at least 1"""
+    chunk: int = 64
+    """side of a chunk, at least 1"""
+    sign: bool = True
+    """the aggregate is the sign of the mean; if not, the mean"""
+
+
+def demo(config: Demo | None = None, **overrides) -> Compressor:
+    """Decoupled momentum: k DCT coefficients of every chunk of each node's f32[n], gathered by all nodes.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: decay outside (0, 1), chunk below 1, k below 1 or above chunk * chunk.
+
+    Example:
+      >>> demo(k=8).schedule[0].name
+      'dct'
+
+    References:
+      Peng, Quesnelle, Kingma 2024, "DeMo: Decoupled Momentum Optimization".
+    """
+    config = dataclasses.replace(config or Demo(), **overrides)
+    if not 0 < config.decay < 1:
+        raise ValueError(f"decay must be in (0, 1), got {config.decay}")
+    if config.chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {config.chunk}")
+    if not 1 <= config.k <= config.chunk**2:
+        raise ValueError(f"k must be from 1 to chunk * chunk = {config.chunk**2}, got {config.k}")
+    momentum = error_feedback(decay=config.decay)._replace(owns_momentum=True)
+    return compose(dct_top_k(config), momentum, gather())
+
+
+def dct_top_k(config: Demo) -> Codec:
+    """The largest DCT coefficients of every chunk: mu values and their positions among all coefficients."""
+
+    def encode(key, v, layers):
+        coefficients = comm.one_by_one(lambda _, v: dct(config, layers, v), (), v)
+        positions = largest(config, layers, coefficients)
+        packed = elias_fano.encode(positions, _coefficients(config, layers))
+        return {"positions": packed, "values": coefficients[positions]}
+
+    def sparse(payload, layers):
+        n, mu = _coefficients(config, layers), _elements(config, layers)
+        return Sparse(elias_fano.decode(payload["positions"], n, mu), payload["values"])
+
+    def decode(payload, layers):
+        coefficients = scatter(sparse(payload, layers), _coefficients(config, layers))
+        return comm.one_by_one(lambda _, c: inverse_dct(config, layers, c), (), coefficients)
+
+    def mean(payloads, layers):
+        everyone = jax.vmap(lambda payload: sparse(payload, layers))(payloads)
+        nodes = payloads["values"].shape[0]
+        coefficients = scatter(everyone, _coefficients(config, layers)) / nodes
+        aggregate = inverse_dct(config, layers, coefficients)
+        return jnp.sign(aggregate) if config.sign else aggregate
+
+    return Codec("dct", False, encode, decode, mean, partial(_elements, config))
+
+
+# --- chunks of a layer's matrix -----------------------------------------------------------------------------------
+
+
+def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
+    """Rows and columns of chunks in a layer's matrix, and of values in a chunk."""
+    *others, cols = layer.shape
+    rows = math.prod(others)
+    a, b = min(rows, config.chunk), min(cols, config.chunk)
+    return -(-rows // a), -(-cols // b), a, b
+
+
+def _count(config: Demo, layer: Layer) -> int:
+    """Coefficients sent of each chunk of a layer."""
+    *_, a, b = _grid(config, layer)
+    return max(1, round(config.k * a * b / config.chunk**2))
+
+
+def _elements(config: Demo, layers: Layers) -> int:
+    grids = [_grid(config, layer) for layer in layers]
+    return sum(m * n * _count(config, layer) for (m, n, *_), layer in zip(grids, layers, strict=True))
+
+
+def _coefficients(config: Demo, layers: Layers) -> int:
+    """All coefficients, with those of the zeros at the edges."""
+    return sum(math.prod(_grid(config, layer)) for layer in layers)
+
+
+def _split(config: Demo, layers: Layers, coefficients: Array) -> list[Array]:
+    """The coefficients of each layer."""
+    ends = np.cumsum([math.prod(_grid(config, layer)) for layer in layers])[:-1].astype(int).tolist()
+    return jnp.split(coefficients, ends) if layers else []
+
+
+def largest(config: Demo, layers: Layers, coefficients: Array) -> Array:
+    """Positions of the largest coefficients of every chunk, ascending, i32[mu]."""
+    out, start = [jnp.zeros((0,), jnp.int32)], 0
+    for layer, x in zip(layers, _split(config, layers, coefficients), strict=True):
+        m, n, a, b = _grid(config, layer)
+        found = jnp.sort(lax.top_k(jnp.abs(x).reshape(m * n, a * b), _count(config, layer))[1], axis=1)
+        chunks = start + a * b * jnp.arange(m * n, dtype=jnp.int32)
+        out.append((chunks[:, None] + found).reshape(-1))
+        start += x.size
+    return jnp.concatenate(out)
+
+
+# --- the transform ------------------------------------------------------------------------------------------------
+
+
+def basis(size: int) -> np.ndarray:
+    """The orthonormal DCT-II, f32[size, size], one frequency a row.
+
+    Example:
+      >>> basis(2).round(3).tolist()
+      [[0.7070000171661377, 0.7070000171661377], [0.7070000171661377, -0.7070000171661377]]
+    """
+    rows = np.cos(np.pi * np.outer(np.arange(size), 2 * np.arange(size) + 1) / (2 * size))
+    rows[0] /= np.sqrt(2)
+    return (np.sqrt(2 / size) * rows).astype(np.float32)
+
+
+_einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)  # what is kept is exact only in full f32
+
+
+def dct(config: Demo, layers: Layers, v: Array) -> Array:
+    """The coefficients of all chunks of v f32[n], chunk after chunk, f32[N]."""
+    out = [jnp.zeros((0,), jnp.float32)]
+    for layer in layers:
+        m, n, a, b = _grid(config, layer)
+        matrix = v[layer.start : layer.start + layer.size].reshape(-1, layer.shape[-1])
+        rows, cols = matrix.shape
+        chunks = jnp.pad(matrix, ((0, m * a - rows), (0, n * b - cols))).reshape(m, a, n, b)
+        out.append(_einsum("ia,manb,jb->mnij", basis(a), chunks, basis(b)).reshape(-1))
+    return jnp.concatenate(out)
+
+
+def inverse_dct(config: Demo, layers: Layers, coefficients: Array) -> Array:
+    """The vector f32[n] that coefficients f32[N] stand for."""
+    out = [jnp.zeros((0,), jnp.float32)]
+    for layer, x in zip(layers, _split(config, layers, coefficients), strict=True):
+        m, n, a, b = _grid(config, layer)
+        chunks = _einsum("ia,mnij,jb->manb", basis(a), x.reshape(m, n, a, b), basis(b))
+        cols = layer.shape[-1]
+        out.append(chunks.reshape(m * a, n * b)[: layer.size // cols, :cols].reshape(-1))
+    return jnp.concatenate(out)
+
+
+METHOD = Method(
+    "demo",
+    Demo,
+    demo,
+    "Peng et al. 2024",
+    lossless=None,
+    exempt={"conservation": "momentum fades, and the aggregate is a sign"},
+)
