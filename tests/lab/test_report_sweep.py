@@ -131,7 +131,7 @@ def test_page_after_diverging_run(swept, monkeypatch):
     ("ratio", ["1"], "got 'ratio'; did you mean compressor.ratio"),
     ("seed", ["1"], "--field must be a setting"),
     ("nodes", [], "--values names none"),
-    ("compressor.first_layer", ["^a/"], "--values must be such that a folder can be named by them, got '.a/'"),
+    ("layers.dense", ["^a/"], "--values must be such that a folder can be named by them, got '.a/'"),
 ])  # fmt: skip
 def test_wrong_field_or_value_is_one_line(field, values, message):
     with pytest.raises(UserError, match=message):
