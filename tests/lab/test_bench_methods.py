@@ -79,7 +79,7 @@ def test_page_has_dash_for_missing_part(costs):
 
 
 @pytest.mark.slow
-def test_lgc_pieces(narrow_autoencoder):
+def test_lgc_pieces():
     costs = measured(["lgc_ps"])
     assert len(costs.lgc) == 6 and all(times.shape == (1,) and times > 0 for times in costs.lgc.values())
     page = pages.markdown(costs, "a machine")

@@ -30,7 +30,7 @@ NODES, BATCH = 2, 16
 
 
 @pytest.fixture(autouse=True, scope="module")
-def tiny(narrow_autoencoder):
+def tiny():
     """The tiny model, and all nodes on one device."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)

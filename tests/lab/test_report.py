@@ -38,7 +38,7 @@ def asked(folder, methods=METHODS, **changed) -> Compare:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, narrow_autoencoder):
+def trained(tmp_path_factory):
     """A folder of finished runs of 12 steps, with their report."""
     folder = tmp_path_factory.mktemp("report")
     with pytest.MonkeyPatch.context() as patch:
