@@ -29,6 +29,17 @@ class Tiny(nn.Module):
         return nn.Dense(self.classes, name="head")(nn.relu(x)).astype(jnp.float32)
 
 
+class Wide(nn.Module):
+    """Two dense layers of 150,010 values, which take no time to compile."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.relu(nn.Dense(2000, name="first")(x.reshape(len(x), -1)))
+        return nn.Dense(self.classes, name="head")(x)
+
+
 class TinyConv(nn.Module):
     """A convolution and a dense layer."""
 
@@ -53,6 +64,11 @@ class TinyScenes(nn.Module):
         heads = (nn.Conv(self.classes, (1, 1), name=name)(x) for name in ("head", "other"))
         logits, auxiliary = (stretched(x, *size) for x in heads)
         return WithAuxiliary(logits, auxiliary) if train else logits
+
+
+def wide_model(name, num_classes, **settings):
+    """In place of `jgc.training.models.make_model`, where shares of a layer are to be counted."""
+    return Model(Wide(num_classes), r"^first/bias", r"^head/")
 
 
 def tiny_conv_model(name, num_classes, **settings):

@@ -1,27 +1,118 @@
-"""Whole runs for a table: one for every variant and seed, in a folder of its own, none of them twice."""
+"""Launch whole runs: one for each variant and seed, each in a folder of its own, none trained twice."""
 
 import dataclasses
 import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
+import tyro
 from rich.console import Console
 
 from jgc import compress
+from jgc.lab.shared.choices import seeds_of
 from jgc.nodes import make_nodes
 from jgc.training.cli import with_options
 from jgc.training.config import Config, DataConfig, check, resolve
 from jgc.training.data import MissingDataError, Source, score_of
-from jgc.training.errors import NonFinite, UserError
+from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.loop import run
 from jgc.training.rundir import CONFIG, SUMMARY, changes_since, read_config
 from jgc.training.setup import data_of, make_parts, model_of, with_epoch
+from jgc.training.workloads import DEFAULT
 
 Summary = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Which runs to train: the options that `compare` and `sweep` have in common."""
+
+    run_dir: Path
+    """folder of the runs and of the page on them; finished runs in it are not trained again"""
+    methods: tuple[str, ...] = ("baseline", "sparse_gd", "lgc_ps", "control")
+    """baseline, sparse_gd, control and names of methods, by commas or spaces; all: each registered method"""
+    workload: str = DEFAULT
+    """model, data set, batch and settings"""
+    seeds: tuple[str, ...] = ("0", "1", "2")
+    """one run of each method for each seed, separated by commas or spaces"""
+    data_dir: str | None = None
+    """folder of prepared data sets"""
+    steps: int | None = None
+    """length of the runs; like all below, the workload's if not given"""
+    schedule_steps: int | None = None
+    """steps over which the learning rate falls"""
+    learning_rate_warmup: int | None = None
+    """steps over which the learning rate first rises"""
+    warmup_steps: int | None = None
+    """uncompressed steps before a method compresses"""
+    autoencoder_steps: int | None = None
+    """steps in which an autoencoder trains"""
+    evaluate_every: int | None = None
+    """steps between evaluations"""
+    nodes: int | None = None
+    """data-parallel nodes"""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """any other option of train.py, for all runs (learning_rate=0.1) or for one method (dgc.learning_rate=0.05, or a
+    setting of its own, dgc.clip_norm=1); repeat for several; overrides the options above"""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The options of the runs that were given."""
+        names = ("steps", "schedule_steps", "learning_rate_warmup", "warmup_steps", "autoencoder_steps",
+                 "evaluate_every", "nodes")  # fmt: skip
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class Outcome(NamedTuple):
+    """The outcome of the wanted runs.
+
+    Attributes:
+      folders: of the finished runs, by variant.
+      failed: by folder, why a run did not finish.
+    """
+
+    folders: dict[str, list[Path]]
+    failed: dict[str, str]
+
+    @property
+    def remarks(self) -> list[str]:
+        """A sentence on each run that did not finish."""
+        return [f"Did not finish: `{Path(folder).name}`, {error}." for folder, error in self.failed.items()]
+
+    def check(self, page: Path) -> None:
+        """Raise UserError if a run did not finish, once `page` on the others is written."""
+        if self.failed:
+            wanted = len(self.failed) + sum(map(len, self.folders.values()))
+            raise UserError(f"{len(self.failed)} of {wanted} runs did not finish; {page} is on the others", FAILED)
+
+
+def launch(asked: Runs, variants: Mapping[str, Any], options: Mapping[str, Sequence[str]]) -> Outcome:
+    """Train what has not been trained yet, one line of progress for each run. A run that diverges stops no other.
+
+    Args:
+      asked: the options.
+      variants: settings by the name of the variant.
+      options: words of `train.py`'s command line by the name of the variant.
+
+    Raises:
+      UserError: a setting that no run can have, a folder that holds another run, or no run finished.
+    """
+    seeds, failed = seeds_of(asked.seeds), dict[str, str]()
+    train_all(variants, asked.run_dir, asked.workload, seeds, asked.data_dir, asked.changes, options, say, failed)
+    wanted = {name: [asked.run_dir / f"{name}-seed{seed}" for seed in seeds] for name in variants}
+    folders = {name: [folder for folder in mine if str(folder) not in failed] for name, mine in wanted.items()}
+    if not any(folders.values()):
+        raise UserError(f"no run finished: {next(iter(failed.values()))}", FAILED)
+    return Outcome(folders, failed)
+
+
+def say(line: str) -> None:
+    """Print a line of progress."""
+    print(line, flush=True)
 
 
 class Job(NamedTuple):
@@ -39,13 +130,12 @@ def train_all(
     workload: str,
     seeds: Sequence[int],
     data_dir: str | None,
-    steps: int | None = None,
     changes: Mapping[str, Any] | None = None,
     options: Mapping[str, Sequence[str]] | None = None,
     say: Callable[[str], None] = lambda line: None,
     failed: dict[str, str] | None = None,
 ) -> dict[str, list[Summary]]:
-    """The summaries of one run for every variant and seed. A run that was stopped goes on where it was.
+    """Train one run for each variant and seed, and return their summaries. A run that was stopped is resumed.
 
     Args:
       variants: a method's settings by the name of the variant, which is also part of the folder's name.
@@ -53,20 +143,18 @@ def train_all(
       workload: a name in `jgc.training.workloads`.
       seeds: one run of every variant for each.
       data_dir: folder of prepared data sets.
-      steps: length of the runs; the workload's if not given.
       changes: settings of the run, or of the methods that have them, in place of the workload's.
-      options: words of `train.py`'s command line by the name of the variant; they have the last word.
-      say: gets a line when a run starts and when it ends.
-      failed: if given, takes the folder and the error of a run that diverges, and the others go on.
+      options: words of `train.py`'s command line by the name of the variant; they override `changes`.
+      say: called with a line when a run starts and when it ends.
+      failed: if given, the error of a run that diverges is put there by its folder, and the others are trained.
 
     Raises:
-      UserError: a bad setting, or a folder that holds a run with other settings, before anything is trained; or a run
-        cannot go on.
+      UserError: a bad setting or a folder that holds a run with other settings, before anything is trained; or a run
+        that cannot be resumed.
     """
-    changes = {**(changes or {}), **({"steps": steps} if steps else {})}
     jobs = [
         Job(name, seed, folder := run_dir / f"{name}-seed{seed}",
-            configure(settings, workload, seed, data_dir, folder, changes, (options or {}).get(name, ())))
+            configure(settings, workload, seed, data_dir, folder, changes or {}, (options or {}).get(name, ())))
         for seed in seeds for name, settings in variants.items()
     ]  # fmt: skip
     for job in jobs:
@@ -94,7 +182,7 @@ def configure(
     changes: Mapping[str, Any],
     options: Sequence[str] = (),
 ) -> Config:
-    """The resolved config of a run, with `changes` where the run or its method has such a setting, then `options`."""
+    """The resolved config of a run: `changes` where the run or its method has such a setting, then `options`."""
     config = resolve(Config(settings, workload=workload, seed=seed, data=DataConfig(dir=data_dir)))
     ours = {name: value for name, value in changes.items() if hasattr(config, name)}
     theirs = {name: value for name, value in changes.items() if hasattr(config.compressor, name) and name not in ours}
@@ -114,7 +202,7 @@ def check_settings(job: Job) -> None:
 
 
 def check_parts(jobs: Sequence[Job]) -> None:
-    """Raise UserError for data, a model or an optimiser that a run cannot have; data are read once for all alike."""
+    """Raise UserError for data, a model or an optimiser that a run cannot have. Equal data sets are read once."""
     sources: dict[Any, Source] = {}
     for job in jobs:
         config = job.config
@@ -129,7 +217,8 @@ def check_parts(jobs: Sequence[Job]) -> None:
 
 
 def check_folder(job: Job) -> None:
-    """Raise UserError where a run's folder holds another experiment; settings newer than the run do not count."""
+    """Raise UserError if a run's folder holds another experiment. A setting that the old run did not know is no
+    difference."""
     path = job.folder / CONFIG
     if not path.exists():
         return
@@ -143,7 +232,7 @@ def check_folder(job: Job) -> None:
 
 
 def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: str = "") -> Summary:
-    """The summary of a run, which is trained, or trained on, if it has not finished.
+    """Train or resume a run unless it has finished, and return its summary.
 
     Raises:
       UserError: it cannot be trained, or a signal stopped it.
@@ -152,7 +241,7 @@ def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: s
     if not done:
         say(f"{title}: {'resumed' if job.config.resume else 'started'}")
         exit_code = run(job.config, console=Console(quiet=True))
-        if exit_code:  # stopped by a signal: what is done is kept, the same command goes on
+        if exit_code:  # stopped by a signal, with its checkpoint saved
             raise UserError(f"stopped; {job.folder} is kept, and the same command goes on", exit_code)
         jax.clear_caches()  # the next run compiles its own steps
         gc.collect()
@@ -164,13 +253,5 @@ def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: s
 
 
 def minutes(summary: Summary) -> float:
-    """How long the steps of a run took, from the medians of its phases."""
+    """Minutes of a run's steps, from the medians of its phases."""
     return sum((phase["seconds_per_step"] or 0.0) * phase["steps"] for phase in summary["phases"]) / 60
-
-
-def mean_of(summaries: Sequence[Summary], figure: str, digits: int = 3, scale: float = 1.0) -> str:
-    """The mean of a figure over runs; n/a where one of them does not have it or it is not finite."""
-    values = [summary[figure] for summary in summaries]
-    if any(value is None or not np.isfinite(value) for value in values):
-        return "n/a"
-    return f"{scale * float(np.mean(values)):.{digits}f}"

@@ -4,16 +4,16 @@ import json
 
 import numpy as np
 import pytest
+from training_helpers import tiny_conv_model
 
-from jgc.__main__ import main
 from jgc.lab.analysis import correlation, mean_gradients
 from jgc.lab.analysis.correlation import basis, dimension, lost, pca, shares, size, sizes, slices, two_axes
 from jgc.lab.analysis.correlation_age import CURVES, ageing, losses_by_age
 from jgc.lab.analysis.correlation_page import measure, write
 from jgc.lab.analysis.mean_gradients import MeanGradients, choose
+from jgc.lab.commands import main
 from jgc.training import setup
 from jgc.training.errors import UserError
-from jgc.training.models import make_model
 
 S, SAMPLES, K, MODES = 60, 40, 64, 5
 SHAPE = (2, 3, 4, 16)  # F * D = K
@@ -37,7 +37,7 @@ def _recording(flat: np.ndarray) -> MeanGradients:
     return MeanGradients(flat, SHAPE, "conv/kernel", 7, config, "here")
 
 
-def test_rank_two_in_three_dimensions_needs_two_axes():
+def test_rank_two_needs_two_axes():
     rng = np.random.default_rng(0)
     points = rng.standard_normal((S, 2)) @ rng.standard_normal((2, 3)) + 5
     assert dimension(pca(points).variances, 1e-9) == 2
@@ -46,7 +46,7 @@ def test_rank_two_in_three_dimensions_needs_two_axes():
     assert shares(np.ones((S, 3))).tolist() == [0, 0, 0]
 
 
-def test_axes_are_orthonormal_and_reconstruct_the_samples():
+def test_axes_are_orthonormal_and_complete():
     samples = np.random.default_rng(0).standard_normal((6, 20)).astype(np.float32)
     found = pca(samples)
     assert found.axes.shape == (20, 5) and found.axes.dtype == np.float64  # L - 1 axes
@@ -56,16 +56,16 @@ def test_axes_are_orthonormal_and_reconstruct_the_samples():
 
 
 @pytest.mark.parametrize("loss, d", [(0.0, 4), (0.09, 3), (0.11, 2), (0.4, 1), (0.99, 1)])
-def test_dimension_is_the_smallest_that_the_loss_allows(loss, d):
+def test_dimension_is_smallest_allowed(loss, d):
     assert dimension(np.array([6.0, 3.0, 0.9, 0.1]), loss) == d
 
 
-def test_what_does_not_vary_has_one_axis():
+def test_constant_samples_have_one_axis():
     assert basis(np.ones((5, 8)), 0.01).shape == (8, 1)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
-def test_loss_on_the_samples_is_at_most_lambda(loss):
+def test_sample_loss_is_at_most_lambda(loss):
     """Of noise, too, and for every slice size; |g - mu|^2 is no more than |g|^2."""
     flat = np.random.default_rng(1).standard_normal((S, 384)).astype(np.float32)
     for row in correlation.sweep(flat, SHAPE, SAMPLES, loss):
@@ -74,7 +74,7 @@ def test_loss_on_the_samples_is_at_most_lambda(loss):
         assert row.slices == 384 // row.k
 
 
-def test_the_first_slices_basis_serves_slices_of_the_same_covariance():
+def test_basis_serves_slices_of_equal_covariance():
     row = size(_layer(same=True), SHAPE, SAMPLES, 1e-6, K)
     assert (row.d, row.aligned, row.slices) == (MODES, "FD", 6)
     assert max(row.first_later.basis, row.others_samples.basis, row.others_later.basis) < 1e-6
@@ -82,19 +82,19 @@ def test_the_first_slices_basis_serves_slices_of_the_same_covariance():
     assert row.others_later.random == pytest.approx(row.others_later.mean_only * (1 - MODES / K), rel=0.1)
 
 
-def test_it_does_not_serve_slices_of_another():
+def test_basis_fails_on_other_covariance():
     row = size(_layer(same=False), SHAPE, SAMPLES, 1e-6, K)
     assert row.first_later.basis < 1e-6
     assert row.others_later.basis > 0.7 * row.others_later.mean_only
 
 
-def test_the_loss_drops_where_slices_line_up():
+def test_loss_drops_at_aligned_slices():
     flat = _layer(same=True)
     aligned, beside = (size(flat, SHAPE, SAMPLES, 1e-6, k) for k in (K, K + 8))
     assert beside.aligned == "" and aligned.others_later.basis < 1e-3 * beside.others_later.basis
 
 
-def test_energy_lost_is_that_of_the_decoded_less_the_gradient():
+def test_lost_energy_by_definition():
     x = slices(_layer(same=True, noise=0.1), K)
     mean = x[:SAMPLES].mean(0, dtype=np.float64)
     u = basis(x[:SAMPLES, 0], 0.1)
@@ -102,7 +102,7 @@ def test_energy_lost_is_that_of_the_decoded_less_the_gradient():
     np.testing.assert_allclose(lost(x, mean, u), expected, rtol=1e-6)
 
 
-def test_age_counts_from_the_last_sample_and_own_bases_serve_their_slices():
+def test_age_counts_from_last_sample():
     found = ageing(_layer(same=False), K, SAMPLES, 1e-6)
     assert (found.age[0], found.age[SAMPLES - 1], found.age[-1]) == (1 - SAMPLES, 0, S - SAMPLES)
     assert set(found.lost) == set(CURVES)
@@ -112,7 +112,7 @@ def test_age_counts_from_the_last_sample_and_own_bases_serve_their_slices():
     assert np.isnan(found.lost["first renewed"][:SAMPLES]).all()
 
 
-def test_a_basis_ages_when_the_space_changes_and_a_renewed_one_does_not():
+def test_renewed_basis_does_not_age():
     half = _layer(same=True, seed=1), _layer(same=True, seed=2)
     found = ageing(np.concatenate(half), K, SAMPLES, 1e-6)
     early, late = (losses_by_age(found, a, b) for a, b in ((1, S - SAMPLES), (2 * S - SAMPLES - 10, 10**9)))
@@ -120,7 +120,7 @@ def test_a_basis_ages_when_the_space_changes_and_a_renewed_one_does_not():
     assert late["first renewed"] < 0.5 * late["first"]
 
 
-def test_shuffling_leaves_the_variances_and_removes_the_correlation():
+def test_shuffling_removes_correlation():
     rng = np.random.default_rng(0)
     common = rng.standard_normal((400, 20, 1)) + 0.1 * rng.standard_normal((400, 20, 3))
     flat = common.reshape(400, 60)
@@ -129,7 +129,7 @@ def test_shuffling_leaves_the_variances_and_removes_the_correlation():
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 16, 16), (3, 3, 1, 32), (1, 1, 8, 8), (3, 3, 2, 2)])
-def test_slice_sizes_hold_multiples_and_others_and_leave_two_slices(shape):
+def test_slice_sizes(shape):
     found, n, fd = sizes(shape), np.prod(shape), shape[-1] * shape[-2]
     assert found == sorted(set(found)) and found[0] >= 2 and found[-1] <= n // 2
     assert all(j * fd in found for j in range(1, n // 2 // fd + 1))
@@ -137,7 +137,7 @@ def test_slice_sizes_hold_multiples_and_others_and_leave_two_slices(shape):
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (1, 1, 8, 48), (6, 1, 1, 64)])
-def test_the_page_is_written_for_every_shape(shape, tmp_path):
+def test_page_for_every_shape(shape, tmp_path):
     flat = _layer(same=True, noise=0.01)
     recording = _recording(flat)._replace(shape=shape)
     page = write(tmp_path / "new", recording, SAMPLES, 0.01, "analyze --data-dir /somebodys/data").read_text()
@@ -147,13 +147,13 @@ def test_the_page_is_written_for_every_shape(shape, tmp_path):
 
 
 @pytest.mark.parametrize("same, said", [(True, "(observation 2) holds.**"), (False, "(observation 2) does not hold")])
-def test_the_page_says_what_the_data_say(same, said, tmp_path):
+def test_page_states_observation_2(same, said, tmp_path):
     page = write(tmp_path, _recording(_layer(same, noise=0.003)), SAMPLES, 0.01, "").read_text()
     assert said in page
     assert ("the loss drops sharply" in page) == same
 
 
-def test_a_recording_is_read_as_it_was_written(tmp_path):
+def test_recording_round_trip(tmp_path):
     wrote = _recording(_layer(same=True))
     mean_gradients.save(tmp_path / "r.npz", wrote)
     read = mean_gradients.load(tmp_path / "r.npz")
@@ -162,7 +162,7 @@ def test_a_recording_is_read_as_it_was_written(tmp_path):
     assert measure(read, SAMPLES, 0.01).age.d == measure(wrote, SAMPLES, 0.01).age.d
 
 
-def test_the_middle_convolution_or_the_one_that_a_pattern_finds():
+def test_choose_convolution():
     params = {f"layer{i}": {"kernel": np.zeros((3, 3, 2, 4)), "bias": np.zeros(4)} for i in range(1, 6)}
     assert choose(params, "") == "layer3/kernel"
     assert choose(params, "layer4") == "layer4/kernel"
@@ -174,15 +174,14 @@ def test_the_middle_convolution_or_the_one_that_a_pattern_finds():
 RUN = ["analyze", "correlation", "--workload", "digits_convnet5", "--nodes", "2", "--start", "2", "--steps", "12"]
 
 
-@pytest.mark.slow
-def test_command_from_end_to_end_and_again_from_its_recording(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(setup, "make_model", lambda name, classes, **_: make_model(name, classes, widths=[8] * 5))
+def test_command_and_its_recording(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(setup, "make_model", tiny_conv_model)
     first, again = tmp_path / "first", tmp_path / "again"
-    assert main([*RUN, "--layer", "layer1", "--samples", "8", "--loss", "0.1", "--output", str(first)]) == 0
+    assert main([*RUN, "--layer", "conv", "--samples", "8", "--loss", "0.1", "--output", str(first)]) == 0
     assert {path.name for path in first.iterdir()} == {*FILES, "recording.npz"}
     assert capsys.readouterr().out.strip() == str(first / "correlation.md")
     recording = mean_gradients.load(first / "recording.npz")
-    assert recording.flat.shape == (12, 72) and recording.shape == (3, 3, 1, 8)
+    assert recording.flat.shape == (12, 36) and recording.shape == (3, 3, 1, 4)
     assert np.isfinite(recording.flat).all() and np.abs(recording.flat).max() > 0
     redo = ["analyze", "correlation", "--from-recording", str(first / "recording.npz"), "--output", str(again)]
     assert main([*redo, "--samples", "8", "--loss", "0.1"]) == 0
@@ -203,7 +202,7 @@ def test_command_from_end_to_end_and_again_from_its_recording(tmp_path, capsys, 
         (["--samples", "8", "--start", "-1"], "--start must be at least 0"),
     ],
 )
-def test_one_line_for_what_is_wrong(change, said, tmp_path, monkeypatch, capsys):
+def test_wrong_option_is_one_line(change, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*RUN, *change]) == 2
     error = capsys.readouterr().err

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from jgc.__main__ import main
 from jgc.lab.analysis import information, recorded
 from jgc.lab.analysis.information import BITS, gaussian, measure
 from jgc.lab.analysis.information_conclusions import conclusions
 from jgc.lab.analysis.information_rows import ALL, cosines, few_bits, measure_run, pairwise
+from jgc.lab.commands import main
 from jgc.training.models import make_model
 from jgc.training.recording import save
 
@@ -35,7 +35,7 @@ def histograms(a, b, bits):
     "rho, shares",
     [(0.0, {8: 0.03, 12: 0.47, 16: 0.86, 24: 1.0, 32: 1.0}), (0.5, {8: 0.06, 12: 0.48, 16: 0.86, 24: 1.0, 32: 1.0})],
 )
-def test_shares_of_gaussian_pairs_measure_the_number_of_samples(rho, shares):
+def test_histogram_share_depends_on_sample_count(rho, shares):
     """The issue's own figures; a shuffled pair gets what an independent one gets."""
     found = histograms(*pair(rho), shares)
     independent = {8: 0.03, 12: 0.47, 16: 0.86, 24: 1.0, 32: 1.0}
@@ -48,7 +48,7 @@ def test_shares_of_gaussian_pairs_measure_the_number_of_samples(rho, shares):
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.6, 0.9, -0.6])
-def test_estimates_agree_with_the_known_value(rho):
+def test_estimates_match_known_information(rho):
     """Within 0.08 bits by 2,000 values' neighbours, three standard deviations and more; within 0.02 bits and 8 % by
     2^6 cells corrected, which are wide for a correlation of 0.9; the Gaussian within 0.01."""
     a, b = pair(rho)
@@ -61,7 +61,7 @@ def test_estimates_agree_with_the_known_value(rho):
     assert [found.correlation, found.cosine] == pytest.approx([rho] * 2, abs=0.01)
 
 
-def test_neighbours_see_a_weak_correlation():
+def test_neighbours_find_weak_correlation():
     """A correlation of 0.3 is 0.068 bits, ten times the estimate's standard deviation with 20,000 values."""
     found = measure(*pair(0.3), bits=(6,), neighbours=20_000)
     assert found.neighbours == pytest.approx(0.068, abs=0.025) and found.neighbours_shuffled < 0.025
@@ -77,7 +77,7 @@ def test_identical_vectors_share_everything():
     assert found.neighbours_shuffled < 0.1
 
 
-def test_a_discrete_pair_by_hand():
+def test_discrete_pair_by_hand():
     """H(g_1) = 1, H(g_2) = 1.5, joint cells 1/2, 1/4, 1/4: I = 1; of the shuffled pair, all that its counts say."""
     a = np.repeat([0.0, 1.0], 512)
     b = np.concatenate([np.zeros(512), np.repeat([0.5, 1.0], 256)])
@@ -89,14 +89,14 @@ def test_a_discrete_pair_by_hand():
 
 
 @pytest.mark.parametrize("a, b", [(np.zeros(200), np.ones(200)), (np.zeros(200), np.arange(200.0))])
-def test_what_does_not_vary_shares_nothing(a, b):
+def test_constant_vectors_share_nothing(a, b):
     found = measure(a, b)
     assert [h.mutual for h in found.histograms] == pytest.approx([0] * len(BITS), abs=1e-9)
     assert found.neighbours == found.gaussian == found.correlation == 0
     assert all(0 <= h.share < 1e-9 for h in found.histograms)
 
 
-def test_the_correlation_of_some_bits_is_the_inverse():
+def test_correlation_of_inverts_gaussian():
     for rho in (0.0, 0.2, 0.9, 0.999):
         assert information.correlation_of(gaussian(rho)) == pytest.approx(rho, abs=1e-6)
 
@@ -125,7 +125,7 @@ def write_run(folder, nodes=2, steps=4, common=0.0, residuals=False, dtype="floa
     return folder
 
 
-def test_a_recording_is_read_in_the_models_order_and_in_its_units(tmp_path):
+def test_recording_order_and_units(tmp_path):
     runs = [recorded.find(write_run(tmp_path / dtype, dtype=dtype)) for dtype in ("float32", "float16")]
     assert runs[0].layers == ("layer1/conv/kernel", "layer2/conv/kernel", "head/kernel", "head/bias")
     assert runs[0].steps == (0, 5, 10, 15) and runs[0].nodes == 2
@@ -135,7 +135,7 @@ def test_a_recording_is_read_in_the_models_order_and_in_its_units(tmp_path):
             np.testing.assert_allclose(a.gradients[layer], b.gradients[layer], rtol=1e-3, atol=1e-9)
 
 
-def test_what_is_measured_of_a_run(tmp_path):
+def test_measure_run(tmp_path):
     found = measure_run(recorded.find(write_run(tmp_path / "r", nodes=5, common=0.64, residuals=True)), pairs=3)
     assert found.left_out == ("head/bias",) and found.layers == list(LAYERS)
     assert len(found.first) == 4 * 3 and {row.nodes for row in found.first} == {(0, 1)}
@@ -155,7 +155,7 @@ def test_what_is_measured_of_a_run(tmp_path):
     assert gradients == pytest.approx([0.64] * 4, abs=0.04)
 
 
-def test_cosines_are_those_of_the_vectors():
+def test_cosines_by_definition():
     x = np.random.default_rng(0).standard_normal((3, 50)).astype(np.float32)
     step = recorded.Step(0, "p", {"a": x, "b": 2 * x}, {})
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -166,7 +166,7 @@ def test_cosines_are_those_of_the_vectors():
 
 
 @pytest.mark.parametrize("common, said", [(0.0, "next to nothing"), (0.5, "something"), (0.9, "much")])
-def test_the_words_follow_from_the_numbers(common, said, tmp_path):
+def test_conclusions_follow_numbers(common, said, tmp_path):
     """The paper's estimate is about the same for all of them, and says so."""
     lines = conclusions(measure_run(recorded.find(write_run(tmp_path / "r", common=common))))
     assert "**The paper's estimate says nothing of the gradients.**" in lines[0]
@@ -174,7 +174,7 @@ def test_the_words_follow_from_the_numbers(common, said, tmp_path):
     assert "stays about the same" in " ".join(lines) or "next to nothing throughout" in " ".join(lines)
 
 
-def test_layers_come_in_the_models_order_and_its_ends_are_its_own():
+def test_layers_in_model_order():
     model = make_model("pspnet18_half", 10)
     paths = ["auxiliary/head/kernel", "final/head/kernel", "pyramid1/conv/kernel", "stage1_block01/layer1/conv/kernel",
              "stage4_block02/layer2/conv/kernel", "stem/conv/kernel"]  # fmt: skip
@@ -184,7 +184,7 @@ def test_layers_come_in_the_models_order_and_its_ends_are_its_own():
     assert recorded.in_order(None, paths) == paths
 
 
-def test_what_is_said_of_the_first_and_the_last_layer_is_of_the_models(tmp_path):
+def test_conclusions_on_first_and_last_layer(tmp_path):
     folder = write_run(tmp_path / "r")
     whole = " ".join(conclusions(measure_run(recorded.find(folder))))
     assert "first and the last layer share least" in whole and "The entropy of a layer" in whole
@@ -195,12 +195,12 @@ def test_what_is_said_of_the_first_and_the_last_layer_is_of_the_models(tmp_path)
     assert "The entropy of a layer" not in " ".join(conclusions(measure_run(recorded.find(half))))
 
 
-def test_equal_gradients_and_a_single_pair_are_said_in_words(tmp_path):
+def test_conclusions_on_equal_gradients(tmp_path):
     lines = " ".join(conclusions(measure_run(recorded.find(write_run(tmp_path / "r", nodes=3, common=1.0)), pairs=1)))
     assert "are the same but for a factor" in lines and "nan" not in lines and "standard deviation" not in lines
 
 
-def test_the_command_from_end_to_end(tmp_path, capsys):
+def test_command(tmp_path, capsys):
     """Two runs of the same folder name, with two nodes and with four, of which one has residuals."""
     runs = [write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run", nodes=4, residuals=True, common=0.3)]
     out = tmp_path / "out"
@@ -230,14 +230,14 @@ def test_the_command_from_end_to_end(tmp_path, capsys):
         (["--pairs", "0"], "--pairs must be at least 1"),
     ],
 )
-def test_one_line_for_what_is_wrong(change, said, tmp_path, capsys):
+def test_wrong_option_is_one_line(change, said, tmp_path, capsys):
     run = write_run(tmp_path / "run") if change else tmp_path
     assert main(["analyze", "information", str(run), "--output", str(tmp_path / "out"), *change]) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
-def test_a_file_that_is_damaged_or_diverged_is_named(tmp_path, capsys):
+def test_damaged_file_is_named(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     last = run / "gradients" / "step-00000015.npz"
     last.write_bytes(last.read_bytes()[:500])
@@ -253,7 +253,7 @@ def test_a_file_that_is_damaged_or_diverged_is_named(tmp_path, capsys):
     assert "train with --record.every N" in capsys.readouterr().err
 
 
-def test_the_estimates_of_the_pictures_have_no_more_cells_than_values():
+def test_few_bits_limit_cells():
     rows = [pair(0.0, n) for n in (300, 5000)]
     assert [few_bits(len(a)) for a, _ in rows] == [4, 6]
     for a, b in rows:

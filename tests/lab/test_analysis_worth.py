@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from test_analysis_information import write_run
 
-from jgc.__main__ import main
 from jgc.lab.analysis import recorded
 from jgc.lab.analysis.information_rows import ALL
 from jgc.lab.analysis.recorded import Step
 from jgc.lab.analysis.worth import PREDICTIONS, Setting, _of_step, measure_worth, predictions, settings
+from jgc.lab.commands import main
 
 N = 20_000
 
@@ -21,7 +21,7 @@ def rows_of(x, alphas=(0.01, 1.0), draws=2, seed=0):
     return {(row.layer, row.alpha, row.setting): row for row in found}
 
 
-def test_equal_nodes_are_predicted_by_any_of_them():
+def test_equal_nodes_are_predicted_exactly():
     """Exactly, by values; by signs as far as one magnitude stands for all; chance is what one of K vectors has."""
     g = np.random.default_rng(0).standard_normal(N)
     for row in rows_of(np.stack([g] * 4)).values():
@@ -43,7 +43,7 @@ def test_independent_nodes_are_predicted_by_chance(nodes):
     assert found["a", 0.01, Setting(nodes, 1)].covered < found["a", 0.01, Setting(nodes, 1)].best
 
 
-def test_a_common_part_lifts_the_leader_above_chance_and_merging_nodes_lifts_it_further():
+def test_common_part_beats_chance():
     rng = np.random.default_rng(0)
     x = rng.standard_normal(N) + rng.standard_normal((8, N))
     found = rows_of(x, draws=4)
@@ -55,7 +55,7 @@ def test_a_common_part_lifts_the_leader_above_chance_and_merging_nodes_lifts_it_
     assert two == pytest.approx(expected, abs=0.02)
 
 
-def test_all_layers_together_are_the_layers_as_one_vector():
+def test_all_layers_as_one_vector():
     """With one layer twice as large in values, not in number, cosines of both and of all are the same."""
     rng = np.random.default_rng(0)
     found = rows_of(rng.standard_normal((2, 500)) + rng.standard_normal(500), alphas=(0.1,))
@@ -75,20 +75,20 @@ def test_predictions_by_hand():
     assert opposite.tolist() == [0.0, -0.0]
 
 
-def test_settings_use_no_more_nodes_than_there_are():
+def test_settings_fit_node_count():
     assert settings(2) == [Setting(2, 1)]
     assert all(s.nodes * s.merged <= 16 for s in settings(16)) and len(settings(16)) == 10
     assert Setting(22, 1) in settings(22)
 
 
-def test_small_layers_are_in_the_whole_alone(tmp_path):
+def test_small_layers_have_no_row(tmp_path):
     rows = measure_worth(recorded.find(write_run(tmp_path / "r")), alphas=(0.001, 0.1))
     assert {row.layer for row in rows if row.alpha == 0.001} == {ALL}
     assert {row.layer for row in rows if row.alpha == 0.1} > {ALL, "layer2/conv/kernel"}
     assert "head/bias" not in {row.layer for row in rows}
 
 
-def test_the_command_from_end_to_end(tmp_path, capsys):
+def test_command(tmp_path, capsys):
     runs = [write_run(tmp_path / "two"), write_run(tmp_path / "four", nodes=4, common=0.5)]
     out = tmp_path / "out"
     assert main(["analyze", "worth", *map(str, runs), "--output", str(out), "--alpha", "0.05", "--draws", "1"]) == 0

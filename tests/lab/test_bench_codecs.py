@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jgc import compress
-from jgc.lab.bench import codecs, codecs_basis, codecs_trivial
-from jgc.lab.bench.codecs import Row, front
-from jgc.lab.bench.record import flat
+from jgc.lab.bench.codecs import basis as bases, measure, trivial
+from jgc.lab.bench.codecs.measure import Row, front
+from jgc.lab.shared.record import flat
 from jgc.layout.pack import make_packing
 from jgc.nodes import make_nodes
 
@@ -37,7 +37,7 @@ def rows(monkeypatch):
     chosen = {name: compress.METHODS[name] for name in ("dense", "topk")}
     monkeypatch.setattr(compress, "METHODS", chosen)
     recording = _Recording(RNG.standard_normal((3, K, 200)).astype(np.float32))
-    found = list(codecs._methods(recording, 1, (0.05,), 1))
+    found = list(measure._methods(recording, 1, (0.05,), 1))
     return recording, {row.name: row for row in found}
 
 
@@ -48,7 +48,7 @@ def test_dense_is_the_mean_at_32_bits(rows):
     assert found["dense"].error < 1e-6
 
 
-def test_top_k_has_numpys_error_and_the_bytes_of_its_values_and_positions(rows):
+def test_top_k_error_and_bytes(rows):
     recording, found = rows
     g = recording.flat[-1].astype(np.float64)
     kept = np.zeros_like(g)
@@ -61,62 +61,62 @@ def test_top_k_has_numpys_error_and_the_bytes_of_its_values_and_positions(rows):
     assert found["topk"].bits == pytest.approx((10 + 2) * 32 / 200)  # values; positions in 63 bits, two words
 
 
-def test_front_leaves_out_what_another_row_beats():
+def test_front_is_pareto():
     figures = [(1.0, 0.5, 0.9), (2.0, 0.4, 0.8), (2.0, 0.6, 0.95), (3.0, 0.6, 0.7), (0.5, 0.1, 1.2)]
     rows = [Row("method", "x", "", bits, error=error, cosine=cosine) for bits, cosine, error in figures]
     assert front(rows) == [4, 0, 2]
     assert front(rows, "error") == [4, 0, 1, 3]
 
 
-def test_trivial_codes_count_the_leaders_share_once():
+def test_trivial_codes_count_bits():
     layers = make_packing({"kernel": jnp.zeros(SHAPE)}).layers
     g = RNG.standard_normal((K, 200))
-    positions = codecs_trivial.position_bits(200, 10)
-    assert codecs_trivial.leader_alone(layers, 0.05, g)[1] == positions + 32 * 10
-    assert codecs_trivial.signs_means(layers, 0.05, g)[1] == positions + 10 + 32 * K
-    assert codecs_trivial.at_leaders(layers, 0.05, 3, g)[1] == positions + K * (30 + 32)
-    assert codecs_trivial.at_leaders(layers, 0.05, 32, g)[1] == positions + K * 320  # exact: no scales
-    assert codecs_trivial.at_own(layers, 0.05, 1, g)[1] == K * (positions + 10 + 32)
-    assert codecs_trivial.at_own(layers, 0.05, 3, g)[1] == K * (positions + 30 + 4 * 32)
+    positions = trivial.position_bits(200, 10)
+    assert trivial.leader_alone(layers, 0.05, g)[1] == positions + 32 * 10
+    assert trivial.signs_means(layers, 0.05, g)[1] == positions + 10 + 32 * K
+    assert trivial.at_leaders(layers, 0.05, 3, g)[1] == positions + K * (30 + 32)
+    assert trivial.at_leaders(layers, 0.05, 32, g)[1] == positions + K * 320  # exact: no scales
+    assert trivial.at_own(layers, 0.05, 1, g)[1] == K * (positions + 10 + 32)
+    assert trivial.at_own(layers, 0.05, 3, g)[1] == K * (positions + 30 + 4 * 32)
 
 
-def test_more_bits_at_own_positions_are_less_error():
+def test_more_bits_reduce_error():
     layers = make_packing({"kernel": jnp.zeros(SHAPE)}).layers
     g = RNG.standard_normal((1, 200))
     exact = np.where(np.abs(g[0]) >= np.sort(np.abs(g[0]))[-40], g[0], 0)
-    errors = [np.linalg.norm(codecs_trivial.at_own(layers, 0.2, bits, g)[0] - exact) for bits in (1, 2, 3, 4)]
+    errors = [np.linalg.norm(trivial.at_own(layers, 0.2, bits, g)[0] - exact) for bits in (1, 2, 3, 4)]
     assert all(more < 0.7 * fewer for fewer, more in itertools.pairwise(errors))
 
 
-def test_signs_and_means_are_exact_where_all_magnitudes_are_equal():
+def test_signs_and_means_exact_for_equal_magnitudes():
     layers = make_packing({"kernel": jnp.zeros(SHAPE)}).layers
     signs = np.sign(RNG.standard_normal(200))
     g = signs * np.arange(1.0, K + 1)[:, None]
-    np.testing.assert_allclose(codecs_trivial.signs_means(layers, 1.0, g)[0], g.mean(0))
+    np.testing.assert_allclose(trivial.signs_means(layers, 1.0, g)[0], g.mean(0))
 
 
-def test_learned_bases_are_orthogonal_and_lossless_with_everything_kept():
+def test_learned_bases_are_lossless():
     packing = make_packing({"kernel": jnp.zeros(SHAPE), "bias": jnp.zeros(10)})
     g = RNG.standard_normal((6, K, 210))
-    basis = codecs_basis.learn(g[:5], packing)
-    np.testing.assert_allclose(codecs_basis.backward(basis.parts, codecs_basis.forward(basis.parts, g[5, 0])), g[5, 0])
-    sent = np.stack([codecs_basis.forward(basis.parts, node) for node in g[5]])
-    got, bits = codecs_basis.code(basis, 1.0, 32)(sent)
-    np.testing.assert_allclose(codecs_basis.backward(basis.parts, got), g[5].mean(0), atol=1e-10)
+    basis = bases.learn(g[:5], packing)
+    np.testing.assert_allclose(bases.backward(basis.parts, bases.forward(basis.parts, g[5, 0])), g[5, 0])
+    sent = np.stack([bases.forward(basis.parts, node) for node in g[5]])
+    got, bits = bases.code(basis, 1.0, 32)(sent)
+    np.testing.assert_allclose(bases.backward(basis.parts, got), g[5].mean(0), atol=1e-10)
     assert bits == 32 * K * 210
 
 
-def test_learned_bases_find_what_gradients_have_in_common():
+def test_learned_bases_find_common_direction():
     """Gradients in one direction and noise: a few coefficients have nearly all of the mean."""
     direction = np.outer(RNG.standard_normal(20), RNG.standard_normal(10)).ravel()
     g = RNG.standard_normal((6, K, 1)) * direction + 0.01 * RNG.standard_normal((6, K, 200))
-    basis = codecs_basis.learn(g[:5], make_packing({"kernel": jnp.zeros(SHAPE)}))
-    sent = np.stack([codecs_basis.forward(basis.parts, node) for node in g[5]])
-    row = codecs.score("learned basis", "", "", codecs_basis.code(basis, 0.0, 32), [sent])
+    basis = bases.learn(g[:5], make_packing({"kernel": jnp.zeros(SHAPE)}))
+    sent = np.stack([bases.forward(basis.parts, node) for node in g[5]])
+    row = measure.score("learned basis", "", "", bases.code(basis, 0.0, 32), [sent])
     assert row.cosine > 0.99
-    assert row.bits == 32 * codecs_basis.GROUPS / 200
+    assert row.bits == 32 * bases.GROUPS / 200
 
 
-def test_flat_is_the_order_of_pack():
+def test_flat_matches_pack():
     tree = {"a": np.arange(6.0).reshape(2, 3), "b": np.arange(8.0).reshape(2, 2, 2)}  # a: [K, 3], b: [K, 2, 2]
     np.testing.assert_array_equal(flat(tree), [[0, 1, 2, 3, 0, 1, 2], [4, 5, 6, 7, 3, 4, 5]])

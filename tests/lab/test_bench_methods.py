@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from training_helpers import wide_model
 
 from jgc.compress import METHODS, build
-from jgc.lab.bench import methods
-from jgc.lab.bench.methods import AGGREGATE, BEFORE, OPTIMIZER, UPDATE, Costs, Row
-from jgc.lab.bench.timing import rounds
+from jgc.lab.bench import costs as pages, methods
+from jgc.lab.bench.costs import AGGREGATE, BEFORE, OPTIMIZER, UPDATE, Costs, Row
+from jgc.lab.shared.timing import rounds
 from jgc.nodes import make_nodes
 from jgc.training import workloads
 from jgc.training.errors import UserError
@@ -20,22 +21,28 @@ PARAMS = {"a": jnp.zeros((30, 4)), "b": jnp.zeros(7)}
 
 @pytest.fixture(scope="module")
 def costs():
-    """Of three methods, one of which has two phases and one of which does not divide; a batch of 4."""
+    """Of three methods, on a model that compiles in a moment. ScaleCom has one phase and no parts."""
+    return measured(["topk", "scalecom"])
+
+
+def measured(names):
     digits = workloads.WORKLOADS["digits_convnet5"]
-    tiny = dataclasses.replace(digits, batch_size=4, methods={"scalecom": {"warmup_steps": 0}})
+    short = {"scalecom": {"warmup_steps": 0}, "lgc_ps": {"warmup_steps": 1, "autoencoder_steps": 1}}
+    tiny = dataclasses.replace(digits, batch_size=4, methods=short)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workloads, "WORKLOADS", {"tiny": tiny})
-        return methods.measure("tiny", 2, 1, ["topk", "scalecom"], 0.01)
+        patch.setattr("jgc.training.setup.make_model", wide_model)
+        return methods.measure("tiny", 2, 1, names, 0.01)
 
 
 @pytest.mark.slow
-def test_every_phase_has_a_row_after_the_dense_step(costs):
+def test_every_phase_has_a_row(costs):
     assert [(row.method, row.phase) for row in costs.rows] == [
         ("dense", "dense"), ("topk", "dense"), ("topk", "top-k"), ("scalecom", "top-k")]  # fmt: skip
 
 
 @pytest.mark.slow
-def test_only_composed_methods_divide(costs):
+def test_only_composed_methods_have_parts(costs):
     for row in costs.rows:
         assert set(row.seconds) - {BEFORE} == {UPDATE, AGGREGATE, OPTIMIZER}
         assert (BEFORE in row.seconds) == (row.method != "scalecom")
@@ -43,15 +50,15 @@ def test_only_composed_methods_divide(costs):
 
 
 @pytest.mark.slow
-def test_a_call_is_not_compiled_again(costs):
+def test_calls_do_not_recompile(costs):
     """Otherwise the first round, which is counted, takes as long as compiling: seconds."""
     assert max(float(times[0]) for row in costs.rows for times in row.seconds.values()) < 1
 
 
 @pytest.mark.slow
-def test_bytes_are_those_of_the_whole_model(costs):
+def test_bytes_of_whole_model(costs):
     n = costs.values
-    assert n == 389_610
+    assert n == 64 * 2000 + 2000 + 2000 * 10 + 10
     by_phase = {(row.method, row.phase): row.up for row in costs.rows}
     assert by_phase["dense", "dense"] == (4 * n, 4 * n)
     worker, leader = by_phase["topk", "top-k"]
@@ -61,14 +68,32 @@ def test_bytes_are_those_of_the_whole_model(costs):
 
 
 @pytest.mark.slow
-def test_the_page_has_a_dash_for_what_was_not_measured(costs):
-    page = methods.markdown(costs, "a machine")
+def test_page_has_dash_for_missing_part(costs):
+    page = pages.markdown(costs, "a machine")
     times, sent = page.split("## Bytes")
     (line,) = [line for line in times.splitlines() if line.startswith("| scalecom | top-k")]
     assert line.split(" | ")[6:8] == ["-", "-"] and "±" not in line
     (line,) = [line for line in times.splitlines() if line.startswith("| dense | dense")]
     assert line.split(" | ")[4] == "1.000" and "-" not in line.split(" | ")
     assert "| topk | 0 | 4 |" in sent and "| dense | 0 | 0 |" in sent
+
+
+@pytest.mark.slow
+def test_lgc_pieces():
+    costs = measured(["lgc_ps"])
+    assert len(costs.lgc) == 6 and all(times.shape == (1,) and times > 0 for times in costs.lgc.values())
+    page = pages.markdown(costs, "a machine")
+    assert all(f"| {name} |" in page for name in costs.lgc)
+    assert "| lgc_ps | compressed |" in page.split("Table V")[1]
+
+
+def test_table_v_counts_in_dense_steps():
+    """Multiples of our own dense step, beside multiples of the paper's."""
+    dense, ours = (Row(name, phase, {UPDATE: np.array([update])}, (0.0, 0.0))
+                   for name, phase, update in (("dense", "dense", 0.1), ("lgc_ps", "top-k", 0.3)))  # fmt: skip
+    page = pages.table_v(Costs("w", 8, 1, 1, np.array([0.1]), (dense, ours), {}, {}))
+    (line,) = [line for line in page.splitlines() if line.startswith("| lgc_ps | top-k | 0.400")]
+    assert line == "| lgc_ps | top-k | 0.400 | 1.6 | 2.00 | 1.60 |"
 
 
 @pytest.mark.parametrize(("name", "settings", "held"), [
@@ -80,25 +105,25 @@ def test_bytes_held_by_hand(name, settings, held, nodes):
     assert methods.bytes_held(compressor, PARAMS, make_nodes(nodes, jax.devices()[:1])) == pytest.approx(held)
 
 
-def test_ratios_are_taken_round_by_round():
+def test_ratios_pair_rounds():
     """A machine that slows down in the second round slows down all alike."""
     slow = np.array([1.0, 2.0])
     dense = Row("dense", "dense", {UPDATE: slow, AGGREGATE: slow, OPTIMIZER: slow}, (4.0, 4.0))
     other = Row("topk", "top-k", {UPDATE: 3 * slow, AGGREGATE: 3 * slow, BEFORE: slow, OPTIMIZER: slow}, (0.0, 0.0))
-    costs = Costs("w", 2, 2, 1, slow, (dense, other), {})
-    assert methods.time_cells(other, costs) == [
+    costs = Costs("w", 2, 2, 1, slow, (dense, other), {}, {})
+    assert pages.time_cells(other, costs) == [
         "topk", "top-k", "4500.00 ± 750.00", "6000.00 ± 1000.00", "2.000 ± 0.000", "4500.00 ± 750.00",
         "1500.00 ± 250.00", "3000.00 ± 500.00", "1500.00 ± 250.00"]  # fmt: skip
-    assert methods.bytes_cells(other, costs)[2:] == ["0", "sends nothing"] * 2
+    assert pages.bytes_cells(other, costs)[2:] == ["0", "sends nothing"] * 2
 
 
-def test_a_round_that_is_not_counted_comes_first():
+def test_first_round_is_not_counted():
     calls: list[str] = []
     seconds = rounds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3)
     assert calls == ["a", "b"] * 4 and {name: times.shape for name, times in seconds.items()} == {"a": (3,), "b": (3,)}
 
 
-def test_every_method_can_be_configured():
+def test_configure_every_method():
     assert [method.name for method in methods.chosen([])] == list(METHODS)
     for method in METHODS.values():
         config = methods.configured(method, "cifar10_resnet20", 8, 0.25)
@@ -106,7 +131,7 @@ def test_every_method_can_be_configured():
         assert getattr(config.compressor, "alpha", 0.25) == 0.25
 
 
-def test_wrong_values_are_named():
+def test_wrong_values():
     with pytest.raises(UserError, match="unknown method 'topp'; did you mean topk"):
         methods.chosen(["topp"])
     with pytest.raises(UserError, match="3 nodes do not divide a batch of 128"):

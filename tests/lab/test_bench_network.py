@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from jgc import comm
-from jgc.lab.bench.network import methods, plan_of, plot, results, tables
+from jgc.lab.bench.network import methods, plot, results, tables
 from jgc.lab.bench.network.figures import Interval, median, of_cells
 from jgc.lab.bench.network.namespaces import HEADERS, _bucket, check_rate, remove_leftovers, why_not
+from jgc.lab.bench.network.plan import plan_of
 from jgc.lab.bench.network.rounds import _lacking
 from jgc.lab.bench.network.stopping import go_on, stoppable
 from jgc.nodes import LOCAL, NODE, SHARED, from_mesh, on_nodes
@@ -52,7 +53,7 @@ def made_up(counts=(2, 4)):
 # --- what a command line asks for ------------------------------------------------------------------------------------
 
 
-def test_a_plan_holds_what_was_asked_for():
+def test_plan_of():
     plan = plan_of(["2,4"], ["1Gbit", "unlimited"], ["topk", "ddp_f32"], 20, "resnet18", 2)
     assert plan.hosts == (2, 4) and plan.rates == ("1gbit", "unlimited") and plan.methods == ("topk", "ddp_f32")
 
@@ -64,14 +65,14 @@ def test_a_plan_holds_what_was_asked_for():
      ({"methods": ["topk:alpha=x"]}, "'x'"), ({"methods": ["topk:alpha=5"]}, "alpha"),
      ({"steps": 0}, "--steps"), ({"model": "vgg"}, "'vgg'")],
 )  # fmt: skip
-def test_what_does_not_fit_is_said_in_one_line(changed, said):
+def test_wrong_plan_is_one_line(changed, said):
     good = {"hosts": ["2"], "rates": ["1gbit"], "methods": [], "steps": 20, "model": "resnet18", "batch": 2}
     with pytest.raises(UserError) as caught:
         plan_of(**(good | changed))
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_all_methods_at_four_hosts_and_without_torch_none_of_its_rows():
+def test_default_rows():
     from jgc import compress
 
     at_four = [row.name for row in methods.rows([], 4, torch=True)]
@@ -80,7 +81,7 @@ def test_all_methods_at_four_hosts_and_without_torch_none_of_its_rows():
     assert not set(methods.PLAIN_TORCH) & {row.name for row in methods.rows([], 4, torch=False)}
 
 
-def test_a_bucket_holds_half_a_millisecond_and_at_least_some_packets():
+def test_bucket_size():
     assert check_rate("Unlimited") == "unlimited"
     words = _bucket("10gbit")
     assert float(words[words.index("burst") + 1]) == 10e9 / 8 * 0.0005
@@ -90,7 +91,7 @@ def test_a_bucket_holds_half_a_millisecond_and_at_least_some_packets():
 # --- taking up -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_saved_comes_back_and_other_settings_are_refused(tmp_path):
+def test_results_round_trip(tmp_path):
     found = made_up()
     results.save(tmp_path, found)
     assert results.load(tmp_path, {"model": "resnet18", "batch": 2}) == {**found, "session": 1}
@@ -98,7 +99,7 @@ def test_what_is_saved_comes_back_and_other_settings_are_refused(tmp_path):
         results.load(tmp_path, {"model": "resnet18", "batch": 8})
 
 
-def test_only_missing_steps_are_taken():
+def test_only_missing_steps_run():
     found, plan = made_up(), plan_of(["2"], ["100mbit"], ["topk"], 3, "resnet18", 2)
     row = methods.rows(["topk"], 2, torch=False)[0]
     assert results.missing(found, 2, "100mbit", "topk", 5) == 2
@@ -107,7 +108,7 @@ def test_only_missing_steps_are_taken():
     assert _lacking(found, 2, "1gbit", row, plan) and _lacking(found, 8, "100mbit", row, plan)
 
 
-def test_a_slow_method_is_done_after_few_steps():
+def test_slow_method_takes_few_steps():
     found, plan = made_up(), plan_of(["2"], ["100mbit"], ["topk"], 20, "resnet18", 2)._replace(slow_steps=3)
     row = methods.rows(["topk"], 2, torch=False)[0]
     assert _lacking(found, 2, "100mbit", row, plan)
@@ -118,7 +119,7 @@ def test_a_slow_method_is_done_after_few_steps():
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_parts_of_a_step_add_up_and_headers_stand_apart():
+def test_parts_of_step_add_up():
     row = of_cells(made_up(), 4, "100mbit")[0]
     assert row.computation + row.compression + row.communication == pytest.approx(row.step.middle)
     assert row.added.middle == pytest.approx(0.5) and row.cpu == pytest.approx(0.3)
@@ -128,7 +129,7 @@ def test_the_parts_of_a_step_add_up_and_headers_stand_apart():
     assert of_cells(made_up(), 4, "unlimited")[0].floor is None
 
 
-def test_an_interval_holds_the_median_and_shrinks_with_more_steps():
+def test_interval_shrinks_with_steps():
     random = np.random.default_rng(1)
     few, many = (median(list(random.normal(1.0, 0.1, n)), [0.5] * 10) for n in (5, 500))
     for one in (few, many):
@@ -137,7 +138,7 @@ def test_an_interval_holds_the_median_and_shrinks_with_more_steps():
     assert median([2.0]) == Interval(2.0, 2.0, 2.0)
 
 
-def test_the_page_shows_every_row_and_what_differs(tmp_path):
+def test_page_shows_every_row(tmp_path):
     found = made_up()
     found["methods"]["4/topk"]["audit"] = "Wire.physical 1 B, the compiled program 2 B"
     found["methods"]["4/klt"] = {"error": "cannot build klt"}
@@ -152,7 +153,7 @@ def test_the_page_shows_every_row_and_what_differs(tmp_path):
 # --- collectives replaced by local copies -----------------------------------------------------------------------------
 
 
-def test_alone_keeps_shapes_and_the_account():
+def test_local_copies_keep_shapes_and_account():
     mesh = jax.sharding.Mesh(jax.devices()[:1], (NODE,))
     nodes = from_mesh(mesh, (NODE,))._replace(count=4)
 
@@ -168,7 +169,7 @@ def test_alone_keeps_shapes_and_the_account():
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit),
                                                (signal.SIGINT, KeyboardInterrupt)])  # fmt: skip
-def test_a_signal_whose_exception_was_lost_raises_again(number, raised):
+def test_lost_signal_raises_again(number, raised):
     before = signal.getsignal(number)
     with pytest.raises(raised), stoppable():
         go_on()
@@ -178,7 +179,7 @@ def test_a_signal_whose_exception_was_lost_raises_again(number, raised):
     assert signal.getsignal(number) is before
 
 
-def test_a_second_signal_does_not_disturb_cleaning_up():
+def test_second_signal_is_ignored():
     cleaned = False
     with pytest.raises(KeyboardInterrupt), stoppable():
         try:
@@ -191,13 +192,13 @@ def test_a_second_signal_does_not_disturb_cleaning_up():
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "no json", '{"settings": [], "cells": {}, "methods": {}}'])
-def test_what_is_no_file_of_results_is_one_line(content, tmp_path):
+def test_wrong_results_file_is_one_line(content, tmp_path):
     (tmp_path / results.NAME).write_text(content)
     with pytest.raises(UserError, match="is not a file of bench network"):
         results.load(tmp_path, {})
 
 
-def test_a_row_is_compared_with_the_computation_of_its_own_sessions():
+def test_computation_of_own_sessions():
     found = made_up()
     own, cell = (found["cells"][f"2/100mbit/{name}"] for name in ("computation_jax", "topk"))
     for _ in range(9):
@@ -210,14 +211,14 @@ def test_a_row_is_compared_with_the_computation_of_its_own_sessions():
     assert row.computation == 0.5 and results.sessions(cell, "full") == [0, 0, 0, 1, 1, 1]
 
 
-def test_steps_of_a_block_count_as_one_where_they_are_alike():
+def test_interval_draws_blocks():
     slow_and_fast = [1.0, 2.0] * 4
     within, between = median([x for x in slow_and_fast for _ in range(4)]), median(slow_and_fast * 4)
     assert (between.high - between.low) < (within.high - within.low) == 1.0
     assert median([1.0, 1.0, 1.0, 1.0, 3.0])[1:] == (1.0, 3.0)  # the last block is a shorter one
 
 
-def test_framing_is_that_of_the_collectives_in_a_program():
+def test_framing_sums_collectives():
     found = made_up()
     found["methods"]["2/topk"]["collectives"] = {"all-reduce 4": 2, "all-gather 488": 1}
     assert of_cells(found, 2, "100mbit")[0].framing is None  # not measured
@@ -247,14 +248,14 @@ def namespaces(pid: int) -> list[str]:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="says what root is needed for")
-def test_without_root_there_is_one_line(tmp_path):
+def test_needs_root(tmp_path):
     done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1 and "root" in done.stderr
 
 
 @needs_namespaces
 @pytest.mark.slow
-def test_a_short_run_counts_what_wire_says_and_leaves_nothing_behind(tmp_path):
+def test_short_run_matches_wire(tmp_path):
     process = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     _, said = process.communicate()
     assert process.returncode == 0, said
@@ -281,7 +282,7 @@ def heed_signals() -> None:
 @needs_namespaces
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path, number):
+def test_stopped_run_cleans_up(tmp_path, number):
     process = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                env={**os.environ, "TMPDIR": str(tmp_path)},
                                preexec_fn=heed_signals)  # fmt: skip

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from jgc.__main__ import main
 from jgc.lab.bench import select
+from jgc.lab.commands import main
 
 
-def test_the_command_writes_a_row_for_everything(tmp_path):
+def test_command_writes_every_row(tmp_path):
     page = tmp_path / "select.md"
     assert main(["bench", "select", "--sizes", "1e4", "--repeats", "2", "--output", str(page)]) == 0
     text = page.read_text()
@@ -16,7 +16,7 @@ def test_the_command_writes_a_row_for_everything(tmp_path):
     assert ("| 10,000 | 10 | torch.topk |" in text) == (select.find_torch() is not None)
 
 
-def test_without_torch_its_ratios_are_dashes_and_a_line_says_why():
+def test_page_without_torch():
     twice = {select.OURS: np.array([1.0, 2.0]), select.TOP_K: np.array([2.0, 4.0]), select.READ: np.array([0.5, 1.0])}
     page = select.markdown([select.Timing(10, 1, twice)], "a machine", None, "load 0")
     assert "`torch.topk` is left out: torch is not installed" in page
@@ -24,7 +24,7 @@ def test_without_torch_its_ratios_are_dashes_and_a_line_says_why():
     assert line.endswith("| - | 0.50 | 2.00 |")
 
 
-def test_ratios_are_taken_round_by_round():
+def test_ratios_pair_rounds():
     """A machine that slows down in the second round slows down all alike."""
     rounds = {select.OURS: np.array([1.0, 9.0, 9.0]), select.TORCH: np.array([2.0, 18.0, 18.0])}
     page = select.markdown([select.Timing(10, 1, rounds)], "a machine", None, "load 0")
@@ -32,7 +32,7 @@ def test_ratios_are_taken_round_by_round():
 
 
 @pytest.mark.parametrize("sizes", ["0", "1.5", "many", "3e9", ""])
-def test_a_wrong_size_is_one_line_that_shows_it(sizes, capsys):
+def test_wrong_size_is_one_line(sizes, capsys):
     assert main(["bench", "select", "--sizes", sizes]) == 2
     error = capsys.readouterr().err
     assert "--sizes must be" in error and len(error.strip().splitlines()) == 1

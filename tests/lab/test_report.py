@@ -8,24 +8,33 @@ from pathlib import Path
 import pytest
 from training_helpers import tiny_model
 
-from jgc.__main__ import main
 from jgc.compress import Dense, Dgc, LgcPs
-from jgc.lab import launch as bench_runs
-from jgc.lab.report import paper, plots
+from jgc.lab import launch
+from jgc.lab.report import plots
 from jgc.lab.report.ages import age_table
-from jgc.lab.report.compare import compare, options_of, seeds_of, variants_of, words
+from jgc.lab.report.compare import Compare, compare
 from jgc.lab.report.latency import milliseconds, speed_up_table, values_coded
 from jgc.lab.report.page import write
 from jgc.lab.report.runs import Group, Run, against, baseline_of, find, pool
-from jgc.lab.report.tables import bytes_table, figures, paper_bytes, ratio, score_table, settings_table, time_table
+from jgc.lab.report.tables import bytes_table, figures, reconstruction_table, score_table, settings_table, time_table
+from jgc.lab.shared import paper
+from jgc.lab.shared.choices import options_of, seeds_of, variants_of, words
+from jgc.lab.shared.tables import paper_bytes, ratio
 from jgc.training.errors import UserError
 from jgc.training.table import size
-
-pytestmark = pytest.mark.slow
 
 CHANGES = {"nodes": 2, "batch_size": 16, "steps": 12, "evaluate_every": 4, "diagnose_every": 2, "schedule_steps": 12,
            "learning_rate_warmup": 2, "warmup_steps": 3, "autoencoder_steps": 4, "alpha": 0.05}  # fmt: skip
 METHODS = ("baseline", "lgc_ps")
+
+
+def asked(folder, methods=METHODS, **changed) -> Compare:
+    """`compare` with `CHANGES`; a change is an option of its own, or of train.py."""
+    changes, own = CHANGES | changed, {f.name for f in dataclasses.fields(Compare)}
+    alpha = [f"lgc_ps.alpha={changes.pop('alpha')}"] if "lgc_ps" in words(methods) else []
+    other = [f"{name}={value}" for name, value in changes.items() if name not in {*own, "alpha"}]
+    options = {name: value for name, value in changes.items() if name in own}
+    return Compare(run_dir=folder, methods=methods, seeds=("0",), set=(*alpha, *other), **options)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +43,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jgc.training.setup.make_model", tiny_model)
-        compare(METHODS, ["0"], "digits_convnet5", folder, changes=CHANGES)
+        compare(asked(folder))
     return folder
 
 
@@ -45,7 +54,7 @@ def no_training(monkeypatch):
     def run(*args, **kwargs):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(bench_runs, "run", run)
+    monkeypatch.setattr(launch, "run", run)
 
 
 def made_up(folder: str, accuracy: float, method="dense", seed=0, total=100, extra=None, lines=(), **config) -> Run:
@@ -60,7 +69,8 @@ def made_up(folder: str, accuracy: float, method="dense", seed=0, total=100, ext
     return Run(Path(folder), settings, summary, list(lines))
 
 
-def test_every_row_says_what_the_summary_says(trained):
+@pytest.mark.slow
+def test_tables_match_summaries(trained):
     groups = pool(find([trained])[0])
     assert [group.label for group in groups] == ["baseline", "lgc_ps"]
     accuracy, sent, time = (make(groups, groups) for make in (score_table, bytes_table, time_table))
@@ -92,7 +102,8 @@ def test_every_row_says_what_the_summary_says(trained):
             assert any(line.startswith(start) for line in time.splitlines()), start
 
 
-def test_the_page_and_its_pictures(trained, tmp_path):
+@pytest.mark.slow
+def test_page_and_pictures(trained, tmp_path):
     page = write([trained], tmp_path, figures=(10, 11), latency=True)
     text, html = page.read_text(), (tmp_path / "report.html").read_text()
     for name in ("score.png", "loss.png", "bytes.png", "figure10.png", "figure11.png"):
@@ -103,7 +114,8 @@ def test_the_page_and_its_pictures(trained, tmp_path):
     assert "Latency of the autoencoder" in text
 
 
-def test_latency_is_measured_at_the_length_of_the_run(trained):
+@pytest.mark.slow
+def test_latency_at_length_of_run(trained):
     _, lgc = pool(find([trained])[0])
     m = values_coded(lgc)
     code = lgc.runs[0].summary["phases"][-1]["wire"]["logical"]["leader"]["up"]["code"]
@@ -112,13 +124,15 @@ def test_latency_is_measured_at_the_length_of_the_run(trained):
     assert set(milliseconds(m, "linear", repeats=1)) == {"encode", "decode"}
 
 
-def test_compare_trains_nothing_twice(trained, no_training, capsys):
-    page = compare(["baseline,lgc_ps"], ["0"], "digits_convnet5", trained, changes=CHANGES)
+@pytest.mark.slow
+def test_compare_skips_finished_runs(trained, no_training, capsys):
+    page = compare(asked(trained, ("baseline,lgc_ps",)))
     assert page == trained / "report.md" and "hours of training steps" in page.read_text()
     assert capsys.readouterr().out.count("finished before") == 2
 
 
-def test_compare_goes_on_with_what_is_missing(trained, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_compare_trains_missing_runs(trained, tmp_path, monkeypatch):
     shutil.copytree(trained / "baseline-seed0", tmp_path / "baseline-seed0")
     called = []
 
@@ -127,54 +141,58 @@ def test_compare_goes_on_with_what_is_missing(trained, tmp_path, monkeypatch):
         shutil.copytree(trained / "lgc_ps-seed0", config.run_dir)
         return 0
 
-    monkeypatch.setattr(bench_runs, "run", run)
-    compare(METHODS, ["0"], "digits_convnet5", tmp_path, changes=CHANGES)
+    monkeypatch.setattr(launch, "run", run)
+    compare(asked(tmp_path))
     assert [config.run_dir for config in called] == [str(tmp_path / "lgc_ps-seed0")]
     (config,) = called
     assert (config.steps, config.nodes, config.compressor.warmup_steps, config.resume) == (12, 2, 3, False)
 
 
-def test_compare_resumes_what_was_interrupted(trained, tmp_path):
+@pytest.mark.slow
+def test_compare_resumes_interrupted_run(trained, tmp_path):
     folder = tmp_path / "baseline-seed0"
     shutil.copytree(trained / "baseline-seed0", folder)
     (folder / "summary.json").unlink()
-    config = bench_runs.configure(Dense(), "digits_convnet5", 0, None, folder, CHANGES)
+    config = launch.configure(Dense(), "digits_convnet5", 0, None, folder, CHANGES)
     assert config.resume
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jgc.training.setup.make_model", tiny_model)
-        summary = bench_runs.train_one(bench_runs.Job("baseline", 0, folder, config))
+        summary = launch.train_one(launch.Job("baseline", 0, folder, config))
     before = json.loads((trained / "baseline-seed0" / "summary.json").read_text())
     assert summary["test_accuracy"] == before["test_accuracy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "field, value", [("steps", 13), ("nodes", 4), ("compressor.alpha", 0.1), ("schedule_steps", 9)]
 )
 def test_compare_refuses_other_settings(trained, no_training, field, value):
-    change = {field.removeprefix("compressor."): value}
+    changed = {field.removeprefix("compressor."): value}
     with pytest.raises(UserError, match=rf"lgc_ps-seed0 holds .*{field} was .*, is {value}"):
-        compare(["lgc_ps"], ["0"], "digits_convnet5", trained, changes=CHANGES | change)
+        compare(asked(trained, ("lgc_ps",), **changed))
 
 
-def test_a_setting_newer_than_the_run_is_no_difference(trained, tmp_path, no_training):
+@pytest.mark.slow
+def test_new_setting_is_no_difference(trained, tmp_path, no_training):
     folder = tmp_path / "lgc_ps-seed0"
     shutil.copytree(trained / "lgc_ps-seed0", folder)
     config = json.loads((folder / "config.json").read_text())
     del config["compressor"]["scale"], config["clip_norm"]
     (folder / "config.json").write_text(json.dumps(config))
-    compare(["lgc_ps"], ["0"], "digits_convnet5", tmp_path, changes=CHANGES)
+    compare(asked(tmp_path, ("lgc_ps",)))
 
 
-def test_a_run_that_diverges_does_not_stop_the_others(trained, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_diverging_run_stops_no_other(trained, tmp_path, monkeypatch):
     def run(config, console):
         if isinstance(config.compressor, LgcPs):
-            raise bench_runs.NonFinite(3, "the loss is inf", "nothing is kept")
+            raise launch.NonFinite(3, "the loss is inf", "nothing is kept")
         shutil.copytree(trained / "baseline-seed0", config.run_dir)
         return 0
 
-    monkeypatch.setattr(bench_runs, "run", run)
+    monkeypatch.setattr(launch, "run", run)
     with pytest.raises(UserError, match="1 of 2 runs did not finish"):
-        compare(["lgc_ps", "baseline"], ["0"], "digits_convnet5", tmp_path, changes=CHANGES)
+        compare(asked(tmp_path, ("lgc_ps", "baseline")))
     assert "stopped at step 3" in (tmp_path / "report.md").read_text()
 
 
@@ -194,7 +212,7 @@ def test_seeds_are_pooled_and_paired():
     assert "1.50x" in speed_up_table(groups)
 
 
-def test_ages_are_those_of_the_last_look_and_means_over_seeds():
+def test_ages_of_last_diagnose_step():
     lines = [{"step": 1, "oldest/a": 1.0, "mean_age/a": 1.0}, {"step": 5, "oldest/a": 5.0, "mean_age/a": 2.0},
              {"step": 9}]  # fmt: skip
     later = [{"step": 5, "oldest/a": 7.0, "oldest/b": 3.0, "mean_age/a": 5.0, "mean_age/b": 1.0}]
@@ -205,13 +223,32 @@ def test_ages_are_those_of_the_last_look_and_means_over_seeds():
     assert age_table(groups[:1]) == ""
 
 
-def test_no_common_seed_gives_a_difference_of_means():
+def test_reconstruction_and_score_before_compression():
+    """What `bench accuracy` showed: the score where compression starts, and cosines beside trivial codes."""
+    cosines = {"reconstruction_cosine": 0.6, "reconstruction_cosine_p5": 0.5, "ceiling_cosine": 0.8,
+               "signs_means_cosine": 0.55, "without_code_cosine": 0.58, "relative_error": None}  # fmt: skip
+    runs = [made_up("base", 0.9)]
+    for seed, before in enumerate((0.2, 0.3)):
+        run = made_up(f"lgc{seed}", 0.8, "lgc_ps", seed)
+        phases = [{**run.summary["phases"][0], "name": "dense", "test_accuracy": before}, *run.summary["phases"]]
+        runs.append(run._replace(summary=run.summary | cosines | {"phases": phases}))
+    groups = pool(runs)
+    head, _, base, lgc = score_table(groups, groups).splitlines()
+    at = head.split(" | ").index("before compression")
+    assert (base.split(" | ")[at], lgc.split(" | ")[at]) == ("", "25.00 ± 7.07")
+    assert "before compression" not in score_table(groups[:1], groups)
+    *_, row = reconstruction_table(groups).splitlines()
+    assert row == "| lgc_ps | 0.600 | 0.500 | 0.800 | 0.550 | 0.580 | n/a | 0.750 |"
+    assert reconstruction_table(groups[:1]) == ""
+
+
+def test_difference_of_means_without_common_seed():
     base, topk = pool([made_up("a", 0.9), made_up("b", 0.8, "topk", 5)])
     difference, pairs = against(topk, base)
     assert (difference.mean, difference.std, pairs) == (pytest.approx(-10), None, 0)
 
 
-def test_other_settings_are_other_rows_and_other_baselines():
+def test_settings_separate_rows():
     runs = [made_up("a", 0.9), made_up("b", 0.8, "topk", extra={"alpha": 0.1}),
             made_up("c", 0.8, "topk", extra={"alpha": 0.2}), made_up("d", 0.8, "lgc_ps", nodes=4)]  # fmt: skip
     groups = pool(runs)
@@ -219,7 +256,7 @@ def test_other_settings_are_other_rows_and_other_baselines():
     assert baseline_of(groups[1], groups) is groups[0] and baseline_of(groups[3], groups) is None
 
 
-def test_a_name_has_settings_enough_and_the_table_all():
+def test_labels_and_settings_table():
     falling = {"schedule": "validation", "correction": {"every": 50, "decay": 0.3}}
     steady = {"schedule": "cosine", "correction": {"every": 0, "decay": 0.1}}
     runs = [made_up("a", 0.9, **steady), made_up("b", 0.9, **falling),
@@ -236,12 +273,12 @@ def test_a_name_has_settings_enough_and_the_table_all():
     assert rows[4].endswith("| alpha 0.2, schedule validation, correction.every 50, correction.decay 0.3 |")
 
 
-def test_the_same_run_twice_is_refused():
+def test_same_run_twice_is_an_error():
     with pytest.raises(UserError, match="a and b have the same settings and seed"):
         pool([made_up("a", 0.9), made_up("b", 0.9)])
 
 
-def test_points_are_those_that_all_seeds_have():
+def test_points_at_common_steps():
     first = [{"step": 1, "loss": 4.0}, {"step": 2, "loss": 3.0}, {"step": 3}]
     second = [{"step": 1, "loss": 2.0}, {"step": 3, "loss": 1.0}]
     group = Group("x", (made_up("a", 0.9, lines=first), made_up("b", 0.9, seed=1, lines=second)))
@@ -262,7 +299,7 @@ def test_figures_13_and_14(tmp_path):
         plots.autoencoder(pool([made_up("a", 0.9)]), tmp_path / "no.png")
 
 
-def test_lists_with_commas_and_spaces():
+def test_lists_of_methods_and_seeds():
     assert words(["a,b", "c"]) == words(["a", "b,", "c"]) == ["a", "b", "c"]
     assert seeds_of(["0,1", "2"]) == [0, 1, 2]
     with pytest.raises(UserError, match="whole numbers"):
@@ -271,7 +308,7 @@ def test_lists_with_commas_and_spaces():
         variants_of(["sparse_gd", "topk"])
 
 
-def test_the_papers_numbers():
+def test_paper_figures():
     (row,) = paper.reported("cifar10_resnet50", "lgc_ps")
     assert (row.accuracy, row.ratio, row.megabytes) == (93.27, (5709, 8616), (0.017, 0.012))
     assert [(row.paper, row.accuracy) for row in paper.reported("cifar10_resnet50", "dense")] == [
@@ -287,52 +324,12 @@ def test_the_papers_numbers():
     assert paper.reported("digits", "dense") == ()
 
 
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        ([], "{report,compare,sweep,plan,bench,analyze,advise}"),
-        (["reprot"], "did you mean report?"),
-        (["report"], "give the folders"),
-        (["report", "nowhere"], "nowhere is not a folder"),
-        (["report", "empty"], "empty holds no run"),
-        (["report", "started"], "started has no summary.json"),
-        (["report", ".", "--figure", "12"], "--figure"),
-        (["compare", "--run-dir", "x", "--methods", "baselin"], "did you mean baseline?"),
-        (["compare", "--run-dir", "x", "--workload", "digit_convnet5"], "did you mean digits_convnet5?"),
-        (["compare", "--methods", "baseline"], "run-dir"),
-        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.alpha=5"], "alpha must be in (0, 1]"),
-        (["compare", "--run-dir", "x", "--set", "seed=5"], "compare has --workload, --seeds and --run-dir"),
-        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.seed=5"], "seed is not to be set"),
-        (["compare", "--run-dir", "x", "--set", "distributed.auto=true"], "is one process"),
-        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.run-dir=y"], "run-dir is not to be set"),
-        (["bench", "bytes", "--alpha", "2"], "alpha must be in (0, 1]"),
-        (["bench", "bytes", "--classes", "5"], "at least the data set's 10, got 5"),
-        (["bench", "bytes", "--workload", "digits_convnet5", "--stem", "imagenet"], "setting of ResNets"),
-        (["bench", "step", "--repeats", "0"], "--repeats must be at least 1"),
-        (["bench", "step", "--nodes", "0"], "node"),
-        (["bench", "codecs", "--run-dir", "x", "--alphas", "2"], "alpha must be in (0, 1]"),
-        (["compare", "--run-dir", "x", "--set", "alpha"], "METHOD.FIELD=VALUE, got 'alpha'"),
-        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dg.alpha=1"], "did you mean dgc?"),
-        (["compare", "--run-dir", "x", "--set", "learning_rat=0.1"], "did you mean --learning-rate?"),
-        (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.alpha=little"], "little"),
-    ],
-)
-def test_one_line_for_what_is_wrong(argv, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "started").mkdir()
-    (tmp_path / "started" / "config.json").write_text("{}")
-    assert main(argv) == 2
-    error = capsys.readouterr().err
-    assert said in error and len(error.strip().splitlines()) <= 2 and "Traceback" not in error
-
-
-def test_settings_on_the_command_line_have_the_last_word(tmp_path):
+def test_set_overrides(tmp_path):
     given = ["learning_rate=0.3", "model.norm=group", "dgc.clip-norm=2", "dgc.factor_masking=False", "dgc.momentum=0.5",
              "dgc.batch_size=64", "correction.every=5", "dgc.correction.decay=2"]  # fmt: skip
     options = options_of(given, ["baseline", "dgc"])
     baseline, ours = (
-        bench_runs.configure(settings, "digits_convnet5", 0, None, tmp_path / "new", {"steps": 7}, options[name])
+        launch.configure(settings, "digits_convnet5", 0, None, tmp_path / "new", {"steps": 7}, options[name])
         for name, settings in (("baseline", Dense()), ("dgc", Dgc()))
     )
     assert (baseline.learning_rate, ours.learning_rate, ours.steps) == (0.3, 0.3, 7)
@@ -343,7 +340,7 @@ def test_settings_on_the_command_line_have_the_last_word(tmp_path):
     assert (baseline.correction.every, ours.correction.every, ours.correction.decay) == (5, 5, 2.0)
 
 
-def test_train_all_without_changes_is_the_workloads(tmp_path):
-    config = bench_runs.configure(LgcPs(), "digits_convnet5", 3, None, tmp_path / "new", {})
+def test_configure_keeps_workload(tmp_path):
+    config = launch.configure(LgcPs(), "digits_convnet5", 3, None, tmp_path / "new", {})
     assert (config.steps, config.seed, config.compressor.warmup_steps, config.resume) == (300, 3, 20, False)
     assert dataclasses.is_dataclass(config)

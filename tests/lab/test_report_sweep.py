@@ -8,13 +8,19 @@ from training_helpers import tiny_model
 
 from jgc.compress import Dense, Egc, TopK
 from jgc.lab.report.runs import Run, read_run
-from jgc.lab.report.sweep import PAGE, PICTURE, Point, draw, markdown, plan, sweep
+from jgc.lab.report.sweep import PAGE, PICTURE, Point, Sweep, draw, markdown, plan, sweep
 from jgc.training.errors import NonFinite, UserError
-
-pytestmark = pytest.mark.slow
 
 CHANGES = {"steps": 6, "warmup_steps": 2, "batch_size": 16, "evaluate_every": 3, "diagnose_every": 2, "nodes": 2,
            "schedule_steps": 6, "learning_rate_warmup": 2}  # fmt: skip
+OTHER = ("batch_size", "diagnose_every")  # options of train.py alone
+
+
+def asked(folder, values, methods=("egc",), field="compressor.ratio", settings=()) -> Sweep:
+    """`sweep` with `CHANGES`, and the ages of EGC's residuals."""
+    options = {name: value for name, value in CHANGES.items() if name not in OTHER}
+    given = (*(f"{name}={CHANGES[name]}" for name in OTHER), "egc.track_age=true", *settings)
+    return Sweep(run_dir=folder, field=field, values=(values,), methods=methods, seeds=("0",), set=given, **options)
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +28,12 @@ def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jgc.training.setup.make_model", tiny_model)
-        sweep("compressor.ratio", ["20,200"], ["egc,baseline"], ["0"], "digits_convnet5", folder, None, CHANGES,
-              ["egc.track_age=true"], "the command")  # fmt: skip
+        sweep(asked(folder, "20,200", ("egc,baseline",)), "the command")
     return folder
 
 
-def test_every_value_has_a_run_and_other_methods_one(swept):
+@pytest.mark.slow
+def test_one_run_for_each_value(swept):
     runs = {path.parent.name for path in swept.glob("*/summary.json")}
     assert runs == {f"{name}-seed0" for name in ("egc-ratio=20", "egc-ratio=200", "baseline")}
     ratios = {json.loads((swept / f"egc-ratio={k}-seed0" / "config.json").read_text())["compressor"]["ratio"]
@@ -35,7 +41,8 @@ def test_every_value_has_a_run_and_other_methods_one(swept):
     assert ratios == {20.0, 200.0}
 
 
-def test_the_page_has_a_row_for_every_value(swept):
+@pytest.mark.slow
+def test_page_has_row_for_each_value(swept):
     page = (swept / PAGE).read_text()
     rows = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in page.splitlines() if line.startswith("| ")}
     assert rows == {("method", "ratio"), ("egc", "20"), ("egc", "200"), ("baseline", "-")}
@@ -44,15 +51,17 @@ def test_the_page_has_a_row_for_every_value(swept):
     assert (swept / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_is_trained_twice(swept, monkeypatch, capsys):
+@pytest.mark.slow
+def test_sweep_skips_finished_runs(swept, monkeypatch, capsys):
     monkeypatch.setattr("jgc.lab.launch.run", lambda *_, **__: pytest.fail("trained again"))
-    sweep("compressor.ratio", ["20"], ["egc"], ["0"], "digits_convnet5", swept, None, CHANGES, ["egc.track_age=true"])
+    sweep(asked(swept, "20"))
     assert "finished before" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flat, title, scale", [(0.1, "Compression ratio in elements", "log"),
                                                 (-1.0, "Entropy of a layer's histogram", "linear")])  # fmt: skip
-def test_the_picture_has_the_entropy_only_where_it_changes(swept, monkeypatch, flat, title, scale):
+def test_picture_shows_varying_entropy(swept, monkeypatch, flat, title, scale):
     drawn = []
     monkeypatch.setattr("jgc.lab.report.sweep.save_figure", lambda figure, path: drawn.append(figure))
     monkeypatch.setattr("jgc.lab.report.sweep.FLAT", flat)
@@ -62,7 +71,7 @@ def test_the_picture_has_the_entropy_only_where_it_changes(swept, monkeypatch, f
     assert (right.get_title(), right.get_yscale()) == (title, scale)
 
 
-def test_a_bad_value_is_told_before_anything_is_trained(tmp_path, monkeypatch):
+def test_wrong_value_stops_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr("jgc.lab.launch.run", lambda *_, **__: pytest.fail("trained"))
     held_out = ["schedule=validation", "data.validation=0.1"]
     for field, values, message in [
@@ -71,15 +80,15 @@ def test_a_bad_value_is_told_before_anything_is_trained(tmp_path, monkeypatch):
         ("model.name", "convnet5,lstm", "egc-model.name=lstm: `norm` must be one of"),
     ]:
         with pytest.raises(UserError, match=message):
-            sweep(field, [values], ["egc"], ["0"], "digits_convnet5", tmp_path, None, CHANGES, held_out)
+            sweep(asked(tmp_path, values, field=field, settings=held_out))
 
 
-def test_steps_that_differ_are_all_named():
+def test_page_names_different_steps():
     page = markdown([Point("egc", str(n), (fake_run(n),)) for n in (2, 3)], "steps", "digits_convnet5", [0], "")
     assert "2 or 3 steps, one seed" in page
 
 
-def test_the_papers_columns_say_what_they_are():
+def test_page_explains_paper_columns():
     pages = [markdown([Point("egc", k, (fake_run(2),))], "compressor.ratio", "digits_convnet5", [0], "")
              for k in ("1024", "64")]  # fmt: skip
     assert ["Tables I and III give K = 1024" in page for page in pages] == [True, False]
@@ -91,29 +100,29 @@ def fake_run(steps):
     return Run(Path("run"), {}, summary, [])
 
 
-def test_a_setting_of_the_run_is_swept_for_all_methods():
+def test_plan_run_setting():
     assert list(plan("nodes", ["2", "8"], {"baseline": Dense(), "sparse_gd": TopK()})) == [
         "baseline-nodes=2", "baseline-nodes=8", "sparse_gd-nodes=2", "sparse_gd-nodes=8"]  # fmt: skip
 
 
-def test_settings_of_a_group_are_settings_of_the_run():
+def test_plan_group_setting():
     assert list(plan("correction.patience", ["1", "3"], {"egc": Egc()})) == [
         "egc-correction.patience=1", "egc-correction.patience=3"]  # fmt: skip
 
 
-def test_a_run_that_diverges_leaves_a_page_on_the_others(swept, monkeypatch):
+@pytest.mark.slow
+def test_page_after_diverging_run(swept, monkeypatch):
     def diverges(*_, **__):
         raise NonFinite(3, "the loss is not finite", "nothing kept")
 
     monkeypatch.setattr("jgc.lab.launch.run", diverges)
     with pytest.raises(UserError, match=r"1 of 2 runs did not finish; .*sweep.md is on the others"):
-        sweep("compressor.ratio", ["20", "30"], ["egc"], ["0"], "digits_convnet5", swept, None, CHANGES,
-              ["egc.track_age=true"])  # fmt: skip
+        sweep(asked(swept, "20,30"))
     page = (swept / PAGE).read_text()
     assert "| egc | 20 |" in page
     assert "Did not finish: `egc-ratio=30-seed0`, stopped at step 3: the loss is not finite; nothing kept." in page
     with pytest.raises(UserError, match="no run finished: stopped at step 3"):
-        sweep("compressor.ratio", ["40"], ["egc"], ["0"], "digits_convnet5", swept, None, CHANGES)
+        sweep(asked(swept, "40"))
 
 
 @pytest.mark.parametrize("field, values, message", [
@@ -122,8 +131,8 @@ def test_a_run_that_diverges_leaves_a_page_on_the_others(swept, monkeypatch):
     ("ratio", ["1"], "got 'ratio'; did you mean compressor.ratio"),
     ("seed", ["1"], "--field must be a setting"),
     ("nodes", [], "--values names none"),
-    ("compressor.first_layer", ["^a/"], "--values must be such that a folder can be named by them, got '.a/'"),
+    ("layers.dense", ["^a/"], "--values must be such that a folder can be named by them, got '.a/'"),
 ])  # fmt: skip
-def test_what_makes_no_sense_is_one_line(field, values, message):
+def test_wrong_field_or_value_is_one_line(field, values, message):
     with pytest.raises(UserError, match=message):
         plan(field, values, {"egc": Egc()})

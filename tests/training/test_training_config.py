@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jgc.compress import Dense, LgcPs, TopK
-from jgc.lab.bench.step_time import random_source
+from jgc.lab.shared.random_data import random_source
 from jgc.training import cli
 from jgc.training.config import Config, as_json, differences, resolve
 from jgc.training.data import MissingDataError

@@ -17,7 +17,7 @@ from image_helpers import (
 )
 
 from jgc.compress import Dense
-from jgc.lab.plan.plan import shapes_of
+from jgc.lab.plan.needs import shapes_of
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, cli, setup as building
 from jgc.training.config import Config, check, resolve

@@ -1,9 +1,9 @@
-"""How far the predictions of `jgc advise` are from what `bench network` measured.
+"""Errors of the predictions of `jgc advise` against measurements of `bench network`.
 
     python -m jgc advise --check results.json --output DIR
 
-The link is fitted to one cell, a rate and a number of hosts, and predicts all others. What is computed is taken from
-the steps without a network: of the cell that the link is fitted to, or for other numbers of hosts of one with as many.
+A link fitted to one place, a rate and a number of hosts, predicts all others. Times of computing come from steps
+without a network: of the fitted place, or for another number of hosts from a place with that number.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jgc.lab.advise.advise import CONTROL, UNCOMPRESSED, finite, name
+from jgc.lab.advise.advice import CONTROL, UNCOMPRESSED, name
 from jgc.lab.advise.model import Link, communication, rate_of
+from jgc.lab.advise.page import finite
 from jgc.lab.advise.results import (
     TWENTY,
     Place,
@@ -26,7 +27,7 @@ from jgc.lab.advise.results import (
 )
 from jgc.lab.bench.network.figures import Interval, median
 from jgc.lab.bench.network.results import Results, key
-from jgc.lab.report.tables import table
+from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError
 
 GOAL_ERROR, GOAL_WINNERS = 0.25, 0.80
@@ -49,7 +50,7 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float:
-        """In shares of what was measured, with its sign."""
+        """In shares of the measured time, with its sign."""
         return self.predicted / self.measured.middle - 1
 
 
@@ -58,7 +59,7 @@ class Winner(NamedTuple):
 
     Attributes:
       at: hosts and rate.
-      measured, predicted: cells of the method that was the fastest, and of the one that was predicted to be.
+      measured, predicted: cells of the fastest method and of the predicted one.
       pays: whether the fastest of all compresses; pays_predicted: whether that was predicted.
     """
 
@@ -103,12 +104,12 @@ class Check(NamedTuple):
 
 
 def check(found: Results, on: Place, sent_of: SentOf) -> Check:
-    """Predict every cell but those of one place.
+    """Predict all cells except those of one place.
 
     Args:
       found: of a run of `bench network`; cells may be missing.
-      on: where to fit the link.
-      sent_of: what a method sends, see `advise_results.sent_in`.
+      on: the place to fit the link to.
+      sent_of: see `results.sent_in`.
 
     Raises:
       UserError: nothing has been measured there, or nothing else.
@@ -132,7 +133,7 @@ def check(found: Results, on: Place, sent_of: SentOf) -> Check:
 
 
 def winners(cells: Sequence[Cell]) -> tuple[Winner, ...]:
-    """The fastest of every place that `jgc advise` could name; none where there is but one."""
+    """The fastest method of each place that `jgc advise` could name; places with one method are left out."""
     out = []
     for at in dict.fromkeys(cell.at for cell in cells):
         mine = [cell for cell in cells if cell.at == at and cell.method not in (CONTROL, TWENTY)]
@@ -148,7 +149,7 @@ def winners(cells: Sequence[Cell]) -> tuple[Winner, ...]:
 
 
 def summary(outcome: Check) -> list[str]:
-    """The figures that count, in sentences."""
+    """The main figures, in sentences."""
     errors = [abs(cell.error) for cell in outcome.cells]
     within = np.mean([error <= GOAL_ERROR for error in errors])
     count = len(outcome.winners)

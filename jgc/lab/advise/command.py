@@ -1,82 +1,97 @@
-"""From the options of `jgc advise` to its answer."""
+"""`python -m jgc advise`."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
-from jgc.lab.advise import advise as answer, check as advise_check, measure as advise_measure, results as advise_results
+from jgc.lab.advise import check as predictions, measure, page, results
+from jgc.lab.advise.advice import Advice, advise
 from jgc.lab.advise.model import LATENCY, Link, rate_of
-from jgc.lab.bench.machine import describe
 from jgc.lab.bench.methods import names_of
+from jgc.lab.shared.choices import words
+from jgc.lab.shared.machine import describe
 from jgc.training.cli import load_config
 from jgc.training.config import Config, method_name
 from jgc.training.errors import UserError, values_of_the_user
 
 
-class Question(NamedTuple):
-    """What is asked.
+@dataclass(frozen=True)
+class Advise:
+    """Does compression pay? Time per step and bytes of every method on a network that need not be there.
 
-    Attributes:
-      config: a config file.
-      workload: of `jgc.training.workloads`; the config's if None.
-      bandwidth: of every host's link.
-      hosts: K.
-      latency: seconds of a message; fitted or `LATENCY` if None.
-      computation: seconds of a host's gradients and update; measured if None.
-      methods: names; all if there are none.
-      batch_size: examples of all hosts in a step; the workload's if None.
-      overhead: seconds of a collective.
-      efficiency: of the bandwidth.
-      host_limit: what a host's processor can send, as a rate; "unlimited" if not known.
-      calibrate: a run of `bench network` to fit overhead, efficiency, limit and, if not given, latency to.
-      calibrate_on: its cell for that, hosts/rate.
-      run_dir: a run of `bench network` to take times of computing from.
-      repeats: rounds of measuring.
+    Computation and compression are measured on this device; communication is estimated.
+
+        python -m jgc advise --config configs/sparse_gd.py --workload cifar10_resnet20 --bandwidth 1gbit --hosts 16
     """
 
-    config: Path | None
-    workload: str | None
-    bandwidth: str
-    hosts: int
-    latency: float | None
-    computation: float | None
-    methods: Sequence[str]
-    batch_size: int | None
-    overhead: float
-    efficiency: float
-    host_limit: str
-    calibrate: Path | None
-    calibrate_on: str
-    run_dir: Path | None
-    repeats: int
+    config: Path | None = None
+    """config file; its settings count for its method, the workload's for the others"""
+    workload: str | None = None
+    """model, data set, batch and settings; the config's if not given"""
+    bandwidth: str = "1gbit"
+    """of each host's link in both directions, such as 100mbit or 1gbit, or unlimited"""
+    hosts: int = 4
+    """how many, one node each"""
+    latency: float | None = None
+    """seconds that a message travels; if not given, 0.0001 or fitted by --calibrate"""
+    computation: float | None = None
+    """seconds of a host's gradients and update; measured if not given"""
+    methods: tuple[str, ...] = ()
+    """separated by commas or spaces; all if not given. Compiling those of LGC takes minutes for large models"""
+    batch_size: int | None = None
+    """examples of all hosts in a step; the workload's if not given"""
+    overhead: float = 0.001
+    """seconds of a collective of any size"""
+    efficiency: float = 0.9415
+    """share of the bandwidth left for messages; the default is TCP's over Ethernet"""
+    host_limit: str = "unlimited"
+    """the most that a host's processor can send, as a rate"""
+    calibrate: Path | None = None
+    """results.json of bench network, or its folder: fit overhead, efficiency and host limit to it"""
+    calibrate_on: str = "4/100mbit"
+    """hosts and rate of that run to fit to"""
+    check: Path | None = None
+    """results.json of bench network, or its folder: only show how far its cells are from predictions"""
+    run_dir: Path | None = None
+    """a run of bench network to take the times of computing from, instead of measuring"""
+    repeats: int = 10
+    """rounds; medians are taken"""
+    output: Path | None = None
+    """folder of advise.md and advise.json"""
+
+    def run(self, line: str) -> None:
+        """Print the advice, or with --check the errors of predictions."""
+        if self.check is not None:
+            tell_check(self.check, self.calibrate_on, self.output, line)
+        else:
+            tell(self, line)
 
 
-def predict(asked: Question) -> answer.Advice:
-    """The answer, measured or from a run.
+def predict(asked: Advise) -> Advice:
+    """The advice, measured or from a run.
 
     Raises:
-      UserError: what is wrong with an option.
+      UserError: an option is wrong.
     """
     check(asked)
-    names = names_of(asked.methods)
+    names = names_of(words(asked.methods))
     link = link_of(asked)
     if asked.run_dir is not None:
         return _from_run(asked, asked.run_dir, names, link)
     given = config_of(asked)
-    found = advise_measure.measure(given, asked.hosts, names, asked.repeats, asked.computation)
+    found = measure.measure(given, asked.hosts, names, asked.repeats, asked.computation)
     own = "measured" if asked.computation is None else "given"
     about = (
         f"Workload {given.workload}: {found.values:,} parameters, {found.batch} examples a host in a step, computation "
         f"{own}; {given_settings(given)}. {describe()}; medians of {asked.repeats} rounds."
     )
-    return answer.advise(found.rows, asked.hosts, link, about, found.failed)
+    return advise(found.rows, asked.hosts, link, about, found.failed)
 
 
-def check(asked: Question) -> None:
+def check(asked: Advise) -> None:
     """Raise UserError for an option that is out of range."""
     if asked.hosts < 2:
         raise UserError(f"--hosts must be at least 2, got {asked.hosts}")
@@ -99,23 +114,23 @@ def check(asked: Question) -> None:
                 raise UserError(f"--run-dir has a model and a batch of its own: give it or --{option}, not both")
 
 
-def link_of(asked: Question) -> Link:
-    """The link that is asked about, its hosts with a processor each."""
+def link_of(asked: Advise) -> Link:
+    """The link in question, between hosts with a processor each."""
     with values_of_the_user():
         rate, limit = rate_of(asked.bandwidth), rate_of(asked.host_limit)
     if asked.calibrate is None:
         latency = LATENCY if asked.latency is None else asked.latency
         return Link(rate, latency, asked.overhead, asked.efficiency, limit)
-    found = advise_results.read(asked.calibrate)
-    on = advise_results.place_of(asked.calibrate_on)
-    sent_of = advise_results.sent_in(found)
-    fitted, free = advise_results.calibrated(found, on, sent_of), advise_results.limit(found, on.hosts, sent_of)
+    found = results.read(asked.calibrate)
+    on = results.place_of(asked.calibrate_on)
+    sent_of = results.sent_in(found)
+    fitted, free = results.calibrated(found, on, sent_of), results.limit(found, on.hosts, sent_of)
     latency = fitted.latency if asked.latency is None else asked.latency
     busy = fitted.limit if free == math.inf else free
     return fitted._replace(rate=rate, latency=latency, contention=1.0, limit=min(limit, busy))
 
 
-def config_of(asked: Question) -> Config:
+def config_of(asked: Advise) -> Config:
     """The config file's, with the workload and the batch of the command line, not yet resolved."""
     assert asked.config is not None
     given = load_config(asked.config)
@@ -124,15 +139,15 @@ def config_of(asked: Question) -> Config:
 
 
 def given_settings(given: Config) -> str:
-    """Whose settings count."""
+    """Which settings count."""
     return f"{method_name(given.compressor)} as in the config file, other methods with the workload's settings"
 
 
-def _from_run(asked: Question, run_dir: Path, names: list[str], link: Link) -> answer.Advice:
-    found = advise_results.read(run_dir)
-    prefer = advise_results.place_of(asked.calibrate_on).rate
-    wanted = [*advise_measure.BASELINES, *names]
-    rows, failed = advise_results.rows_from(found, asked.hosts, advise_results.sent_in(found), prefer, wanted)
+def _from_run(asked: Advise, run_dir: Path, names: list[str], link: Link) -> Advice:
+    found = results.read(run_dir)
+    prefer = results.place_of(asked.calibrate_on).rate
+    wanted = [*measure.BASELINES, *names]
+    rows, failed = results.rows_from(found, asked.hosts, results.sent_in(found), prefer, wanted)
     if asked.computation is not None:
         rows = [row._replace(computation=asked.computation) for row in rows]
     s = found["settings"]
@@ -140,22 +155,22 @@ def _from_run(asked: Question, run_dir: Path, names: list[str], link: Link) -> a
         f"Times of computing from a run of bench network: processor seconds of a host on one thread, {s.get('model')}, "
         f"{s.get('batch')} images a host in a step, {s.get('machine')}; methods as that benchmark sets them."
     )
-    return answer.advise(rows, asked.hosts, link, about, failed)
+    return advise(rows, asked.hosts, link, about, failed)
 
 
-def tell(asked: Question, output: Path | None, command: str) -> None:
-    """Print the answer, and write it into a folder."""
+def tell(asked: Advise, line: str) -> None:
+    """Print the advice, and write it into a folder."""
     advice = predict(asked)
-    answer.show(advice, Console())
-    if output is not None:
-        answer.write(output, "Does it pay?", command, answer.markdown(advice), answer.as_json(advice))
+    page.show(advice, Console())
+    if asked.output is not None:
+        page.write(asked.output, "Does it pay?", line, page.markdown(advice), page.as_json(advice))
 
 
-def tell_check(results: Path, calibrate_on: str, output: Path | None, command: str) -> None:
+def tell_check(path: Path, calibrate_on: str, output: Path | None, line: str) -> None:
     """Print how far predictions are from a run of `bench network`, and write every cell into a folder."""
-    found = advise_results.read(results)
-    outcome = advise_check.check(found, advise_results.place_of(calibrate_on), advise_results.sent_in(found))
-    page = advise_check.markdown(outcome, found)
-    print(page)
+    found = results.read(path)
+    outcome = predictions.check(found, results.place_of(calibrate_on), results.sent_in(found))
+    text = predictions.markdown(outcome, found)
+    print(text)
     if output is not None:
-        answer.write(output, "Advice against measurement", command, page, advise_check.as_json(outcome))
+        page.write(output, "Advice against measurement", line, text, predictions.as_json(outcome))

@@ -1,7 +1,7 @@
-"""What `jgc advise` measures on this device: a host's own gradients and update, and what each method computes.
+"""The measurements of `jgc advise` on this device: a host's gradients and update, and each method's computation.
 
 A host is one node of K. Its gradients are those of its share of the batch, on random data. A method's time is that of
-its aggregate with local copies in the place of collectives (`comm.local_copies`): it encodes one message and decodes K.
+its aggregate with local copies instead of collectives (`comm.local_copies`): it encodes one message and decodes K.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from jgc.lab.advise.model import Row
 from jgc.lab.bench.network.jax_methods import alone_on
 from jgc.lab.bench.network.twenty_lines import psum
 from jgc.lab.bench.pieces import aggregated, updated
-from jgc.lab.bench.step_time import parts_of, random_source
-from jgc.lab.bench.timing import interleaved
+from jgc.lab.shared.random_data import parts_of, random_source
+from jgc.lab.shared.timing import interleaved
 from jgc.layout.pack import make_packing
 from jgc.nodes import LOCAL, SHARED, as_one_per_device, place
 from jgc.training.config import Config, check, method_name, resolve
@@ -37,13 +37,13 @@ GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 
 
 class Measured(NamedTuple):
-    """What a step is made of.
+    """The parts of a step.
 
     Attributes:
       rows: the baselines and every method.
       values: numbers in the gradient, n.
       batch: examples of a host in a step.
-      failed: by method, why it is not among the rows.
+      failed: by method, why it has no row.
     """
 
     rows: tuple[Row, ...]
@@ -58,12 +58,12 @@ def measure(
     """Time one host's part of a step for the baselines and methods, all in turn.
 
     Args:
-      given: a config as its file has it, not yet resolved: its compressor's settings count for that method, the
-        workload's for the others.
-      hosts: K, which divide the batch among them.
+      given: the config of a file, not yet resolved. Its compressor's settings count for that method, the workload's for
+        the others.
+      hosts: K; they divide the batch.
       methods: registered names.
       repeats: rounds; medians are taken.
-      computation: seconds of gradients and update, if they need not be measured.
+      computation: seconds of gradients and update, instead of measuring them.
 
     Raises:
       UserError: a batch that the hosts do not divide, or an unknown workload.
@@ -100,7 +100,7 @@ def measure(
 def _method(
     name: str, given: Config, parts: Parts, state: TrainState, gradients: Gradients, nodes: Nodes
 ) -> tuple[Callable[[], Any], tuple[Sent, ...]]:
-    """A method's work on this host, compiled, and what it sends over a network."""
+    """A method's compiled work on this host, and its collectives."""
     hosts = nodes.count
     if name in BASELINES:
         return _baseline(BASELINES[name], hosts, gradients.grads), baseline_sent(name, state.params, hosts)
@@ -117,7 +117,7 @@ def _method(
 
 
 def _first(parts: Parts, params: PyTree) -> State:
-    """This host's part of a compressor's first state; the other hosts' is never made."""
+    """This host's part of a compressor's first state, without making the other hosts' parts."""
 
     def start(params):
         state = parts.compressor.init(jax.random.key(1), params, parts.nodes)
@@ -127,7 +127,7 @@ def _first(parts: Parts, params: PyTree) -> State:
 
 
 def _baseline(dtype: Any, hosts: int, grads: PyTree) -> Callable[[], Any]:
-    """The mean of all hosts' gradients as one vector, the sum itself left out."""
+    """The mean of all hosts' gradients as one vector, without the sum itself."""
 
     def run(grads):
         return psum(jax.tree.map(lambda g: g[0], grads), dtype, hosts, jax.lax.optimization_barrier)
@@ -136,7 +136,7 @@ def _baseline(dtype: Any, hosts: int, grads: PyTree) -> Callable[[], Any]:
 
 
 def baseline_sent(name: str, shapes: PyTree, hosts: int) -> tuple[Sent, ...]:
-    """What a baseline sends: one all-reduce of all values.
+    """The collective of a baseline: one all-reduce of all values.
 
     Example:
       >>> baseline_sent("psum_f16", {"w": jnp.zeros((10, 10))}, 4)[0].bytes
@@ -147,5 +147,5 @@ def baseline_sent(name: str, shapes: PyTree, hosts: int) -> tuple[Sent, ...]:
 
 
 def say(text: str) -> None:
-    """Progress, for people."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)

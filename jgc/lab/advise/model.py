@@ -1,12 +1,11 @@
-"""How long a step takes on a network, from what it computes and what it sends: the model behind `jgc advise`.
+"""The model behind `jgc advise`: seconds of a step on a network, from its computation and its collectives.
 
     step = computation + compression + sum over its collectives of (overhead + hops * latency + bytes * pace)
     pace = the slower of 1 / (bandwidth * efficiency) and contention / limit, in seconds a byte
 
-Bytes and collectives are `Wire.physical`'s. Hops are messages that must wait for each other: 2(K-1) in an all-reduce,
-which is a ring, K-1 in a gather, 1 in a permute. Nothing overlaps: neither collectives with each other nor sending with
-computing. Where hosts share processors, `contention` of them wait for one, and everything that a processor does takes
-so many times as long.
+Bytes and collectives are those of `Wire.physical`. Hops are messages that wait for each other: 2(K-1) in an all-reduce,
+which is a ring, K-1 in a gather, 1 in a permute. Nothing overlaps: neither two collectives nor communication and
+computation. If `contention` hosts share a processor, its work takes `contention` times as long.
 """
 
 import math
@@ -19,7 +18,7 @@ from jgc.types import Sent
 from jgc.wire.rate import bytes_per_second
 
 UNLIMITED = "unlimited"
-ETHERNET = 1448 / 1538  # of the bytes on a cable that are a message's: TCP with time stamps, MTU 1500
+ETHERNET = 1448 / 1538  # share of a cable's bytes that are payload: TCP with time stamps, MTU 1500
 LATENCY, OVERHEAD = 1e-4, 1e-3  # seconds: a message within a data centre; a collective of Gloo (measured)
 _HOPS = {
     "all-reduce": lambda hosts: 2 * (hosts - 1),
@@ -31,15 +30,15 @@ _HOPS = {
 
 
 class Link(NamedTuple):
-    """What joins the hosts, and what they spend on it.
+    """The network between hosts, and its costs.
 
     Attributes:
-      rate: bytes a second that a host sends, and as many that it receives; infinite for none that limits.
-      latency: seconds of a message on its way, whatever its size.
-      overhead: seconds of a collective, whatever it carries, on a host with a processor of its own.
-      efficiency: of the rate, what is left for messages beside headers and gaps.
-      limit: bytes a second that a host with a processor of its own can send at most; infinite if not known.
-      contention: hosts that share a processor; 1 where none do.
+      rate: bytes a second of a host in each direction; infinite if unlimited.
+      latency: seconds that a message of any size travels.
+      overhead: seconds of a collective of any size, on a host with a processor of its own.
+      efficiency: share of the rate left for messages after headers and gaps.
+      limit: the most bytes a second that a host with a processor of its own can send; infinite if not known.
+      contention: hosts that share a processor; at least 1.
     """
 
     rate: float
@@ -66,7 +65,7 @@ class Row(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """What a host sends in a step."""
+        """Bytes that a host sends in a step."""
         return float(sum(s.bytes for s in self.sent))
 
 
@@ -75,9 +74,9 @@ class Example(NamedTuple):
 
     Attributes:
       sent: its collectives.
-      seconds: what they took, the rest of the step apart.
-      step: seconds of the whole step, in shares of which errors count.
-      processor: processor seconds that they took; None where not measured.
+      seconds: of the collectives alone.
+      step: seconds of the whole step; errors count in shares of it.
+      processor: processor seconds of the collectives; None if not measured.
     """
 
     sent: tuple[Sent, ...]
@@ -87,10 +86,10 @@ class Example(NamedTuple):
 
 
 def rate_of(text: str) -> float:
-    """Bytes a second of a rate as people write it, "unlimited" among them.
+    """Bytes a second of a rate such as 100mbit, or of "unlimited".
 
     Raises:
-      ValueError: it is not written so, or not positive.
+      ValueError: it is not written like that, or not positive.
 
     Example:
       >>> rate_of("1Gbit"), rate_of("unlimited")
@@ -115,12 +114,12 @@ def pace(link: Link) -> float:
 
 
 def hops(sent: Sequence[Sent], hosts: int) -> int:
-    """Messages that wait for each other, of all collectives."""
+    """Messages that wait for each other, over all collectives."""
     return sum(_HOPS[s.op](hosts) for s in sent)
 
 
 def bytes_in_turn(sent: Sequence[Sent], hosts: int) -> float:
-    """Bytes that pass one after the other. A permute between two hosts sends its two directions in turn (Gloo)."""
+    """Bytes sent one after another. A permute between two hosts sends its two directions in turn (Gloo)."""
     return float(sum(s.bytes * (2 if s.op == "collective-permute" and hosts == 2 else 1) for s in sent))
 
 
@@ -148,10 +147,10 @@ def step(row: Row, hosts: int, link: Link) -> float:
 
 
 def fit(examples: Sequence[Example], hosts: int, rate: float, contention: float) -> Link:
-    """The link that explains measured steps best: least squares of errors in shares of each step.
+    """Fit a link to measured steps: least squares of errors in shares of each step.
 
-    Latency and overhead are at least 0, efficiency is between 1/2 and 1. The limit comes from processor times, where
-    there are some; without a rate that limits, from the steps themselves, and the efficiency stays `ETHERNET`.
+    Latency and overhead are at least 0, efficiency is between 1/2 and 1. The limit is fitted to processor times. At an
+    unlimited rate it is fitted to the steps themselves, and the efficiency stays `ETHERNET`.
 
     Args:
       examples: of one rate and number of hosts.
@@ -160,7 +159,7 @@ def fit(examples: Sequence[Example], hosts: int, rate: float, contention: float)
       contention: hosts that share a processor there.
 
     Raises:
-      ValueError: fewer than three examples: there are three unknowns.
+      ValueError: fewer than three examples for three unknowns.
     """
     from scipy.optimize import lsq_linear
 
@@ -171,7 +170,7 @@ def fit(examples: Sequence[Example], hosts: int, rate: float, contention: float)
                          len(e.sent) * contention, hops(e.sent, hosts)] for e in examples])  # fmt: skip
     shares = 1 / np.array([e.step for e in examples])
     seconds = np.array([e.seconds for e in examples])
-    size = np.abs(columns * shares[:, None]).max(axis=0)  # so that all three unknowns are of one size
+    size = np.abs(columns * shares[:, None]).max(axis=0)  # scales the three unknowns to one size
     size[size == 0] = 1.0
     least = np.array([1.0 if limited else 0.0, 0.0, 0.0])
     most = np.array([2.0 if limited else np.inf, np.inf, np.inf])
@@ -184,7 +183,7 @@ def fit(examples: Sequence[Example], hosts: int, rate: float, contention: float)
 
 
 def _limit(examples: Sequence[Example]) -> float:
-    """Bytes a second that a processor can send, from what it was busy for; a collective takes some time as well."""
+    """Bytes a second that a processor can send, from processor times; each collective has a cost of its own."""
     from scipy.optimize import nnls
 
     timed = [(e, e.processor) for e in examples if e.processor is not None]

@@ -1,7 +1,7 @@
-"""What a run of `bench network` tells `jgc advise`: times of computing, and a link fitted to one of its cells.
+"""From a run of `bench network` to `jgc advise`: times of computing, and a link fitted to one of its cells.
 
-Its hosts share one machine's processors. Seconds of its steps are therefore those of `contention` hosts on a processor;
-processor seconds are what a host with a processor of its own would take (each host computes on one thread).
+The hosts of such a run share one machine's processors. So its seconds are those of `contention` hosts on a processor.
+Processor seconds are those of a host with a processor of its own (each host computes on one thread).
 """
 
 import math
@@ -48,7 +48,7 @@ def read(path: Path) -> Results:
       path: results.json or its folder.
 
     Raises:
-      UserError: it is not there, or no such file.
+      UserError: there is no such file, or it is not one of these.
     """
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
@@ -77,13 +77,13 @@ def place_of(text: str) -> Place:
 
 
 def places(found: Results) -> list[Place]:
-    """Where steps have been measured, the slowest rate first."""
+    """Places with measured steps, the slowest rate first."""
     measured = {Place(c["hosts"], c["rate"]) for c in found["cells"].values() if c.get("full")}
     return sorted(measured, key=lambda at: (at.hosts, rate_of(at.rate)))
 
 
 def processors(found: Results) -> float:
-    """Of the machine that all hosts shared; without end where the file does not say it."""
+    """Number of processors of the machine that all hosts shared; infinite if the file does not say."""
     match = re.match(r"(\d+) CPU core", str(found["settings"].get("machine", "")))
     return int(match[1]) if match else math.inf
 
@@ -94,10 +94,10 @@ def sharing(found: Results, hosts: int) -> float:
 
 
 def seconds(found: Results, hosts: int, method: str, part: str, prefer: str, processor: bool = False) -> float | None:
-    """What a part of a step that does not use the network took, its median.
+    """Median seconds of a part of a step that does not use the network.
 
-    The cell of the preferred rate comes first, then another with as many hosts, then one with the nearest number of
-    hosts, in the same proportion to how many shared a processor.
+    The cell of the preferred rate is used first, then another with as many hosts, then one with the nearest number of
+    hosts, scaled by the hosts that share a processor.
 
     Args:
       found: the results.
@@ -105,7 +105,7 @@ def seconds(found: Results, hosts: int, method: str, part: str, prefer: str, pro
       method: its name, or `OWN`.
       part: "alone" or "computation".
       prefer: a rate.
-      processor: processor seconds of a host instead, which do not depend on how many shared a processor.
+      processor: return processor seconds of a host instead, which do not depend on sharing.
     """
     column = f"cpu_{part}" if processor else part
     cells = [c for c in found["cells"].values() if c["method"] == method and c.get(column)]
@@ -117,7 +117,7 @@ def seconds(found: Results, hosts: int, method: str, part: str, prefer: str, pro
 
 
 def alone(found: Results, hosts: int, method: str, prefer: str) -> float | None:
-    """Computation and compression together."""
+    """Seconds of computation and compression together."""
     return seconds(found, hosts, method, "alone", prefer)
 
 
@@ -134,7 +134,7 @@ def shapes_of(found: Results) -> PyTree:
 
 
 def sent_in(found: Results) -> SentOf:
-    """What a row of the benchmark sends in a step with K hosts; None for what is not predicted (PyTorch's)."""
+    """Collectives of a step by row and number of hosts; None for a row that is not predicted (PyTorch's)."""
     shapes = shapes_of(found)
 
     @cache
@@ -156,15 +156,15 @@ def sent_in(found: Results) -> SentOf:
 
 
 def methods_at(found: Results, at: Place) -> list[str]:
-    """The rows whose steps have been measured there."""
+    """The rows with measured steps in a place."""
     return [c["method"] for c in found["cells"].values() if (c["hosts"], c["rate"]) == at and c.get("full")]
 
 
 def calibrated(found: Results, at: Place, sent_of: SentOf) -> Link:
-    """The link that explains one cell best.
+    """Fit a link to one place.
 
     Raises:
-      UserError: nothing has been measured there, or too little.
+      UserError: nothing was measured there, or too little.
     """
     if at not in places(found):
         there = ", ".join(map(str, places(found))) or "nothing"
@@ -177,9 +177,9 @@ def calibrated(found: Results, at: Place, sent_of: SentOf) -> Link:
 
 
 def limit(found: Results, hosts: int, sent_of: SentOf) -> float:
-    """Bytes a second that a processor can send, from steps without a rate that limits; infinite where there are none.
+    """Bytes a second that a processor can send, from steps at an unlimited rate; infinite if there are none.
 
-    What a processor is busy for at a low rate, where bytes come a few at a time, is several times as much.
+    At a low rate bytes come a few at a time, and cost a processor several times as much.
     """
     free = Place(hosts, UNLIMITED)
     return calibrated(found, free, sent_of).limit if free in places(found) else math.inf
@@ -206,13 +206,13 @@ def rows_from(
 
     Args:
       found: the results.
-      hosts: K, which the run need not have: the nearest that it has counts.
+      hosts: K; if the run does not have it, the nearest number counts.
       sent_of: see `sent_in`.
       prefer: rate of the cells to take first.
       names: methods, and baselines.
 
     Returns:
-      The rows, and by method why it is not among them.
+      The rows, and by method why it has none.
 
     Raises:
       UserError: the run has no computation.

@@ -1,1 +1,1 @@
-"""What gradients look like: measurements of recorded gradients, beside the pictures of the papers that rely on them."""
+"""Measurements of recorded gradients, beside the pictures of the papers that rely on them."""

@@ -1,12 +1,12 @@
-"""How far gradients of a convolution are linearly correlated: the measurements behind GradiVeQ's Figures 4 and 5.
+"""Linear correlation of a convolution's gradients: the measurements behind GradiVeQ's Figures 4 and 5.
 
-Symbols, as in the paper: a slice g is K neighbouring values of the layer's flat gradient f32[S, n]; mu, its mean over
-the L_t steps that are its samples; U, K x d, the d principal axes of those samples; s, their variances; lambda, the
-loss allowed on the samples, from which d follows by (6). Decoded is U U'(g - mu) + mu, (3) to (5), and its loss
+Symbols, as in the paper. g: a slice, K neighbouring values of the layer's flat gradient f32[S, n]. mu: its mean over
+L_t steps, its samples. U, K x d: the d principal axes of the samples. s: their variances. lambda: the loss allowed on
+the samples, from which d follows by (6). The decoded slice is U U'(g - mu) + mu, (3) to (5); its loss is
 |decoded - g|^2 / |g|^2.
 
-Two things follow for any data, correlated or not, and are shown beside what is measured: L_t samples less their mean
-have at most L_t - 1 axes, so K/d is at least K / (L_t - 1); and a random U of d columns keeps d/K of what it is given.
+Two bounds hold for any data and are shown beside the measurements. L_t samples minus their mean have at most L_t - 1
+axes, so K/d is at least K / (L_t - 1). A random U of d columns keeps d/K of the energy.
 
 References:
     Yu et al., "GradiVeQ: Vector Quantization for Bandwidth-Efficient Gradient Aggregation in Distributed CNN Training",
@@ -15,7 +15,7 @@ References:
 Differs from the paper:
     1. The aggregate is the mean over nodes, not the sum (2): losses and shares of variance do not change.
     2. The paper does not say over which steps its losses are. Here: on the samples, and on steps after them.
-    3. What is left at the end of a layer when K does not divide n is in no slice; it is not measured.
+    3. If K does not divide n, the rest at the end of a layer is in no slice; it is not measured.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from jgc.compress.low_rank.slices import dimension
 
 POINTS = 150  # steps in Figure 4
 TRIPLES = 20_000  # of a layer in Figure 4's histogram, spread evenly over it
-_CHUNK = 32  # steps turned to f64 at once
+_CHUNK = 32  # steps converted to f64 at once
 
 
 class Pca(NamedTuple):
@@ -45,7 +45,7 @@ class Pca(NamedTuple):
 
 
 def pca(samples: np.ndarray) -> Pca:
-    """Mean, variances and axes of samples [L, K], by SVD of what is left of them without their mean.
+    """Mean, variances and axes of samples [L, K], by SVD of the samples minus their mean.
 
     Example:
       >>> pca(np.array([[0.0, 0.0], [2.0, 0.0]])).variances
@@ -64,7 +64,7 @@ def basis(samples: np.ndarray, loss: float) -> np.ndarray:
 
 
 def by_samples(flat: np.ndarray, k: int, loss: float) -> dict[int, int]:
-    """d of the first slice against the number of samples L_t that it is made from: 4, 8, 16, ... and all.
+    """d of the first slice by its number of samples L_t: 4, 8, 16, ... and all.
 
     Args:
       flat: f32[S, n].
@@ -72,7 +72,7 @@ def by_samples(flat: np.ndarray, k: int, loss: float) -> dict[int, int]:
       loss: lambda.
 
     Example:
-      >>> line = np.outer(np.arange(20.0), np.ones(6))  # one direction: more samples need no more axes
+      >>> line = np.outer(np.arange(20.0), np.ones(6))  # one direction: one axis suffices
       >>> by_samples(line, 3, 0.01)
       {4: 1, 8: 1, 16: 1, 20: 1}
 
@@ -84,7 +84,7 @@ def by_samples(flat: np.ndarray, k: int, loss: float) -> dict[int, int]:
 
 
 def enough_samples(d: dict[int, int], change: float = 0.1) -> int | None:
-    """The fewest samples from which on d changes by at most the share `change` with all that were tried; None for none.
+    """The fewest samples from which on d changes by at most the share `change`; None if there are none.
 
     Example:
       >>> enough_samples({4: 3, 8: 7, 16: 8, 32: 8}), enough_samples({4: 3, 8: 7, 16: 15})
@@ -117,9 +117,9 @@ def energy(x: np.ndarray) -> np.ndarray:
 
 
 def lost(x: np.ndarray, mean: np.ndarray, *bases: np.ndarray) -> np.ndarray:
-    """|decoded - g|^2 in each step, all slices together (3) to (5), with nothing but mu and with each of some bases.
+    """|decoded - g|^2 in each step, all slices together, (3) to (5): with mu alone, and with each of some bases.
 
-    U's columns are orthonormal, so that |g - mu|^2 - |U'(g - mu)|^2 is what the decoded lacks.
+    U's columns are orthonormal, so the decoded slice loses |g - mu|^2 - |U'(g - mu)|^2.
 
     Args:
       x: slices [S, M, K].
@@ -139,7 +139,7 @@ def lost(x: np.ndarray, mean: np.ndarray, *bases: np.ndarray) -> np.ndarray:
 
 
 def _squares(x: np.ndarray) -> np.ndarray:
-    """Their sum in each step: f64[S, M, K] -> f64[S]."""
+    """Sum of squares in each step: f64[S, M, K] -> f64[S]."""
     return np.einsum("smk,smk->s", x, x)
 
 
@@ -148,7 +148,7 @@ def _chunks(x: np.ndarray) -> list[np.ndarray]:
 
 
 class Losses(NamedTuple):
-    """Share of |g|^2 that is lost, all steps and slices of a kind together.
+    """Share of |g|^2 that is lost, over all steps and slices of a group.
 
     Attributes:
       mean_only: with mu alone, d = 0.
@@ -166,8 +166,8 @@ class Size(NamedTuple):
 
     Attributes:
       k: K.
-      aligned: "FD", "F" or "": the largest of them of which K is a multiple.
-      slices: complete ones in the layer.
+      aligned: "FD", "F" or "": the largest of F*D and F that divides K.
+      slices: number of complete slices in the layer.
       d: axes of the first slice.
       first_samples, first_later: losses of the first slice, on the samples of its basis and on the steps after them.
       others_samples, others_later: of all other slices.
@@ -197,7 +197,7 @@ def sizes(shape: Sequence[int]) -> list[int]:
 
 
 def sweep(flat: np.ndarray, shape: Sequence[int], samples: int, loss: float, ks: Sequence[int] = ()) -> list[Size]:
-    """Figure 5: what the first slice's basis loses, by slice size.
+    """Figure 5: the loss of the first slice's basis by slice size.
 
     Args:
       flat: [S, n], steps of a layer's aggregated gradient.
@@ -231,12 +231,12 @@ def _alignment(k: int, shape: Sequence[int]) -> str:
 
 
 def _share(left: np.ndarray, whole: np.ndarray) -> float:
-    """Lost energy over energy, summed over steps; 0 where there is none to lose."""
+    """Lost energy over energy, summed over steps; 0 if there is no energy."""
     return float(left.sum() / whole.sum()) if whole.sum() else 0.0
 
 
 def spared(left: float, without: float) -> float:
-    """Share of a loss `without` something that is spared where `left` is lost with it; 0 if there is none to spare.
+    """Share of the loss `without` that is spared if the loss is `left`; 0 if there is no loss.
 
     Example:
       >>> spared(0.25, 1.0)
@@ -246,7 +246,7 @@ def spared(left: float, without: float) -> float:
 
 
 def shares(points: np.ndarray) -> np.ndarray:
-    """Share of variance that each principal axis holds, largest first; zeros if nothing varies.
+    """Share of variance of each principal axis, largest first; zeros if nothing varies.
 
     Args:
       points: [..., S, 3], S steps of three values.
@@ -271,8 +271,8 @@ def two_axes(flat: np.ndarray, shuffled: bool = False, seed: int = 0) -> np.ndar
 
     Args:
       flat: steps of a layer's gradient, [S, n].
-      shuffled: put the steps of every value in an order of its own first: it varies as before, but with no other. What
-        remains above two thirds comes from unequal variances and from few steps: the control.
+      shuffled: shuffle the steps of each value by itself first, which removes all correlation: the control. The excess
+        over two thirds then comes from unequal variances and from few steps.
       seed: of the order.
     """
     every = max(1, flat.shape[1] // 3 // TRIPLES)

@@ -1,4 +1,4 @@
-"""Observation 3 of GradiVeQ, time-domain invariance: how a basis's loss grows with the steps since its samples.
+"""Observation 3 of GradiVeQ, time-domain invariance: the loss of a basis by its age, the steps since its samples.
 
 Symbols and reference as in `jgc.lab.analysis.correlation`.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 from jgc.lab.analysis.correlation import basis, energy, lost, random_basis, slices
 
-RENEWED = 25  # steps for which a renewed basis serves
+RENEWED = 25  # steps until a basis is renewed
 
 
 class Ageing(NamedTuple):
@@ -18,7 +18,7 @@ class Ageing(NamedTuple):
     Attributes:
       k: slice size.
       d: axes of the first slice.
-      d_own: mean over the others of the axes of their own.
+      d_own: number of axes of the other slices' own bases, their mean.
       age: steps since the last sample, i[S]; the samples have ages up to 0.
       energy: |g|^2 in each step of the first slice and of the others, {"first", "others"}: f64[S].
       lost: |decoded - g|^2 in each step, {curve: f64[S]}; curves are named in `CURVES`. NaN where a curve has no value.
@@ -45,9 +45,9 @@ CURVES = {
 
 
 def ageing(flat: np.ndarray, k: int, samples: int, loss: float) -> Ageing:
-    """Observation 3: how the loss grows with the steps since a basis was made.
+    """Observation 3: the loss of a basis by its age.
 
-    The renewed curves are what a basis of the `samples` steps just before would lose: what rises in them, too, is not
+    The renewed curves are the losses of bases of the `samples` steps just before. A rise in them as well is not due to
     age.
 
     Args:
@@ -78,7 +78,7 @@ def ageing(flat: np.ndarray, k: int, samples: int, loss: float) -> Ageing:
 
 
 def _renewed(x: np.ndarray, samples: int, loss: float) -> np.ndarray:
-    """Energy lost by each slice, f64[S, M], to bases of the `samples` steps before each block of `RENEWED`."""
+    """Energy lost by each slice, f64[S, M], with bases of the `samples` steps before each block of `RENEWED`."""
     out = np.full(x.shape[:2], np.nan)
     for start in range(samples, len(x), RENEWED):
         before, block = x[start - samples : start], x[start : start + RENEWED]
@@ -89,7 +89,7 @@ def _renewed(x: np.ndarray, samples: int, loss: float) -> np.ndarray:
 
 
 def losses_by_age(found: Ageing, lowest: int, highest: int) -> dict[str, float]:
-    """Every curve's loss over the steps of ages `lowest` to `highest`, NaN where it has none."""
+    """Loss of each curve over the steps of ages `lowest` to `highest`; NaN if it has none."""
     at = (found.age >= lowest) & (found.age <= highest)
     return {
         name: float(left[at].sum() / found.energy[name.split()[0]][at].sum()) if at.any() else float("nan")

@@ -1,7 +1,7 @@
-"""What the figures of `jgc analyze correlation` say, in sentences, whichever way they fall.
+"""Conclusions of `jgc analyze correlation` in sentences, chosen by thresholds.
 
-The words follow from thresholds, which stand beside them: that the first slice's basis serves the others, for
-instance, "holds" where it spares more than 0.9 of what as many random axes would lose, and "in part" from 0.4.
+For instance, observation 2 (the first slice's basis serves the others) "holds" if the basis spares more than 0.9 of the
+loss of as many random axes, and holds "in part" from 0.4.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ import numpy as np
 from jgc.lab.analysis.correlation import Size, spared
 from jgc.lab.analysis.correlation_age import Ageing, losses_by_age
 
-FIRST_AGES = (1, 11, 51, 101, 201, 401, 801)  # of the ranges in which losses over age are summed up
+FIRST_AGES = (1, 11, 51, 101, 201, 401, 801)  # of the ranges of ages
 
 
 def on_neighbours(shares: np.ndarray, found: np.ndarray, shuffled: np.ndarray) -> str:
     """Figure 4.
 
     Args:
-      shares: of variance along each principal axis, of the triple that is drawn, f64[3].
-      found: those of the first two axes together, in many triples, f64[T].
+      shares: of variance along each principal axis, for the triple in the picture, f64[3].
+      found: shares of the first two axes together, for many triples, f64[T].
       shuffled: the same of the control.
     """
     usual, chance = float(np.median(found)), float(np.median(shuffled))
@@ -55,7 +55,7 @@ def on_slices(rows: Sequence[Size], samples: int) -> list[str]:
 
 
 def _on_multiples(rows: Sequence[Size]) -> str:
-    """Whether the loss drops at multiples of F*D, against the sizes tried next to them."""
+    """Whether the loss drops at multiples of F*D, compared with the sizes next to them."""
     at, near = [], []
     for i, row in enumerate(rows):
         beside = [rows[j] for j in (i - 1, i + 1) if 0 <= j < len(rows) and rows[j].aligned != "FD"]
@@ -90,7 +90,7 @@ def _on_ratio(row: Size, samples: int) -> str:
 
 
 def on_age(age: Ageing, loss: float) -> list[str]:
-    """Observation 3: the step from the samples to what follows, and what comes after it."""
+    """Observation 3: the jump from the samples to later steps, and the change after it."""
     table = by_age(age)
     (_, on), (soon, early), (late, end) = table[0], table[1], table[-1]
     carries = early["first"] < 2 * max(on["first"], loss)
@@ -119,7 +119,7 @@ def on_age(age: Ageing, loss: float) -> list[str]:
 
 
 def by_age(age: Ageing) -> list[tuple[str, dict[str, float]]]:
-    """Label and losses of the samples, and of every range of ages that has steps."""
+    """Label and losses of the samples and of each range of ages with steps."""
     last = int(age.age[-1])
     firsts = [a for a in FIRST_AGES if a <= last]
     lasts = [*(a - 1 for a in firsts[1:]), last]

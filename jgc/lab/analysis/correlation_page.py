@@ -12,7 +12,7 @@ from jgc.lab.analysis.correlation import POINTS, Size, by_samples, enough_sample
 from jgc.lab.analysis.correlation_age import CURVES, RENEWED, Ageing, ageing
 from jgc.lab.analysis.mean_gradients import MeanGradients
 from jgc.lab.analysis.tables import without_places
-from jgc.lab.report.tables import table
+from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError
 from jgc.training.rundir import write_json, write_whole
 
@@ -20,7 +20,7 @@ PAGE, NUMBERS, FIGURE4, FIGURE5, AGE = "correlation.md", "correlation.json", "fi
 
 
 class Found(NamedTuple):
-    """All that is measured on a recording.
+    """The measurements of a recording.
 
     Attributes:
       points: Figure 4, f64[at most 150, 3].
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 
 def check_settings(steps: int, samples: int, loss: float) -> None:
-    """Raise UserError for a number of samples or a loss that the recorded steps or the paper do not allow."""
+    """Raise UserError for a number of samples or a loss out of range."""
     if not 0 <= loss < 1:
         raise UserError(f"--loss must be in [0, 1), got {loss:g}")
     if samples < 2:
@@ -54,10 +54,10 @@ def write(output: Path, recording: MeanGradients, samples: int, loss: float, com
 
     Args:
       output: the folder.
-      recording: what is measured.
+      recording: to measure.
       samples: L_t.
       loss: lambda.
-      command: as the user typed it, for the page.
+      command: the command line, for the page.
 
     Returns:
       The page.
@@ -77,7 +77,7 @@ def write(output: Path, recording: MeanGradients, samples: int, loss: float, com
 
 
 def measure(recording: MeanGradients, samples: int, loss: float) -> Found:
-    """Everything on the page; the age is that of a basis of F*D values."""
+    """All measurements of the page; the age is that of a basis of F*D values."""
     flat, shape, steps = recording.flat, recording.shape, recording.flat[:POINTS]
     k = min(shape[-1] * shape[-2], flat.shape[1] // 2)
     points = steps[:, :3].astype(np.float64)
@@ -87,7 +87,7 @@ def measure(recording: MeanGradients, samples: int, loss: float) -> Found:
 
 
 def numbers(recording: MeanGradients, found: Found, samples: int, loss: float) -> dict[str, Any]:
-    """The page's figures as plain data; null where there is none."""
+    """The page's figures as plain data; null for a missing one."""
     about = {name: value for name, value in recording._asdict().items() if name != "flat"}
     age = found.age
     each = {name: left / np.maximum(age.energy[name.split()[0]], 1e-300) for name, left in age.lost.items()}
@@ -167,7 +167,7 @@ def markdown(recording: MeanGradients, found: Found, samples: int, loss: float, 
 
 
 def _samples_needed(d: dict[int, int], k: int, loss: float) -> str:
-    """d against L_t, and from where on it is stable: how the paper sets L_t."""
+    """d by L_t, and the L_t from which on d is stable: the paper's way to choose L_t."""
     enough = enough_samples(d)
     said = (
         f"From {enough} samples on d changes by no more than 10 %: L_t = {enough}."
@@ -180,7 +180,7 @@ def _samples_needed(d: dict[int, int], k: int, loss: float) -> str:
 
 
 def _commands(recording: MeanGradients, command: str) -> str:
-    """What the user typed, without the place of the data; and if that was no run, how the recording was made."""
+    """The command line without the data's folder, and the command of the recording if that was another."""
     config = recording.config
     lines = [without_places(command)]
     if "--from-recording" in command.replace("_", "-"):

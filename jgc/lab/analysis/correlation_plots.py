@@ -6,17 +6,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from jgc.lab.analysis.correlation import Losses, Size, pca, shares, spared
 from jgc.lab.analysis.correlation_age import CURVES, Ageing
-from jgc.lab.report.plots import COLOURS
+from jgc.lab.shared.pictures import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, new_figure
 from jgc.training.rundir import write_figure
 
-BLACK, BLUE, RED, GREEN, PINK, ORANGE, SKY = COLOURS
 MOVING = 15  # steps of the moving mean
 MARKS = {"FD": ("o", 8.0, "full"), "F": ("s", 4.5, "none"), "": ("x", 5.5, "full")}
 LOOKS = {  # curves of the loss over age: colour, line style, width
@@ -32,13 +29,13 @@ LOOKS = {  # curves of the loss over age: colour, line style, width
 
 
 def figure4(path: Path, points: np.ndarray, found: np.ndarray, control: np.ndarray, title: str) -> None:
-    """Three neighbouring values as points, the same along their principal axes, and how usual such a triple is.
+    """Draw three neighbouring values as points, along their principal axes too, and the histogram of all triples.
 
     Args:
       path: the picture.
       points: f64[S, 3].
       found: share of variance in the first two axes, for many triples of the layer, f64[T].
-      control: the same with every value's steps in an order of its own.
+      control: the same with each value's steps shuffled by themselves.
       title: of the picture.
     """
     figure = new_figure(16, 5.6, title)
@@ -62,7 +59,7 @@ def figure4(path: Path, points: np.ndarray, found: np.ndarray, control: np.ndarr
 
 
 def _scatter(axes: Any, points: np.ndarray, labels: Sequence[str], equal: bool) -> None:
-    """Points and their shadows on the three walls; along principal axes the floor's, which would be sent, in green."""
+    """Points and their projections on three walls. Along principal axes the floor's are green: those would be sent."""
     low, high = points.min(0), points.max(0)
     middle, half = (low + high) / 2, (high - low) / 2
     half = np.full(3, half.max()) if equal else np.where(half > 0, half, 1.0)
@@ -99,7 +96,7 @@ def _histogram(axes: Axes, found: np.ndarray, control: np.ndarray, this: float) 
 
 
 def figure5(path: Path, rows: Sequence[Size], shape: Sequence[int], samples: int, loss: float, title: str) -> None:
-    """Slice size against loss, on the samples and on later steps, against what it spares and against the ratio.
+    """Draw the loss on the samples and on later steps, the loss spared and the ratio, by slice size.
 
     Args:
       path: the picture.
@@ -147,7 +144,7 @@ def _losses(axes: Axes, rows: Sequence[Size], loss: float, pairs: Sequence[tuple
 
 
 def _gains(axes: Axes, rows: Sequence[Size]) -> None:
-    """What the first slice's basis is worth in the others: the share of the random axes' loss that it spares."""
+    """The share of the random axes' loss that the first slice's basis spares in the other slices."""
     kinds = (("on the samples", SKY, [row.others_samples for row in rows]),
              ("on later steps", RED, [row.others_later for row in rows]))  # fmt: skip
     for label, colour, losses in kinds:
@@ -163,7 +160,7 @@ def _gains(axes: Axes, rows: Sequence[Size]) -> None:
 
 
 def _ratio(axes: Axes, rows: Sequence[Size], samples: int, loss: float) -> None:
-    """K/d beside what the number of samples alone makes of it."""
+    """K/d beside its lower bound from the number of samples."""
     ks, ratios = [row.k for row in rows], [row.k / row.d for row in rows]
     axes.plot(ks, ratios, color=BLUE, linewidth=1, label="K/d, measured")
     _marks(axes, ratios, rows, BLUE)
@@ -200,7 +197,7 @@ def _slice_axis(axes: Axes, fd: int, highest: int) -> None:
 
 
 def age(path: Path, found: Ageing, loss: float, title: str) -> None:
-    """Loss of every step over its distance from the last sample."""
+    """Draw the loss of each step over its distance from the last sample."""
     figure = new_figure(15, 6.0, title)
     left, right = figure.subplots(1, 2, sharey=True)
     highest = 1.0
@@ -227,7 +224,7 @@ def age(path: Path, found: Ageing, loss: float, title: str) -> None:
 
 
 def _line(axes: Axes, ages: np.ndarray, each: np.ndarray, look: tuple[str, str, float], label: str) -> float:
-    """Dots and their moving means, samples and later steps apart; returns the highest of these."""
+    """Draw dots and their moving means, samples and later steps apart; return the highest mean."""
     colour, style, width = look
     axes.plot(ages, each, color=colour, linestyle="", marker=".", markersize=2, alpha=0.35)
     parts = [(ages[at], _moving(each[at])) for at in (ages <= 0, ages > 0)]
@@ -237,7 +234,7 @@ def _line(axes: Axes, ages: np.ndarray, each: np.ndarray, look: tuple[str, str, 
 
 
 def _moving(values: np.ndarray) -> np.ndarray:
-    """Moving mean, of fewer at the ends.
+    """Moving mean, over fewer values at the ends.
 
     Example:
       >>> _moving(np.array([1.0, 2.0, 6.0]))
@@ -246,10 +243,3 @@ def _moving(values: np.ndarray) -> np.ndarray:
     width = min(MOVING, len(values))
     count = np.convolve(np.ones(len(values)), np.ones(width), "same")
     return np.convolve(values, np.ones(width), "same") / count
-
-
-def new_figure(width: float, height: float, title: str) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=12)
-    return figure

@@ -1,21 +1,21 @@
-"""How much two vectors of gradients have in common: the LGC paper's histograms, and what has to stand beside them.
+"""Information shared by two vectors of gradients: the LGC paper's histograms, and controls.
 
 Symbols, as in the paper's equation (1): g_1 and g_2 are the gradients of one layer on two nodes, n values each; the two
-values at the same place are one sample. All is in bits a value:
+values at one position are one sample. All figures are in bits a value:
 
     H(g_2) = -sum p log2 p,   H(g_2 | g_1) = H(g_1, g_2) - H(g_1),   I(g_1; g_2) = H(g_2) - H(g_2 | g_1)     (1)
 
 with p the shares of the samples in the cells of a histogram, each vector's range cut into 2^b equal cells (the paper: b
 up to 32). The share I / H(g_2) is what the paper calls common information.
 
-What such a histogram measures depends on n. With far fewer samples than cells nearly every sample has a cell for
-itself. Then H(g_1), H(g_2) and H(g_1, g_2) are all close to log2 n whatever the data, so I is close to log2 n as well
-and the share close to 1: of independent vectors, too. Therefore every estimate has beside it
+Such a histogram depends on n. With far fewer samples than cells nearly every sample has a cell to itself. Then H(g_1),
+H(g_2) and H(g_1, g_2) are all close to log2 n for any data, so I is close to log2 n and the share close to 1, even for
+independent vectors. Therefore each estimate has controls beside it:
 
-    the same of a pair whose order is shuffled: what is left when nothing is shared;
+    the same estimate of a shuffled pair, which shares nothing;
     Miller and Madow's correction of the bias, (occupied cells - 1) / 2n nats for each entropy, good to first order;
     a nearest-neighbour estimate, which has no cells (Kraskov et al. 2004, as scikit-learn has it);
-    -1/2 log2(1 - rho^2): what a Gaussian pair of the same correlation shares.
+    -1/2 log2(1 - rho^2): the information of a Gaussian pair with the same correlation.
 
 References:
     Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", TNNLS, Section III.
@@ -36,17 +36,17 @@ NEIGHBOURS = 10_000
 
 
 class Histogram(NamedTuple):
-    """What a histogram of 2^bits cells a vector says of a pair; in bits a value.
+    """The figures of a pair by a histogram of 2^bits cells a vector, in bits a value.
 
     Attributes:
       bits: b.
       entropy: H(g_2).
       conditional: H(g_2 | g_1).
       mutual: I(g_1; g_2).
-      shuffled: I of the same vectors, one of them in another order.
+      shuffled: I of the shuffled pair.
       corrected: I with Miller and Madow's correction.
       corrected_shuffled: likewise of the shuffled pair.
-      alone: share of the samples that have a cell of the joint histogram for themselves.
+      alone: share of the samples with a cell of the joint histogram to themselves.
     """
 
     bits: int
@@ -60,7 +60,7 @@ class Histogram(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the entropy that is common, as the paper counts; 0 where there is no entropy."""
+        """Common share of the entropy, as the paper counts; 0 without entropy."""
         return self.mutual / self.entropy if self.entropy > 0 else 0.0
 
     @property
@@ -70,16 +70,16 @@ class Histogram(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """All that is measured of two nodes' gradients of a layer.
+    """The measurements of two nodes' gradients of a layer.
 
     Attributes:
       n: values.
       histograms: by number of cells.
       neighbours: I by nearest neighbours, bits a value.
       neighbours_shuffled: the same of the shuffled pair.
-      gaussian: I of a Gaussian pair with this correlation; inf where it is 1.
+      gaussian: I of a Gaussian pair with this correlation; inf for correlation 1.
       correlation: rho, Pearson's.
-      cosine: of the two vectors, whose means are not subtracted.
+      cosine: of the two vectors, means included.
     """
 
     n: int
@@ -92,13 +92,13 @@ class Pair(NamedTuple):
 
 
 def measure(a: np.ndarray, b: np.ndarray, bits: Sequence[int] = BITS, neighbours: int = NEIGHBOURS) -> Pair:
-    """Everything about a pair.
+    """Measure a pair.
 
     Args:
       a: g_1, f32[n], finite.
       b: g_2, f32[n], finite.
       bits: of the histograms.
-      neighbours: values that the nearest-neighbour estimate takes, spread over the layer at random.
+      neighbours: values for the nearest-neighbour estimate, drawn from the layer at random.
 
     Example:
       >>> x = np.random.default_rng(0).standard_normal(1000)
@@ -123,7 +123,7 @@ def measure(a: np.ndarray, b: np.ndarray, bits: Sequence[int] = BITS, neighbours
 
 
 def cells(x: np.ndarray, bits: int) -> np.ndarray:
-    """The cell of each value, i64[n]: x's range cut into 2^bits equal ones, from 0.
+    """The cell of each value, i64[n], from 0: 2^bits equal cells over x's range.
 
     Example:
       >>> cells(np.array([0.0, 0.4, 0.6, 1.0]), 1).tolist(), cells(np.ones(2), 32).tolist()
@@ -156,14 +156,14 @@ def histogram(a: np.ndarray, b: np.ndarray, bits: int, order: np.ndarray) -> His
 
 
 def _joint(i: np.ndarray, j: np.ndarray, width: int) -> np.ndarray:
-    """Samples in each occupied cell of the joint histogram: ranks of occupied cells, so that their product fits."""
+    """Samples in each occupied cell of the joint histogram. Cells are ranked first, so that pairs fit an integer."""
     codes = np.sort(i.astype(np.int64) * width + j)
     ends = np.flatnonzero(np.diff(codes, append=-1))
     return np.diff(ends, prepend=-1)
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Of a histogram with these counts, in bits.
+    """Entropy of a histogram with these counts, in bits.
 
     Example:
       >>> entropy(np.array([2, 1, 1]))
@@ -174,10 +174,10 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def by_neighbours(a: np.ndarray, b: np.ndarray) -> float:
-    """I by the distances to the three nearest neighbours, in bits; never below 0. Ties are broken by noise.
+    """I by the distances to the three nearest neighbours, in bits, at least 0. Noise breaks ties.
 
-    Its standard deviation is about 1 / sqrt(n) bits where little is shared. Of two vectors that are equal, whose I is
-    infinite, it finds what n values can show: some bits less than log2 n.
+    The standard deviation is about 1 / sqrt(n) bits if little is shared. For equal vectors, whose I is infinite, the
+    estimate is some bits less than log2 n.
     """
     from sklearn.feature_selection import mutual_info_regression
 
@@ -187,7 +187,7 @@ def by_neighbours(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def gaussian(rho: float) -> float:
-    """-1/2 log2(1 - rho^2), the bits a value that a Gaussian pair of that correlation shares; inf for 1 and -1.
+    """Information of a Gaussian pair in bits a value, -1/2 log2(1 - rho^2); inf for rho 1 and -1.
 
     Example:
       >>> round(gaussian(0.5), 4), gaussian(1.0)
@@ -197,7 +197,7 @@ def gaussian(rho: float) -> float:
 
 
 def correlation_of(bits: float) -> float:
-    """The correlation of a Gaussian pair that shares so many bits a value: the inverse of `gaussian`.
+    """The inverse of `gaussian`: the correlation of a Gaussian pair from its information in bits a value.
 
     Example:
       >>> round(correlation_of(gaussian(0.5)), 6)
@@ -207,12 +207,12 @@ def correlation_of(bits: float) -> float:
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson's; 0 where one does not vary."""
+    """Pearson's correlation; 0 if a vector does not vary."""
     return cosine(a - a.mean(), b - b.mean())
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """From -1 to 1; 0 where one is zero.
+    """Cosine of two vectors; 0 if one is zero.
 
     Example:
       >>> cosine(np.array([1.0, 0.0]), np.array([1.0, 1.0])).__round__(4)

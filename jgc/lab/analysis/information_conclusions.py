@@ -1,7 +1,7 @@
-"""What the figures of `jgc analyze information` say, in sentences, whichever way they fall.
+"""Conclusions of `jgc analyze information` in sentences, chosen by thresholds.
 
-The words follow from thresholds: that the paper's histogram says nothing of the gradients, for instance, where a
-shuffled pair gets more than 0.95 of the share that the pair itself gets.
+For instance, the paper's histogram says nothing of the gradients if a shuffled pair has more than 0.95 of the pair's
+share.
 """
 
 import math
@@ -17,25 +17,25 @@ NAMES = ((MUCH, "much"), (SOME, "something"), (LITTLE, "little"), (-math.inf, "n
 
 
 def conclusions(measured: Measured) -> list[str]:
-    """All that can be said of a run."""
+    """The conclusions of a run."""
     first = measured.first
     said = [on_histogram(first), on_common(first), *on_layers(measured), *on_training(first)]
     return [*said, *on_pairs(measured), *on_residuals(measured.cosines)]
 
 
 def mean(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
-    """Over rows; infinite Gaussian values are left out."""
+    """Mean over rows, without infinite Gaussian values."""
     found = [x for x in map(value, rows) if math.isfinite(x)]
     return float(np.mean(found)) if found else math.nan
 
 
 def beyond(row: Row) -> float:
-    """What the nearest neighbours find beyond what they find in the shuffled pair, bits a value."""
+    """The nearest-neighbour estimate minus that of the shuffled pair, bits a value."""
     return row.pair.neighbours - row.pair.neighbours_shuffled
 
 
 def on_histogram(rows: Sequence[Row]) -> str:
-    """What the paper's histogram can show with so many samples."""
+    """How far the paper's histogram depends on the number of samples."""
     share, control = mean(rows, lambda r: r.paper.share), mean(rows, lambda r: r.paper.shuffled_share)
     alone = mean(rows, lambda r: r.paper.alone)
     coarse, chance = mean(rows, lambda r: r.few.share), mean(rows, lambda r: r.few.shuffled_share)
@@ -58,7 +58,7 @@ def on_histogram(rows: Sequence[Row]) -> str:
 
 
 def on_common(rows: Sequence[Row]) -> str:
-    """What is common to the two nodes' gradients by estimates that do not depend on cells."""
+    """Information shared by two nodes' gradients, by estimates without cells."""
     bits, normal = mean(rows, beyond), mean(rows, lambda r: r.pair.gaussian)
     if math.isnan(normal):
         return "**The two nodes' gradients are the same but for a factor**: everything is common to them."
@@ -120,7 +120,7 @@ def on_entropy(measured: Measured, by_layer: Mapping[str, Sequence[Row]]) -> lis
 
 
 def on_training(rows: Sequence[Row]) -> list[str]:
-    """Figure 3: what becomes of it as training goes on."""
+    """Figure 3: how the shared information changes in training."""
     steps = sorted({row.step for row in rows})
     if len(steps) < 3:
         return []
@@ -143,7 +143,7 @@ def on_training(rows: Sequence[Row]) -> list[str]:
 
 
 def on_pairs(measured: Measured) -> list[str]:
-    """Figure 12: whether it matters which two nodes are looked at."""
+    """Figure 12: whether the choice of the two nodes matters."""
     rows = measured.random
     if not rows:
         return []
@@ -165,13 +165,13 @@ def on_pairs(measured: Measured) -> list[str]:
 
 
 def _within(groups: Sequence[Sequence[Row]], value: Callable[[Row], float]) -> float | None:
-    """Standard deviation within groups of rows; None where every group has one row alone."""
+    """Standard deviation within groups of rows; None if each group has one row."""
     found = [np.var([value(r) for r in rows], ddof=1) for rows in groups if len(rows) > 1]
     return math.sqrt(np.mean(found)) if found else None
 
 
 def on_residuals(found: Sequence[Cosine]) -> list[str]:
-    """ScaleCom's similarity: whether the nodes' residuals are alike, beside the gradients that they are made of."""
+    """ScaleCom's similarity: whether the nodes' residuals are alike, compared with their gradients."""
     own = [c for c in found if c.kind == "residual"]
     if not own:
         return []

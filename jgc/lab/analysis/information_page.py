@@ -24,7 +24,7 @@ from jgc.lab.analysis.information_rows import (
 )
 from jgc.lab.analysis.recorded import Recorded, find
 from jgc.lab.analysis.tables import without_places, write_csv
-from jgc.lab.report.tables import table
+from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError
 from jgc.training.rundir import write_whole
 
@@ -36,17 +36,17 @@ def write(output: Path, folders: Sequence[Path], layers: str, pairs: int, neighb
 
     Args:
       output: the folder.
-      folders: of runs that have recorded.
-      layers: pattern of those to measure; all that were recorded if empty.
-      pairs: random ones at each step, where there are more than two nodes.
-      neighbours: values of a layer that the nearest-neighbour estimate takes.
-      command: as the user typed it, for the page.
+      folders: of runs with recordings.
+      layers: pattern of the layers to measure; all that were recorded if empty.
+      pairs: random pairs at each step, if there are more than two nodes.
+      neighbours: values of a layer for the nearest-neighbour estimate.
+      command: the command line, for the page.
 
     Returns:
       The page.
 
     Raises:
-      UserError: a setting is wrong, or a run has not recorded what is needed.
+      UserError: a setting is wrong, or a run's recording is missing or too small.
     """
     if pairs < 1 or neighbours < 100:
         raise UserError(f"--pairs must be at least 1 and --neighbours at least 100, got {pairs} and {neighbours}")
@@ -63,7 +63,7 @@ def write(output: Path, folders: Sequence[Path], layers: str, pairs: int, neighb
 
 
 def check_runs(what: str, runs: Sequence[Recorded]) -> Sequence[Recorded]:
-    """The runs; UserError if there are none, or one has recorded too little to be compared."""
+    """The runs; UserError if there are none, or one has recorded too little."""
     if not runs:
         raise UserError(f"give the folders of runs that have recorded: python -m jgc analyze {what} RUN...")
     for run in runs:
@@ -75,7 +75,7 @@ def check_runs(what: str, runs: Sequence[Recorded]) -> Sequence[Recorded]:
 
 
 def names_of(runs: Sequence[Recorded]) -> list[str]:
-    """A short name for each run, for files: the folder's, with a number where two are the same."""
+    """A short name for each run's files: the folder's, with a number if two are the same."""
     names: list[str] = []
     for run in runs:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", run.folder.resolve().name)

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from jgc.lab.analysis.correlation_plots import BLACK, BLUE, GREEN, ORANGE, RED, new_figure
 from jgc.lab.analysis.information_conclusions import mean
 from jgc.lab.analysis.information_rows import ALL, PAPER, Cosine, Measured, Row
+from jgc.lab.shared.pictures import BLACK, BLUE, GREEN, ORANGE, RED, new_figure
 from jgc.training.rundir import write_figure
 
 SHOWN = 4  # layers in a picture over steps
@@ -18,13 +18,13 @@ GREY = "#888888"
 
 
 class Curve(NamedTuple):
-    """A quantity as it is drawn everywhere."""
+    """A quantity and its look in all pictures."""
 
     label: str
     colour: str
     style: Any
     value: Callable[[Row], float]
-    width: float = 1.8  # wider where others are to lie on top of it and it is to be seen all the same
+    width: float = 1.8  # wider for a curve that others cover
 
 
 def _or_gap(x: float) -> float:
@@ -58,12 +58,12 @@ def some_layers(layers: Sequence[str]) -> list[str]:
 
 
 def figure3(path: Path, measured: Measured, title: str) -> None:
-    """Over the steps: the paper's entropy and mutual information above, other estimates below; a column for a layer."""
+    """Draw the paper's entropy and mutual information over steps above other estimates; a column for each layer."""
     _over_steps(path, measured, measured.first, title, marks=True)
 
 
 def figure12(path: Path, measured: Measured, title: str) -> None:
-    """The same of random pairs: a point for each, a line through their means."""
+    """Draw the same for random pairs: a point for each, a line through their means."""
     _over_steps(path, measured, measured.random, title, marks=False)
 
 
@@ -91,7 +91,7 @@ def _over_steps(path: Path, measured: Measured, rows: Sequence[Row], title: str,
 
 
 def figure4(path: Path, measured: Measured, title: str) -> None:
-    """Means over the steps, by layer."""
+    """Draw means over the steps by layer."""
     layers = measured.layers
     by_layer = [[r for r in measured.first if r.layer == layer] for layer in layers]
     figure = new_figure(max(8.0, 0.42 * len(layers) + 3.0), 9.0, title)
@@ -111,7 +111,7 @@ def figure4(path: Path, measured: Measured, title: str) -> None:
 
 
 def cells(path: Path, measured: Measured, title: str) -> None:
-    """The share that is common against the number of cells: of the pair and of the shuffled pair."""
+    """Draw the common share over the number of cells, of the pair and of the shuffled pair."""
     layers = some_layers(measured.layers)
     figure = new_figure(4.2 * len(layers) + 1.0, 5.0, title)
     grid = figure.subplots(1, len(layers), sharey=True, squeeze=False)[0]
@@ -137,7 +137,7 @@ def cells(path: Path, measured: Measured, title: str) -> None:
 
 
 def similarity(path: Path, found: Sequence[Cosine], title: str) -> None:
-    """Mean cosine between two nodes' residuals over the steps, by layer, beside that of their gradients."""
+    """Draw the mean cosine of two nodes' residuals over the steps, by layer, beside that of their gradients."""
     kinds = [kind for kind in ("residual", "gradient") if any(c.kind == kind for c in found)]
     figure = new_figure(6.6 * len(kinds) + 2.2, 5.6, title)
     panels = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
@@ -167,7 +167,7 @@ def similarity(path: Path, found: Sequence[Cosine], title: str) -> None:
 
 
 def _shades(count: int) -> list[Any]:
-    """From light to dark with the layer's index."""
+    """Shades from light to dark by the layer's index."""
     from matplotlib import colormaps
 
     return [colormaps["viridis"](x) for x in np.linspace(0.92, 0.05, count)]

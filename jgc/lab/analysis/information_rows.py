@@ -1,4 +1,4 @@
-"""What `jgc analyze information` measures of a recorded run: pairs of nodes by step and layer, cosines of all pairs."""
+"""The measurements of `jgc analyze information`: pairs of nodes by step and layer, cosines of all pairs."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def few(self) -> Any:
-        """The finest histogram whose pairs of cells are no more than the values."""
+        """The finest histogram with no more pairs of cells than values."""
         return self.at(few_bits(self.pair.n))
 
     def at(self, bits: int) -> Any:
@@ -68,12 +68,12 @@ class Cosine(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """All that is measured of a run.
+    """The measurements of a run.
 
     Attributes:
-      run: where it comes from.
+      run: the recorded run.
       first: nodes 0 and 1, every step and layer, all numbers of cells: Figures 3 and 4.
-      random: different pairs drawn anew at every step: Figure 12. None with two nodes.
+      random: distinct pairs, drawn anew at each step: Figure 12. Empty with two nodes.
       cosines: of gradients and residuals.
       left_out: layers of fewer than LEAST values.
     """
@@ -91,22 +91,22 @@ class Measured(NamedTuple):
 
     @property
     def has_sampled(self) -> bool:
-        """Whether there are layers of which only some values were taken."""
+        """Whether some layers were measured by a sample of their values."""
         return any(row.pair.n < row.values for row in self.first)
 
     @property
     def layers(self) -> list[str]:
-        """Those measured, in the model's order."""
+        """The measured layers, in the model's order."""
         return [layer for layer in self.run.layers if layer not in self.left_out]
 
 
 def measure_run(run: Recorded, pairs: int = 4, neighbours: int = NEIGHBOURS, seed: int = 0) -> Measured:
-    """Measure everything.
+    """Measure a run.
 
     Args:
       run: with two nodes or more.
-      pairs: random ones at each step, where there are more than two nodes.
-      neighbours: values that the nearest-neighbour estimate takes.
+      pairs: random pairs at each step, if there are more than two nodes.
+      neighbours: values for the nearest-neighbour estimate.
       seed: of the random pairs.
     """
     sizes = {layer: int(np.prod(run.shapes[layer])) for layer in run.layers}
@@ -132,13 +132,13 @@ def measure_run(run: Recorded, pairs: int = 4, neighbours: int = NEIGHBOURS, see
 
 
 def _draw(rng: np.random.Generator, nodes: int, pairs: int) -> set[tuple[int, int]]:
-    """Different pairs of nodes, the lower number first; all of them where there are no more."""
+    """Distinct random pairs of nodes, the lower number first; all pairs if there are no more."""
     every = list(combinations(range(nodes), 2))
     return {every[i] for i in rng.choice(len(every), min(pairs, len(every)), replace=False)}
 
 
 def cosines(step: Step) -> Iterator[Cosine]:
-    """Of gradients and of residuals, by layer and of all layers together; nothing where all residuals are zeros."""
+    """Cosines of gradients and of residuals, by layer and over all layers; none for residuals of zeros."""
     for kind, arrays in (("gradient", step.gradients), ("residual", step.residuals)):
         products = {layer: _products(x) for layer, x in arrays.items()}
         if len(products) > 1:
@@ -156,7 +156,7 @@ def _products(x: np.ndarray) -> np.ndarray:
 
 
 def pairwise(gram: np.ndarray) -> np.ndarray:
-    """Cosines of all pairs from their inner products f64[K, K]; those with a vector of zeros are left out.
+    """Cosines of all pairs from inner products f64[K, K]; pairs with a vector of zeros are left out.
 
     Example:
       >>> pairwise(np.array([[1.0, 1.0, 0.0], [1.0, 4.0, 0.0], [0.0, 0.0, 0.0]]))
@@ -169,7 +169,7 @@ def pairwise(gram: np.ndarray) -> np.ndarray:
 
 
 def histogram_table(measured: Measured) -> list[dict[str, Any]]:
-    """A line for every pair and number of cells."""
+    """A row for each pair and number of cells."""
     return [
         {**_of(row), "bits": h.bits, "entropy": h.entropy, "conditional_entropy": h.conditional, "mutual": h.mutual,
          "share": h.share, "mutual_shuffled": h.shuffled, "share_shuffled": h.shuffled_share,
@@ -179,7 +179,7 @@ def histogram_table(measured: Measured) -> list[dict[str, Any]]:
 
 
 def pair_table(measured: Measured) -> list[dict[str, Any]]:
-    """A line for every pair: what needs no cells."""
+    """A row for each pair: the estimates without cells."""
     return [
         {**_of(row), "neighbours": row.pair.neighbours, "neighbours_shuffled": row.pair.neighbours_shuffled,
          "gaussian": row.pair.gaussian, "correlation": row.pair.correlation, "cosine": row.pair.cosine}

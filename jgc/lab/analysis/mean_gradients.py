@@ -1,8 +1,8 @@
 """The mean gradient of one convolution over consecutive steps of an uncompressed run, in one .npz.
 
-`bench.record` keeps all nodes' gradients of the whole model, 12 MB a step for the small one; here hundreds of steps
-are wanted of one layer and of the mean alone, 0.3 MB a step. Both record what a compressor would get: each node's
-gradient with coupled weight decay in it, clipped where the run clips.
+`lab.shared.record` records all nodes' gradients of the whole model, 12 MB a step for a small one. Here it is the mean
+of one layer over hundreds of steps, 0.3 MB a step. Both record a compressor's input: each node's gradient with coupled
+weight decay, clipped if the run clips.
 """
 
 import io
@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from jgc.compress import Dense
-from jgc.lab.bench.machine import describe
-from jgc.lab.bench.record import training_gradients
+from jgc.lab.shared.machine import describe
+from jgc.lab.shared.record import training_gradients
 from jgc.layout.pack import leaf_paths
 from jgc.training.config import Config, DataConfig, as_json, check, resolve
 from jgc.training.errors import FAILED, NonFinite, UserError
@@ -36,9 +36,9 @@ class MeanGradients(NamedTuple):
         height, as in GradiVeQ's Figure 3a.
       shape: (H, W, D, F).
       layer: path of the kernel.
-      start: the step of the first.
+      start: number of the first step.
       config: the run's, as plain data.
-      machine: that it was recorded on.
+      machine: of the recording.
     """
 
     flat: np.ndarray
@@ -50,7 +50,7 @@ class MeanGradients(NamedTuple):
 
 
 def choose(params: PyTree, pattern: str) -> str:
-    """The path of the convolution that a pattern finds; without one, of a 3x3 convolution in the middle of the model.
+    """The path of the convolution that matches a pattern; without one, of a 3x3 convolution in the middle of the model.
 
     Args:
       params: arrays, or anything with a shape; kernels of convolutions have four dimensions.
@@ -79,14 +79,14 @@ def choose(params: PyTree, pattern: str) -> str:
 def record(
     workload: str, nodes: int, seed: int, start: int, steps: int, layer: str = "", data_dir: str | None = None
 ) -> MeanGradients:
-    """Train without compression and keep a layer's mean gradient of steps `start` to `start + steps - 1`.
+    """Train without compression and record a layer's mean gradient in steps `start` to `start + steps - 1`.
 
     Args:
       workload: a name in `jgc.training.workloads`; its learning rate schedule does not stretch with `steps`.
       nodes: K.
       seed: of the run.
-      start: uncompressed steps before the first that is kept.
-      steps: S, how many are kept.
+      start: uncompressed steps before the first that is recorded.
+      steps: S, how many are recorded.
       layer: see `choose`.
       data_dir: folder of prepared data sets.
 
@@ -111,7 +111,7 @@ def record(
             if not np.isfinite(kept[-1]).all():
                 raise NonFinite(step, f"a gradient of {path} is not finite", "nothing was recorded")
     about: dict[str, Any] = as_json(config)
-    about["data"].pop("dir")  # where the data lie is no part of what they are
+    about["data"].pop("dir")  # the same data may lie elsewhere
     return MeanGradients(np.stack(kept), shape, path, start, about, describe())
 
 
@@ -128,7 +128,7 @@ def load(path: Path) -> MeanGradients:
     """Read what `save` wrote.
 
     Raises:
-      UserError: there is no such file, or it is none of these recordings.
+      UserError: there is no such file, or it is no such recording.
     """
     if not path.is_file():
         raise UserError(f"no recording {path}: without --from-recording the command makes one, {NAME} in its output")

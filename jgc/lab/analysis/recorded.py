@@ -1,4 +1,4 @@
-"""Runs that have recorded (`train.py --record.every`), read again: gradients and residuals by step, layer and node."""
+"""Read the recording of a run (`train.py --record.every`): gradients and residuals by step, layer and node."""
 
 import re
 import zipfile
@@ -19,17 +19,17 @@ from jgc.training.rundir import CONFIG, GRADIENTS, read_config
 
 
 class Recorded(NamedTuple):
-    """A run that has recorded.
+    """A run with a recording.
 
     Attributes:
       folder: of the run.
       config: the run's, as plain data.
-      steps: the recorded ones: updates made before each.
-      layers: paths in the order in which the model has them.
-      ends: those of its first and its last layer, where both are among them.
+      steps: the recorded steps: updates made before each.
+      layers: paths in the model's order.
+      ends: paths of its first and its last layer, if both were recorded.
       shapes: of the layers.
-      nodes: how many there are in the first file.
-      with_residuals: those of the layers of which there are residuals.
+      nodes: their number, from the first file.
+      with_residuals: the layers with residuals.
     """
 
     folder: Path
@@ -43,12 +43,12 @@ class Recorded(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """What gradients were written in."""
+        """The dtype of the recording."""
         return str(self.config["record"]["dtype"])
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
+        """The run in words."""
         config = self.config
         return f"{config['workload']}, {self.nodes} nodes, batch {config['batch_size']}, {config['method']}"
 
@@ -60,7 +60,7 @@ class Step(NamedTuple):
       step: updates made before it.
       phase: the method's.
       gradients: f32[K, n] by layer.
-      residuals: likewise; without layers of which nothing is kept.
+      residuals: likewise, for layers that have them.
     """
 
     step: int
@@ -70,14 +70,14 @@ class Step(NamedTuple):
 
 
 def find(folder: Path, layers: str = "") -> Recorded:
-    """A run and what it has recorded.
+    """A run and the contents of its recording.
 
     Args:
       folder: of the run.
-      layers: regular expression, searched for in the layers' paths; all of them if empty.
+      layers: regular expression for `re.search` in the layers' paths; empty for all.
 
     Raises:
-      UserError: it is no run, has recorded nothing, or nothing of such layers.
+      UserError: it is no run, or has no recording of such layers.
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is no run folder: it has no {CONFIG}")
@@ -100,7 +100,7 @@ def read(run: Recorded) -> Iterator[Step]:
     """The recorded steps, one after another.
 
     Raises:
-      UserError: a file cannot be read, or holds what is not finite.
+      UserError: a file cannot be read, or holds non-finite values.
     """
     for path in files(run.folder / GRADIENTS):
         arrays = _read(path)
@@ -131,7 +131,7 @@ def _flat(arrays: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:
 
 
 def _model_of(config: dict[str, Any]) -> Model | None:
-    """The run's model, for the order of its layers; None where this version does not have it."""
+    """The run's model, for the order of its layers; None if this version does not have it."""
     try:
         return make_model(config["model"]["name"], 10)
     except ValueError:
@@ -139,7 +139,7 @@ def _model_of(config: dict[str, Any]) -> Model | None:
 
 
 def in_order(model: Model | None, paths: Sequence[str]) -> list[str]:
-    """Paths in the order in which the model makes its parameters, which is that of its layers; others as they were.
+    """Paths in the order of the model's layers, which is that of making its parameters; without a model as given.
 
     Example:
       >>> in_order(make_model("convnet5", 10), ["head/kernel", "layer1/conv/kernel", "layer2/conv/kernel"])
@@ -152,7 +152,7 @@ def in_order(model: Model | None, paths: Sequence[str]) -> list[str]:
 
 
 def _made_by(model: Model) -> list[str]:
-    """The paths of a model's parameters as it makes them; a dictionary that leaves a transformation is sorted."""
+    """The paths of a model's parameters in the order of making them: JAX's transformations would sort them."""
     window = jnp.zeros((1, 4), jnp.int32)
     inputs = (window, jnp.zeros(1, bool)) if model.kind == "text" else jnp.zeros((1, 64, 64, 3))
     made: list[str] = []
@@ -166,7 +166,7 @@ def _made_by(model: Model) -> list[str]:
 
 
 def ends(model: Model | None, paths: Sequence[str]) -> tuple[str, str] | None:
-    """The first of the paths that is the model's first layer, and the first that is its last; None without either."""
+    """The first path of the model's first layer, and of its last; None if one is missing."""
     if model is None or not model.first_layer:
         return None
     found = [next((path for path in paths if re.search(layer, path)), None)

@@ -1,4 +1,4 @@
-"""What stands beside a page: its tables in full as CSV, and its command without the places of this machine."""
+"""For a page: its tables as CSV, and its command line without paths of this machine."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from jgc.training.rundir import write_whole
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Rows as CSV, floats to 6 digits; nothing where there are no rows."""
+    """Write rows as CSV, floats with 6 digits; no file for no rows."""
     if not rows:
         return
     text = io.StringIO()
@@ -22,7 +22,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def without_places(command: str) -> str:
-    """A command without the places of this machine: of the data's folder nothing, of other whole paths the last part.
+    """A command line without paths of this machine: DIR for the data's folder, the last part of other absolute paths.
 
     Example:
       >>> without_places("jgc --data-dir /somewhere/data --nodes 2 /somewhere/runs/a --output=/elsewhere/b")

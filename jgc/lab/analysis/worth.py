@@ -1,21 +1,21 @@
-"""What the correlation between nodes is worth: how much of the mean gradient one node's largest values predict.
+"""The worth of correlation between nodes: how well one node's largest values predict the mean gradient.
 
-A leader picks its largest values of each layer, and all nodes send theirs at its positions (LGC, ScaleCom). At the
-best its values tell what the mean over nodes is there. Symbols: x_k, node k's values at these positions; s, the
-leader's signs; m_k = mean of s x_k, how far node k follows those signs on average; t, the mean of x_k over all nodes.
-Predictions of t, each as good as its cosine with t, so that cosine^2 is the share of |t|^2 that it can explain:
+A leader selects its largest values of each layer, and all nodes send theirs at its positions (LGC, ScaleCom). The
+question is how well the leader's values predict the mean over nodes there. Symbols: x_k, node k's values at these
+positions; s, the leader's signs; m_k = mean of s x_k, how far node k follows these signs; t, the mean of x_k over all
+nodes. Predictions of t, each scored by its cosine with t; cosine^2 is the share of |t|^2 that it can explain:
 
     leader        the leader's own values, exact;
     signs         s times the mean of m_k: the leader's signs and one number a node and layer, no values at all;
-    innovations   node k is s m_k + f_k (x_leader - s m_leader), f_k = m_k / m_leader between 0 and 1, but a tenth of
-                  its values, those that this misses most, exact; the leader exact: LGC with a code that loses nothing;
-    chance        the leader's own values, where the other nodes' have random signs: what follows from the leader's
-                  share in the mean alone, without correlation.
+    innovations   node k is s m_k + f_k (x_leader - s m_leader), f_k = m_k / m_leader between 0 and 1, with the tenth of
+                  its values that this misses most exact; the leader exact: LGC with a lossless code;
+    chance        the leader's own values, if the other nodes' have random signs: the leader's share in the mean,
+                  without correlation.
 
-Also, of the whole mean gradient of a layer, the share of energy at the leader's positions and at the best as many.
+Also: the share of the mean gradient's energy at the leader's positions, and at the best positions of equal number.
 
-What is recorded of K nodes also tells of fewer nodes, by subsets, and of larger batches: the mean of m nodes' gradients
-is that of one node with m times the batch, but for norms' statistics.
+A recording of K nodes also serves for fewer nodes, by subsets, and for larger batches: the mean of m nodes' gradients
+is that of one node with m times the batch, except for norms' statistics.
 
 Source: DESIGN.md, fact 15; the rule for f_k is that of `ceiling_cosine` of `lgc_ps`.
 """
@@ -40,7 +40,7 @@ PREDICTIONS = ("leader", "signs", "innovations", "chance")
 
 
 class Setting(NamedTuple):
-    """A case that the recorded nodes are made into: so many nodes, each the mean of `merged` recorded ones."""
+    """A case made from the recorded nodes: `nodes` nodes, each the mean of `merged` recorded ones."""
 
     nodes: int
     merged: int
@@ -52,9 +52,9 @@ class Worth(NamedTuple):
     Attributes:
       step: updates made before.
       layer: its path, or ALL.
-      alpha: share of the values that the leader picks.
+      alpha: share of the values that the leader selects.
       setting: nodes, and recorded nodes merged into each.
-      picked: values.
+      picked: number of values selected.
       leader, signs, innovations, chance: cosines with the true mean at the leader's positions.
       covered: share of the mean gradient's energy at the leader's positions.
       best: the same at the mean's own largest values.
@@ -74,7 +74,7 @@ class Worth(NamedTuple):
 
 
 def settings(nodes: int) -> list[Setting]:
-    """Powers of two of nodes and of merged ones that K recorded nodes allow, and all K.
+    """Powers of two of nodes and of merged nodes that K recorded nodes allow, and all K.
 
     Example:
       >>> settings(6)
@@ -86,7 +86,7 @@ def settings(nodes: int) -> list[Setting]:
 
 
 def measure_worth(run: Recorded, alphas: Sequence[float] = ALPHAS, draws: int = DRAWS, seed: int = 0) -> list[Worth]:
-    """Every step, layer, alpha and setting of a run; layers of fewer than LEAST values are left out.
+    """Measure each step, layer, alpha and setting of a run; layers of fewer than LEAST values are left out.
 
     Args:
       run: with two nodes or more.
@@ -117,7 +117,7 @@ def _of_step(step: Step, alphas: Sequence[float], draws: int, rng: np.random.Gen
 
 
 def merge(x: np.ndarray, subset: np.ndarray, setting: Setting) -> np.ndarray:
-    """Gradients of `nodes` nodes with `merged` times the batch from as many recorded ones: f32[K, n] -> f64[nodes, n].
+    """Gradients of `nodes` nodes, each the mean of `merged` recorded nodes: f32[K, n] -> f64[nodes, n].
 
     Example:
       >>> merge(np.array([[1.0], [3.0], [5.0], [7.0]]), np.array([0, 1, 2, 3]), Setting(2, 2))
@@ -128,7 +128,7 @@ def merge(x: np.ndarray, subset: np.ndarray, setting: Setting) -> np.ndarray:
 
 
 def count(alpha: float, n: int) -> int:
-    """Values that the leader picks of n."""
+    """Number of values that the leader selects of n."""
     return max(1, round(alpha * n))
 
 
@@ -141,8 +141,8 @@ def _products(x: np.ndarray, alphas: Sequence[float], rng: np.random.Generator) 
       rng: for signs.
 
     Returns:
-      f64[alphas, 12]: (p.t, p.p) of leader, signs, innovations; t.t; (leader.c, c.c) with c the mean where the others'
-      signs are random; energies of the whole mean at the leader's positions, at the best, and everywhere follow.
+      f64[alphas, 12]: (p.t, p.p) of leader, signs, innovations; t.t; (leader.c, c.c) with c the mean if other nodes'
+      signs are random; energies of the mean gradient at the leader's positions, at the best, and everywhere.
     """
     order, mean = np.argsort(-np.abs(x[0]), kind="stable"), x.mean(0)
     largest = np.cumsum(np.sort(mean**2)[::-1])
@@ -179,7 +179,7 @@ def predictions(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _worth(step: int, layer: str, alpha: float, setting: Setting, picked: int, sums: np.ndarray) -> Worth:
-    """From sums of products f64[draws, 12]."""
+    """A row from sums of products f64[draws, 12]."""
     tt, covered, best, whole = sums[:, 6], sums[:, 9], sums[:, 10], sums[:, 11]
     leader, signs, innovations = (_mean_ratio(sums[:, i], np.sqrt(sums[:, i + 1] * tt)) for i in (0, 2, 4))
     chance = _mean_ratio(sums[:, 7], np.sqrt(sums[:, 1] * sums[:, 8]))
@@ -188,5 +188,5 @@ def _worth(step: int, layer: str, alpha: float, setting: Setting, picked: int, s
 
 
 def _mean_ratio(a: np.ndarray, b: np.ndarray) -> float:
-    """Mean over draws of a / b, 0 where b is 0."""
+    """Mean over draws of a / b, with 0 for b = 0."""
     return float(np.mean(np.divide(a, b, out=np.zeros_like(a), where=b > 0)))

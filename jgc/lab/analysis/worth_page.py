@@ -13,7 +13,7 @@ from jgc.lab.analysis.recorded import Recorded, find
 from jgc.lab.analysis.tables import without_places, write_csv
 from jgc.lab.analysis.worth import ALPHAS, FEWEST, Setting, Worth, measure_worth
 from jgc.lab.analysis.worth_plots import select
-from jgc.lab.report.tables import table
+from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError
 from jgc.training.rundir import write_whole
 
@@ -25,17 +25,17 @@ def write(output: Path, folders: Sequence[Path], layers: str, alpha: float, draw
 
     Args:
       output: the folder.
-      folders: of runs that have recorded.
-      layers: pattern of those to measure; all that were recorded if empty.
-      alpha: share of values picked, where it is not what varies.
+      folders: of runs with recordings.
+      layers: pattern of the layers to measure; all that were recorded if empty.
+      alpha: share of values selected, where the share is not what varies.
       draws: random subsets of nodes for each setting.
-      command: as the user typed it, for the page.
+      command: the command line, for the page.
 
     Returns:
       The page.
 
     Raises:
-      UserError: a setting is wrong, or a run has not recorded what is needed.
+      UserError: a setting is wrong, or a run's recording is missing or too small.
     """
     if not 0 < alpha <= 1 or draws < 1:
         raise UserError(f"--alpha must be in (0, 1] and --draws at least 1, got {alpha:g} and {draws}")
@@ -58,12 +58,12 @@ def write(output: Path, folders: Sequence[Path], layers: str, alpha: float, draw
 
 
 def _base(rows: Sequence[Worth], alpha: float) -> list[Worth]:
-    """Those of all nodes as they were recorded, at that alpha."""
+    """The rows of all recorded nodes, unmerged, at that alpha."""
     return select(rows, alpha=alpha, setting=Setting(max(row.setting.nodes for row in rows), 1))
 
 
 def layers_of(run: Recorded, rows: Sequence[Worth]) -> list[str]:
-    """Layers that have rows of their own, in the model's order."""
+    """Layers with rows of their own, in the model's order."""
     return [layer for layer in run.layers if select(rows, layer=layer)]
 
 
@@ -121,7 +121,7 @@ def _mean(rows: Sequence[Worth], name: str) -> float:
 
 
 def conclusions(rows: Sequence[Worth], alpha: float) -> list[str]:
-    """What can be said, in words that follow from the numbers."""
+    """Conclusions in sentences that follow from the numbers."""
     everything = select(rows, layer=ALL)
     base = _base(everything, alpha)
     leader, signs, best, chance = (_mean(base, name) for name in ("leader", "signs", "innovations", "chance"))

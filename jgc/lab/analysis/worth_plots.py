@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from jgc.lab.analysis.correlation_plots import BLUE, GREEN, ORANGE, RED, new_figure
 from jgc.lab.analysis.information_rows import ALL
 from jgc.lab.analysis.worth import Setting, Worth
+from jgc.lab.shared.pictures import BLUE, GREEN, ORANGE, RED, new_figure
 from jgc.training.rundir import write_figure
 
 LOOKS: dict[str, tuple[str, str, Any]] = {
@@ -23,18 +23,18 @@ LOOKS: dict[str, tuple[str, str, Any]] = {
 
 
 def select(rows: Sequence[Worth], **wanted: Any) -> list[Worth]:
-    """Rows whose fields are as wanted."""
+    """Rows with these values of fields."""
     return [row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())]
 
 
 def overview(path: Path, runs: dict[str, list[Worth]], batches: dict[str, int], alpha: float, title: str) -> None:
-    """A row of panels for each run: cosines against alpha, nodes, batch per node and training progress.
+    """Draw a row of panels for each run: cosines over alpha, nodes, batch per node and step.
 
     Args:
       path: the picture.
       runs: rows by the run's title.
       batches: examples of a recorded node in a step.
-      alpha: where it is not on the axis.
+      alpha: for the panels without an axis of alpha.
       title: of the picture.
     """
     figure = new_figure(17, 4.3 * len(runs) + 1.2, title)
@@ -89,7 +89,7 @@ def _powers(axes: Axes, base: int) -> None:
 
 
 def by_layer(path: Path, rows: Sequence[Worth], layers: Sequence[str], title: str) -> None:
-    """The same by layer, means over the steps, and what share of the mean gradient's energy the positions hold."""
+    """Draw the same by layer, means over the steps, and the share of energy at the positions."""
     figure = new_figure(max(8.0, 0.42 * len(layers) + 4.0), 9.0, title)
     above, below = figure.subplots(2, 1, sharex=True)
     mine = [select(rows, layer=layer) for layer in layers]

@@ -1,14 +1,10 @@
-"""How many images per second a workload's loader makes, by the number of threads that decode.
-
-    python -m jgc bench loader --workload imagenet_resnet50 --data-dir ~/data
-
-The loader alone: nothing trains meanwhile. A run needs its batch divided by the time of a step.
-"""
+"""`python -m jgc bench loader`: images per second of a workload's loader, by the number of threads that decode."""
 
 import dataclasses
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +13,14 @@ import numpy as np
 from PIL import Image
 
 from jgc.compress import Dense
-from jgc.lab.report.tables import table
+from jgc.lab.shared.machine import describe
+from jgc.lab.shared.page import publish
+from jgc.lab.shared.tables import table
 from jgc.training.config import Config, DataConfig, check, resolve
 from jgc.training.data import MissingDataError, Source, Streamed, streamed_source
 from jgc.training.data.files import pictures_in
 from jgc.training.data.streamed import processors
-from jgc.training.errors import UserError
+from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.setup import data_of
 
 # ImageNet's mean, and a quality and a noise at which the files have about its mean size, 110 kB
@@ -31,15 +29,47 @@ WIDTH, HEIGHT, QUALITY, NOISE = 482, 415, 92, 12
 STREAMED = ("food101", "imagenet")
 
 
+@dataclass(frozen=True)
+class Loader:
+    """Images per second that a workload's loader makes, by the number of threads that decode.
+
+    Nothing trains meanwhile. A run needs its batch size divided by the seconds of a step.
+
+        python -m jgc bench loader --workload imagenet_resnet50 --data-dir ~/data
+    """
+
+    workload: str = "imagenet_resnet50"
+    """which images, batch and crops"""
+    data_dir: str | None = None
+    """folder of prepared data sets"""
+    threads: tuple[int, ...] = ()
+    """numbers of threads that decode; 1, 2, 4 and so on up to the processors if not given"""
+    steps: int = 4
+    """batches that are timed, after one that is not"""
+    made: int = 0
+    """generate so many photographs of ImageNet's mean size, and read them instead of the data set"""
+    output: Path | None = None
+    """Markdown file to write as well"""
+
+    def run(self, line: str) -> None:
+        """Measure, and print the page."""
+        if self.steps < 1 or self.made < 0 or any(count < 1 for count in self.threads):
+            raise UserError(f"--steps and --threads must be at least 1 and --made at least 0, got {self.steps}, "
+                            f"{' '.join(map(str, self.threads)) or 'none'} and {self.made}")  # fmt: skip
+        with values_of_the_user():
+            rates = measure(self.workload, self.data_dir, self.threads, self.steps, self.made)
+        publish("Rate of the loader", markdown(rates, describe()), self.output, line)
+
+
 class Rate(NamedTuple):
-    """Images per second with so many threads."""
+    """Images per second with `threads` threads."""
 
     threads: int
     images: float
 
 
 class Rates(NamedTuple):
-    """Outcome of the benchmark: what was read, in words, and each rate."""
+    """Outcome of the benchmark: the images in words, and each rate."""
 
     workload: str
     what: str
@@ -53,9 +83,9 @@ def measure(workload: str, data_dir: str | None, threads: Sequence[int], steps: 
     Args:
       workload: a name in `jgc.training.workloads`.
       data_dir: folder of prepared data sets.
-      threads: numbers of them; powers of two up to the processors if there are none.
+      threads: numbers of threads; powers of two up to the processors if empty.
       steps: batches timed, after one that is not.
-      made: images to make up in place of the data set; 0 to read that.
+      made: images to generate instead of reading the data set; 0 to read it.
 
     Raises:
       UserError: the data set is not there, or not one that is decoded while training.
@@ -100,7 +130,7 @@ def images_per_second(source: Source, config: Config, steps: int) -> float:
 
 
 def made_up(folder: Path, count: int) -> tuple[Streamed, str]:
-    """JPEG files that cost as much to decode as photographs do: patches of colour with noise; and what they are."""
+    """JPEG files that take as long to decode as photographs (patches of colour with noise), and a description."""
     rng, files = np.random.default_rng(0), [f"{i}.jpg" for i in range(count)]
     for name in files:
         patches = Image.fromarray(rng.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8))
@@ -114,7 +144,7 @@ def made_up(folder: Path, count: int) -> tuple[Streamed, str]:
 
 
 def markdown(rates: Rates, machine: str) -> str:
-    """The outcome as a page."""
+    """The page."""
     first = rates.rates[0].images
     rows = [[str(r.threads), f"{r.images:,.0f}", f"{r.images / first:.2f}"] for r in rates.rates]
     return (

@@ -1,24 +1,31 @@
-"""The pieces of a training step after its gradients, each compiled by itself and called again and again in place.
+"""The pieces of a training step after its gradients, each compiled by itself.
 
-Each function gives a call that takes one step from where the last one ended.
+Each function returns a call. A call takes one step from the state in which the call before ended, in the same buffers.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jgc.compress import step_on_nodes
-from jgc.lab.bench.step_time import chained
 from jgc.method.compose import encoded as encode
 from jgc.nodes import LOCAL, SHARED, on_nodes, place
-from jgc.training.step import Parts, TrainState
+from jgc.training.program import compile_update
+from jgc.training.step import Gradients, Parts, TrainState
 from jgc.types import PyTree, State
 
 
+def updater(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -> Callable[[], Any]:
+    """The compressor and the optimiser: everything after the gradients."""
+    return chained(compile_update(parts, phase, state, gradients).run, state, gradients, np.int32(0))
+
+
 def aggregated(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[], Any]:
-    """The compressor alone, guard included."""
+    """The compressor alone, with its guard against non-finite gradients."""
     on_axis = step_on_nodes(parts.compressor.aggregate, phase, parts.nodes)
 
     def run(state, key, grads):
@@ -29,7 +36,7 @@ def aggregated(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callabl
 
 
 def encoded(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[], Any]:
-    """All nodes' payloads and the memory as it then is: what `finish` and the exchange are still to have."""
+    """Memory and encoder of all nodes: the payloads before the exchange."""
 
     def own(key, grads, state):
         core = parts.compressor.core
@@ -59,10 +66,18 @@ def updated(parts: Parts, state: TrainState, grads: PyTree) -> Callable[[], Any]
 
 
 def _in_place(run: Callable, carried: PyTree, *args: Any) -> Callable[[], Any]:
-    """`run(carried, *args) -> (carried, other)`, compiled once and ahead as a training step is, one call after another.
-
-    What is carried stays in its buffers.
-    """
+    """`chained`, compiled ahead as a training step is. The carried state stays in its buffers."""
     shardings = jax.tree.map(lambda x: x.sharding, carried)
     program = jax.jit(run, donate_argnums=0, out_shardings=(shardings, None)).lower(carried, *args).compile()
     return chained(program, carried, *args)
+
+
+def chained(run: Callable, state: Any, *args: Any) -> Callable[[], Any]:
+    """A call of `run(state, *args) -> (state, other)` that passes each state on to the next call."""
+    held = [jax.tree.map(jnp.copy, state)]
+
+    def step():
+        held[0], other = run(held[0], *args)
+        return held[0], other
+
+    return step

@@ -1,17 +1,20 @@
-"""How well LGC's autoencoder reconstructs, by recipe: whole runs that differ in nothing else.
-
-    python -m jgc bench autoencoder --run-dir runs/recipes
-"""
+"""`python -m jgc bench autoencoder`: how well LGC's autoencoder reconstructs, by recipe."""
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jgc.compress import PAPER_RECIPE, LgcPs
-from jgc.lab.launch import Summary, mean_of, train_all
+from jgc.lab.launch import Summary, train_all
+from jgc.lab.shared.machine import describe
+from jgc.lab.shared.page import publish
+from jgc.lab.shared.reconstruction import FIGURES, figures_of, mean_of
+from jgc.lab.shared.tables import table
 from jgc.training.config import Config, resolve
 from jgc.training.data import score_of
+from jgc.training.workloads import DEFAULT
 
 PAPER = {name: value for name, value in PAPER_RECIPE.items() if name != "feedback"}
 
@@ -25,44 +28,55 @@ RECIPES: dict[str, dict[str, Any]] = {
     "ours without innovations": {"innovation": 0.0},
     "ours, all but untrained": {"autoencoder_learning_rate": 1e-9},
 }
-"""Settings of `LgcPs` by what the row of the table says. All with exact feedback."""
-
-FIGURES = (
-    "reconstruction_cosine",
-    "reconstruction_cosine_p5",
-    "ceiling_cosine",
-    "signs_means_cosine",
-    "without_code_cosine",
-    "relative_error",
-)
+"""Settings of `LgcPs` by the name of the row. All have exact feedback."""
 
 
-def measure(
-    run_dir: Path, workload: str, seeds: Sequence[int], data_dir: str | None, steps: int | None
-) -> dict[str, list[Summary]]:
-    """The summaries of one run for every recipe and seed."""
-    defaults = resolve(Config(LgcPs(), workload=workload)).compressor
+@dataclass(frozen=True)
+class Autoencoder:
+    """Reconstruction by the paper's autoencoder recipe, by jgc's and by those between, each in runs of its own.
+
+    The runs differ in nothing but the recipe. Those that have finished are not trained again.
+
+        python -m jgc bench autoencoder --run-dir runs/recipes --seeds 0 --steps 150
+    """
+
+    run_dir: Path
+    """folder of the runs"""
+    workload: str = DEFAULT
+    """model, data set, batch and settings"""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """one run of each recipe for each seed"""
+    data_dir: str | None = None
+    """folder of prepared data sets"""
+    steps: int | None = None
+    """length of the runs; the workload's if not given"""
+    output: Path | None = None
+    """Markdown file to write as well"""
+
+    def run(self, line: str) -> None:
+        """Train, and print the table."""
+        page = markdown(measure(self), self.workload, self.seeds, describe())
+        publish("Recipes of the autoencoder", page, self.output, line)
+
+
+def measure(asked: Autoencoder) -> dict[str, list[Summary]]:
+    """The summaries of one run for each recipe and seed."""
+    defaults = resolve(Config(LgcPs(), workload=asked.workload)).compressor
     changed = [dataclasses.replace(defaults, **changes) for changes in RECIPES.values()]
     variants = {f"recipe{number}": settings for number, settings in enumerate(changed)}
-    summaries = train_all(variants, run_dir, workload, seeds, data_dir, steps)
+    steps = {"steps": asked.steps} if asked.steps else {}
+    summaries = train_all(variants, asked.run_dir, asked.workload, asked.seeds, asked.data_dir, steps)
     return dict(zip(RECIPES, summaries.values(), strict=True))
 
 
 def markdown(summaries: dict[str, list[Summary]], workload: str, seeds: Sequence[int], machine: str) -> str:
-    """A row for every recipe: means over the seeds."""
+    """The page: a row for each recipe, means over the seeds."""
     score = score_of(next(iter(summaries.values()))[0])
-    lines = [
+    rows = [[name, *figures_of(runs), f"{mean_of(runs, score.name, digits=2, scale=score.scale)} {score.unit}"]
+            for name, runs in summaries.items()]  # fmt: skip
+    return "\n\n".join([
         f"`{workload}`, seeds {', '.join(map(str, seeds))}; {machine}.",
-        "",
-        "Cosines with the true mean at the positions sent, means over phase 3 and over seeds; the ceiling has the",
+        "Cosines with the true mean at the positions sent, means over phase 3 and over seeds. Ceiling: with the "
         "leader's exact values in place of its code. `n/a`: values were not finite.",
-        "",
-        "| recipe | cosine | 5th percentile | ceiling | signs, means | signs, means, innovations | relative error "
-        f"| {score.title} |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, runs in summaries.items():
-        cells = [mean_of(runs, figure) for figure in FIGURES]
-        result = mean_of(runs, score.name, digits=2, scale=score.scale)
-        lines.append(f"| {name} | {' | '.join(cells)} | {result} {score.unit} |")
-    return "\n".join(lines) + "\n"
+        table(["recipe", *FIGURES.values(), score.title], rows),
+    ]) + "\n"  # fmt: skip

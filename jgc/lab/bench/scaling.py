@@ -1,31 +1,30 @@
-"""Bytes that a node sends in a step as nodes are added, from a model's shapes alone; nothing is trained or run.
+"""`python -m jgc bench scaling`: bytes that a node sends in a step as nodes are added.
 
-    python -m jgc bench scaling --workload cifar10_resnet20
-
-N nodes, each on a device of its own, have a payload P each. Where codes can be added up, or are decoded, added and
-encoded again at every hop, a ring sends 2 (N - 1) / N P; where every node needs all codes, a gather sends (N - 1) P. A
-ring also fills up its N segments to equal lengths: what that adds stands beside what is sent.
+N nodes, each on a device of its own, have a payload P each. A ring sends 2 (N - 1) / N P: codes are summed, or decoded,
+summed and encoded again, at every hop. A gather sends (N - 1) P: every node gets every code. A ring pads its N segments
+to equal lengths; the padding has a column of its own.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from jgc import compress
-from jgc.lab.bench.step_time import variables_of
-from jgc.lab.report.plots import COLOURS, MARKERS
-from jgc.lab.report.tables import table
+from jgc.lab.shared.page import publish
+from jgc.lab.shared.pictures import COLOURS, MARKERS, new_figure
+from jgc.lab.shared.random_data import variables_of
+from jgc.lab.shared.tables import table
 from jgc.layout.pack import make_packing
 from jgc.nodes import as_one_per_device
 from jgc.training.config import Config, resolve
+from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.rundir import write_figure
 from jgc.training.table import size
 from jgc.types import Compressor, Nodes, PyTree
@@ -34,14 +33,46 @@ from jgc.wire.account import sent_by
 BITS, BUCKET = 4, 512
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """Bytes that a node sends in a step as nodes are added: rings, all-reduce and gathers.
+
+    They follow from the model's shapes: nothing is trained.
+
+        python -m jgc bench scaling --workload cifar10_resnet20 --nodes 2 4 8 16
+    """
+
+    workload: str = "cifar10_resnet20"
+    """which model"""
+    nodes: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16)
+    """numbers of data-parallel nodes"""
+    alpha: float = 0.001
+    """share of each layer that top-k selects"""
+    output: Path | None = None
+    """Markdown file to write as well, with a picture of the same name"""
+
+    def run(self, line: str) -> None:
+        """Count, and print the page."""
+        if not self.nodes or min(self.nodes) < 2:
+            given = " ".join(map(str, self.nodes)) or "none"
+            raise UserError(f"--nodes must be numbers of at least 2, got {given}")
+        with values_of_the_user():
+            shapes = shapes_of(self.workload)
+            points = measure(shapes, sorted(set(self.nodes)), self.alpha)
+        title = f"{self.workload}: what a node sends in a step"
+        publish("Bytes of a step as nodes are added", markdown(points, self.workload, shapes), self.output, line,
+                partial(draw, points=points, title=title),
+                "Bytes that a node sends in a step over the number of nodes")  # fmt: skip
+
+
 class Scheme(NamedTuple):
     """A method and how its codes travel.
 
     Attributes:
       name: for people.
       compressor: its last phase counts.
-      gathers: whether every node gets all nodes' payloads; they are summed on the way otherwise.
-      unit: of a ring, bytes that it does not divide: by less than that a message is longer than P / N. 0 for no ring.
+      gathers: whether each node gets all payloads; if not, they are summed on the way.
+      unit: bytes that a ring cannot divide: a message is longer than P / N by less than that. 0 for no ring.
     """
 
     name: str
@@ -50,7 +81,7 @@ class Scheme(NamedTuple):
     unit: float
 
     def ideal(self, payload: float, nodes: int) -> Fraction:
-        """Bytes that a node sends if nothing is filled up."""
+        """Bytes that a node sends without padding."""
         return Fraction(payload) * (nodes - 1) * (1 if self.gathers else Fraction(2, nodes))
 
 
@@ -64,12 +95,12 @@ class Point(NamedTuple):
 
     @property
     def padding(self) -> float:
-        """What is sent beyond the payload's way round."""
+        """Bytes sent beyond those of the payload."""
         return float(self.sent - self.scheme.ideal(self.payload, self.nodes))
 
 
 def schemes(alpha: float) -> tuple[Scheme, ...]:
-    """What is compared; alpha is the share that top-k sends."""
+    """The schemes to compare; alpha is the share that top-k sends."""
     bucket = BITS * BUCKET / 8 + 4
     return (
         Scheme("dense, psum", compress.dense(), False, 0),
@@ -110,7 +141,7 @@ def measure(shapes: PyTree, counts: Sequence[int], alpha: float) -> list[Point]:
 
 
 def markdown(points: Sequence[Point], workload: str, shapes: PyTree) -> str:
-    """The page: what is sent by number of nodes, and every point with its padding."""
+    """The page: bytes by number of nodes, and each point with its padding."""
     n, counts = make_packing(shapes).size, sorted({point.nodes for point in points})
     by_name = _by_scheme(points)
     wide = [[name, *(size(float(point.sent)) for point in mine)] for name, mine in by_name.items()]
@@ -127,8 +158,8 @@ def markdown(points: Sequence[Point], workload: str, shapes: PyTree) -> str:
         "`qsgd` in a ring decodes, adds and quantises again at every hop. `gradiveq` sums codes as they are, here with "
         "the largest d that its settings allow; in a run lambda decides, and d is no larger. Its other leaves go "
         "uncompressed.\n\n"
-        "Padding is what is sent beyond 2 (N - 1) / N P, or (N - 1) P of a gather. A ring sends 2 (N - 1) messages, "
-        f"each longer than P / N by less than what the ring does not divide, in bytes: {bounds}.\n\n"
+        "Padding is the excess over 2 (N - 1) / N P, or over (N - 1) P for a gather. A ring sends 2 (N - 1) messages, "
+        f"each longer than P / N by less than the bytes that the ring cannot divide: {bounds}.\n\n"
         f"{table(detail, lines)}\n"
     )
 
@@ -153,7 +184,7 @@ def _dense(nodes: int, n: int) -> float:
 
 
 def _crossings(by_name: dict[str, list[Point]], n: int) -> str:
-    """From how many nodes on a gather sends more than the uncompressed ring: (N - 1) P > 2 (N - 1) / N 4 n."""
+    """The number of nodes from which a gather sends more than the uncompressed ring: (N - 1) P > 2 (N - 1) / N 4 n."""
     parts = [
         f"{name} from {math.floor(8 * n / mine[0].payload) + 1:,} nodes on"
         for name, mine in by_name.items() if mine[0].scheme.gathers
@@ -162,9 +193,8 @@ def _crossings(by_name: dict[str, list[Point]], n: int) -> str:
 
 
 def draw(path: Path, points: Sequence[Point], title: str) -> None:
-    """The picture: bytes over nodes; of a ring also what it would send without padding."""
-    figure = Figure(figsize=(8.5, 5.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    """Draw bytes over nodes; for a ring also without padding."""
+    figure = new_figure(8.5, 5.4)
     axes = figure.subplots()
     counts = sorted({point.nodes for point in points})
     for i, (name, mine) in enumerate(_by_scheme(points).items()):
@@ -172,7 +202,7 @@ def draw(path: Path, points: Sequence[Point], title: str) -> None:
         colour = COLOURS[i % len(COLOURS)]
         if scheme.unit or scheme.gathers:
             axes.plot(counts, sent, color=colour, linewidth=1.4, marker=MARKERS[i], markersize=6, label=name)
-        else:  # where a ring lies, too
+        else:  # a marker alone: the line would hide a ring's
             axes.plot(counts, sent, color=colour, linestyle="", marker="o", markersize=11, label=name,
                       markerfacecolor="none")  # fmt: skip
         if scheme.unit:

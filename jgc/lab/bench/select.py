@@ -1,15 +1,15 @@
-"""Time of selecting the k largest of n values: positions, ascending, and values, beside what others take.
+"""`python -m jgc bench select`: time of selecting the k largest of n values, beside other libraries.
 
-    python -m jgc bench select --sizes 1e6,2.56e7 --alpha 0.001
-
-All that is measured takes the same values, drawn from a normal distribution, and runs in turn in one process; ratios
-are taken round by round, so that a machine that slows down slows all alike. The floor is one read of the values, the
-largest magnitude. `lax.approx_max_k` is exact on CPU; elsewhere it is not, and `torch.topk` runs on the CPU always.
+All candidates take the same normally distributed values and run in turn in one process. Ratios are taken round by
+round, so that a machine that slows down changes none of them. The floor is one read of the values: the largest
+magnitude. `lax.approx_max_k` is exact on CPU alone, and `torch.topk` always runs on the CPU.
 """
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -18,17 +18,51 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.lab.bench.timing import Times, rounds
-from jgc.lab.report.compare import words
-from jgc.lab.report.tables import table
+from jgc.lab.shared.choices import words
+from jgc.lab.shared.machine import describe
+from jgc.lab.shared.page import check_repeats, publish
+from jgc.lab.shared.tables import table
+from jgc.lab.shared.timing import Times, rounds
+from jgc.layout.select import check_alpha
 from jgc.layout.top_k import fastest, largest_positions
+from jgc.training.errors import values_of_the_user
 
 OURS, TOP_K, APPROXIMATE, TORCH = "jgc, positions and values", "lax.top_k", "lax.approx_max_k", "torch.topk"
 READ = "one read (max of magnitudes)"
 
 
+@dataclass(frozen=True)
+class Select:
+    """Time of selecting the largest values, beside lax.top_k, lax.approx_max_k, torch.topk and one read.
+
+    jgc's selection gives positions in ascending order, and their values.
+
+        python -m jgc bench select --sizes 1e6,2.56e7 --alpha 0.001
+    """
+
+    sizes: tuple[str, ...] = ("1e5", "1e6", "1e7", "2.56e7", "1e8")
+    """numbers of values, separated by commas or spaces"""
+    alpha: float = 0.001
+    """share of the values that is selected"""
+    repeats: int = 15
+    """rounds; medians and quartiles are shown"""
+    output: Path | None = None
+    """Markdown file to write as well"""
+
+    def run(self, line: str) -> None:
+        """Measure, and print the page."""
+        check_repeats(self.repeats)
+        with values_of_the_user():
+            check_alpha(self.alpha)
+            counts = sizes_of(self.sizes)
+        torch, before = find_torch(), load()
+        timings = [measure(size, self.alpha, self.repeats, torch) for size in counts]
+        page = markdown(timings, describe(), torch, f"load average {before} before and {load()} after")
+        publish("Selection of the largest values", page, self.output, line)
+
+
 class Timing(NamedTuple):
-    """Seconds of each piece of work for one size, f64[repeats] each by name."""
+    """Seconds of each piece of work for one size, f64[repeats] by name."""
 
     size: int
     k: int
@@ -36,7 +70,7 @@ class Timing(NamedTuple):
 
 
 def sizes_of(given: Sequence[str]) -> list[int]:
-    """Sizes as a user writes them.
+    """Sizes from the command line.
 
     Raises:
       ValueError: one of them is not a whole number from 1 to 2^31 - 1.
@@ -65,7 +99,7 @@ def cores() -> int:
 
 
 def load() -> str:
-    """Processes that wanted a core in the last minute, on average.
+    """The load average of the last minute.
 
     Example:
       >>> float(load()) >= 0
@@ -75,7 +109,7 @@ def load() -> str:
 
 
 def find_torch() -> ModuleType | None:
-    """PyTorch with as many threads as there are cores, or None where it is not installed."""
+    """PyTorch with a thread for each core, or None if it is not installed."""
     try:
         import torch
     except ImportError:
@@ -130,7 +164,7 @@ def _read(v):
 
 
 def markdown(timings: Sequence[Timing], machine: str, torch: ModuleType | None, load: str) -> str:
-    """The outcome as a page."""
+    """The page."""
     threads = f"torch {torch.__version__}, {torch.get_num_threads()} threads" if torch else "without torch"
     repeats = next(iter(timings[0].seconds.values())).size
     head = ["n", "k", "", "ms, median (quarter to three quarters)", "of torch.topk", "of lax.top_k", "of one read"]

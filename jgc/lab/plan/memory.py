@@ -1,14 +1,14 @@
-"""What a device needs on top of what it holds while it computes: activations, and copies on the way.
+"""Temporary memory of a device while it computes: activations and copies.
 
-A step is two programs, the nodes' gradients and the update; evaluation is a third. Their temporaries are there one
-after the other. That of evaluation is estimated from its equations, done in turn: XLA's CPU backend hands a whole
-forward pass to a library and does not know what that takes. How well the others are known is up to `Measure`:
+A step is two programs, the nodes' gradients and the update; evaluation is a third. They run one after another.
+Evaluation is estimated from its equations, executed in turn: XLA's CPU backend passes a whole forward pass to a library
+whose memory it does not know. `Measure` says how the others are found:
 
-- "step": both are compiled as training compiles them, and the compiler says what they take. Minutes for large models.
-- "node": the gradients of a single node are compiled, without optimising the code, which does not change the buffers.
-  A device computes its nodes one after another, so that the others' finished gradients come on top; under vmap
-  (`--no-unroll-nodes`) all have their activations at once. The update is estimated.
-- "nothing": the activations are estimated by what the backward pass of one node keeps of the forward pass.
+- "step": compile both as training does, and ask the compiler. Minutes for large models.
+- "node": compile the gradients of a single node, without optimising the code, which does not change the buffers. A
+  device computes its nodes one after another, so the others' finished gradients are added; under vmap
+  (`--no-unroll-nodes`) all activations exist at once. The update is estimated.
+- "nothing": estimate activations by the values that one node's backward pass needs of its forward pass.
 """
 
 import dataclasses
@@ -26,20 +26,20 @@ Measure = Literal["nothing", "node", "step"]
 
 MEASURED, FROM_ONE, ESTIMATED = "compiler", "compiler, one node", "estimate"
 
-# Copies of the device's gradients that an update has at the same time: 2.2 for dense, 3.2 for lgc_ps (ConvNet5 with 4
-# nodes on a CPU, by the compiler): packed, added to the memory, selected from.
+# Copies of the device's gradients that exist at once in an update: packed, added to the memory, selected from. By the
+# compiler (ConvNet5, 4 nodes, CPU): 2.2 for dense, 3.2 for lgc_ps.
 UPDATE_COPIES = 3
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
 
 
 class Temporary(NamedTuple):
-    """What one program takes beside its arguments and the results that are held.
+    """Memory of one program beside its arguments and the results that are held.
 
     Attributes:
       name: of the program.
       bytes: on one device.
-      how: they are known.
+      how: where the number comes from.
     """
 
     name: str
@@ -53,16 +53,15 @@ Seen = dict[Any, tuple[Temporary, Temporary]]  # the gradients' and evaluation's
 def temporaries(
     parts: Parts, state: TrainState, batch: Batch, evaluated: PyTree, measure: Measure, seen: Seen
 ) -> tuple[Temporary, ...]:
-    """Those of the gradients, of the update (of each phase's where it is compiled) and of evaluation.
+    """Temporaries of the gradients, of the update (of each phase, if compiled) and of evaluation.
 
     Args:
       parts: of the run, in its own layout.
       state: shapes of all nodes.
       batch: likewise.
-      evaluated: shapes of the device's part of a batch of what is evaluated.
+      evaluated: shapes of the device's part of an evaluated batch.
       measure: see the module.
-      seen: what has been found out for other methods; gradients and evaluation are the same with the same model and
-        batches.
+      seen: gradients and evaluation of other methods, which are the same for the same model and batches; added to.
     """
     shapes = [(x.shape, x.dtype) for x in jax.tree.leaves((state.params, state.own, batch, evaluated))]
     key = (parts.config.model, parts.config.unroll_nodes, parts.nodes, measure, str(shapes))
@@ -76,7 +75,7 @@ def temporaries(
 
 
 def of_evaluation(parts: Parts, state: TrainState, inputs: PyTree) -> Temporary:
-    """What a device takes for a batch of what is evaluated, and the batch.
+    """Temporaries of evaluating a batch, and the batch.
 
     Args:
       parts: of the run.
@@ -90,11 +89,11 @@ def of_evaluation(parts: Parts, state: TrainState, inputs: PyTree) -> Temporary:
 
 
 def most_alive(jaxpr: Any) -> int:
-    """Bytes of results that are there at the same time, at most, where equations are done in turn and none is fused.
+    """The most bytes of results alive at once, if equations are executed in turn and none are fused.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((10,), np.float32)
-      >>> most_alive(jax.make_jaxpr(lambda x: (x + 1) * 2 - 3)(x).jaxpr)  # a result and what it is made of
+      >>> most_alive(jax.make_jaxpr(lambda x: (x + 1) * 2 - 3)(x).jaxpr)  # a result and its operand
       80
     """
     last = {var: i for i, eqn in enumerate(jaxpr.eqns) for var in eqn.invars if not hasattr(var, "val")}
@@ -124,7 +123,7 @@ def size_of(tree: PyTree) -> int:
 
 
 def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure) -> Temporary:
-    """What the gradients of a device's nodes take, and the nodes' own collections, which are made anew."""
+    """Temporaries of the gradients of a device's nodes, and a new copy of the nodes' own collections."""
     own = size_of(state.own) * parts.nodes.per_device // parts.nodes.count
     if measure == "step":
         state, batch = placed_shapes(state, KINDS, parts.nodes), placed_shapes(batch, (BATCH, BATCH), parts.nodes)
@@ -142,7 +141,7 @@ def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure
 
 
 def of_one_node(parts: Parts, state: TrainState, batch: Batch) -> int | None:
-    """Bytes by the compiler for the gradients of the first node alone; None where it does not say."""
+    """Bytes for the gradients of the first node alone, by the compiler; None if it does not say."""
     alone = parts._replace(nodes=Nodes(1, 1))
     own, batch = (jax.tree.map(_first, tree) for tree in (state.own, batch))
     lowered = jax.jit(make_gradients(alone)).lower(state.params, own, batch)
@@ -169,7 +168,7 @@ def _first(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def of_updates(parts: Parts, state: TrainState, batch: Batch) -> tuple[Temporary, ...]:
-    """What every phase's update takes, by the compiler, or an estimate where that does not say."""
+    """Temporaries of each phase's update, by the compiler, or an estimate if it does not say."""
     placed, guess = placed_shapes(state, KINDS, parts.nodes), UPDATE_COPIES * parts.nodes.per_device
     config = dataclasses.replace(parts.config, unroll_nodes=False)  # the same shapes, traced once
     whole = parts._replace(nodes=Nodes(parts.nodes.count, parts.nodes.count), config=config)
@@ -187,6 +186,6 @@ def of_updates(parts: Parts, state: TrainState, batch: Batch) -> tuple[Temporary
 
 
 def compiled_bytes(compiled: Any) -> int | None:
-    """Temporaries of a compiled program on one device; None where the compiler does not say."""
+    """Temporaries of a compiled program on one device; None if the compiler does not say."""
     analysis = compiled.memory_analysis()
     return None if analysis is None else int(analysis.temp_size_in_bytes)

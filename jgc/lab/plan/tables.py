@@ -1,56 +1,87 @@
-"""Plans as tables: memory of a device by what takes it, and bytes of a step by role."""
+"""Plans as tables: memory of a device by its use, and bytes of a step by role."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED
-from jgc.lab.plan.plan import PhaseBytes, Plan
+from jgc.lab.plan.needs import PhaseBytes, Plan
+from jgc.lab.shared import paper
+from jgc.lab.shared.choices import registered_name
+from jgc.lab.shared.tables import paper_bytes, ratio, table
 from jgc.training.table import size
 
-COLUMNS = 6  # methods beside each other
-WIDTH = 120  # where the output is not a terminal
+COLUMNS = 6  # methods side by side
+WIDTH = 140  # where the output is not a terminal
+Rows = tuple[list[str], list[list[str]]]  # headings, and the cells of each row
 
 HOW = {
     MEASURED: "by the compiler for the program as training has it",
     FROM_ONE: "from the compiler's figure for one node's program",
     ESTIMATED: "an estimate",
 }
+NOTE = (
+    "Logical bytes of one step, upper bounds where a method finds its sizes in the run. Positions are part of what a "
+    "node sends up, the leader's first where they differ. Once: on entering the phase, to all nodes together."
+)
 
 
 def show(plans: Sequence[Plan], console: Console | None = None) -> None:
-    """Print what the runs need.
+    """Print the tables.
 
     Args:
-      plans: one method's each, of one workload.
+      plans: one for each method, of one workload.
       console: where to print; standard output by default.
     """
     console = console or Console()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     console.print(heading(plans[0]), highlight=False, soft_wrap=True)
-    for some in batched_plans(plans):
-        console.print(memory_table(some))
-    for how in dict.fromkeys(t.how for plan in plans for t in plan.temporary):
-        console.print(f"({how}): {HOW[how]}; all without a remark follows from shapes", highlight=False)
-    console.print(bytes_table(plans))
-    console.print(
-        "Logical bytes of one step, upper bounds where a method finds its sizes in the run. Positions are part of what "
-        "a node sends up, the leader's first where they differ. Once: on entering the phase, to all nodes together.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    for i in range(0, len(plans), COLUMNS):
+        console.print(_grid("Memory of one device", memory(plans[i : i + COLUMNS]), last_apart=True))
+    for remark in remarks(plans):
+        console.print(remark, highlight=False)
+    console.print(_grid("Bytes of one step", sent_bytes(plans)))
+    console.print(NOTE, highlight=False, soft_wrap=True)
+    if beside := beside_papers(plans):
+        console.print(_grid("The last phase beside the papers' figures", beside))
 
 
-def batched_plans(plans: Sequence[Plan]) -> list[tuple[Plan, ...]]:
-    """As many at a time as stand beside each other."""
-    return [tuple(plans[i : i + COLUMNS]) for i in range(0, len(plans), COLUMNS)]
+def markdown(plans: Sequence[Plan]) -> str:
+    """The tables as a page, bytes to the last digit."""
+    beside = beside_papers(plans)
+    parts = [heading(plans[0]), "## Bytes of one step", table(*sent_bytes(plans, _exact)), NOTE]
+    if beside:
+        parts += ["## The last phase beside the papers' figures", table(*beside)]
+    parts += ["## Memory of one device", table(*memory(plans, _exact)), *remarks(plans)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _exact(count: float | None) -> str:
+    return "-" if count is None else f"{count:,.0f}"
+
+
+def _grid(title: str, rows: Rows, last_apart: bool = False) -> Grid:
+    """A table for the terminal."""
+    head, lines = rows
+    grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in head:
+        grid.add_column(name, justify="left" if name in ("", "method", "phase") else "right", no_wrap=name == "phase")
+    for i, line in enumerate(lines):
+        grid.add_row(*line, end_section=last_apart and i == len(lines) - 2)  # a rule above the sum
+    return grid
+
+
+def remarks(plans: Sequence[Plan]) -> list[str]:
+    """Where the memory's numbers come from."""
+    return [f"({how}): {HOW[how]}; all without a remark follows from shapes"
+            for how in dict.fromkeys(t.how for plan in plans for t in plan.temporary)]  # fmt: skip
 
 
 def heading(plan: Plan) -> str:
-    """What is planned, in one line."""
+    """The model, its nodes and its batch in one line."""
     config, devices = plan.config, plan.config.nodes // plan.per_device
     where = f"{devices} device{'s' if devices > 1 else ''}"
     share = f", {plan.per_device} on each" if devices > 1 else ""
@@ -60,55 +91,58 @@ def heading(plan: Plan) -> str:
     )
 
 
-def memory_table(plans: Sequence[Plan]) -> Table:
+def memory(plans: Sequence[Plan], shown: Callable[[float | None], str] = size) -> Rows:
     """Bytes of one device, a column for each method."""
-    table = Table(title="Memory of one device", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("", *(plan.method for plan in plans)):
-        table.add_column(name, justify="right" if name else "left")
-    for name in dict.fromkeys(name for plan in plans for name in plan.held):
-        table.add_row(name, *(size(plan.held.get(name)) for plan in plans))
     programs = [{f"while computing: {t.name} ({t.how})": t.bytes for t in plan.temporary} for plan in plans]
-    for name in dict.fromkeys(name for of_plan in programs for name in of_plan):
-        table.add_row(name, *(size(of_plan.get(name)) for of_plan in programs))
-    table.add_section()
-    table.add_row("at most, with the larger of those", *(size(plan.peak) for plan in plans))
-    return table
+    rows = []
+    for columns in ([plan.held for plan in plans], programs):
+        for name in dict.fromkeys(name for column in columns for name in column):
+            rows.append([name, *(shown(column.get(name)) for column in columns)])
+    rows.append(["at most, with the larger of those", *(shown(plan.peak) for plan in plans)])
+    return ["", *(plan.method for plan in plans)], rows
 
 
-def bytes_table(plans: Sequence[Plan]) -> Table:
-    """What is sent in a step, a row for each phase of each method."""
-    table = Table(title="Bytes of one step", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("method", "phase", "leader\nup", "worker\nup", "of that\npositions", "worker\nratio", "leader\ndown",
-                 "worker\ndown", "all nodes\nup", "all nodes\ndown", "once"):  # fmt: skip
-        table.add_column(name, justify="left" if name in ("method", "phase") else "right", no_wrap=name == "phase")
+def sent_bytes(plans: Sequence[Plan], shown: Callable[[float | None], str] = size) -> Rows:
+    """Bytes of a step, a row for each phase of each method."""
+    head = ["method", "phase", "leader\nup", "leader\nratio", "worker\nup", "worker\nratio", "of that\npositions",
+            "leader\ndown", "worker\ndown", "all nodes\nup", "all nodes\ndown", "once"]  # fmt: skip
+    rows = [["" if i else plan.method, phase.name, *cells(phase, plan.dense, shown)]
+            for plan in plans for i, phase in enumerate(plan.phases)]  # fmt: skip
+    return head, rows
+
+
+def beside_papers(plans: Sequence[Plan]) -> Rows | None:
+    """Ratios of the last phase beside the papers'; None if no paper trained a method on this workload."""
+    rows = []
     for plan in plans:
-        for i, phase in enumerate(plan.phases):
-            table.add_row("" if i else plan.method, phase.name, *cells(phase, plan.dense))
-    return table
+        _, leader, _, worker, *_ = cells(plan.phases[-1], plan.dense)
+        theirs = paper_bytes(*paper.reported(plan.config.workload, registered_name(plan.method)))
+        if any(theirs):
+            rows.append([plan.method, leader, worker, *theirs])
+    return (["method", "leader\nratio", "worker\nratio", "paper:\nMB", "paper:\nratio"], rows) if rows else None
 
 
-def cells(phase: PhaseBytes, dense: float) -> list[str]:
+def cells(phase: PhaseBytes, dense: float, shown: Callable[[float | None], str] = size) -> list[str]:
     """A row's figures."""
-    up, has_leader = sent(phase, "worker", "up"), "leader" in phase.logical
-    positions = dict.fromkeys(size(sent(phase, role, "up", "positions")) for role in ("leader", "worker"))
+    leader = sent(phase, "leader", "up") if "leader" in phase.logical else None
+    worker = sent(phase, "worker", "up")
+    positions = dict.fromkeys(shown(sent(phase, role, "up", "positions")) for role in ("leader", "worker"))
     return [
-        size(sent(phase, "leader", "up") if has_leader else None),
-        size(up),
+        shown(leader),
+        ratio(dense / leader) if leader else "-",
+        shown(worker),
+        ratio(dense / worker) if worker else "-",
         ", ".join(positions),
-        f"{dense / up:,.4g}x" if up else "-",
-        size(sent(phase, "leader", "down") if has_leader else None),
-        size(sent(phase, "worker", "down")),
-        size(sent(phase, "server", "up")),
-        size(sent(phase, "server", "down")),
-        size(sum(sum(kinds.values()) for kinds in phase.once.get("server", {}).values())),
+        shown(sent(phase, "leader", "down") if leader is not None else None),
+        shown(sent(phase, "worker", "down")),
+        shown(sent(phase, "server", "up")),
+        shown(sent(phase, "server", "down")),
+        shown(sum(sum(kinds.values()) for kinds in phase.once.get("server", {}).values())),
     ]
 
 
 def sent(phase: PhaseBytes, role: str, direction: str, kind: str = "") -> float:
-    """Bytes, of some kind or all, of one node of a role; a leader is a worker where there is none.
-
-    The server's are those of all nodes together.
-    """
+    """Bytes of one node of a role, of one kind or of all; the server's are those of all nodes together."""
     by_role = phase.logical
     ways = by_role.get(role, by_role.get("worker", {}) if role == "leader" else {})
     return sum(count for name, count in ways.get(direction, {}).items() if kind in name)

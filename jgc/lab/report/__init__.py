@@ -1,1 +1,1 @@
-"""Reports over many runs, and runs for a report: `python -m jgc report`, `python -m jgc compare`."""
+"""Reports on finished runs, and the commands that train runs for a report: report, compare, sweep."""

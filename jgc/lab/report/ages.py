@@ -1,9 +1,9 @@
-"""How long residuals have waited, of runs that counted (`track_age`): a layer that is never sent makes a fine ratio."""
+"""Ages of residuals, for runs with `track_age`. They expose a layer that is never sent, which helps any ratio."""
 
 from collections.abc import Sequence
 
 from jgc.lab.report.runs import Group, Run, spread
-from jgc.lab.report.tables import table
+from jgc.lab.shared.tables import table
 
 OLDEST, MEAN = "oldest/", "mean_age/"  # figures of diagnose steps, and the layer's name
 EXPLANATION = (
@@ -13,7 +13,7 @@ EXPLANATION = (
 
 
 def last_ages(run: Run, figure: str = OLDEST) -> dict[str, float]:
-    """A figure of every layer at the last diagnose step that has it; nothing where none has."""
+    """A figure of each layer at the last diagnose step that has it; empty if none has."""
     for line in reversed(run.lines):
         found = {name.removeprefix(figure): value for name, value in line.items() if name.startswith(figure)}
         if found:
@@ -22,7 +22,7 @@ def last_ages(run: Run, figure: str = OLDEST) -> dict[str, float]:
 
 
 def age_table(groups: Sequence[Group]) -> str:
-    """The oldest and the mean age of each layer's residuals, a column for each method; "" where no run counted."""
+    """The oldest and the mean age of each layer's residuals, a column for each method; "" if no run has ages."""
     columns = {}
     for group in groups:
         oldest, mean = ([last_ages(run, figure) for run in group.runs] for figure in (OLDEST, MEAN))
@@ -36,6 +36,6 @@ def age_table(groups: Sequence[Group]) -> str:
 
 
 def _cell(layer: str, oldest: Sequence[dict[str, float]], mean: Sequence[dict[str, float]]) -> str:
-    """Means over seeds; runs of before there was a mean have the oldest alone."""
+    """Means over seeds. Runs of older versions have the oldest age alone."""
     first = f"{spread([ages[layer] for ages in oldest]).mean:.0f}"
     return f"{first} / {spread([ages[layer] for ages in mean]).mean:.0f}" if all(mean) else first

@@ -1,19 +1,20 @@
-"""What LGC's autoencoder costs, and what a compressed step saves, on this machine (Section VI-B of the paper)."""
+"""Time of LGC's autoencoder, and of a compressed step, on this machine (Section VI-B of the paper)."""
 
 from collections.abc import Sequence
 
 import jax
 
 from jgc.compress.lgc import autoencoder as ae
-from jgc.lab.bench.timing import interleaved
-from jgc.lab.report import paper
 from jgc.lab.report.runs import Group, baseline_of
-from jgc.lab.report.tables import figures, table
+from jgc.lab.report.tables import figures
+from jgc.lab.shared import paper
+from jgc.lab.shared.tables import table
+from jgc.lab.shared.timing import interleaved
 from jgc.wire.values import bytes_per_value
 
 
 def values_coded(group: Group) -> int | None:
-    """m, the numbers that go into the encoder, from the size of the code that is sent; None where there is no code."""
+    """m, the length of the encoder's input, from the size of the code; None if there is no code."""
     if group.method not in ("lgc_ps", "lgc_ring"):
         return None
     roles = group.runs[0].summary["phases"][-1]["wire"]["logical"].values()
@@ -28,7 +29,7 @@ def milliseconds(m: int, decoder: str | None = None, repeats: int = 30) -> dict[
     Args:
       m: values.
       decoder: of `lgc_ring`, "linear" or "leaky_relu"; None for one node's decoder of `lgc_ps`.
-      repeats: of each.
+      repeats: rounds.
     """
     x, key = jax.random.normal(jax.random.key(0), (m,)), jax.random.key(1)
     if decoder is None:
@@ -45,7 +46,7 @@ def milliseconds(m: int, decoder: str | None = None, repeats: int = 30) -> dict[
 
 
 def latency_table(groups: Sequence[Group]) -> str:
-    """Encoder and decoder of every method that has them, timed now; empty if none has."""
+    """Time encoder and decoder of each method that has them; empty if none has."""
     rows = []
     for group in groups:
         m = values_coded(group)
@@ -59,7 +60,7 @@ def latency_table(groups: Sequence[Group]) -> str:
 
 
 def speed_up_table(groups: Sequence[Group]) -> str:
-    """The baseline's median step over that of each method's last phase; empty without a baseline."""
+    """Ratio of the baseline's median step to that of each method's last phase; empty without a baseline."""
     rows = []
     for group in groups:
         baseline = baseline_of(group, groups)

@@ -1,18 +1,29 @@
-"""report.md, report.html and pictures, out of run folders."""
+"""`python -m jgc report`: report.md, report.html and pictures, from run folders."""
 
 import html
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import tyro
 from markdown_it import MarkdownIt
 
-from jgc.lab.report import paper, plots, wallclock
+from jgc.lab.report import plots, wallclock
 from jgc.lab.report.ages import EXPLANATION, age_table
 from jgc.lab.report.latency import latency_table, speed_up_table
 from jgc.lab.report.runs import Group, find, pool
-from jgc.lab.report.tables import bytes_table, paper_table, score_table, settings_table, time_table
-from jgc.training.errors import cannot_write, values_of_the_user
+from jgc.lab.report.tables import (
+    bytes_table,
+    paper_table,
+    reconstruction_table,
+    score_table,
+    settings_table,
+    time_table,
+)
+from jgc.lab.shared import paper
+from jgc.training.errors import UserError, cannot_write, values_of_the_user
 from jgc.training.rundir import write_whole
 from jgc.wire.rate import bytes_per_second
 
@@ -27,7 +38,7 @@ FIGURES = {
     13: ("Sparsification strategies, as the paper's Figure 13", plots.strategies),
     14: ("Losses of the autoencoder, as the paper's Figure 14", plots.autoencoder),
 }
-"""By the number that they have in the LGC paper."""
+"""By their number in the LGC paper."""
 WALL_CLOCK = 7  # of the GradiVeQ paper
 
 STYLE = (
@@ -35,6 +46,33 @@ STYLE = (
     "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:90%}"
     "td,th{border:1px solid #bbb;padding:.25em .6em}th{background:#eee}img{max-width:100%}"
 )
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables and pictures of finished runs; runs that differ only in their seed are one row.
+
+    Writes report.md, report.html and the pictures.
+
+        python -m jgc report runs/compare --output report --latency --figure 10
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """run folders, or folders of them"""
+    output: Path = Path("report")
+    """folder of the report"""
+    figure: tyro.conf.UseAppendAction[tuple[Literal[7, 10, 11, 13, 14], ...]] = ()
+    """draw this figure of the LGC paper as well, or 7 of the GradiVeQ paper; repeat for several"""
+    latency: bool = False
+    """time the encoder and the decoder of LGC's autoencoder on this machine as well"""
+    bandwidth: str = "1gbit"
+    """of each node's link, such as 100mbit or 1gbit, for figure 7"""
+
+    def run(self, line: str) -> None:
+        """Write the report, and print where it is."""
+        if not self.runs:
+            raise UserError("give the folders of runs, or a folder of them: python -m jgc report RUN...")
+        print(write(self.runs, self.output, self.figure, self.latency, bandwidth=self.bandwidth))
 
 
 def write(
@@ -50,9 +88,9 @@ def write(
     Args:
       paths: run folders, or folders of them.
       output: folder for report.md, report.html and the pictures; made if need be.
-      figures: the papers' figures to draw as well, of 7 (GradiVeQ), 10, 11, 13, 14 (LGC).
+      figures: the papers' figures to draw as well: 7 (GradiVeQ), 10, 11, 13, 14 (LGC).
       latency: time the autoencoder now.
-      remarks: lines to put at the top.
+      remarks: lines at the top.
       bandwidth: of each node's link, for figure 7.
 
     Raises:
@@ -100,7 +138,7 @@ def markdown(groups: Sequence[Group], remarks: Sequence[str], pictures: dict[str
 
 
 def setting(groups: Sequence[Group]) -> str:
-    """What the runs of a workload have in common, and which versions they ran on."""
+    """Settings and versions common to the runs of a workload."""
     common = [", ".join(dict.fromkeys(str(group.settings.get(name)) for group in groups))
               for name in ("nodes", "steps", "batch_size")]  # fmt: skip
     versions = groups[0].runs[0].summary.get("versions", {})
@@ -110,7 +148,7 @@ def setting(groups: Sequence[Group]) -> str:
 
 
 def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
-    """The tables of a workload, with what they need to be read."""
+    """The tables of a workload, with explanations."""
     emulated = any(not group.runs[0].summary["phases"][-1]["wire"]["physical"] for group in mine)
     blocks = [
         f"### {mine[0].score.title.capitalize()}",
@@ -122,6 +160,7 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         "method sends a code of all): 1 by nature for exact values at shared positions, so it tells codes of the same "
         "positions apart and not methods. The second compares the aggregate with the mean gradient of that step "
         "alone, of which error feedback sends the rest later.",
+        *reconstruction(mine),
         "### Settings",
         settings_table(mine, groups),
         "In the names stand settings enough to tell runs of one method apart, here all in which they differ.",
@@ -142,6 +181,16 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     return blocks
 
 
+def reconstruction(groups: Sequence[Group]) -> list[str]:
+    """How well codes reconstruct, where a method has a code."""
+    coded = reconstruction_table(groups)
+    if not coded:
+        return []
+    return ["### Reconstruction", coded,
+            "Means over the last phase and over seeds, at the positions that were sent. Ceiling: with exact values in "
+            "place of the code."]  # fmt: skip
+
+
 def speed_up(groups: Sequence[Group]) -> list[str]:
     """End-to-end speed-up, from the times of the runs."""
     speed = speed_up_table(groups)
@@ -150,11 +199,11 @@ def speed_up(groups: Sequence[Group]) -> list[str]:
     return ["### End-to-end speed-up", speed,
             "The baseline's median step over the method's in its last phase. There is no network here: what "
             "compression saves on a link is not in it, only what it costs to compute. Runs trained at other times "
-            "or beside other work differ by more than methods do: `bench step` times them in turn."]  # fmt: skip
+            "or beside other work differ by more than methods do: `bench methods` times them in turn."]  # fmt: skip
 
 
 def autoencoder_latency(groups: Sequence[Group]) -> list[str]:
-    """Encoder and decoder, timed now."""
+    """The times of encoder and decoder."""
     coded = latency_table(groups)
     blocks = ["### Latency of the autoencoder", coded or "No method here has one."]
     if coded:
@@ -163,7 +212,7 @@ def autoencoder_latency(groups: Sequence[Group]) -> list[str]:
 
 
 def paper_section(workloads: set[str]) -> str:
-    """All of the papers' rows, each workload labelled as ours or another."""
+    """The papers' rows, each workload labelled as ours or another."""
     blocks = ["## The papers' own figures"]
     for which, (source, notes) in paper.PAPERS.items():
         blocks.append(source)
@@ -178,7 +227,7 @@ def paper_section(workloads: set[str]) -> str:
 
 
 def as_html(text: str) -> str:
-    """A page of its own. What comes from settings stays text."""
+    """A standalone page. Markup in settings is escaped."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     title = html.escape(text.partition("\n")[0].lstrip("# "))
     return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'

@@ -7,21 +7,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from jgc.lab.report.runs import Group
+from jgc.lab.shared.pictures import look, new_figure, save_figure
 from jgc.training.errors import UserError
-from jgc.training.rundir import write_figure
 from jgc.training.table import size
 
-# Okabe and Ito 2008, without their yellow, which is hard to see on white
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
-MARKERS = "osD^vPX<>"  # two more than colours, so that both together tell 63 methods apart
 BAND = "lines: mean over seeds; bands: lowest to highest seed"
-LEGEND_WIDTH = 34  # letters of a name in a line; more would leave the curves no room
+LEGEND_WIDTH = 34  # letters in a line of the legend; more would leave the curves no room
 Points = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, mean, lowest, highest
 
 
@@ -100,7 +95,7 @@ def _autoencoder_name(group: Group, models: bool) -> str:
 
 
 def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
-    """What all nodes sent up in the whole run against the score at its end: a point for each seed."""
+    """The final score over the bytes that all nodes sent up in the run: a point for each seed."""
     title = f"{score_name(groups)} for the bytes sent"
     figure, panels, shared = _panels(by(groups, lambda group: group.workload), title)
     for axes, mine in panels:
@@ -124,13 +119,13 @@ def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
 
 
 def _room(axes: Axes) -> None:
-    """At least one power of ten on the axis, so that ticks have names."""
+    """Widen the axis to whole powers of ten, so that ticks have labels."""
     low, high = axes.get_xlim()
     axes.set_xlim(10 ** np.floor(np.log10(low) + 1e-9), 10 ** np.ceil(np.log10(high) - 1e-9))
 
 
 def by(groups: Iterable[Group], key: Callable[[Group], str]) -> dict[str, list[Group]]:
-    """Groups by what a panel stands for."""
+    """Groups by panel."""
     found: dict[str, list[Group]] = {}
     for group in groups:
         found.setdefault(key(group), []).append(group)
@@ -138,7 +133,7 @@ def by(groups: Iterable[Group], key: Callable[[Group], str]) -> dict[str, list[G
 
 
 def points(group: Group, name: str, scale: float = 1.0) -> Points:
-    """Mean, lowest and highest over seeds at the steps that all of them have."""
+    """Mean, lowest and highest over seeds, at the steps that all seeds have."""
     series = [{line["step"]: scale * line[name] for line in run.lines if line.get(name) is not None}
               for run in group.runs]  # fmt: skip
     steps = sorted(set.intersection(*(set(one) for one in series)))
@@ -147,7 +142,7 @@ def points(group: Group, name: str, scale: float = 1.0) -> Points:
 
 
 def smooth(data: Points) -> Points:
-    """A moving mean over a fiftieth of the steps, each step's own neighbours only."""
+    """A moving mean over a fiftieth of the steps, over fewer at the ends."""
     width = max(1, len(data[0]) // 50)
     if not len(data[0]):
         return data
@@ -158,21 +153,9 @@ def smooth(data: Points) -> Points:
 
 
 def score_name(groups: Sequence[Group]) -> str:
-    """What all groups are judged by, to begin a title with."""
+    """The name of the groups' common score, capitalised for a title."""
     titles = {group.score.title for group in groups}
     return titles.pop().capitalize() if len(titles) == 1 else "Score"
-
-
-def look(labels: Sequence[str], label: str) -> tuple[str, Any, str]:
-    """Colour, line style and marker: no two of the first 28 labels share both colour and style.
-
-    Example:
-      >>> names = [str(i) for i in range(28)]
-      >>> len({str(look(names, name)[:2]) for name in names})
-      28
-    """
-    at, again = labels.index(label), labels.index(label) // len(COLOURS)
-    return COLOURS[at % len(COLOURS)], STYLES[(at + 2 * again) % len(STYLES)], MARKERS[at % len(MARKERS)]
 
 
 def _line(axes: Axes, data: Points, colour: str, style: Any, marker: str, label: str) -> None:
@@ -194,8 +177,7 @@ def _loss_axis(axes: Axes) -> None:
 def _panels(
     parts: dict[str, list[Group]], title: str
 ) -> tuple[Figure, list[tuple[Axes, list[Group]]], list[str]]:
-    figure = Figure(figsize=(3.2 + 5.2 * len(parts), 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(3.2 + 5.2 * len(parts), 4.6)
     if len(parts) > 1:
         figure.suptitle(title)
     found = figure.subplots(1, len(parts), squeeze=False)[0]
@@ -222,8 +204,3 @@ def _save(
     figure.legend(handles.values(), labels, loc="outside right upper", fontsize=9,
                   title=note.replace("; ", "\n"), title_fontsize=8, handlelength=3.5)  # fmt: skip
     save_figure(figure, path)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a picture whole or not at all."""
-    write_figure(path, figure, dpi=120)

@@ -1,4 +1,4 @@
-"""Run folders, read and pooled: runs that differ only in their seed are one row of a report."""
+"""Read run folders, and pool runs that differ only in their seed: a row of a report."""
 
 import dataclasses
 import json
@@ -7,21 +7,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jgc.compress import Dense, Silent, TopK, method_of
+from jgc.lab.shared.choices import NAMES
 from jgc.training.config import FREE, RecordConfig, completed
 from jgc.training.data import Score, final, further_of, score_of
 from jgc.training.errors import UserError
 from jgc.training.metrics import Line, read
 from jgc.training.rundir import CONFIG, METRICS, SUMMARY
 
-CONFIGS: dict[str, type] = {"baseline": Dense, "sparse_gd": TopK, "control": Silent}
-"""Methods that are known by the name of their config, too."""
-NAMES = {method_of(settings()).name: name for name, settings in CONFIGS.items()}
-"""That name by their own."""
-
-# What does not make another experiment. Steps and nodes do, though --resume may change them.
+# Settings that do not make another experiment. Steps and nodes do, though --resume may change them.
 IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"record.{f.name}" for f in dataclasses.fields(RecordConfig))}
-ABSENT = "absent"  # what stands for a setting that a run does not have
+ABSENT = "absent"  # in place of a setting that a run does not have
 
 
 class Run(NamedTuple):
@@ -34,17 +29,17 @@ class Run(NamedTuple):
 
     @property
     def score(self) -> Score:
-        """What it was judged by."""
+        """Its score."""
         return score_of(self.summary)
 
     @property
     def result(self) -> float:
-        """What it came to, as people read the score."""
+        """The final score in its usual unit."""
         return final(self.summary)
 
     @property
     def hours(self) -> float:
-        """Time of its steps; evaluations, checkpoints and most compiling are not in it."""
+        """Hours of its steps, without evaluations, checkpoints and most compiling."""
         return sum(line.get("seconds") or 0.0 for line in self.lines) / 3600
 
 
@@ -68,7 +63,7 @@ class Group(NamedTuple):
 
     @property
     def further(self) -> tuple[Score, ...]:
-        """What its runs were evaluated by beside the score."""
+        """Further figures of the evaluation."""
         return further_of(self.runs[0].summary)
 
     @property
@@ -81,14 +76,14 @@ class Group(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Mean over seeds, and the sample standard deviation where there are two or more."""
+    """Mean over seeds, and the sample standard deviation of two or more."""
 
     mean: float
     std: float | None
 
 
 def find(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
-    """The finished runs in run folders or folders of them, and what was left out as not finished.
+    """The finished runs in run folders or folders of them, and the folders of unfinished ones.
 
     Raises:
       UserError: a path is no folder, holds no run, or is itself a run that has not finished.
@@ -141,7 +136,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def pool(runs: Sequence[Run]) -> list[Group]:
-    """Groups of runs with equal settings but for the seed; the baseline first, then as they come.
+    """Groups of runs with equal settings except the seed; the baseline first, then as given.
 
     Raises:
       UserError: two folders hold the same experiment with the same seed, which would count it twice.
@@ -160,14 +155,14 @@ def pool(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
-    """The method's name, and settings enough to tell the group from others of this method and workload."""
+    """The method's name, and enough settings to distinguish the group from others of this method and workload."""
     name, mine = NAMES.get(group.method, group.method), group.settings
     said = ", ".join(f"{key.removeprefix('compressor.')}={mine.get(key, ABSENT)}" for key in _telling(group, groups))
     return f"{name} ({said})" if said else name
 
 
 def varying(group: Group, groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Settings in which groups of this method and workload differ, and what each of these groups has."""
+    """Settings in which groups of this method and workload differ, and their values in each group."""
     alike = [g.settings for g in groups if (g.method, g.workload) == (group.method, group.workload)]
     known = dict.fromkeys(key for settings in alike for key in settings if key not in IGNORED)
     had = {key: [str(settings.get(key, ABSENT)) for settings in alike] for key in known}
@@ -175,7 +170,7 @@ def varying(group: Group, groups: Sequence[Group]) -> dict[str, list[str]]:
 
 
 def _telling(group: Group, groups: Sequence[Group]) -> list[str]:
-    """Some of the varying settings, by which no two groups are the same: one after the other what parts the most."""
+    """Enough of the varying settings to distinguish all groups, chosen greedily."""
     had = varying(group, groups)
 
     def kinds(keys: Iterable[str]) -> int:
@@ -188,9 +183,9 @@ def _telling(group: Group, groups: Sequence[Group]) -> list[str]:
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The uncompressed runs that differ from a group's in nothing but the method; None if there are none.
+    """The uncompressed runs that differ from a group in the method alone, else in the learning rate as well; or None.
 
-    Where there are none, those that differ in the learning rate, too: a method may need its own.
+    A method may need a learning rate of its own.
     """
 
     def outside(g: Group, *skip: str) -> dict[str, Any]:
@@ -215,7 +210,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def against(group: Group, baseline: Group) -> tuple[Spread, int]:
-    """Points of the score over the baseline, over pairs of runs with equal seeds, and how many pairs there are."""
+    """Points of the score over the baseline, over pairs of runs with equal seeds, and the number of pairs."""
     mine, theirs = ({run.summary["seed"]: run.result for run in g.runs} for g in (group, baseline))
     common = [seed for seed in mine if seed in theirs]
     if common:

@@ -1,32 +1,22 @@
-"""One setting at several values, one run for each value and seed: `python -m jgc sweep`."""
+"""`python -m jgc sweep`: one setting at several values, one run for each value and seed."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from jgc.lab.launch import train_all
-from jgc.lab.report import paper
+from jgc.lab.launch import Runs, launch
 from jgc.lab.report.ages import last_ages
-from jgc.lab.report.compare import (
-    FIXED,
-    finished_of,
-    option_word,
-    options_of,
-    remarks_on,
-    say,
-    seeds_of,
-    tell_unfinished,
-    variants_of,
-    words,
-)
-from jgc.lab.report.plots import COLOURS, MARKERS, save_figure
 from jgc.lab.report.runs import Run, Spread, read_run, spread
-from jgc.lab.report.tables import filled_table, plus_minus, ratio
+from jgc.lab.report.tables import plus_minus
+from jgc.lab.shared import paper
+from jgc.lab.shared.choices import FIXED, option_word, options_of, seeds_of, variants_of, words
+from jgc.lab.shared.pictures import COLOURS, MARKERS, new_figure, save_figure
+from jgc.lab.shared.tables import filled_table, ratio
 from jgc.training.config import GROUPS, Config
 from jgc.training.errors import UserError, did_you_mean
 from jgc.training.rundir import write_whole
@@ -34,8 +24,30 @@ from jgc.training.workloads import workload_named
 
 PAGE, PICTURE = "sweep.md", "sweep.png"
 OWN = "compressor."  # before a setting of the method's own
-ENTROPY = "entropy_bits"  # a figure of diagnose steps
-FLAT = 0.1  # bits: entropies no further apart say nothing in a picture
+ENTROPY = "entropy_bits"  # in the lines of diagnose steps
+FLAT = 0.1  # bits; entropies no further apart are not drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Runs):
+    """Train with several values of one setting, unless that has been done: a table and a picture.
+
+    The folder of the runs, {method}-{setting}={value}-seed{seed}, gets sweep.md and sweep.png.
+
+        python -m jgc sweep --field compressor.ratio --values 256,512,1024 --methods egc,baseline --run-dir runs/sweep
+    """
+
+    field: str
+    """a setting of train.py, such as nodes, or one of the methods' own, such as compressor.ratio; a method that does
+    not have it is trained once, to compare with"""
+    values: tuple[str, ...]
+    """values of the setting, separated by commas or spaces"""
+    methods: tuple[str, ...] = ("egc",)
+    """as in compare"""
+
+    def run(self, line: str) -> None:
+        """Train, and print where the page is."""
+        print(sweep(self, line))
 
 
 class Point(NamedTuple):
@@ -53,7 +65,7 @@ class Point(NamedTuple):
 
     @property
     def result(self) -> Spread:
-        """What the runs came to, as people read their score."""
+        """The final score in its usual unit."""
         return spread([run.result for run in self.runs])
 
     @property
@@ -63,17 +75,17 @@ class Point(NamedTuple):
 
     @property
     def bytes(self) -> float | None:
-        """The same in bytes, of a worker."""
+        """Compression ratio of a worker in bytes."""
         return _mean([run.summary["compression_ratio"]["worker"] for run in self.runs])
 
     @property
     def entropy(self) -> float | None:
-        """Of a layer's histogram in bits, mean over the values, over diagnose steps and over seeds."""
+        """Entropy of a layer's histogram in bits, mean over values, diagnose steps and seeds."""
         return _mean([_mean([line[ENTROPY] for line in run.lines if ENTROPY in line]) for run in self.runs])
 
     @property
     def oldest(self) -> tuple[str, float] | None:
-        """The layer whose oldest residual has waited longest at the last diagnose step of a run, and how many steps."""
+        """The layer with the oldest residual at the last diagnose step of a run, and its age in steps."""
         found = [pair for run in self.runs for pair in last_ages(run).items()]
         return max(found, key=lambda pair: pair[1], default=None)
 
@@ -83,61 +95,31 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(found)) if found and len(found) == len(values) else None
 
 
-def sweep(
-    field: str,
-    values: Sequence[str],
-    methods: Sequence[str],
-    seeds: Sequence[str],
-    workload: str,
-    run_dir: Path,
-    data_dir: str | None = None,
-    changes: Mapping[str, Any] | None = None,
-    settings: Sequence[str] = (),
-    command: str = "",
-) -> Path:
-    """Train what has not been trained yet, and write a page and a picture into the runs' folder.
+def sweep(asked: Sweep, line: str = "") -> Path:
+    """Train what has not been trained yet, write a page and a picture, and return the page's path.
 
     Args:
-      field: a setting of `train.py` (nodes, correction.patience) or of the methods (compressor.ratio). A method that
-        does not have it is trained once, to compare with.
-      values: of the setting, as `--values` takes them.
-      methods: names, as `--methods` takes them.
-      seeds: numbers, as `--seeds` takes them.
-      workload: a name in `jgc.training.workloads`.
-      run_dir: folder of the runs and of the page.
-      data_dir: folder of prepared data sets.
-      changes: settings of the runs in place of the workload's.
-      settings: entries, as `--set` takes them; the field's values have the last word.
-      command: to put at the top of the page.
-
-    Returns:
-      The page's path.
+      asked: the options.
+      line: the command line, shown at the top of the page.
 
     Raises:
-      UserError: a field, value, name or number that is none, or a folder with other settings; also where runs diverge,
-        after a page on the others.
+      UserError: an unknown field or name, a bad value or number, a folder with other settings; or runs diverged, after
+        a page on the others is written.
     """
-    workload_named(workload)
-    variants, numbers, wanted = variants_of(words(methods)), seeds_of(seeds), words(values)
-    points = plan(field, wanted, variants)
-    common = options_of(settings, variants)
-    options = {label: [*common[method], *([] if value is None else [option_word("", field, value)])]
-               for label, (method, value) in points.items()}  # fmt: skip
-    chosen = {label: variants[method] for label, (method, _) in points.items()}
-    failed: dict[str, str] = {}
-    train_all(chosen, run_dir, workload, numbers, data_dir, None, changes, options, say, failed)
-    folders = {label: [run_dir / f"{label}-seed{seed}" for seed in numbers] for label in points}
-    trained = [folder for of_point in folders.values() for folder in of_point]
-    finished = set(finished_of(trained, failed))
-    measured = []
-    for label, (method, value) in points.items():
-        runs = tuple(read_run(folder) for folder in folders[label] if folder in finished)
-        if runs:
-            measured.append(Point(method, value, runs))
-    draw(measured, field, run_dir / PICTURE)
-    page = run_dir / PAGE
-    write_whole(page, markdown(measured, field, workload, numbers, command, remarks_on(failed)).encode())
-    tell_unfinished(trained, failed, page)
+    workload_named(asked.workload)
+    variants = variants_of(words(asked.methods))
+    planned = plan(asked.field, words(asked.values), variants)
+    common = options_of(asked.set, variants)
+    options = {label: [*common[method], *([] if value is None else [option_word("", asked.field, value)])]
+               for label, (method, value) in planned.items()}  # fmt: skip
+    outcome = launch(asked, {label: variants[method] for label, (method, _) in planned.items()}, options)
+    points = [Point(*planned[label], tuple(map(read_run, folders)))
+              for label, folders in outcome.folders.items() if folders]  # fmt: skip
+    draw(points, asked.field, asked.run_dir / PICTURE)
+    page = asked.run_dir / PAGE
+    text = markdown(points, asked.field, asked.workload, seeds_of(asked.seeds), line, outcome.remarks)
+    write_whole(page, text.encode())
+    outcome.check(page)
     return page
 
 
@@ -145,7 +127,7 @@ def plan(field: str, values: Sequence[str], variants: Mapping[str, Any]) -> dict
     """Method and value of every run, by the name of its folder.
 
     Raises:
-      UserError: a field that neither train.py nor any of the methods has, no values, or one that is no folder's name.
+      UserError: an unknown field, no values, or a value that cannot be in a folder's name.
 
     Example:
       >>> from jgc.compress import Dense, Egc
@@ -183,7 +165,7 @@ def markdown(
     command: str,
     remarks: Sequence[str] = (),
 ) -> str:
-    """The page: the table and the picture, and remarks between them."""
+    """The page: the table, remarks and the picture."""
     name = field.removeprefix(OWN)
     rows = []
     for point in points:
@@ -213,7 +195,7 @@ def markdown(
 
 
 def _paper(name: str, point: Point) -> tuple[str, str]:
-    """What the EGC paper has at this value: of another model and far longer runs, to be held against in shape only."""
+    """The EGC paper's figures at this value. Its model and runs are larger: only trends compare."""
     theirs = paper.EGC_SWEEPS.get(name, {}).get(point.method, {}).get(str(point.value))
     return ("", "") if theirs is None else (f"{theirs[0]}", f"{theirs[1]:g}x")
 
@@ -222,11 +204,11 @@ def _paper(name: str, point: Point) -> tuple[str, str]:
 
 
 def draw(points: Sequence[Point], field: str, path: Path) -> None:
-    """The score against the setting's value, and beside it the entropy where that changes with it, else the ratio."""
+    """Draw the score over the setting's value, and beside it the entropy if that varies, else the ratio."""
     name = field.removeprefix(OWN)
     values = list(dict.fromkeys(point.value for point in points if point.value is not None))
     places = _places(values)
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
     entropies = [point.entropy for point in points if point.entropy is not None]
     entropy = bool(entropies) and max(entropies) - min(entropies) > FLAT
@@ -259,7 +241,7 @@ def draw(points: Sequence[Point], field: str, path: Path) -> None:
 
 
 def _places(values: Sequence[str]) -> dict[str, float]:
-    """Where values stand: numbers by their size, on a scale of factors of two if all are positive; else in turn."""
+    """Places on the axis: numbers by size, on a log scale if all are positive; other values in turn."""
     try:
         numbers = [float(value) for value in values]
     except ValueError:

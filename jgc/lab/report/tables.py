@@ -1,33 +1,35 @@
 """The tables of a report, as Markdown."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jgc.compress import METHODS
-from jgc.lab.report import paper
 from jgc.lab.report.runs import ABSENT, Group, Spread, against, baseline_of, spread, varying
-from jgc.training.data import Score
+from jgc.lab.shared import paper
+from jgc.lab.shared.reconstruction import FIGURES, figures_of
+from jgc.lab.shared.tables import filled_table, paper_bytes, ratio, table
+from jgc.training.data import Score, final
 from jgc.training.summary import POSITIONS
 from jgc.training.table import size, slots
 
 
 class Figures(NamedTuple):
-    """What a row shows, means over its seeds; bytes and ratios are the same for every seed.
+    """The figures of a row, means over its seeds; bytes and ratios are equal for all seeds.
 
     Attributes:
-      result: of the score, as people read it.
-      against: points over the baseline; None where there is none.
-      pairs: how many runs of equal seed that is over; 0 is a difference of means.
+      result: the score in its usual unit.
+      against: points over the baseline; None without a baseline.
+      pairs: number of pairs of runs with equal seed; 0 means a difference of means.
       leader, worker: bytes that such a node sends up in a step of the last phase.
-      ratios: of the last phase, by role; None where a node sends nothing.
+      ratios: of the last phase, by role; None if a node sends nothing.
       total, dense_total: bytes that all nodes sent up in the run, and would have uncompressed.
-      physical: bytes of a device in a step of the last phase; None where one device holds all nodes.
-      physical_apart: the same if every node had a device of its own.
+      physical: bytes of a device in a step of the last phase; None if one device holds all nodes.
+      physical_apart: the same with a device for each node.
       seconds: median seconds of a step by phase.
       last_share: steps of the last phase over all steps.
-      cosine: reconstruction cosine of the last phase, None where there is none.
-      true_cosine: of the aggregate with the mean gradient of the step, the same.
+      cosine: reconstruction cosine of the last phase, or None.
+      true_cosine: cosine of the aggregate with the mean gradient of the step, or None.
     """
 
     result: Spread
@@ -47,7 +49,7 @@ class Figures(NamedTuple):
 
 
 def figures(group: Group, groups: Sequence[Group]) -> Figures:
-    """A group's figures, from its summaries."""
+    """A group's figures from its summaries."""
     summaries = [run.summary for run in group.runs]
     first, last = summaries[0], summaries[0]["phases"][-1]
     baseline = baseline_of(group, groups)
@@ -79,7 +81,7 @@ def _up(wire: dict[str, Any], role: str) -> float:
 
 
 def _device(physical: dict[str, float]) -> float | None:
-    """Gradient bytes that a device sends: `other` is flags and metrics."""
+    """Gradient bytes that a device sends, without `other`: flags and metrics."""
     return sum(count for name, count in physical.items() if name != "other") if physical else None
 
 
@@ -93,28 +95,8 @@ def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: spread(values).mean for name, values in found.items()}
 
 
-def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; the first column to the left, the others to the right.
-
-    Example:
-      >>> print(table(["a", "b"], [["x|y", 1]]))
-      | a | b |
-      |:---|---:|
-      | x\\|y | 1 |
-    """
-    lines = [head, [":---", *["---:"] * (len(head) - 1)], *rows]
-    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"|{'|'.join(line)}|" if i == 1 else f"| {' | '.join(line)} |" for i, line in enumerate(cells))
-
-
-def filled_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same without columns that have nothing in any row."""
-    filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
-    return table([head[i] for i in filled], [[row[i] for i in filled] for row in rows])
-
-
 def plus_minus(value: Spread | None, digits: int = 2, sign: str = "") -> str:
-    """Mean and spread for people.
+    """Mean and spread as text.
 
     Example:
       >>> plus_minus(Spread(1.234, 0.5), sign="+")
@@ -125,44 +107,59 @@ def plus_minus(value: Spread | None, digits: int = 2, sign: str = "") -> str:
     return f"{value.mean:{sign}.{digits}f}" + ("" if value.std is None else f" ± {value.std:.{digits}f}")
 
 
-def ratio(value: float | None) -> str:
-    """A compression ratio for people."""
-    return "sends nothing" if value is None else f"{value:,.4g}x" if value < 1000 else f"{value:,.0f}x"
-
-
 def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """A workload's score beside the baseline's, and the paper's where it trained this workload."""
+    """A workload's score beside the baseline's, and the papers' if they trained this workload."""
     score = groups[0].score
     points, point = (f", {score.point}s", f" {score.point}") if score.point else ("", "")
     further = groups[0].further
-    head = ["method", "seeds", score.heading, *(figure.heading for figure in further),
+    before = [_before_compression(group) for group in groups]
+    head = ["method", "seeds", score.heading, *(["before compression"] if any(before) else []),
+            *(figure.heading for figure in further),
             f"against the baseline{points}", f"within {score.tolerance}{point}",
             "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
             *_if_paper(groups, f"paper: {paper.figure(groups[0].workload)}")]  # fmt: skip
     rows = []
-    for group in groups:
+    for group, first in zip(groups, before, strict=True):
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
         said = "; ".join(f"{row.accuracy} ({row.paper}, Table {row.table})" for row in theirs)
         within = "" if f.against is None else "yes" if score.is_as_good(f.against.mean) else "no"
         pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
         how = "" if f.against is None else f" ({pairs})"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result),
-                     *(plus_minus(_spread_of(group, figure)) for figure in further),
+                     *([first] if any(before) else []), *(plus_minus(_spread_of(group, figure)) for figure in further),
                      plus_minus(f.against, sign="+") + how, within,
                      plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
                      *_if_paper(groups, said)])  # fmt: skip
     return table(head, rows)
 
 
+def _before_compression(group: Group) -> str:
+    """The score at the end of the first phase, mean over seeds; empty where a run has but one phase."""
+    starts = [(run.summary, run.summary["phases"][0]) for run in group.runs if len(run.summary["phases"]) > 1]
+    scores = [final(summary, phase) for summary, phase in starts if phase.get(group.score.name) is not None]
+    return plus_minus(spread(scores)) if scores and len(scores) == len(group.runs) else ""
+
+
 def _spread_of(group: Group, figure: Score) -> Spread | None:
-    """A figure beside the score, over the seeds, as people read it; None where a run has none."""
+    """A further figure of the evaluation over seeds, in its usual unit; None if a run has none."""
     values = [run.summary.get(figure.name) for run in group.runs]
     return None if None in values else spread([figure.scale * value for value in values if value is not None])
 
 
+def reconstruction_table(groups: Sequence[Group]) -> str:
+    """How close decoded values are to the true mean, beside trivial codes; empty if no method has a code."""
+    rows = []
+    for group in groups:
+        summaries = [run.summary for run in group.runs]
+        if all(summary.get("ceiling_cosine") for summary in summaries):
+            share = spread([s["reconstruction_cosine"] / s["ceiling_cosine"] for s in summaries])
+            rows.append([group.label, *figures_of(summaries), f"{share.mean:.3f}"])
+    return table(["method", *FIGURES.values(), "share of the ceiling"], rows) if rows else ""
+
+
 def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """Every method's settings that are not its class's defaults, those of the run in which runs of this method differ,
-    and a learning rate that is not its baseline's."""
+    """Settings of each method other than its class's defaults, those of the run that vary among runs of the method, and
+    a learning rate other than the baseline's."""
     rows = []
     for group in groups:
         defaults = {f.name: f.default for f in dataclasses.fields(METHODS[group.method].settings)}
@@ -196,13 +193,13 @@ def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
 
 
 def _in_values(group: Group) -> str:
-    """Values of the gradient over values that a node sends in a step of the last phase, their mean over nodes."""
+    """Compression ratio in values, in the last phase, mean over nodes."""
     found = [share for run in group.runs if (share := run.summary.get("element_ratio"))]
     return ratio(spread(found).mean) if len(found) == len(group.runs) else ""
 
 
 def _positions(group: Group) -> str:
-    """What positions cost, and would at least and as papers count them, of the first run; "" where none are sent."""
+    """Bytes of positions in the first run: sent, entropy bound and DEFLATE; "" if none are sent."""
     found = [group.runs[0].summary.get(name) for name in POSITIONS]
     return " / ".join("-" if count is None else size(count) for count in found) if any(found) else ""
 
@@ -226,13 +223,6 @@ def paper_table(workload: str, which: str) -> str:
             for row in paper.REPORTED if (row.workload, row.paper) == (workload, which)]  # fmt: skip
     head = ["method", paper.figure(workload), "MB a node sends in a step", "ratio", "whole training, all nodes"]
     return filled_table(head, rows)
-
-
-def paper_bytes(*rows: paper.Reported) -> tuple[str, str]:
-    """The papers' megabytes and ratios of some rows, leader / worker; EGC's ratios are in values."""
-    megabytes = [" / ".join(map(str, row.megabytes)) for row in rows if row.megabytes]
-    ratios = [" / ".join(f"{value:,}x" for value in row.ratio) + " in values" * (row.paper == "EGC") for row in rows]
-    return "; ".join(megabytes), "; ".join(ratios)
 
 
 def _if_paper(groups: Sequence[Group], *cells: str) -> tuple[str, ...]:

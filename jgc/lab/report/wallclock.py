@@ -1,11 +1,11 @@
-"""Score against time on a link of a given rate, and where the time goes: Figure 7 of the GradiVeQ paper.
+"""Score over time on a link of a given rate, and the parts of that time: Figure 7 of the GradiVeQ paper.
 
-Runs that emulate their nodes on one device send nothing, so the time of a step is put together:
+Runs that emulate their nodes on one device send nothing, so the time of a step is a sum of three parts:
 
-    computation   the baseline's median step, of one node: the devices compute side by side
-    compression   what the method's median step of that phase takes longer than an uncompressed one (of the same run
-                  where it has some), of one node
-    sending       the bytes that a node sends in a step of that phase, with a node on each device, over the link's rate
+    computation   the baseline's median step, for one node: devices compute in parallel
+    compression   the method's median step of the phase minus an uncompressed one (of the same run if it has some), for
+                  one node
+    sending       the bytes that a node sends in a step of the phase, with a node on each device, over the link's rate
 
 Sending is an estimate: no latency, no overlap with computation, every node's link at its full rate at all times.
 """
@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from jgc.lab.report import paper
-from jgc.lab.report.plots import look, save_figure
 from jgc.lab.report.runs import Group, Run
+from jgc.lab.shared import paper
+from jgc.lab.shared.pictures import look, new_figure, save_figure
 from jgc.training.errors import UserError
 
-CYCLE = 500  # steps that the paper's breakdown is of
+CYCLE = 500  # steps of the paper's breakdown
 
 
 class StepTime(NamedTuple):
@@ -58,7 +56,7 @@ def _median(run: Run, phase: str) -> float:
 
 
 def _nodes_in_turn(run: Run) -> int:
-    """How many nodes one device computes for."""
+    """Number of nodes that one device computes."""
     return int(run.summary["nodes"]) if run.summary["layout"] == "emulated" else 1
 
 
@@ -71,7 +69,7 @@ def breakdown(run: Run, times: dict[str, StepTime]) -> StepTime:
 
 
 def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> None:
-    """The score over estimated time, and the breakdown of 500 steps.
+    """Draw the score over estimated time, and the breakdown of 500 steps.
 
     Raises:
       UserError: no uncompressed run among them, or several workloads.
@@ -80,8 +78,7 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     if not baselines or len({group.workload for group in groups}) > 1:
         raise UserError("figure 7 needs runs of one workload, an uncompressed one (configs/baseline.py) among them")
     score, baseline, labels = groups[0].score, baselines[0].runs[0], [group.label for group in groups]
-    figure = Figure(figsize=(13, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 4.8)
     figure.suptitle(f"Time on a link of {rate_name} for each node: sending estimated from bytes, the rest measured")
     left, right = figure.subplots(1, 2)
     for group in groups:
@@ -114,7 +111,7 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
 
 
 def section(groups: Sequence[Group], rate: float) -> str:
-    """The breakdown of 500 steps as a table, and what the paper has."""
+    """The breakdown of 500 steps as a table, beside the paper's."""
     baseline = next(group for group in groups if group.method == "dense")
     first = {group.label: group.runs[0] for group in groups}
     parts = {label: breakdown(run, step_times(run, baseline.runs[0], rate)) for label, run in first.items()}

@@ -1,7 +1,7 @@
 """The control channel between the parent and a worker: lines of JSON over the worker's standard input and output.
 
-It does not pass through the network that is measured. All processes share the machine's monotonic clock, so that the
-parent can name the moment at which all hosts begin a step.
+The channel does not use the network under test. All processes share the machine's monotonic clock, so the parent can
+name the moment at which all hosts begin a step.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ Handler = Callable[..., Any]
 
 
 def open_channel() -> TextIO:
-    """Where answers go. What libraries print to standard output goes to standard error from here on."""
+    """Open the stream for answers. From here on, output that libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return answers
@@ -31,12 +31,12 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
-    """To be called in a new process before its program starts: it dies with its parent, whatever it waits for."""
+    """Make a new process die with its parent, even while it waits. Call this before its program starts."""
     _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def give_back_memory() -> None:
-    """What is free goes back to the system: all hosts share one machine's memory."""
+    """Return free memory to the system: all hosts share one machine's memory."""
     gc.collect()
     if hasattr(_libc, "malloc_trim"):  # glibc
         _libc.malloc_trim(0)
@@ -62,11 +62,11 @@ def serve(answers: TextIO, handlers: Mapping[str, Handler]) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     sys.stderr.flush()
-    os._exit(0)  # without the libraries' farewells, which wait for other processes
+    os._exit(0)  # exit handlers of libraries would wait for other processes
 
 
 def timed(work: Callable[[], None], at: float) -> dict[str, float]:
-    """Do a piece of work at a moment; when it ended, and what it took of the processor.
+    """Do a piece of work at a given moment; return when it ended and its processor seconds.
 
     Args:
       work: returns when all of it is done.

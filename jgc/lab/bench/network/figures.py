@@ -1,4 +1,4 @@
-"""From the steps of a cell to the figures of a row: medians, what each part takes, bytes, and the floor."""
+"""The figures of a row from the steps of a cell: medians, the time of each part, bytes, and the floor."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ TWENTY = "twenty_lines"
 
 
 class Interval(NamedTuple):
-    """A median, or a difference of two, and the range that 90 % of bootstrap draws fall into."""
+    """A median or a difference of two medians, with the range of 90 % of bootstrap draws."""
 
     middle: float
     low: float
@@ -29,18 +29,18 @@ class Figures(NamedTuple):
       method, label: its name, and for people.
       steps: how many.
       step: the whole step.
-      added: what it takes over the same framework's own computation, with its interval.
+      added: the step minus the same framework's own computation, with its interval.
       computation: gradients and update of that framework.
-      compression: the step with local copies in the place of collectives, less computation; None where not measured.
+      compression: the step with local copies instead of collectives, minus computation; None if not measured.
       communication: the rest.
       cpu: processor seconds of a host over those of its computation.
-      sent, received: bytes without packet headers, at the interface; framing is in them.
-      headers: bytes of the headers of what is sent.
-      framing: bytes that Gloo adds to the collectives of this method; None where that was not measured.
-      physical: `Wire.physical`, None for what is not jgc's.
-      compiled: of the compiled program's collectives; None where there is none.
-      audit: what is wrong between the two, or "".
-      floor: seconds that the interface's bytes, headers included, need at the rate; None without a rate.
+      sent, received: bytes at the interface without packet headers, with framing.
+      headers: bytes of packet headers sent.
+      framing: bytes that Gloo adds to the collectives of this method; None if not measured.
+      physical: `Wire.physical`; None for other libraries' rows.
+      compiled: bytes of the compiled program's collectives; None if there is no program.
+      audit: how the two differ, or "".
+      floor: seconds to send the interface's bytes, headers included, at the rate; None without a rate.
       of_twenty: `sent` over that of the twenty lines of JAX.
     """
 
@@ -65,7 +65,7 @@ class Figures(NamedTuple):
 
 
 def of_cells(found: Results, hosts: int, rate: str) -> list[Figures]:
-    """The figures of all methods that have been measured there, in the order of measuring."""
+    """The figures of all methods measured in a cell, in the order of measurement."""
     cells = [c for c in found["cells"].values() if (c["hosts"], c["rate"]) == (hosts, rate) and c.get("full")]
     rows = [_figures(found, cell) for cell in cells]
     twenty = next((row.sent for row in rows if row.method == TWENTY), 0.0)
@@ -103,14 +103,14 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
 
 
 def _of_sessions(own: dict[str, Any], part: str, cell: dict[str, Any]) -> list[float]:
-    """Computation, of the sessions that a row's steps are of; all of it where there is none of those."""
+    """Computation in the sessions of a row's steps; in all sessions if those have none."""
     mine = set(sessions(cell, "full"))
     found = [x for x, session in zip(own[part], sessions(own, COMPUTATION), strict=True) if session in mine]
     return found or own[part]
 
 
 def _framing(found: Results, hosts: int, told: dict[str, Any]) -> float | None:
-    """What Gloo adds, from the collectives that a method's program has and what it adds to one of each."""
+    """Bytes that Gloo adds to a step: for each collective of the program, the bytes measured for one like it."""
     of_one, counts = found.get("framing", {}).get(str(hosts), {}), told.get("collectives")
     if not counts or not counts.keys() <= of_one.keys():
         return None
@@ -118,9 +118,9 @@ def _framing(found: Results, hosts: int, told: dict[str, Any]) -> float | None:
 
 
 def median(values: Sequence[float], less: Sequence[float] | None = None) -> Interval:
-    """The median of values, or how far it lies over another's, with the bootstrap's interval.
+    """The median of values, or its difference from another median, with the bootstrap's interval.
 
-    Whole blocks are drawn, as they were taken: steps one after another are more alike than those of two blocks.
+    Whole blocks are drawn: consecutive steps are more alike than steps of two blocks.
 
     Example:
       >>> median([1.0, 1.0, 1.0], less=[0.5, 0.5])
@@ -135,7 +135,7 @@ def median(values: Sequence[float], less: Sequence[float] | None = None) -> Inte
 
 
 def _drawn(values: Sequence[float], random: np.random.Generator) -> np.ndarray:
-    """Medians of as many blocks as there are, drawn with replacement, f64[DRAWS]; the last block may be shorter."""
+    """Medians of bootstrap draws of whole blocks with replacement, f64[DRAWS]; the last block may be shorter."""
     size = BLOCK if len(values) > BLOCK else 1
     blocks = np.full((-(-len(values) // size), size), np.nan)
     blocks.flat[: len(values)] = values

@@ -1,8 +1,8 @@
-"""What Gloo sends around the messages of one collective, as packets have headers: measured, with nothing else going on.
+"""Bytes that Gloo adds to the messages of one collective, measured while nothing else runs.
 
-Every message has a preamble, and the sides tell each other when they are ready: 144 bytes however long the message is.
-That is nothing in a step of megabytes, and much in one of kilobytes. How many messages a collective is made of depends
-on its kind, on its size as long as that is small, and on the number of hosts.
+Each message has a preamble, and both sides announce that they are ready: 144 bytes at any length. They are nothing in
+a step of megabytes, and much in a step of kilobytes. The number of messages of a collective depends on its kind, on the
+number of hosts and, for small collectives, on its size.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from jgc.nodes import NODE
 from jgc.types import Array, Nodes
 from jgc.wire.hlo import Collective, collectives
 
-LARGE = 1 << 16  # bytes, from which on a collective has all its messages, but for the segments of very large ones
+LARGE = 1 << 16  # bytes; from here on the number of messages is constant, except for segments of very large ones
 CALLS = 20
 
 KINDS: dict[str, Callable[[Array, int], Array]] = {
@@ -29,7 +29,7 @@ KINDS: dict[str, Callable[[Array, int], Array]] = {
 
 
 def counted(found: Sequence[Collective]) -> dict[str, int]:
-    """How often a program has a collective of each kind and size.
+    """Count the collectives of a program by kind and size.
 
     Example:
       >>> flag = Collective("all-reduce", "f32", 1, 4, 2, 4, "", times=3)
@@ -44,7 +44,7 @@ def counted(found: Sequence[Collective]) -> dict[str, int]:
 
 
 def make(name: str, nodes: Nodes) -> tuple[Callable[[], None], float]:
-    """A program of one collective over all hosts, compiled, and the bytes that a host sends in it.
+    """Compile a program of one collective over all hosts, and count the bytes that a host sends in it.
 
     Args:
       name: from `counted`.

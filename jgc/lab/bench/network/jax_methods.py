@@ -1,7 +1,7 @@
-"""A method's aggregate as compiled programs on one host: with the network, and alone with local copies instead.
+"""A method's aggregate as compiled programs on one host: over the network, and with local copies instead.
 
-Every program is `(state, step, grads) -> (state, aggregated)`, the state's buffers given up: jgc's methods through
-the contract, and what a reader would write.
+Every program is `(state, step, grads) -> (state, aggregated)` with the state's buffers donated: jgc's methods through
+the contract, and the plain code that a reader would write.
 """
 
 from collections.abc import Callable
@@ -30,12 +30,12 @@ class Built(NamedTuple):
 
     Attributes:
       run: its program over the network.
-      state: that it starts with.
+      state: before the first step.
       alone: its program with local copies.
-      physical: bytes that `Wire.physical` says a host sends, None for what is not jgc's.
-      compiled: bytes that the compiled program's collectives send; None where they could not be read.
-      collectives: how many of which kind and size it has.
-      audit: "" where both agree, or what is wrong.
+      physical: bytes that a host sends by `Wire.physical`; None for plain JAX.
+      compiled: bytes that the compiled program's collectives send; None if they could not be read.
+      collectives: their number by kind and size.
+      audit: "" if both agree, else how they differ.
     """
 
     run: Run
@@ -48,7 +48,7 @@ class Built(NamedTuple):
 
 
 def alone_on(nodes: Nodes) -> Nodes:
-    """The same number of nodes on a mesh of this process's own device, for `comm.local_copies`."""
+    """The same number of nodes on a mesh of this process's own device, for local copies."""
     mesh = Mesh(jax.local_devices()[:1], (NODE,))
     return from_mesh(mesh, (NODE,))._replace(count=nodes.count)
 
@@ -81,17 +81,17 @@ def build(name: str, nodes: Nodes, params: PyTree, grads: PyTree) -> Built:
 
 
 def local(tree: PyTree) -> PyTree:
-    """This process's part of global arrays, without a copy: [K, ...] becomes [1, ...], replicated arrays stay."""
+    """This process's part of global arrays, not copied: [K, ...] becomes [1, ...], replicated arrays stay."""
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
 def copied(tree: PyTree) -> PyTree:
-    """This process's part in buffers of its own, to be given up."""
+    """This process's part in buffers of its own, to be donated."""
     return jax.tree.map(jnp.copy, local(tree))
 
 
 def _started(start: Callable[[PyTree], PyTree], params: PyTree, nodes: Nodes) -> PyTree:
-    """The first state, each process making its own part."""
+    """The first state; each process makes its own part."""
     assert nodes.mesh is not None, "every host has a device of its own"
     mesh, shapes = nodes.mesh, jax.eval_shape(start, params)
     kinds = kinds_of(shapes)
@@ -123,7 +123,7 @@ def _jgc(name: str, nodes: Nodes, params: PyTree) -> tuple[Callable[[Nodes], Run
 
 
 def _plain(name: str, nodes: Nodes) -> tuple[Callable[[Nodes], Run], Callable, None]:
-    """What a reader would write, on `State`s so that the benchmark knows what is each host's own."""
+    """Plain JAX, on `State`s so that the benchmark can tell shared from local arrays."""
     hosts = nodes.count
 
     def program(nodes: Nodes) -> Run:
@@ -153,5 +153,3 @@ def _plain(name: str, nodes: Nodes) -> tuple[Callable[[Nodes], Run], Callable, N
         return State((), [jnp.zeros((hosts, p.size)) for p in jax.tree.leaves(params)])
 
     return program, start, None
-
-

@@ -1,18 +1,19 @@
-"""The rows of the benchmark: jgc's methods, and what a user would pick instead, in JAX and in PyTorch."""
+"""The rows of the benchmark: jgc's methods, and the alternatives of a user of JAX or PyTorch."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jgc import compress
+from jgc.lab.shared.choices import check_method
 from jgc.training.errors import UserError, did_you_mean, values_of_the_user
 
 JAX, TORCH = "jax", "torch"
-SHARE = 0.001  # of each layer's values, for all that select
+SHARE = 0.001  # of each layer's values, for all rows that select
 PLAIN_JAX = ("psum_f32", "psum_f16", "twenty_lines")
 PLAIN_TORCH = ("ddp_f32", "ddp_fp16", "ddp_powersgd_1", "ddp_powersgd_2", "ddp_powersgd_4", "ddp_topk")
 SHORT = ("topk", "twenty_lines", "ddp_f32")
-ALL_AT = 4  # hosts with which every method is measured
+ALL_AT = 4  # with this number of hosts every method is measured
 # as cifar10_resnet20 trains to within a point of the baseline (docs/results/cifar10.md)
 TRAINED = "topk:alpha=0.002:min_values=16:momentum_correction=true:momentum_at_once=true:value_code=bfloat16"
 SET = {"topk:value_code=bfloat16": "jgc topk, 16-bit values", TRAINED: "jgc topk 0.2 %, 16-bit values, as trained"}
@@ -31,7 +32,7 @@ LABELS = {
 
 
 def model_settings(model: str) -> dict[str, Any]:
-    """What a model of the benchmark is made with: images of 32 x 32, and no statistics between steps."""
+    """Settings of a model of the benchmark: images of 32 x 32, and no statistics between steps."""
     return {"norm": "group"} if model == "convnet5" else {"norm": "group", "stem": "cifar"}
 
 
@@ -63,13 +64,13 @@ def label_of(name: str) -> str:
 
 
 def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False) -> list[Row]:
-    """The rows of those names; those that belong to this number of hosts if there are none.
+    """The rows of those names; without names the default rows of this number of hosts.
 
     Args:
       names: from the command line.
       hosts: K.
-      torch: whether PyTorch is installed; without it its rows are left out.
-      short: the few of a quick look, if there are no names.
+      torch: whether PyTorch is installed; if not, its rows are left out.
+      short: without names, the few rows of a quick look.
 
     Raises:
       UserError: an unknown name.
@@ -102,8 +103,7 @@ def settings(name: str) -> Any:
     """
     method, *changes = name.split(":")
     if method not in compress.METHODS:
-        known = [*compress.METHODS, *LABELS]
-        raise UserError(f"unknown method {method!r}{did_you_mean(method, known)} (one of {', '.join(known)})")
+        check_method(method, [*compress.METHODS, *LABELS])
     default = compress.METHODS[method].settings()
     return dataclasses.replace(default, **dict(_change(default, change) for change in changes))
 

@@ -1,10 +1,10 @@
-"""Hosts on one machine: a network namespace each, joined by a bridge in one of its own, with a rate in both directions.
+"""Hosts on one machine: network namespaces joined by a bridge, which has a namespace of its own, at a given rate.
 
-Everything lies in namespaces called `jgc{pid}-{part}`, the pid being that of the process that made them: deleting them
-deletes cables, bridge and rates with them, several runs do not meet, and what a dead run left behind is known by its
-pid. Segmentation and receive offloads are off, so that the counters of an interface see the packets that a cable would.
+The namespaces are called `jgc{pid}-{part}`, with the pid of the process that made them. Deleting them deletes cables,
+bridge and rates, runs do not collide, and leftovers of a dead run are found by its pid. Segmentation and receive
+offloads are off, so that an interface counts the packets that a cable would carry.
 
-What a host sends waits at its own end of its cable, what it receives at the bridge's end: `tc tbf` on both.
+Packets wait at the sender's end of each cable, the host's or the bridge's: `tc tbf` on both.
 """
 
 import array
@@ -30,7 +30,7 @@ INTERFACE = "eth0"  # of a host
 MTU = 1500
 HEADERS = 14 + 20 + 32  # bytes of a packet: Ethernet, IP, TCP with time stamps
 QUEUE_SECONDS = 0.2  # how long a packet may wait at a full cable before it is dropped
-BURST_SECONDS, LEAST_BURST = 0.0005, 32_000  # what a bucket may hold: half a millisecond's bytes
+BURST_SECONDS, LEAST_BURST = 0.0005, 32_000  # size of a bucket: half a millisecond's bytes
 
 _SIOCETHTOOL, _CLONE_NEWNET = 0x8946, 0x40000000
 _OFFLOADS = {"tso": 0x1F, "gso": 0x24, "gro": 0x2C}  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO of linux/ethtool.h
@@ -43,8 +43,8 @@ class Network(NamedTuple):
     Attributes:
       prefix: of the names of its namespaces.
       hosts: K.
-      offloads: what was done about offloads, for people.
-      folder: where the hosts' files of names lie.
+      offloads: which offloads are off, in words.
+      folder: of the hosts' /etc/hosts files.
     """
 
     prefix: str
@@ -57,7 +57,7 @@ class Network(NamedTuple):
         return f"{self.prefix}-h{host}"
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """The command line that runs `argv` on a host, where this machine's name is the host's own address.
+        """The command line that runs `argv` on a host. There, this machine's name resolves to the host's own address.
 
         `ip netns exec` gives the process mounts of its own, so that /etc/hosts is another file for it alone.
         """
@@ -67,7 +67,7 @@ class Network(NamedTuple):
 
 
 def address(host: int) -> str:
-    """The address of a host. Namespaces are closed off, so that every network may use the same."""
+    """The address of a host. Namespaces are isolated, so every network uses the same addresses."""
     return f"10.77.0.{host + 1}"
 
 
@@ -88,7 +88,7 @@ def check_rate(rate: str) -> str:
 
 
 def why_not() -> str | None:
-    """What keeps this process from making namespaces, in a line; None where nothing does."""
+    """Why this process cannot make namespaces, in a line; None if it can."""
     if os.geteuid() != 0:
         return "bench network needs root: it makes network namespaces and sets their rates"
     missing = [tool for tool in ("ip", "tc", "mount", "sh") if shutil.which(tool) is None]
@@ -108,7 +108,7 @@ def why_not() -> str | None:
 
 
 def _delete(name: str) -> None:
-    """Remove a namespace, if nobody else has."""
+    """Remove a namespace unless it is gone."""
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
@@ -122,11 +122,11 @@ def remove_leftovers() -> list[str]:
 
 @contextmanager
 def network(hosts: int, folder: Path) -> Iterator[Network]:
-    """Hosts that can reach each other at no limited rate; gone after the block, however that ends.
+    """Hosts that can reach each other without a rate limit; removed after the block, however it ends.
 
     Args:
       hosts: K, at least 2.
-      folder: for the hosts' files of names.
+      folder: for the hosts' /etc/hosts files.
 
     Raises:
       UserError: a tool refused.
@@ -165,12 +165,12 @@ def _made(prefix: str, hosts: int, folder: Path) -> Network:
 
 
 def _card(host: int) -> str:
-    """The hardware address of a host's interface. Given out beforehand, so that no host asks for one by ARP."""
+    """The hardware address of a host's interface, set beforehand so that no host sends ARP requests."""
     return f"02:00:00:00:00:{host + 1:02x}"
 
 
 def _without_ipv6(name: str) -> None:
-    """Neighbours announce themselves over IPv6; without it the counters hold the run's packets alone."""
+    """Switch IPv6 off: its neighbour announcements would be counted with the run's packets."""
     script = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"
     subprocess.run(["ip", "netns", "exec", name, "sh", "-c", script], capture_output=True, check=False)
 
@@ -203,9 +203,9 @@ def _bucket(rate: str) -> list[str]:
 
 
 def offloads_off(name: str, device: str) -> str:
-    """Switch segmentation and receive offloads of an interface off; say which could be and which could not.
+    """Switch segmentation and receive offloads of an interface off; return in words which are off.
 
-    By `ioctl`, this thread being in the namespace meanwhile: ethtool need not be installed.
+    Uses `ioctl` from inside the namespace, so that ethtool need not be installed.
     """
     with open("/proc/self/ns/net") as here, open(f"/run/netns/{name}") as there:
         _enter(there.fileno())

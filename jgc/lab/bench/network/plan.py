@@ -1,11 +1,11 @@
-"""What is to be measured, from a command line."""
+"""What to measure, from a command line."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jgc.lab.bench.network.methods import SHORT, rows
 from jgc.lab.bench.network.namespaces import UNLIMITED, check_rate
-from jgc.lab.report.compare import words
+from jgc.lab.shared.choices import words
 from jgc.training.errors import UserError, values_of_the_user
 
 MOST_HOSTS = 100  # addresses of one network
@@ -13,12 +13,12 @@ MODELS = ("resnet18", "resnet20", "convnet5")
 
 
 class Plan(NamedTuple):
-    """What is to be measured.
+    """What to measure.
 
     Attributes:
-      hosts, rates: all their combinations.
-      methods: names; those that belong to a number of hosts if there are none.
-      steps: of every method; slow_steps: of those whose bytes alone take more than `SLOW` seconds.
+      hosts, rates: each combination of them.
+      methods: names; if there are none, the default ones of each number of hosts.
+      steps: of each method; slow_steps: of a method whose bytes alone take more than `SLOW` seconds.
       model: of `MODELS`.
       batch: images of a host in a step.
       short: a quick look.

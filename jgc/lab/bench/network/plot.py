@@ -1,10 +1,8 @@
-"""The picture of `bench network`: what every method adds to a step, a panel for each rate."""
+"""The picture of `bench network`: the time that each method adds to a step, a panel for each rate."""
 
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from jgc.lab.bench.network.figures import Figures, of_cells
@@ -12,14 +10,15 @@ from jgc.lab.bench.network.methods import LABELS, PLAIN_TORCH
 from jgc.lab.bench.network.namespaces import UNLIMITED
 from jgc.lab.bench.network.results import Results
 from jgc.lab.bench.network.tables import cells_of
+from jgc.lab.shared.pictures import new_figure
 from jgc.training.rundir import write_figure
 
 OURS, JAX, TORCH = "#0072B2", "#009E73", "#D55E00"  # safe for the colour-blind
-LEAST = 1e-3  # seconds: what is less stands at the edge
+LEAST = 1e-3  # seconds; smaller values stand at the edge
 
 
 def draw(folder: Path, found: Results) -> list[Path]:
-    """A picture for each number of hosts: added-{hosts}-hosts.png. Returns their paths."""
+    """Draw added-{hosts}-hosts.png for each number of hosts, and return their paths."""
     paths = []
     for hosts in sorted({hosts for hosts, _ in cells_of(found)}):
         paths.append(folder / f"added-{hosts}-hosts.png")
@@ -34,8 +33,7 @@ def _picture(path: Path, found: Results, hosts: int) -> None:
     first = panels[rates[0]]
     order = sorted({label for rows in panels.values() for label in rows},
                    key=lambda label: -first[label].added.middle if label in first else 0.0)  # fmt: skip
-    figure = Figure(figsize=(4.4 + 3.4 * len(rates), 2.1 + 0.28 * len(order)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.4 + 3.4 * len(rates), 2.1 + 0.28 * len(order))
     axes = figure.subplots(1, len(rates), sharey=True, sharex=True, squeeze=False)[0]
     for panel, rate in zip(axes, rates, strict=True):
         _panel(panel, panels[rate], order, "no limited rate" if rate == UNLIMITED else f"{rate} a host")

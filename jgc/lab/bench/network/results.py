@@ -1,4 +1,4 @@
-"""What was measured, in one file that a run can be taken up from: results.json, written after every block of steps."""
+"""results.json: all measurements, written after each block of steps. A run resumes from it."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,14 @@ from jgc.training.errors import UserError
 from jgc.training.rundir import write_whole
 
 NAME = "results.json"
-BLOCK = 4  # steps of a method taken one after another, where it takes more than that in all
+BLOCK = 4  # consecutive steps of a method
 PARTS = ("full", "alone", "computation")
 COMPUTATION = "computation"
 Results = dict[str, Any]
 
 
 def key(hosts: int, rate: str, method: str) -> str:
-    """Where a cell stands.
+    """The key of a cell.
 
     Example:
       >>> key(4, "1gbit", "topk")
@@ -25,14 +25,14 @@ def key(hosts: int, rate: str, method: str) -> str:
 
 
 def load(folder: Path, settings: dict[str, Any]) -> Results:
-    """What a folder holds already, or a new beginning.
+    """The results in a folder, or empty ones.
 
     Args:
       folder: of the run.
-      settings: what all cells must have in common: model, batch, offloads and the like.
+      settings: common to all cells: model, batch, offloads and the like.
 
     Raises:
-      UserError: it was measured with other settings.
+      UserError: the folder was measured with other settings.
     """
     path = folder / NAME
     if not path.is_file():
@@ -70,7 +70,7 @@ def save(folder: Path, results: Results) -> None:
 
 
 def cell(results: Results, hosts: int, rate: str, method: str) -> dict[str, Any]:
-    """A cell, made empty if it is not there.
+    """A cell; a new empty one if there is none.
 
     Its lists hold an entry a step: "full", "alone" and "computation" seconds, "cpu_full" and so on processor seconds of
     a host, "session_full" and so on in which session. "steps_counted" steps made a host's interface count "tx_bytes",
@@ -80,14 +80,14 @@ def cell(results: Results, hosts: int, rate: str, method: str) -> dict[str, Any]
 
 
 def add_step(cell: dict[str, Any], part: str, taken: dict[str, float], session: int = 0) -> None:
-    """Note a step, and in which session it was taken: a run can be taken up again, on a faster or slower day."""
+    """Add a step and its session: a resumed run is another session, when the machine may be faster or slower."""
     cell.setdefault(f"session_{part}", sessions(cell, part)).append(session)
     cell.setdefault(part, []).append(round(taken["seconds"], 6))
     cell.setdefault(f"cpu_{part}", []).append(round(taken["cpu"], 6))
 
 
 def sessions(cell: dict[str, Any], part: str) -> list[int]:
-    """The session of each step of a part; the first where the file does not say it.
+    """The session of each step of a part; 0 if the file has none.
 
     Example:
       >>> sessions({"full": [0.1, 0.2]}, "full")
@@ -97,7 +97,7 @@ def sessions(cell: dict[str, Any], part: str) -> list[int]:
 
 
 def add_counts(cell: dict[str, Any], steps: int, before: list[dict[str, int]], after: list[dict[str, int]]) -> None:
-    """Note what the hosts' interfaces counted over a block of steps, the mean over hosts.
+    """Add the counters of the hosts' interfaces over a block of steps, their mean over hosts.
 
     Example:
       >>> cell = {}
@@ -112,7 +112,7 @@ def add_counts(cell: dict[str, Any], steps: int, before: list[dict[str, int]], a
 
 
 def missing(results: Results, hosts: int, rate: str, method: str, steps: int, part: str = "full") -> int:
-    """How many steps a cell still lacks.
+    """Number of steps that a cell lacks.
 
     Example:
       >>> missing({"cells": {"2/1gbit/topk": {"full": [0.1]}}}, 2, "1gbit", "topk", 4)

@@ -1,7 +1,7 @@
 """Steps of all methods in turn, on every number of hosts and at every rate.
 
-One set of processes, a JAX and a PyTorch one on every host, serves all methods and rates; only those of one framework
-compute at a time. Steps of all methods are taken in turn, a few at a time, so that a drifting machine hits all alike.
+One set of processes, a JAX and a PyTorch one on each host, serves all methods and rates; only one framework computes at
+a time. Methods take a few steps each in turn, so that a drifting machine changes all alike.
 """
 
 import importlib.util
@@ -24,18 +24,18 @@ from jgc.lab.bench.network.workers import Workers, ask, ask_in_turn, scratch, st
 from jgc.training.errors import FAILED, UserError
 from jgc.wire.rate import bytes_per_second
 
-ALONE_BLOCK = 2  # steps taken in turn, as `BLOCK` are
-WARM_UP = 4  # steps that are not counted: PowerSGD of PyTorch begins with its third
-SLOW = 1.0  # seconds of the bytes alone, above which a method takes few steps
-SETTLE = 0.05  # seconds until the last acknowledgements have been counted
+ALONE_BLOCK = 2  # consecutive steps alone, as `BLOCK` over the network
+WARM_UP = 4  # uncounted steps: PyTorch's PowerSGD begins with its third
+SLOW = 1.0  # seconds; a method whose bytes alone take longer takes few steps
+SETTLE = 0.05  # seconds until the last acknowledgements are counted
 
 
 def measure(plan: Plan, folder: Path) -> Results:
-    """Measure what a folder lacks of a plan.
+    """Measure the part of a plan that a folder lacks.
 
     Args:
-      plan: what is to be there in the end.
-      folder: results.json in it is added to.
+      plan: all that the folder will hold.
+      folder: its results.json is extended.
 
     Raises:
       UserError: not root, no iproute2 or no right to make namespaces; an unknown method; a process that failed.
@@ -58,7 +58,7 @@ def measure(plan: Plan, folder: Path) -> Results:
 
 
 def machine() -> str:
-    """What all is measured on."""
+    """The machine, in words."""
     return f"{os.cpu_count()} CPU cores, {platform.machine()}, Linux {platform.release().split('-')[0]}"
 
 
@@ -94,7 +94,7 @@ def _check_alike(teams: dict[str, Workers], found: Results) -> None:
 
 
 def _build(team: Workers, hosts: int, row: Row, folder: Path, found: Results) -> bool:
-    """Compile a method on all hosts; what cannot be is noted, and the others go on."""
+    """Compile a method on all hosts. A failure is recorded, and the other methods go on."""
     say(f"{hosts} hosts: compiling {row.label}")
     try:
         told: dict[str, Any] = ask_in_turn(team, "build", method=row.name)[0]
@@ -113,9 +113,9 @@ def _build(team: Workers, hosts: int, row: Row, folder: Path, found: Results) ->
 
 
 def _framing(team: Workers, name: str) -> float:
-    """Bytes that a host sends in one collective of this kind and size beside payload and packet headers."""
+    """Bytes of framing that a host sends in one collective of this kind and size."""
     payload = ask_in_turn(team, "ready", name=name)[0]
-    ask(team, "bare", name=name)  # connections are made in the first
+    ask(team, "bare", name=name)  # the first call makes the connections
     before, cell = _counted(team), dict[str, Any]()
     ask(team, "bare", name=name)
     results.add_counts(cell, framing.CALLS, before, _counted(team))
@@ -123,7 +123,7 @@ def _framing(team: Workers, name: str) -> float:
 
 
 def _warm_up(teams: dict[str, Workers], ready: Sequence[Row]) -> dict[str, float]:
-    """The first steps of every method at no limited rate; bytes that it then sends in one."""
+    """Take the first steps of each method without a rate limit; return the bytes of a step."""
     sent = {}
     for row in ready:
         team = teams[row.framework]
@@ -138,7 +138,7 @@ def _warm_up(teams: dict[str, Workers], ready: Sequence[Row]) -> dict[str, float
 
 def _measure_rate(plan: Plan, hosts: int, rate: str, ready: Sequence[Row], teams: dict[str, Workers],
                   bytes_of: dict[str, float], folder: Path, found: Results) -> None:  # fmt: skip
-    """Rounds over all methods until none lacks a step."""
+    """Take rounds over all methods until none lacks a step."""
 
     def target(row: Row) -> int:
         slow = rate != UNLIMITED and bytes_of[row.name] / bytes_per_second(rate) > SLOW
@@ -167,7 +167,7 @@ def _measure_rate(plan: Plan, hosts: int, rate: str, ready: Sequence[Row], teams
 
 
 def _block(found: Results, team: Workers, hosts: int, rate: str, row: Row, target: int) -> None:
-    """A few steps of a method: alone, then over the network."""
+    """Take a few steps of a method: alone, then over the network."""
     cell = results.cell(found, hosts, rate, row.name)
     for taken in _steps(team, row.name, "alone", ALONE_BLOCK):
         results.add_step(cell, "alone", taken, found["session"])
@@ -192,7 +192,7 @@ def _counted(team: Workers) -> list[dict[str, int]]:
 
 
 def _lacking(found: Results, hosts: int, rate: str, row: Row, plan: Plan) -> bool:
-    """Whether a cell may lack steps: whether its method is a slow one is known only when it runs."""
+    """Whether a cell may lack steps: only running a method shows whether it is slow."""
     have = plan.steps - results.missing(found, hosts, rate, row.name, plan.steps)
     cell = found["cells"].get(results.key(hosts, rate, row.name), {})
     counted = cell.get("tx_bytes", 0.0) / max(1, cell.get("steps_counted", 0))
@@ -201,7 +201,5 @@ def _lacking(found: Results, hosts: int, rate: str, row: Row, plan: Plan) -> boo
 
 
 def say(text: str) -> None:
-    """Progress, for people."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
-
-

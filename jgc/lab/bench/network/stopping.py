@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal end a run of the benchmark; what it has set up is removed on the way out."""
+"""Ctrl-C, SIGTERM and a closed terminal end a run of the benchmark, which removes its namespaces and processes."""
 
 import signal
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ _received: list[int] = []
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside the block the first signal raises, so that everything around it is cleaned up; later ones do not disturb.
+    """Inside the block the first signal raises, so that all is cleaned up; later signals are ignored.
 
-    What is raised inside a callback of the garbage collector, of which JAX has one, goes nowhere. So `go_on` raises
-    again. A closed terminal does not matter where `nohup` says so.
+    Python drops an exception raised inside a callback of the garbage collector, and JAX has one. So `go_on` raises
+    again. Under `nohup` a closed terminal is ignored.
     """
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -35,7 +35,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def go_on() -> None:
-    """Do nothing, or end the run where a signal has come.
+    """Raise if a signal has come.
 
     Raises:
       KeyboardInterrupt: after Ctrl-C.

@@ -1,18 +1,18 @@
-"""The page of `bench network`: a table for every number of hosts and rate, and bytes as hosts are added."""
+"""The page of `bench network`: a table for each number of hosts and rate, and bytes by the number of hosts."""
 
 from pathlib import Path
 
 from jgc.lab.bench.network.figures import Figures, Interval, of_cells
 from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED
 from jgc.lab.bench.network.results import Results
-from jgc.lab.report.tables import table
+from jgc.lab.shared.tables import table
 from jgc.training.table import size
 
 TOLERANCE = 0.05  # between the interface and Wire.physical
 
 
 def cells_of(found: Results) -> list[tuple[int, str]]:
-    """Numbers of hosts and rates that have been measured, the slowest rate first."""
+    """Numbers of hosts and rates with measurements, the slowest rate first."""
     from jgc.wire.rate import bytes_per_second
 
     pairs = {(c["hosts"], c["rate"]) for c in found["cells"].values() if c.get("full")}
@@ -20,7 +20,7 @@ def cells_of(found: Results) -> list[tuple[int, str]]:
 
 
 def page(found: Results, pictures: list[Path]) -> str:
-    """All that was measured, as Markdown.
+    """All measurements as Markdown.
 
     Args:
       found: see `jgc.lab.bench.network.results`.
@@ -36,7 +36,7 @@ def page(found: Results, pictures: list[Path]) -> str:
 
 
 def about(found: Results) -> str:
-    """How it was measured."""
+    """How the figures were measured."""
     s = found["settings"]
     versions = ", ".join(found["versions"].values())
     return (
@@ -90,7 +90,7 @@ def _over(row: Figures) -> str:
 
 
 def growth(found: Results) -> str:
-    """Bytes as hosts are added, or nothing where there is one number of hosts."""
+    """Bytes by the number of hosts; empty for a single number."""
     counts = sorted({hosts for hosts, _ in cells_of(found)})
     if len(counts) < 2:
         return ""
@@ -116,7 +116,7 @@ def growth(found: Results) -> str:
 
 
 def failures(found: Results) -> str:
-    """What could not be measured, and where the compiled program does not send what `Wire` says."""
+    """Methods that failed, and those whose compiled program sends other bytes than `Wire` says."""
     lines = [f"- {name}: {told.get('error') or told.get('audit')}" for name, told in found["methods"].items()
              if told.get("error") or told.get("audit")]  # fmt: skip
     return "\n".join(["## What went wrong (hosts/method)", "", *lines]) if lines else ""
@@ -133,5 +133,5 @@ def interval(value: Interval) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds, or a dash for what is not known."""
+    """Seconds, or a dash if not known."""
     return "-" if value is None else f"{value:.3f}"

@@ -1,6 +1,6 @@
-"""What a reader would write instead of using jgc: a plain `psum`, and top-k with error feedback in twenty lines of JAX.
+"""The plain JAX beside jgc: a `psum`, and top-k with error feedback in twenty lines.
 
-Nothing of jgc is used here. Collectives are arguments, so that the benchmark can put local copies in their place.
+It uses nothing of jgc. Collectives are arguments, so that the benchmark can replace them by local copies.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ def psum(grads, dtype, hosts, total):
 
 
 def topk(grads, residual, share, hosts, gather):
-    """The largest 0.1 % of each layer, what is left kept for the next step; everything in one gather."""
+    """The largest 0.1 % of each layer in one gather; the residual is kept for the next step."""
     leaves, tree = jax.tree.flatten(grads)
     values = [g.ravel() + r for g, r in zip(leaves, residual, strict=True)]
     counts = [max(1, round(share * v.size)) for v in values]

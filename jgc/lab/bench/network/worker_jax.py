@@ -1,9 +1,9 @@
-"""One host's JAX process: it holds the model, compiles methods and takes the steps that the parent asks for.
+"""One host's JAX process: it holds the model, compiles methods and takes steps on the parent's request.
 
     python -m jgc.lab.bench.network.worker_jax '{"host": 0, "hosts": 4, "coordinator": "10.77.0.1:9000", ...}'
 
 A step is three programs, as in jgc's own training: this node's gradients, a method's aggregate, the optimiser's update
-(SGD with momentum). Parameters and momentum are the same for all methods: only times and bytes count here.
+(SGD with momentum). All methods share parameters and momentum: only times and bytes count here.
 """
 
 import json
@@ -27,13 +27,13 @@ from jgc.training.models import make_model
 from jgc.types import PyTree
 
 MOMENTUM, LEARNING_RATE = 0.9, 1e-3
-POOL = 4  # batches that steps take in turn
-NO_HEARTBEAT = 10**6  # seconds: JAX's own would be counted with a method's bytes, and the parent sees who is gone
+POOL = 4  # batches, used in turn
+NO_HEARTBEAT = 10**6  # seconds: heartbeats would be counted with a method's bytes; the parent sees a dead host itself
 
 
 @dataclass
 class Session:
-    """What a host keeps between steps.
+    """State of a host between steps.
 
     Attributes:
       gradients: `(params, batch) -> (losses [K], grads [K, ...])`, compiled.
@@ -43,9 +43,9 @@ class Session:
       nothing: zeros in the shapes of the parameters, an aggregate for steps without one.
       nodes: one per host.
       built: compiled methods.
-      own: by method, this host's state while it plays alone.
+      own: by method, this host's state for steps with local copies.
       bare: by kind and size, programs of a single collective.
-      step: how many were taken.
+      step: number of steps taken.
     """
 
     gradients: Any
@@ -94,7 +94,7 @@ def start(model: str, batch: int, hosts: int, host: int) -> Session:
 
 
 def first_params(shapes: PyTree) -> PyTree:
-    """He's initialisation by NumPy, the same on all hosts: to compile JAX's for every tensor takes long."""
+    """He's initialisation by NumPy, equal on all hosts: compiling JAX's for each tensor takes long."""
     random = np.random.default_rng(0)
 
     def one(path, x):
@@ -106,7 +106,7 @@ def first_params(shapes: PyTree) -> PyTree:
 
 
 def placed(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """Global arrays from what this process holds of them: all, or its own part [1, ...]."""
+    """Global arrays from this process's part of them: all, or [1, ...]."""
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)
 
 
@@ -138,7 +138,7 @@ def take(session: Session, method: str, part: str) -> None:
 
 
 def prepare(session: Session, method: str, part: str) -> None:
-    """Before a block of steps: an own state for playing alone, which would otherwise part the hosts."""
+    """Before a block of steps with local copies: give the host a state of its own, or the hosts would diverge."""
     if part == "alone":
         session.own[method] = jax.block_until_ready(copied(session.built[method].state))
 
@@ -150,7 +150,7 @@ def main() -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(options["coordinator"], options["hosts"], options["host"],
                                heartbeat_timeout_seconds=NO_HEARTBEAT)  # fmt: skip
-    jax.devices()  # all processes tell each other of theirs, before they take turns at compiling
+    jax.devices()  # all processes exchange their devices before they compile in turn
     sessions: list[Session] = []
 
     def begin() -> dict[str, Any]:
@@ -162,7 +162,7 @@ def main() -> None:
         started, session = time.monotonic(), sessions[0]
         grads = grads_of(session)
         session.built[method] = built = build(method, session.nodes, session.params, grads)
-        jax.clear_caches()  # what tracing leaves behind is not needed again
+        jax.clear_caches()  # traces are not needed again
         channel.give_back_memory()
         return {"physical": built.physical, "compiled": built.compiled, "audit": built.audit,
                 "collectives": built.collectives, "seconds": time.monotonic() - started}  # fmt: skip
@@ -172,7 +172,7 @@ def main() -> None:
         return sent
 
     def digest() -> float:
-        """A number that is the same on all hosts as long as their parameters are."""
+        """A number that is equal on all hosts if their parameters are."""
         return float(sum(np.abs(np.asarray(x.addressable_data(0), np.float64)).sum()
                          for x in jax.tree.leaves(sessions[0].params)))  # fmt: skip
 

@@ -3,7 +3,7 @@
     python -m jgc.lab.bench.network.worker_torch '{"host": 0, "hosts": 4, "coordinator": "10.77.0.1:9001", ...}'
 
 Every method is a DDP model of its own; they share the parameters' memory and the momentum. "alone" is the same step
-with a group of this process only: its collectives are local, what is gathered is its own message K times.
+with a group of this process only: its collectives are local, and it gathers its own message K times.
 """
 
 import json
@@ -27,7 +27,7 @@ from jgc.lab.bench.network.results import COMPUTATION
 from jgc.lab.bench.network.torch_model import model_named
 
 MOMENTUM, LEARNING_RATE = 0.9, 1e-3
-POOL = 4  # batches that steps take in turn
+POOL = 4  # batches, used in turn
 ONE_BUCKET = 1000  # megabytes
 
 
@@ -71,12 +71,12 @@ class TopK:
 
 @dataclass
 class Session:
-    """What a host keeps between steps.
+    """State of a host between steps.
 
     Attributes:
       models: by (method, part); ("", "computation") is the bare model.
       params, velocity: shared by all models.
-      apart: the momentum of steps that are not over the network; their parameters stay, or hosts would part.
+      apart: the momentum of steps without the network; they do not change the parameters, or hosts would diverge.
       batches: each (images f32[b, 3, 32, 32], labels i64[b]).
       hosts: K.
       alone: the group of this process only.
@@ -102,7 +102,7 @@ def model_of(session: Session) -> torch.nn.Module:
 
 
 def hook_of(method: str, group: Any, hosts: int) -> tuple[Any, Callable] | None:
-    """The state and the hook of a method; None for DDP as it is."""
+    """The state and the hook of a method; None for plain DDP."""
     if method == "ddp_f32":
         return None
     if method == "ddp_fp16":

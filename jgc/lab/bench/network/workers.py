@@ -1,4 +1,4 @@
-"""The workers of one framework, one process a host, as the parent sees them."""
+"""The parent's side of the workers: one process of a framework on each host."""
 
 import json
 import os
@@ -18,9 +18,9 @@ from jgc.lab.bench.network.namespaces import Network, address, alive
 from jgc.lab.bench.network.stopping import go_on
 from jgc.training.errors import FAILED, UserError
 
-PATIENCE = 1200.0  # seconds that an answer may take; compiling LGC's last phase on a shared core is the slowest
+PATIENCE = 1200.0  # seconds to wait for an answer; compiling LGC's last phase on a shared core takes longest
 AHEAD = 0.004  # seconds between a request for a step and its start
-SCRATCH = "jgc-network-"  # and the pid
+SCRATCH = "jgc-network-"  # followed by the pid
 PORTS = {"jax": 29400, "torch": 29500}
 # one thread for the numbers in both frameworks: hosts share the machine's cores
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -43,12 +43,12 @@ class Workers(NamedTuple):
 
 @contextmanager
 def workers(framework: str, net: Network, options: dict[str, Any]) -> Iterator[Workers]:
-    """A process on every host; killed after the block, however that ends.
+    """Start a process on each host; they are killed after the block, however it ends.
 
     Args:
       framework: "jax" or "torch".
       net: the hosts.
-      options: of every worker: model and batch.
+      options: of each worker: model and batch.
     """
     cache = {"JAX_COMPILATION_CACHE_DIR": str(net.folder / "compiled"),
              "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
@@ -73,17 +73,17 @@ def workers(framework: str, net: Network, options: dict[str, Any]) -> Iterator[W
 
 
 def ask(team: Workers, do: str, **arguments: Any) -> list[Any]:
-    """Every host's answer to the same request, all at work at the same time.
+    """Send all hosts the same request, and return their answers.
 
     Raises:
-      UserError: a host is gone, does not answer, or says that something went wrong there.
+      UserError: a host is gone, does not answer, or failed.
     """
     return _asked(team, range(len(team.processes)), do, arguments)
 
 
 def ask_in_turn(team: Workers, do: str, **arguments: Any) -> list[Any]:
-    """The same; with JAX the first host before all others, which find what it compiled in the cache."""
-    if team.framework != "jax":  # DDP's models talk to each other when they are made
+    """As `ask`, but with JAX the first host goes first: the others find its programs in the cache."""
+    if team.framework != "jax":  # DDP models communicate when they are made
         return ask(team, do, **arguments)
     first = _asked(team, range(1), do, arguments)
     return first + _asked(team, range(1, len(team.processes)), do, arguments)
@@ -106,17 +106,17 @@ def _asked(team: Workers, hosts: Sequence[int], do: str, arguments: dict[str, An
 
 
 def step(team: Workers, method: str, part: str) -> dict[str, float]:
-    """One step of all hosts, begun at the same moment.
+    """Take one step on all hosts, begun at the same moment.
 
     Returns:
-      seconds: until the slowest host was done; cpu: processor seconds of a host, their mean.
+      seconds: until the slowest host was done; cpu: processor seconds, mean over hosts.
     """
     taken = ask(team, "step", method=method, part=part, at=time.monotonic() + AHEAD)
     return {"seconds": max(t["seconds"] for t in taken), "cpu": sum(t["cpu"] for t in taken) / len(taken)}
 
 
 def _answers(team: Workers, hosts: Sequence[int], do: str) -> dict[int, dict[str, Any]]:
-    """A line of each of these hosts."""
+    """One line from each of these hosts."""
     answers: dict[int, dict[str, Any]] = {}
     until = time.monotonic() + PATIENCE
     with DefaultSelector() as selector:
@@ -136,7 +136,7 @@ def _answers(team: Workers, hosts: Sequence[int], do: str) -> dict[int, dict[str
 
 
 def _gone(team: Workers, host: int, do: str) -> UserError:
-    """The error for a process that ended, with the last line that it wrote."""
+    """The error for a process that ended, with its last line of output."""
     lines = [line for line in team.logs[host].read_text(errors="replace").splitlines() if line.strip()]
     said = lines[-1][:300] if lines else "nothing in its log"
     return UserError(f"{team.framework} on host {host} ended during {do!r}: {said}", FAILED)
@@ -154,7 +154,7 @@ def _end(processes: Sequence[subprocess.Popen]) -> None:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for logs and files of names, gone after the block; those that dead runs left behind go first."""
+    """A folder for logs and /etc/hosts files, removed after the block. Leftovers of dead runs are removed first."""
     for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         pid = left.name.removeprefix(SCRATCH).partition("-")[0]
         if pid.isdecimal() and not alive(int(pid)):

@@ -1,16 +1,15 @@
-"""codecs.png: error and cosine of every row of `jgc bench codecs` over the bits that it costs."""
+"""The picture of `bench codecs`: error and cosine of each row over its bits."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from jgc.lab.bench.codecs import EXACT, Row, front
+from jgc.lab.bench.codecs.measure import EXACT, Row, front
+from jgc.lab.shared.pictures import new_figure
 from jgc.training.rundir import write_figure
 
-TRIVIAL = {  # trivial codes by what their names end in: colour and label
+TRIVIAL = {  # colour and label of trivial codes, by the end of their names
     "leader's exact values alone": ("#888888", "leader's exact values alone"),
     "each node's means": ("#c08000", "leader's signs, each node's means"),
     "the leader's positions": ("#b06070", "2- to 4-bit values, leader's positions"),
@@ -24,9 +23,7 @@ MARKS = "sD^v<>ph*"
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     """Write the picture."""
-    figure = Figure(figsize=(13, 6.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
+    figure = new_figure(13, 6.4, title)
     left, right = figure.subplots(1, 2)
     _panel(left, rows, "cosine", "cosine of the decoded mean with the true mean (higher is better)")
     _panel(right, rows, "error", "relative error of the decoded mean (lower is better)")
@@ -54,7 +51,7 @@ def _panel(axes: Axes, rows: Sequence[Row], by: str, label: str) -> None:
 
 
 def _groups(rows: Sequence[Row]) -> list[tuple[str, dict, list[Row]]]:
-    """Label, style and rows of everything drawn: trivial codes hollow, methods filled, learned bases as stars."""
+    """Label, style and rows of each group: trivial codes hollow, methods filled, learned bases as stars."""
     out: list[tuple[str, dict, list[Row]]] = []
     for ending, (colour, label) in TRIVIAL.items():
         which = [row for row in rows if row.family == "trivial" and row.name.endswith(ending)]

@@ -1,9 +1,7 @@
-"""What a run will need, before it is run: memory of a device and bytes on the wire, from shapes alone.
+"""What a run needs: memory of a device and bytes on the wire, from shapes alone.
 
-    python -m jgc plan --workload imagenet_resnet50 --nodes 8 --methods dgc,lgc_ps
-
-Neither the data set nor a device of the right kind has to be there. What a device holds from step to step follows from
-shapes, exactly; `jgc.lab.plan.memory` says what comes on top while it computes.
+Neither the data set nor a device of the right kind has to be there. The bytes that a device holds from step to step
+follow exactly from shapes; `jgc.lab.plan.memory` estimates the temporaries of its programs.
 """
 
 import dataclasses
@@ -12,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jgc.lab.bench.step_time import evaluated_at_once, random_source
 from jgc.lab.plan.memory import Measure, Seen, Temporary, size_of, temporaries
+from jgc.lab.shared.random_data import evaluated_at_once, random_source
 from jgc.method.guard import logical
 from jgc.nodes import make_nodes
 from jgc.training.cli import with_options
@@ -25,16 +23,16 @@ from jgc.training.step import Batch, Parts, TrainState, init_state
 from jgc.types import Nodes, PyTree
 from jgc.wire.account import Table, logical_bytes
 
-BATCHES = 3  # on the device: that of the step, and two that are made ahead of it
+BATCHES = 3  # on the device: the step's, and two prefetched
 
 
 class PhaseBytes(NamedTuple):
-    """What is sent in one step of a phase.
+    """Bytes of one step of a phase.
 
     Attributes:
       name: of the phase.
       logical: by role, direction and kind, as in a run's summary.json.
-      once: what is sent a single time, on entering the phase, likewise.
+      once: likewise, sent a single time on entering the phase.
     """
 
     name: str
@@ -51,8 +49,8 @@ class Plan(NamedTuple):
       values: numbers in the model's gradient, n.
       dense: bytes of one node's uncompressed gradient.
       per_device: nodes on each device.
-      held: bytes that a device holds from step to step, by what they are.
-      temporary: bytes that come on top, one line for each program of a step; they do not run at the same time.
+      held: bytes that a device holds from step to step, by name.
+      temporary: bytes on top of these, for each program of a step; the programs run one after another.
       phases: as planned; upper bounds where a method finds its sizes in the run.
     """
 
@@ -78,24 +76,29 @@ def plans_of(
     devices: int | None = None,
     measure: Measure = "node",
     options: dict[str, list[str]] | None = None,
+    alpha: float | None = None,
 ) -> list[Plan]:
-    """The plan of every method.
+    """The plan of each method.
 
     Args:
       variants: settings by the method's name.
       workload: a name in `jgc.training.workloads`.
       nodes: K; the workload's if None.
       devices: over which the nodes are spread evenly; as training would on this machine if None.
-      measure: what to have measured by the compiler, see `jgc.lab.plan.memory`.
+      measure: which programs to compile, see `jgc.lab.plan.memory`.
       options: words of `train.py`'s command line by the method's name.
+      alpha: share of each layer that is selected, for the methods that select; the workload's if None.
 
     Raises:
       UserError: a setting that no run can have, or nodes that do not divide among the devices.
     """
-    seen: Seen = {}  # what is the same for several methods is compiled once
+    seen: Seen = {}  # several methods share the programs for gradients and evaluation
     plans = []
     for name, settings in variants.items():
-        words = [*([] if nodes is None else [f"--nodes={nodes}"]), *(options or {}).get(name, [])]
+        words = [] if nodes is None else [f"--nodes={nodes}"]
+        if alpha is not None and hasattr(settings, "alpha"):
+            words.append(f"--compressor.alpha={alpha}")
+        words += (options or {}).get(name, [])
         config = with_options(resolve(Config(settings, workload=workload)), words)
         check(config)
         with values_of_the_user():
@@ -104,10 +107,10 @@ def plans_of(
 
 
 def layout_of(count: int, devices: int | None, measure: Measure) -> Nodes:
-    """Where the nodes are to run.
+    """The nodes' layout.
 
     Raises:
-      UserError: they do not divide among the devices, or those to be compiled for are not the ones that are here.
+      UserError: the nodes do not divide among the devices, or `measure` needs devices that are not here.
     """
     if devices is None:
         return make_nodes(count)
@@ -133,8 +136,8 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: See
       name: of the method, for the tables.
       config: resolved and checked.
       nodes: the layout; without a mesh `nodes.per_device` of them share a device, and the others are not here.
-      measure: what to have measured by the compiler.
-      seen: programs measured for another method, added to.
+      measure: which programs to compile.
+      seen: programs measured for other methods; this method's are added.
 
     Raises:
       ValueError: a setting of the model or the method that is out of range.
@@ -153,15 +156,15 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: See
 
 
 def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch, PyTree]:
-    """The parts of a run, and the shapes of its state and of a batch, of all nodes, and of what a device evaluates.
+    """The parts of a run, and shapes: its state, a batch of all nodes, and a device's part of an evaluated batch.
 
     Nothing is computed.
     """
     source = random_source(dataclasses.replace(config, batch_size=config.nodes))
     model = model_of(config, source)
     parts = make_parts(config, nodes, model, source, jax.random.key(config.seed))
-    inputs = source.inputs(config.batch_size // config.nodes)  # zeros, of which no page is ever touched
-    whole = parts._replace(nodes=Nodes(nodes.count, nodes.count))  # the same shapes wherever they lie
+    inputs = source.inputs(config.batch_size // config.nodes)  # zeros: the system never allocates their pages
+    whole = parts._replace(nodes=Nodes(nodes.count, nodes.count))  # in any layout the shapes are the same
 
     def first(key):
         return init_state(whole, model.module.init(key, inputs, train=False), key)
@@ -176,7 +179,7 @@ def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch, P
 
 
 def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:
-    """What a device holds from step to step, in bytes. The gradients are those of all its nodes."""
+    """Bytes that a device holds from step to step. The gradients are those of all its nodes."""
     here = partial(_share, nodes=nodes)
     held = {
         "parameters": size_of(state.params),
@@ -184,8 +187,7 @@ def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:
         "statistics and carry": here(state.own),
     }
     for part, tree in by_part(state.compressor.shared, "state").items():
-        name = f"compressor, shared: {part}"
-        held[name] = size_of(tree)
+        held[f"compressor, shared: {part}"] = size_of(tree)
     for part, tree in by_part(state.compressor.local, "memory").items():
         held[f"compressor, each node's: {part}"] = here(tree)
     held["gradients"] = nodes.per_device * size_of(state.params)
@@ -199,7 +201,7 @@ def _share(tree: PyTree, nodes: Nodes) -> int:
 
 
 def by_part(tree: PyTree, nameless: str) -> dict[str, list[Any]]:
-    """The arrays of a compressor's state by the name that the method gives the part, such as residual, or `nameless`.
+    """The arrays of a compressor's state by the method's name for the part, such as residual, or `nameless`.
 
     Example:
       >>> from jgc.types import Info

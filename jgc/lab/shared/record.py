@@ -1,8 +1,8 @@
-"""All nodes' gradients of consecutive steps of an uncompressed run, kept on disk and read again by the next command.
+"""All nodes' gradients of consecutive steps of an uncompressed run, recorded on disk for later commands.
 
-The run is the workload's own with its baseline. What is kept is what the compressor would get: each node's gradient
-with coupled weight decay in it, clipped where the run clips. 40 steps of a 390k-parameter model on 8 nodes take 0.5 GB.
-To keep some steps and layers of any run, for `jgc analyze`, there is `train.py --record.every`.
+The run is the workload's baseline. Recorded is the compressor's input: each node's gradient with coupled weight decay,
+clipped if the run clips. 40 steps of a 390k-parameter model on 8 nodes take 0.5 GB. `train.py --record.every` records
+some steps and layers of any run, for `jgc analyze`.
 """
 
 import json
@@ -33,8 +33,8 @@ class Recording(NamedTuple):
     """Gradients of S consecutive steps.
 
     Attributes:
-      setup: the run that they come from, before its first step.
-      start: the step of the first.
+      setup: of the recorded run, before its first step.
+      start: number of the first step.
       flat: f32[S, K, n] on disk, in the order of `jgc.layout.pack`.
     """
 
@@ -64,8 +64,8 @@ def record(
       workload: a name in `jgc.training.workloads`.
       nodes: K.
       seed: of the run.
-      start: uncompressed steps before the first that is kept.
-      steps: how many are kept.
+      start: uncompressed steps before the first that is recorded.
+      steps: how many are recorded.
       data_dir: folder of prepared data sets.
 
     Raises:
@@ -76,7 +76,7 @@ def record(
     )
     setup = build(config)
     about: dict[str, Any] = {"start": start, "config": as_json(config)}
-    about["config"]["data"].pop("dir")  # where the data lie is no part of what they are
+    about["config"]["data"].pop("dir")  # the same data may lie elsewhere
     if (run_dir / ABOUT).exists():
         if json.loads((run_dir / ABOUT).read_text()) != json.loads(json.dumps(about)):
             raise UserError(f"{run_dir} holds a recording of something else: give another --run-dir or remove it")
@@ -88,7 +88,7 @@ def record(
 
 
 def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
-    """Train without compression and write down the gradients from step `start` on."""
+    """Train without compression and record the gradients from step `start` on."""
     partial = path.with_suffix(".partial")
     shape = (config.steps - start, config.nodes, setup.values)
     kept = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
@@ -100,7 +100,7 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
 
 
 def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTree]]:
-    """Every step of a run in its last phase, all nodes' gradients [K, ...] as the compressor gets them."""
+    """Each step of a run in its last phase: its number, and the compressor's input, all nodes' gradients [K, ...]."""
     state, phase = jax.tree.map(lambda x: x.copy(), setup.state), setup.parts.compressor.schedule[-1]
     compute: Any = None
     prepare = jax.jit(make_before_compression(setup.parts))

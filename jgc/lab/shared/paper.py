@@ -1,4 +1,4 @@
-"""What the papers report, as data: LGC (Abrahamyan et al. 2021, IEEE TNNLS), Section VI, Tables IV to VI; GradiVeQ (Yu
+"""The papers' results as data: LGC (Abrahamyan et al. 2021, IEEE TNNLS), Section VI, Tables IV to VI; GradiVeQ (Yu
 et al. 2018, NeurIPS), Section 4; EGC (Kuang et al. 2020), Section V, Tables I to IV."""
 
 from typing import NamedTuple
@@ -14,8 +14,8 @@ class Reported(NamedTuple):
       name: as the paper calls it.
       accuracy: top-1 or pixel accuracy in percent; of "ptb_lstm" the perplexity.
       ratio: compression ratios as printed: leader and worker, or one for all nodes.
-      megabytes: that a node sends in a step, in the same order; empty where the table has none.
-      terabytes: that all nodes send in the whole training; None where the table has none.
+      megabytes: sent by a node in a step, in the same order; empty if the table has none.
+      terabytes: sent by all nodes in the whole training; None if the table has none.
       paper: "LGC", which counts bytes, or "EGC", which counts values.
     """
 
@@ -46,7 +46,7 @@ _IV, _VI, _50, _101, _PSP = "IV", "VI", "cifar10_resnet50", "cifar10_resnet101",
 
 
 def _egc(table: str, workload: str, baseline: float, dropping: float, egc: float, ratio: float) -> tuple[Reported, ...]:
-    """The three rows that the EGC paper has for a workload."""
+    """The EGC paper's three rows for a workload."""
     rows = (("dense", "Baseline", baseline, 1), ("gradient_dropping", "Gradient Dropping", dropping, 100),
             ("egc", "EGC", egc, ratio))  # fmt: skip
     return tuple(Reported(table, workload, method, name, value, (count,), paper="EGC")
@@ -147,12 +147,12 @@ PAPERS = {
 
 
 def figure(workload: str) -> str:
-    """What the papers give for a workload."""
+    """The score that the papers report for a workload."""
     return "perplexity, probably not of validation data" if workload == "ptb_lstm" else "accuracy, %"
 
 
 def reported(workload: str, method: str) -> tuple[Reported, ...]:
-    """The papers' rows for a workload and a method: two of them may have trained the same.
+    """The papers' rows for a workload and a method; there may be rows of two papers.
 
     Example:
       >>> [(row.paper, row.accuracy) for row in reported("cifar10_resnet50", "dense")]

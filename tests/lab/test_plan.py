@@ -1,24 +1,23 @@
-"""Plans agree with what real runs write down and with what the compiler says of a real step; the loader's benchmark."""
+"""`jgc plan`: bytes as real runs write them down, memory as the compiler of a real step has it, the papers' figures."""
 
 import json
 
 import jax
 import numpy as np
 import pytest
-from image_helpers import write_imagenet
 from training_helpers import tiny_config, tiny_model
 
-from jgc.__main__ import main
-from jgc.compress import Dense, LgcPs, PowerSgd, Qsgd, TopK
-from jgc.lab.plan import plan
+from jgc.compress import METHODS, Dense, LgcPs, PowerSgd, Qsgd, TopK
+from jgc.lab.commands import main
+from jgc.lab.plan import needs, tables
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED, most_alive
+from jgc.lab.shared.choices import variants_of
 from jgc.nodes import make_nodes
 from jgc.training import loop, setup as building
 from jgc.training.errors import UserError
+from jgc.training.models import make_model
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.setup import build
-
-pytestmark = pytest.mark.slow
 
 VARIANTS = {
     "dense": Dense(),
@@ -35,18 +34,18 @@ def tiny():
     """The tiny model, and all nodes on one device."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
-        for module in (building, plan):
+        for module in (building, needs):
             patch.setattr(module, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
         yield
 
 
-def planned(name, measure="nothing", nodes=NODES, devices=None) -> plan.Plan:
+def planned(name, measure="nothing", nodes=NODES, devices=None) -> needs.Plan:
     options = {name: [f"--batch-size={BATCH}"]}
-    return plan.plans_of({name: VARIANTS[name]}, "digits_convnet5", nodes, devices, measure, options)[0]
+    return needs.plans_of({name: VARIANTS[name]}, "digits_convnet5", nodes, devices, measure, options)[0]
 
 
-@pytest.mark.parametrize("name", ["topk", "qsgd", "powersgd", "lgc_ps"])
-def test_the_bytes_are_those_that_a_run_writes_into_its_summary(name, tmp_path):
+@pytest.mark.parametrize("name", ["topk", "qsgd", "powersgd", pytest.param("lgc_ps", marks=pytest.mark.slow)])
+def test_bytes_match_run_summary(name, tmp_path):
     config = tiny_config(tmp_path, VARIANTS[name], nodes=NODES, batch_size=BATCH, steps=3, diagnose_every=0)
     assert loop.run(config) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -57,7 +56,7 @@ def test_the_bytes_are_those_that_a_run_writes_into_its_summary(name, tmp_path):
     assert (ours.values, ours.dense) == (summary["parameters"], 4 * summary["parameters"])
 
 
-def test_the_memory_is_that_of_the_compiled_step():
+def test_memory_matches_compiled_step():
     """Arguments to the byte, temporaries as the compiler has them, and the estimates within a factor."""
     config = tiny_config(None, VARIANTS["topk"], nodes=NODES, batch_size=BATCH)
     setup = build(config)
@@ -82,14 +81,14 @@ def test_the_memory_is_that_of_the_compiled_step():
     assert 0.7 < quick.peak / measured.peak < 1.5 and 0.7 < guess.peak / measured.peak < 1.5
 
 
-def test_evaluation_takes_what_its_largest_layer_does():
+def test_evaluation_scales_with_batch():
     """500 test images of the digits, 8x8 of 1 channel, and the first layer's result, half of which is not needed."""
     one, four = (planned("dense", nodes=8, devices=devices).temporary[-1] for devices in (1, 4))
     assert (one.name, one.how) == ("evaluation", ESTIMATED)
     assert one.bytes == pytest.approx(4 * four.bytes, rel=0.01) and one.bytes > 500 * 64 * 4
 
 
-def test_results_that_are_needed_later_stay_alive():
+def test_most_alive_keeps_later_operands():
     x = jax.ShapeDtypeStruct((100,), np.float32)
 
     def chain(x):  # 400 bytes each: y stays till the end
@@ -103,7 +102,7 @@ def test_results_that_are_needed_later_stay_alive():
     assert most_alive(jax.make_jaxpr(lambda x: x.sum())(x).jaxpr) == 4
 
 
-def test_what_each_node_has_is_divided_among_the_devices():
+def test_local_state_is_divided_among_devices():
     one, four = (planned("powersgd", nodes=8, devices=devices) for devices in (1, 4))
     assert one.held.keys() == four.held.keys()
     for name, size in one.held.items():
@@ -120,13 +119,13 @@ def test_what_each_node_has_is_divided_among_the_devices():
         (4, "step", "--measure step compiles for the devices that are here, on which 8 of 8 nodes share one"),
     ],
 )
-def test_devices_that_cannot_be_planned_for_are_one_line(devices, measure, message):
+def test_wrong_devices_is_one_line(devices, measure, message):
     with pytest.raises(UserError) as raised:
         planned("dense", measure, nodes=8, devices=devices)
     assert message in str(raised.value)
 
 
-def test_the_command_needs_no_data_and_takes_the_methods_settings(capsys):
+def test_command_needs_no_data(capsys):
     words = "plan --workload imagenet_resnet50 --nodes 4 --methods baseline,dgc,lgc_ps --measure nothing"
     words += " --set data.crop=32 --set batch_size=8 --set dgc.alpha=0.01 --set lgc_ps.innovation=0.2"
     assert main(words.split()) == 0
@@ -140,13 +139,46 @@ def test_the_command_needs_no_data_and_takes_the_methods_settings(capsys):
         assert message in capsys.readouterr().err
 
 
-def test_the_loaders_rate_is_shown_by_the_number_of_threads(tmp_path, capsys):
-    data = write_imagenet(tmp_path / "data")
-    assert main(["bench", "loader", "--data-dir", str(data), "--threads", "1", "2", "--steps", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "`imagenet_resnet50`, batch 256; imagenet, to train on 18 images" in said
-    assert [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("|")][2:] == ["1", "2"]
-    assert main(["bench", "loader", "--workload", "cifar10_resnet20"]) == 2
-    assert "is decoded once, not while training" in capsys.readouterr().err
-    assert main(["bench", "loader", "--data-dir", str(tmp_path)]) == 2
-    assert "imagenet2012 is missing" in capsys.readouterr().err
+# --- beside the papers' figures -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def resnet50():
+    """Three methods on the ResNet-50 with 1,000 classes, the size of which the LGC paper's Table VI states."""
+    names = ("baseline", "topk", "lgc_ps")
+    options = {name: ["--model.stem=imagenet", "--model.classes=1000"] for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "make_model", make_model)
+        plans = needs.plans_of(variants_of(names), "cifar10_resnet50", None, 1, "nothing", options, 0.001)
+    return dict(zip(names, plans, strict=True))
+
+
+def test_all_plans_every_method():
+    variants = variants_of(["all"])
+    options = {name: [f"--batch-size={BATCH}"] for name in variants}
+    plans = needs.plans_of(variants, "digits_convnet5", NODES, None, "nothing", options, 0.02)
+    assert [plan.method for plan in plans] == list(METHODS)
+    assert all(getattr(plan.config.compressor, "alpha", 0.02) == 0.02 for plan in plans)
+
+
+def test_resnet50_has_the_papers_size(resnet50):
+    assert {plan.dense for plan in resnet50.values()} == {4 * 25_557_032.0}  # Table VI: 102.2 MB
+
+
+def test_bytes_count_values_positions_and_first_layer(resnet50):
+    last = {name: plan.phases[-1].logical for name, plan in resnet50.items()}
+    assert last["baseline"]["worker"]["up"] == {"dense": 4 * 25_557_032.0}
+    topk, lgc = last["topk"]["worker"]["up"], {role: ways["up"] for role, ways in last["lgc_ps"].items()}
+    assert topk["values"] == pytest.approx(4 * 0.001 * 25.5e6, rel=0.01)
+    assert topk["dense"] == 4 * 7 * 7 * 3 * 64  # the first layer
+    assert set(lgc["leader"]) - set(lgc["worker"]) == {"signs", "code"}
+    assert lgc["leader"]["positions"] == pytest.approx(topk["positions"], rel=1e-3)
+    assert 8 * topk["positions"] / (topk["values"] / 4) == pytest.approx(12.0, abs=0.1)  # bits each, at 0.1 %
+
+
+def test_page_shows_papers_beside_ours(resnet50):
+    page = tables.markdown(list(resnet50.values()))
+    assert "with 25,557,032 parameters, 2 nodes on 1 device" in page
+    (line,) = [line for line in page.splitlines() if line.startswith("| lgc_ps") and "8,616x" in line]
+    assert "5,709x / 8,616x" in line
+    assert "| baseline | dense | - | - | 102,228,128 | 1x | 0 |" in page

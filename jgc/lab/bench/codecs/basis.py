@@ -1,13 +1,13 @@
 """A learned code on trial: coefficients of each layer's gradient in bases learned from earlier mean gradients.
 
 A layer's gradient is a matrix G [r, c] (inputs by outputs). U [r, r] and V [c, c] are the eigenvectors of sum G G' and
-sum G' G over the mean gradients of the steps learned from, and C = U' G V. Every node sends the coefficients that were
-largest on average then: the same places in all nodes, so positions cost nothing. They go in few bits, over their root
-mean square then and the node's own scale for each of 8 groups. The decoder takes their mean, times a gain a group that
-fits the true mean best on a few of the steps learned from.
+sum G' G over the mean gradients of the steps learned from, and C = U' G V. Each node sends the coefficients that were
+largest on average in those steps: the same on all nodes, so positions cost nothing. They are quantised to a few bits,
+relative to their root mean square in those steps and to the node's own scale of each of 8 groups. The decoder takes
+their mean, times a gain for each group, fitted to the true mean on a few of those steps.
 
-All nodes hold those mean gradients after an uncompressed phase: each can find bases, places and spreads for itself, and
-none of them is sent. Only the gains need what the nodes would have sent on a few such steps: 8 numbers, once.
+All nodes hold those mean gradients after an uncompressed phase, so each can compute bases, positions and spreads, and
+none are sent. Only the gains need the nodes' own messages on a few such steps: 8 numbers, once.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jgc.lab.bench.codecs_trivial import quantise
+from jgc.lab.bench.codecs.trivial import quantise
 from jgc.layout.pack import Packing
 
 SHARES = (0.0002, 0.002, 0.01, 0.05, 0.2)  # coefficients kept, of n
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """What is learned.
+    """A learned basis.
 
     Attributes:
       parts: one a layer.
@@ -86,7 +86,7 @@ def forward(parts: tuple[Part, ...], g: np.ndarray) -> np.ndarray:
 
 
 def backward(parts: tuple[Part, ...], c: np.ndarray) -> np.ndarray:
-    """Its inverse."""
+    """The inverse of `forward`."""
     return np.concatenate([(p.u @ _matrix(p, c) @ p.v.T).ravel() for p in parts])
 
 
@@ -101,9 +101,9 @@ def words(share: float, bits: int) -> tuple[str, str]:
 
 
 def code(basis: Basis, share: float, bits: int) -> Callable[[np.ndarray], tuple[np.ndarray, float]]:
-    """The code that keeps a share of the coefficients, in so many bits: coefficients f32[K, n] -> (their mean, bits).
+    """The code of a share of the coefficients in `bits` bits each: coefficients f32[K, n] -> (their mean, bits).
 
-    It stays with coefficients: the bases are orthonormal, so errors and cosines are those of the gradients.
+    It stays in coefficients: the bases are orthonormal, so errors and cosines equal those of the gradients.
     """
     kept = basis.order[: max(GROUPS, round(share * len(basis.order)))]
     group = np.arange(kept.size) * GROUPS // kept.size

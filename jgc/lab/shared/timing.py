@@ -1,4 +1,4 @@
-"""Interleaved timings: what is compared is measured in turn, so that a drifting machine hits all alike."""
+"""Interleaved timings: candidates run in turn, so that a drifting machine changes all alike."""
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
@@ -13,7 +13,7 @@ Work = Mapping[str, Callable[[], Any]]
 
 
 def rounds(work: Work, repeats: int) -> dict[str, Times]:
-    """Seconds of each piece of work in each round, all of them in turn; a first round is not counted."""
+    """Seconds of each piece of work in each round, in turn; a first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(1 + repeats):
         for name, run in work.items():

@@ -1,7 +1,7 @@
-"""Codes without anything learned: the ones to beat.
+"""Trivial codes: those that learn nothing.
 
-Each is a function of all nodes' gradients f32[K, n] that returns the mean as decoded, f32[n], and the bits that all
-nodes send up. Positions are counted as Elias-Fano codes layer by layer, scales and means as 32 bits each.
+Each is a function of all nodes' gradients f32[K, n] that returns the decoded mean f32[n] and the bits that all nodes
+send up. Positions are counted as Elias-Fano codes layer by layer, scales and means as 32 bits each.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def codes(layers: tuple[Layer, ...], alphas: Sequence[float]) -> list[tuple[str,
         for bits in (2, 3, 4):
             name = f"{bits}-bit values at the leader's positions"
             out.append((name, setting, partial(at_leaders, layers, alpha, bits)))
-        for bits in (2, 32):  # 32: exact, what no code of the values there can do better
+        for bits in (2, 32):  # 32: exact, the best that any code of these values can do
             name = f"{bits}-bit values where the leader's whole gradient is largest"
             out.append((name, setting, partial(at_leaders, whole, alpha, bits)))
         for bits in (1, 2, 3, 4):
@@ -45,7 +45,7 @@ def codes(layers: tuple[Layer, ...], alphas: Sequence[float]) -> list[tuple[str,
 
 
 class _Chosen:
-    """The largest values of v f32[n] in each layer: positions, the layer of each, and what the positions cost."""
+    """The largest values of v f32[n] in each layer: positions, their layers, and the bits of the positions."""
 
     def __init__(self, v: np.ndarray, layers: tuple[Layer, ...], alpha: float):
         counts = counts_per_layer(layers, alpha)
@@ -61,12 +61,12 @@ class _Chosen:
         return np.bincount(self.ids, x) / np.bincount(self.ids)
 
     def quantised(self, x: np.ndarray, bits: int) -> np.ndarray:
-        """x f32[mu] in so many bits a value, one scale a layer."""
+        """x f32[mu] in `bits` bits a value, one scale a layer."""
         return quantise(x, np.sqrt(self.means(x * x))[self.ids], bits)
 
 
     def fitted(self, x: np.ndarray, bits: int) -> tuple[np.ndarray, int]:
-        """x f32[mu] by sign and levels fitted to each layer's magnitudes, and the bits that the levels take."""
+        """x f32[mu] by sign and levels fitted to each layer's magnitudes, and the bits of the levels."""
         out, sent = np.zeros_like(x), 0
         for layer in range(self.ids[-1] + 1):
             magnitudes = np.abs(x[self.ids == layer])
@@ -94,7 +94,7 @@ def fit_levels(magnitudes: np.ndarray, count: int, rounds: int = 10) -> np.ndarr
 
 
 def position_bits(n: int, k: int) -> float:
-    """Bits of k sorted positions out of n, Elias-Fano; a bit map of n bits where that is less, none for all of them.
+    """Bits of k sorted positions out of n by Elias-Fano, or of a bit map if that is less; none for all n.
 
     Example:
       >>> position_bits(1024, 8), position_bits(10, 10)
@@ -117,13 +117,13 @@ def _placed(positions: np.ndarray, x: np.ndarray, n: int) -> np.ndarray:
 
 
 def leader_alone(layers, alpha, g):
-    """The first node's largest values stand for everyone's."""
+    """The first node's largest values stand for the mean."""
     own = _Chosen(g[0], layers, alpha)
     return _placed(own.positions, g[0][own.positions], g.shape[1]), own.bits + 32 * own.ids.size
 
 
 def signs_means(layers, alpha, g):
-    """The leader's positions and signs, and of every node the mean of its values, multiplied by these, a layer."""
+    """The leader's positions and signs, and for each node and layer the mean of its values times these signs."""
     own = _Chosen(g[0], layers, alpha)
     x = g[:, own.positions]
     signs = np.where(x[0] < 0, -1.0, 1.0)
@@ -133,7 +133,7 @@ def signs_means(layers, alpha, g):
 
 
 def at_leaders(layers, alpha, bits, g):
-    """Every node's values at the leader's positions, in so many bits; 32 are exact values."""
+    """Each node's values at the leader's positions in `bits` bits; 32 means exact."""
     own = _Chosen(g[0], layers, alpha)
     exact = bits == 32
     mean = np.mean([one[own.positions] if exact else own.quantised(one[own.positions], bits) for one in g], axis=0)
@@ -142,7 +142,7 @@ def at_leaders(layers, alpha, bits, g):
 
 
 def at_own(layers, alpha, bits, g):
-    """Every node's largest values at its own positions, in so many bits."""
+    """Each node's largest values at its own positions in `bits` bits."""
     total, sent = np.zeros(g.shape[1]), 0.0
     for one in g:
         own = _Chosen(one, layers, alpha)

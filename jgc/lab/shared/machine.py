@@ -1,4 +1,4 @@
-"""What a measurement was made on, in one line."""
+"""The machine of a measurement, in one line."""
 
 import os
 import platform

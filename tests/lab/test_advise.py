@@ -1,17 +1,20 @@
 """`jgc advise`: the model by hand, what it concludes, the fit to a run of `bench network`, and the command line."""
 
+import dataclasses
 import json
 import math
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, strategies as st
+from training_helpers import wide_model
 
-from jgc.__main__ import main
 from jgc.comm.ledger import bytes_sent
-from jgc.lab.advise import advise, check as advise_check, results as advise_results
+from jgc.lab.advise import advice as verdicts, check as advise_check, page as pages, results as advise_results
 from jgc.lab.advise.model import Example, Link, Row, communication, contention, fit, step
 from jgc.lab.advise.results import Place
+from jgc.lab.commands import main
+from jgc.training import setup, workloads
 from jgc.types import Sent
 
 PAYLOADS = {  # op, payload in bytes, how many
@@ -59,7 +62,7 @@ def test_communication_by_hand(messages, hosts, link, seconds):
 
 
 @given(st.floats(1e3, 1e12), st.floats(1.0, 1e6), st.integers(2, 64), st.floats(1e6, 1e12))
-def test_more_bandwidth_never_takes_longer(rate, times, hosts, limit):
+def test_time_falls_with_bandwidth(rate, times, hosts, limit):
     for name in PAYLOADS:
         row = Row(name, 0.1, 0.01, sent_of(name, hosts))
         slow, fast = (step(row, hosts, Link(r, limit=limit)) for r in (rate, rate * times))
@@ -67,7 +70,7 @@ def test_more_bandwidth_never_takes_longer(rate, times, hosts, limit):
 
 
 @given(st.floats(1e4, 1e10), st.integers(2, 63))
-def test_more_hosts_never_take_less(rate, hosts):
+def test_time_grows_with_hosts(rate, hosts):
     for name in PAYLOADS:
         if name != "qsgd":  # a permute between two hosts takes twice as long
             here, there = (communication(sent_of(name, k), k, Link(rate)) for k in (hosts, hosts + 1))
@@ -77,44 +80,44 @@ def test_more_hosts_never_take_less(rate, hosts):
 # --- the conclusion -------------------------------------------------------------------------------------------------
 
 
-def test_uncompressed_wins_without_a_limit():
+def test_uncompressed_wins_at_unlimited_rate():
     link = Link(math.inf, latency=0.0, overhead=0.0)
-    verdict = advise.conclusion(advise.advise(rows(), 4, link))[0]
+    verdict = verdicts.conclusion(verdicts.advise(rows(), 4, link))[0]
     assert verdict == "no: uncompressed f32 takes 0.1 s a step, the best method, signsgd, 0.11 s, 1.1 times as long."
 
 
-def test_on_a_slow_link_it_pays_and_says_how_much():
-    advice = advise.advise(rows(), 4, Link(12.5e6, 0.0, 0.0, 1.0))
-    verdict = advise.conclusion(advice)[0]
+def test_pays_on_slow_link():
+    advice = verdicts.advise(rows(), 4, Link(12.5e6, 0.0, 0.0, 1.0))
+    verdict = verdicts.conclusion(advice)[0]
     assert advice.rows[0].method == "topk" and advice.rows[-1].method == "psum_f32"
     mine, f32 = 0.12 + 24_004 / 12.5e6, 0.1 + 6_000_004 / 12.5e6
     assert verdict.startswith(f"yes: topk takes {mine:.3g} s a step, {f32 / mine:.3g} times faster than uncompressed")
     assert "than uncompressed f16" in verdict
 
 
-def test_f16_is_a_baseline_too():
+def test_f16_is_a_baseline():
     """Where f16 wins over f32 and over all methods, compression does not pay."""
-    slow = [row._replace(compression=1.0) if row.method not in advise.UNCOMPRESSED else row for row in rows()]
-    verdict = advise.conclusion(advise.advise(slow, 4, Link(125e6, 0.0, 0.0, 1.0)))[0]
+    slow = [row._replace(compression=1.0) if row.method not in verdicts.UNCOMPRESSED else row for row in rows()]
+    verdict = verdicts.conclusion(verdicts.advise(slow, 4, Link(125e6, 0.0, 0.0, 1.0)))[0]
     assert verdict.startswith("no: uncompressed f16 takes 0.125 s a step (uncompressed f32 0.148 s), the best method, ")
 
 
-def test_the_turning_point_is_where_the_verdict_turns():
-    advice = advise.advise(rows(), 4, Link(12.5e6))
-    ((low, rate),) = advise.paying(advice)
+def test_turning_point():
+    advice = verdicts.advise(rows(), 4, Link(12.5e6))
+    ((low, rate),) = verdicts.paying(advice)
     assert low == 0 and 12.5e6 < rate < math.inf
     for factor, word in ((0.9, "yes"), (1.1, "no")):
-        there = advise.advise(rows(), 4, Link(rate * factor))
-        assert advise.conclusion(there)[0].startswith(word)
-    assert f"it pays below about {advise.bits(rate)}" in " ".join(advise.conclusion(advice))
+        there = verdicts.advise(rows(), 4, Link(rate * factor))
+        assert verdicts.conclusion(there)[0].startswith(word)
+    assert f"it pays below about {verdicts.bits(rate)}" in " ".join(verdicts.conclusion(advice))
 
 
-def test_run_dir_and_a_config_are_not_both_given(tmp_path, capsys):
+def test_run_dir_excludes_config(tmp_path, capsys):
     assert main(["advise", *CONFIG, "--run-dir", str(tmp_path), "--bandwidth", "1gbit", "--hosts", "4"]) == 2
     assert "give it or --config, not both" in capsys.readouterr().err
 
 
-def test_the_limit_is_that_of_steps_without_a_rate():
+def test_limit_from_unlimited_rate():
     found = invented()
     free = advise_results.limit(found, 4, sent_of)
     assert free == advise_results.calibrated(found, Place(4, "unlimited"), sent_of).limit < math.inf
@@ -122,34 +125,34 @@ def test_the_limit_is_that_of_steps_without_a_rate():
     assert advise_results.limit(found, 4, sent_of) == math.inf
 
 
-def test_where_one_is_quick_and_another_sends_little_there_are_two_ranges():
+def test_two_ranges_of_bandwidth():
     quick = Row("cast", 0.1, 0.001, (sent("all-gather", 3_900_000),))
     small = Row("topk", 0.1, 1.0, (sent("all-gather", 10),))
     plain = Row("psum_f32", 0.1, 0.01, (sent("all-reduce", 3_500_000),))
     link = Link(1e6, latency=0.0, overhead=0.0, efficiency=1.0)
-    (_, slow), (fast, end) = advise.paying(advise.advise([plain, quick, small], 4, link))
+    (_, slow), (fast, end) = verdicts.paying(verdicts.advise([plain, quick, small], 4, link))
     assert slow == pytest.approx(3.5e6 / 0.99, rel=0.02) and fast == pytest.approx(0.4e6 / 0.009, rel=0.02)
     assert end == math.inf
     for rate in (0.9 * slow, 1.1 * slow, 0.9 * fast, 1.1 * fast):
-        said = advise.conclusion(advise.advise([plain, quick, small], 4, link._replace(rate=rate)))
+        said = verdicts.conclusion(verdicts.advise([plain, quick, small], 4, link._replace(rate=rate)))
         assert said[0].startswith("yes" if rate < slow or rate > fast else "no")
-        assert f"below about {advise.bits(slow)} and above about {advise.bits(fast)}" in " ".join(said)
+        assert f"below about {verdicts.bits(slow)} and above about {verdicts.bits(fast)}" in " ".join(said)
 
 
-def test_the_control_and_jgcs_own_dense_step_are_not_recommended():
+def test_control_is_not_recommended():
     free = [Row("silent", 0.1, 0.0, ()), Row("dense", 0.1, 0.0, ())]
-    advice = advise.advise([*rows(), *free], 4, Link(math.inf))
-    assert advise.best(advice.rows, 4, advice.link, compressed=True).method in COMPUTE
-    assert advise.conclusion(advice)[0].startswith("no: dense takes 0.1 s")
-    assert any(cells[0] == "silent (control)" for cells in (advise.cells(row, advice) for row in advice.rows))
+    advice = verdicts.advise([*rows(), *free], 4, Link(math.inf))
+    assert verdicts.best(advice.rows, 4, advice.link, compressed=True).method in COMPUTE
+    assert verdicts.conclusion(advice)[0].startswith("no: dense takes 0.1 s")
+    assert any(cells[0] == "silent (control)" for cells in (pages.cells(row, advice) for row in advice.rows))
 
 
-def test_the_page_and_the_data_hold_every_row(tmp_path):
-    advice = advise.advise(rows(), 4, Link(math.inf), "about", {"klt": "too small"})
-    page = advise.markdown(advice)
-    assert all(f"| {advise.name(name)} |" in page for name in COMPUTE)
+def test_page_and_json_hold_every_row(tmp_path):
+    advice = verdicts.advise(rows(), 4, Link(math.inf), "about", {"klt": "too small"})
+    page = pages.markdown(advice)
+    assert all(f"| {verdicts.name(name)} |" in page for name in COMPUTE)
     assert page.startswith("No: uncompressed f32") and "Left out: klt: too small" in page and "estimate" in page
-    advise.write(tmp_path / "out", "Title", "python -m jgc advise", page, advise.as_json(advice))
+    pages.write(tmp_path / "out", "Title", "python -m jgc advise", page, pages.as_json(advice))
     data = json.loads((tmp_path / "out" / "advise.json").read_text(), parse_constant=pytest.fail)
     assert data["link"]["rate"] is None and {row["method"] for row in data["rows"]} == set(COMPUTE)
     assert (tmp_path / "out" / "advise.md").read_text().startswith("# Title\n\n    python -m jgc advise\n")
@@ -189,23 +192,23 @@ def assert_same(found, wanted):
 
 
 @pytest.mark.parametrize("on", [Place(4, "100mbit"), Place(2, "100mbit"), Place(8, "100mbit")])
-def test_a_fit_finds_the_link_that_made_the_figures(on):
+def test_fit_recovers_link(on):
     assert_same(advise_results.calibrated(invented(), on, sent_of), TRUE)
 
 
-def test_a_fit_at_no_limited_rate_finds_what_a_processor_can_send():
+def test_fit_recovers_processor_limit():
     found = advise_results.calibrated(invented(), Place(4, "unlimited"), sent_of)
     assert (found.limit, found.overhead) == pytest.approx((TRUE.limit, TRUE.overhead), rel=1e-3)
 
 
-def test_a_fit_gives_nothing_that_cannot_be():
+def test_fit_stays_in_bounds():
     """Steps over the network that are shorter than those without: noise, not a negative latency."""
     noisy = [Example(sent_of(name, 4), -0.001, 0.1, -0.01) for name in PAYLOADS]
     found = fit(noisy, 4, 12.5e6, 2.0)
     assert found.latency >= 0 and found.overhead >= 0 and 0.5 <= found.efficiency <= 1 and found.limit == math.inf
 
 
-def test_the_check_makes_no_error_where_the_model_is_true():
+def test_check_of_true_model_has_no_error():
     outcome = advise_check.check(invented(), Place(4, "100mbit"), sent_of)
     assert len(outcome.cells) == 8 * len(COMPUTE) and not any(cell.at == (4, "100mbit") for cell in outcome.cells)
     assert max(abs(cell.error) for cell in outcome.cells) < 1e-3
@@ -216,7 +219,7 @@ def test_the_check_makes_no_error_where_the_model_is_true():
     assert "8 of 8 places (100 %; goal: at least 80 %: met)" in page and "Median error 0.0 %" in page
 
 
-def test_the_check_sees_errors_and_wrong_winners():
+def test_check_finds_errors_and_wrong_winners():
     """Figures that no link explains: every cell of 1 Gbit/s ten times as slow, the fastest of all a hundred times."""
     found = invented()
     first = {w.at.hosts: w.measured.method for w in advise_check.check(found, Place(4, "100mbit"), sent_of).winners
@@ -232,7 +235,7 @@ def test_the_check_sees_errors_and_wrong_winners():
     assert advise_check.as_json(outcome)["winners_right"] == 5
 
 
-def test_missing_cells_are_left_out():
+def test_check_skips_missing_cells():
     found = invented()
     del found["cells"]["8/1gbit/topk"]
     del found["cells"]["8/1gbit/qsgd"]["full"]
@@ -243,14 +246,14 @@ def test_missing_cells_are_left_out():
     assert max(abs(cell.error) for cell in outcome.cells) < 1e-3
 
 
-def test_times_of_a_run_are_those_of_a_processor_each():
+def test_rows_use_processor_times():
     found, failed = advise_results.rows_from(invented(), 16, sent_of, "100mbit", [*COMPUTE, "klt"])
     assert {row.method: pytest.approx(row.compression) for row in found} == COMPUTE
     assert {row.computation for row in found} == {0.1} and failed == {"klt": "not measured in that run"}
     assert found[0].sent == sent_of("psum_f32", 16)
 
 
-def test_too_little_to_fit_or_to_test_is_said():
+def test_too_few_cells_is_an_error():
     small = invented(hosts=(4,), rates=("100mbit",))
     with pytest.raises(advise_check.UserError, match="nothing has been measured but 4/100mbit"):
         advise_check.check(small, Place(4, "100mbit"), sent_of)
@@ -280,14 +283,14 @@ CONFIG = ["--config", "configs/sparse_gd.py"]
     ([*CONFIG, "--calibrate", "none"], "no results of bench network at none"),
     (["--run-dir", "none"], "no results of bench network at none"),
 ])  # fmt: skip
-def test_what_is_wrong_is_one_line(words, line, capsys, monkeypatch):
+def test_wrong_option_is_one_line(words, line, capsys, monkeypatch):
     monkeypatch.setattr("jgc.lab.advise.measure.interleaved", lambda *_: pytest.fail("measured all the same"))
     assert main(["advise", *words]) == 2
     said = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
     assert len(said) == 1 and line in said[0]
 
 
-def test_a_broken_file_and_a_wrong_place_are_named(tmp_path, capsys):
+def test_wrong_results_file_or_place(tmp_path, capsys):
     (tmp_path / "results.json").write_text("[]")
     assert main(["advise", "--check", str(tmp_path)]) == 2
     assert "is not a file of bench network" in capsys.readouterr().err
@@ -298,8 +301,7 @@ def test_a_broken_file_and_a_wrong_place_are_named(tmp_path, capsys):
     assert "nothing has been measured at 2/1gbit to calibrate on; there is 4/100mbit" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_check_and_advice_from_a_run_of_the_benchmark(tmp_path, capsys):
+def test_advice_from_bench_network(tmp_path, capsys):
     """With what the methods really send; the figures are invented for another model, so that errors are large."""
     (tmp_path / "results.json").write_text(json.dumps(invented(hosts=(4,))))
     assert main(["advise", "--check", str(tmp_path), "--output", str(tmp_path / "check")]) == 0
@@ -312,14 +314,10 @@ def test_check_and_advice_from_a_run_of_the_benchmark(tmp_path, capsys):
     assert "yes: topk takes" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_measured_on_this_device(tmp_path, monkeypatch):
-    import dataclasses
-
-    from jgc.training import workloads
-
     tiny = dataclasses.replace(workloads.WORKLOADS["digits_convnet5"], batch_size=4)
     monkeypatch.setattr(workloads, "WORKLOADS", {"tiny": tiny})
+    monkeypatch.setattr(setup, "make_model", wide_model)
     words = [*CONFIG, "--workload", "tiny", "--bandwidth", "1mbit", "--methods", "topk,signsgd", "--repeats", "1"]
     assert main(["advise", *words, "--output", str(tmp_path)]) == 0
     told = json.loads((tmp_path / "advise.json").read_text())

@@ -1,10 +1,8 @@
-"""Bytes against error on recorded gradients: every method and the trivial codes that it has to beat, in one table.
+"""Bytes and error of methods and trivial codes on recorded gradients.
 
-    python -m jgc bench codecs --run-dir runs/codecs
-
-A method's row is its last phase on recorded gradients that it has not seen, from an empty memory: what one step makes
-of them alone. What a method learns it learns on the steps recorded before, memory empty again. First and last layer get
-no treatment of their own. New methods get their rows through `jgc.compress.METHODS`.
+A method's row is one step of its last phase on held-out gradients, from an empty memory. A method that learns does so
+on the steps recorded before, each phase from an empty memory as well. All layers are compressed alike. New methods get
+their rows through `jgc.compress.METHODS`.
 """
 
 import dataclasses
@@ -17,17 +15,17 @@ import numpy as np
 
 from jgc import compress
 from jgc.compress import Method, step_on_nodes
-from jgc.lab.bench import codecs_basis, codecs_trivial
-from jgc.lab.bench.codecs_trivial import Code
-from jgc.lab.bench.record import Recording, flat
+from jgc.lab.bench.codecs import basis as bases, trivial
+from jgc.lab.bench.codecs.trivial import Code
+from jgc.lab.shared.record import Recording, flat
 from jgc.layout.pack import make_packing
 from jgc.types import Compressor, Nodes, PyTree, State
 from jgc.wire.account import step_total
 
 SKIPPED = ("silent",)  # sends nothing: there is no cosine
 OURS = {"momentum_correction": False}
-# Of methods for which neither `alpha` nor `threshold` alone is the knob, and of those with an autoencoder, which learns
-# for minutes at the larger shares.
+# For methods whose main setting is neither `alpha` nor `threshold`, and for those with an autoencoder, which trains for
+# minutes at the larger shares.
 SETTINGS: dict[str, Sequence[dict[str, Any]]] = {
     "lgc_ps": [{"alpha": 0.001}, {"alpha": 0.01}, {"alpha": 0.01, "positions": "own"}],
     "lgc_ring": [{"alpha": 0.001}, {"alpha": 0.01}],
@@ -43,7 +41,7 @@ SETTINGS: dict[str, Sequence[dict[str, Any]]] = {
     "qsgd": [{"bits": bits} for bits in (2, 3, 4, 8)],
     "cast": [{"format": "bfloat16"}, {"format": "float8_e4m3"}],
 }
-EXACT = 1e-5  # relative error below which a row is the mean itself, but for rounding
+EXACT = 1e-5  # relative error below which a row is the mean up to rounding
 
 
 class Row(NamedTuple):
@@ -54,7 +52,7 @@ class Row(NamedTuple):
       name: of the code.
       setting: its setting, in words.
       bits: sent up for each parameter, mean over the nodes.
-      error: norm of what the mean lacks over the norm of the true mean, mean over steps.
+      error: norm of decoded minus true mean over the norm of the true mean, mean over steps.
       cosine: of the aggregated mean with the true one, mean over steps.
     """
 
@@ -70,28 +68,28 @@ def measure(recording: Recording, hold_out: int, alphas: Sequence[float], passes
     """All rows.
 
     Args:
-      recording: its last `hold_out` steps are compressed, those before are learned from.
+      recording: its last `hold_out` steps are compressed; methods learn from those before.
       hold_out: steps.
       alphas: shares selected.
-      passes: how often a method with something to learn sees the steps before.
+      passes: how often a method that learns sees those steps.
     """
     rows = list(_methods(recording, hold_out, alphas, passes))
     learned, held = recording.flat[:-hold_out], [np.asarray(g) for g in recording.flat[-hold_out:]]
     packing = make_packing(recording.shapes)
-    codes = codecs_trivial.codes(packing.layers, alphas)
+    codes = trivial.codes(packing.layers, alphas)
     rows += [score("trivial", name, setting, code, held) for name, setting, code in codes]
-    basis = codecs_basis.learn(learned, packing)
-    coefficients = [np.stack([codecs_basis.forward(basis.parts, node) for node in g]) for g in held]
+    basis = bases.learn(learned, packing)
+    coefficients = [np.stack([bases.forward(basis.parts, node) for node in g]) for g in held]
     rows += [
-        score("learned basis", *codecs_basis.words(keep, bits), codecs_basis.code(basis, keep, bits), coefficients)
-        for keep in codecs_basis.SHARES
-        for bits in codecs_basis.BITS
+        score("learned basis", *bases.words(keep, bits), bases.code(basis, keep, bits), coefficients)
+        for keep in bases.SHARES
+        for bits in bases.BITS
     ]
     return rows
 
 
 def score(family: str, name: str, setting: str, code: Code, held: Sequence[np.ndarray]) -> Row:
-    """The row of a code, means over the steps held out."""
+    """The row of a code, means over the held-out steps."""
     found = []
     for g in held:
         got, bits = code(g)
@@ -134,7 +132,7 @@ def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passe
 
 
 def variants(method: Method, alphas: Sequence[float], g: np.ndarray) -> list[tuple[dict[str, Any], str]]:
-    """Settings to show of a method, in words too; thresholds are those that a share of g f32[K, n] exceeds."""
+    """Settings of a method to measure, and their names. A threshold is one that a share of g f32[K, n] exceeds."""
     names = {field.name for field in dataclasses.fields(method.settings)}
     if method.name in SETTINGS:
         return [(change, ", ".join(f"{k} {v}" for k, v in change.items())) for change in SETTINGS[method.name]]
@@ -165,7 +163,7 @@ def _steps(compressor: Compressor, nodes: Nodes) -> Callable[..., tuple[PyTree, 
 
 
 def _learn(compressor: Compressor, step, state: State, recording: Recording, indices: range, passes: int) -> State:
-    """The phases before the last on the recorded steps; the memory is emptied before each."""
+    """Run the phases before the last on the recorded steps, with an empty memory before each step."""
     empty, nodes, schedule = state.local, recording.setup.parts.nodes, compressor.schedule
     for phase, following in itertools.pairwise(schedule):
         for i in [i for _ in range(passes) for i in indices]:
@@ -175,7 +173,7 @@ def _learn(compressor: Compressor, step, state: State, recording: Recording, ind
 
 
 def front(rows: Sequence[Row], by: str = "cosine") -> list[int]:
-    """Which rows no other beats: none has both at most as many bits and at least as good a figure, one of them better.
+    """The Pareto front: rows for which no other has fewer bits and as good a figure, or as many bits and a better one.
 
     Args:
       rows: the table.
@@ -190,28 +188,3 @@ def front(rows: Sequence[Row], by: str = "cosine") -> list[int]:
         if not chosen or worth[i] > worth[chosen[-1]]:
             chosen.append(i)
     return chosen
-
-
-def markdown(rows: Sequence[Row], workload: str, recording: Recording, hold_out: int, machine: str) -> str:
-    """The table as a page, fewest bits first."""
-    steps, nodes, n = recording.flat.shape
-    on = {by: set(front(rows, by)) for by in ("cosine", "error")}
-    order = sorted(range(len(rows)), key=lambda i: rows[i].bits)
-    first, last = recording.start, recording.start + steps - 1
-
-    def line(i):
-        row = rows[i]
-        marks = " and ".join(by for by in ("cosine", "error") if i in on[by])
-        figures = f"{row.bits:.5f} | {row.cosine:.4f} | {row.error:.4f}"
-        return f"| {row.family} | {row.name} | {row.setting} | {figures} | {marks} |"
-
-    return "\n".join(
-        [
-            f"`{workload}`, {nodes} nodes, {n:,} parameters; steps {first} to {last} of an uncompressed "
-            f"run, the last {hold_out} held out, those before learned from; {machine}.",
-            "",
-            "| family | code | setting | bits per parameter | cosine | relative error | on the front by |",
-            "|---|---|---|---|---|---|---|",
-            *(line(i) for i in order),
-        ]
-    ) + "\n"

@@ -1,0 +1,144 @@
+"""From the times of all methods on a link: whether compression pays, and at which bandwidths."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jgc.lab.advise.model import Link, Row, step
+
+F32, F16 = "psum_f32", "psum_f16"
+LABELS = {F32: "uncompressed f32", F16: "uncompressed f16"}
+UNCOMPRESSED = (F32, F16, "dense")
+CONTROL = "silent"  # sends nothing and does not train: never recommended
+SLOWEST, FASTEST, RATES = 1e2, 1e13, 200  # bytes a second: the range searched for turning points, and its points
+
+
+class Advice(NamedTuple):
+    """Predicted steps of all methods.
+
+    Attributes:
+      rows: by predicted time of a step, the shortest first.
+      hosts: K.
+      link: between the hosts.
+      about: sentences on the measurement.
+      failed: by method, why it has no row.
+    """
+
+    rows: tuple[Row, ...]
+    hosts: int
+    link: Link
+    about: str
+    failed: dict[str, str]
+
+
+def advise(
+    rows: Sequence[Row], hosts: int, link: Link, about: str = "", failed: dict[str, str] | None = None
+) -> Advice:
+    """Sort the rows by their predicted time of a step."""
+    return Advice(tuple(sorted(rows, key=lambda row: step(row, hosts, link))), hosts, link, about, failed or {})
+
+
+def best(rows: Sequence[Row], hosts: int, link: Link, compressed: bool) -> Row | None:
+    """The fastest method with or without compression; None if there is none."""
+    mine = [row for row in rows if row.method != CONTROL and (row.method not in UNCOMPRESSED) == compressed]
+    return min(mine, key=lambda row: step(row, hosts, link), default=None)
+
+
+def conclusion(advice: Advice) -> list[str]:
+    """Whether compression pays, in plain sentences.
+
+    Example:
+      >>> rows = [Row(F32, 1.0, 0.0, ()), Row("topk", 1.0, 0.5, ())]
+      >>> conclusion(advise(rows, 2, Link(1e6)))[0]
+      'no: uncompressed f32 takes 1 s a step, the best method, topk, 1.5 s, 1.5 times as long.'
+    """
+    rows, hosts, link = advice.rows, advice.hosts, advice.link
+    ours, plain = best(rows, hosts, link, True), best(rows, hosts, link, False)
+    if ours is None or plain is None:
+        return ["nothing to compare: no method that compresses was measured."]
+    mine, theirs = step(ours, hosts, link), step(plain, hosts, link)
+    f32 = next((row for row in rows if row.method == F32), plain)
+    if mine < theirs:
+        over = [f"{step(row, hosts, link) / mine:.3g} times faster than {name(row.method)} "
+                f"({shown(step(row, hosts, link))} s)" for row in dict.fromkeys((f32, plain))]  # fmt: skip
+        verdict = f"yes: {ours.method} takes {shown(mine)} s a step, {' and '.join(over)}."
+    else:
+        also = "" if plain is f32 else f" ({name(f32.method)} {shown(step(f32, hosts, link))} s)"
+        verdict = f"no: {name(plain.method)} takes {shown(theirs)} s a step{also}, the best method, {ours.method}, "
+        verdict += f"{shown(mine)} s" + (f", {mine / theirs:.3g} times as long." if theirs > 0 else ".")
+    close = "The two are within 25 %, which is what such an estimate may well miss." if _close(mine, theirs) else ""
+    return [sentence for sentence in (verdict, _turning_points(advice), close) if sentence]
+
+
+def _close(mine: float, theirs: float) -> bool:
+    return abs(mine / theirs - 1) < 0.25 if theirs > 0 else True
+
+
+def _turning_points(advice: Advice) -> str:
+    """At which bandwidths compression pays, all else being equal."""
+    ranges = paying(advice)
+    if ranges is None:
+        return ""
+    if ranges == ((0.0, math.inf),):
+        where = "at any bandwidth"
+    else:
+        where = " and ".join(_between(low, high) for low, high in ranges) or "at no bandwidth"
+    return f"With these hosts, latency and times of computing it pays {where}."
+
+
+def _between(low: float, high: float) -> str:
+    if low == 0:
+        return f"below about {bits(high)}"
+    return f"above about {bits(low)}" if high == math.inf else f"between about {bits(low)} and {bits(high)}"
+
+
+def paying(advice: Advice) -> tuple[tuple[float, float], ...] | None:
+    """The ranges of bandwidth, in bytes a second, in which compression pays, to 1 %; 0 and inf mean no bound.
+
+    There are several if one method is quick to compute and another sends little. None if there is nothing to compare.
+    """
+    if any(best(advice.rows, advice.hosts, advice.link, compressed) is None for compressed in (True, False)):
+        return None
+
+    def pays(rate: float) -> bool:
+        link = advice.link._replace(rate=rate)
+        ours, plain = (best(advice.rows, advice.hosts, link, compressed) for compressed in (True, False))
+        assert ours is not None and plain is not None
+        return step(ours, advice.hosts, link) < step(plain, advice.hosts, link)
+
+    def turn(low: float, high: float) -> float:
+        while high / low > 1.01:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if pays(middle) == pays(low) else (low, middle)
+        return low
+
+    rates = [float(rate) for rate in np.geomspace(SLOWEST, FASTEST, RATES)]
+    verdicts = [pays(rate) for rate in rates]
+    bounds = [turn(rates[i], rates[i + 1]) for i in range(RATES - 1) if verdicts[i] != verdicts[i + 1]]
+    bounds = ([0.0] if verdicts[0] else []) + bounds + ([math.inf] if verdicts[-1] else [])
+    return tuple(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def name(method: str) -> str:
+    """A method for people."""
+    return LABELS.get(method, method)
+
+
+def shown(seconds: float) -> str:
+    """Seconds with three digits."""
+    return f"{seconds:.3g}"
+
+
+def bits(rate: float) -> str:
+    """Bytes a second as bits, for people.
+
+    Example:
+      >>> bits(12.5e6), bits(float("inf"))
+      ('100 Mbit/s', 'unlimited bandwidth')
+    """
+    if rate == math.inf:
+        return "unlimited bandwidth"
+    unit = next((u for u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if 8 * rate >= u[0]), (1.0, ""))
+    return f"{8 * rate / unit[0]:.3g} {unit[1]}bit/s"

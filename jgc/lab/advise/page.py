@@ -1,0 +1,99 @@
+"""Advice as a page, on the terminal and as JSON."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from jgc.lab.advise.advice import CONTROL, F32, Advice, bits, conclusion, name, paying
+from jgc.lab.advise.model import Row, communication, step
+from jgc.lab.shared.page import write_page
+from jgc.lab.shared.tables import table
+from jgc.training.rundir import write_whole
+from jgc.training.table import size
+
+HEAD = ("method", "sent by a host in a step", "computation, s", "compression, s", "communication, s (estimate)",
+        "step, s", "times faster than f32")  # fmt: skip
+
+
+def cells(row: Row, advice: Advice) -> list[str]:
+    """A row of the table."""
+    hosts, link = advice.hosts, advice.link
+    taken = step(row, hosts, link)
+    f32 = next((step(r, hosts, link) for r in advice.rows if r.method == F32), None)
+    control = " (control)" if row.method == CONTROL else ""
+    return [name(row.method) + control, size(row.bytes), f"{row.computation:.4f}", f"{row.compression:.4f}",
+            f"{communication(row.sent, hosts, link):.4f}", f"{taken:.4f}",
+            "-" if f32 is None or not taken else f"{f32 / taken:.2f}"]  # fmt: skip
+
+
+def notes(advice: Advice) -> list[str]:
+    """Notes on the figures."""
+    link = advice.link
+    limit = "" if link.limit == math.inf else f", a host sends at most {bits(link.limit)}"
+    lines = [
+        f"{advice.hosts} hosts at {bits(link.rate)}; latency {link.latency:.3g} s a message, overhead "
+        f"{link.overhead:.3g} s a collective, {100 * link.efficiency:.1f} % of the bandwidth are messages{limit}. "
+        + advice.about,
+        "Computation and compression are measured; communication, and with it the step, is an estimate without overlap "
+        "of communication with computation. Bytes are those of `Wire.physical`. Every method is in its last phase, "
+        "which has most steps of a run; an uncompressed step before it takes as long as uncompressed f32. Times say "
+        "nothing about how well a method trains.",
+    ]
+    return lines + [f"Left out: {method}: {why}" for method, why in advice.failed.items()]
+
+
+def markdown(advice: Advice) -> str:
+    """The advice as a page."""
+    rows = [cells(row, advice) for row in advice.rows]
+    said = " ".join(conclusion(advice))
+    return "\n\n".join([said[:1].upper() + said[1:], table(HEAD, rows), *notes(advice)]) + "\n"
+
+
+def show(advice: Advice, console: Console) -> None:
+    """Print the advice."""
+    grid = Table(title="Does it pay?", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(("method", "a host\nsends", "compute\ns", "compress\ns", "network\ns*", "step\ns*",
+                                "times\nfaster*")):  # fmt: skip
+        grid.add_column(column, justify="right" if i else "left", no_wrap=True)
+    for row in advice.rows:
+        grid.add_row(*cells(row, advice))
+    console.print(grid)
+    for line in ("* estimates; times faster: than uncompressed f32", *notes(advice), *conclusion(advice)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def as_json(advice: Advice) -> dict[str, Any]:
+    """The advice as plain data; seconds, bytes, and bytes a second (None: unlimited).
+
+    "pays_between" are the ranges of bandwidth in which compression pays, None if there is nothing to compare.
+    """
+    hosts, link = advice.hosts, advice.link
+    rows = [{
+        "method": row.method, "bytes": row.bytes, "computation": row.computation, "compression": row.compression,
+        "communication": communication(row.sent, hosts, link), "step": step(row, hosts, link),
+        "collectives": [{"op": s.op, "kind": s.kind, "bytes": float(s.bytes)} for s in row.sent],
+    } for row in advice.rows]  # fmt: skip
+    ranges = paying(advice)
+    between = None if ranges is None else [[low, None if high == math.inf else high] for low, high in ranges]
+    return {"hosts": hosts, "link": finite(link._asdict()), "rows": rows, "failed": advice.failed,
+            "conclusion": conclusion(advice), "pays_between": between}  # fmt: skip
+
+
+def finite(figures: dict[str, float]) -> dict[str, float | None]:
+    """JSON has no infinity: None in its place."""
+    return {key: None if value == math.inf else value for key, value in figures.items()}
+
+
+def write(folder: Path, title: str, line: str, page: str, data: dict[str, Any]) -> None:
+    """Write advise.md and advise.json.
+
+    Raises:
+      UserError: they cannot be written.
+    """
+    write_page(folder / "advise.md", title, line, page)
+    write_whole(folder / "advise.json", json.dumps(data, indent=1).encode())

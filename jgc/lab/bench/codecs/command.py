@@ -1,0 +1,85 @@
+"""`python -m jgc bench codecs`: bytes against error on recorded gradients, methods beside trivial codes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from jgc.lab.bench.codecs.measure import Row, front, measure
+from jgc.lab.bench.codecs.plot import draw
+from jgc.lab.shared.machine import describe
+from jgc.lab.shared.page import publish
+from jgc.lab.shared.record import Recording, record
+from jgc.lab.shared.tables import table
+from jgc.layout.select import check_alpha
+from jgc.training.errors import UserError, values_of_the_user
+from jgc.training.workloads import DEFAULT
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """Bytes against error of every method and of trivial codes, on gradients recorded from an uncompressed run.
+
+    The recording is kept: the same command uses it again.
+
+        python -m jgc bench codecs --run-dir runs/codecs --alphas 0.001 0.01
+    """
+
+    run_dir: Path
+    """folder of the recording"""
+    workload: str = DEFAULT
+    """model, data set, batch and settings"""
+    nodes: int = 8
+    """data-parallel nodes"""
+    seed: int = 0
+    """of the run that is recorded"""
+    start: int = 20
+    """uncompressed steps before the first that is recorded"""
+    steps: int = 45
+    """how many are recorded"""
+    hold_out: int = 5
+    """the last of them are held out and compressed; codes learn from the others"""
+    alphas: tuple[float, ...] = (0.001, 0.005, 0.02, 0.1)
+    """shares of each layer that are selected"""
+    passes: int = 1
+    """how often a method that learns sees the steps to learn from"""
+    data_dir: str | None = None
+    """folder of prepared data sets"""
+    output: Path | None = None
+    """Markdown file to write as well, with a picture of the same name"""
+
+    def run(self, line: str) -> None:
+        """Record, measure, and print the page."""
+        if not 0 < self.hold_out < self.steps:
+            limit = f"between 1 and --steps - 1 = {self.steps - 1}"
+            raise UserError(f"--hold-out must be {limit}, got {self.hold_out}")
+        with values_of_the_user():
+            for alpha in self.alphas:
+                check_alpha(alpha)
+        recording = record(self.run_dir, self.workload, self.nodes, self.seed, self.start, self.steps, self.data_dir)
+        rows = measure(recording, self.hold_out, self.alphas, self.passes)
+        title = f"{self.workload}, {self.nodes} nodes: what a code makes of one step's gradients, and what it costs"
+        page = markdown(rows, self.workload, recording, self.hold_out, describe())
+        publish("Bytes against error", page, self.output, line, partial(draw, rows=rows, title=title),
+                "Cosine and relative error against bits per parameter")  # fmt: skip
+
+
+def markdown(rows: Sequence[Row], workload: str, recording: Recording, hold_out: int, machine: str) -> str:
+    """The table as a page, fewest bits first."""
+    steps, nodes, n = recording.flat.shape
+    on = {by: set(front(rows, by)) for by in ("cosine", "error")}
+    order = sorted(range(len(rows)), key=lambda i: rows[i].bits)
+    first, last = recording.start, recording.start + steps - 1
+
+    cells = [_cells(rows[i], [by for by in ("cosine", "error") if i in on[by]]) for i in order]
+    about = (
+        f"`{workload}`, {nodes} nodes, {n:,} parameters; steps {first} to {last} of an uncompressed run, the last "
+        f"{hold_out} held out, those before learned from; {machine}."
+    )
+    head = ["family", "code", "setting", "bits per parameter", "cosine", "relative error", "on the front by"]
+    return f"{about}\n\n{table(head, cells)}\n"
+
+
+def _cells(row: Row, best_by: list[str]) -> list[str]:
+    figures = [f"{row.bits:.5f}", f"{row.cosine:.4f}", f"{row.error:.4f}"]
+    return [row.family, row.name, row.setting, *figures, " and ".join(best_by)]

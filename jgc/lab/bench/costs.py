@@ -1,0 +1,141 @@
+"""The outcome of `bench methods`, and its page."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jgc.lab.shared import paper
+from jgc.lab.shared.tables import ratio, table
+from jgc.lab.shared.timing import Times
+
+DENSE = "dense"  # all others are compared with it
+GRADIENTS, UPDATE, AGGREGATE, BEFORE, OPTIMIZER = "gradients", "update", "aggregate", "before", "optimizer"
+
+
+class Row(NamedTuple):
+    """One phase of one method.
+
+    Attributes:
+      method, phase: their names.
+      seconds: f64[repeats] each of UPDATE (everything after the gradients), AGGREGATE (the compressor alone), BEFORE
+        (memory and encoder, part of AGGREGATE) and OPTIMIZER. No BEFORE if the method is not composed.
+      up: logical bytes that a worker and a leader send up in a step; equal if there is no leader.
+    """
+
+    method: str
+    phase: str
+    seconds: dict[str, Times]
+    up: tuple[float, float]
+
+
+class Costs(NamedTuple):
+    """Outcome of the benchmark; the first row is the dense step's.
+
+    Attributes:
+      workload, nodes, repeats: as given.
+      values: numbers in the gradient, n.
+      gradients: f64[repeats], seconds of all nodes' gradients.
+      rows: every phase of every method.
+      held: by method, bytes of its state per parameter: shared, and each node's own.
+      lgc: f64[repeats] of each piece of `lgc_ps`, if that was measured.
+    """
+
+    workload: str
+    nodes: int
+    repeats: int
+    values: int
+    gradients: Times
+    rows: tuple[Row, ...]
+    held: dict[str, tuple[float, float]]
+    lgc: dict[str, Times]
+
+
+def markdown(costs: Costs, machine: str) -> str:
+    """The page."""
+    spread = "half the distance between the quartiles" if costs.repeats > 1 else "not known from one round"
+    sent = [bytes_cells(row, costs) for row in costs.rows]
+    return "\n\n".join([
+        f"`{costs.workload}`, {costs.values:,} parameters, {costs.nodes} nodes, all layers alike; {machine}.",
+        f"Gradients of all nodes: {milliseconds(costs.gradients)} ms, the same for all. Times are of all nodes on this "
+        f"machine together, medians of {costs.repeats} rounds in turn; the spread is {spread}. Nothing is sent "
+        "over a network. Each piece is compiled by itself, so that parts need not add up to the whole.",
+        "## Time",
+        table(
+            ["method", "phase", "after the gradients, ms", "whole step, ms", "of the dense step", "aggregate, ms",
+             "of it before sending (memory, encode)", "of it the rest (exchange, decode, keep)", "optimiser, ms"],
+            [time_cells(row, costs) for row in costs.rows],
+        ),
+        "A dash: the method is not composed of a codec, a memory and an exchange. The rest is the difference, round by "
+        "round, and includes the guard against non-finite gradients.",
+        "## Bytes sent up in a step, and memory",
+        table(["method", "phase", "worker", "ratio", "leader", "ratio"], sent),
+        "Logical bytes of one node, from shapes; upper bounds where a method finds its sizes in the run. The "
+        "compressor's state, in bytes per parameter:",
+        table(
+            ["method", "shared", "each node's own"],
+            [[name, *(f"{size:.4g}" for size in sizes)] for name, sizes in costs.held.items()],
+        ),
+        *lgc_section(costs),
+    ]) + "\n"  # fmt: skip
+
+
+def lgc_section(costs: Costs) -> list[str]:
+    """The pieces of `lgc_ps`, and the LGC paper's times beside ours, if such methods were measured."""
+    pieces = [[name, milliseconds(times)] for name, times in costs.lgc.items()]
+    beside = table_v(costs)
+    return [
+        *(["## Pieces of `lgc_ps`, each compiled by itself", table(["piece", "ms"], pieces)] if pieces else []),
+        *(["## Beside the LGC paper's Table V",
+           "The paper's: ResNet50 on ImageNet, 8 nodes on four RTX 2080 Ti, sending included. Ours: nothing is sent.",
+           beside] if beside else []),
+    ]  # fmt: skip
+
+
+def time_cells(row: Row, costs: Costs) -> list[str]:
+    """A row of the first table."""
+    step, dense = whole_step(row, costs), whole_step(costs.rows[0], costs)
+    aggregate, before = row.seconds[AGGREGATE], row.seconds.get(BEFORE)
+    rest = None if before is None else aggregate - before
+    times = [milliseconds(x) for x in (aggregate, before, rest, row.seconds[OPTIMIZER])]
+    update = milliseconds(row.seconds[UPDATE])
+    return [row.method, row.phase, update, milliseconds(step), shown(step / dense, 3), *times]
+
+
+def bytes_cells(row: Row, costs: Costs) -> list[str]:
+    """A row of the second table."""
+    return [row.method, row.phase, *(cell for up in row.up for cell in
+            (f"{up:,.0f}", ratio(4 * costs.values / up if up else None)))]  # fmt: skip
+
+
+def milliseconds(seconds: Times | None) -> str:
+    """Median and spread in milliseconds, or a dash if not measured."""
+    return "-" if seconds is None else shown(1e3 * seconds, 2)
+
+
+def shown(values: Times, digits: int) -> str:
+    """Median and half the distance between the quartiles.
+
+    Example:
+      >>> shown(np.array([1.0, 2.0, 3.0, 4.0, 9.0]), 1), shown(np.array([1.0]), 1)
+      ('3.0 ± 1.0', '1.0')
+    """
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return f"{middle:.{digits}f}" + (f" ± {(high - low) / 2:.{digits}f}" if values.size > 1 else "")
+
+
+def table_v(costs: Costs) -> str:
+    """Phases that the LGC paper timed, in multiples of its own dense step and of ours; empty if there are none."""
+    rows, dense = [], np.median(whole_step(costs.rows[0], costs))
+    for row in costs.rows:
+        theirs = paper.SECONDS.get(row.method, {})
+        if row.phase in theirs:
+            step, seconds = np.median(whole_step(row, costs)), theirs[row.phase]
+            ratios = [f"{step / dense:.2f}", f"{seconds / theirs['dense']:.2f}"]
+            rows.append([row.method, row.phase, f"{step:.3f}", f"{seconds:.1f}", *ratios])
+    head = ["method", "phase", "ours, s", "paper, s", "ours, of the dense step", "paper, of its dense phase"]
+    return table(head, rows) if rows else ""
+
+
+def whole_step(row: Row, costs: Costs) -> Times:
+    """Seconds of a step in each round: gradients and update."""
+    return costs.gradients + row.seconds[UPDATE]

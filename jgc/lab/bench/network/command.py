@@ -1,0 +1,63 @@
+"""`python -m jgc bench network`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jgc.lab.bench.network import plot, tables
+from jgc.lab.bench.network.plan import Plan, plan_of, short
+from jgc.lab.bench.network.rounds import measure
+from jgc.training.errors import FAILED, UserError
+
+PAGE = "network.md"
+
+
+@dataclass(frozen=True)
+class Network:
+    """Time and bytes of every method between real processes, beside PyTorch's and plain JAX; needs root and iproute2.
+
+    Hosts are network namespaces of this machine. What the folder already holds is not measured again.
+
+        python -m jgc bench network --hosts 4 --rates 100mbit,1gbit,unlimited --run-dir runs/network
+    """
+
+    run_dir: Path
+    """folder of the measurements, the page and the pictures"""
+    hosts: tuple[str, ...] = ("4",)
+    """numbers of hosts, separated by commas or spaces"""
+    rates: tuple[str, ...] = ("100mbit", "1gbit", "unlimited")
+    """of each host's link in both directions, such as 100mbit, or unlimited"""
+    methods: tuple[str, ...] = ()
+    """separated by commas or spaces; settings after colons (topk:alpha=0.01); if not given, all with 4 hosts and a few
+    with another number"""
+    steps: int = 20
+    """of each method; at most 4 if sending its bytes alone takes more than a second"""
+    model: str = "resnet18"
+    """resnet18 (11.2 million parameters), resnet20 or convnet5"""
+    batch: int = 2
+    """images of a host in a step"""
+    short: bool = False
+    """a quick look instead: two hosts, two rates, three methods, a small model"""
+
+    def run(self, line: str) -> None:
+        """Measure, and print the page."""
+        plan = plan_of(self.hosts, self.rates, self.methods, self.steps, self.model, self.batch)
+        print(write(short(plan) if self.short else plan, self.run_dir, line))
+
+
+def write(plan: Plan, folder: Path, line: str) -> str:
+    """Measure the part of a plan that a folder lacks, write its page and pictures, and return the page.
+
+    Args:
+      plan: see `plan_of`.
+      folder: gets results.json, network.md and pictures.
+      line: the command line, for the page.
+
+    Raises:
+      UserError: no root, no iproute2, an unknown method, or a process that failed.
+    """
+    found = measure(plan, folder)
+    page = f"# Methods on a network\n\n    {line}\n\n{tables.page(found, plot.draw(folder, found))}"
+    (folder / PAGE).write_text(page)
+    if not tables.cells_of(found):
+        raise UserError(f"nothing was measured, see {folder / PAGE}", FAILED)
+    return page

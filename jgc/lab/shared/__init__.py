@@ -1,0 +1,1 @@
+"""Helpers of several experiments: timing, recording, tables, pictures, pages, and names on the command line."""

@@ -1,0 +1,119 @@
+"""Methods, seeds and settings by the names that users type."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from jgc.compress import METHODS, Dense, Silent, TopK, method_of
+from jgc.training.config import GROUPS
+from jgc.training.errors import UserError, did_you_mean
+
+CONFIGS: dict[str, type] = {"baseline": Dense, "sparse_gd": TopK, "control": Silent}
+"""Methods that go by the name of their config as well."""
+NAMES = {method_of(settings()).name: name for name, settings in CONFIGS.items()}
+"""The config's name by the method's own."""
+ALL = "all"
+FIXED = ("workload", "seed", "run_dir", "resume", "compressor", "distributed")
+
+
+def known_methods() -> dict[str, type]:
+    """Settings classes by each name that `--methods` takes."""
+    return CONFIGS | {name: method.settings for name, method in METHODS.items()}
+
+
+def words(values: Sequence[str]) -> list[str]:
+    """The entries of a list that is separated by commas, by spaces or by both, each once.
+
+    Example:
+      >>> words(["a,b", "c,", "a"])
+      ['a', 'b', 'c']
+    """
+    return list(dict.fromkeys(word.strip() for value in values for word in value.split(",") if word.strip()))
+
+
+def variants_of(methods: Sequence[str]) -> dict[str, Any]:
+    """Each method's default settings by its name; every registered method for the name all.
+
+    Raises:
+      UserError: an unknown method, none, or one under two names.
+    """
+    known = known_methods()
+    variants: dict[str, Any] = {}
+    for name in METHODS if list(methods) == [ALL] else methods:
+        check_method(name, list(known))
+        twin = next((other for other in variants if type(variants[other]) is known[name]), None)
+        if twin:
+            raise UserError(f"{twin} and {name} are the same method: give one of them")
+        variants[name] = known[name]()
+    if not variants:
+        raise UserError(f"--methods names none (one or more of {', '.join(known)})")
+    return variants
+
+
+def check_method(name: str, known: Sequence[str]) -> None:
+    """Raise UserError for a name that is not known."""
+    if name not in known:
+        raise UserError(f"unknown method {name!r}{did_you_mean(name, list(known))} (one of {', '.join(known)})")
+
+
+def registered_name(name: str) -> str:
+    """The registry's name of a method, from any name that `--methods` takes.
+
+    Example:
+      >>> registered_name("sparse_gd"), registered_name("dgc")
+      ('topk', 'dgc')
+    """
+    return method_of(known_methods()[name]()).name
+
+
+def seeds_of(values: Sequence[str]) -> list[int]:
+    """Seeds as whole numbers.
+
+    Raises:
+      UserError: one of them is no whole number, or there are none.
+    """
+    found = words(values)
+    bad = next((word for word in found if not word.isdecimal()), None)
+    if bad is not None or not found:
+        raise UserError(f"--seeds must be whole numbers such as 0,1,2, got {bad or 'none'}")
+    return [int(word) for word in found]
+
+
+def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, list[str]]:
+    """Command lines of the methods' runs from entries of `--set`.
+
+    Args:
+      settings: FIELD=VALUE for all methods (data.FIELD and the like too), METHOD.FIELD=VALUE for one method alone:
+        its own setting, or if it has none of that name an option of its run.
+      methods: names of the methods that run.
+
+    Raises:
+      UserError: an entry is neither of these, or names a method that does not run.
+
+    Example:
+      >>> options_of(["learning_rate=0.1", "dgc.clip_norm=1"], ["baseline", "dgc"])
+      {'baseline': ['--learning-rate=0.1'], 'dgc': ['--learning-rate=0.1', '--compressor.clip-norm=1']}
+    """
+    out: dict[str, list[str]] = {name: [] for name in methods}
+    for entry in settings:
+        field, equals, value = entry.partition("=")
+        method, dot, own = field.partition(".") if field.split(".")[0] not in GROUPS else (field, "", "")
+        if not equals or not field:
+            raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
+        fixed = next((part for part in (field, own) if part.split(".")[0].replace("-", "_") in FIXED), None)
+        if fixed:
+            has = "--workload, --seeds and --run-dir, and is one process"
+            raise UserError(f"--set {entry}: {fixed} is not to be set; compare has {has}")
+        if dot and method not in out:
+            raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
+        is_own = dot and own.replace("-", "_") in {f.name for f in dataclasses.fields(known_methods()[method])}
+        for name in [method] if dot else out:
+            out[name].append(option_word("compressor." if is_own else "", own if dot else field, value))
+    return out
+
+
+def option_word(prefix: str, field: str, value: str) -> str:
+    """One word of `train.py`'s command line, where booleans are flags."""
+    name = field.replace("_", "-")
+    flags = {"true": f"--{prefix}{name}", "false": f"--{prefix}no-{name}"}
+    return flags.get(value.lower(), f"--{prefix}{name}={value}")

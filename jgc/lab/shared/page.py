@@ -1,0 +1,54 @@
+"""Print a page of results, and write it into a file."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jgc.training.errors import UserError, cannot_write
+from jgc.training.rundir import write_whole
+
+
+def publish(
+    title: str,
+    text: str,
+    output: Path | None,
+    line: str,
+    draw: Callable[[Path], None] | None = None,
+    alt: str = "",
+) -> None:
+    """Print a page. If there is an output file, write the page there, below its title and its command.
+
+    Args:
+      title: heading of the file.
+      text: the page, Markdown.
+      output: the file, if any.
+      line: the command line that made the page.
+      draw: writes a picture of the given path; it stands beside the file and at its end.
+      alt: text in place of the picture.
+    """
+    print(text)
+    if output is None:
+        return
+    if draw is not None:
+        picture = output.with_suffix(".png")
+        draw(picture)
+        text += f"\n![{alt}]({picture.name})\n"
+    write_page(output, title, line, text)
+
+
+def write_page(output: Path, title: str, line: str, text: str) -> None:
+    """Write a page below its title and its command.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(output.parent, error) from error
+    write_whole(output, f"# {title}\n\n    {line}\n\n{text}".encode())
+
+
+def check_repeats(repeats: int) -> None:
+    """Raise UserError unless there is at least one round."""
+    if repeats < 1:
+        raise UserError(f"--repeats must be at least 1, got {repeats}")
