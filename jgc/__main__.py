@@ -6,12 +6,18 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
-from jgc.lab.bench import commands
-from jgc.lab.bench.commands import command
-from jgc.training.cli import exit_code_of, in_one_line, quiet
 from jgc.training.errors import UserError, did_you_mean
+from jgc.training.extra import explain
+
+try:
+    import tyro
+
+    from jgc.lab.bench import commands
+    from jgc.lab.bench.commands import command
+    from jgc.training.cli import exit_code_of, quiet
+    from jgc.training.options import read
+except ModuleNotFoundError as error:  # after `pip install jgc` without [train]
+    sys.exit(explain(error))
 
 USAGE = "usage: python -m jgc {report,compare,sweep,plan,bench,analyze,advise} --help"
 Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
@@ -307,14 +313,18 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
       UserError: one line on what is wrong with it.
       SystemExit: after --help.
     """
-    functions = {name: _deferred(function) for name, function in COMMANDS[argv[0]].items()}
-    settings: dict[str, Any] = {"prog": f"python -m jgc {argv[0]}", "args": list(argv[1:])}
+    functions, prog, rest = COMMANDS[argv[0]], f"python -m jgc {argv[0]}", list(argv[1:])
     if "" in functions:
-        return in_one_line(lambda: tyro.cli(functions[""], **settings))
-    app = tyro.extras.SubcommandApp()
-    for name, function in functions.items():
-        app.command(name=name)(function)
-    return in_one_line(lambda: app.cli(**settings))
+        return read(_deferred(functions[""]), rest, prog)
+    if rest and rest[0] in functions:
+        return read(_deferred(functions[rest[0]]), rest[1:], f"{prog} {rest[0]}")
+    if rest[:1] in (["-h"], ["--help"]):
+        app = tyro.extras.SubcommandApp()
+        for name, function in functions.items():
+            app.command(name=name)(function)
+        app.cli(prog=prog, args=["--help"])
+    got = f", got {rest[0]!r}{did_you_mean(rest[0], list(functions))}" if rest else ""
+    raise UserError(f"{prog} must be followed by one of {', '.join(functions)}{got}")
 
 
 def _deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:

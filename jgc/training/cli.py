@@ -1,14 +1,8 @@
-"""The command line: a config file, a workload, overrides; one line and an exit code for whatever goes wrong.
+"""The command line: a config file, a workload, overrides; one line and an exit code for whatever goes wrong."""
 
-Misspelt names are looked for before tyro parses, so that what is wrong fits into one line.
-"""
-
-import contextlib
 import dataclasses
 import importlib.util
-import io
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -16,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from jgc.training.config import Config, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.data.dataset import reason
 from jgc.training.errors import FAILED, UserError, did_you_mean
+from jgc.training.extra import explain
+from jgc.training.options import read
 
 CONFIGS = Path("configs")
 DEFAULT_CONFIG = CONFIGS / "lgc_ps.py"
@@ -79,6 +73,9 @@ def exit_code_of(action: Callable[[], int]) -> int:
     except MissingDataError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
+    except ModuleNotFoundError as error:
+        print(explain(error), file=sys.stderr)
+        return FAILED
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"error: {where}{reason(error)}", file=sys.stderr)
@@ -127,10 +124,7 @@ def with_options(config: Config, argv: Sequence[str]) -> Config:
       SystemExit: after --help.
     """
     kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
-    _check_names(argv, kind, config)
-    return in_one_line(
-        lambda: tyro.cli(kind, default=config, args=list(argv), prog="train.py --config FILE", description=_about())
-    )
+    return read(kind, argv, "train.py --config FILE", config, _about())
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
@@ -175,60 +169,6 @@ def load_config(path: Path) -> Config:
 
 def _config_files(folder: Path) -> list[str]:
     return sorted(str(file) for file in folder.glob("*.py") if not file.name.startswith("_"))
-
-
-def option_names(config: Any, prefix: str = "") -> list[str]:
-    """Every option, e.g. --compressor.alpha, and the negation of every flag."""
-    names = []
-    for f in dataclasses.fields(config):
-        value, name = getattr(config, f.name), f.name.replace("_", "-")
-        if dataclasses.is_dataclass(value):
-            names += option_names(value, f"{prefix}{name}.")
-            continue
-        names.append(f"--{prefix}{name}")
-        if isinstance(value, bool):
-            names.append(f"--{prefix}no-{name}")
-    return names
-
-
-def _check_names(argv: Sequence[str], kind: Any, config: Config) -> None:
-    known = [*option_names(config), "--help"]
-    for word in argv:
-        name = word.partition("=")[0].replace("_", "-")
-        if word.startswith("--") and name not in known:
-            hint = did_you_mean(name, [*known, "--config"]) or "; --help lists them all"
-            raise UserError(f"unknown option {name}{hint}")
-
-
-def in_one_line(parse: Callable[[], Any]) -> Any:
-    """What tyro parses, with its box of an error message folded into one line.
-
-    Raises:
-      UserError: what the box says.
-      SystemExit: after --help.
-    """
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return parse()
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise UserError(_folded(said.getvalue())) from None
-
-
-def _folded(box: str) -> str:
-    """The message of tyro's box, whose blocks (title, message, advice) are set apart by rules of dashes."""
-    lines = [line.strip("│| ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    blocks: list[list[str]] = [[]]
-    for i, line in enumerate(lines):
-        if not re.search(r"\w", line) or i == 0:
-            blocks.append([])
-        else:
-            blocks[-1].append(line)
-    text = " ".join(next((block for block in blocks if block), lines))
-    invalid = re.match(r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", text)
-    return f"{invalid[1]} must be a whole number, got {invalid[2]}" if invalid else text
 
 
 def _about() -> str:
