@@ -23,8 +23,7 @@ class Recorder:
       display: the bar or the lines.
       costs: by the phase's value, for the bytes of a line; may be added to.
       nodes: how many, for what all of them would send uncompressed.
-      log_every: steps between two entries for TensorBoard.
-      kept: says, when a run must stop, what is kept of it.
+      kept: says which checkpoint is left when a run must stop.
     """
 
     def __init__(
@@ -33,10 +32,9 @@ class Recorder:
         display: Display,
         costs: Costs,
         nodes: int,
-        log_every: int,
         kept: Callable[[], str],
     ):
-        self.metrics, self.display, self.log_every, self.kept = metrics, display, log_every, kept
+        self.metrics, self.display, self.kept = metrics, display, kept
         self._nodes, self._costs = nodes, costs
         self._pending: Line | None = None
         self._outputs: dict[str, Array] | None = None
@@ -92,7 +90,7 @@ class Recorder:
     def _write_pending(self) -> None:
         if self._pending is not None:
             line, self._pending = self._pending, None
-            self.metrics.write(line, tensorboard=line["step"] % self.log_every == 0 or self._added)
+            self.metrics.write(line, tensorboard=line["step"] % self.display.log_every == 0 or self._added)
             self.display.update(line)
 
     @contextmanager

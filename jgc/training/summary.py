@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from jgc.training.config import Config, method_name
+from jgc.training.config import method_name
 from jgc.training.costs import PhaseCost, as_json, ratios
 from jgc.training.data import Score
 from jgc.training.data.score import FURTHER, KEY
 from jgc.training.metrics import Line
+from jgc.training.setup import Setup
 from jgc.types import Nodes
 
 WATCHED = (
@@ -29,27 +30,18 @@ POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes
 
 
 def summarise(
-    config: Config,
-    lines: Sequence[Line],
-    costs: Sequence[PhaseCost],
-    nodes: Nodes,
-    values: int,
-    score: Score,
-    other: dict[str, Any],
-    further: Sequence[Score] = (),
+    setup: Setup, lines: Sequence[Line], costs: Sequence[PhaseCost], other: dict[str, Any]
 ) -> dict[str, Any]:
     """The summary of a run, finished or stopped early.
 
     Args:
-      config: the resolved config.
+      setup: of the run.
       lines: all lines of metrics.jsonl.
       costs: of every phase, in order.
-      nodes: the layout.
-      values: numbers in the model's gradient, n.
-      score: what was evaluated.
       other: bytes that are not gradients: metrics, batch statistics, diagnose steps.
-      further: what was evaluated beside the score.
     """
+    config, nodes, values = setup.parts.config, setup.parts.nodes, setup.values
+    score, further = setup.source.score, setup.source.further
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
     last, steps = reached[-1], lines[-1]["step"] if lines else 0
     final = [line for line in lines if line["phase"] == last.phase.name]
