@@ -35,7 +35,7 @@ def newest_step(run_dir):
     return lines[-1]["step"] if lines else 0
 
 
-def test_killed_in_each_phase_and_resumed(tmp_path, request):
+def test_kill_and_resume_in_each_phase(tmp_path, request):
     root, run_dir, whole = request.config.rootpath, tmp_path / "killed", tmp_path / "whole"
     run = start(root, tmp_path / "cache", whole)
     assert run.wait(timeout=300) == 0, run.stdout.read()

@@ -41,7 +41,7 @@ def config_of(run_dir, every=2, method=None, **changes):
                        **changes)  # fmt: skip
 
 
-def test_what_the_compressor_gets_of_every_node(tmp_path):
+def test_recorded_gradients(tmp_path):
     """Weight decay in it and clipped, as step 0 of the same run has it; names and shapes are the parameters'."""
     config = config_of(tmp_path, steps=5, weight_decay=0.1, clip_norm=0.01, nodes=2)
     assert run(config) == 0
@@ -62,7 +62,7 @@ def test_what_the_compressor_gets_of_every_node(tmp_path):
     assert np.abs(a - b).max() > 0.1 * np.abs(a).max()  # each node's own
 
 
-def test_a_resumed_run_has_every_step_once_and_a_run_is_the_same_recorded_or_not(tmp_path):
+def test_recording_survives_resume(tmp_path):
     whole, resumed, without = tmp_path / "whole", tmp_path / "resumed", tmp_path / "without"
     run(config_of(whole, every=3, steps=8))
     run(config_of(resumed, every=3, steps=5))  # recorded: 0, 3
@@ -81,7 +81,7 @@ def test_a_resumed_run_has_every_step_once_and_a_run_is_the_same_recorded_or_not
         run(config_of(resumed, every=0, steps=9, resume=True))
 
 
-def test_residuals_are_what_the_method_keeps_back(tmp_path):
+def test_recorded_residuals(tmp_path):
     """g of the step before less what was sent of it; the first layer, which is sent whole, has none."""
     method = compress.ScaleCom(alpha=0.1, warmup_steps=1)
     config = config_of(tmp_path, every=1, method=method, steps=3, momentum=0.0, record={"residuals": True})
@@ -99,7 +99,7 @@ KEEP_NOTHING = {"dense", "gradiveq", "qsgd", "terngrad", "signsgd", "natural", "
 
 
 @pytest.mark.parametrize("name", compress.METHODS)
-def test_every_method_tells_what_it_keeps_back_by_parameter(name):
+def test_residuals_by_parameter(name):
     """The residual is one of the vectors of its local state; cut into parameters it is the same again."""
     compressor = compress.build(compress.METHODS[name].settings())
     local = compressor.init(jax.random.key(0), PARAMS, make_nodes(2, jax.devices()[:1])).local
@@ -115,7 +115,7 @@ def test_every_method_tells_what_it_keeps_back_by_parameter(name):
         assert any(x.shape == flat.shape and np.array_equal(x, flat) for x in jax.tree.leaves(own))
 
 
-def test_float16_keeps_what_is_small(tmp_path):
+def test_float16_units(tmp_path):
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((2, 500)) * np.exp(rng.uniform(-12, 0, 500)) * 1e-9).astype(np.float32)
     path = save(tmp_path, 7, "dense", {"gradient/a": x, "gradient/zero": np.zeros((2, 3), np.float32)}, "float16")
@@ -140,7 +140,7 @@ def test_float16_keeps_what_is_small(tmp_path):
         ({"residuals": True}, "keeps nothing back"),
     ],
 )
-def test_one_line_before_the_run_begins(record, said, tmp_path):
+def test_bad_options(record, said, tmp_path):
     record = {"every": 1, "layers": "", **record}
     config = tiny_config(tmp_path / "run", compress.Dense(), record=RecordConfig(**record))
     with pytest.raises(UserError, match=said) as error:
@@ -148,7 +148,7 @@ def test_one_line_before_the_run_begins(record, said, tmp_path):
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
-def test_the_size_told_is_the_size_on_disk(tmp_path):
+def test_recording_size(tmp_path):
     """But for the names."""
     values = 6 * 2 * 4 * sum(np.prod(shape) for shape in SHAPES.values()) / 1e6
     config = config_of(tmp_path / "run", every=1, record={"max_megabytes": values * 0.999})
@@ -159,18 +159,18 @@ def test_the_size_told_is_the_size_on_disk(tmp_path):
     assert values < size < values * 1.2
 
 
-def test_settings_added_since_are_no_change():
+def test_old_configs_are_completed():
     assert completed({"method": "dense"})["record"] == dataclasses.asdict(RecordConfig())
 
 
-def test_a_folder_with_a_recording_is_a_run(tmp_path):
+def test_recording_marks_run_folder(tmp_path):
     save_dir = tmp_path / recording.GRADIENTS
     save_dir.mkdir()
     with pytest.raises(UserError, match="already holds a run"):
         run(tiny_config(tmp_path))
 
 
-def test_two_processes_record_all_nodes(tmp_path, request, monkeypatch):
+def test_recording_from_two_processes(tmp_path, request, monkeypatch):
     """In one folder, the same as one process does."""
     monkeypatch.chdir(request.config.rootpath)
     options = "--config configs/scalecom.py --compressor.alpha 0.1 --compressor.warmup-steps 1 --batch-size 24 "

@@ -86,7 +86,7 @@ def lstm_by_hand(params, words):
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
-def test_zarembas_small_model():
+def test_small_model_of_zaremba():
     module = make_model("lstm", 10_000, norm="none").module
     inputs = jax.ShapeDtypeStruct((5, 20), jnp.int32), jax.ShapeDtypeStruct((5,), bool)
     variables = jax.eval_shape(lambda key, x: module.init(key, x, train=False), jax.random.key(0), inputs)
@@ -99,7 +99,7 @@ def test_zarembas_small_model():
     assert all(np.all(x == 0) for x in jax.tree.leaves(small["carry"]))
 
 
-def test_the_state_is_carried_between_windows_and_dropped_where_a_stream_starts():
+def test_carried_state():
     module, rng = make_model("lstm", 12, units=6).module, np.random.default_rng(0)
     words = rng.integers(0, 12, (2, 8))
     no, yes = np.zeros(2, bool), np.ones(2, bool)
@@ -127,7 +127,7 @@ def test_the_state_is_carried_between_windows_and_dropped_where_a_stream_starts(
     [({"units": 0}, "`units` must be positive, got 0"), ({"norm": "batch"}, "`norm` must be one of 'none'"),
      ({"layers": -1}, "`layers` must be positive, got -1"), ({"num_classes": 0}, "`num_classes` must be positive")],
 )  # fmt: skip
-def test_settings_of_the_model_that_make_no_sense(settings, message):
+def test_bad_model_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         make_model("lstm", **({"num_classes": 5} | settings))
 
@@ -135,7 +135,7 @@ def test_settings_of_the_model_that_make_no_sense(settings, message):
 # Steps.
 
 
-def test_an_epoch_starts_without_a_state(folder, monkeypatch):
+def test_epoch_resets_state(folder, monkeypatch):
     """Once an epoch is over, what was carried makes no difference any more; within it, it does."""
     setup = built(text_config(folder, nodes=2), monkeypatch)
     assert setup.source.epoch_steps(STREAMS) == EPOCH
@@ -153,7 +153,7 @@ def test_an_epoch_starts_without_a_state(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("devices", [1, 4, 2])
-def test_several_nodes_equal_one_with_all_streams(folder, monkeypatch, devices):
+def test_nodes_match_single_node(folder, monkeypatch, devices):
     """The uncompressed mean over nodes of the mean over their streams, in every layout."""
     one, losses = trained(built(text_config(folder, nodes=1, clip_norm=0.0), monkeypatch), EPOCH + 3)
     four, same = trained(built(text_config(folder, nodes=4, clip_norm=0.0), monkeypatch, devices), EPOCH + 3)
@@ -165,7 +165,7 @@ def test_several_nodes_equal_one_with_all_streams(folder, monkeypatch, devices):
         np.testing.assert_allclose(a.reshape(STREAMS, -1), b.reshape(STREAMS, -1), rtol=1e-3, atol=1e-5)
 
 
-def test_a_non_finite_gradient_leaves_the_carried_state_as_it_was(folder, monkeypatch):
+def test_non_finite_gradient_keeps_carry(folder, monkeypatch):
     setup = built(text_config(folder, nodes=2), monkeypatch)
     state, _ = trained(setup, 2)
     batch = next(batches(setup.parts.config, setup, 2))
@@ -179,7 +179,7 @@ def test_a_non_finite_gradient_leaves_the_carried_state_as_it_was(folder, monkey
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_perplexity_equals_one_by_hand(folder, monkeypatch, devices):
+def test_perplexity_by_hand(folder, monkeypatch, devices):
     """Over streams that each start from nothing, whatever the window and the devices, and whatever the run carries."""
     setup = built(text_config(folder, nodes=8), monkeypatch, devices)
     state, _ = trained(setup, 3)
@@ -221,7 +221,7 @@ def losses_of(path):
     return [line["loss"] for line in read(path / "metrics.jsonl")]
 
 
-def test_what_a_run_says_it_was_judged_by(reference, tmp_path, capsys):
+def test_run_names_its_score(reference, tmp_path, capsys):
     lines = read(reference / "metrics.jsonl")
     assert [line["step"] for line in lines if "validation_perplexity" in line] == [3, 5, 10, 14]
     assert not any("test_accuracy" in line for line in lines)
@@ -238,7 +238,7 @@ def test_what_a_run_says_it_was_judged_by(reference, tmp_path, capsys):
     assert f" {summary['validation_perplexity']:.2f} |" in page and "accuracy" not in page.partition("## The paper")[0]
 
 
-def test_a_run_learns_and_says_so_as_it_goes(folder, tmp_path, monkeypatch, capsys):
+def test_run_learns(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
     config = text_config(folder, tmp_path / "run", steps=20 * EPOCH, log_every=EPOCH, learning_rate=2.0, momentum=0.9)
     assert loop.run(config) == 0
@@ -250,7 +250,7 @@ def test_a_run_learns_and_says_so_as_it_goes(folder, tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("stop", [2, 7, EPOCH])
-def test_a_resumed_run_equals_one_never_stopped(folder, tmp_path, reference, monkeypatch, stop):
+def test_resume_is_exact(folder, tmp_path, reference, monkeypatch, stop):
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
     assert loop.run(sparse(folder, tmp_path, steps=stop)) == 0
     assert loop.run(sparse(folder, tmp_path, resume=True)) == 0
@@ -260,7 +260,7 @@ def test_a_resumed_run_equals_one_never_stopped(folder, tmp_path, reference, mon
     assert losses_of(tmp_path) == losses_of(reference)
 
 
-def test_streams_keep_their_state_when_the_nodes_are_others(folder, tmp_path, monkeypatch):
+def test_carry_with_other_nodes(folder, tmp_path, monkeypatch):
     """Eight streams on four nodes, on two, on eight: the uncompressed run is the same."""
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
     whole, moved = (text_config(folder, tmp_path / name, clip_norm=0.0) for name in ("whole", "moved"))
@@ -270,7 +270,7 @@ def test_streams_keep_their_state_when_the_nodes_are_others(folder, tmp_path, mo
     np.testing.assert_allclose(losses_of(tmp_path / "moved"), losses_of(tmp_path / "whole"), rtol=1e-5)
 
 
-def test_runs_with_other_scores_stand_in_one_report(folder, reference, tmp_path):
+def test_report_of_different_scores(folder, reference, tmp_path):
     """One of before there were scores, too."""
     old = tmp_path / "old"
     shutil.copytree(reference, old)
@@ -290,7 +290,7 @@ def test_runs_with_other_scores_stand_in_one_report(folder, reference, tmp_path)
 # Settings.
 
 
-def test_the_learning_rate_is_halved_every_epoch_after_the_fourth(folder):
+def test_halving_schedule(folder):
     config = text_config(folder)
     schedule, epoch = make_schedule(config), config.schedule_steps // 13
     assert epoch == 2323 and config.steps != config.schedule_steps == 13 * epoch
@@ -311,7 +311,7 @@ def test_the_learning_rate_is_halved_every_epoch_after_the_fourth(folder):
         ("--data.dir {text} --model.stem cifar", "--model.stem is a setting of ResNets, not of lstm"),
     ],
 )
-def test_one_line_for_what_is_wrong(folder, options, said, tmp_path, monkeypatch, capsys, request):
+def test_bad_options(folder, options, said, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(request.config.rootpath)
     words = ["--workload", "ptb_lstm", *options.format(tmp=tmp_path, text=folder).split()]
     config = ["--config", "configs/baseline.py", "--run-dir", str(tmp_path / "run")]
