@@ -1,4 +1,4 @@
-"""The command line: a config file, a workload, overrides; one line and an exit code for whatever goes wrong."""
+"""train.py's command line: a config file, a workload, options. Errors are one line and an exit code."""
 
 import dataclasses
 import importlib.util
@@ -36,10 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def in_company(action: Callable[[], int]) -> int:
-    """`exit_code_of`, but a failure ends a process that has started JAX with others at once.
-
-    On its way out JAX would wait for the others.
-    """
+    """`exit_code_of`, but a process of a team exits at once on failure: JAX's shutdown would wait for the others."""
 
     def started() -> bool:
         return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
@@ -59,7 +56,7 @@ def in_company(action: Callable[[], int]) -> int:
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
-    """What `action` returns, or one line about what went wrong and the exit code that goes with it."""
+    """Run `action`; on a known error print one line and return the error's exit code."""
     try:
         return action()
     except UserError as error:
@@ -83,7 +80,7 @@ def exit_code_of(action: Callable[[], int]) -> int:
 
 
 def quiet() -> None:
-    """Keep the chatter of libraries off a normal run."""
+    """Silence the logs of TensorFlow, gRPC, absl and Orbax."""
     import logging
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -94,16 +91,16 @@ def quiet() -> None:
 
 
 def _drop_closed_loops(unraisable: Any) -> None:
-    """A write of Orbax that fails leaves callbacks for an event loop that is gone; Python would print each one."""
+    """Ignore "Event loop is closed": a failed write of Orbax leaves callbacks that Python would print one by one."""
     if "Event loop is closed" not in str(unraisable.exc_value):
         sys.__unraisablehook__(unraisable)
 
 
 def parse(argv: Sequence[str]) -> Config:
-    """The resolved config that a command line asks for.
+    """The resolved config for a command line.
 
     Raises:
-      UserError: one line on what is wrong with it.
+      UserError: an unknown option, a value that does not fit, or a config file that does not work.
       SystemExit: after --help.
     """
     options, rest = _take(argv, "--config")
@@ -117,7 +114,7 @@ def parse(argv: Sequence[str]) -> Config:
 
 
 def with_options(config: Config, argv: Sequence[str]) -> Config:
-    """A config with the changes that a command line makes to it.
+    """A config changed by the options of a command line.
 
     Raises:
       UserError: an unknown option, or a value that does not fit it.
@@ -143,10 +140,10 @@ def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def load_config(path: Path) -> Config:
-    """What `get_config()` of a config file returns.
+    """The result of a config file's `get_config()`.
 
     Raises:
-      UserError: there is no such file, or it does not work.
+      UserError: the file is missing or fails.
     """
     if not path.is_file():
         known = _config_files(path.parent if path.parent.is_dir() else CONFIGS)
@@ -179,7 +176,7 @@ def _about() -> str:
 
 
 def resume_command(argv: Sequence[str]) -> str:
-    """How to go on with this run, but for its folder: `{run_dir}` stands in its place."""
+    """The command that resumes this run, with `{run_dir}` in place of its folder."""
     _, rest = _take(argv, "--run-dir")
     words = [word for word in rest if word not in ("--resume", "--no-resume")]
     return f"python train.py {shlex.join(words)} --run-dir {{run_dir}} --resume".replace("  ", " ")

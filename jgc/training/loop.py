@@ -64,9 +64,9 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     folder = Path(team.lead(lambda: str(choose_run_dir(config))))
     setup = build(config)
     recording = Recording(setup.parts, setup.state, folder)
-    team.same({"data": setup.source.facts})
+    team.require_equal({"data": setup.source.facts})
     first = {"a first state of checksum": team.checksum(setup.state)}
-    team.same(first, "JAX_ variables, XLA_FLAGS or processors differ")
+    team.require_equal(first, "JAX_ variables, XLA_FLAGS or processors differ")
     if team.leads and not (folder / CONFIG).exists():
         mark_run_dir(folder, config)
     team.resume = resume_command.replace("{run_dir}", shlex.quote(str(folder)))
@@ -77,7 +77,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
         found = checkpoint.restore(manager) if config.resume else None
     state, start, entered = resume_or_start(setup, found, console)
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
-    team.same(so_far, f"all processes must see the same folder {folder}")
+    team.require_equal(so_far, f"all processes must see the same folder {folder}")
     if team.leads:
         mark_run_dir(folder, config)
     recording.begin(start)
@@ -150,7 +150,7 @@ def enter(run: Run, phase: Phase, state: TrainState, gradients: Gradients) -> Tr
     old = run.entered[-1]
     if phase.value == old.value and phase.value in run.updates:
         return state
-    with run.recorder.aside(gradients):
+    with run.recorder.untimed(gradients):
         run.recorder.write()
         if phase != old:
             run.entered.append(phase)
@@ -176,7 +176,7 @@ def change_phase(setup: Setup, old: Phase, new: Phase, state: TrainState) -> Tra
 def record(run: Run, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> None:
     """Write the gradients of a step that --record names."""
     if run.recording.is_due(step):
-        with run.recorder.aside(gradients):
+        with run.recorder.untimed(gradients):
             run.recording.run(step, phase, state, gradients)
             run.team.wait()  # for process 0, which writes
 
@@ -185,7 +185,7 @@ def diagnose(run: Run, step: int, phase: Phase, state: TrainState, gradients: Gr
     """Compare the aggregate of the coming update with the true mean, every --diagnose-every steps."""
     if not run.diagnosis.is_due(step, phase):
         return {}
-    with run.recorder.aside(gradients):
+    with run.recorder.untimed(gradients):
         return run.diagnosis.run(step, phase, state, gradients)
 
 
@@ -193,7 +193,7 @@ def validate(run: Run, done: int, state: TrainState) -> TrainState:
     """Once an epoch, the validation loss and the learning rate that follows from it; same state without validation."""
     if run.validate is None or not is_every(steps_between_validations(run.config, run.setup), done):
         return state
-    with run.recorder.aside():
+    with run.recorder.untimed():
         loss = run.validate(state)
         run.recorder.add(**{LOSS: loss})
         corrected = learning_rate.corrected(state.opt_state, loss)  # unchanged without --schedule validation
@@ -204,7 +204,7 @@ def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
     """Score the model every --evaluate-every steps, before each new kind of phase, and at the end."""
     new_kind = all(upcoming.name != before.name for before in run.entered)
     if new_kind or done == run.config.steps or is_every(run.config.evaluate_every, done):
-        with run.recorder.aside():
+        with run.recorder.untimed():
             run.recorder.add(**run.evaluate(state))
 
 
@@ -215,7 +215,7 @@ def save(run: Run, done: int, state: TrainState) -> None:
         "versions": summary.versions(),
         "phases": [phases.as_json(phase) for phase in run.entered],
     }
-    with run.recorder.aside():
+    with run.recorder.untimed():
         run.recorder.write()
         checkpoint.save(run.manager, done, state, host)
         run.team.wait()  # for process 0, which writes

@@ -1,6 +1,6 @@
-"""Bytes that are not gradients: metrics of each step, batch statistics to evaluate and validate with, diagnose steps.
+"""Bytes beside the gradients: metrics, batch statistics for evaluation and validation, diagnose steps.
 
-Counted as one device sends them with every node on a device of its own, whatever the layout of the run.
+Counted for one device in the layout of one node per device, whatever the run's layout.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from jgc.types import Sent
 def other_bytes(
     setup: Setup, state: TrainState, costs: Sequence[PhaseCost], lines: Sequence[Line], pictures: bool = False
 ) -> dict[str, Any]:
-    """Bytes a time, and how many times, for everything beside the gradients; `pictures`: whether some were made."""
+    """Bytes each time and number of times, by purpose. `pictures`: whether the run drew masks.png."""
     parts, score = setup.parts, setup.source.score
     apart = parts._replace(nodes=as_one_per_device(parts.nodes))
     shapes = jax.eval_shape(lambda: state)

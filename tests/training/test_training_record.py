@@ -137,7 +137,7 @@ def test_float16_units(tmp_path):
         ),
         ({"every": -1}, "--record.every must be at least 0"),
         ({"max_megabytes": 0.0}, "--record.max-megabytes must be positive"),
-        ({"residuals": True}, "keeps nothing back"),
+        ({"residuals": True}, "no residual for the recorded layers"),
     ],
 )
 def test_bad_options(record, said, tmp_path):
