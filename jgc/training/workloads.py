@@ -79,13 +79,13 @@ LAYERS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 """Layers that go another way by default, as in the LGC paper's comparisons (Section VI-A), by method."""
 
 
-# A short run. A value is sent once in 1 / alpha steps: with alpha = 0.1 % only once in 1,000 steps. A node's gradient of
+# A short run. A value is sent once in 1 / alpha steps: with alpha = 0.1 % once in 1,000 steps. A node's gradient of
 # 16 images is mostly noise, and so are one leader's positions; if every node sends its own, eight times as many values
 # move in a step. Measured in docs/results/cifar10.md.
 _SHORT: Mapping[str, Any] = MappingProxyType(
     {"alpha": 0.005, "min_values": 16, "positions": "own", "momentum_correction": True, "momentum_at_once": True}
 )
-# momentum_at_once suits values that wait. A value that is sent in every step gets the whole momentum series at once, and
+# momentum_at_once suits values that wait. A value sent in every step gets the whole momentum series at once, and
 # overshoots where the curvature is high. Norms and the head have few, large values, which one threshold over all layers
 # or one node's positions select again and again: they go uncompressed (docs/results/cifar10_compare). Methods in which
 # one node's positions serve for all move an eighth as many values in a step, so their alpha is higher. klt's residual
