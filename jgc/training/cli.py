@@ -170,8 +170,8 @@ def _config_files(folder: Path) -> list[str]:
 
 def _about() -> str:
     return (
-        "Train with a gradient compressor. --config FILE names the method; the defaults shown are those of that file "
-        f"and of the workload ({DEFAULT_CONFIG} where no file is given)."
+        "Train with a gradient compressor. --config FILE names the method. The defaults shown are those of that file "
+        f"({DEFAULT_CONFIG} if none is given) and of its workload."
     )
 
 

@@ -159,7 +159,7 @@ def _line(error: BaseException) -> str:
 
 
 def difference(everybody: list[dict[str, Any]]) -> str:
-    """The first value in which a process differs from process 0, in one line; "" where none does.
+    """The first value in which a process differs from process 0, in one line; "" if all are equal.
 
     Example:
       >>> difference([{"jax": "0.10.2"}, {"jax": "0.12.0"}])

@@ -125,7 +125,12 @@ def _make_variables(parts: Parts) -> Callable[[TrainState], dict[str, PyTree]]:
 
 def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[TrainState], dict[str, float]]:
     """`state -> figures` over a data set. A recurrent model starts without a carry and hands it from batch to batch."""
-    make_variables, add_up = _make_variables(parts), jax.jit(partial(_sums, parts.apply, measure.sums))
+    make_variables = _make_variables(parts)
+
+    @jax.jit
+    def add_up(variables, inputs, labels, mask):
+        logits, new = parts.apply(variables, inputs, train=False, mutable=["carry"])
+        return dict(new), measure.sums(logits, labels, mask)
 
     def evaluate(state: TrainState) -> dict[str, float]:
         variables = make_variables(state)
@@ -138,14 +143,6 @@ def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[Tra
         return measure.figures(*(np.array(counts, np.float64).sum(axis=0) for counts in of_batches))
 
     return evaluate
-
-
-def _sums(
-    apply: Callable, sums: Callable, variables: PyTree, inputs: PyTree, labels: Array, mask: Array
-) -> tuple[dict[str, PyTree], tuple[Array, ...]]:
-    """The carry after a batch, and the measure's sums over it."""
-    logits, new = apply(variables, inputs, train=False, mutable=["carry"])
-    return dict(new), sums(logits, labels, mask)
 
 
 def make_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: summary.json, curves.png, masks.png and the closing table."""
+"""The end of a run: summary.json, curves.png, masks.png and the closing table."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from jgc.training.step import TrainState
 
 
 def finish(run: Run, state: TrainState, shown: Shown | None) -> None:
-    """Write the files, from metrics.jsonl, and print the closing table. masks.png only where labels can be seen."""
+    """Write the files and print the closing table. Without example images there is no masks.png."""
     lines, config, source = read(run.folder / METRICS), run.config, run.setup.source
     newest = {phase.name: run.costs[phase.value]._replace(phase=phase) for phase in run.entered}
     costs = tuple(newest.values())  # one a name: cycles enter a phase more than once

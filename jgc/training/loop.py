@@ -1,4 +1,4 @@
-"""The training loop, to be read from top to bottom: `run` sets up, `train` steps, and the parts of a step follow."""
+"""The training loop. Read `run_in` for the set-up, `train` for the steps, then the parts of a step."""
 
 import shlex
 import sys
@@ -50,7 +50,7 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
       The exit code: 0, or 128 and the signal's number where a signal stopped the run.
 
     Raises:
-      UserError: one line on why the run cannot start or go on.
+      UserError: one line on why the run cannot start or continue.
     """
     check(config)
     with join(config) as team:
@@ -105,7 +105,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
         console.print(f"  {team.resume}", highlight=False, soft_wrap=True)
         return interrupts.exit_code
 
-    # --- what is left behind
+    # --- summary, pictures, closing table
     shown = show(setup.parts, setup.source, state)  # all processes take part
     if team.leads:
         finish(run, state, shown)
@@ -116,7 +116,7 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
     """Train from step `start` to the end or to a signal.
 
     Returns:
-      The state, and the updates that it has had.
+      The state, and the number of updates made.
     """
     config, setup, team = run.config, run.setup, run.team
     phase = next_phase(setup, run.entered[-1], start, state)
@@ -247,7 +247,7 @@ def next_phase(setup: Setup, phase: Phase, step: int, state: TrainState) -> Phas
 
 
 def heading(setup: Setup, folder: Path, start: int) -> str:
-    """Two lines on what is about to run."""
+    """The two lines that a run prints first."""
     config, nodes = setup.parts.config, setup.parts.nodes
     where = "emulated on one device" if nodes.mesh is None else f"{nodes.layout}, {nodes.mesh.size} devices"
     if jax.process_count() > 1:
@@ -262,7 +262,7 @@ def heading(setup: Setup, folder: Path, start: int) -> str:
 
 
 def describe(cost: PhaseCost, program: Program) -> str:
-    """One line on a phase that begins."""
+    """The line that a run prints when a phase begins."""
     leader = f"{table.size(cost.leader)} from the leader, " if cost.leader != cost.worker else ""
     return (
         f"phase {cost.phase.name} from step {cost.phase.start + 1}: {leader}{table.size(cost.worker)} from each "

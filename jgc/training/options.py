@@ -1,7 +1,7 @@
-"""Read a command line by tyro, after a check that puts whatever is wrong into one line.
+"""Read a command line by tyro, after checks whose errors are one line.
 
-tyro reports errors in a box of many lines and has no public hook to change that. `check` therefore compares the
-options with the type hints first, and tyro sees only command lines that fit.
+tyro prints errors as a box of many lines and has no public hook to change that. `check` therefore compares the options
+with the type hints first; tyro's own checks come second.
 """
 
 import inspect
@@ -26,7 +26,7 @@ class Option(NamedTuple):
       name: --compressor.alpha, or the plain name of a positional argument.
       hint: its type, None for a flag.
       required: whether it has no default.
-      most: how many values one mention of it takes.
+      most: values that follow it at most.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Option(NamedTuple):
 def read(
     target: Callable[..., Any], argv: Sequence[str], prog: str, default: Any = None, description: str | None = None
 ) -> Any:
-    """What a dataclass or function returns for a command line.
+    """Call a dataclass or function with the options of a command line.
 
     Args:
       target: a dataclass or function with type hints.
@@ -81,7 +81,7 @@ def options_of(target: Callable[..., Any], default: Any = None, prefix: str = ""
         else:
             many = get_origin(hint) is tuple and tyro.conf.UseAppendAction not in marks
             positional = tyro.conf.Positional in marks
-            required &= not (many and positional)  # none at all are then an empty tuple
+            required &= not (many and positional)  # no words give an empty tuple
             found.append(Option(words if positional else f"--{words}", hint, required, UNLIMITED if many else 1))
     return found
 
@@ -92,7 +92,7 @@ def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def check(argv: Sequence[str], options: Iterable[Option], prog: str) -> None:
-    """Compare a command line with the options that there are.
+    """Check a command line against the options.
 
     Raises:
       UserError: an unknown or missing option, or a value that does not fit.
@@ -138,7 +138,7 @@ def _check_values(option: Option, values: Sequence[str]) -> None:
 
 
 def _check_rest(spare: list[str], given: set[str], known: dict[str, Option], prog: str) -> None:
-    """Positional arguments, and options that must be there."""
+    """Check the number of positional arguments, and required options."""
     places = [option for option in known.values() if not option.name.startswith("-")]
     if len(spare) > sum(option.most for option in places):
         raise UserError(f"{prog} takes {'fewer arguments' if places else 'only options'}, got {spare[-1]!r}")
@@ -149,7 +149,7 @@ def _check_rest(spare: list[str], given: set[str], known: dict[str, Option], pro
 
 
 def wanted(hint: Any, text: str) -> str:
-    """What a value has to be, or "" where `text` is that.
+    """The values that a type hint allows, in words; "" if `text` is one of them.
 
     Example:
       >>> wanted(int | None, "many"), wanted(Literal["sgd", "adam"], "sgd"), wanted(float, "1e-3")

@@ -190,12 +190,12 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
         # the two models in their form for CIFAR: He et al.'s, but for the decay and AlexNet's learning rate
         "cifar10_alexnet": _cifar("cifar10", "alexnet", nodes=4, norm="none", learning_rate=0.01, weight_decay=5e-4),
         "cifar10_vgg19": _cifar("cifar10", "vgg19", nodes=4, weight_decay=5e-4),
-        # likewise, with He et al.'s batch and decay for ImageNet over 90 epochs of 391 steps. The stem is ResNet-18's
-        # own, ImageNet's, which leaves 2x2 pixels of a 64x64 image at the end: PyTorch's model has it, and the paper's
-        # low accuracy, 36 %, speaks for it. --model.stem cifar is the finer one, with 18 times as much to compute
+        # EGC paper too, with He et al.'s batch and decay for ImageNet, 90 epochs of 391 steps. The stem is ImageNet's,
+        # which leaves 2x2 pixels of a 64x64 image: PyTorch's model has it, and the paper's low accuracy of 36 %
+        # suggests it. --model.stem cifar keeps more pixels and computes 18 times as much
         "tiny_imagenet_resnet18": _long("tiny_imagenet", "resnet18", 35_200, 256, nodes=4),
-        # LGC paper, Section VI-E: SGD at 0.001, 14,000 steps of 128 images, which 22 nodes do not divide: 6 each are
-        # 132. It names no decay; this is He et al.'s
+        # LGC paper, Section VI-E: SGD at 0.001, 14,000 steps of 128 images, which 22 nodes do not divide: here 6 images
+        # a node, 132. The paper names no decay; this is He et al.'s
         "tinyimagenet_convnet5": _long(
             "tiny_imagenet",
             "convnet5",
@@ -206,11 +206,11 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
             schedule="constant",
             learning_rate_warmup=0,
         ),
-        # Section VI-G names the model and the nodes. Batch, length and learning rate are those of the ResNet-18 above,
-        # and the decay is that of the VGG paper, as for VGG-19
+        # Section VI-G names the model and the nodes. Batch, length and learning rate are as for ResNet-18 above, the
+        # decay is the VGG paper's, as for VGG-19
         "tinyimagenet_vgg16": _long("tiny_imagenet", "vgg16", 35_200, 256, nodes=32, weight_decay=5e-4),
-        # Section VI-B: batch 256, 0.1 divided by 10 every 30 epochs. That there are 90, of 5,004.6 steps each, is ours:
-        # the usual number
+        # Section VI-B: batch 256, 0.1 divided by 10 every 30 epochs. The 90 epochs of 5,004.6 steps are ours, the usual
+        # number
         "imagenet_resnet50": _long(
             "imagenet",
             "resnet50",
@@ -223,8 +223,8 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
             diagnose_every=500,
         ),
         # Section VI-E: SGD at 0.001, 25,000 steps of 128 images. "Each convolution is followed by a ReLU", so without a
-        # norm. The paper's VGG11 has eleven convolutions and it does not say where; this is the VGG paper's, eight and
-        # the head, and the decay is that paper's as well
+        # norm. The paper does not say where its VGG11 has eleven convolutions; this is the VGG paper's, with eight and
+        # the head, and that paper's decay
         "food101_vgg11": _long(
             "food101",
             "vgg11",
@@ -244,7 +244,7 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
         ),
         "cifar100_resnet50": _cifar("cifar100", "resnet50", nodes=24, batch_size=120),  # Section VI-G, batch ours
         # Section VI-D: 2 nodes, batch 12, crops of 473; Section VI-A: phases of 200 steps each, and 83 % of all steps
-        # after them, which makes 2,400. The rest is Zhao et al.'s, Section 5.1. Where no accelerator is, --model.name
+        # after them, which makes 2,400. The rest is Zhao et al.'s, Section 5.1. Without an accelerator: --model.name
         # pspnet18_half --data.shrink 2 --data.crop 129
         "camvid_pspnet": _long(
             "camvid",

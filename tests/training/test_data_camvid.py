@@ -1,4 +1,4 @@
-"""CamVid in SegNet's folders, one line for what is wrong with it, and the batches that training sees of scenes."""
+"""CamVid in SegNet's folders: decoding, one-line errors, batches of scenes."""
 
 import os
 import subprocess

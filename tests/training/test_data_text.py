@@ -1,4 +1,4 @@
-"""Text: its words as numbers, batches as pure functions of the step, and what is evaluated of it."""
+"""Text: vocabulary, batches as pure functions of the step, evaluation windows."""
 
 import os
 from pathlib import Path

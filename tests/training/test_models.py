@@ -1,4 +1,4 @@
-"""Models: their sizes, their parameter paths, and what their norms see. Shapes come from `jax.eval_shape`."""
+"""Models: sizes, parameter paths, norms. Shapes come from `jax.eval_shape`."""
 
 import re
 from functools import cache, partial

@@ -1,4 +1,4 @@
-"""PSPNet: its pooling and stretching against loops, its sizes, and what dilation does to a convolution."""
+"""PSPNet: pooling and interpolation against loops, sizes, dilated convolutions."""
 
 import math
 import re

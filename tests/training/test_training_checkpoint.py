@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back is what was saved, or an older whole one, or one clear line."""
+"""Checkpoints: round trips, damaged files, other numbers of nodes, one-line errors."""
 
 import json
 import shutil

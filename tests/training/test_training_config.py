@@ -1,4 +1,4 @@
-"""Where a value comes from, and one clear line for whatever is wrong with a command line."""
+"""Configs: precedence of values, and one-line errors for bad command lines."""
 
 import dataclasses
 import errno

@@ -1,4 +1,4 @@
-"""Several real processes on one machine: the result of one, and one clear line for whatever goes wrong."""
+"""Several real processes on one machine: the result of a single process, and one-line errors."""
 
 import os
 import re

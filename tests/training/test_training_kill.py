@@ -1,4 +1,4 @@
-"""SIGKILL in each of the three phases, with the real command: the resumed run ends bit for bit as one never killed."""
+"""SIGKILL in each of the three phases of the real command: the resumed run equals an uninterrupted one, bit for bit."""
 
 import os
 import signal

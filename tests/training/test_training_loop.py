@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model: what they leave behind, and how they stop, fail and go on."""
+"""Whole runs of a tiny model: their files, stops, failures and resumes."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Command lines are checked before tyro reads them; what is missing from the installation is one line."""
+"""One-line errors for bad options and for packages of the extra `train` that are missing."""
 
 import os
 import re

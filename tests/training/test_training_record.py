@@ -1,4 +1,4 @@
-"""What `--record` keeps: the gradients that the compressor gets, of every node, once, whatever happens to the run."""
+"""`--record`: the gradients that enter the compressor, of every node and step once, also after resumes."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The step: what enters the compressor, in which order, and the same in all three layouts."""
+"""The step: node-local gradients, order of operations, agreement of the three layouts."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Language modelling: the carried state, perplexity, several nodes against one, runs that stop and go on."""
+"""Language modelling: carried state, perplexity, several nodes against one, resumed runs."""
 
 import dataclasses
 import json

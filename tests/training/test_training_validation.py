@@ -1,4 +1,4 @@
-"""The validation loss: of what is held out, recorded, and the learning rate that it sets."""
+"""The validation loss: held-out data, its record, and the learning rate that follows it."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The papers' workloads: each reads its data from disk in its own format, trains, goes on bit for bit, is evaluated."""
+"""The papers' workloads: each reads its data format from disk, trains, resumes bit for bit, and evaluates."""
 
 import json
 from math import ceil

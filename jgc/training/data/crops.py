@@ -65,9 +65,9 @@ def inception_box(numbers: npt.NDArray[np.float64], width: int, height: int) -> 
     w, h = np.sqrt(area * aspect), np.sqrt(area / aspect)
     fits = (w <= width) & (h <= height)
     if not fits.any():
-        return _placed(min(width, height * ASPECT[1]), min(height, width / ASPECT[0]), 0.5, 0.5, width, height)
+        return _box((min(width, height * ASPECT[1]), min(height, width / ASPECT[0])), (0.5, 0.5), (width, height))
     i = int(fits.argmax())
-    return _placed(float(w[i]), float(h[i]), float(x[i]), float(y[i]), width, height)
+    return _box((float(w[i]), float(h[i])), (float(x[i]), float(y[i])), (width, height))
 
 
 def central_box(width: int, height: int) -> Box:
@@ -78,11 +78,12 @@ def central_box(width: int, height: int) -> Box:
         Box(left=144.0, top=16.0, right=368.0, bottom=240.0)
     """
     side = CENTRAL * min(width, height)
-    return _placed(side, side, 0.5, 0.5, width, height)
+    return _box((side, side), (0.5, 0.5), (width, height))
 
 
-def _placed(w: float, h: float, x: float, y: float, width: int, height: int) -> Box:
-    """A box of w x h; x and y from 0 to 1 place it from the left or top edge to the other."""
+def _box(size: tuple[float, float], at: tuple[float, float], image: tuple[int, int]) -> Box:
+    """A box of a size in an image; `at` moves it from the left and top edge (0) to the right and bottom edge (1)."""
+    (w, h), (x, y), (width, height) = size, at, image
     left, top = x * (width - w), y * (height - h)
     return Box(left, top, min(left + w, width), min(top + h, height))
 
