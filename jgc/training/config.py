@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from jgc import compress
 from jgc.training.errors import UserError
-from jgc.training.workloads import DEFAULT, LAYERS, WORKLOADS, Schedule, Workload, workload_named
+from jgc.training.workloads import DEFAULT, LAYERS, Schedule, Workload, workload_named
 from jgc.wire.values import ValueCode
 
 OPEN = -1  # the workload's value
@@ -187,14 +187,6 @@ GROUPS: dict[str, Any] = {
 }
 """Nested dataclasses of `Config` by field name, without the compressor's."""
 
-# Settings that may change on --resume. Recording may not, though it does not change the run: the recording would have
-# gaps that its reader cannot see.
-FREE = frozenset(
-    "steps run_dir resume nodes distributed data.dir data.threads log_every evaluate_every diagnose_every "
-    "checkpoint_every record.max_megabytes".split()
-)
-
-
 def resolve(config: Config) -> Config:
     """The config completed by its workload.
 
@@ -203,7 +195,7 @@ def resolve(config: Config) -> Config:
     """
     workload = workload_named(config.workload)
     changes: dict[str, Any] = {
-        name: getattr(workload, name) for name in _open_fields() if getattr(config, name) in (OPEN, "workload")
+        name: getattr(workload, name) for name in open_fields() if getattr(config, name) in (OPEN, "workload")
     }
     return dataclasses.replace(
         config,
@@ -225,7 +217,7 @@ def _layers(config: Config, workload: Workload) -> LayersConfig:
     return dataclasses.replace(config.layers, **ours | given)
 
 
-def _open_fields() -> list[str]:
+def open_fields() -> list[str]:
     """The fields of `Config` that a workload fills in."""
     return [f.name for f in dataclasses.fields(Config) if f.default in (OPEN, "workload")]
 
@@ -288,47 +280,6 @@ def as_json(config: Config) -> dict[str, Any]:
     return {"method": method_name(config.compressor), **dataclasses.asdict(config)}
 
 
-def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's config.json completed by settings added since, from the workload or the defaults.
-
-    Example:
-      >>> completed({"method": "topk", "compressor": {"alpha": 0.1}})["compressor"]["strategy"]
-      'warmup'
-    """
-    method = compress.METHODS.get(config.get("method", ""))
-    parts = GROUPS | ({} if method is None else {"compressor": method.settings})
-    inner = {name: _defaults(kind) | config.get(name, {}) for name, kind in parts.items()}
-    workload = WORKLOADS.get(config.get("workload", ""))
-    filled_in = {} if workload is None else {name: getattr(workload, name) for name in _open_fields()}
-    return _defaults(Config) | filled_in | config | inner
-
-
-def _defaults(kind: type) -> dict[str, Any]:
-    """The defaults of a dataclass's fields, without those that a workload fills in."""
-    missing = dataclasses.MISSING
-    return {f.name: f.default for f in dataclasses.fields(kind) if f.default not in (missing, OPEN, "workload")}
-
-
 def method_name(settings: Any) -> str:
     """The registry's name of the method that these settings belong to."""
     return compress.method_of(settings).name
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Differences between two resolved configs in settings that --resume must not change.
-
-    Example:
-      >>> differences({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
-      ['seed was 0, is 1']
-    """
-    found = []
-    for name in [*new, *(name for name in old if name not in new)]:
-        path = f"{prefix}{name}"
-        if path in FREE:
-            continue
-        was, now = old.get(name, "absent"), new.get(name, "absent")
-        if isinstance(was, dict) and isinstance(now, dict):
-            found += differences(was, now, f"{path}.")
-        elif was != now:
-            found.append(f"{path} was {was!r}, is {now!r}")
-    return found

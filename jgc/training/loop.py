@@ -7,16 +7,15 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 from rich.console import Console
 
 from jgc.method import phases
 from jgc.nodes import SHARED, place, place_parts
-from jgc.training import checkpoint, learning_rate, summary, table
+from jgc.training import checkpoint, learning_rate, summary
+from jgc.training.announce import describe, heading
 from jgc.training.begin import resume_or_start
 from jgc.training.config import Config, as_json, check
-from jgc.training.costs import PhaseCost
 from jgc.training.data import MissingDataError, prefetch
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
@@ -24,7 +23,7 @@ from jgc.training.errors import FAILED, UserError
 from jgc.training.evaluate import LOSS, make_evaluate, make_validate, show
 from jgc.training.finish import finish
 from jgc.training.metrics import Metrics, NoMetrics
-from jgc.training.program import Program, compile_gradients, compile_update
+from jgc.training.program import compile_gradients, compile_update
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
@@ -244,28 +243,3 @@ def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:
 def next_phase(setup: Setup, phase: Phase, step: int, state: TrainState) -> Phase:
     """The phase of `step`, from the phase of the step before and the state after that step."""
     return phases.phase_after(setup.parts.compressor, phase, step, state.compressor, setup.parts.nodes)
-
-
-def heading(setup: Setup, folder: Path, start: int) -> str:
-    """The two lines that a run prints first."""
-    config, nodes = setup.parts.config, setup.parts.nodes
-    where = "emulated on one device" if nodes.mesh is None else f"{nodes.layout}, {nodes.mesh.size} devices"
-    if jax.process_count() > 1:
-        where += f" of {jax.process_count()} processes"
-    begin = f", from step {start}" if start else ""
-    epochs = config.steps / setup.source.epoch_steps(config.batch_size)
-    return (
-        f"{summary.method_name(config.compressor)} on {config.workload}: {setup.values:,} parameters, {config.nodes} "
-        f"nodes ({where}), batch {config.batch_size}, {config.steps} steps ({epochs:.3g} epochs){begin}\n"
-        f"run folder {folder}"
-    )
-
-
-def describe(cost: PhaseCost, program: Program) -> str:
-    """The line that a run prints when a phase begins."""
-    leader = f"{table.size(cost.leader)} from the leader, " if cost.leader != cost.worker else ""
-    return (
-        f"phase {cost.phase.name} from step {cost.phase.start + 1}: {leader}{table.size(cost.worker)} from each "
-        f"{'other ' if leader else ''}node in a step (uncompressed {table.size(cost.dense)}); "
-        f"compiled in {program.seconds:.0f} s"
-    )

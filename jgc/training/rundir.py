@@ -7,8 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jgc.training.config import Config, as_json, completed, differences, method_name
+from jgc.training.config import Config, as_json, method_name
 from jgc.training.errors import UserError, cannot_write
+from jgc.training.saved_config import completed, differences
 
 CONFIG, METRICS, SUMMARY, CURVES, MASKS = "config.json", "metrics.jsonl", "summary.json", "curves.png", "masks.png"
 GRADIENTS = "gradients"

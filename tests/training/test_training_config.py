@@ -10,10 +10,11 @@ import pytest
 from jgc.compress import Dense, LgcPs, TopK
 from jgc.lab.bench.step_time import random_source
 from jgc.training import cli
-from jgc.training.config import Config, as_json, differences, resolve
+from jgc.training.config import Config, as_json, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.errors import UserError, cannot_write
 from jgc.training.options import options_of
+from jgc.training.saved_config import differences
 from jgc.training.setup import model_of
 from jgc.training.workloads import WORKLOADS
 

@@ -14,11 +14,12 @@ from jgc.layout.pack import make_packing, pack
 from jgc.method.guard import residual
 from jgc.nodes import make_nodes
 from jgc.training import recording, setup
-from jgc.training.config import RecordConfig, completed
+from jgc.training.config import RecordConfig
 from jgc.training.errors import UserError
 from jgc.training.loop import batches, run
 from jgc.training.program import compile_gradients
 from jgc.training.recording import files, save, step_of
+from jgc.training.saved_config import completed
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jgc.compress import Dense, Silent, TopK, method_of
-from jgc.training.config import FREE, RecordConfig, completed
+from jgc.training.config import RecordConfig
 from jgc.training.data import Score, final, further_of, score_of
 from jgc.training.errors import UserError
 from jgc.training.metrics import Line, read
 from jgc.training.rundir import CONFIG, METRICS, SUMMARY
+from jgc.training.saved_config import FREE, completed
 
 CONFIGS: dict[str, type] = {"baseline": Dense, "sparse_gd": TopK, "control": Silent}
 """Methods that are known by the name of their config, too."""
