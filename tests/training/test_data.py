@@ -21,7 +21,7 @@ CROP_AND_FLIP = Augment(pad=4, flip=True)
 
 
 def tiny(n: int = 50, augment: Augment = CROP_AND_FLIP) -> Dataset:
-    """CIFAR-like random images; the labels number the images, so that a test can tell which are which."""
+    """CIFAR-like random images; each label is the number of its image."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (n, 32, 32, 3), np.uint8)
     labels = np.arange(n, dtype=np.int32)
@@ -47,7 +47,7 @@ def test_order_depends_on_seed_and_epoch():
 
 
 def test_order_is_pinned():
-    """Another numpy or another edit must not reorder the data of a run that is to be resumed."""
+    """A new NumPy or an edit must not change the order of data in a resumed run."""
     assert batch_indices(seed=3, step=2, batch_size=6, n=10).tolist() == [9, 7, 4, 6, 1, 2]
     assert draw(np.random.default_rng([3, 1, 2]), 6, Augment(pad=4, flip=True)).dy.tolist() == [
         6,
@@ -71,7 +71,7 @@ def test_bad_indices(bad):
 
 
 def test_batches_are_pure():
-    """Resuming at step 5 needs nothing but the 5."""
+    """Resuming at step 5 needs only the number 5."""
     dataset = tiny()
     through = [make_batch(dataset, 1, step, 2, 16) for step in range(8)]
     for step in (5, 6, 7, 2):

@@ -132,7 +132,7 @@ def test_bad_files_in_one_line(folder, message):
 
 @pytest.mark.parametrize("there", ["", "my data", "my data/camvid"])
 def test_fetch_command(tmp_path, monkeypatch, there):
-    """With a git that only makes the tutorial's folder, here."""
+    """With a fake git that creates the tutorial's folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / there).mkdir(parents=True, exist_ok=True)
     write_camvid(tmp_path / "tutorial", "CamVid")
@@ -162,7 +162,7 @@ def test_real_data():
 
 @given(seed=st.integers(0, 2**32 - 1), crop=st.integers(5, 60))
 def test_warp_matches_coefficients(seed, crop):
-    """On an image whose colours are coordinates, which bilinear interpolation keeps; labels are the nearest pixel's."""
+    """The colours are coordinates, which bilinear interpolation keeps; labels come from the nearest pixel."""
     one = Draw(*(x[0] for x in draw(np.random.default_rng(seed), 1, Warp())))
     how = np.reshape(coefficients(one, WIDTH, HEIGHT, crop), (2, 3))
     y, x = np.mgrid[:HEIGHT, :WIDTH]

@@ -20,7 +20,7 @@ TFDS = Path(os.environ.get("JGC_TEST_DATA") or Path(__file__).parents[2] / "../s
 
 
 def random_images(n: int) -> np.ndarray:
-    """uint8[n, 32, 32, 3], the same ones at each call."""
+    """uint8[n, 32, 32, 3], equal at each call."""
     return np.random.default_rng(0).integers(0, 256, (n, 32, 32, 3), np.uint8)
 
 
@@ -204,7 +204,7 @@ def test_unknown_name():
 
 @pytest.mark.skipif(not (TFDS / "cifar10").is_dir(), reason=f"no CIFAR-10 in {TFDS} (set JGC_TEST_DATA)")
 def test_real_data():
-    """Decoded once into the user's own cache, as by a user's first run: too slow to do in every test run."""
+    """Uses the user's cache, because decoding is too slow for every test run."""
     dataset = load_cifar("cifar10", TFDS)
     assert dataset.train_images.shape == (50_000, 32, 32, 3) and dataset.test_images.shape == (
         10_000,

@@ -33,7 +33,7 @@ def test_inception_crop_bounds(height, shape, seed):
 
 
 def test_inception_crop_distribution():
-    """Of those whose first try fits: the area then is no longer uniform near the whole image."""
+    """Counts crops whose first try fits, so the area is not uniform near the whole image."""
     numbers, flip = draw_crops(np.random.default_rng(0), 4000)
     boxes = np.array([inception_box(one, 100, 100) for one in numbers])
     w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]

@@ -18,7 +18,7 @@ PTB = TFDS.parent
 
 
 def counting(n: int, window: int) -> Text:
-    """A text in which every word occurs once: its number is its place."""
+    """A text in which every word occurs once, so a word's number is its position."""
     words = np.arange(n, dtype=np.int32)
     return Text("counting", words, words[: n // 2], words[: n // 3], tuple(map(str, range(n))), window)
 

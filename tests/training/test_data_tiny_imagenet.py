@@ -180,7 +180,7 @@ def test_fetch_command(tmp_path):
 
 
 def test_workload_from_command_line(unpacked, tmp_path, monkeypatch, capsys):
-    """The model is exchanged for one that compiles in a moment; resnet18 is too large for a test."""
+    """Replaces resnet18, which is too large for a test, by a small model."""
     monkeypatch.setattr(setup, "make_model", tiny_conv_model)
     words = "--config configs/sparse_gd.py --workload tiny_imagenet_resnet18 --batch-size 8 --steps 2"
     monkeypatch.chdir(Path(__file__).parents[2])

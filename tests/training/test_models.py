@@ -86,14 +86,14 @@ def test_first_and_last_layer_patterns(name, norm):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_explicit_paths(name):
-    """A Flax counter (`Conv_10`) has a capital letter; a policy keyed by one would move with every edit."""
+    """No Flax counters such as `Conv_10`: they change when a model is edited, and policies are keyed by paths."""
     every = paths(abstract(name, 10)[1]["params"])
     assert len(set(every)) == len(every)
     assert not [p for p in every if re.search("[A-Z]", p)]
 
 
 def test_block_paths():
-    """These names are in users' policies and checkpoints: a change here breaks both."""
+    """Users' policies and checkpoints contain these names."""
     every = paths(abstract("resnet50", 1000)[1]["params"])
     layers = ("layer1", "layer2", "layer3", "shortcut")
     want = {
@@ -196,7 +196,7 @@ def test_fixed_batch_is_learned(name, settings):
 
 @pytest.mark.parametrize(("name", "settings"), SMALL[:2])
 def test_matches_pytorch(name, settings):
-    """Paddings, strides and poolings as in the form for CIFAR, with layers of PyTorch in a row."""
+    """Paddings, strides and poolings equal those of a sequence of PyTorch's layers."""
     torch = pytest.importorskip("torch", reason="PyTorch is an extra")
     model, variables = small(name, **settings)
     shapes = {  # kernel's stride and padding, and pooling, of each layer
@@ -224,7 +224,7 @@ def layer(norm: str) -> tuple[ConvNorm, Any]:
 
 
 def test_batch_statistics_are_local():
-    """Under a named node axis, nodes with other images keep other statistics: momentum 0.9, no collective."""
+    """Under a named node axis, each node has statistics of its own images: momentum 0.9, no collective."""
     module, variables = layer("batch")
     images = jax.random.normal(jax.random.key(1), (2, 4, 4, 4, 1)) * jnp.array([1.0, 3.0]).reshape(
         2, 1, 1, 1, 1

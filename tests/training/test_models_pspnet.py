@@ -77,7 +77,7 @@ def test_dilated_convolution():
 
 @cache
 def abstract(name, size, **settings):
-    """The model, and the shapes of its variables and of what it returns in training and in evaluation."""
+    """The model, and the shapes of its variables and of its outputs in training and evaluation."""
     model = make_model(name, 11, **settings)
     images = jax.ShapeDtypeStruct((2, *size, 3), jnp.float32)
     variables = jax.eval_shape(partial(model.module.init, train=False), jax.random.key(0), images)

@@ -36,7 +36,7 @@ CLASSES = 11
 
 @pytest.fixture(autouse=True, scope="module")
 def folder(tmp_path_factory):
-    """Where a small CamVid lies; one device, and the tiny model."""
+    """The folder of a small CamVid; with one device and the tiny model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("arrays")))
         patch.setattr(building, "make_model", tiny_model)
@@ -57,14 +57,14 @@ def scene_config(folder, run_dir=None, method=None, **changes) -> Config:
 
 
 def cross_entropy(logits, labels):
-    """Of each label, in NumPy."""
+    """Cross-entropy of each label, in NumPy."""
     logits = np.asarray(logits, np.float64)
     log_sums = np.log(np.exp(logits).sum(axis=-1))
     return log_sums - np.take_along_axis(logits, np.maximum(labels, 0)[..., None], -1)[..., 0]
 
 
 def returning(out):
-    """A model's `apply` that returns the same whatever it is given."""
+    """A model's `apply` that returns a constant."""
     return lambda variables, inputs, train, mutable: (out, {})
 
 
@@ -113,7 +113,7 @@ def scores_by_hand(truth, guess):
 
 
 def with_guesses(folder):
-    """A run's parts with a model of random logits, which depend on the place and the image."""
+    """A run's parts with a model of random logits, which depend on pixel and image."""
     setup = building.build(scene_config(folder, nodes=4))
     table = jax.random.normal(jax.random.key(0), (36, 48, CLASSES)).at[..., 0].add(jnp.linspace(0, 4, 48))
     parts = setup.parts._replace(apply=lambda variables, inputs, **settings: guess(inputs, **settings))
@@ -160,7 +160,7 @@ def lgc(folder, path, **changes):
 
 @pytest.fixture(scope="module")
 def reference(folder, tmp_path_factory):
-    """A run through the three phases of LGC, never interrupted."""
+    """An uninterrupted run through the three phases of LGC."""
     path = tmp_path_factory.mktemp("runs") / "reference"
     assert loop.run(lgc(folder, path)) == 0
     return path

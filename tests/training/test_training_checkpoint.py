@@ -125,7 +125,7 @@ def test_new_node_count_keeps_mean(tmp_path, nodes):
 
 
 def test_repeated_node_changes_keep_mean(tmp_path):
-    """What will be applied is the mean over the nodes, so that a run may go on with any number of them."""
+    """Residuals will be applied as their mean over the nodes, so that mean must survive any number of nodes."""
 
     def kept(state):
         return {name: np.asarray(x, np.float32).mean(axis=0) for name, x in state.compressor.local.items()}

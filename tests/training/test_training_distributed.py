@@ -35,7 +35,7 @@ LONG = f"{DENSE} --nodes 2 --steps 100000 --checkpoint-every 2 --log-every 1000 
 
 @pytest.fixture(autouse=True)
 def in_root(request, monkeypatch):
-    """Where train.py is started."""
+    """The folder in which train.py is started."""
     monkeypatch.chdir(request.config.rootpath)
 
 
@@ -48,7 +48,7 @@ def finish(running):
 
 
 def held(folder, devices):
-    """The parameters, which all devices of all processes hold bit for bit alike."""
+    """The parameters, checked to be bit-equal on all devices of all processes."""
     files = sorted(folder.iterdir())
     assert len(files) == devices
     all_of_them = [np.load(file) for file in files]
@@ -68,7 +68,7 @@ def losses(run_dir):
 
 
 def train(tmp_path, name, count, options, **environment):
-    """A whole run of `count` processes; its folder and a folder with what each device holds."""
+    """A whole run of `count` processes: its folder, and a folder with the state of each device."""
     dump = tmp_path / f"{name}-held"
     dump.mkdir()
     running = start_all(
@@ -88,7 +88,7 @@ def test_two_processes_equal_one(tmp_path, options):
 
 
 def test_clean_exit(tmp_path, request):
-    """The others are forked and end without Python's own end, in which JAX would wait for who is gone."""
+    """Processes of other tests are forked and end by os._exit: JAX's shutdown would wait for dead processes."""
     code = "import sys, process_helpers as p; p.child(sys.argv[2:], sys.argv[1], {})"
     options = f"{DENSE} --nodes 2 --steps 2 --run-dir {tmp_path / 'run'} --distributed.num-processes 2"
     options += f" --distributed.coordinator 127.0.0.1:{free_port()} --distributed.process-id"
@@ -102,7 +102,7 @@ def test_clean_exit(tmp_path, request):
 
 
 def test_resume_with_fewer_processes(tmp_path):
-    """One process; two with two devices each; four that go on as two: the same run."""
+    """One process, two with two devices each, and four resumed as two give the same run."""
     two_devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     whole = train(tmp_path, "whole", 1, f"{SPARSE} --steps 6")
     devices = train(tmp_path, "devices", 2, f"{SPARSE} --steps 6", **two_devices)
@@ -145,7 +145,7 @@ def test_killed_coordinator(tmp_path):
 
 
 def with_one_stopped(folder, process):
-    """Two processes in the middle of a run, one of which is stopped; the other one waits 5 s for it."""
+    """Two processes in the middle of a run, one of them stopped; the timeout is 5 s."""
     run_dir = folder / "run"
     running = start_all(folder, "stopped", 2, f"{LONG} --run-dir {run_dir} --distributed.timeout 5")
     wait_for_step(run_dir, 5, running)

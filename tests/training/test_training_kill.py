@@ -23,7 +23,7 @@ KILLS = (("dense", 3), ("top-k", 9), ("compressed", 15))
 
 
 def start(root, cache, run_dir, *more):
-    """The command in a process of its own, on one device, with a cache that nobody else reads: it is killed writing."""
+    """The command in its own process, on one device, with its own compile cache: a kill may damage the cache."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     command = [sys.executable, *COMMAND, "--run-dir", str(run_dir), *more]

@@ -35,7 +35,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def reference(tiny, tmp_path_factory):
-    """A run of lgc_ps through its three phases of two steps each, never interrupted."""
+    """An uninterrupted run of lgc_ps through three phases of two steps each."""
     path = tmp_path_factory.mktemp("runs") / "reference"
     assert loop.run(tiny_config(path)) == 0
     return path
@@ -48,7 +48,7 @@ def arrays(path, step=6):
 
 
 def assert_same_run(path, reference):
-    """Every bit of the state, and every number that does not depend on the clock."""
+    """Bit-equal states, and equal metrics except for times."""
     got, expected = arrays(path), arrays(reference)
     assert got.keys() == expected.keys()
     assert all(got[name].tobytes() == expected[name].tobytes() for name in got)
@@ -61,7 +61,7 @@ def assert_same_run(path, reference):
 
 
 def timeless(path):
-    """The lines of a run without its times."""
+    """The lines of metrics.jsonl without times."""
     return [{name: x for name, x in line.items() if name != "seconds"} for line in read(path / "metrics.jsonl")]
 
 
@@ -104,14 +104,14 @@ def test_weights_counted_once(reference):
 
 @pytest.mark.parametrize("stop", [3, 4])
 def test_resume_is_exact(tmp_path, reference, stop):
-    """Stopped in the second phase, and where the third begins: its transition must run once."""
+    """Stopped inside the second phase, and at the start of the third, whose transition must run once."""
     loop.run(tiny_config(tmp_path, steps=stop))
     assert loop.run(tiny_config(tmp_path, resume=True, log_every=1, diagnose_every=1)) == 0
     assert_same_run(tmp_path, reference)
 
 
 def test_damaged_newest_checkpoint(tmp_path, reference, capsys):
-    """As a kill leaves it: lines of steps after the last whole checkpoint, the last line half-written."""
+    """As after a kill: lines of steps after the last undamaged checkpoint, the last one half-written."""
     shutil.copytree(reference, tmp_path / "run")
     path = tmp_path / "run"
     file = max((path / "checkpoints" / "6" / "state").rglob("*"), key=lambda f: f.stat().st_size * f.is_file())

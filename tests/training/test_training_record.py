@@ -43,7 +43,7 @@ def config_of(run_dir, every=2, method=None, **changes):
 
 
 def test_recorded_gradients(tmp_path):
-    """Weight decay in it and clipped, as step 0 of the same run has it; names and shapes are the parameters'."""
+    """With weight decay and clipped, as in step 0 of the same run; names and shapes are the parameters'."""
     config = config_of(tmp_path, steps=5, weight_decay=0.1, clip_norm=0.01, nodes=2)
     assert run(config) == 0
     found = recorded(tmp_path)
@@ -83,7 +83,7 @@ def test_recording_survives_resume(tmp_path):
 
 
 def test_recorded_residuals(tmp_path):
-    """g of the step before less what was sent of it; the first layer, which is sent whole, has none."""
+    """The gradient of the step before minus the values sent; the first layer is sent whole and has none."""
     method = compress.ScaleCom(alpha=0.1, warmup_steps=1)
     config = config_of(tmp_path, every=1, method=method, steps=3, momentum=0.0, record={"residuals": True})
     run(config)
@@ -101,7 +101,7 @@ KEEP_NOTHING = {"dense", "gradiveq", "qsgd", "terngrad", "signsgd", "natural", "
 
 @pytest.mark.parametrize("name", compress.METHODS)
 def test_residuals_by_parameter(name):
-    """The residual is one of the vectors of its local state; cut into parameters it is the same again."""
+    """The residual by parameter equals one of the vectors in the local state."""
     compressor = compress.build(compress.METHODS[name].settings())
     local = compressor.init(jax.random.key(0), PARAMS, make_nodes(2, jax.devices()[:1])).local
     rng = np.random.default_rng(0)
@@ -150,7 +150,7 @@ def test_bad_options(record, said, tmp_path):
 
 
 def test_recording_size(tmp_path):
-    """But for the names."""
+    """Except for the names."""
     values = 6 * 2 * 4 * sum(np.prod(shape) for shape in SHAPES.values()) / 1e6
     config = config_of(tmp_path / "run", every=1, record={"max_megabytes": values * 0.999})
     with pytest.raises(UserError, match=rf"would take {values:.1f} MB \(6 steps x 2 nodes x 1,440 values x 4 bytes\)"):
@@ -172,7 +172,7 @@ def test_recording_marks_run_folder(tmp_path):
 
 
 def test_recording_from_two_processes(tmp_path, request, monkeypatch):
-    """In one folder, the same as one process does."""
+    """In one folder, as by one process."""
     monkeypatch.chdir(request.config.rootpath)
     options = "--config configs/scalecom.py --compressor.alpha 0.1 --compressor.warmup-steps 1 --batch-size 24 "
     options += "--nodes 4 --steps 3 --evaluate-every 0 --diagnose-every 0 --record.every 1 --record.layers kernel "

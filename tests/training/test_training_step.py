@@ -18,21 +18,21 @@ from jgc.wire.hlo import collectives
 
 
 def parts_of(config, monkeypatch, devices=1):
-    """A run's parts with its nodes on so many devices."""
+    """A run's parts with its nodes on `devices` devices."""
     monkeypatch.setattr(building, "make_model", tiny_model)
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:devices]))
     return building.build(config)
 
 
 def first_gradients(setup, parts=None):
-    """What the nodes compute in the first step."""
+    """The nodes' gradients in the first step."""
     parts, state = parts or setup.parts, setup.state
     batch = next(batches(parts.config, setup, 0))
     return jax.jit(make_gradients(parts))(state.params, state.own, batch)
 
 
 def steps(setup, count, gradients_of=lambda g, i: g):
-    """The state and the metrics after so many steps of the first phase."""
+    """The state and the metrics after `count` steps of the first phase."""
     state, arriving = setup.state, batches(setup.parts.config, setup, 0)
     gradients = jax.jit(make_gradients(setup.parts))
     update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[-1].value))
@@ -43,7 +43,7 @@ def steps(setup, count, gradients_of=lambda g, i: g):
 
 
 def spy() -> Compressor:
-    """A compressor that keeps what entered `aggregate`, and aggregates to the mean."""
+    """A compressor that records the input of `aggregate` and returns the mean."""
 
     def init(key, params, nodes):
         return State((), jax.tree.map(lambda x: jnp.zeros((nodes.count, *x.shape)), params))
@@ -88,7 +88,7 @@ def test_layouts_agree(monkeypatch):
 
 
 def test_sgd_update_by_hand(monkeypatch):
-    """p - rate * (mean gradient + decay * p), decay on what has two dimensions only."""
+    """p - rate * (mean gradient + decay * p), with decay only for two and more dimensions."""
     config = tiny_config(nodes=2, method=Dense(), weight_decay=0.01)
     setup = parts_of(config, monkeypatch)
     gradients = jax.jit(make_gradients(setup.parts))(
@@ -127,7 +127,7 @@ def test_single_momentum(monkeypatch):
 
 
 def test_compiled_bytes_accounted(monkeypatch):
-    """Gradients send nothing; the update sends what was recorded, which is what `wire` says and the metrics."""
+    """Gradients send nothing; the update sends the bytes of the ledger, which are those of `wire` and the metrics."""
     setup = parts_of(tiny_config(nodes=4, method=TopK(alpha=0.1)), monkeypatch, devices=4)
     batch = next(batches(setup.parts.config, setup, 0))
     compute = compile_gradients(setup.parts, setup.state, batch)

@@ -34,7 +34,7 @@ EPOCH = 11  # steps, of the text that `folder` makes
 
 @pytest.fixture(autouse=True, scope="module")
 def folder(tmp_path_factory):
-    """Where a small text lies; a small model."""
+    """The folder of a small text; with a small model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
         yield write_text(tmp_path_factory.mktemp("data"))
@@ -49,13 +49,13 @@ def text_config(folder, run_dir=None, method=None, **changes) -> Config:
 
 
 def built(config, monkeypatch, devices=1):
-    """A run's parts with its nodes on so many devices."""
+    """A run's parts with its nodes on `devices` devices."""
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:devices]))
     return building.build(config)
 
 
 def trained(setup, steps):
-    """The state after so many steps, and the loss of each."""
+    """The state after `steps` steps, and the loss of each."""
     state, losses = setup.state, []
     gradients = jax.jit(make_gradients(setup.parts))
     update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[-1].value))
@@ -69,7 +69,7 @@ def trained(setup, steps):
 
 
 def lstm_by_hand(params, words):
-    """Log-probabilities f64[n, words] of what follows each of n words, from nothing before them."""
+    """Log-probabilities f64[n, words] of the word after each of n words, starting without a carry."""
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     x = params["embedding"]["embedding"][words]
     for name in ("layer1", "layer2"):
@@ -136,7 +136,7 @@ def test_bad_model_settings(settings, message):
 
 
 def test_epoch_resets_state(folder, monkeypatch):
-    """Once an epoch is over, what was carried makes no difference any more; within it, it does."""
+    """The carry affects the steps of its epoch, and not those of the next one."""
     setup = built(text_config(folder, nodes=2), monkeypatch)
     assert setup.source.epoch_steps(STREAMS) == EPOCH
     gradients = jax.jit(make_gradients(setup.parts))
@@ -154,7 +154,7 @@ def test_epoch_resets_state(folder, monkeypatch):
 
 @pytest.mark.parametrize("devices", [1, 4, 2])
 def test_nodes_match_single_node(folder, monkeypatch, devices):
-    """The uncompressed mean over nodes of the mean over their streams, in every layout."""
+    """In every layout the uncompressed mean over nodes equals the mean over all streams."""
     one, losses = trained(built(text_config(folder, nodes=1, clip_norm=0.0), monkeypatch), EPOCH + 3)
     four, same = trained(built(text_config(folder, nodes=4, clip_norm=0.0), monkeypatch, devices), EPOCH + 3)
     np.testing.assert_allclose(same, losses, rtol=1e-5)
@@ -180,7 +180,7 @@ def test_non_finite_gradient_keeps_carry(folder, monkeypatch):
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_perplexity_by_hand(folder, monkeypatch, devices):
-    """Over streams that each start from nothing, whatever the window and the devices, and whatever the run carries."""
+    """Streams start without a carry; window, devices and the run's own carry have no effect."""
     setup = built(text_config(folder, nodes=8), monkeypatch, devices)
     state, _ = trained(setup, 3)
     words = data.load_ptb(folder).validation
@@ -201,7 +201,7 @@ def test_perplexity_by_hand(folder, monkeypatch, devices):
 
 @pytest.fixture(scope="module")
 def reference(folder, tmp_path_factory):
-    """A run over the end of an epoch, dense first and then compressed, never interrupted."""
+    """An uninterrupted run over the end of an epoch, first dense, then compressed."""
     path = tmp_path_factory.mktemp("runs") / "reference"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
@@ -261,7 +261,7 @@ def test_resume_is_exact(folder, tmp_path, reference, monkeypatch, stop):
 
 
 def test_carry_with_other_nodes(folder, tmp_path, monkeypatch):
-    """Eight streams on four nodes, on two, on eight: the uncompressed run is the same."""
+    """Eight streams on four, two or eight nodes give the same uncompressed run."""
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
     whole, moved = (text_config(folder, tmp_path / name, clip_norm=0.0) for name in ("whole", "moved"))
     assert loop.run(whole) == 0
@@ -271,7 +271,7 @@ def test_carry_with_other_nodes(folder, tmp_path, monkeypatch):
 
 
 def test_report_of_different_scores(folder, reference, tmp_path):
-    """One of before there were scores, too."""
+    """Including a run from before there were scores."""
     old = tmp_path / "old"
     shutil.copytree(reference, old)
     summary = json.loads((old / "summary.json").read_text())

@@ -36,7 +36,7 @@ def one_device(monkeypatch):
 
 
 def validated(run_dir=None, method=None, **changes) -> Config:
-    """A run with a rate so high that its validation loss rises now and then."""
+    """A run with a high learning rate, so that its validation loss sometimes rises."""
     settings = {
         "schedule": "validation",
         "correction": CorrectionConfig(decay=0.5, every=EVERY, min_learning_rate=0.05),
@@ -55,7 +55,7 @@ def arrays(run_dir):
 
 
 def rates_by_hand(lines, first, decay, least, warmup):
-    """Equation (3) and Algorithm 2 with a patience of 1, on the losses that a run wrote down."""
+    """Equation (3) and Algorithm 2 with a patience of 1, on the recorded losses."""
     rate, best, epoch, rates = first, np.inf, 0, []
     for i, line in enumerate(lines):
         rates.append(rate * min(1, (i + 1) / warmup))
@@ -83,7 +83,7 @@ def test_rate_follows_losses(one_device, tmp_path, capsys):
 
 
 def test_rate_changes_training(one_device, tmp_path):
-    """Until the rate falls, a run by validation is one with a constant rate."""
+    """Until the rate falls, the run equals one with a constant rate."""
     assert loop.run(validated(tmp_path / "falling")) == 0
     assert loop.run(validated(tmp_path / "constant", schedule="constant")) == 0
     falling, constant = (read(tmp_path / name / "metrics.jsonl") for name in ("falling", "constant"))
@@ -109,7 +109,7 @@ def test_validation_loss_by_hand(one_device):
 
 
 def test_held_out_images_not_trained_on(one_device):
-    """Nor seen as a test image."""
+    """Nor used as test images."""
     whole, (kept, held) = data.load_digits(), data.hold_out(data.load_digits(), 0.1)
     rows = [x.reshape(len(x), -1) for x in (kept.train_images, held.test_images, whole.train_images)]
     assert len(rows[1]) == round(0.1 * len(rows[2]))
@@ -122,7 +122,7 @@ def test_held_out_images_not_trained_on(one_device):
 
 @pytest.mark.parametrize("stop", [5, 6])
 def test_resume_is_exact(one_device, tmp_path, stop):
-    """Stopped between two validations, and right after one."""
+    """Stopped between two validations, or right after one."""
     method = TopK(alpha=0.1, warmup_steps=2)
     assert loop.run(validated(tmp_path / "whole", method)) == 0
     assert loop.run(validated(tmp_path / "stopped", method, steps=stop)) == 0

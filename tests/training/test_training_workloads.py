@@ -48,14 +48,14 @@ WORKLOADS = {  # where the data comes from, and what that workload alone is told
 
 
 def narrow(name: str, num_classes: int, **settings):
-    """The workload's own model with 4 channels in the first layer: all its layers, and few parameters."""
+    """The workload's model with 4 channels in the first layer: all layers, few parameters."""
     widths = {"widths": (4, 8, 8, 8, 8)} if name == "convnet5" else {"width": 4}
     return REAL(name, num_classes, **widths, **settings)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def tiny():
-    """Narrow models, all nodes on one device, and the configs' folder at hand."""
+    """Narrow models, all nodes on one device, in the repository's root."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", narrow)
         patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
