@@ -6,7 +6,12 @@
 
 import sys
 
-from jgc.training.cli import main
+from jgc.training.extra import explain
+
+try:
+    from jgc.training.cli import main
+except ModuleNotFoundError as error:  # after `pip install jgc` without [train]
+    sys.exit(explain(error))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,7 +4,8 @@
     python train.py --config configs/demo.py --compressor.k 8 --learning-rate 0.0003
     python train.py --config configs/demo.py --compressor.no-sign --learning-rate 0.01
 
-digits_convnet5: 99.4 % (seed 0; uncompressed 98.6 %), 15.7 kB up from every node in a step, about a minute on two cores.
+digits_convnet5: 99.4 % (seed 0; uncompressed 98.6 %), 15.7 kB up from every node in a step, about a minute on two
+cores.
 
 Every value moves by the learning rate in every step, so that is as small as Adam's.
 """

@@ -2,7 +2,12 @@
 
 import sys
 
-from jgc.lab.commands import main
+from jgc.training.extra import explain
+
+try:
+    from jgc.lab.commands import main
+except ModuleNotFoundError as error:  # after `pip install jgc` without [train]
+    sys.exit(explain(error))
 
 if __name__ == "__main__":
     sys.exit(main())

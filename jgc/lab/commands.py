@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-import tyro
-
-from jgc.training.cli import exit_code_of, in_one_line, quiet
+from jgc.training.cli import exit_code_of, quiet
 from jgc.training.errors import BAD_INPUT, did_you_mean
+from jgc.training.options import read
 
 COMMANDS = {
     "report": "jgc.lab.report.page.Report",
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(name: str, rest: Sequence[str]) -> int:
     prog = f"python -m jgc {name}"
-    command: Command = in_one_line(lambda: tyro.cli(load(name), prog=prog, args=list(rest)))
+    command: Command = read(load(name), rest, prog)
     command.run(f"{prog} {shlex.join(rest)}")
     return 0
 

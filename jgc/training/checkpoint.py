@@ -1,12 +1,12 @@
-"""Checkpoints by Orbax, which no other file knows of.
+"""Checkpoints. Only this file uses Orbax.
 
-A checkpoint is the train state as a flat dict of named host arrays (StandardSave) and plain data (JsonSave): the
-step, the resolved config, versions, and a checksum of every array, so that a damaged file is found out whatever
-the storage format notices. Saving is synchronous: the next step donates the buffers that are being saved.
-The state saved after step N belongs to the phase of step N - 1; a transition at N runs when the loop goes on.
+A checkpoint holds the train state as a flat dict of named host arrays (StandardSave) and plain data (JsonSave): the
+step, the resolved config, versions and a checksum of every array. Orbax itself does not detect damaged array values.
+The state saved after step N belongs to the phase of step N - 1: the transition at N runs after a resume.
 """
 
 import logging
+import math
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ FOLDER, DAMAGED = "checkpoints", "damaged"
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was read back whole.
+    """A checkpoint that passed its checksums.
 
     Attributes:
       step: updates made.
       arrays: by name, as saved.
       host: the plain data saved beside them.
-      damaged: newer checkpoints that could not be used, each with the reason.
+      damaged: one message for each newer checkpoint that could not be read.
     """
 
     step: int
@@ -45,15 +45,13 @@ class Restored(NamedTuple):
 
 
 def open_manager(run_dir: Path) -> ocp.CheckpointManager:
-    """The manager of a run's checkpoints; half-written ones of a killed process are cleared away.
-
-    Where there are several processes, process 0's alone writes and clears; none waits for another inside of Orbax.
-    """
+    """The manager of a run's checkpoints. Process 0 deletes half-written ones; only process 0 writes."""
     process = jax.process_index()
+    # without this the managers of several processes would wait for each other inside Orbax
     only_here = ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
     options = ocp.CheckpointManagerOptions(
         max_to_keep=KEEP if process == 0 else None,
-        enable_async_checkpointing=False,
+        enable_async_checkpointing=False,  # the next step donates the buffers that are saved
         cleanup_tmp_directories=process == 0,
         read_only=process != 0,
         create=False,
@@ -67,7 +65,7 @@ def open_manager(run_dir: Path) -> ocp.CheckpointManager:
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
-    """Write a checkpoint; nothing to do where that step has one already.
+    """Write a checkpoint, unless the step already has one.
 
     Raises:
       NonFinite: the parameters are not finite.
@@ -97,7 +95,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Orbax logs a traceback for each thread that failed, beside the exception that it raises."""
+    """Silence Orbax's log: it has a traceback for each failed thread, in addition to the exception raised."""
     logger = logging.getLogger("absl")
     before, logger.disabled = logger.disabled, True
     try:
@@ -107,7 +105,7 @@ def _silent() -> Iterator[None]:
 
 
 def kept(manager: ocp.CheckpointManager) -> str:
-    """What is left of a run that has to stop."""
+    """Names the newest checkpoint, for the message of a run that must stop."""
     newest = manager.latest_step()
     if newest is None:
         return "no checkpoint had been made yet"
@@ -115,7 +113,7 @@ def kept(manager: ocp.CheckpointManager) -> str:
 
 
 def restore(manager: ocp.CheckpointManager) -> Restored | None:
-    """The newest whole checkpoint, or None where there never was one. Damaged ones are put aside, not deleted.
+    """The newest undamaged checkpoint, or None if there are none at all. Damaged ones are moved to a folder.
 
     Raises:
       UserError: there are checkpoints, and all are damaged.
@@ -126,11 +124,11 @@ def restore(manager: ocp.CheckpointManager) -> Restored | None:
         try:
             with _silent():
                 arrays, host = _read(manager, step)
-        except Exception as error:  # whatever a damaged file makes Orbax raise
+        except Exception as error:  # Orbax raises many types for damaged files
             damaged.append(f"checkpoint {step} is damaged ({type(error).__name__}: {str(error)[:120]})")
             continue
         if jax.process_index() == 0:
-            _put_aside(manager, [s for s in steps if s > step])
+            _move_aside(manager, [s for s in steps if s > step])
         return Restored(step, arrays, host, tuple(damaged))
     if damaged:
         raise UserError(f"no whole checkpoint in {manager.directory}: {'; '.join(damaged)}")
@@ -149,7 +147,7 @@ def _read(manager: ocp.CheckpointManager, step: int) -> tuple[dict[str, np.ndarr
     return arrays, host
 
 
-def _put_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
+def _move_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
     folder = Path(manager.directory)
     for step in steps:
         target = folder.parent / DAMAGED
@@ -176,23 +174,24 @@ def is_key(x: Any) -> bool:
 
 
 def flatten(state: PyTree) -> dict[str, np.ndarray]:
-    """A tree as named host arrays, one by one; random keys as their bits, empty ones left out (Orbax cannot save them).
+    """A tree as named host arrays: random keys as their bits, without empty arrays (Orbax cannot save them).
 
-    Parts that other processes hold are fetched from them, into every process: for process 0 to write.
+    Collective: shards on other processes are gathered to every process, so all must call this.
     """
     plain = {name: jax.random.key_data(x) if is_key(x) else x for name, x in _named(state).items()}
     return {name: to_host(x) for name, x in plain.items() if x.size}
 
 
 def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
-    """The restored arrays in the structure of a freshly made state, shared out anew where the nodes are others.
+    """The restored arrays in the structure of a new state, redistributed if the number of nodes has changed.
 
-    Each node of a changed number gets the mean over the old nodes of what is local (residuals, momentum, batch
-    statistics), which keeps their mean; what is shared but has one entry a node (an LGC decoder) is dealt out in turn.
-    Carried states go with their streams: in the order of the nodes these are the same streams for any number of them.
+    With another number of nodes
+      - local arrays (residuals, momentum, batch statistics) become their mean over the old nodes, on every node;
+      - shared arrays with one entry a node (LGC's decoders) are repeated in turn;
+      - carried states keep their order, because the streams of a text do not depend on the number of nodes.
 
     Raises:
-      UserError: the checkpoint has not the arrays that this state needs.
+      UserError: an array that this state needs is absent, or has another shape or dtype.
     """
     before = int(restored.host["config"]["nodes"])
     leaves, out = _named(state), []
@@ -200,7 +199,7 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
         data = jax.random.key_data(like) if is_key(like) else like
         x = restored.arrays.get(name) if data.size else np.zeros(data.shape, data.dtype)
         if x is not None and x.shape != data.shape and before != nodes:
-            x = x.reshape(data.shape) if _is_by_stream(name, x, data) else _share_out(x, before, nodes, _is_local(name))
+            x = _redistribute(name, x, data.shape, before, nodes)
         if x is None or x.shape != data.shape or x.dtype != data.dtype:
             found = "absent" if x is None else f"{x.dtype}{list(x.shape)}"
             raise UserError(
@@ -211,17 +210,13 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
     return jax.tree.unflatten(jax.tree.structure(state), out)
 
 
-def _is_by_stream(name: str, x: np.ndarray, like: Any) -> bool:
-    return name.startswith("carry.") and x.size == like.size
-
-
-def _is_local(name: str) -> bool:
-    return name.startswith(("batch_stats.", "compressor.local"))
-
-
-def _share_out(x: np.ndarray, before: int, nodes: int, local: bool) -> np.ndarray:
+def _redistribute(name: str, x: np.ndarray, shape: tuple[int, ...], before: int, nodes: int) -> np.ndarray:
+    """A restored array for another number of nodes; unchanged if its first axis does not count the old nodes."""
+    if name.startswith("carry.") and x.size == math.prod(shape):
+        return x.reshape(shape)
     if x.ndim == 0 or x.shape[0] != before:
         return x
-    if local and jnp.issubdtype(x.dtype, jnp.inexact):  # NumPy does not take bfloat16 for a number
+    local = name.startswith(("batch_stats.", "compressor.local"))
+    if local and jnp.issubdtype(x.dtype, jnp.inexact):  # np.issubdtype does not know bfloat16
         return np.broadcast_to(x.mean(axis=0, dtype=np.float64).astype(x.dtype), (nodes, *x.shape[1:]))
     return x[np.arange(nodes) % before]

@@ -1,14 +1,8 @@
-"""The command line: a config file, a workload, overrides; one line and an exit code for whatever goes wrong.
+"""train.py's command line: a config file, a workload, options. Errors are one line and an exit code."""
 
-Misspelt names are looked for before tyro parses, so that what is wrong fits into one line.
-"""
-
-import contextlib
 import dataclasses
 import importlib.util
-import io
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -16,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from jgc.training.config import Config, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.data.dataset import reason
 from jgc.training.errors import FAILED, UserError, did_you_mean
+from jgc.training.extra import explain
+from jgc.training.options import read
 
 CONFIGS = Path("configs")
 DEFAULT_CONFIG = CONFIGS / "lgc_ps.py"
@@ -42,10 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def in_company(action: Callable[[], int]) -> int:
-    """`exit_code_of`, but a failure ends a process that has started JAX with others at once.
-
-    On its way out JAX would wait for the others.
-    """
+    """`exit_code_of`, but a process of a team exits at once on failure: JAX's shutdown would wait for the others."""
 
     def started() -> bool:
         return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
@@ -65,7 +56,7 @@ def in_company(action: Callable[[], int]) -> int:
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
-    """What `action` returns, or one line about what went wrong and the exit code that goes with it."""
+    """Run `action`; on a known error print one line and return the error's exit code."""
     try:
         return action()
     except UserError as error:
@@ -79,6 +70,9 @@ def exit_code_of(action: Callable[[], int]) -> int:
     except MissingDataError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
+    except ModuleNotFoundError as error:
+        print(explain(error), file=sys.stderr)
+        return FAILED
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"error: {where}{reason(error)}", file=sys.stderr)
@@ -86,7 +80,7 @@ def exit_code_of(action: Callable[[], int]) -> int:
 
 
 def quiet() -> None:
-    """Keep the chatter of libraries off a normal run."""
+    """Silence the logs of TensorFlow, gRPC, absl and Orbax."""
     import logging
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -97,16 +91,16 @@ def quiet() -> None:
 
 
 def _drop_closed_loops(unraisable: Any) -> None:
-    """A write of Orbax that fails leaves callbacks for an event loop that is gone; Python would print each one."""
+    """Ignore "Event loop is closed": a failed write of Orbax leaves callbacks that Python would print one by one."""
     if "Event loop is closed" not in str(unraisable.exc_value):
         sys.__unraisablehook__(unraisable)
 
 
 def parse(argv: Sequence[str]) -> Config:
-    """The resolved config that a command line asks for.
+    """The resolved config for a command line.
 
     Raises:
-      UserError: one line on what is wrong with it.
+      UserError: an unknown option, a value that does not fit, or a config file that does not work.
       SystemExit: after --help.
     """
     options, rest = _take(argv, "--config")
@@ -120,17 +114,14 @@ def parse(argv: Sequence[str]) -> Config:
 
 
 def with_options(config: Config, argv: Sequence[str]) -> Config:
-    """A config with the changes that a command line makes to it.
+    """A config changed by the options of a command line.
 
     Raises:
       UserError: an unknown option, or a value that does not fit it.
       SystemExit: after --help.
     """
     kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
-    _check_names(argv, kind, config)
-    return in_one_line(
-        lambda: tyro.cli(kind, default=config, args=list(argv), prog="train.py --config FILE", description=_about())
-    )
+    return read(kind, argv, "train.py --config FILE", config, _about())
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
@@ -149,10 +140,10 @@ def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def load_config(path: Path) -> Config:
-    """What `get_config()` of a config file returns.
+    """The result of a config file's `get_config()`.
 
     Raises:
-      UserError: there is no such file, or it does not work.
+      UserError: the file is missing or fails.
     """
     if not path.is_file():
         known = _config_files(path.parent if path.parent.is_dir() else CONFIGS)
@@ -177,69 +168,15 @@ def _config_files(folder: Path) -> list[str]:
     return sorted(str(file) for file in folder.glob("*.py") if not file.name.startswith("_"))
 
 
-def option_names(config: Any, prefix: str = "") -> list[str]:
-    """Every option, e.g. --compressor.alpha, and the negation of every flag."""
-    names = []
-    for f in dataclasses.fields(config):
-        value, name = getattr(config, f.name), f.name.replace("_", "-")
-        if dataclasses.is_dataclass(value):
-            names += option_names(value, f"{prefix}{name}.")
-            continue
-        names.append(f"--{prefix}{name}")
-        if isinstance(value, bool):
-            names.append(f"--{prefix}no-{name}")
-    return names
-
-
-def _check_names(argv: Sequence[str], kind: Any, config: Config) -> None:
-    known = [*option_names(config), "--help"]
-    for word in argv:
-        name = word.partition("=")[0].replace("_", "-")
-        if word.startswith("--") and name not in known:
-            hint = did_you_mean(name, [*known, "--config"]) or "; --help lists them all"
-            raise UserError(f"unknown option {name}{hint}")
-
-
-def in_one_line(parse: Callable[[], Any]) -> Any:
-    """What tyro parses, with its box of an error message folded into one line.
-
-    Raises:
-      UserError: what the box says.
-      SystemExit: after --help.
-    """
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return parse()
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise UserError(_folded(said.getvalue())) from None
-
-
-def _folded(box: str) -> str:
-    """The message of tyro's box, whose blocks (title, message, advice) are set apart by rules of dashes."""
-    lines = [line.strip("│| ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    blocks: list[list[str]] = [[]]
-    for i, line in enumerate(lines):
-        if not re.search(r"\w", line) or i == 0:
-            blocks.append([])
-        else:
-            blocks[-1].append(line)
-    text = " ".join(next((block for block in blocks if block), lines))
-    invalid = re.match(r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", text)
-    return f"{invalid[1]} must be a whole number, got {invalid[2]}" if invalid else text
-
-
 def _about() -> str:
     return (
-        "Train with a gradient compressor. --config FILE names the method; the defaults shown are those of that file "
-        f"and of the workload ({DEFAULT_CONFIG} where no file is given)."
+        "Train with a gradient compressor. --config FILE names the method. The defaults shown are those of that file "
+        f"({DEFAULT_CONFIG} if none is given) and of its workload."
     )
 
 
 def resume_command(argv: Sequence[str]) -> str:
-    """How to go on with this run, but for its folder: `{run_dir}` stands in its place."""
+    """The command that resumes this run, with `{run_dir}` in place of its folder."""
     _, rest = _take(argv, "--run-dir")
     words = [word for word in rest if word not in ("--resume", "--no-resume")]
     return f"python train.py {shlex.join(words)} --run-dir {{run_dir}} --resume".replace("  ", " ")

@@ -1,13 +1,13 @@
-"""The configuration of a run: frozen dataclasses, filled in by a workload, overridden on the command line.
+"""The configuration of a run: frozen dataclasses, completed by a workload, overridden on the command line.
 
-Where a value comes from, the first that has it:
+A value comes from the first of these that sets it:
   1. the command line;
-  2. the config file, for whatever it sets to something else than the default of the field's class;
-  3. the workload (`--workload`), for what a run needs and the other two leave open;
+  2. the config file, if it differs from the default of the field's class;
+  3. the workload (`--workload`);
   4. the class's default.
-`resolve` does 3; a field that a workload may fill in has an impossible default (-1, "", "workload"), so that
-an explicit value always counts. Only a compressor's own settings have real defaults: a config file that
-wants exactly those where the workload says otherwise is overruled, and says so on the command line.
+`resolve` does 3. A field that a workload may fill in has an impossible default (-1, "", "workload"), so an explicit
+value always counts. A compressor's settings have real defaults: a config file that sets one of them to its default
+is overruled by the workload; set it on the command line instead.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from jgc import compress
 from jgc.training.errors import UserError
-from jgc.training.workloads import DEFAULT, LAYERS, WORKLOADS, Schedule, Workload, workload_named
+from jgc.training.workloads import DEFAULT, LAYERS, Schedule, Workload, workload_named
 from jgc.wire.values import ValueCode
 
 OPEN = -1  # the workload's value
@@ -25,38 +25,36 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is learned."""
+    """The data set."""
 
     name: str = ""
     """data set: digits, cifar10, cifar100, camvid, food101, imagenet, ptb, tiny_imagenet"""
     dir: str | None = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
     window: int = 0
-    """of a text: words of each stream in a step, through which gradients go back; if not given, the text's own"""
+    """of a text: words of each stream in a step, the length of back-propagation; if not given, the text's own"""
     crop: int = 0
-    """of images cropped at random sizes while training: pixels on each side of a crop; 0: the data set's own"""
+    """of images that are cropped at random: pixels on each side of a crop; 0: the data set's own"""
     threads: int = 0
-    """of images that are decoded while training: threads that do; 0: as many as there are processors"""
+    """of images that are decoded while training: number of decoding threads; 0: one per processor"""
     shrink: int = 0
-    """of images with a label a pixel: all of them, those to judge by too, so many times smaller on each side; 0: 1"""
+    """of images with a label per pixel: factor by which all images, test images too, are made smaller; 0: 1"""
     validation: float = 0.0
-    """share of the training images held out, for a validation loss; a text and camvid have validation data of their
-    own"""
+    """share of the training images held out for a validation loss; ptb and camvid have their own validation data"""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What learns."""
+    """The model."""
 
     name: str = ""
     """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19; pspnet18, pspnet18_half, pspnet50; lstm"""
     norm: Literal["", "batch", "group", "none"] = ""
-    """batch norm, whose statistics are each node's own, group norm, which has none, or no norm, but in ResNets and
-    PSPNets"""
+    """batch norm with statistics of each node, group norm, or no norm (not in ResNets and PSPNets)"""
     stem: Literal["", "cifar", "imagenet"] = ""
-    """of a ResNet: 3x3, or 7x7 with stride 2 and pooling; if not given, the depth's own"""
+    """of a ResNet: 3x3, or 7x7 with stride 2 and pooling; if not given, that of its depth"""
     classes: int = 0
-    """outputs of the head, at least the data set's classes; 0: as many. The LGC paper's sizes suggest 1000"""
+    """outputs of the head, at least the data set's classes; 0: equal to them. The LGC paper's sizes suggest 1000"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of the activations; parameters and gradients stay float32"""
 
@@ -78,53 +76,53 @@ class LayersConfig:
 
 @dataclass(frozen=True)
 class CorrectionConfig:
-    """How the validation loss lowers the learning rate with --schedule validation (EGC, Algorithm 2)."""
+    """--schedule validation: how the validation loss lowers the learning rate (EGC, Algorithm 2)."""
 
     decay: float = 0.1
-    """t: the rate falls to the first one divided by 1 + t i, where i counts validation losses"""
+    """t: the rate falls to the initial rate divided by 1 + t i, where i counts validation losses"""
     patience: int = 1
-    """n: it falls after so many validation losses in a row that are no better than the best"""
+    """n: it falls after n validation losses in a row that are no better than the best"""
     min_learning_rate: float = 0.0
-    """it does not fall below this"""
+    """lower bound of the rate"""
     every: int = 0
-    """steps between two validation losses, 0: an epoch; with images held out they are recorded by any schedule"""
+    """steps between two validation losses, 0: an epoch. Held-out images give them with any schedule"""
     literal: bool = False
-    """to the letter of Algorithm 2"""
+    """follow Algorithm 2 to the letter"""
 
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """Which gradients a run keeps in its folder, for `jgc analyze`; jgc/training/recording.py says how to read them."""
+    """Gradients that a run records in its folder, for `jgc analyze`; jgc/training/recording.py describes the files."""
 
     every: int = 0
-    """steps between two that are recorded, from the first on; 0: none. Stays what it is on --resume, as do all of these
-    but the limit"""
+    """interval of recorded steps, from the first on; 0: none. Must stay the same on --resume, as must all of these but
+    the limit"""
     layers: str = ""
-    """regular expression, searched for in the parameters' paths, such as layer3/conv/kernel; all if not given"""
+    """regular expression that parameter paths such as layer3/conv/kernel must match; all if not given"""
     max_megabytes: float = 1000.0
-    """limit for the whole recording; a run that would need more does not start"""
+    """limit of the whole recording; a run that would exceed it does not start"""
     dtype: Literal["float32", "float16"] = "float32"
-    """float16 halves the files: each array is then in units of its own, kept beside it"""
+    """float16 halves the files; each array then has a scale beside it"""
     residuals: bool = False
-    """what each node keeps back of the same layers, too, as it is before the step"""
+    """record each node's residuals of these layers too, as they are before the step"""
 
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """How this process finds the others, where a run has several. docs/distributed.md shows how to start them."""
+    """How the processes of a run find each other. docs/distributed.md shows how to start them."""
 
     coordinator: str = ""
-    """HOST:PORT of process 0, a free port there; the same for all processes"""
+    """HOST:PORT of process 0, with a free port; the same for all processes"""
     num_processes: int = 0
-    """how many processes there are, on all hosts together"""
+    """number of processes on all hosts together"""
     process_id: int = -1
-    """which of them this is, from 0"""
+    """index of this process, from 0"""
     auto: bool = False
-    """let JAX find the three above: under Slurm, Kubernetes and Open MPI and on Cloud TPU"""
+    """let JAX detect the three above, under Slurm, Kubernetes, Open MPI and on Cloud TPU"""
     timeout: float = 60.0
-    """seconds for which a process may be silent, or a step behind the others, before these end; longer than any step"""
+    """seconds that a process may be silent, or a step late, before the run ends; must be longer than any step"""
     connect_timeout: float = 120.0
-    """seconds in which all processes must have come"""
+    """seconds in which all processes must connect"""
 
 
 @dataclass(frozen=True)
@@ -138,11 +136,11 @@ class Config(Generic[M]):
     model: ModelConfig = field(default_factory=ModelConfig)
     layers: LayersConfig = field(default_factory=LayersConfig)
     nodes: int = OPEN
-    """data-parallel workers; several share a device where there are fewer devices"""
+    """data-parallel workers; several share a device if there are fewer devices"""
     steps: int = OPEN
-    """length of the run in updates; schedules do not stretch with it"""
+    """length of the run in updates; does not change the length of schedules"""
     batch_size: int = OPEN
-    """examples in a step, of all nodes together: images, or streams of text"""
+    """examples in a step on all nodes together: images, or streams of text"""
     seed: int = 0
     """of the parameters, the order of the data and all other random choices"""
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -150,36 +148,36 @@ class Config(Generic[M]):
     learning_rate: float = OPEN
     """its highest value"""
     schedule: Schedule = "workload"
-    """constant; cosine, down to 1 % of it; step: divided by 10 after 1/2 and 3/4 of schedule_steps; thirds: the same
+    """constant; cosine, down to 1 %; step: divided by 10 after 1/2 and 3/4 of schedule_steps; thirds: the same
     after 1/3 and 2/3; halving: by 2 after 4/13 and each further 1/13; poly: times (1 - step / schedule_steps)^0.9;
     validation: lowered whenever the validation loss stops falling"""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     schedule_steps: int = OPEN
-    """steps over which the learning rate falls, then it stays; not tied to --steps, which --resume may change"""
+    """steps over which the learning rate falls; independent of --steps, which --resume may change"""
     learning_rate_warmup: int = OPEN
-    """steps over which the learning rate first rises in a straight line"""
+    """steps of the linear warm-up of the learning rate"""
     momentum: float = OPEN
-    """of SGD: kept by the optimiser, or by the compressor's memory where that corrects momentum"""
+    """of SGD: in the optimiser, or in the compressor's memory if the method has momentum correction"""
     weight_decay: float = OPEN
-    """sgd: times the weights, added to each node's gradient; adam: decoupled"""
+    """sgd: added to each node's gradient; adam: decoupled"""
     decay_all: bool = False
-    """decay biases and norm parameters too, not only what has two or more dimensions"""
+    """decay biases and norm parameters too, not only parameters of two or more dimensions"""
     clip_norm: float = OPEN
     """clip each node's gradient to this norm divided by the root of the number of nodes; 0: no clipping"""
     unroll_nodes: bool = True
-    """compute the gradients of one device's nodes one after another instead of under vmap; far faster on CPU"""
+    """compute the gradients of a device's nodes one after another, not under vmap; far faster on CPU"""
     run_dir: str | None = None
     """folder of the run; a new one in runs/ if not given"""
     resume: bool = False
-    """go on with the run in --run-dir"""
+    """continue the run in --run-dir"""
     log_every: int = 10
-    """steps between two lines, where the output is not a terminal; metrics.jsonl has every step"""
+    """steps between two lines of output if it is not a terminal; metrics.jsonl has every step"""
     evaluate_every: int = OPEN
-    """steps between two evaluations; those at the end of each phase come on top; 0: only those"""
+    """steps between two evaluations, in addition to those at the end of each phase; 0: only those"""
     diagnose_every: int = OPEN
-    """steps between two comparisons of the aggregate with the true mean, a step of its own; 0: none"""
+    """steps between two diagnose steps, which compare the aggregate with the true mean; 0: none"""
     checkpoint_every: int = OPEN
-    """steps between two checkpoints; the one at the end comes on top; 0: only that"""
+    """steps between two checkpoints, in addition to the one at the end; 0: only that one"""
     record: RecordConfig = field(default_factory=RecordConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
@@ -187,26 +185,17 @@ class Config(Generic[M]):
 GROUPS: dict[str, Any] = {
     f.name: f.default_factory for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory)
 }
-"""The settings of a run that are dataclasses of their own, by name, without the compressor's."""
-
-# What may differ between a run's first start and its resumption: steps, run folder, nodes, processes, threads, logging.
-# What is recorded may not, though the run is the same with and without: a recording would have holes that nothing tells
-# of.
-FREE = frozenset(
-    "steps run_dir resume nodes distributed data.dir data.threads log_every evaluate_every diagnose_every "
-    "checkpoint_every record.max_megabytes".split()
-)
-
+"""Nested dataclasses of `Config` by field name, without the compressor's."""
 
 def resolve(config: Config) -> Config:
-    """The config with everything that its workload fills in. Once is enough: later changes stand.
+    """The config completed by its workload.
 
     Raises:
       UserError: an unknown workload.
     """
     workload = workload_named(config.workload)
     changes: dict[str, Any] = {
-        name: getattr(workload, name) for name in _open_fields() if getattr(config, name) in (OPEN, "workload")
+        name: getattr(workload, name) for name in open_fields() if getattr(config, name) in (OPEN, "workload")
     }
     return dataclasses.replace(
         config,
@@ -228,13 +217,13 @@ def _layers(config: Config, workload: Workload) -> LayersConfig:
     return dataclasses.replace(config.layers, **ours | given)
 
 
-def _open_fields() -> list[str]:
-    """The settings of a run that a workload fills in."""
+def open_fields() -> list[str]:
+    """The fields of `Config` that a workload fills in."""
     return [f.name for f in dataclasses.fields(Config) if f.default in (OPEN, "workload")]
 
 
 def _with_workload(settings: Any, workload: Workload) -> Any:
-    """A compressor's settings with the workload's, where they still are the class's default."""
+    """A compressor's settings; those at the class's default take the workload's value."""
     ours = {"warmup_steps": workload.warmup_steps, "autoencoder_steps": workload.autoencoder_steps}
     ours |= workload.compressor
     ours |= workload.methods.get(method_name(settings), {})
@@ -244,7 +233,7 @@ def _with_workload(settings: Any, workload: Workload) -> Any:
 
 
 def check(config: Config) -> None:
-    """Raise UserError for a value that no run can have; the compressor checks its own settings when it is built."""
+    """Raise UserError for a setting out of range. The compressor checks its own when it is built."""
     for name in ("nodes", "steps", "batch_size", "schedule_steps", "log_every"):
         _require(getattr(config, name) >= 1, config, name, "at least 1")
     for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "seed"):
@@ -291,47 +280,6 @@ def as_json(config: Config) -> dict[str, Any]:
     return {"method": method_name(config.compressor), **dataclasses.asdict(config)}
 
 
-def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as a run wrote it down, and what has been added since, by default or as its workload says: no change.
-
-    Example:
-      >>> completed({"method": "topk", "compressor": {"alpha": 0.1}})["compressor"]["strategy"]
-      'warmup'
-    """
-    method = compress.METHODS.get(config.get("method", ""))
-    parts = GROUPS | ({} if method is None else {"compressor": method.settings})
-    inner = {name: _defaults(kind) | config.get(name, {}) for name, kind in parts.items()}
-    workload = WORKLOADS.get(config.get("workload", ""))
-    filled_in = {} if workload is None else {name: getattr(workload, name) for name in _open_fields()}
-    return _defaults(Config) | filled_in | config | inner
-
-
-def _defaults(kind: type) -> dict[str, Any]:
-    """What the fields of a dataclass are by default; nothing of those that a workload fills in."""
-    missing = dataclasses.MISSING
-    return {f.name: f.default for f in dataclasses.fields(kind) if f.default not in (missing, OPEN, "workload")}
-
-
 def method_name(settings: Any) -> str:
-    """The name under which `jgc.compress` knows the method that these settings belong to."""
+    """The registry's name of the method that these settings belong to."""
     return compress.method_of(settings).name
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Which fields of two resolved configs differ that a resumed run must not change, with both values.
-
-    Example:
-      >>> differences({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
-      ['seed was 0, is 1']
-    """
-    found = []
-    for name in [*new, *(name for name in old if name not in new)]:
-        path = f"{prefix}{name}"
-        if path in FREE:
-            continue
-        was, now = old.get(name, "absent"), new.get(name, "absent")
-        if isinstance(was, dict) and isinstance(now, dict):
-            found += differences(was, now, f"{path}.")
-        elif was != now:
-            found.append(f"{path} was {was!r}, is {now!r}")
-    return found

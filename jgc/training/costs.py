@@ -1,4 +1,4 @@
-"""What each phase of a run costs on the wire, before a single step is taken."""
+"""Bytes of each phase of a run, computed from shapes before the first step."""
 
 from collections.abc import Hashable
 from typing import Any, NamedTuple
@@ -14,15 +14,15 @@ class PhaseCost(NamedTuple):
     """Bytes of one phase.
 
     Attributes:
-      phase: which.
-      wire: as the nodes are laid out in this run; no physical bytes where one device holds all nodes.
-      apart: the same with every node on a device of its own, for its physical bytes.
-      dense: size of the uncompressed gradient, one node's.
-      leader: what the leader sends up in a step; a worker's where there is no leader.
-      worker: what each other node sends up in a step.
-      up: what all nodes send up in a step.
-      down: what all nodes receive in a step.
-      once: what is sent a single time, on entering the phase, to all nodes together.
+      phase: the phase.
+      wire: in this run's layout; without physical bytes if one device holds all nodes.
+      apart: with one node per device, for the physical bytes.
+      dense: one node's uncompressed gradient.
+      leader: uplink of the leader in a step; a worker's if the method has no leader.
+      worker: uplink of each other node in a step.
+      up: uplink of all nodes in a step.
+      down: downlink of all nodes in a step.
+      once: sent once to all nodes on entering the phase, such as trained weights.
     """
 
     phase: Phase
@@ -58,7 +58,8 @@ def phase_cost(compressor: Compressor, phase: Phase, params: PyTree, nodes: Node
     """The cost of a phase, from shapes alone."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     apart = compressor.wire(phase.value, shapes, as_one_per_device(nodes))
-    if nodes.mesh is None:  # tracing a step takes a while: once is enough where the other answer is known
+    # tracing a step is slow: reuse `apart` where this run's layout gives the same answer
+    if nodes.mesh is None:
         wire = apart._replace(physical=())
     elif nodes.per_device == 1 and not nodes.fast:
         wire = apart
@@ -73,12 +74,12 @@ def phase_cost(compressor: Compressor, phase: Phase, params: PyTree, nodes: Node
         sent_by("worker", wire),
         step_total(wire.logical, nodes.count, "up"),
         step_total(wire.logical, nodes.count, "down"),
-        step_total(wire.once, nodes.count),  # trained weights: they come down, and count as sent all the same
+        step_total(wire.once, nodes.count),  # trained weights travel down, and count as sent
     )
 
 
 def as_json(cost: PhaseCost, nodes: Nodes) -> dict[str, Any]:
-    """The cost as plain data: bytes of one step by role, direction and kind, and physical bytes of a device."""
+    """The cost as plain data: logical bytes of a step by role, direction and payload; physical bytes of a device."""
     return {
         "logical": logical_bytes(cost.wire.logical, nodes.count),
         "once": logical_bytes(cost.wire.once, nodes.count),
@@ -88,6 +89,6 @@ def as_json(cost: PhaseCost, nodes: Nodes) -> dict[str, Any]:
 
 
 def ratios(cost: PhaseCost) -> dict[str, float | None]:
-    """Compression ratio of leader and worker; None where a node sends nothing."""
+    """Compression ratio of leader and worker; None for a node that sends nothing."""
     both = {role: compression_ratio(role, cost.wire, cost.dense) for role in ("leader", "worker")}
     return {role: ratio if ratio != float("inf") else None for role, ratio in both.items()}

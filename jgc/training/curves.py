@@ -1,4 +1,4 @@
-"""curves.png: loss, score, bytes and reconstruction of a run over its steps, its phases marked."""
+"""curves.png: loss, score, bytes and reconstruction over the steps of a run, with its phases shaded."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,9 +16,9 @@ from jgc.training.metrics import Line
 from jgc.training.rundir import CURVES, write_figure
 
 SHADES = ("#e8eef7", "#fdf1e0", "#e7f4e8", "#f5e8f3")
-LINES, GREENS = ("-", "--", ":"), ("tab:green", "tab:olive", "0.4")  # of the score and what stands beside it
+LINES, GREENS = ("-", "--", ":"), ("tab:green", "tab:olive", "0.4")  # of the score and the further scores
 COSINES = (
-    ("reconstruction_cosine", "what the nodes apply", "tab:blue", "-"),
+    ("reconstruction_cosine", "the aggregate", "tab:blue", "-"),
     ("ceiling_cosine", "exact values in place of codes", "black", (0, (2, 4))),
     ("without_code_cosine", "the same without the code", "tab:red", "-."),
     ("signs_means_cosine", "signs and means alone", "tab:orange", ":"),
@@ -26,7 +26,7 @@ COSINES = (
 
 
 def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[PhaseCost], *scores: Score) -> None:
-    """Write curves.png, with the score and whatever else was evaluated.
+    """Write curves.png with all scores that were evaluated.
 
     Raises:
       UserError: a full or read-only disk.
@@ -67,7 +67,7 @@ def _shade(axes: Axes, lines: Sequence[Line]) -> list[tuple[str, int, int]]:
 
 
 def _name_phases(axes: Axes, spans: Sequence[tuple[str, int, int]]) -> None:
-    """The phases' names above the panel, each at the start of its stretch, on two levels where they are close."""
+    """Write each phase's name above its first step, on two levels where names would overlap."""
     total = max((stop for *_, stop in spans), default=1)
     free, level = -1.0, 0
     for name, start, _ in spans:
@@ -100,7 +100,7 @@ def _loss(axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None
 
 
 def _validation(axes: Axes, lines: Sequence[Line]) -> None:
-    """The validation loss, and on an axis of its own the learning rate, which the loss may have lowered."""
+    """The validation loss, and on a second axis the learning rate that may depend on it."""
     axes.plot(*_points(lines, LOSS), color="tab:red", marker=".", linewidth=1, label="validation loss")
     rates, grey = axes.twinx(), "0.5"
     rates.plot(*_points(lines, "learning_rate"), color=grey, linewidth=1, drawstyle="steps-pre", label="learning rate")
@@ -111,7 +111,7 @@ def _validation(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _scores(scores: Sequence[Score], axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:
-    """The score, and the others in dashes; an axis has one name, a legend more."""
+    """The score as a solid line, further scores dashed."""
     for score, style, colour in zip(scores, LINES, GREENS, strict=False):
         _score(score, style, colour, axes, lines)
     if len(scores) > 1:

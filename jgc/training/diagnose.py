@@ -1,4 +1,4 @@
-"""Diagnose steps: every so often the aggregate is held against the true mean, apart from the training step."""
+"""Diagnose steps: compare the aggregate with the true mean, in a program apart from the training step."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -14,12 +14,12 @@ from jgc.wire.positions import deflate_bytes, entropy_bound_bits
 
 
 class Diagnosis:
-    """Runs the compressor's `diagnose` in the phases that compress.
+    """The compressor's `diagnose`, compiled once a phase, for phases that compress.
 
     Args:
       parts: of the run.
-      costs: by the phase's value; may be added to.
-      every: steps between two of them, 0 for none; the first is a phase's first step.
+      costs: by the phase's value; the loop adds phases.
+      every: interval in steps, from a phase's first step on; 0 for none.
     """
 
     def __init__(self, parts: Parts, costs: Costs, every: int):
@@ -29,11 +29,11 @@ class Diagnosis:
         self._compare: dict[Hashable, Any] = {}
 
     def is_due(self, step: int, phase: Phase) -> bool:
-        """Whether the update of that step is to be looked at first."""
+        """Whether to diagnose before the update of this step."""
         return self.every > 0 and self._costs[phase.value].compresses and (step - phase.start) % self.every == 0
 
     def run(self, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> dict[str, float]:
-        """The figures of the update that comes next; the state stays as it is."""
+        """Figures of the coming update; does not change the state."""
         if phase.value not in self._compare:
             self._compare[phase.value] = jax.jit(make_compare(self._parts, phase.value))
         figures = jax.device_get(self._compare[phase.value](state, gradients, np.int32(step)))
@@ -41,7 +41,7 @@ class Diagnosis:
 
 
 def host_figures(figures: dict[str, Any]) -> dict[str, float]:
-    """Scalars as floats; of positions the bytes that are sent, that no code can save, and that DEFLATE leaves."""
+    """Scalars as floats; for positions the bytes sent, their entropy bound, and their bytes after DEFLATE."""
     scalars = {name: float(x) for name, x in figures.items() if not name.startswith("positions")}
     if "positions" in figures:
         positions, n = np.sort(np.asarray(figures["positions"])), int(figures["positions_n"])

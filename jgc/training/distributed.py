@@ -1,13 +1,12 @@
-"""A run of several processes: how it starts, agrees, keeps in step and ends. A run of one does none of it.
+"""Runs of several processes: start, agreement and end. A run of one process skips all of it.
 
-Process 0 opens the meeting point (`hub`) at --distributed.coordinator, all come there (`meeting`), and only when they
-have found that versions and configs are the same do they start JAX's own engine, `jax.distributed`: a process that
-does not fit is refused before anything can hang. What is compared later, data set, first step and programs, are
-those things on which collectives would otherwise wait forever or mix up numbers.
+Process 0 opens a hub (`hub`) at --distributed.coordinator, and every process connects to it (`meeting`). They start
+`jax.distributed` only after versions and configs have been found equal, so a mismatch is an error, not a hang. Data
+sets, first steps and programs are compared later, before the first collective that needs them to be equal.
 
-A process that dies is noticed at once and one that is stopped after --distributed.timeout seconds; each of the others
-then prints one line that names it and ends, also out of a collective that never returns. What is not noticed: a
-process whose main thread hangs outside of steps (while it compiles, evaluates or saves) and whose host is well.
+A process that dies is noticed at once, one that is stopped after --distributed.timeout seconds. Each of the others
+then prints one line that names it and exits, even from a collective that never returns. Not noticed: a process whose
+main thread hangs outside the steps (while it compiles, evaluates or saves).
 """
 
 import logging
@@ -34,23 +33,23 @@ from jgc.training.summary import versions
 from jgc.types import PyTree
 
 T = TypeVar("T")
-LAG = 2  # steps between a signal and the stop: news of it travel while the steps go on
-NEVER = 10**6  # seconds until JAX's own heartbeat would end the run, with a dump instead of a line
-OWN = frozenset(("distributed", "run_dir", "data.dir", "log_every"))  # settings that a process may have for itself
+LAG = 2  # steps from a signal to the stop: the processes agree while these steps run
+NEVER = 10**6  # seconds until JAX's own heartbeat ends the run: it prints a stack dump, the hub one line
+OWN = frozenset(("distributed", "run_dir", "data.dir", "log_every"))  # settings that may differ between processes
 
 
 class Disagreement(UserError):
-    """Something is not the same in all processes."""
+    """A value differs between processes."""
 
 
 class Team:
-    """The processes of a run, as one of them sees it.
+    """The processes of a run, seen from one of them.
 
     Attributes:
-      process: which this is.
-      count: how many there are.
-      meeting: the connection to the others; None in a run of one.
-      resume: how to go on with the run after a failure, once there is a run folder.
+      process: index of this process.
+      count: number of processes.
+      meeting: the connection to the others; None in a run of one process.
+      resume: the command that resumes the run after a failure; "" before there is a run folder.
     """
 
     def __init__(self, process: int = 0, count: int = 1):
@@ -61,25 +60,25 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that prints and writes."""
+        """Whether this is process 0, which alone prints and writes."""
         return self.process == 0
 
     def console(self, console: Console) -> Console:
-        """The one given where this process prints, else one that prints nothing."""
+        """The given console in process 0, elsewhere one that prints nothing."""
         return console if self.leads else Console(quiet=True, force_terminal=False)
 
-    def same(self, what: dict[str, Any], hint: str = "") -> None:
-        """Compare values, by name, with those of the others.
+    def require_equal(self, values: dict[str, Any], hint: str = "") -> None:
+        """Check that named values are equal in all processes.
 
         Raises:
-          Disagreement: one differs; every process raises the same, with the hint.
+          Disagreement: one differs. Every process raises the same error, with the hint.
         """
-        differs = difference(self._gather(what))
+        differs = difference(self._gather(values))
         if differs:
             raise Disagreement(f"{differs}: {hint}" if hint else differs)
 
     def checksum(self, tree: PyTree) -> int:
-        """CRC-32 of what every device holds alike of a tree, 0 in a run of one process."""
+        """CRC-32 of a tree's replicated arrays; 0 in a run of one process."""
         if self.meeting is None:
             return 0
         crc = 0
@@ -90,16 +89,16 @@ class Team:
         return crc
 
     def lead(self, action: Callable[[], T]) -> T:
-        """What `action` returns in process 0, which alone calls it; plain data."""
+        """Call `action` in process 0 and return its result, plain data, in all processes."""
         return cast(T, self._gather(action() if self.leads else None)[0])
 
     def wait(self) -> None:
-        """Until all processes are here; without limit, for process 0 may have much to write."""
+        """A barrier over all processes. It has no timeout: process 0 may have much to write."""
         self._gather(None)
 
     @contextmanager
     def process_0_first(self) -> Iterator[None]:
-        """The others go through the block when process 0 has."""
+        """The other processes enter the block after process 0 has left it."""
         if not self.leads:
             self.wait()
         yield
@@ -107,12 +106,12 @@ class Team:
             self.wait()
 
     def agreed_signal(self, step: int, first: int, signal: int) -> int:
-        """The signal for which all processes stop after this step, or 0.
+        """The signal on which all processes stop after this step, or 0.
 
         Args:
-          step: that has just been started.
-          first: the run's first.
-          signal: that this process has received, or 0; all stop `LAG` steps after the one that says so.
+          step: just started.
+          first: the first step of this start of the run.
+          signal: received by this process, or 0. All stop `LAG` steps after one process reports a signal.
         """
         if self.meeting is None:
             return signal
@@ -120,11 +119,11 @@ class Team:
         return max(self.meeting.wait(f"step {step + 1 - LAG}")) if step - LAG >= first else 0
 
     def end(self, why: str) -> None:
-        """End this process at once, in one line."""
+        """Print one line and exit at once."""
         also = "" if self.leads else f"process {self.process} ends: "
         go_on = f"; go on, with all processes, by: {self.resume}" if self.resume else ""
         if self.leads:
-            time.sleep(0.2)  # the others hear of it through this process
+            time.sleep(0.2)  # its hub still has to tell the others
         die(f"{also}{why}{go_on}")
 
     def _gather(self, value: Any) -> list[Any]:
@@ -143,9 +142,10 @@ class Team:
             self.wait()
             self.meeting.close(jax.distributed.shutdown)
         elif isinstance(error, (Disagreement, NonFinite)):
-            self.meeting.close()  # all of them say it
+            self.meeting.close()  # every process has raised the same error
         elif isinstance(error, jax.errors.JaxRuntimeError):
-            self.meeting.failed(_line(error))  # whoever is to blame shows soon, which ends this process
+            # perhaps a collective failed because another process died: the hub finds out, and ends this process
+            self.meeting.failed(_line(error))
         else:
             self.meeting.stop_all("interrupted" if isinstance(error, KeyboardInterrupt) else _line(error))
 
@@ -159,7 +159,7 @@ def _line(error: BaseException) -> str:
 
 
 def difference(everybody: list[dict[str, Any]]) -> str:
-    """The first value in which a process differs from process 0, in one line; "" where none does.
+    """The first value in which a process differs from process 0, in one line; "" if all are equal.
 
     Example:
       >>> difference([{"jax": "0.10.2"}, {"jax": "0.12.0"}])
@@ -176,12 +176,12 @@ def difference(everybody: list[dict[str, Any]]) -> str:
 
 @contextmanager
 def join(config: Config) -> Iterator[Team]:
-    """Meet the other processes and start JAX with them; a team of one where the config names none.
+    """Connect to the other processes and start JAX with them; a team of one if the config names none.
 
-    To be entered before anything uses a device. Whatever ends the block ends the other processes too.
+    Enter it before anything uses a device. An error inside the block ends the other processes too.
 
     Raises:
-      UserError: one line on what is wrong, here or in another process.
+      UserError: one line on an error in this or another process.
     """
     settings = config.distributed
     place = place_of(settings)
@@ -196,7 +196,7 @@ def join(config: Config) -> Iterator[Team]:
     link = connect(place.host, place.port, settings.connect_timeout)
     team.meeting = Meeting(link, place.process, place.processes, settings.timeout, team.end)
     with team:
-        team.same(facts(config))
+        team.require_equal(facts(config))
         _start_jax(place, hub, settings)
         yield team
 
@@ -214,7 +214,7 @@ def _listener(place: Place) -> socket.socket:
 
 
 def facts(config: Config) -> dict[str, Any]:
-    """What has to be the same in all processes before they start: versions and settings, by name."""
+    """Versions and settings that must be equal in all processes, by name."""
     found = {name: text for name, text in versions().items() if name not in ("python", "orbax")}
 
     def add(values: dict[str, Any], prefix: str) -> None:
@@ -230,9 +230,9 @@ def facts(config: Config) -> dict[str, Any]:
 
 
 def _start_jax(place: Place, hub: Hub | None, settings: DistributedConfig) -> None:
-    """`jax.distributed.initialize`, its coordination service within reach of this host's processes alone."""
+    """`jax.distributed.initialize`, with a coordination service that listens on localhost only (see `relay`)."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM for itself
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
     os.environ.setdefault("no_grpc_proxy", "127.0.0.1")
     _quiet_gloo()
@@ -258,7 +258,7 @@ def _free_port() -> int:
 
 
 def _quiet_gloo() -> None:
-    """Give standard output to Python alone: Gloo prints there whom it has connected to, from C++."""
+    """Keep Gloo's C++ code, which prints its connections, from standard output."""
     sys.stdout.flush()
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

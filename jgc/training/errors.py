@@ -1,4 +1,4 @@
-"""What a user did wrong or a machine could not do, told in one line, and the exit code that goes with it."""
+"""Errors that reach the user as one line and an exit code, without a traceback."""
 
 import errno
 import os
@@ -9,15 +9,15 @@ from pathlib import Path
 BAD_INPUT = 2
 FAILED = 1
 
-# what a storage library's long message comes down to
+# looked for in the long messages of storage libraries
 _DISK = tuple(os.strerror(e) for e in (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EIO))
 
 
 class UserError(Exception):
-    """Something to tell the user in one line, without a traceback.
+    """An error that the user sees as one line, without a traceback.
 
     Attributes:
-      exit_code: what the process ends with, never 0.
+      exit_code: of the process, never 0.
     """
 
     def __init__(self, message: str, exit_code: int = BAD_INPUT):
@@ -35,7 +35,7 @@ class NonFinite(UserError):
 
 @contextmanager
 def values_of_the_user() -> Iterator[None]:
-    """What is wrong with a value is told in one line: the user gave it."""
+    """Turn a ValueError into a UserError: the value came from the user."""
     try:
         yield
     except ValueError as error:
@@ -43,14 +43,14 @@ def values_of_the_user() -> Iterator[None]:
 
 
 def cannot_write(path: Path | str, error: Exception) -> UserError:
-    """The error for a full or read-only disk, or whatever else keeps a file from being written."""
+    """The error for a file that cannot be written, such as on a full or read-only disk."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     known = next((text for text in _DISK if text in reason), reason[:300])
     return UserError(f"cannot write {path}: {known}", FAILED)
 
 
 def did_you_mean(word: str, known: list[str], cutoff: float = 0.6) -> str:
-    """A suggestion to append to an error message, or nothing.
+    """A suggestion to append to an error message, or "".
 
     Example:
       >>> did_you_mean("--stpes", ["--steps", "--nodes"])

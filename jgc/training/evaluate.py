@@ -1,4 +1,4 @@
-"""The scores and the loss of a model on held-out data, with the batch statistics averaged over the nodes."""
+"""Scores and validation loss of a model, with batch statistics averaged over the nodes."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,15 +19,15 @@ from jgc.training.step import Parts, TrainState
 from jgc.types import Array, PyTree
 
 LOSS = "validation_loss"
-Batches = Callable[[int], Iterator[EvalBatch]]  # given what their size must be a multiple of
+Batches = Callable[[int], Iterator[EvalBatch]]  # `(multiple) -> batches`, of a size divisible by `multiple`
 
 
 class Measure(NamedTuple):
-    """Figures over all of some data, whatever the batches that it comes in.
+    """Figures over a data set that do not depend on how it is batched.
 
     Attributes:
-      sums: `(logits [..., classes], labels [...], mask [...]) -> arrays`, of which each is added up over the batches.
-      figures: `(*those sums, in 64 bits) -> figures by name`.
+      sums: `(logits [..., classes], labels [...], mask [...]) -> arrays`, each summed over the batches.
+      figures: `(*sums in f64) -> figures by name`.
     """
 
     sums: Callable[[Array, Array, Array], tuple[Array, ...]]
@@ -35,7 +35,7 @@ class Measure(NamedTuple):
 
 
 def _mean_of(name: str, of_label: Callable[[Array, Array], Array], of_mean: Callable[[float], float]) -> Measure:
-    """A figure of each label, and what its mean over the labels makes."""
+    """`of_mean` of the mean of `of_label` over all labels."""
 
     def sums(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array]:
         return jnp.sum(jnp.where(mask, of_label(logits, labels), 0)), jnp.sum(mask)
@@ -52,7 +52,7 @@ def _cross_entropy(logits: Array, labels: Array) -> Array:
 
 
 def confusion(logits: Array, labels: Array, mask: Array) -> tuple[Array]:
-    """How many labels of each class are given each class: i32[classes, classes], a row for each true one."""
+    """Confusion matrix i32[classes, classes]: row of the true class, column of the predicted one."""
     classes = logits.shape[-1]
     cells = labels * classes + jnp.argmax(logits, -1)
     counts = jnp.bincount(cells.ravel(), weights=mask.ravel().astype(jnp.int32), length=classes**2)
@@ -60,7 +60,7 @@ def confusion(logits: Array, labels: Array, mask: Array) -> tuple[Array]:
 
 
 def of_confusion(counts: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Pixel accuracy, and the mean over classes of intersection over union, without classes that occur nowhere.
+    """Pixel accuracy, and mean intersection over union over the classes that occur.
 
     Example:
       >>> of_confusion(np.array([[3.0, 1.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 0.0]]))
@@ -82,19 +82,19 @@ MEASURES: dict[str, Measure] = {
 
 
 class Shown(NamedTuple):
-    """Examples to be seen, and the labels int32[m, h, w] that a model gives them."""
+    """Example images, and the labels int32[m, h, w] that a model predicts for them."""
 
     pictures: Pictures
     labels: npt.NDArray[np.int32]
 
 
 def make_evaluate(parts: Parts, source: Source) -> Callable[[TrainState], dict[str, float]]:
-    """`state -> the score, and what further figures there are, by name`, over all that `source` has for evaluation."""
+    """`state -> the score and further figures by name`, over the source's evaluation data."""
     return _over_all(parts, source.evaluation, MEASURES[source.score.name])
 
 
 def make_validate(parts: Parts, source: Source) -> Callable[[TrainState], float] | None:
-    """`state -> validation loss`, the mean cross-entropy over what is held out; None where a run asks for none."""
+    """`state -> validation loss`, the mean cross-entropy over held-out data; None if the run needs none."""
     asked = parts.config.schedule == "validation" or parts.config.data.validation > 0
     if not asked or source.validation is None:
         return None
@@ -103,17 +103,17 @@ def make_validate(parts: Parts, source: Source) -> Callable[[TrainState], float]
 
 
 def show(parts: Parts, source: Source, state: TrainState) -> Shown | None:
-    """What the trained model makes of the examples to be seen, if there are some. All processes must call it."""
+    """The model's predictions for the source's example images; None if it has none. All processes must call it."""
     if source.pictures is None:
         return None
     pictures = source.pictures()
-    variables = jax.tree.map(to_host, _make_variables(parts)(state))  # a process computes this for itself
+    variables = jax.tree.map(to_host, _make_variables(parts)(state))  # without collectives
     logits = jax.jit(partial(parts.apply, train=False))(variables, pictures.inputs)
     return Shown(pictures, np.asarray(jnp.argmax(logits, -1), np.int32))
 
 
 def _make_variables(parts: Parts) -> Callable[[TrainState], dict[str, PyTree]]:
-    """`state -> what a model is evaluated with`: no node's own, and nothing carried."""
+    """`state -> variables to evaluate with`: mean batch statistics, and no carried state."""
     mean_stats = make_mean_stats(parts)
 
     def variables(state: TrainState) -> dict[str, PyTree]:
@@ -124,11 +124,13 @@ def _make_variables(parts: Parts) -> Callable[[TrainState], dict[str, PyTree]]:
 
 
 def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[TrainState], dict[str, float]]:
-    """Figures over all of some data.
+    """`state -> figures` over a data set. A recurrent model starts without a carry and hands it from batch to batch."""
+    make_variables = _make_variables(parts)
 
-    A recurrent model starts without a state, whatever the run carries, and hands its own on from batch to batch.
-    """
-    make_variables, add_up = _make_variables(parts), jax.jit(partial(_sums, parts.apply, measure.sums))
+    @jax.jit
+    def add_up(variables, inputs, labels, mask):
+        logits, new = parts.apply(variables, inputs, train=False, mutable=["carry"])
+        return dict(new), measure.sums(logits, labels, mask)
 
     def evaluate(state: TrainState) -> dict[str, float]:
         variables = make_variables(state)
@@ -143,21 +145,13 @@ def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[Tra
     return evaluate
 
 
-def _sums(
-    apply: Callable, sums: Callable, variables: PyTree, inputs: PyTree, labels: Array, mask: Array
-) -> tuple[dict[str, PyTree], tuple[Array, ...]]:
-    """What the model carries on, and what a measure adds up over a batch's labels."""
-    logits, new = apply(variables, inputs, train=False, mutable=["carry"])
-    return dict(new), sums(logits, labels, mask)
-
-
 def make_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:
     """Batch statistics `[K, ...] -> [...]`, their mean over the nodes, in one collective."""
     return jax.jit(on_mean_stats(parts))
 
 
 def on_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:
-    """The same, not compiled. Nothing is sent where there are no statistics."""
+    """`make_mean_stats` before compiling. Sends nothing for a model without batch statistics."""
 
     def mean(stats):
         flat, unravel = ravel_pytree(stats)
@@ -168,7 +162,7 @@ def on_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:
 
 
 def _placed(parts: Parts, batches: Batches) -> Iterator[EvalBatch]:
-    """What is evaluated, split over the devices."""
+    """The evaluation batches, sharded over the devices."""
     nodes = parts.nodes
     if nodes.mesh is None:
         return batches(1)

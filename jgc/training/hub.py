@@ -1,8 +1,8 @@
-"""The meeting point of a run's processes: threads of process 0 that hear from all of them.
+"""The hub of a run's processes: threads of process 0 that gather values and watch over the processes.
 
-Every process, process 0 too, holds one connection to it (`meeting`). The hub counts who comes, collects what the
-processes tell each other, and notices who is gone (the connection closes), silent (no heartbeat) or late (the others
-have ended a step, this one has not). It then ends them all with one line that names that process.
+Every process, process 0 too, has one connection to it (`meeting`). The hub notices a process that is gone (its
+connection closes), silent (no heartbeat) or late (the others have finished a step, this one has not). It then ends
+all processes with one line that names the culprit.
 """
 
 import contextlib
@@ -12,15 +12,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from jgc.training.link import Link, Message, pass_on
+from jgc.training.link import Link, Message, forward
 
-BEATS = 5  # heartbeats in the time that a process may be silent, at least one a second
-GRACE = 2.0  # seconds in which the process that is to blame shows, after another one has failed because of it
-HELLO = 10.0  # seconds in which whoever connects says who he is
+BEATS = 5  # heartbeats within the timeout, at least one a second
+GRACE = 2.0  # seconds to find the cause after a process has failed: perhaps another one died first
+HELLO = 10.0  # seconds in which a new connection must identify itself
 
 
 def beat_seconds(timeout: float) -> float:
-    """Time between two heartbeats where a process may be silent for `timeout` seconds.
+    """Seconds between heartbeats for a timeout in seconds.
 
     Example:
       >>> beat_seconds(60), beat_seconds(2)
@@ -31,7 +31,7 @@ def beat_seconds(timeout: float) -> float:
 
 @dataclass
 class Member:
-    """A process that has come."""
+    """A connected process."""
 
     link: Link
     heard: float  # when it last sent anything
@@ -40,32 +40,32 @@ class Member:
 
 @dataclass
 class Round:
-    """What has been said so far on one subject, until all have."""
+    """The values posted so far under one tag."""
 
     begun: float
-    patient: bool  # whether to wait for the last one however long it takes
+    patient: bool  # whether it has no timeout
     values: dict[int, Any] = field(default_factory=dict)
 
 
 class Hub:
-    """Serves `processes` processes from `listener` on, in threads that end with the process.
+    """Serves a run's processes in daemon threads.
 
     Args:
       listener: the socket that they connect to.
-      processes: how many are to come.
-      timeout: seconds of silence, or of being late, after which a process ends the run.
-      connect_timeout: seconds in which all have to come.
+      processes: how many must connect.
+      timeout: seconds of silence or lateness of one process that end the run.
+      connect_timeout: seconds in which all must connect.
     """
 
     def __init__(self, listener: socket.socket, processes: int, timeout: float, connect_timeout: float):
-        self.jax_port = 0  # of JAX's own coordination service, on this host alone
+        self.jax_port = 0  # of JAX's coordination service on localhost
         self._processes, self._timeout = processes, timeout
         self._deadline, self._connect_timeout = time.monotonic() + connect_timeout, connect_timeout
         self._members: dict[int, Member] = {}
         self._rounds: dict[str, Round] = {}
         self._failed: tuple[float, int, str] | None = None
         self._lock = threading.RLock()
-        self._over = ""  # why all end
+        self._over = ""  # why the run ended; "" while it runs
         for target, args in ((self._accept, (listener,)), (self._watch, ())):
             threading.Thread(target=target, args=args, daemon=True).start()
 
@@ -94,7 +94,7 @@ class Hub:
             link.close()
 
     def _to_jax(self, link: Link) -> None:
-        """Join a connection to JAX's coordination service, which may be about to start."""
+        """Forward a connection to JAX's coordination service, which may not have started yet."""
         while not self._over:
             try:
                 service = socket.create_connection(("127.0.0.1", self.jax_port))
@@ -102,7 +102,7 @@ class Hub:
                 time.sleep(0.05)
                 continue
             service.sendall(link.rest)
-            pass_on(link.socket, service)
+            forward(link.socket, service)
             return
 
     def _admit(self, process: int, of: int, link: Link) -> bool:
@@ -157,22 +157,22 @@ class Hub:
             time.sleep(interval)
             now = time.monotonic()
             with self._lock:
-                if now - before > 2 * interval + 1:  # all of this process has stood still: what it missed is unknown
-                    self._forget(now)
+                if now - before > 2 * interval + 1:  # this process itself was suspended: restart all timers
+                    self._restart_timers(now)
                 verdict = self._verdict(now)
                 if verdict:
                     self._end(verdict)
                 self._send_all(beat=True)
             before = now
 
-    def _forget(self, now: float) -> None:
+    def _restart_timers(self, now: float) -> None:
         for member in self._members.values():
             member.heard = now
         for said in self._rounds.values():
             said.begun = now
 
     def _verdict(self, now: float) -> str:
-        """Who keeps the others waiting, or nothing."""
+        """Why the run must end, or ""."""
         if len(self._members) < self._processes:
             if now < self._deadline:
                 return ""
@@ -198,7 +198,7 @@ class Hub:
         return ""
 
     def _end(self, text: str) -> None:
-        """Tell all processes to end, this hub's own last."""
+        """End all processes, process 0 last: the hub runs in it."""
         if self._over:
             return
         self._over = text
@@ -211,12 +211,12 @@ class Hub:
 
 
 def silent(process: int, seconds: float) -> str:
-    """What there is to say of a process without heartbeat."""
+    """The message for a process without heartbeat."""
     return f"process {process} has been silent for {seconds:.0f} s: it is stopped, or its host or network is down"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that all processes can connect to; on this host alone where `host` is a name for that.
+    """A socket that all processes can connect to; on localhost only if `host` names it.
 
     Raises:
       OSError: the port is taken.

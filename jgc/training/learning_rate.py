@@ -4,17 +4,17 @@
     ...
     opt_state = learning_rate.corrected(opt_state, validation_loss)      # after every epoch
 
-It is a part of the optimiser, whose state has the rate and is saved with it, and goes with any compressor.
+It is a part of the optimiser, so checkpoints contain the rate, and it works with any compressor.
 
 Source: Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning", Section IV-B,
 Algorithm 2, equation (3).
 
-Differs from the paper (`literal=True` has the way of Algorithm 2)
-  1. `patience` losses in a row that are no better count, as the text says; in Algorithm 2 the count goes on over better
-     ones.
-  2. A loss is held against the best so far; Algorithm 2 remembers the last that was worse than the one remembered.
-  3. The rate falls from its initial value, as in equation (3); in Algorithm 2 from the value that it has by then.
-  4. i counts validation losses, one in an epoch or as often as `corrected` is called; equation (3) has epochs.
+Differs from the paper (`literal=True` follows Algorithm 2 in 1 to 3)
+  1. `patience` counts losses in a row that are no better, as in the text; Algorithm 2 does not reset the count after a
+     better loss.
+  2. A loss is compared with the best so far; Algorithm 2 compares with the last loss that was worse than its reference.
+  3. The rate falls from its initial value, as in equation (3); Algorithm 2 divides the current rate.
+  4. i counts calls of `corrected`; equation (3) counts epochs.
   5. The loss is that of data held out from training; the paper's is the test set's (`test_loader`).
 """
 
@@ -31,14 +31,14 @@ SMALLEST, LARGEST = float(jnp.finfo(jnp.float32).tiny), float(jnp.finfo(jnp.floa
 
 
 class Correction(NamedTuple):
-    """State of `by_validation`; settings ride along, so that `corrected` needs nothing but the loss.
+    """State of `by_validation`. It includes the settings, so `corrected` needs only the loss.
 
     Attributes:
-      learning_rate: f32[], of the steps that follow.
-      loss: f32[], that the next one is held against; infinite before the first.
-      worse: i32[], how many were no better.
-      epoch: i32[], how many there were.
-      initial: f32[], the rate at the start.
+      learning_rate: f32[], the current rate.
+      loss: f32[], the reference for the next loss; infinite before the first.
+      worse: i32[], losses in a row that were no better.
+      epoch: i32[], losses so far.
+      initial: f32[], the initial rate.
       decay, patience, least: f32[], i32[], f32[], t, n and min_lr of the paper.
       literal: bool[].
     """
@@ -57,14 +57,14 @@ class Correction(NamedTuple):
 def by_validation(
     learning_rate: float, decay: float = 0.1, patience: int = 1, min_learning_rate: float = 0.0, literal: bool = False
 ) -> optax.GradientTransformation:
-    """Multiplies updates by minus a learning rate that `corrected` lowers.
+    """A transformation that multiplies updates by minus a learning rate, which `corrected` lowers.
 
     Args:
-      learning_rate: at the start, gamma.
-      decay: t: after epoch i the rate is gamma / (1 + t i).
-      patience: n: so many validation losses in a row that are no better lower it.
-      min_learning_rate: it does not fall below this.
-      literal: to the letter of Algorithm 2.
+      learning_rate: gamma, the initial rate.
+      decay: t; a rate lowered after epoch i is gamma / (1 + t i).
+      patience: n; the rate falls after n validation losses in a row that are no better.
+      min_learning_rate: lower bound of the rate.
+      literal: follow Algorithm 2 to the letter.
 
     Raises:
       ValueError: a rate or decay that is not positive as a 32-bit float, a negative minimum or one above the rate,
@@ -98,12 +98,12 @@ def by_validation(
 
 
 def corrected(opt_state: PyTree, validation_loss: Array | float) -> PyTree:
-    """The optimiser's state after an epoch with this validation loss; what is not of `by_validation` stays.
+    """The optimiser's state after a validation loss. Only the state of `by_validation` changes.
 
     Args:
-      opt_state: of an optimiser with `by_validation` somewhere in it.
-      validation_loss: f32[], the same in all processes. A loss that is not finite counts as
-        worse; to the letter of Algorithm 2 NaN is neither worse nor better, and as the first loss it stays.
+      opt_state: of an optimiser that contains `by_validation`.
+      validation_loss: f32[], equal in all processes. A loss that is not finite counts as worse; with `literal` NaN is
+        neither worse nor better, and as the first loss it stays the reference.
     """
 
     def one(x):
@@ -113,13 +113,13 @@ def corrected(opt_state: PyTree, validation_loss: Array | float) -> PyTree:
 
 
 def current(opt_state: PyTree) -> Array | None:
-    """The learning rate that an optimiser's state holds, f32[]; None where there is no `by_validation` in it."""
+    """The learning rate in an optimiser's state, f32[]; None if it has no `by_validation`."""
     leaves = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, Correction))
     return next((x.learning_rate for x in leaves if isinstance(x, Correction)), None)
 
 
 def _correct(state: Correction, loss: Array) -> Correction:
-    """One turn of Algorithm 2's loop."""
+    """One iteration of Algorithm 2."""
     epoch, first = state.epoch + 1, state.epoch == 0
     better = loss < state.loss
     worse_literally = (loss > state.loss) & ~first

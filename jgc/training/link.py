@@ -1,4 +1,4 @@
-"""Lines of JSON over a TCP connection, and bytes passed on between two connections."""
+"""JSON lines over a TCP connection, and forwarding between two connections."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Message = dict[str, Any]
-LONGEST = 1 << 24  # bytes of a line; a stranger who sends more is no process of a run
+LONGEST = 1 << 24  # bytes of a line; no process of a run sends more
 
 
 class Link:
@@ -17,20 +17,20 @@ class Link:
     def __init__(self, connection: socket.socket):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
-        self.rest = b""  # received, and not yet part of a whole line
+        self.rest = b""  # received after the last whole line
         self._sending = threading.Lock()
 
     def send(self, **message: Any) -> None:
-        """Send one message; into a connection that is gone it gets lost: whoever receives notices."""
+        """Send one message; it is lost if the connection is closed, which `receive` notices."""
         line = json.dumps(message).encode() + b"\n"
         with contextlib.suppress(OSError), self._sending:
             self.socket.sendall(line)
 
     def receive(self) -> Message | None:
-        """The next message, or None where the connection has ended or carries something else.
+        """The next message, or None if the connection has ended or sends no JSON object.
 
         Raises:
-          TimeoutError: the socket has a timeout, and it is over.
+          TimeoutError: the socket's timeout has passed.
         """
         while b"\n" not in self.rest:
             try:
@@ -54,17 +54,17 @@ class Link:
             yield message
 
     def close(self) -> None:
-        """End the connection in both directions, also under a thread that is receiving."""
+        """Close both directions; a thread inside `receive` then returns."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
 
-def pass_on(one: socket.socket, other: socket.socket) -> None:
-    """Carry bytes both ways, in two threads, for as long as both ends stand.
+def forward(one: socket.socket, other: socket.socket) -> None:
+    """Forward bytes both ways between two connections, in two daemon threads.
 
-    Where one end is closed the other is left open on purpose: JAX aborts a process, with a dump of its stack, as soon
-    as the connection to its coordinator closes. So it hears nothing, and the run ends as `meeting` says.
+    If one is closed the other stays open on purpose: JAX aborts a process with a stack dump as soon as the connection
+    to its coordinator closes. `meeting` ends the run in one line instead.
     """
 
     def pump(source: socket.socket, target: socket.socket) -> None:

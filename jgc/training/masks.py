@@ -1,4 +1,4 @@
-"""masks.png: a few images, their labels and the labels that the trained model gives them, side by side."""
+"""masks.png: example images, their labels and the trained model's predictions, side by side."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +12,17 @@ from matplotlib.patches import Patch
 from jgc.training.data import VOID, Pictures
 from jgc.training.rundir import MASKS, write_figure
 
-BLACK = (0, 0, 0)  # what has no label
+BLACK = (0, 0, 0)  # pixels without a label
 
 
 def draw(run_dir: Path, title: str, pictures: Pictures, predicted: npt.NDArray[np.int32]) -> None:
     """Write masks.png.
 
     Args:
-      run_dir: where to.
-      title: stands above.
+      run_dir: the run folder.
+      title: of the figure.
       pictures: images and their labels.
-      predicted: int32[m, h, w], the model's labels. Classes that a data set does not have are black.
+      predicted: int32[m, h, w]. Classes that the data set does not have are drawn black.
 
     Raises:
       UserError: a full or read-only disk.
@@ -46,7 +46,7 @@ def draw(run_dir: Path, title: str, pictures: Pictures, predicted: npt.NDArray[n
 
 
 def coloured(labels: npt.NDArray[np.int32], colours: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.uint8]:
-    """Labels int32[..., h, w] as colours uint8[..., h, w, 3], black where there is none.
+    """Labels int32[..., h, w] as colours uint8[..., h, w, 3]; pixels without a label are black.
 
     Example:
       >>> coloured(np.array([[1, VOID]]), [(1, 2, 3), (4, 5, 6)]).tolist()

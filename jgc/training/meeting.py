@@ -1,8 +1,8 @@
-"""A process's side of the meeting point (`hub`): say something and hear what all have said; end when one is gone.
+"""One process's connection to the hub (`hub`): post values, wait for those of all, exit when the run must end.
 
-This is apart from JAX's own coordination service on purpose. It is there before JAX starts, so that processes of
-other versions or configs are told apart before anything can hang; a dead process shows at once, because its connection
-closes, and a stopped one after a time that the user sets; and what is said is one line instead of a dump of C++.
+Not JAX's coordination service, for three reasons: the hub exists before JAX starts, so other versions or configs are
+an error and not a hang; a dead process is noticed at once and a stopped one after the user's timeout; the message is
+one line, not a C++ stack dump.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 
 from jgc.training.errors import FAILED, UserError
 from jgc.training.hub import GRACE, HELLO, beat_seconds, silent
-from jgc.training.link import Link, pass_on
+from jgc.training.link import Link, forward
 
 RETRY = 0.2  # seconds between two attempts to reach process 0
 JOINED = "joined"
@@ -24,14 +24,14 @@ STRANGER = "what answers at --distributed.coordinator is no process 0 of jgc"
 
 
 class Meeting:
-    """A process that has come to the meeting point.
+    """A process's connection to the hub.
 
     Args:
-      link: the connection to it.
-      process: which one this is.
+      link: to the hub.
+      process: index of this process.
       processes: how many there are.
       timeout: seconds for which the hub may be silent.
-      end: what to do, in another thread than the main one, when the run has to end: told why in one line.
+      end: called with a one-line reason when the run must end, in a thread other than the main one.
     """
 
     def __init__(self, link: Link, process: int, processes: int, timeout: float, end: Callable[[str], None]):
@@ -47,22 +47,22 @@ class Meeting:
         self.wait(JOINED)
 
     def post(self, tag: str, value: Any, patient: bool = True) -> None:
-        """Say something on a subject, without waiting. A process that is late with what is not `patient` is ended."""
+        """Post a value under a tag, without waiting. Unless `patient`, a process that is late with it ends the run."""
         self._link.send(post=tag, value=value, patient=patient)
 
     def wait(self, tag: str, seconds: float | None = None) -> list[Any]:
-        """What all processes have said on a subject, by process; waits for the last one, or some seconds ([] then)."""
+        """The values of all processes under a tag, once all are there; [] if `seconds` pass before."""
         with self._news:
             self._news.wait_for(lambda: tag in self._said, seconds)
             return self._said.pop(tag, [])
 
     def gather(self, tag: str, value: Any = None) -> list[Any]:
-        """Both."""
+        """Post a value, and wait for those of all processes."""
         self.post(tag, value)
         return self.wait(tag)
 
     def close(self, last: Callable[[], None] = lambda: None) -> None:
-        """Go, all together, each after a call of `last`; nobody takes it for a death that another one is gone."""
+        """Leave together with all processes, after a call of `last` in each."""
         self._finish()
         last()
         self.post("closed", None)
@@ -70,18 +70,18 @@ class Meeting:
         self._link.send(left=True)
 
     def stop_all(self, why: str) -> None:
-        """Go, and end the others because of `why`."""
+        """Leave, and end the other processes because of `why`."""
         self._finish()
         self._link.send(stopped=why)
-        self._ended.wait(GRACE)  # by then they know, also where the hub is in this process
+        self._ended.wait(GRACE)  # process 0 must not exit before its hub has told the others
 
     def _finish(self) -> None:
-        """From here on this process ends as it likes; where another thread is about to end it, wait for that."""
-        with self._ending:
+        """Ignore the hub from here on."""
+        with self._ending:  # waits for a thread that is just ending this process
             self._over = True
 
     def failed(self, what: str) -> None:
-        """Something failed, perhaps because another process is gone: returns when nobody says which."""
+        """Report a failure whose cause may be another process; returns only if the hub finds no cause."""
         self._link.send(failed=what)
         time.sleep(self._timeout + HELLO)
 
@@ -102,7 +102,7 @@ class Meeting:
         while not self._over:
             time.sleep(interval)
             now = time.monotonic()
-            if now - before > 2 * interval + 1:  # this process itself has stood still
+            if now - before > 2 * interval + 1:  # this process itself was suspended
                 self._heard = now
             if now - self._heard > self._timeout:
                 self._stop(silent(0, now - self._heard) if self._joined else STRANGER)
@@ -117,10 +117,10 @@ class Meeting:
 
 
 def connect(host: str, port: int, seconds: float) -> Link:
-    """A connection to the meeting point, waiting until there is one.
+    """A connection to the hub, tried again until it succeeds.
 
     Raises:
-      UserError: nobody answers within `seconds`.
+      UserError: no answer within `seconds`.
     """
     deadline, problem = time.monotonic() + seconds, ""
     while (left := deadline - time.monotonic()) > 0:
@@ -129,7 +129,7 @@ def connect(host: str, port: int, seconds: float) -> Link:
             connection.settimeout(None)
             if connection.getsockname() != connection.getpeername():
                 return Link(connection)
-            connection.close()  # TCP lets a port be connected to itself where nobody listens at it
+            connection.close()  # TCP can connect a port to itself if nobody listens on it
             time.sleep(min(RETRY, left))
         except OSError as error:
             problem = error.strerror or str(error)
@@ -142,7 +142,7 @@ def connect(host: str, port: int, seconds: float) -> Link:
 
 
 def relay(host: str, port: int) -> int:
-    """A port of this host that leads through the meeting point to JAX's coordination service."""
+    """A local port that is forwarded through the hub to JAX's coordination service."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -151,14 +151,14 @@ def relay(host: str, port: int) -> int:
                 inner, _ = listener.accept()
                 outer = Link(socket.create_connection((host, port)))
                 outer.send(jgc="relay")
-                pass_on(inner, outer.socket)
+                forward(inner, outer.socket)
 
     threading.Thread(target=serve, daemon=True).start()
     return listener.getsockname()[1]
 
 
 def die(text: str) -> None:
-    """Print one line and end the process at once: its main thread may be in a collective that never returns."""
+    """Print one line and exit at once: the main thread may be in a collective that never returns."""
     stream = sys.stderr
     cursor = "\x1b[?25h" if stream.isatty() else ""  # a progress bar hides it
     print(f"{cursor}error: {text}", file=stream, flush=True)

@@ -1,4 +1,4 @@
-"""What a run writes as it goes: metrics.jsonl, one object a step, and the same for TensorBoard."""
+"""metrics.jsonl, one JSON object a step, and the same figures for TensorBoard."""
 
 import contextlib
 import json
@@ -19,9 +19,9 @@ Line = dict[str, Any]
 
 
 class Metrics:
-    """Both writers behind one call. Files are written in this thread, so that a full disk is noticed here.
+    """Writes both. It writes in the calling thread, so a full disk raises here.
 
-    `step` in a line is the number of updates made with it: the first line has step 1.
+    `step` in a line counts from 1: the updates made so far, this one included.
     """
 
     def __init__(self, run_dir: Path, resumed_at: int = 0):
@@ -31,7 +31,7 @@ class Metrics:
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed on __exit__)
             (run_dir / "tensorboard").mkdir(exist_ok=True)
             self._events = EventsWriter(str(run_dir / "tensorboard" / "events"), f".{resumed_at}")
-            # tells TensorBoard to forget what a killed run wrote after its last checkpoint
+            # TensorBoard then drops the steps that a killed run wrote after its last checkpoint
             restart = SessionLog(status=SessionLog.START)
             self._events.write_event(Event(step=resumed_at + 1, session_log=restart, wall_time=time.time()))
         except OSError as error:
@@ -62,14 +62,14 @@ class Metrics:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close both files; a disk that is full has been reported by then."""
+        """Close both files, without errors: `write` has reported a full disk."""
         for file in (self._file, self._events):
             with contextlib.suppress(OSError):
                 file.close()
 
 
 class NoMetrics:
-    """In place of `Metrics` in a process that writes none."""
+    """`Metrics` of a process that writes no files."""
 
     def write(self, line: Line, tensorboard: bool = True) -> None:
         """Drop the line."""
@@ -82,12 +82,12 @@ class NoMetrics:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: None stands for it."""
+    """None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read(path: Path) -> list[Line]:
-    """The whole lines of a metrics file; what a kill left half-written is passed over."""
+    """The complete lines of a metrics file, without one that a kill left half-written."""
     lines: list[Line] = []
     if path.exists():
         for text in path.read_text(encoding="utf-8").splitlines():
@@ -99,7 +99,7 @@ def read(path: Path) -> list[Line]:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Keep the lines up to a step, so that a resumed run writes no step twice."""
+    """Keep the lines up to a step: a resumed run writes the later ones again."""
     if not path.exists():
         return
     kept = "".join(json.dumps(line) + "\n" for line in read(path) if line["step"] <= step)

@@ -1,4 +1,4 @@
-"""The optimiser that updates the parameters with the aggregate, and the learning rate's schedule."""
+"""The optimiser and the learning rate's schedule."""
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ POWER = 0.9  # of the polynomial: PSPNet's (Zhao et al. 2017, Section 5.1)
 
 
 def make_schedule(config: Config) -> optax.Schedule:
-    """The learning rate as a function of the step, from 0 up over its warm-up and then down.
+    """The learning rate as a function of the step: a linear warm-up, then the decay.
 
-    With `validation` it is a factor, 1 after the warm-up, of the rate that the optimiser's state holds.
+    With `validation` it is a factor (1 after the warm-up) of the rate in the optimiser's state.
 
     Raises:
       ValueError: an unknown schedule.
@@ -48,7 +48,7 @@ def make_schedule(config: Config) -> optax.Schedule:
 
 
 def make_optimizer(config: Config, compressor: Compressor) -> optax.GradientTransformation:
-    """SGD or AdamW; without momentum where the compressor's memory has it.
+    """SGD or AdamW; SGD without momentum if the compressor owns the momentum.
 
     Raises:
       ValueError: Adam together with a compressor that owns the momentum; a setting of `correction` out of range.
@@ -68,7 +68,7 @@ def make_optimizer(config: Config, compressor: Compressor) -> optax.GradientTran
 
 
 def make_rate(config: Config) -> optax.GradientTransformation:
-    """Multiplies updates by minus the learning rate.
+    """A transformation that multiplies updates by minus the learning rate.
 
     Raises:
       ValueError: a setting of `correction` out of range.
@@ -88,12 +88,12 @@ def rate_of(schedule: optax.Schedule, opt_state: PyTree, step: Array) -> Array:
 
 
 def decayed(params: PyTree, decay_all: bool) -> PyTree:
-    """Which parameters weight decay shrinks: True or False for each leaf."""
+    """True for each leaf that weight decay applies to."""
     return jax.tree.map(lambda p: decay_all or jnp.ndim(p) > 1, params)
 
 
 def add_coupled_decay(grads: PyTree, params: PyTree, config: Config) -> PyTree:
-    """A node's gradient with weight decay added, as SGD has it; before clipping, memory and compression."""
+    """A node's gradient plus SGD's weight decay, before clipping, memory and compression."""
     if config.optimizer != "sgd" or config.weight_decay == 0:
         return grads
     mask = decayed(params, config.decay_all)

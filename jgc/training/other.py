@@ -1,6 +1,6 @@
-"""Bytes that are not gradients: metrics of each step, batch statistics to evaluate and validate with, diagnose steps.
+"""Bytes beside the gradients: metrics, batch statistics for evaluation and validation, diagnose steps.
 
-Counted as one device sends them with every node on a device of its own, whatever the layout of the run.
+Counted for one device in the layout of one node per device, whatever the run's layout.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,18 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.nodes import as_one_per_device
 from jgc.training.costs import PhaseCost
-from jgc.training.data import Score
 from jgc.training.evaluate import LOSS, on_mean_stats
 from jgc.training.metrics import Line
+from jgc.training.setup import Setup
 from jgc.training.step import METRICS, Gradients, Parts, TrainState, make_compare
 from jgc.types import Sent
 
 
 def other_bytes(
-    parts: Parts,
-    state: TrainState,
-    costs: Sequence[PhaseCost],
-    lines: Sequence[Line],
-    score: Score,
-    pictures: bool = False,
+    setup: Setup, state: TrainState, costs: Sequence[PhaseCost], lines: Sequence[Line], pictures: bool = False
 ) -> dict[str, Any]:
-    """Bytes a time, and how many times, for everything beside the gradients; `pictures`: whether some were made."""
+    """Bytes each time and number of times, by purpose. `pictures`: whether the run drew masks.png."""
+    parts, score = setup.parts, setup.source.score
     apart = parts._replace(nodes=as_one_per_device(parts.nodes))
     shapes = jax.eval_shape(lambda: state)
     metrics = jax.ShapeDtypeStruct((parts.nodes.count, len(METRICS)), jnp.float32)

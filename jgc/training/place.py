@@ -1,4 +1,4 @@
-"""Which of a run's processes this is, and where they meet: from the settings, or as JAX finds it out."""
+"""Index of this process, number of processes and coordinator: from the settings, or detected by JAX."""
 
 import os
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from jgc.training.errors import UserError
 
 
 class Place(NamedTuple):
-    """Where a process stands: the meeting point, how many there are, which this is, its devices (None: all)."""
+    """The coordinator's address, the number of processes, this one's index and its devices (None: all)."""
 
     host: str
     port: int
@@ -18,10 +18,10 @@ class Place(NamedTuple):
 
 
 def place_of(settings: DistributedConfig) -> Place | None:
-    """Where this process stands, as the settings say or as JAX finds out; None in a run of one process.
+    """This process's place, from the settings or detected by JAX; None in a run of one process.
 
     Raises:
-      UserError: a setting is missing or out of range, or JAX finds nothing.
+      UserError: a setting is missing or out of range, or JAX detects nothing.
     """
     given = {
         "coordinator HOST:PORT": settings.coordinator != "",
@@ -56,7 +56,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _detected(settings: DistributedConfig) -> Place:
-    from jax._src.clusters import ClusterEnv  # what jax.distributed.initialize() without arguments asks
+    from jax._src.clusters import ClusterEnv  # jax.distributed.initialize() without arguments uses it
 
     try:
         seconds = int(settings.connect_timeout)

@@ -1,4 +1,4 @@
-"""The compiled halves of a step, and what they make a device send."""
+"""The two compiled programs of a step, and the collectives that they send."""
 
 import time
 import zlib
@@ -19,9 +19,9 @@ class Program(NamedTuple):
     """A compiled update.
 
     Attributes:
-      run: `(state, gradients, step) -> (state, metrics)`; the state's buffers are given up.
-      sent: its collectives, metrics and flags included.
-      seconds: what compiling took.
+      run: `(state, gradients, step) -> (state, metrics)`; donates the state's buffers.
+      sent: its collectives, those of metrics and flags included.
+      seconds: compile time.
     """
 
     run: Callable[..., tuple[TrainState, dict[str, Any]]]
@@ -29,11 +29,11 @@ class Program(NamedTuple):
     seconds: float
 
 
-# Compiled ahead of the first call: a later call that does not fit raises instead of compiling again.
+# Compiled ahead of time: a later call with other shapes raises instead of compiling again.
 
 
 def compile_gradients(parts: Parts, state: TrainState, batch: Batch, team: Team = ALONE) -> Callable[..., Gradients]:
-    """The nodes' gradients, for all phases."""
+    """Compile the nodes' gradients; one program serves all phases."""
     lowered = jax.jit(make_gradients(parts)).lower(state.params, state.own, batch)
     return _compile(lowered, "gradients", team)
 
@@ -41,7 +41,7 @@ def compile_gradients(parts: Parts, state: TrainState, batch: Batch, team: Team 
 def compile_update(
     parts: Parts, phase: Hashable, state: TrainState, gradients: Gradients, team: Team = ALONE
 ) -> Program:
-    """What one phase makes of them."""
+    """Compile the update of one phase."""
     started = time.perf_counter()
     shardings = jax.tree.map(lambda x: x.sharding, state)
     update = jax.jit(make_update(parts, phase), donate_argnums=0, out_shardings=(shardings, None))
@@ -52,10 +52,10 @@ def compile_update(
 
 
 def _compile(lowered: Lowered, name: str, team: Team) -> Callable[..., Any]:
-    """Compile what all processes have lowered to the same text; none runs it before all have it."""
+    """Compile after checking that all processes have lowered the same text; wait until all have compiled."""
     if team.count > 1:
         text = lowered.as_text()
-        team.same({f"a program of the {name}, StableHLO of checksum": f"{zlib.crc32(text.encode()):08x}"})
+        team.require_equal({f"a program of the {name}, StableHLO of checksum": f"{zlib.crc32(text.encode()):08x}"})
     compiled = lowered.compile()
     team.wait()
     return compiled

@@ -1,4 +1,4 @@
-"""What a run shows as it goes: a bar on a terminal, one line every few steps elsewhere."""
+"""Progress of a run: a bar on a terminal, elsewhere one line every few steps."""
 
 from types import TracebackType
 
@@ -11,7 +11,7 @@ from jgc.training.table import size
 
 
 class Display:
-    """The bar or the lines; a context manager, so that the terminal is left as it was found."""
+    """The bar or the lines. A context manager that restores the terminal."""
 
     def __init__(self, console: Console, steps: int, start: int, log_every: int, score: Score):
         self.console, self.steps, self.log_every, self.score = console, steps, log_every, score
@@ -30,7 +30,7 @@ class Display:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         self.console.print(text, highlight=False)
 
     def update(self, line: Line) -> None:

@@ -1,4 +1,4 @@
-"""What a step reports, fetched one step late so that writing it never blocks the device."""
+"""Metrics of each step, fetched one step late so that logging never blocks the device."""
 
 import math
 import time
@@ -16,15 +16,14 @@ from jgc.types import Array
 
 
 class Recorder:
-    """Holds the newest step back until the next one has been started, then fetches, shows and writes it.
+    """Fetches, shows and writes each step's metrics once the next step has been started.
 
     Args:
       metrics: the files.
       display: the bar or the lines.
-      costs: by the phase's value, for the bytes of a line; may be added to.
-      nodes: how many, for what all of them would send uncompressed.
-      log_every: steps between two entries for TensorBoard.
-      kept: says, when a run must stop, what is kept of it.
+      costs: bytes by the phase's value; the loop adds phases.
+      nodes: how many.
+      kept: names the newest checkpoint, for the message of a run that must stop.
     """
 
     def __init__(
@@ -33,10 +32,9 @@ class Recorder:
         display: Display,
         costs: Costs,
         nodes: int,
-        log_every: int,
         kept: Callable[[], str],
     ):
-        self.metrics, self.display, self.log_every, self.kept = metrics, display, log_every, kept
+        self.metrics, self.display, self.kept = metrics, display, kept
         self._nodes, self._costs = nodes, costs
         self._pending: Line | None = None
         self._outputs: dict[str, Array] | None = None
@@ -44,7 +42,7 @@ class Recorder:
         self._started = time.perf_counter()
 
     def push(self, step: int, phase: Any, outputs: dict[str, Array], **extra: Any) -> None:
-        """Take a step that has just been started; `step` counts from 0, the line's from 1."""
+        """Add a step that has just been started. `step` counts from 0, the line's from 1."""
         self.write()
         cost = self._costs[phase.value]
         self._pending = {
@@ -59,13 +57,13 @@ class Recorder:
         self._outputs, self._added = outputs, False
 
     def add(self, **fields: Any) -> None:
-        """Add to the line of the newest step, which TensorBoard then gets, too."""
+        """Add fields to the newest step's line, which then goes to TensorBoard too."""
         assert self._pending is not None, "no step to add to"
         self._pending.update(fields)
         self._added = True
 
     def fetch(self) -> None:
-        """Wait for the newest step.
+        """Wait for the newest step and fetch its metrics.
 
         Raises:
           NonFinite: its loss or a gradient is NaN or infinite.
@@ -85,22 +83,22 @@ class Recorder:
             raise NonFinite(step, f"{what} (loss {values['loss']:.4g})" if not finite else what, self.kept())
 
     def write(self) -> None:
-        """Fetch, show and write the newest step, if it has not been yet."""
+        """Fetch, show and write the newest step, if that has not been done."""
         self.fetch()
         self._write_pending()
 
     def _write_pending(self) -> None:
         if self._pending is not None:
             line, self._pending = self._pending, None
-            self.metrics.write(line, tensorboard=line["step"] % self.log_every == 0 or self._added)
+            self.metrics.write(line, tensorboard=line["step"] % self.display.log_every == 0 or self._added)
             self.display.update(line)
 
     @contextmanager
-    def aside(self, wait_for: Any = None) -> Iterator[None]:
-        """For work that is not a step: it begins when nothing is under way any more, and its time is no step's time.
+    def untimed(self, wait_for: Any = None) -> Iterator[None]:
+        """For work between steps: waits for the device first, and leaves the block's time out of the step's.
 
         Args:
-          wait_for: arrays of a step that has been begun.
+          wait_for: arrays of a step that has been started.
         """
         self.fetch()
         jax.block_until_ready(wait_for)

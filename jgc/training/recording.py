@@ -1,21 +1,19 @@
-"""`--record`: chosen layers' gradients of all nodes, kept in the run folder as the run goes.
+"""`--record`: write all nodes' gradients of chosen layers into the run folder, every N-th step.
 
-What is kept is what the compressor gets: each node's gradient of every N-th step, with coupled weight decay and clipped
-where the run clips, and with `--record.residuals` what the method keeps back of those layers before the step. One file
-a step, `gradients/step-00000020.npz`, in which 20 is the number of updates made before. No jgc is needed to read it:
+The gradients are those that enter the compressor: with coupled weight decay, and clipped if the run clips. With
+`--record.residuals` a file also has the residuals of those layers before the step. One file a step,
+`gradients/step-00000020.npz`; 20 is the number of updates made before. NumPy alone reads it:
 
     file = np.load("gradients/step-00000020.npz")
     file["gradient/layer1/conv/kernel"]  # [K, *shape], node first: name and shape of a layer are the parameter's
-    file["residual/layer1/conv/kernel"]  # likewise, where residuals are recorded
+    file["residual/layer1/conv/kernel"]  # likewise, if residuals are recorded
     file["step"], file["phase"]          # 20 and "dense", say
 
-With `--record.dtype float16` an array is in units of its own, `file["unit/gradient/layer1/conv/kernel"]`, a power of
-two to multiply it by; what is smaller than the array's largest value by a factor of 2^39 becomes 0.
+With `--record.dtype float16` each array has a scale, `file["unit/gradient/layer1/conv/kernel"]`, a power of two to
+multiply it by. Values smaller than the array's largest by a factor of 2^39 become 0.
 
-How large a recording will be is known before the first step: a run whose recording would exceed
-`--record.max-megabytes` does not start. Where a run has several processes, each node's part is fetched from the process
-that computed it, and process 0 writes them all. A resumed run drops what was recorded after its checkpoint and does
-those steps again.
+A run whose recording would exceed `--record.max-megabytes` does not start. Process 0 gathers the gradients of all
+processes and writes the files. A resumed run deletes the files of steps after its checkpoint and records them again.
 """
 
 import io
@@ -41,15 +39,16 @@ LARGEST = 15  # binary exponent of an array's largest value in float16, which en
 
 
 class Recording:
-    """Writes the files of a run, in process 0; all processes take part.
+    """Writes a run's recording in process 0. All processes must call it.
 
     Args:
       parts: of the run.
-      state: before its first step, for shapes.
-      run_dir: its folder.
+      state: before the first step, for shapes.
+      run_dir: the run folder.
 
     Raises:
-      UserError: the layers' pattern matches none or is none, there are no residuals, or it would all be too large.
+      UserError: the pattern of layers is invalid or matches none, the method has no residuals, or the recording would
+        exceed the limit.
     """
 
     def __init__(self, parts: Parts, state: TrainState, run_dir: Path):
@@ -60,18 +59,18 @@ class Recording:
             _check_size(parts, state.params, self._names)
 
     def begin(self, start: int) -> None:
-        """Drop what an earlier start recorded of steps that are still to come."""
+        """Delete the files of steps from `start` on: an earlier start of the run wrote them."""
         if jax.process_index() == 0:
             for path in files(self._folder):
                 if step_of(path) >= start:
                     path.unlink()
 
     def is_due(self, step: int) -> bool:
-        """Whether that step is recorded; it counts from 0."""
+        """Whether to record a step, counted from 0."""
         return self._settings.every > 0 and step % self._settings.every == 0
 
     def run(self, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> None:
-        """Write down what the update that comes next will get.
+        """Write the input of the coming update.
 
         Raises:
           UserError: a full or read-only disk.
@@ -96,7 +95,7 @@ def _make_record(parts: Parts, names: list[str]) -> Any:
 
 
 def _everything(parts: Parts, grads: PyTree, local: PyTree) -> dict[str, Array]:
-    """A node's gradients and, where they are wanted, residuals by the names that they have in a file."""
+    """A node's gradients, and residuals if recorded, by their names in a file."""
     found = {f"{GRADIENT}/{path}": x for path, x in zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True)}
     if parts.config.record.residuals:
         found |= {f"{RESIDUAL}/{path}": x for path, x in residual(parts.compressor, local, grads).items()}
@@ -104,7 +103,7 @@ def _everything(parts: Parts, grads: PyTree, local: PyTree) -> dict[str, Array]:
 
 
 def _names(parts: Parts, state: TrainState) -> list[str]:
-    """What a file of this run holds, gradients first."""
+    """The names of the arrays in a file of this run, gradients first."""
     settings: RecordConfig = parts.config.record
     paths = leaf_paths(state.params)
     chosen = matching(paths, settings.layers, "--record.layers")
@@ -117,15 +116,15 @@ def _names(parts: Parts, state: TrainState) -> list[str]:
     kept = jax.eval_shape(lambda grads, local: _everything(parts, grads, local), state.params, own)
     residuals = [name for path in chosen if (name := f"{RESIDUAL}/{path}") in kept]
     if not residuals:
-        raise UserError("--record.residuals: this method keeps nothing back of the layers recorded; leave it out")
+        raise UserError("--record.residuals: this method has no residual for the recorded layers; leave the option out")
     return [*(f"{GRADIENT}/{path}" for path in chosen), *residuals]
 
 
 def matching(paths: Iterable[str], pattern: str, option: str) -> list[str]:
-    """The paths in which a pattern is found.
+    """The paths that a regular expression matches.
 
     Raises:
-      UserError: it is no regular expression; `option` is what the user gave it with.
+      UserError: the pattern is invalid; the message names `option`.
 
     Example:
       >>> matching(["layer1/conv/kernel", "layer1/norm/scale"], "kernel$", "--layer")
@@ -138,7 +137,7 @@ def matching(paths: Iterable[str], pattern: str, option: str) -> list[str]:
 
 
 def _check_size(parts: Parts, params: PyTree, names: list[str]) -> None:
-    """Raise UserError where the whole recording would exceed the limit."""
+    """Raise UserError if the recording would exceed the limit."""
     config, settings = parts.config, parts.config.record
     sizes = {path: x.size for path, x in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)}
     values = sum(sizes[name.partition("/")[2]] for name in names)
@@ -153,12 +152,12 @@ def _check_size(parts: Parts, params: PyTree, names: list[str]) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """The recorded steps' files in the order of the steps."""
+    """The recorded files, in the order of steps."""
     return sorted(folder.glob("step-*.npz"), key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The number of updates made before the step that a file holds.
+    """The number of updates made before a file's step.
 
     Example:
       >>> step_of(Path("gradients/step-00000020.npz"))
@@ -168,17 +167,17 @@ def step_of(path: Path) -> int:
 
 
 def save(folder: Path, step: int, phase: str, arrays: dict[str, np.ndarray], dtype: str = "float32") -> Path:
-    """Write a step's file, whole.
+    """Write one step's file atomically.
 
     Args:
       folder: of the files.
-      step: updates made before it.
-      phase: its name.
+      step: updates made before.
+      phase: name of the phase.
       arrays: by name, [K, *shape].
-      dtype: to write them in.
+      dtype: of the arrays in the file.
 
     Returns:
-      The file.
+      The file's path.
     """
     out = {"step": np.array(step), "phase": np.array(phase)}
     for name, x in arrays.items():
@@ -193,7 +192,7 @@ def save(folder: Path, step: int, phase: str, arrays: dict[str, np.ndarray], dty
 
 
 def _unit(x: np.ndarray) -> np.float32:
-    """The power of two by which to divide so that the largest magnitude lies just within float16's range."""
+    """The power of two that scales the largest magnitude just into float16's range."""
     largest = np.abs(x).max(initial=0)
     exponent = np.frexp(largest)[1] - LARGEST if np.isfinite(largest) and largest > 0 else 0
     return np.float32(2.0) ** np.float32(max(exponent, -126))

@@ -1,4 +1,4 @@
-"""The run folder: what belongs to whom, and files that are whole or absent, never half-written."""
+"""The run folder: which run owns it, and atomic writes of its files."""
 
 import io
 import json
@@ -7,8 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jgc.training.config import Config, as_json, completed, differences, method_name
+from jgc.training.config import Config, as_json, method_name
 from jgc.training.errors import UserError, cannot_write
+from jgc.training.saved_config import completed, differences
 
 CONFIG, METRICS, SUMMARY, CURVES, MASKS = "config.json", "metrics.jsonl", "summary.json", "curves.png", "masks.png"
 GRADIENTS = "gradients"
@@ -16,10 +17,10 @@ _TRACES = (CONFIG, METRICS, SUMMARY, "checkpoints", GRADIENTS)
 
 
 def choose_run_dir(config: Config) -> Path:
-    """The folder of this run. Nothing is written yet, so that a run that cannot start leaves nothing behind.
+    """The folder of this run. Writes nothing: a run that cannot start leaves nothing behind.
 
     Raises:
-      UserError: it holds another run, or there is none to resume.
+      UserError: the folder holds another run, or has none to resume.
     """
     path = Path(config.run_dir) if config.run_dir else _new_name(config)
     found = [name for name in _TRACES if (path / name).exists()]
@@ -37,7 +38,7 @@ def choose_run_dir(config: Config) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config that a run wrote down.
+    """The config.json of a run.
 
     Raises:
       UserError: the file cannot be read.
@@ -49,7 +50,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def mark_run_dir(path: Path, config: Config) -> None:
-    """Make the folder and put the resolved config into it.
+    """Create the folder and write the resolved config into it.
 
     Raises:
       UserError: a full or read-only disk.
@@ -62,12 +63,12 @@ def mark_run_dir(path: Path, config: Config) -> None:
 
 
 def changes_since(old: dict[str, Any], config: Config) -> list[str]:
-    """How a config differs from one that a run wrote down, in what must not change; settings added since do not."""
+    """Differences from a run's config.json in settings that must not change; settings added since are no difference."""
     return differences(completed(old), json.loads(json.dumps(as_json(config))))
 
 
 def compare_configs(old: dict[str, Any], config: Config, where: Path | str) -> None:
-    """Raise UserError where a config differs from the one a run was started with in what must not change."""
+    """Raise UserError if a setting that must not change differs from the config that a run was started with."""
     changed = changes_since(old, config)
     if changed:
         raise UserError(
@@ -83,7 +84,7 @@ def _new_name(config: Config) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file in one go: whoever reads it finds the old one or the new one.
+    """Write a file atomically: a reader finds the old content or the new.
 
     Raises:
       UserError: a full or read-only disk.
@@ -100,7 +101,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_figure(path: Path, figure: Any, dpi: int = 110) -> None:
-    """Write a matplotlib figure as PNG, whole.
+    """Write a matplotlib figure as PNG, atomically.
 
     Raises:
       UserError: a full or read-only disk.
@@ -111,5 +112,5 @@ def write_figure(path: Path, figure: Any, dpi: int = 110) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain data as JSON, whole."""
+    """Write plain data as JSON, atomically."""
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())

@@ -1,4 +1,4 @@
-"""From a config to the parts of a run: nodes, data, model, compressor, optimiser, first state."""
+"""Build a run's parts from its config: nodes, data, model, compressor, optimiser, first state."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,21 +27,21 @@ OF_SOME_DATA: dict[str, tuple[Any, str]] = {
     "threads": (Streamed, "images that are decoded while training"),
     "shrink": (Scenes, "images with a label a pixel"),
 }
-"""Settings of `DataConfig` that only some data sets have: which, and in words."""
+"""Settings of `DataConfig` that only some kinds of data have: the kinds, and their name for messages."""
 
 
 MEMORY = tuple(field.name for field in dataclasses.fields(ErrorFeedback))  # settings of a method's memory
 
 
 class Setup(NamedTuple):
-    """Everything that the loop needs.
+    """A run before its first step.
 
     Attributes:
-      parts: what the steps are made of.
+      parts: of the step functions.
       source: the data.
-      state: before the first step.
-      costs: of every phase as planned.
-      values: numbers in the model's gradient, n.
+      state: the first train state.
+      costs: of every phase of the schedule.
+      values: n, the number of values in the gradient.
     """
 
     parts: Parts
@@ -52,7 +52,7 @@ class Setup(NamedTuple):
 
 
 def build(config: Config) -> Setup:
-    """All parts of a run.
+    """Build a run.
 
     Raises:
       UserError: a setting is wrong, or the data set is missing.
@@ -74,13 +74,13 @@ def build(config: Config) -> Setup:
 
 
 def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: Key) -> Parts:
-    """What the steps of a run are made of.
+    """The parts of the step functions.
 
     Args:
       config: resolved.
       nodes: the layout.
       model: for that data.
-      source: the data, or noise in its shapes.
+      source: the data, or noise of its shapes.
       key: of all random choices in steps.
 
     Raises:
@@ -96,8 +96,8 @@ def data_of(config: Config) -> Source:
     """The data set that a config names.
 
     Raises:
-      MissingDataError: it is not there.
-      ValueError: a setting that it does not have, or out of range; nothing to take a validation loss of.
+      MissingDataError: the data set is missing or damaged.
+      ValueError: a setting out of range or of other data sets only; --schedule validation without validation data.
     """
     dataset = load_dataset(config.data.name, config.data.dir)
     for name, (kinds, what) in OF_SOME_DATA.items():
@@ -121,7 +121,7 @@ def model_of(config: Config, source: Source) -> Model:
     """The model for a data set.
 
     Raises:
-      ValueError: a setting that the model does not have, or out of range; a model for other data.
+      ValueError: a setting out of range or of other models only; a model for another kind of data.
     """
     settings: dict[str, Any] = {"norm": config.model.norm, "dtype": jnp.dtype(config.model.dtype)}
     if config.model.classes and config.model.classes < source.classes:
@@ -141,17 +141,17 @@ def model_of(config: Config, source: Source) -> Model:
 
 
 def init_model(model: Model, key: Any, inputs: PyTree) -> PyTree:
-    """The model's variables before the first step, by Flax collection, for one node's inputs."""
+    """The model's first variables, by Flax collection, for one node's inputs."""
     return jax.jit(lambda key: model.module.init(key, inputs, train=False))(key)
 
 
 def steps_of_epoch(config: Config, source: Source) -> int:
-    """A whole number, at least 1."""
+    """Steps of an epoch, rounded, at least 1."""
     return max(1, round(source.epoch_steps(config.batch_size)))
 
 
 def with_epoch(settings: Any, epoch: int) -> Any:
-    """A method's settings with the steps of an epoch for `measure_every` 0."""
+    """A method's settings with `measure_every` 0 replaced by the steps of an epoch."""
     once = getattr(settings, "measure_every", None) == 0
     return dataclasses.replace(settings, measure_every=epoch) if once else settings
 

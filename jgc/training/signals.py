@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: noted when they come, acted on between two steps."""
+"""Ctrl-C and SIGTERM: recorded on arrival, acted on between two steps."""
 
 import signal
 from types import FrameType
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Interrupts:
-    """Inside the block a first Ctrl-C or SIGTERM is only noted; a second one acts as it does without this class.
+    """Inside the block a first Ctrl-C or SIGTERM is only recorded; a second one has its usual effect.
 
     Attributes:
-      received: the signal's number, 0 before one came.
+      received: the signal's number, or 0.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -22,7 +22,7 @@ class Interrupts:
         for number in self.SIGNALS:
             try:
                 self._before[number] = signal.signal(number, self._note)
-            except ValueError:  # not in the main thread: whoever owns that has the signals
+            except ValueError:  # Python allows handlers only in the main thread
                 break
         return self
 
@@ -40,10 +40,10 @@ class Interrupts:
 
     @property
     def name(self) -> str:
-        """What people call the signal."""
+        """The signal's name for messages."""
         return "Ctrl-C" if self.received == signal.SIGINT else "SIGTERM"
 
     @property
     def exit_code(self) -> int:
-        """128 and the signal's number, as shells have it."""
+        """128 plus the signal's number, as in shells."""
         return 128 + self.received

@@ -2,8 +2,8 @@
 
 Order inside a step: node-local gradient of the mean loss; coupled weight decay; local clipping; the compressor
 (memory, then aggregate); decoupled decay and optimiser. It is compiled in two halves: the nodes' gradients, one node
-after another (`unroll_nodes`) and the same for all phases, and all that follows, under the node axis and one for
-each phase. The diagnose step stands between the two and sees the very gradients that the update will use.
+after another (`unroll_nodes`), one program for all phases; and the update, under the node axis, one program a phase.
+The diagnose step runs between the two on the same gradients.
 """
 
 from collections.abc import Callable, Hashable
@@ -26,14 +26,14 @@ from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
 
 
 class TrainState(NamedTuple):
-    """Everything that a run carries from step to step.
+    """The state that a run carries from step to step.
 
     Attributes:
-      params: the model's, the same on every node.
-      opt_state: the optimiser's, the same on every node.
-      batch_stats: each node's own running statistics, leading axis [K].
+      params: of the model, equal on all nodes.
+      opt_state: of the optimiser, equal on all nodes.
+      batch_stats: running statistics of each node, leading axis [K].
       compressor: the compressor's `State`.
-      carry: a recurrent model's state at the end of the step, of each node's own streams, leading axes [K, b].
+      carry: a recurrent model's state after the step, for each node's streams, leading axes [K, b].
     """
 
     params: PyTree
@@ -44,7 +44,7 @@ class TrainState(NamedTuple):
 
     @property
     def own(self) -> dict[str, PyTree]:
-        """What a node's model has beside its parameters, by Flax collection; without the empty ones."""
+        """The model's node-local variables by Flax collection, without empty collections."""
         collections = {name: getattr(self, name) for name in OWN}
         return {name: tree for name, tree in collections.items() if jax.tree.leaves(tree)}
 
@@ -56,7 +56,7 @@ OWN = ("batch_stats", "carry")
 
 
 class Parts(NamedTuple):
-    """What the step functions are made of."""
+    """The parts of the step functions."""
 
     config: Config
     nodes: Nodes
@@ -65,14 +65,14 @@ class Parts(NamedTuple):
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule  # of the learning rate, for the log
     key: Key  # of all random choices in steps; step s uses fold_in(key, s)
-    void: bool = False  # whether labels may be VOID, which then count nowhere
+    void: bool = False  # whether labels may be VOID: these count neither in the loss nor in the accuracy
 
 
 class Gradients(NamedTuple):
-    """The first half of a step: what each node has computed for itself. Leading axis [K] everywhere.
+    """The first half of a step: each node's loss and gradients. Leading axis [K] everywhere.
 
     Attributes:
-      loss: f32[K], mean over the node's labels; of two heads, the sum with a weight of 0.4 on the second's.
+      loss: f32[K], mean over the node's labels; with a second head plus 0.4 times that head's loss.
       accuracy: f32[K], likewise.
       own: `TrainState.own` after this batch.
       grads: the gradient of the loss, with the structure of the parameters.
@@ -111,9 +111,8 @@ def place_state(state: TrainState, nodes: Nodes) -> TrainState:
 def loss_of(apply: Callable, void: bool = False) -> Callable:
     """`(params, (inputs, labels), own) -> (mean cross-entropy, (own after the batch, accuracy))` of one node.
 
-    A state that is carried comes in as data: no gradient goes back to the step that it is from. A second head's
-    cross-entropy is added with its weight. With `void` labels that are VOID count neither here nor there; the mean is
-    over the node's other ones.
+    A carried state enters as data: no gradient flows back to the step before. A second head's cross-entropy is added
+    with its weight. With `void` the means leave out labels that are VOID.
     """
 
     def cross_entropy(logits, labels):
@@ -134,7 +133,7 @@ def loss_of(apply: Callable, void: bool = False) -> Callable:
 
 
 def _mean(values: Array, labels: Array, void: bool) -> Array:
-    """The mean of a figure of each label, f32[]; with `void` over the labels that count, 0 where none does."""
+    """The mean over labels, f32[]; with `void` over labels that are not VOID, 0 if all are."""
     if not void:
         return jnp.mean(values, dtype=jnp.float32)
     counts = labels != VOID
@@ -142,7 +141,7 @@ def _mean(values: Array, labels: Array, void: bool) -> Array:
 
 
 def make_gradients(parts: Parts) -> Callable[[PyTree, dict[str, PyTree], Batch], Gradients]:
-    """`(params, own [K, ...], batch) -> Gradients`, nothing shared between nodes."""
+    """`(params, own [K, ...], batch) -> Gradients`, without communication."""
     gradients = node_grads(
         loss_of(parts.apply, parts.void), parts.nodes, has_aux=True, unroll=parts.config.unroll_nodes, local=True
     )
@@ -155,13 +154,13 @@ def make_gradients(parts: Parts) -> Callable[[PyTree, dict[str, PyTree], Batch],
 
 
 def before_compression(grads: PyTree, params: PyTree, parts: Parts) -> PyTree:
-    """A node's gradient as the compressor gets it: with coupled weight decay, then clipped."""
+    """A node's gradient as it enters the compressor: with coupled weight decay, then clipped."""
     grads = add_coupled_decay(grads, params, parts.config)
     return clip_local(grads, parts.config.clip_norm, parts.nodes.count) if parts.config.clip_norm else grads
 
 
 def make_before_compression(parts: Parts) -> Callable[[PyTree, PyTree], PyTree]:
-    """`(grads [K, ...], params) -> what the compressor gets, [K, ...]`, nothing shared between nodes."""
+    """`(grads [K, ...], params) -> gradients that enter the compressor [K, ...]`, without communication."""
     one = partial(before_compression, parts=parts)
     return on_nodes(one, parts.nodes, ins=(LOCAL, SHARED), outs=LOCAL)
 
@@ -169,7 +168,7 @@ def make_before_compression(parts: Parts) -> Callable[[PyTree, PyTree], PyTree]:
 def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradients, Array], tuple[TrainState, dict]]:
     """`(state, gradients, step) -> (state, metrics)` for one phase.
 
-    A step with a non-finite gradient on any node changes nothing.
+    If a gradient is not finite on any node, the state does not change.
     """
 
     def exchange(key, params, grads, compressor_state, loss, accuracy):  # one node's, without the axis [K]
@@ -191,7 +190,7 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
         )
         updates, opt_state = parts.optimizer.update(aggregated, state.opt_state, state.params)
         new = optax.apply_updates(state.params, updates), opt_state, gradients.own
-        fine = metrics["finite"] == 1  # of the compressor's state its own guard takes care
+        fine = metrics["finite"] == 1  # the compressor's guard restores its own state
         old = state.params, state.opt_state, state.own
         params, opt_state, own = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, old)
         rate = rate_of(parts.schedule, state.opt_state, number)
@@ -202,16 +201,16 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
 
 
 def _metrics(info: Info, loss: Array, accuracy: Array, nodes: Nodes) -> dict[str, Array]:
-    """Means over the nodes, f32[] each, in one collective."""
+    """Means over the nodes, f32[] each, by one collective."""
     own = (loss, accuracy, info.residual_norm, info.elements_sent, info.overflow, info.finite)
     means = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
     return dict(zip(METRICS, means, strict=True))
 
 
 def make_compare(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradients, Array], dict[str, Array]]:
-    """`(state, gradients, step) -> figures`: the aggregate of the update that comes next against the true mean.
+    """`(state, gradients, step) -> figures`: the aggregate of the coming update compared with the true mean.
 
-    The same gradients and the same key as that update has; nothing is changed.
+    Uses the gradients and the key of that update.
     """
 
     def compare(key, params, grads, compressor_state):  # one node's, without the axis [K]

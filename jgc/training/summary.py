@@ -1,4 +1,4 @@
-"""What a run came to: summary.json, made from its metrics and the account of its bytes."""
+"""summary.json of a run, from its metrics and byte counts."""
 
 import platform
 import statistics
@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from jgc.training.config import Config, method_name
+from jgc.training.config import method_name
 from jgc.training.costs import PhaseCost, as_json, ratios
 from jgc.training.data import Score
 from jgc.training.data.score import FURTHER, KEY
 from jgc.training.metrics import Line
+from jgc.training.setup import Setup
 from jgc.types import Nodes
 
-WATCHED = (
+DIAGNOSTICS = (
     "reconstruction_cosine",
     "relative_error",
     "ceiling_cosine",
@@ -23,33 +24,24 @@ WATCHED = (
     "signs_means_cosine",
     "true_cosine",
 )
-SLOTS = ("slots_used", "overflow")  # of a message of fixed size: the share in use, and values that did not fit
+SLOTS = ("slots_used", "overflow")  # of a buffer of fixed size: the share in use, and values that did not fit
 CORRECTED = ("validation_loss", "learning_rate")
-POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes")  # of a node that sends some, a step
+POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes")  # a step and sending node
 
 
 def summarise(
-    config: Config,
-    lines: Sequence[Line],
-    costs: Sequence[PhaseCost],
-    nodes: Nodes,
-    values: int,
-    score: Score,
-    other: dict[str, Any],
-    further: Sequence[Score] = (),
+    setup: Setup, lines: Sequence[Line], costs: Sequence[PhaseCost], other: dict[str, Any]
 ) -> dict[str, Any]:
     """The summary of a run, finished or stopped early.
 
     Args:
-      config: the resolved config.
+      setup: of the run.
       lines: all lines of metrics.jsonl.
       costs: of every phase, in order.
-      nodes: the layout.
-      values: numbers in the model's gradient, n.
-      score: what was evaluated.
       other: bytes that are not gradients: metrics, batch statistics, diagnose steps.
-      further: what was evaluated beside the score.
     """
+    config, nodes, values = setup.parts.config, setup.parts.nodes, setup.values
+    score, further = setup.source.score, setup.source.further
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
     last, steps = reached[-1], lines[-1]["step"] if lines else 0
     final = [line for line in lines if line["phase"] == last.phase.name]
@@ -72,7 +64,7 @@ def summarise(
         **{name: _last(lines, name) for name in CORRECTED},
         "total_bytes": sum(line["bytes"] for line in lines),
         "dense_total_bytes": sum(line["bytes_uncompressed"] for line in lines),
-        **{name: _mean(final, name) for name in WATCHED},
+        **{name: _mean(final, name) for name in DIAGNOSTICS},
         "reconstruction_cosine_p5": _percentile(final, "reconstruction_cosine", 5),
         "other": other,
         "versions": versions(),
@@ -90,17 +82,17 @@ def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequenc
         "seconds_per_step": statistics.median(seconds) if seconds else None,
         "compression_ratio": _ratios(cost, mine),
         "wire": as_json(cost, nodes),
-        **{name: _mean(mine, name) for name in WATCHED},
+        **{name: _mean(mine, name) for name in DIAGNOSTICS},
     }
 
 
 def _newest(lines: Sequence[Line], scores: Sequence[Score]) -> dict[str, float | None]:
-    """By name, what the last step was evaluated to."""
+    """The scores of the last step, by name."""
     return {score.name: lines[-1].get(score.name) if lines else None for score in scores}
 
 
 def _ratios(cost: PhaseCost, lines: Sequence[Line]) -> dict[str, float | None]:
-    """Compression ratio of leader and worker, in the mean over steps; None where a node sends nothing."""
+    """Compression ratio of leader and worker, from mean bytes over the steps; None for a node that sends nothing."""
     sent = {role: _mean(lines, f"bytes_up_{role}") for role in ("leader", "worker")}
     return {role: cost.dense / size if size else None for role, size in sent.items()} if lines else ratios(cost)
 
@@ -124,7 +116,7 @@ def _percentile(lines: Sequence[Line], name: str, q: float) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what a run's numbers depend on."""
+    """Versions of Python and of the libraries that a run's numbers depend on."""
     names = {"orbax": "orbax-checkpoint"}
     found = {"python": platform.python_version()}
     for name in ("jax", "jaxlib", "flax", "optax", "orbax", "numpy", "jgc"):

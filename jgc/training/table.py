@@ -1,4 +1,4 @@
-"""The closing table: what each phase cost and gave, and what the run came to against the uncompressed one."""
+"""The closing table: cost and score of each phase, and the run's totals beside the uncompressed ones."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size(count: float | None) -> str:
-    """A number of bytes for people.
+    """A number of bytes in readable units.
 
     Example:
       >>> size(1234567)
@@ -84,7 +84,7 @@ def _totals(summary: dict[str, Any]) -> list[str]:
 
 
 def slots(summary: dict[str, Any]) -> str:
-    """How much of a message of fixed size is in use, and what did not fit; "" where neither is known.
+    """Use and overflow of a message of fixed size, or "" if neither is known.
 
     Example:
       >>> slots({"slots_used": 0.973, "overflow": 0.0})

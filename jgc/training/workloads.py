@@ -1,6 +1,7 @@
-"""Workloads: a data set and a model with everything that makes a sensible run of them.
+"""Workloads: a data set and a model with the settings of a sensible run.
 
-A workload fills in what neither the config file nor the command line says. To add one: one entry in `WORKLOADS`.
+A workload fills in settings that neither the config file nor the command line sets. To add one: one entry in
+`WORKLOADS`.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ DEFAULT = "digits_convnet5"
 
 @dataclass(frozen=True)
 class Workload:
-    """Settings of a run that belong to what is learned, not to how gradients are compressed.
+    """Settings of a run that do not depend on the compression method.
 
     Attributes:
       dataset: a name in `jgc.training.data.DATASETS`.
@@ -27,21 +28,21 @@ class Workload:
       batch_size: of all nodes together.
       learning_rate: its highest value.
       schedule: how the learning rate falls, over `schedule_steps`.
-      schedule_steps: length of the learning rate's schedule, whatever length a run has.
-      learning_rate_warmup: steps over which it first rises from 0.
+      schedule_steps: length of the learning rate's schedule; does not follow --steps.
+      learning_rate_warmup: steps of its linear warm-up.
       weight_decay: see `Config`.
       warmup_steps: uncompressed steps before a method compresses.
-      autoencoder_steps: steps for which an autoencoder then trains.
-      evaluate_every: steps between evaluations, beside those at the ends of phases.
-      diagnose_every: steps between two comparisons with the true mean.
+      autoencoder_steps: steps after them in which an autoencoder trains.
+      evaluate_every: steps between evaluations, in addition to those at the end of each phase.
+      diagnose_every: steps between diagnose steps.
       checkpoint_every: steps between checkpoints.
       nodes: data-parallel workers.
       norm: of the model; "none" for a model without one.
       momentum: see `Config`.
       clip_norm: see `Config`.
-      compressor: settings of a method that compresses, where it has them and they still are its class's default.
-      methods: the same for single methods, by name; they come before those of all.
-      layers: layers that go another way, by method, where they are not those of `LAYERS`.
+      compressor: settings for every method that has them and leaves them at the default.
+      methods: the same for single methods, by name; these take precedence.
+      layers: patterns of layers that go another way, by method, in place of those in `LAYERS`.
     """
 
     dataset: str
@@ -78,19 +79,19 @@ LAYERS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 """Layers that go another way by default, as in the LGC paper's comparisons (Section VI-A), by method."""
 
 
-# A short run. A value is sent once in 1 / alpha steps: alpha = 0.1 % would send each but once in a thousand. A
-# node's gradient of 16 images is mostly noise, and so are one leader's positions; with every node's own, eight times
-# as many values move in a step. Measured in docs/results/cifar10.md.
+# A short run. A value is sent once in 1 / alpha steps: with alpha = 0.1 % once in 1,000 steps. A node's gradient of
+# 16 images is mostly noise, and so are one leader's positions; if every node sends its own, eight times as many values
+# move in a step. Measured in docs/results/cifar10.md.
 _SHORT: Mapping[str, Any] = MappingProxyType(
     {"alpha": 0.005, "min_values": 16, "positions": "own", "momentum_correction": True, "momentum_at_once": True}
 )
-# Momentum at once suits values that wait. One that is sent in every step takes a gradient's whole series in one go, and
-# overshoots where the curvature is high: norms and the head are few and large, so that one threshold over all layers
-# or the positions of one node pick them again and again. There they go uncompressed (docs/results/cifar10_compare).
-# Where one node's positions serve for all, an eighth as many values move in a step. Of what klt's coefficients leave,
-# little has to move.
-# No basis loses little in so short a run, and what it loses must not wait for long: cycles of 5 steps, a basis for each
-# slice from the newest 40 steps without codes, and feedback (docs/results/gradiveq.md).
+# momentum_at_once suits values that wait. A value sent in every step gets the whole momentum series at once, and
+# overshoots where the curvature is high. Norms and the head have few, large values, which one threshold over all layers
+# or one node's positions select again and again: they go uncompressed (docs/results/cifar10_compare). Methods in which
+# one node's positions serve for all move an eighth as many values in a step, so their alpha is higher. klt's residual
+# after its coefficients is small, so its alpha is lower.
+# GradiVeQ: every basis loses much in so short a run, and the loss must not wait for long. Hence cycles of 5 steps, a
+# basis for each slice from the newest 40 uncompressed steps, and error feedback (docs/results/gradiveq.md).
 _SHORT_CYCLES: Mapping[str, Any] = MappingProxyType(
     {
         "sampling_steps": 2,
@@ -102,13 +103,13 @@ _SHORT_CYCLES: Mapping[str, Any] = MappingProxyType(
         "error_feedback": True,
     }
 )
-_DENSE_NORMS = r"^stem/|/norm/"  # the head of lgc_ring is sent by a method of its own, as in the paper
+_DENSE_NORMS = r"^stem/|/norm/"  # without the head: lgc_ring sends it as top-k, as in the paper
 _SHORT_BY_METHOD: Mapping[str, Any] = MappingProxyType(
     {
         "scalecom": {"alpha": 0.05},
         "lgc_ring": {"alpha": 0.02},
         "klt": {"alpha": 0.001, "min_values": 4},
-        # K = 1024 asks for 0.1 % of a layer; so few of each do not move it in 1,000 steps (docs/results/egc)
+        # K = 1024 sends 0.1 % of a layer, too little to train it in 1,000 steps (docs/results/egc)
         "egc": {"min_values": 32},
         "gradiveq": _SHORT_CYCLES,
     }
@@ -124,7 +125,7 @@ _SHORT_LAYERS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def _long(dataset: str, model: str, steps: int, batch_size: int, **changes: Any) -> Workload:
-    """Thousands of steps, by He et al. 2016 where `changes` do not say otherwise: 0.1, divided by 10 at 1/2 and 3/4."""
+    """Thousands of steps; unless `changes` say otherwise, He et al. 2016: 0.1, divided by 10 at 1/2 and 3/4."""
     settings: dict[str, Any] = {
         "learning_rate": 0.1,
         "schedule": "step",
@@ -147,7 +148,7 @@ def _cifar(dataset: str, model: str, steps: int = 64_000, batch_size: int = 128,
 
 WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
     {
-        # Smoke test: short phases and a low learning rate, so that most is learned after compression starts.
+        # Smoke test. Short phases and a low learning rate: most is learned after compression starts.
         "digits_convnet5": Workload(
             dataset="digits",
             model="convnet5",
@@ -189,12 +190,12 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
         # the two models in their form for CIFAR: He et al.'s, but for the decay and AlexNet's learning rate
         "cifar10_alexnet": _cifar("cifar10", "alexnet", nodes=4, norm="none", learning_rate=0.01, weight_decay=5e-4),
         "cifar10_vgg19": _cifar("cifar10", "vgg19", nodes=4, weight_decay=5e-4),
-        # likewise, with He et al.'s batch and decay for ImageNet over 90 epochs of 391 steps. The stem is ResNet-18's
-        # own, ImageNet's, which leaves 2x2 pixels of a 64x64 image at the end: PyTorch's model has it, and the paper's
-        # low accuracy, 36 %, speaks for it. --model.stem cifar is the finer one, with 18 times as much to compute
+        # EGC paper too, with He et al.'s batch and decay for ImageNet, 90 epochs of 391 steps. The stem is ImageNet's,
+        # which leaves 2x2 pixels of a 64x64 image: PyTorch's model has it, and the paper's low accuracy of 36 %
+        # suggests it. --model.stem cifar keeps more pixels and computes 18 times as much
         "tiny_imagenet_resnet18": _long("tiny_imagenet", "resnet18", 35_200, 256, nodes=4),
-        # LGC paper, Section VI-E: SGD at 0.001, 14,000 steps of 128 images, which 22 nodes do not divide: 6 each are
-        # 132. It names no decay; this is He et al.'s
+        # LGC paper, Section VI-E: SGD at 0.001, 14,000 steps of 128 images, which 22 nodes do not divide: here 6 images
+        # a node, 132. The paper names no decay; this is He et al.'s
         "tinyimagenet_convnet5": _long(
             "tiny_imagenet",
             "convnet5",
@@ -205,11 +206,11 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
             schedule="constant",
             learning_rate_warmup=0,
         ),
-        # Section VI-G names the model and the nodes. Batch, length and learning rate are those of the ResNet-18 above,
-        # and the decay is that of the VGG paper, as for VGG-19
+        # Section VI-G names the model and the nodes. Batch, length and learning rate are as for ResNet-18 above, the
+        # decay is the VGG paper's, as for VGG-19
         "tinyimagenet_vgg16": _long("tiny_imagenet", "vgg16", 35_200, 256, nodes=32, weight_decay=5e-4),
-        # Section VI-B: batch 256, 0.1 divided by 10 every 30 epochs. That there are 90, of 5,004.6 steps each, is ours:
-        # the usual number
+        # Section VI-B: batch 256, 0.1 divided by 10 every 30 epochs. The 90 epochs of 5,004.6 steps are ours, the usual
+        # number
         "imagenet_resnet50": _long(
             "imagenet",
             "resnet50",
@@ -222,8 +223,8 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
             diagnose_every=500,
         ),
         # Section VI-E: SGD at 0.001, 25,000 steps of 128 images. "Each convolution is followed by a ReLU", so without a
-        # norm. The paper's VGG11 has eleven convolutions and it does not say where; this is the VGG paper's, eight and
-        # the head, and the decay is that paper's as well
+        # norm. The paper does not say where its VGG11 has eleven convolutions; this is the VGG paper's, with eight and
+        # the head, and that paper's decay
         "food101_vgg11": _long(
             "food101",
             "vgg11",
@@ -243,7 +244,7 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
         ),
         "cifar100_resnet50": _cifar("cifar100", "resnet50", nodes=24, batch_size=120),  # Section VI-G, batch ours
         # Section VI-D: 2 nodes, batch 12, crops of 473; Section VI-A: phases of 200 steps each, and 83 % of all steps
-        # after them, which makes 2,400. The rest is Zhao et al.'s, Section 5.1. Where no accelerator is, --model.name
+        # after them, which makes 2,400. The rest is Zhao et al.'s, Section 5.1. Without an accelerator: --model.name
         # pspnet18_half --data.shrink 2 --data.crop 129
         "camvid_pspnet": _long(
             "camvid",
@@ -287,7 +288,7 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
 
 
 def workload_named(name: str) -> Workload:
-    """The workload of that name.
+    """The workload called `name`.
 
     Raises:
       UserError: there is none.

@@ -21,7 +21,7 @@ CROP_AND_FLIP = Augment(pad=4, flip=True)
 
 
 def tiny(n: int = 50, augment: Augment = CROP_AND_FLIP) -> Dataset:
-    """CIFAR-like random images; the labels number the images, so that a test can tell which are which."""
+    """CIFAR-like random images; each label is the number of its image."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (n, 32, 32, 3), np.uint8)
     labels = np.arange(n, dtype=np.int32)
@@ -34,7 +34,7 @@ def tiny(n: int = 50, augment: Augment = CROP_AND_FLIP) -> Dataset:
 
 @settings(deadline=None)  # a busy machine is no error
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 2**32 - 1))
-def test_every_epoch_sees_every_example_exactly_once(n, batch_size, seed):
+def test_epoch_covers_every_example(n, batch_size, seed):
     steps = -(-3 * n // batch_size)
     sequence = np.concatenate([batch_indices(seed, step, batch_size, n) for step in range(steps)])
     for epoch in range(3):
@@ -47,7 +47,7 @@ def test_order_depends_on_seed_and_epoch():
 
 
 def test_order_is_pinned():
-    """Another numpy or another edit must not reorder the data of a run that is to be resumed."""
+    """A new NumPy or an edit must not change the order of data in a resumed run."""
     assert batch_indices(seed=3, step=2, batch_size=6, n=10).tolist() == [9, 7, 4, 6, 1, 2]
     assert draw(np.random.default_rng([3, 1, 2]), 6, Augment(pad=4, flip=True)).dy.tolist() == [
         6,
@@ -62,7 +62,7 @@ def test_order_is_pinned():
 @pytest.mark.parametrize(
     "bad", [(0, -1, 4, 10), (0, 0, 0, 10), (0, 0, 4, 0), (-1, 0, 4, 10), (2**32, 0, 4, 10)]
 )
-def test_bad_indices_are_refused(bad):
+def test_bad_indices(bad):
     with pytest.raises(ValueError, match="got"):
         batch_indices(*bad)
 
@@ -70,8 +70,8 @@ def test_bad_indices_are_refused(bad):
 # Batches.
 
 
-def test_batches_are_the_same_whatever_came_before():
-    """Resuming at step 5 needs nothing but the 5."""
+def test_batches_are_pure():
+    """Resuming at step 5 needs only the number 5."""
     dataset = tiny()
     through = [make_batch(dataset, 1, step, 2, 16) for step in range(8)]
     for step in (5, 6, 7, 2):
@@ -81,7 +81,7 @@ def test_batches_are_the_same_whatever_came_before():
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 16])
-def test_the_global_batch_does_not_depend_on_the_number_of_nodes(nodes):
+def test_batch_independent_of_nodes(nodes):
     dataset = tiny()
     images, labels = make_batch(dataset, 1, 3, nodes, 16)
     want_images, want_labels = make_batch(dataset, 1, 3, 8, 16)
@@ -91,7 +91,7 @@ def test_the_global_batch_does_not_depend_on_the_number_of_nodes(nodes):
     np.testing.assert_array_equal(labels.ravel(), want_labels.ravel())
 
 
-def test_nodes_have_disjoint_shards_and_a_process_can_build_its_own():
+def test_disjoint_shards():
     dataset = tiny()
     images, labels = make_batch(dataset, 1, 0, 4, 16)
     assert len(set(labels.ravel())) == 16
@@ -100,7 +100,7 @@ def test_nodes_have_disjoint_shards_and_a_process_can_build_its_own():
     np.testing.assert_array_equal(own_labels, labels[1:3])
 
 
-def test_labels_stay_with_their_images():
+def test_labels_match_images():
     dataset = tiny(augment=Augment())
     images, labels = make_batch(dataset, 1, 2, 2, 16)
     want = normalise(dataset.train_images[labels.ravel()], dataset.mean, dataset.std)
@@ -108,12 +108,12 @@ def test_labels_stay_with_their_images():
 
 
 @pytest.mark.parametrize("nodes", [0, 3])
-def test_nodes_that_do_not_divide_the_batch_are_refused(nodes):
+def test_indivisible_batch(nodes):
     with pytest.raises(ValueError, match=f"got {nodes} nodes and a batch of 16"):
         make_batch(tiny(), 0, 0, nodes, 16)
 
 
-def test_test_batches_have_one_shape_and_cover_the_test_set_once():
+def test_test_batches_cover_test_set():
     dataset = tiny()
     batches = list(data.test_batches(dataset, 3))
     assert {b.inputs.shape for b in batches} == {(3, 32, 32, 3)} and len(batches) == 3
@@ -129,7 +129,7 @@ def test_test_batches_have_one_shape_and_cover_the_test_set_once():
 # Augmentation.
 
 
-def test_augmentation_equals_a_loop_over_images():
+def test_augmentation_matches_loop():
     images = tiny(n=40).train_images
     chosen = draw(np.random.default_rng(5), 40, Augment(pad=4, flip=True))
     before = images.copy()
@@ -141,13 +141,13 @@ def test_augmentation_equals_a_loop_over_images():
     assert out.dtype == np.uint8
 
 
-def test_an_unmoved_crop_is_the_image():
+def test_centred_crop_is_identity():
     images = tiny(n=3).train_images
     four, no = np.full(3, 4), np.zeros(3, bool)
     np.testing.assert_array_equal(apply(images, Draw(four, four, no), 4), images)
 
 
-def test_draws_reach_every_corner_and_flip_half():
+def test_draw_ranges():
     chosen = draw(np.random.default_rng(0), 4000, Augment(pad=2, flip=True))
     assert set(chosen.dy) == set(chosen.dx) == set(range(5))
     assert len(set(zip(chosen.dy, chosen.dx, chosen.flip, strict=True))) == 50  # drawn independently
@@ -166,7 +166,7 @@ def test_normalise_is_per_channel(dtype):
 # Prefetch.
 
 
-def test_prefetch_yields_in_order_and_stays_within_its_depth():
+def test_prefetch_order_and_depth():
     begun = []
     for step in prefetch(lambda s: begun.append(s) or s, 3, 20, depth=3):
         assert len(begun) <= step - 3 + 1 + 3
@@ -177,19 +177,19 @@ def test_prefetch_yields_in_order_and_stays_within_its_depth():
         np.testing.assert_array_equal(batch[0], make_batch(dataset, 1, step, 2, 8)[0])
 
 
-def test_prefetch_raises_the_error_at_its_step():
+def test_prefetch_error():
     seen = []
     with pytest.raises(ZeroDivisionError):
         seen.extend(prefetch(lambda s: 1 / (2 - s), 0, 10, depth=4))
     assert seen == [0.5, 1.0]
 
 
-def test_prefetch_refuses_a_bad_depth_at_once():
+def test_prefetch_bad_depth():
     with pytest.raises(ValueError, match="got 0"):
         prefetch(abs, 0, 3, depth=0)
 
 
-def test_leaving_a_prefetch_ends_its_thread():
+def test_prefetch_closes_thread():
     begun = []
     steps = prefetch(lambda s: begun.append(s) or s, 0, 1000, depth=2)
     assert next(steps) == 0
@@ -201,7 +201,7 @@ def test_leaving_a_prefetch_ends_its_thread():
 # Digits.
 
 
-def test_digits_are_split_the_same_way_each_time():
+def test_digits_split_is_fixed():
     one, two = data.load_digits(), data.load_dataset("digits", shift=1)
     assert one.train_images.shape == (1437, 8, 8, 1) and one.test_images.shape == (360, 8, 8, 1)
     assert one.train_images.dtype == np.float32 and one.train_labels.dtype == np.int32

@@ -1,4 +1,4 @@
-"""CamVid in SegNet's folders, one line for what is wrong with it, and the batches that training sees of scenes."""
+"""CamVid in SegNet's folders: decoding, one-line errors, batches of scenes."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def scenes(tmp_path_factory):
 # Reading.
 
 
-def test_images_and_labels_are_those_of_the_files(folder):
+def test_decoding_matches_files(folder):
     found = load_camvid(folder.parent)
     for split, name in (("train", "train"), ("val", "validation"), ("test", "test")):
         images, labels = zip(*(scene(number_of(split, i)) for i in range(COUNTS[split])), strict=True)
@@ -50,7 +50,7 @@ def test_images_and_labels_are_those_of_the_files(folder):
     np.testing.assert_allclose(found.std, pixels.std(0), rtol=1e-4)
 
 
-def test_it_is_decoded_once_wherever_it_is_named_and_again_when_a_file_changes(folder, monkeypatch):
+def test_cache_hits_and_misses(folder, monkeypatch):
     first = load_camvid(folder.parent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jgc.training.data.camvid._decode", None)
@@ -64,7 +64,7 @@ def test_it_is_decoded_once_wherever_it_is_named_and_again_when_a_file_changes(f
     assert np.all(load_camvid(folder).test.labels[0] == 5) and list(entry.parent.iterdir()) == [entry]
 
 
-def test_the_tutorials_own_name_of_the_folder_and_jpeg_files(tmp_path, monkeypatch):
+def test_tutorial_folder_and_jpeg(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = write_camvid(tmp_path, "CamVid")
     image, _ = paths(folder, "train", 0)
@@ -119,7 +119,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("message", [*MISSING, *DAMAGES])
-def test_one_line_says_which_file_is_wrong_and_how_to_fetch_one_that_is_missing(folder, message):
+def test_bad_files_in_one_line(folder, message):
     (MISSING | DAMAGES)[message](folder)
     with pytest.raises(MissingDataError) as raised:
         load_camvid(folder.parent)
@@ -131,8 +131,8 @@ def test_one_line_says_which_file_is_wrong_and_how_to_fetch_one_that_is_missing(
 
 
 @pytest.mark.parametrize("there", ["", "my data", "my data/camvid"])
-def test_the_command_to_fetch_it_fetches_it_whatever_is_there(tmp_path, monkeypatch, there):
-    """With a git that only makes the tutorial's folder, here."""
+def test_fetch_command(tmp_path, monkeypatch, there):
+    """With a fake git that creates the tutorial's folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / there).mkdir(parents=True, exist_ok=True)
     write_camvid(tmp_path / "tutorial", "CamVid")
@@ -149,7 +149,7 @@ def test_the_command_to_fetch_it_fetches_it_whatever_is_there(tmp_path, monkeypa
 
 
 @pytest.mark.skipif(not (REAL / "camvid").is_dir(), reason=f"no CamVid in {REAL} (set JGC_TEST_DATA)")
-def test_the_real_one():
+def test_real_data():
     found = load_camvid(REAL)
     assert [len(x.labels) for x in (found.train, found.validation, found.test)] == [367, 101, 233]
     assert found.train.images.shape[1:] == (360, 480, 3)
@@ -161,8 +161,8 @@ def test_the_real_one():
 
 
 @given(seed=st.integers(0, 2**32 - 1), crop=st.integers(5, 60))
-def test_a_warp_takes_each_pixel_from_where_its_coefficients_say(seed, crop):
-    """On an image whose colours are coordinates, which bilinear interpolation keeps; labels are the nearest pixel's."""
+def test_warp_matches_coefficients(seed, crop):
+    """The colours are coordinates, which bilinear interpolation keeps; labels come from the nearest pixel."""
     one = Draw(*(x[0] for x in draw(np.random.default_rng(seed), 1, Warp())))
     how = np.reshape(coefficients(one, WIDTH, HEIGHT, crop), (2, 3))
     y, x = np.mgrid[:HEIGHT, :WIDTH]
@@ -184,14 +184,14 @@ def test_a_warp_takes_each_pixel_from_where_its_coefficients_say(seed, crop):
     np.testing.assert_allclose(abs(np.linalg.det(how[:, :2])), one.scale**-2)
 
 
-def test_an_image_that_is_not_moved_stays_and_a_mirrored_one_is_its_mirror_image(scenes):
+def test_identity_and_mirror_warp(scenes):
     image, size = scenes.train.images[0][:, :HEIGHT], HEIGHT
     for flip, want in ((False, image), (True, image[:, ::-1])):
         how = coefficients(Draw(1.0, 0.0, flip, 0.0, 0.0), size, size, size)  # type: ignore[arg-type]
         np.testing.assert_array_equal(warped(image, how, size, (0, 0, 0)), want)
 
 
-def test_warps_are_spread_over_their_ranges():
+def test_warp_ranges():
     found = draw(np.random.default_rng(0), 4000, Warp())
     assert 0.5 <= found.scale.min() < 0.51 and 1.99 < found.scale.max() <= 2 and abs(found.scale.mean() - 1.25) < 0.03
     degrees = np.degrees(found.angle)
@@ -202,7 +202,7 @@ def test_warps_are_spread_over_their_ranges():
 # Batches.
 
 
-def test_batches_are_a_function_of_seed_and_step_alone_however_many_nodes_share_them(scenes):
+def test_batches_are_pure(scenes):
     images, labels = scene_batch(scenes, 3, 7, nodes=4, batch_size=8)
     assert images.shape == (4, 2, 33, 33, 3) and labels.shape == (4, 2, 33, 33)
     assert (images.dtype, labels.dtype) == (np.float32, np.int32)
@@ -218,7 +218,7 @@ def test_batches_are_a_function_of_seed_and_step_alone_however_many_nodes_share_
         scene_batch(scenes, 0, 0, 3, 8)
 
 
-def test_what_is_outside_of_an_image_has_the_mean_colour_and_no_label(scenes):
+def test_padding_is_mean_and_void(scenes):
     images, labels = scene_batch(scenes._replace(crop=120, warp=Warp((1.0, 1.0), 0.0, False)), 0, 0, 1, 4)
     inside = np.zeros((120, 120), bool)
     inside[42:78, 36:84] = True
@@ -230,7 +230,7 @@ def test_what_is_outside_of_an_image_has_the_mean_colour_and_no_label(scenes):
 
 
 @pytest.mark.parametrize("multiple", [1, 3])
-def test_evaluation_has_every_labelled_pixel_of_every_test_image_once(scenes, multiple):
+def test_evaluation_covers_labelled_pixels(scenes, multiple):
     batches = list(source_of(scenes).evaluation(multiple))
     assert len({batch.inputs.shape for batch in batches}) == 1 and len(batches[0].labels) % multiple == 0
     inputs, labels, mask = (np.concatenate([getattr(batch, name) for batch in batches])
@@ -242,7 +242,7 @@ def test_evaluation_has_every_labelled_pixel_of_every_test_image_once(scenes, mu
     np.testing.assert_allclose(inputs[:count] * scenes.std + scenes.mean, scenes.test.images, atol=1e-3)
 
 
-def test_validation_images_are_the_data_sets_own(scenes):
+def test_validation_split(scenes):
     source = source_of(scenes)
     (batch,) = source.validation(1)
     assert len(batch.labels) == COUNTS["val"] and source.epoch_steps(4) == 2.5
@@ -250,7 +250,7 @@ def test_validation_images_are_the_data_sets_own(scenes):
         source_of(scenes, 0.1)
 
 
-def test_shrinking_takes_means_of_pixels_and_the_label_in_their_middle(scenes):
+def test_shrinking(scenes):
     small = shrunk(scenes, 3)
     blocks = scenes.test.images.reshape(-1, 12, 3, 16, 3, 3).astype(float)
     np.testing.assert_allclose(small.test.images, blocks.mean((2, 4)), atol=0.6)  # Pillow's numbers of fixed point
@@ -263,12 +263,12 @@ def test_shrinking_takes_means_of_pixels_and_the_label_in_their_middle(scenes):
             shrunk(scenes, by)
 
 
-def test_a_crop_of_nothing(scenes):
+def test_empty_crop(scenes):
     with pytest.raises(ValueError, match="the crop must be at least 1 pixel on each side, got 0"):
         source_of(scenes._replace(crop=0))
 
 
-def test_other_labels_are_other_facts(scenes):
+def test_facts_depend_on_labels(scenes):
     changed = scenes._replace(test=Labelled(scenes.test.images, scenes.test.labels.copy()))
     changed.test.labels[0, 0, 0] = 7
     assert source_of(changed).facts != source_of(scenes).facts

@@ -20,7 +20,7 @@ TFDS = Path(os.environ.get("JGC_TEST_DATA") or Path(__file__).parents[2] / "../s
 
 
 def random_images(n: int) -> np.ndarray:
-    """uint8[n, 32, 32, 3], the same ones at each call."""
+    """uint8[n, 32, 32, 3], equal at each call."""
     return np.random.default_rng(0).integers(0, 256, (n, 32, 32, 3), np.uint8)
 
 
@@ -54,7 +54,7 @@ def no_decode(*args):
     raise AssertionError("decoded although the cache has it")
 
 
-def test_cifar_is_decoded_once_and_the_same_from_the_cache(prepared, monkeypatch):
+def test_cache_hits(prepared, monkeypatch):
     first = load_cifar("cifar10", prepared.parents[1])
     np.testing.assert_array_equal(first.train_images, random_images(12))
     np.testing.assert_array_equal(first.test_labels, np.arange(8))
@@ -67,7 +67,7 @@ def test_cifar_is_decoded_once_and_the_same_from_the_cache(prepared, monkeypatch
     assert [path.suffix for path in cache_files(prepared)] == [".npz"]  # nothing temporary is left
 
 
-def test_a_changed_source_replaces_the_cache_entry(prepared):
+def test_cache_misses(prepared):
     load_cifar("cifar10", prepared.parents[1])
     (path,) = cache_files(prepared)
     before = path.read_bytes()
@@ -78,7 +78,7 @@ def test_a_changed_source_replaces_the_cache_entry(prepared):
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a zip file", None])
-def test_a_damaged_cache_entry_is_made_again(prepared, damage):
+def test_damaged_cache(prepared, damage):
     want = load_cifar("cifar10", prepared.parents[1])
     (path,) = cache_files(prepared)
     content = bytearray(path.read_bytes())
@@ -89,7 +89,7 @@ def test_a_damaged_cache_entry_is_made_again(prepared, damage):
     assert path.stat().st_size > 60_000
 
 
-def test_without_a_writable_cache_the_data_is_still_loaded(prepared, monkeypatch, caplog):
+def test_unwritable_cache(prepared, monkeypatch, caplog):
     (prepared / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(prepared / "file"))  # a file where a directory should be
     assert len(load_cifar("cifar10", prepared.parents[1]).train_images) == 12
@@ -107,14 +107,14 @@ def message(name: str, data_dir: Path) -> str:
     return str(raised.value)
 
 
-def test_a_missing_data_set_is_one_line_with_the_command_to_fetch_it(tmp_path):
+def test_missing_data_set(tmp_path):
     text = message("cifar100", tmp_path)
     assert str(tmp_path / "cifar100") in text
     assert "pip install tensorflow" in text
     assert f'tfds.builder("cifar100", data_dir="{tmp_path}", file_format="array_record")' in text
 
 
-def test_an_unusable_data_set_says_why(prepared):
+def test_unusable_data_set(prepared):
     (prepared / "cifar10-test.array_record-00000-of-00001").unlink()
     assert "has 0 of the 1 files of the test split" in message("cifar10", prepared.parents[1])
     info = json.loads((prepared / "dataset_info.json").read_text()) | {"fileFormat": "tfrecord"}
@@ -122,7 +122,7 @@ def test_an_unusable_data_set_says_why(prepared):
     assert "holds tfrecord files, not array_record" in message("cifar10", prepared.parents[1])
 
 
-def test_the_newest_complete_version_is_read(prepared):
+def test_newest_complete_version(prepared):
     for version in ("3.0.10", "10.0.0"):
         shutil.copytree(prepared, prepared.parent / version)
     (prepared.parent / "10.0.0/cifar10-test.array_record-00000-of-00001").unlink()
@@ -143,7 +143,7 @@ INFOS = {
 
 
 @pytest.mark.parametrize("content", INFOS)
-def test_a_version_with_a_damaged_description_is_passed_over_or_named(prepared, content):
+def test_damaged_dataset_info(prepared, content):
     newer = prepared.parent / "3.0.10"
     shutil.copytree(prepared, newer)
     (newer / "dataset_info.json").write_bytes(content)
@@ -172,21 +172,21 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("said", EXAMPLES)
-def test_a_damaged_image_or_label_is_named(tmp_path, no_cache, said):
+def test_damaged_image_or_label(tmp_path, no_cache, said):
     folder = write(tmp_path, [*examples(3), EXAMPLES[said]], examples(2))
     assert message("cifar10", tmp_path).startswith(said.format(folder=folder))
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("kept", [0, 0.5, 0.9999])
-def test_a_truncated_shard_is_named(prepared, kept):
+def test_truncated_shard(prepared, kept):
     shard = prepared / "cifar10-test.array_record-00000-of-00001"
     shard.write_bytes(shard.read_bytes()[: int(kept * shard.stat().st_size)])
     said = message("cifar10", prepared.parents[1])
     assert said.startswith(f"cannot read image 0 of the test split in {prepared} (")
 
 
-def test_fewer_images_than_described_and_damaged_features_are_named(prepared):
+def test_missing_images_and_damaged_features(prepared):
     info = (prepared / "dataset_info.json").read_text()
     (prepared / "dataset_info.json").write_text(info.replace('"12"', '"13"'))
     assert f"cannot read image 12 of the train split in {prepared} (" in message("cifar10", prepared.parents[1])
@@ -195,7 +195,7 @@ def test_fewer_images_than_described_and_damaged_features_are_named(prepared):
     assert said.startswith(f"cannot read {prepared} as TensorFlow Datasets prepares it (Expecting ")
 
 
-def test_unknown_names_are_refused():
+def test_unknown_name():
     with pytest.raises(ValueError, match="got 'cifar11'; did you mean 'cifar1"):
         data.load_dataset("cifar11")
     with pytest.raises(ValueError, match="got 'digits'"):
@@ -203,8 +203,8 @@ def test_unknown_names_are_refused():
 
 
 @pytest.mark.skipif(not (TFDS / "cifar10").is_dir(), reason=f"no CIFAR-10 in {TFDS} (set JGC_TEST_DATA)")
-def test_the_real_cifar10():
-    """Decoded once into the user's own cache, as by a user's first run: too slow to do in every test run."""
+def test_real_data():
+    """Uses the user's cache, because decoding is too slow for every test run."""
     dataset = load_cifar("cifar10", TFDS)
     assert dataset.train_images.shape == (50_000, 32, 32, 3) and dataset.test_images.shape == (
         10_000,

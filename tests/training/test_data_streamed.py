@@ -21,7 +21,7 @@ CROP = 16
 
 
 @given(st.integers(8, 900), st.floats(0.34, 3.0), st.integers(0, 2**32 - 1))
-def test_inceptions_crops_lie_in_the_image_and_within_the_bounds_of_area_and_aspect(height, shape, seed):
+def test_inception_crop_bounds(height, shape, seed):
     width = max(1, round(height * shape))
     numbers, _ = draw_crops(np.random.default_rng(seed), 3)
     for one in numbers:
@@ -32,8 +32,8 @@ def test_inceptions_crops_lie_in_the_image_and_within_the_bounds_of_area_and_asp
         assert ASPECT[0] * (1 - 1e-9) <= w / h <= ASPECT[1] * (1 + 1e-9)
 
 
-def test_the_crops_of_a_square_image_are_uniform_in_area_and_in_the_logarithm_of_the_aspect():
-    """Of those whose first try fits: the area then is no longer uniform near the whole image."""
+def test_inception_crop_distribution():
+    """Counts crops whose first try fits, so the area is not uniform near the whole image."""
     numbers, flip = draw_crops(np.random.default_rng(0), 4000)
     boxes = np.array([inception_box(one, 100, 100) for one in numbers])
     w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
@@ -46,13 +46,13 @@ def test_the_crops_of_a_square_image_are_uniform_in_area_and_in_the_logarithm_of
     assert abs((boxes[:, 0] / (100 - w + 1e-9))[small].mean() - 0.5) < 0.02
 
 
-def test_a_strip_is_cut_in_its_middle():
+def test_crop_of_a_strip():
     box = inception_box(np.full((10, 4), 0.99), 400, 30)
     assert (box.top, box.bottom, box.left, box.right) == (0, 30, 180, 220)
 
 
 @pytest.mark.parametrize(("width", "height"), [(400, 300), (320, 640), (30, 40)])
-def test_the_evaluated_part_is_that_of_a_resize_and_a_central_crop(width, height):
+def test_central_crop(width, height):
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (5, 5, 3), np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
     file = io.BytesIO()
@@ -65,7 +65,7 @@ def test_the_evaluated_part_is_that_of_a_resize_and_a_central_crop(width, height
     assert np.abs(got.astype(int) - np.asarray(want)).mean() < 2
 
 
-def test_a_jpeg_decoded_at_a_fraction_of_its_size_gives_the_same_picture():
+def test_reduced_jpeg_decoding():
     whole = cut(jpeg(1, 640, 481), 20, central_box)
     file = io.BytesIO()
     Image.open(io.BytesIO(jpeg(1, 640, 481))).save(file, "PNG")  # which is always decoded in full
@@ -84,7 +84,7 @@ def small(dataset, **changes):
     return source_of(dataset._replace(crop=CROP, **changes))
 
 
-def test_a_batch_is_the_same_for_any_number_of_nodes_threads_and_processes(imagenet):
+def test_batches_are_pure(imagenet):
     one, many = (small(load_imagenet(imagenet), threads=threads) for threads in (1, 5))
     images, labels = one.batch(3, 7, 1, 12)
     assert images.shape == (1, 12, CROP, CROP, 3) and images.dtype == np.float32 and labels.dtype == np.int32
@@ -98,14 +98,14 @@ def test_a_batch_is_the_same_for_any_number_of_nodes_threads_and_processes(image
     assert (one.batch(3, 8, 1, 12)[0] != images).any() and (one.batch(4, 7, 1, 12)[0] != images).any()
 
 
-def test_a_process_reads_its_own_nodes_images_alone(imagenet):
+def test_process_reads_only_its_images(imagenet):
     dataset, read = load_imagenet(imagenet), []
     counted = dataset._replace(train=dataset.train._replace(read=lambda i: read.append(i) or dataset.train.read(i)))
     small(counted).batch(0, 0, 4, 12, local=slice(2, 3))
     assert len(read) == 3
 
 
-def test_an_epoch_has_every_image_once_with_the_label_of_its_folder(imagenet):
+def test_epoch_covers_every_image(imagenet):
     source = small(load_imagenet(imagenet))
     _, labels = source.batch(0, 0, 2, 3 * TRAIN)
     assert source.epoch_steps(3 * TRAIN) == 1
@@ -116,7 +116,7 @@ def test_an_epoch_has_every_image_once_with_the_label_of_its_folder(imagenet):
     assert source.classes == 3 and source.inputs(2).shape == (2, CROP, CROP, 3)
 
 
-def test_validation_images_are_held_out_of_training(imagenet):
+def test_held_out_images(imagenet):
     dataset, read = load_imagenet(imagenet), set()
     watched = dataset._replace(train=dataset.train._replace(read=lambda i: read.add(i) or dataset.train.read(i)))
     source = source_of(watched._replace(crop=CROP), validation=1 / 3)
@@ -130,7 +130,7 @@ def test_validation_images_are_held_out_of_training(imagenet):
         source_of(watched, validation=0.01)
 
 
-def test_images_prepared_by_tensorflow_datasets_are_read_as_those_in_files(tmp_path):
+def test_tfds_matches_class_folders(tmp_path):
     source = small(load_imagenet(write_prepared_imagenet(tmp_path)))
     assert (source.classes, source.epoch_steps(3 * TRAIN)) == (3, 1)
     (batch,) = source.evaluation(1)
@@ -140,7 +140,7 @@ def test_images_prepared_by_tensorflow_datasets_are_read_as_those_in_files(tmp_p
     assert batch.labels.tolist() == [i % 3 for i in range(3 * TEST)]
 
 
-def test_food101_has_the_labels_of_its_lists(tmp_path):
+def test_food101_labels(tmp_path):
     dataset = load_food101(write_food101(tmp_path))
     assert (dataset.train.size, dataset.test.size, dataset.num_classes) == (3 * TRAIN, 3 * TEST, 3)
     encoded = dataset.test.read(TEST)
@@ -150,7 +150,7 @@ def test_food101_has_the_labels_of_its_lists(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["crop", "threads"])
-def test_settings_of_streamed_images_reach_them_and_are_refused_by_others(imagenet, name):
+def test_streamed_settings(imagenet, name):
     def config(data, **settings):
         return resolve(Config(Dense(), data=DataConfig(data, str(imagenet), **settings)))
 
@@ -189,7 +189,7 @@ FOOD_MISSING = {
 
 
 @pytest.mark.parametrize("message", IMAGENET)
-def test_what_is_wrong_with_imagenets_folders_is_one_line(imagenet, message):
+def test_bad_imagenet_folders(imagenet, message):
     IMAGENET[message](imagenet)
     with pytest.raises(MissingDataError) as raised:
         load_imagenet(imagenet)
@@ -197,7 +197,7 @@ def test_what_is_wrong_with_imagenets_folders_is_one_line(imagenet, message):
 
 
 @pytest.mark.parametrize("message", [*FOOD_MISSING, *FOOD_DAMAGED])
-def test_what_is_wrong_with_food101_is_one_line_and_how_to_fetch_what_is_missing(tmp_path, message):
+def test_bad_food101_files(tmp_path, message):
     (FOOD_MISSING | FOOD_DAMAGED)[message](write_food101(tmp_path) / "food-101")
     with pytest.raises(MissingDataError) as raised:
         load_food101(tmp_path)
@@ -207,13 +207,13 @@ def test_what_is_wrong_with_food101_is_one_line_and_how_to_fetch_what_is_missing
     assert (f"mkdir -p {tmp_path} && cd {tmp_path} && curl -LO" in text) == (message in FOOD_MISSING)
 
 
-def test_a_missing_imagenet_says_both_ways_to_have_it(tmp_path):
+def test_missing_imagenet(tmp_path):
     with pytest.raises(MissingDataError, match=rf"imagenet2012 is missing: .*{tmp_path}.*array_record.*class folders"):
         load_imagenet(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["dataset_info.json", "features.json"])
-def test_a_damaged_description_of_imagenet_is_named_without_advice_to_fetch_it(tmp_path, file):
+def test_damaged_dataset_info(tmp_path, file):
     folder = write_prepared_imagenet(tmp_path) / "imagenet2012/3.0.2"
     (folder / file).write_text("{")
     with pytest.raises(MissingDataError) as raised:
@@ -223,7 +223,7 @@ def test_a_damaged_description_of_imagenet_is_named_without_advice_to_fetch_it(t
     assert "is missing" not in text and "class folders" not in text
 
 
-def test_a_truncated_shard_of_imagenet_is_named(tmp_path):
+def test_truncated_shard(tmp_path):
     shard = write_prepared_imagenet(tmp_path) / "imagenet2012/3.0.2/imagenet2012-train.array_record-00000-of-00001"
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(MissingDataError, match=rf"cannot read image 4 of the train split in {shard.parent} \("):
@@ -247,7 +247,7 @@ def broken(content):
         (jpeg(0, 400, 300)[:-900], "truncated"),
     ],
 )
-def test_a_broken_image_is_named_in_one_line(imagenet, content, message):
+def test_broken_image(imagenet, content, message):
     with pytest.raises(MissingDataError) as raised:
         small(broken(content)(load_imagenet(imagenet))).batch(0, 0, 2, 4)
     text = str(raised.value)
@@ -255,7 +255,7 @@ def test_a_broken_image_is_named_in_one_line(imagenet, content, message):
     assert "\n" not in text and "BytesIO" not in text
 
 
-def test_a_label_out_of_range_and_a_file_that_is_gone_are_named(imagenet, tmp_path):
+def test_bad_label_and_missing_file(imagenet, tmp_path):
     dataset = load_imagenet(imagenet)
     with pytest.raises(MissingDataError, match=r"the label of .*JPEG must be from 0 to 1, got 2"):
         list(small(dataset, num_classes=2).evaluation(1))

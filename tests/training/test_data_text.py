@@ -1,4 +1,4 @@
-"""Text: its words as numbers, batches as pure functions of the step, and what is evaluated of it."""
+"""Text: vocabulary, batches as pure functions of the step, evaluation windows."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ PTB = TFDS.parent
 
 
 def counting(n: int, window: int) -> Text:
-    """A text in which every word occurs once: its number is its place."""
+    """A text in which every word occurs once, so a word's number is its position."""
     words = np.arange(n, dtype=np.int32)
     return Text("counting", words, words[: n // 2], words[: n // 3], tuple(map(str, range(n))), window)
 
@@ -26,7 +26,7 @@ def counting(n: int, window: int) -> Text:
 # Words.
 
 
-def test_the_vocabulary_is_that_of_the_training_text():
+def test_vocabulary_from_training_text():
     words = words_of("the cat sat \n the <unk> sat on the mat\n")
     vocabulary = vocabulary_of(words)
     assert vocabulary[0] == "the" and vocabulary[1:3] == ("<eos>", "sat")  # by frequency, then by alphabet
@@ -36,7 +36,7 @@ def test_the_vocabulary_is_that_of_the_training_text():
     assert [vocabulary[i] for i in unseen] == ["<unk>", "cat", "<unk>"] and unseen.dtype == np.int32
 
 
-def test_the_three_files(tmp_path):
+def test_files(tmp_path):
     text = load_ptb(write_text(tmp_path))
     assert set(text.vocabulary) == {*WORDS, "<eos>", "<unk>"} and text.window == 20
     for split, words in zip(SIZES, (text.train, text.validation, text.test), strict=True):
@@ -45,7 +45,7 @@ def test_the_three_files(tmp_path):
         assert " ".join(text.vocabulary[i] for i in words).replace("<eos>", "\n").split() == file.split()
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path):
+def test_binary_file(tmp_path):
     file = write_text(tmp_path) / "ptb/ptb.valid.txt"
     file.write_bytes(b"caf\xe9")
     with pytest.raises(MissingDataError, match=r"ptb: cannot read .*ptb.valid.txt: 'utf-8' codec"):
@@ -53,7 +53,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("spoil", ["folder", "file", "empty"])
-def test_missing_text_is_one_line_that_says_where_it_belongs(tmp_path, spoil):
+def test_missing_text(tmp_path, spoil):
     file = write_text(tmp_path) / "ptb/ptb.valid.txt"
     if spoil == "empty":
         file.write_text("")
@@ -72,7 +72,7 @@ def test_missing_text_is_one_line_that_says_where_it_belongs(tmp_path, spoil):
 
 
 @given(st.integers(1, 6), st.integers(1, 7), st.integers(48, 90))
-def test_an_epoch_shows_every_word_once_and_goes_on_where_it_was(streams, window, n):
+def test_epoch_covers_every_word(streams, window, n):
     text = counting(n, window)
     steps = epoch_steps(text, streams)
     batches = [text_batch(text, 0, step, 1, streams) for step in range(2 * steps)]
@@ -90,7 +90,7 @@ def test_an_epoch_shows_every_word_once_and_goes_on_where_it_was(streams, window
         assert labels.dtype == inputs.words.dtype == np.int32
 
 
-def test_nodes_have_disjoint_streams_of_the_same_batch():
+def test_disjoint_streams():
     text = counting(200, window=5)
     for step in range(8):
         whole = text_batch(text, 0, step, 1, 8)
@@ -104,7 +104,7 @@ def test_nodes_have_disjoint_streams_of_the_same_batch():
             np.testing.assert_array_equal(own[1], shared[1][1:2])
 
 
-def test_batches_depend_on_the_step_alone():
+def test_batches_are_pure():
     text = counting(100, window=5)
     there = [text_batch(text, 0, step, 2, 4) for step in range(12)]
     for step in reversed(range(12)):
@@ -113,7 +113,7 @@ def test_batches_depend_on_the_step_alone():
         np.testing.assert_array_equal(labels, there[step][1])
 
 
-def test_what_cannot_be_a_batch_is_refused():
+def test_bad_batches():
     text = counting(50, window=5)
     with pytest.raises(ValueError, match="got 3 nodes, a batch of 4"):
         text_batch(text, 0, 0, 3, 4)
@@ -132,7 +132,7 @@ def test_what_cannot_be_a_batch_is_refused():
 
 
 @given(st.integers(2, 150), st.integers(1, 9), st.integers(1, 8))
-def test_every_word_but_the_first_is_a_label_once(n, window, multiple):
+def test_evaluation_covers_every_word(n, window, multiple):
     batches = list(evaluation_windows(np.arange(n, dtype=np.int32), window, multiple))
     shapes = {batch.labels.shape for batch in batches}
     ((count, width),) = shapes
@@ -147,7 +147,7 @@ def test_every_word_but_the_first_is_a_label_once(n, window, multiple):
         assert np.all(np.diff(labels) == 1) and np.all(stream[: len(labels)] >= 0)
 
 
-def test_a_source_of_text_and_one_of_images():
+def test_text_and_image_sources():
     text, images = data.source_of(counting(50, window=5)), data.source_of(data.load_dataset("digits"))
     assert (text.score, images.score) == (data.PERPLEXITY, data.ACCURACY)
     for source, batch_size in ((text, 4), (images, 16)):
@@ -162,7 +162,7 @@ def test_a_source_of_text_and_one_of_images():
     assert text.facts != data.source_of(counting(51, window=5)).facts
 
 
-def test_a_score_has_a_direction():
+def test_score_direction():
     assert data.ACCURACY.is_as_good(0.5) and data.ACCURACY.is_as_good(-1.0) and not data.ACCURACY.is_as_good(-1.1)
     assert data.PERPLEXITY.is_as_good(-30) and not data.PERPLEXITY.is_as_good(2.1)
     assert data.ACCURACY.text(0.5) == "50.00 %" and data.PERPLEXITY.text(123.456) == "123.46"
@@ -174,7 +174,7 @@ def test_a_score_has_a_direction():
 
 
 @pytest.mark.skipif(not (PTB / "ptb").is_dir(), reason=f"no Penn Treebank in {PTB} (set JGC_TEST_DATA)")
-def test_the_real_penn_treebank():
+def test_real_data():
     text = load_ptb(PTB)
     assert [len(words) for words in (text.train, text.validation, text.test)] == [929_589, 73_760, 82_430]
     assert len(text.vocabulary) == 10_000 and text.vocabulary[1:3] == ("<unk>", "<eos>")

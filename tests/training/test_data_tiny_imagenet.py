@@ -60,7 +60,7 @@ def expected(pictures: list[np.ndarray]) -> np.ndarray:
     return np.stack([x if x.ndim == 3 else np.repeat(x[..., None], 3, axis=2) for x in pictures]).astype(int)
 
 
-def test_images_have_the_labels_of_their_folders_and_annotations(unpacked):
+def test_labels(unpacked):
     dataset = load_tiny_imagenet(unpacked.parent)
     want = expected([train_picture(label, i) for label in range(3) for i in range(TRAIN)])
     assert dataset.train_images.dtype == np.uint8 and dataset.image_shape == (64, 64, 3)
@@ -73,7 +73,7 @@ def test_images_have_the_labels_of_their_folders_and_annotations(unpacked):
     assert (dataset.num_classes, dataset.augment) == (3, Augment(pad=8, flip=True))
 
 
-def test_grayscale_files_become_three_equal_channels(unpacked):
+def test_grayscale_images(unpacked):
     dataset = load_tiny_imagenet(unpacked.parent)
     images = [dataset.train_images[GRAY_TRAIN[0] * TRAIN + GRAY_TRAIN[1]]]
     images += [dataset.test_images[i] for i, (_, mode) in enumerate(VAL) if mode == "L"]
@@ -82,7 +82,7 @@ def test_grayscale_files_become_three_equal_channels(unpacked):
         np.testing.assert_array_equal(image, np.repeat(image[..., :1], 3, axis=2))
 
 
-def test_mean_and_standard_deviation_are_those_of_the_training_images(unpacked):
+def test_channel_statistics(unpacked):
     dataset = load_tiny_imagenet(unpacked.parent)
     np.testing.assert_allclose(dataset.mean, dataset.train_images.mean((0, 1, 2)), rtol=1e-5)
     np.testing.assert_allclose(dataset.std, dataset.train_images.std((0, 1, 2)), rtol=1e-5)
@@ -94,7 +94,7 @@ def test_mean_and_standard_deviation_are_those_of_the_training_images(unpacked):
 # The cache.
 
 
-def test_it_is_decoded_once_and_found_in_each_way_of_naming_its_folder(unpacked, monkeypatch):
+def test_cache_hits(unpacked, monkeypatch):
     first = load_tiny_imagenet(unpacked.parent)
 
     def no_decode(*args):
@@ -121,7 +121,7 @@ def change_a_label(folder):
 
 
 @pytest.mark.parametrize("change", [change_an_image, change_its_time, change_a_label])
-def test_a_changed_source_replaces_the_cache_entry(unpacked, change):
+def test_cache_misses(unpacked, change):
     load_tiny_imagenet(unpacked.parent)
     (path,) = (unpacked.parents[1] / "cache" / "jgc").iterdir()
     before = path.read_bytes()
@@ -162,7 +162,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("message", [*MISSING, *DAMAGES])
-def test_one_line_says_what_is_wrong_and_how_to_fetch_what_is_missing(unpacked, message):
+def test_bad_files_in_one_line(unpacked, message):
     (MISSING | DAMAGES)[message](unpacked)
     with pytest.raises(MissingDataError) as raised:
         load_tiny_imagenet(unpacked.parent)
@@ -173,14 +173,14 @@ def test_one_line_says_what_is_wrong_and_how_to_fetch_what_is_missing(unpacked, 
     assert not (unpacked.parents[1] / "cache").exists()
 
 
-def test_a_missing_data_set_is_fetched_to_where_it_was_looked_for(tmp_path):
+def test_fetch_command(tmp_path):
     for given in (tmp_path, str(tmp_path)):
         with pytest.raises(MissingDataError, match=f"{tmp_path}/tiny-imagenet-200/wnids.txt.*mkdir -p {tmp_path} && "):
             load_tiny_imagenet(given)
 
 
-def test_its_workload_runs_from_the_command_line(unpacked, tmp_path, monkeypatch, capsys):
-    """The model is exchanged for one that compiles in a moment; resnet18 is too large for a test."""
+def test_workload_from_command_line(unpacked, tmp_path, monkeypatch, capsys):
+    """Replaces resnet18, which is too large for a test, by a small model."""
     monkeypatch.setattr(setup, "make_model", tiny_conv_model)
     words = "--config configs/sparse_gd.py --workload tiny_imagenet_resnet18 --batch-size 8 --steps 2"
     monkeypatch.chdir(Path(__file__).parents[2])

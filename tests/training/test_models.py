@@ -1,4 +1,4 @@
-"""Models: their sizes, their parameter paths, and what their norms see. Shapes come from `jax.eval_shape`."""
+"""Models: sizes, parameter paths, norms. Shapes come from `jax.eval_shape`."""
 
 import re
 from functools import cache, partial
@@ -76,7 +76,7 @@ def test_parameter_counts(name, num_classes, settings, want):
 
 
 @pytest.mark.parametrize(("name", "norm"), NORMS)
-def test_patterns_find_exactly_the_first_and_the_last_layer(name, norm):
+def test_first_and_last_layer_patterns(name, norm):
     model, variables = abstract(name, 10, norm=norm)
     every = paths(variables["params"])
     first = {"conv/kernel", "conv/bias"} if norm == "none" else {"conv/kernel"}
@@ -85,15 +85,15 @@ def test_patterns_find_exactly_the_first_and_the_last_layer(name, norm):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_paths_are_named_by_hand(name):
-    """A Flax counter (`Conv_10`) has a capital letter; a policy keyed by one would move with every edit."""
+def test_explicit_paths(name):
+    """No Flax counters such as `Conv_10`: they change when a model is edited, and policies are keyed by paths."""
     every = paths(abstract(name, 10)[1]["params"])
     assert len(set(every)) == len(every)
     assert not [p for p in every if re.search("[A-Z]", p)]
 
 
-def test_paths_of_a_block_are_stable():
-    """These names are in users' policies and checkpoints: a change here breaks both."""
+def test_block_paths():
+    """Users' policies and checkpoints contain these names."""
     every = paths(abstract("resnet50", 1000)[1]["params"])
     layers = ("layer1", "layer2", "layer3", "shortcut")
     want = {
@@ -124,7 +124,7 @@ def test_forward_shapes(name, norm):
     ("name", "want"),
     [("resnet20", (8, 8, 64)), ("resnet18", (7, 7, 512)), ("resnet50", (7, 7, 2048))],
 )
-def test_last_block_has_the_papers_output_size(name, want):
+def test_last_block_output_size(name, want):
     model, variables = abstract(name, 10)
     images = jax.ShapeDtypeStruct((1, *image_shape(name)), jnp.float32)
 
@@ -138,7 +138,7 @@ def test_last_block_has_the_papers_output_size(name, want):
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg11"])
-def test_the_pooling_models_take_larger_images_and_refuse_smaller_ones(name):
+def test_image_sizes(name):
     model, variables = abstract(name, 10)
 
     def shapes(*size):
@@ -149,7 +149,7 @@ def test_the_pooling_models_take_larger_images_and_refuse_smaller_ones(name):
         shapes(32, 31)
 
 
-def test_models_are_hashable_and_equal_by_value():
+def test_models_hash_by_value():
     """A jitted step that takes the module as a static argument must not compile again for an equal one."""
     one, other = (make_model("convnet5", 10, widths=[8] * 5) for _ in range(2))
     assert one == other and hash(one) == hash(other)
@@ -173,7 +173,7 @@ def small(name: str, **settings: Any) -> tuple[Model, Any]:
 
 
 @pytest.mark.parametrize(("name", "settings"), SMALL)
-def test_a_fixed_batch_is_learned(name, settings):
+def test_fixed_batch_is_learned(name, settings):
     """Every layer has a gradient, and a few steps of SGD lower the loss."""
     model, variables = small(name, **settings)
     images = jax.random.normal(jax.random.key(1), (8, 32, 32, 3))
@@ -195,8 +195,8 @@ def test_a_fixed_batch_is_learned(name, settings):
 
 
 @pytest.mark.parametrize(("name", "settings"), SMALL[:2])
-def test_the_models_without_a_norm_equal_pytorchs_layers(name, settings):
-    """Paddings, strides and poolings as in the form for CIFAR, with layers of PyTorch in a row."""
+def test_matches_pytorch(name, settings):
+    """Paddings, strides and poolings equal those of a sequence of PyTorch's layers."""
     torch = pytest.importorskip("torch", reason="PyTorch is an extra")
     model, variables = small(name, **settings)
     shapes = {  # kernel's stride and padding, and pooling, of each layer
@@ -223,8 +223,8 @@ def layer(norm: str) -> tuple[ConvNorm, Any]:
     return module, jax.jit(partial(module.init, train=False))(jax.random.key(0), jnp.zeros((1, 4, 4, 1)))
 
 
-def test_batch_statistics_are_each_nodes_own():
-    """Under a named node axis, nodes with other images keep other statistics: momentum 0.9, no collective."""
+def test_batch_statistics_are_local():
+    """Under a named node axis, each node has statistics of its own images: momentum 0.9, no collective."""
     module, variables = layer("batch")
     images = jax.random.normal(jax.random.key(1), (2, 4, 4, 4, 1)) * jnp.array([1.0, 3.0]).reshape(
         2, 1, 1, 1, 1
@@ -249,7 +249,7 @@ def convolution(images: jax.Array, kernel: jax.Array) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("norm", "independent"), [("group", True), ("batch", False)])
-def test_group_norm_sees_one_image_at_a_time_and_batch_norm_the_batch(norm, independent):
+def test_group_and_batch_norm(norm, independent):
     module, variables = layer(norm)
     forward = jax.jit(lambda x: module.apply(variables, x, train=True, mutable=["batch_stats"])[0])
     images = np.random.default_rng(1).normal(size=(4, 4, 4, 1)).astype(np.float32)
@@ -258,7 +258,7 @@ def test_group_norm_sees_one_image_at_a_time_and_batch_norm_the_batch(norm, inde
 
 
 @pytest.mark.parametrize("bottleneck", [False, True])
-def test_zero_init_makes_a_block_the_identity(bottleneck):
+def test_zero_init_block_is_identity(bottleneck):
     x = np.random.default_rng(0).random((2, 4, 4, 16), np.float32)
     block = Block(
         4 if bottleneck else 16, 1, bottleneck, "projection", "batch", zero_init=True, dtype=jnp.float32
@@ -267,7 +267,7 @@ def test_zero_init_makes_a_block_the_identity(bottleneck):
     np.testing.assert_array_equal(out, x)
 
 
-def test_identity_shortcut_keeps_every_second_pixel_and_adds_zero_channels():
+def test_identity_shortcut():
     x = jnp.arange(16.0).reshape(1, 4, 4, 1)
     out = _pad_shortcut(x, features=3, stride=2)
     np.testing.assert_array_equal(out[0, :, :, 0], [[0, 2], [8, 10]])
@@ -292,12 +292,12 @@ def test_identity_shortcut_keeps_every_second_pixel_and_adds_zero_channels():
         ("convnet5", {"strides": (1, 2, 0, 2, 1)}, r"`strides` must be 5 positive numbers"),
     ],
 )
-def test_bad_settings_are_named(name, settings, message):
+def test_bad_settings(name, settings, message):
     with pytest.raises(ValueError, match=message):
         make_model(name, **({"num_classes": 10} | settings))
 
 
-def test_settings_that_a_model_does_not_have():
+def test_unknown_settings():
     with pytest.raises(TypeError, match="stm"):
         make_model("resnet18", 10, stm="cifar")
     with pytest.raises(TypeError, match="depth"):  # a resnet18 of depth 50 would be a lie in every log

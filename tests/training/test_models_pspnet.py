@@ -1,4 +1,4 @@
-"""PSPNet: its pooling and stretching against loops, its sizes, and what dilation does to a convolution."""
+"""PSPNet: pooling and interpolation against loops, sizes, dilated convolutions."""
 
 import math
 import re
@@ -32,7 +32,7 @@ def pooled_by_hand(x, bins):
 
 
 @pytest.mark.parametrize("size", [(5, 7), (1, 13)])
-def test_pooling_equals_a_loop_over_the_parts_at_any_size(size):
+def test_pooling_matches_loop(size):
     x = RNG.normal(size=(2, *size, 3)).astype(np.float32)
     found = jax.jit(lambda x: [pooled(x, bins) for bins in BINS])(x)
     for bins, got in zip(BINS, found, strict=True):
@@ -40,7 +40,7 @@ def test_pooling_equals_a_loop_over_the_parts_at_any_size(size):
 
 
 @given(size=st.integers(1, 70), bins=st.integers(1, 8))
-def test_every_part_is_a_mean_and_no_pixel_is_left_out(size, bins):
+def test_parts_cover_all_pixels(size, bins):
     matrix = parts(size, bins)
     np.testing.assert_allclose(matrix.sum(axis=1), 1, rtol=1e-5)
     assert np.all(matrix.sum(axis=0) > 0)
@@ -48,20 +48,20 @@ def test_every_part_is_a_mean_and_no_pixel_is_left_out(size, bins):
 
 
 @given(old=st.integers(1, 60), new=st.integers(1, 200))
-def test_interpolation_is_linear_between_ends_that_stay(old, new):
+def test_interpolation_is_linear(old, new):
     row = np.random.default_rng(old).normal(size=old)
     want = np.interp(np.linspace(0, old - 1, new), np.arange(old), row)
     np.testing.assert_allclose(between(old, new) @ row, want, atol=1e-4)
 
 
-def test_stretching_takes_rows_for_rows():
+def test_stretching_axes():
     x = RNG.normal(size=(2, 3, 5, 3)).astype(np.float32)
     got = jax.jit(lambda x: stretched(x, 17, 33))(x)
     np.testing.assert_allclose(got[:, ::8, ::8], x, atol=1e-5)  # an image of 8 n + 1 pixels
     np.testing.assert_allclose(got[:, 4, ::8], (x[:, 0] + x[:, 1]) / 2, atol=1e-5)
 
 
-def test_a_dilated_convolution_is_one_with_zeros_between_its_weights():
+def test_dilated_convolution():
     x = RNG.normal(size=(1, 9, 8, 2)).astype(np.float32)
     kernel = RNG.normal(size=(3, 3, 2, 4)).astype(np.float32)
     holes = np.zeros((5, 5, 2, 4), np.float32)
@@ -77,7 +77,7 @@ def test_a_dilated_convolution_is_one_with_zeros_between_its_weights():
 
 @cache
 def abstract(name, size, **settings):
-    """The model, and the shapes of its variables and of what it returns in training and in evaluation."""
+    """The model, and the shapes of its variables and of its outputs in training and evaluation."""
     model = make_model(name, 11, **settings)
     images = jax.ShapeDtypeStruct((2, *size, 3), jnp.float32)
     variables = jax.eval_shape(partial(model.module.init, train=False), jax.random.key(0), images)
@@ -86,7 +86,7 @@ def abstract(name, size, **settings):
 
 
 @pytest.mark.parametrize(("name", "size"), [("pspnet50", (473, 473)), ("pspnet18", (33, 1))])
-def test_a_logit_for_every_class_and_pixel_of_two_heads_in_training_and_of_one_after(name, size):
+def test_logit_shapes(name, size):
     _, variables, (train, updated), evaluated = abstract(name, size, dtype=jnp.bfloat16)
     assert isinstance(train, WithAuxiliary)
     for logits in (*train, evaluated):
@@ -96,7 +96,7 @@ def test_a_logit_for_every_class_and_pixel_of_two_heads_in_training_and_of_one_a
     assert jax.tree.structure(dict(updated)["batch_stats"]) == statistics and "auxiliary" in variables["batch_stats"]
 
 
-def test_sizes_of_the_real_one():
+def test_full_size():
     """ResNet-50 without its head, and PSPNet's layers one by one."""
     _, variables, *_ = abstract("pspnet50", (473, 473), dtype=jnp.bfloat16)
     backbone = 25_557_032 - 2049 * 1000
@@ -106,7 +106,7 @@ def test_sizes_of_the_real_one():
     assert sum(x.size for x in jax.tree.leaves(variables["params"])) == backbone + pyramid + final + auxiliary
 
 
-def test_paths_and_the_patterns_of_the_first_and_last_layer():
+def test_paths_and_patterns():
     model, variables, *_ = abstract("pspnet18", (33, 1), dtype=jnp.bfloat16)
     leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
     paths = ["/".join(entry.key for entry in path) for path, _ in leaves]
@@ -123,7 +123,7 @@ def test_paths_and_the_patterns_of_the_first_and_last_layer():
 
 
 @pytest.mark.slow
-def test_a_fixed_batch_is_learned_by_both_heads(monkeypatch):
+def test_both_heads_learn(monkeypatch):
     """With one narrow block a stage: every layer has a gradient, and a few steps of SGD lower the loss."""
     monkeypatch.setitem(FAMILIES, 18, FAMILIES[18]._replace(stages=(1, 1, 1, 1)))
     module = pspnet(18, 3, width=4).module
@@ -155,6 +155,6 @@ def test_a_fixed_batch_is_learned_by_both_heads(monkeypatch):
         ("pspnet34", {}, "got 'pspnet34'; did you mean 'pspnet"),
     ],
 )
-def test_bad_settings_are_named(name, settings, message):
+def test_bad_settings(name, settings, message):
     with pytest.raises(ValueError, match=message):
         make_model(name, **({"num_classes": 11} | settings))

@@ -36,7 +36,7 @@ CLASSES = 11
 
 @pytest.fixture(autouse=True, scope="module")
 def folder(tmp_path_factory):
-    """Where a small CamVid lies; one device, and the tiny model."""
+    """The folder of a small CamVid; with one device and the tiny model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("arrays")))
         patch.setattr(building, "make_model", tiny_model)
@@ -57,18 +57,18 @@ def scene_config(folder, run_dir=None, method=None, **changes) -> Config:
 
 
 def cross_entropy(logits, labels):
-    """Of each label, in NumPy."""
+    """Cross-entropy of each label, in NumPy."""
     logits = np.asarray(logits, np.float64)
     log_sums = np.log(np.exp(logits).sum(axis=-1))
     return log_sums - np.take_along_axis(logits, np.maximum(labels, 0)[..., None], -1)[..., 0]
 
 
 def returning(out):
-    """A model's `apply` that returns the same whatever it is given."""
+    """A model's `apply` that returns a constant."""
     return lambda variables, inputs, train, mutable: (out, {})
 
 
-def test_void_labels_count_nowhere_and_the_second_head_by_0_4():
+def test_void_labels_and_auxiliary_loss():
     rng = np.random.default_rng(0)
     logits, other = rng.normal(size=(2, 3, 4, 5, CLASSES)).astype(np.float32)
     labels = rng.integers(VOID, CLASSES, (3, 4, 5)).astype(np.int32)
@@ -89,7 +89,7 @@ def test_void_labels_count_nowhere_and_the_second_head_by_0_4():
     assert float(nothing) == float(accuracy) == 0
 
 
-def test_classification_is_what_it_was():
+def test_classification_loss_unchanged():
     """Bit for bit: a plain mean over the labels."""
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(37, 10)).astype(np.float32), rng.integers(0, 10, 37)
@@ -113,7 +113,7 @@ def scores_by_hand(truth, guess):
 
 
 def with_guesses(folder):
-    """A run's parts with a model of random logits, which depend on the place and the image."""
+    """A run's parts with a model of random logits, which depend on pixel and image."""
     setup = building.build(scene_config(folder, nodes=4))
     table = jax.random.normal(jax.random.key(0), (36, 48, CLASSES)).at[..., 0].add(jnp.linspace(0, 4, 48))
     parts = setup.parts._replace(apply=lambda variables, inputs, **settings: guess(inputs, **settings))
@@ -126,7 +126,7 @@ def with_guesses(folder):
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_scores_are_those_of_all_labelled_pixels_together(folder, devices, monkeypatch):
+def test_scores_over_labelled_pixels(folder, devices, monkeypatch):
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:devices]))
     setup, guess = with_guesses(folder)
     found = make_evaluate(setup.parts, setup.source)(setup.state)
@@ -141,7 +141,7 @@ def test_scores_are_those_of_all_labelled_pixels_together(folder, devices, monke
     assert np.all((shown.pictures.labels[-1] == VOID) == ~counted[-1])
 
 
-def test_scores_of_a_confusion_matrix():
+def test_confusion_scores():
     rng = np.random.default_rng(0)
     truth, guess = rng.integers(0, CLASSES - 2, (2, 500))  # two classes that occur nowhere
     truth[truth == 4] = 3  # one that is only ever given
@@ -160,13 +160,13 @@ def lgc(folder, path, **changes):
 
 @pytest.fixture(scope="module")
 def reference(folder, tmp_path_factory):
-    """A run through the three phases of LGC, never interrupted."""
+    """An uninterrupted run through the three phases of LGC."""
     path = tmp_path_factory.mktemp("runs") / "reference"
     assert loop.run(lgc(folder, path)) == 0
     return path
 
 
-def test_a_run_leaves_both_figures_and_masks_behind(reference, tmp_path):
+def test_run_writes_figures_and_masks(reference, tmp_path):
     lines = read(reference / "metrics.jsonl")
     assert list(dict.fromkeys(line["phase"] for line in lines)) == ["dense", "top-k", "compressed"]
     assert [line["step"] for line in lines if FIGURES[0] in line] == [2, 3, 4, 6]
@@ -184,7 +184,7 @@ def test_a_run_leaves_both_figures_and_masks_behind(reference, tmp_path):
     assert f" {100 * summary[FIGURES[0]]:.2f} | {100 * summary[FIGURES[1]]:.2f} |" in page
 
 
-def test_a_resumed_run_equals_one_never_stopped(folder, tmp_path, reference, capsys):
+def test_resume_is_exact(folder, tmp_path, reference, capsys):
     assert loop.run(lgc(folder, tmp_path, steps=3)) == 0
     assert loop.run(lgc(folder, tmp_path, resume=True)) == 0
     got, expected = (checkpoint.restore(checkpoint.open_manager(path)).arrays for path in (tmp_path, reference))
@@ -194,7 +194,7 @@ def test_a_resumed_run_equals_one_never_stopped(folder, tmp_path, reference, cap
     assert "test mean IoU: " in said and "summary.json, curves.png, masks.png and metrics.jsonl are in" in said
 
 
-def test_masks_take_the_colours_of_their_classes(tmp_path):
+def test_mask_colours(tmp_path):
     labels = np.array([[[0, 1], [VOID, 5]]], np.int32)  # 5: an output of the model beyond the data's classes
     colours = ((10, 20, 30), (40, 50, 60))
     want = [[[10, 20, 30], [40, 50, 60]], [[0, 0, 0], [0, 0, 0]]]
@@ -207,7 +207,7 @@ def test_masks_take_the_colours_of_their_classes(tmp_path):
 # Settings.
 
 
-def test_the_learning_rate_falls_by_a_polynomial(folder):
+def test_polynomial_schedule(folder):
     schedule = make_schedule(scene_config(folder))
     for step in (0, 600, 1200, 2399, 2400, 5000):
         assert float(schedule(step)) == pytest.approx(0.01 * max(1 - step / 2400, 0) ** 0.9, rel=1e-4)
@@ -226,7 +226,7 @@ def test_the_learning_rate_falls_by_a_polynomial(folder):
         ("--workload digits_convnet5 --data.shrink 2", "--data.shrink is a setting of images with a label a pixel"),
     ],
 )
-def test_one_line_for_what_is_wrong(folder, options, said, tmp_path, monkeypatch, capsys, request):
+def test_bad_options(folder, options, said, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(request.config.rootpath)
     words = ["--workload", "camvid_pspnet", *options.format(tmp=tmp_path, data=folder).split()]
     assert cli.main(["--config", "configs/baseline.py", "--run-dir", str(tmp_path / "run"), *words]) == 2

@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back is what was saved, or an older whole one, or one clear line."""
+"""Checkpoints: round trips, damaged files, other numbers of nodes, one-line errors."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def largest_file(folder):
     return max((f for f in folder.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
 
 
-def test_what_comes_back_is_what_was_saved(tmp_path):
+def test_round_trip(tmp_path):
     manager = saved(tmp_path, 1.5, 2.5, 3.5)
     assert manager.all_steps() == [2, 3]  # the newest and one to fall back on
     found = checkpoint.restore(checkpoint.open_manager(tmp_path))
@@ -57,12 +57,12 @@ def test_what_comes_back_is_what_was_saved(tmp_path):
     assert same(checkpoint.fit(state_of(), found, nodes=4), state_of(3.5))
 
 
-def test_nothing_saved_yet_is_none(tmp_path):
+def test_no_checkpoint(tmp_path):
     assert checkpoint.restore(checkpoint.open_manager(tmp_path)) is None
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "flipped", "host", "missing"])
-def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(tmp_path, damage):
+def test_damaged_checkpoint_falls_back(tmp_path, damage):
     saved(tmp_path, 1.0, 2.0)
     folder = tmp_path / checkpoint.FOLDER / "2"
     file = largest_file(folder / "host") if damage == "host" else largest_file(folder / "state")
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(tmp_path, damage):
     assert checkpoint.restore(checkpoint.open_manager(tmp_path)).step == 2
 
 
-def test_only_damaged_checkpoints_are_an_error_not_a_new_start(tmp_path):
+def test_all_checkpoints_damaged(tmp_path):
     saved(tmp_path, 1.0)
     largest_file(tmp_path / checkpoint.FOLDER / "1" / "state").write_bytes(b"")
     with pytest.raises(UserError, match=r"no whole checkpoint.*checkpoint 1 is damaged"):
@@ -92,7 +92,7 @@ def test_only_damaged_checkpoints_are_an_error_not_a_new_start(tmp_path):
     assert (tmp_path / checkpoint.FOLDER / "1").is_dir()
 
 
-def test_what_a_kill_left_half_written_is_no_checkpoint(tmp_path):
+def test_half_written_checkpoint(tmp_path):
     saved(tmp_path, 1.0)
     (tmp_path / checkpoint.FOLDER / "2.orbax-checkpoint-tmp").mkdir()
     manager = checkpoint.open_manager(tmp_path)
@@ -101,7 +101,7 @@ def test_what_a_kill_left_half_written_is_no_checkpoint(tmp_path):
     assert sorted(manager.all_steps()) == [1, 2]
 
 
-def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
+def test_non_finite_parameters_not_saved(tmp_path):
     manager = saved(tmp_path, 1.0)
     with pytest.raises(NonFinite, match=r"step 2: a parameter has become NaN.*last good checkpoint is that of step 1"):
         checkpoint.save(manager, 2, state_of(np.nan), HOST)
@@ -109,7 +109,7 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
 
 
 @pytest.mark.parametrize("nodes", [2, 8])
-def test_other_numbers_of_nodes_keep_the_mean(tmp_path, nodes):
+def test_new_node_count_keeps_mean(tmp_path, nodes):
     saved(tmp_path, 1.0)
     found = checkpoint.restore(checkpoint.open_manager(tmp_path))
     got, before = checkpoint.fit(state_of(nodes=nodes), found, nodes), state_of(1.0)
@@ -124,8 +124,8 @@ def test_other_numbers_of_nodes_keep_the_mean(tmp_path, nodes):
     )
 
 
-def test_from_four_nodes_to_three_to_eight_keeps_the_mean(tmp_path):
-    """What will be applied is the mean over the nodes, so that a run may go on with any number of them."""
+def test_repeated_node_changes_keep_mean(tmp_path):
+    """Residuals will be applied as their mean over the nodes, so that mean must survive any number of nodes."""
 
     def kept(state):
         return {name: np.asarray(x, np.float32).mean(axis=0) for name, x in state.compressor.local.items()}
@@ -144,7 +144,7 @@ def test_from_four_nodes_to_three_to_eight_keeps_the_mean(tmp_path):
         np.testing.assert_array_equal(state.compressor.shared[0]["decoders"], np.resize(decoders, (new, 2)))
 
 
-def test_a_checkpoint_that_does_not_fit_says_where(tmp_path):
+def test_mismatched_checkpoint(tmp_path):
     saved(tmp_path, 1.0)
     found = checkpoint.restore(checkpoint.open_manager(tmp_path))
     other = state_of()._replace(params={"layer/1": {"kernel": jnp.zeros((2, 4)), "b.ias": jnp.ones(2, jnp.bfloat16)}})
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_does_not_fit_says_where(tmp_path):
         checkpoint.fit(other, found, nodes=4)
 
 
-def test_a_full_disk_is_one_line_and_costs_no_older_checkpoint(tmp_path):
+def test_full_disk(tmp_path):
     manager = saved(tmp_path, 1.0)
     big = state_of()._replace(
         params={"layer/1": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=100_000))}}

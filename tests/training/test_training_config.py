@@ -1,4 +1,4 @@
-"""Where a value comes from, and one clear line for whatever is wrong with a command line."""
+"""Configs: precedence of values, and one-line errors for bad command lines."""
 
 import dataclasses
 import errno
@@ -10,9 +10,11 @@ import pytest
 from jgc.compress import Dense, LgcPs, TopK
 from jgc.lab.shared.random_data import random_source
 from jgc.training import cli
-from jgc.training.config import Config, as_json, differences, resolve
+from jgc.training.config import Config, as_json, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.errors import UserError, cannot_write
+from jgc.training.options import options_of
+from jgc.training.saved_config import differences
 from jgc.training.setup import model_of
 from jgc.training.workloads import WORKLOADS
 
@@ -32,14 +34,14 @@ def write_config(path, body):
     return ["--config", str(path)]
 
 
-def test_workload_fills_in_what_the_config_file_leaves_open():
+def test_workload_fills_open_fields():
     config, workload = cli.parse(LGC), WORKLOADS["digits_convnet5"]
     assert (config.steps, config.learning_rate, config.schedule) == (workload.steps, workload.learning_rate, "cosine")
     assert (config.data.name, config.model.name) == ("digits", "convnet5")
     assert config.compressor.warmup_steps == workload.warmup_steps != LgcPs().warmup_steps
 
 
-def test_config_file_beats_workload_and_command_line_beats_both(tmp_path):
+def test_precedence(tmp_path):
     file = write_config(
         tmp_path / "own.py",
         "Config(compressor=LgcPs(autoencoder_steps=7), steps=11, weight_decay=0.0, data=DataConfig(name='cifar100'))",
@@ -52,7 +54,7 @@ def test_config_file_beats_workload_and_command_line_beats_both(tmp_path):
     assert (typed.steps, typed.compressor.autoencoder_steps, typed.compressor.alpha) == (3, 300, 0.01)
 
 
-def test_a_workload_can_have_settings_for_single_methods():
+def test_workload_settings_by_method():
     alphas = {
         name: cli.parse(["--config", f"configs/{name}.py", "--workload", "cifar10_resnet20"]).compressor.alpha
         for name in ("lgc_ps", "lgc_ring", "scalecom", "sparse_gd")
@@ -70,13 +72,13 @@ def test_a_workload_can_have_settings_for_single_methods():
         ("cifar10_vgg19", "--model.norm none", "none"),
     ],
 )
-def test_the_norm_is_the_workloads_if_not_given(workload, words, norm):
+def test_default_norm(workload, words, norm):
     config = cli.parse([*LGC, "--workload", workload, *words.split()])
     assert as_json(config)["model"]["norm"] == norm
 
 
 @pytest.mark.parametrize("workload", list(WORKLOADS))
-def test_the_model_of_every_workload_takes_what_its_data_set_has(workload):
+def test_workload_models_fit_data(workload):
     config = resolve(Config(compressor=Dense(), workload=workload))
     source = random_source(config)
     (_, labels), inputs, model = source.batch(0, 0, 1, config.batch_size), source.inputs(2), model_of(config, source)
@@ -87,7 +89,7 @@ def test_the_model_of_every_workload_takes_what_its_data_set_has(workload):
     assert ("batch_stats" in variables) == (config.model.norm == "batch")
 
 
-def test_names_that_are_relied_on_from_outside():
+def test_public_names():
     words = (
         "--run-dir x --resume --seed 1 --steps 2 --nodes 4 --batch-size 8 --learning-rate 0.5 --checkpoint-every 3 "
         "--workload cifar10_resnet50 --data.dir d --compressor.alpha 0.2 --compressor.warmup-steps 5 "
@@ -103,16 +105,17 @@ def test_names_that_are_relied_on_from_outside():
 
 @pytest.mark.parametrize("name", ["baseline", "sparse_gd", "lgc_ps", "control"])
 @pytest.mark.parametrize("workload", list(WORKLOADS))
-def test_every_config_file_takes_every_workload(name, workload):
+def test_configs_with_workloads(name, workload):
     config = cli.parse(["--config", f"configs/{name}.py", "--workload", workload])
     assert config.steps == WORKLOADS[workload].steps
     assert -1 not in as_json(config).values()
 
 
-def test_help_lists_every_field_with_its_default_and_a_sentence(capsys):
+def test_help_describes_every_option(capsys):
     assert cli.main([*LGC, "--workload", "cifar10_resnet20", "--help"]) == 0
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    for option in cli.option_names(cli.parse(LGC)):
+    config = cli.parse(LGC)
+    for option in [option.name for option in options_of(type(config), config)]:
         if ".no-" not in option and not option.startswith("--no-"):
             described = re.search(rf" {re.escape(option)}[ ,][^()]*?([a-z0-9:;,.%]+ ){{2,}}", text)
             assert described, f"{option} is not described"
@@ -129,10 +132,11 @@ def test_help_lists_every_field_with_its_default_and_a_sentence(capsys):
         ([*LGC, "--compressor.alhpa", "1"], "did you mean --compressor.alpha?"),
         ([*LGC, "--zzzz"], "unknown option --zzzz; --help lists them all"),
         ([*LGC, "--steps", "many"], "--steps must be a whole number, got 'many'"),
-        ([*LGC, "--learning-rate", "fast"], "--learning-rate"),
-        ([*LGC, "--optimizer", "sdg"], "Expected one of ('sgd', 'adam')"),
-        ([*LGC, "--steps"], "Missing value for argument '--steps'"),
-        ([*LGC, "3"], "Unrecognized options: 3"),
+        ([*LGC, "--learning-rate", "fast"], "--learning-rate must be a number, got 'fast'"),
+        ([*LGC, "--optimizer", "sdg"], "--optimizer must be one of 'sgd', 'adam', got 'sdg'"),
+        ([*LGC, "--steps"], "--steps needs a value"),
+        ([*LGC, "--resume=yes"], "--resume takes no value, got 'yes'"),
+        ([*LGC, "3"], "takes only options, got '3'"),
         ([*LGC, "--workload", "cifar10_resnet2"], "unknown workload 'cifar10_resnet2'; did you mean cifar10_resnet20?"),
         ([*LGC, "--nodes", "0"], "--nodes must be at least 1, got 0"),
         ([*LGC, "--nodes", "-3"], "--nodes must be at least 1, got -3"),
@@ -154,7 +158,7 @@ def test_help_lists_every_field_with_its_default_and_a_sentence(capsys):
         ([*LGC, "--model.name", "resnet20", "--model.norm", "none"], "must be one of 'batch', 'group', got 'none'"),
     ],
 )
-def test_wrong_input_gives_one_line_and_leaves_nothing(words, message, capsys, tmp_path):
+def test_bad_options(words, message, capsys, tmp_path):
     run_dir = tmp_path / "run"
     code = cli.main(
         [*words, "--run-dir", str(run_dir)] if "--config" in words[:-1] and "--resume" not in words else words
@@ -176,7 +180,7 @@ def test_wrong_input_gives_one_line_and_leaves_nothing(words, message, capsys, t
         (cannot_write("a/b", OSError(errno.EACCES, "Permission denied")), "cannot write a/b: Permission denied"),
     ],
 )
-def test_an_error_of_the_system_is_one_line_that_supposes_nothing(error, said, capsys):
+def test_system_errors_in_one_line(error, said, capsys):
     def fail():
         raise error
 
@@ -184,13 +188,13 @@ def test_an_error_of_the_system_is_one_line_that_supposes_nothing(error, said, c
     assert capsys.readouterr().err == f"error: {said}\n"
 
 
-def test_config_files_that_do_not_work(tmp_path, capsys):
+def test_broken_config_files(tmp_path, capsys):
     for body, message in (("1 / 0", "ZeroDivisionError"), ("LgcPs()", "must return"), ("Config(stpes=1)", "stpes")):
         assert cli.main(write_config(tmp_path / "broken.py", body)) == 2
         assert message in capsys.readouterr().err
 
 
-def test_differences_name_the_fields_that_must_not_change():
+def test_differences():
     old = as_json(resolve(Config(compressor=TopK(alpha=0.1))))
     free = dataclasses.replace(resolve(Config(compressor=TopK(alpha=0.1))), steps=9, nodes=2, run_dir="x", log_every=3)
     assert differences(old, as_json(free)) == []
@@ -199,6 +203,6 @@ def test_differences_name_the_fields_that_must_not_change():
     assert differences(old, as_json(resolve(Config(compressor=Dense()))))[0] == "method was 'topk', is 'dense'"
 
 
-def test_unknown_settings_class_is_an_error():
+def test_unknown_settings_class():
     with pytest.raises((UserError, ValueError), match="not the settings"):
         as_json(Config(compressor=object))

@@ -1,4 +1,4 @@
-"""Several real processes on one machine: the result of one, and one clear line for whatever goes wrong."""
+"""Several real processes on one machine: the result of a single process, and one-line errors."""
 
 import os
 import re
@@ -35,7 +35,7 @@ LONG = f"{DENSE} --nodes 2 --steps 100000 --checkpoint-every 2 --log-every 1000 
 
 @pytest.fixture(autouse=True)
 def in_root(request, monkeypatch):
-    """Where train.py is started."""
+    """The folder in which train.py is started."""
     monkeypatch.chdir(request.config.rootpath)
 
 
@@ -48,7 +48,7 @@ def finish(running):
 
 
 def held(folder, devices):
-    """The parameters, which all devices of all processes hold bit for bit alike."""
+    """The parameters, checked to be bit-equal on all devices of all processes."""
     files = sorted(folder.iterdir())
     assert len(files) == devices
     all_of_them = [np.load(file) for file in files]
@@ -68,7 +68,7 @@ def losses(run_dir):
 
 
 def train(tmp_path, name, count, options, **environment):
-    """A whole run of `count` processes; its folder and a folder with what each device holds."""
+    """A whole run of `count` processes: its folder, and a folder with the state of each device."""
     dump = tmp_path / f"{name}-held"
     dump.mkdir()
     running = start_all(
@@ -87,8 +87,8 @@ def test_two_processes_equal_one(tmp_path, options):
     np.testing.assert_allclose(losses(two[1]), losses(one[1]), rtol=1e-5)
 
 
-def test_processes_end_by_themselves(tmp_path, request):
-    """The others are forked and end without Python's own end, in which JAX would wait for who is gone."""
+def test_clean_exit(tmp_path, request):
+    """Processes of other tests are forked and end by os._exit: JAX's shutdown would wait for dead processes."""
     code = "import sys, process_helpers as p; p.child(sys.argv[2:], sys.argv[1], {})"
     options = f"{DENSE} --nodes 2 --steps 2 --run-dir {tmp_path / 'run'} --distributed.num-processes 2"
     options += f" --distributed.coordinator 127.0.0.1:{free_port()} --distributed.process-id"
@@ -101,8 +101,8 @@ def test_processes_end_by_themselves(tmp_path, request):
     assert [r.wait(LIMIT) for r in running] == [0, 0], [output.read_text() for output in outputs]
 
 
-def test_other_processes_and_devices_and_going_on_with_fewer(tmp_path):
-    """One process; two with two devices each; four that go on as two: the same run."""
+def test_resume_with_fewer_processes(tmp_path):
+    """One process, two with two devices each, and four resumed as two give the same run."""
     two_devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     whole = train(tmp_path, "whole", 1, f"{SPARSE} --steps 6")
     devices = train(tmp_path, "devices", 2, f"{SPARSE} --steps 6", **two_devices)
@@ -122,7 +122,7 @@ def test_other_processes_and_devices_and_going_on_with_fewer(tmp_path):
     np.testing.assert_allclose(losses(four[1]), losses(whole[1]), rtol=1e-5)
 
 
-def test_a_killed_process_ends_the_others_and_the_run_goes_on(tmp_path):
+def test_killed_process(tmp_path):
     run_dir, options = tmp_path / "run", LONG.replace("--nodes 2", "--nodes 3")
     running = start_all(tmp_path, "killed", 3, f"{options} --run-dir {run_dir}")
     wait_for_step(run_dir, 5, running)
@@ -136,7 +136,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(tmp_path):
     assert [line["step"] for line in read(run_dir / "metrics.jsonl")] == list(range(1, done + 5))
 
 
-def test_the_coordinator_is_killed(tmp_path):
+def test_killed_coordinator(tmp_path):
     run_dir = tmp_path / "run"
     running = start_all(tmp_path, "coordinator", 2, f"{LONG} --run-dir {run_dir}")
     wait_for_step(run_dir, 5, running)
@@ -145,7 +145,7 @@ def test_the_coordinator_is_killed(tmp_path):
 
 
 def with_one_stopped(folder, process):
-    """Two processes in the middle of a run, one of which is stopped; the other one waits 5 s for it."""
+    """Two processes in the middle of a run, one of them stopped; the timeout is 5 s."""
     run_dir = folder / "run"
     running = start_all(folder, "stopped", 2, f"{LONG} --run-dir {run_dir} --distributed.timeout 5")
     wait_for_step(run_dir, 5, running)
@@ -153,21 +153,21 @@ def with_one_stopped(folder, process):
     return running
 
 
-def test_a_stopped_process_ends_the_others_after_the_time_set(tmp_path):
+def test_stopped_process(tmp_path):
     running = with_one_stopped(tmp_path, 1)
     assert re.search(r"error: process 1 (has been silent for|has not come to the end of step)", running[0].error())
     os.kill(running[1].process.pid, signal.SIGCONT)
     assert "process 1 ends: process 1 has" in running[1].error()  # what it was told while it could not hear
 
 
-def test_a_stopped_process_0_ends_the_others_after_the_time_set(tmp_path):
+def test_stopped_process_0(tmp_path):
     running = with_one_stopped(tmp_path, 0)
     assert re.search(r"error: process 1 ends: process 0 has been silent for \d+ s", running[1].error())
     os.kill(running[0].process.pid, signal.SIGCONT)
     assert "error: process 1 died" in running[0].error()
 
 
-def test_a_process_that_hangs_is_named(tmp_path):
+def test_hung_process(tmp_path):
     options = f"{DENSE} --nodes 2 --steps 100000 --run-dir {tmp_path / 'run'} --distributed.timeout 4"
     port = free_port()
     running = [
@@ -184,7 +184,7 @@ def test_a_process_that_hangs_is_named(tmp_path):
     assert "process 1 ends: process 1 has not come to the end of step 4, " in running[1].error()
 
 
-def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
+def test_signal_stops_all_processes(tmp_path):
     run_dir = tmp_path / "run"
     running = start_all(tmp_path, "signal", 2, f"{LONG} --run-dir {run_dir}")
     wait_for_step(run_dir, 5, running)
@@ -209,7 +209,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_what_does_not_fit_is_refused_at_the_start(tmp_path, wrong):
+def test_mismatched_processes(tmp_path, wrong):
     settings, line = REFUSED[wrong]
     options = f"{DENSE} --nodes 2 --steps 3 --run-dir {tmp_path / 'run'} --distributed.connect-timeout 2"
     options = options.replace("connect-timeout 2", "connect-timeout 30") if wrong != "missing" else options
@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_refused_at_the_start(tmp_path, wrong):
     assert not (tmp_path / "run").exists()
 
 
-def test_other_versions_programs_and_random_numbers_are_refused(tmp_path):
+def test_mismatched_versions_and_programs(tmp_path):
     options = f"{DENSE} --nodes 2 --steps 3 --run-dir {tmp_path / 'run'}"
     for name, value, said in (
         ("JGC_TEST_JAX", "9.9.9", r"process 1 has jax 9\.9\.9, process 0 has \d+\.\d+\.\d+"),
@@ -245,13 +245,13 @@ def test_other_versions_programs_and_random_numbers_are_refused(tmp_path):
             assert re.search(said, r.error())
 
 
-def test_what_goes_wrong_alike_everywhere_is_nobodys_fault(tmp_path):
+def test_common_failure(tmp_path):
     options = f"{DENSE} --nodes 2 --steps 30 --learning-rate 1e30 --run-dir {tmp_path / 'run'}"
     for r in start_all(tmp_path, "nan", 2, options):
         assert re.search(r"^error: stopped at step \d+: .*NaN", r.error())
 
 
-def test_a_port_that_is_connected_to_itself_is_no_coordinator(monkeypatch):
+def test_self_connected_port(monkeypatch):
     def to_itself(address, timeout):
         connection = socket.socket()
         connection.bind(("127.0.0.1", 0))
@@ -263,7 +263,7 @@ def test_a_port_that_is_connected_to_itself_is_no_coordinator(monkeypatch):
         connect("127.0.0.1", 40000, 0.5)
 
 
-def test_a_port_that_is_taken_and_a_coordinator_that_is_not_there(tmp_path):
+def test_unreachable_coordinator(tmp_path):
     options = f"{DENSE} --nodes 2 --steps 3 --distributed.num-processes 2 --distributed.connect-timeout 2"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -292,7 +292,7 @@ def test_a_port_that_is_taken_and_a_coordinator_that_is_not_there(tmp_path):
         ("--distributed.auto", "JAX finds none of Slurm, Kubernetes, Cloud TPU and Open MPI here"),
     ],
 )
-def test_options_that_do_not_make_sense(options, said, capsys, monkeypatch):
+def test_bad_options(options, said, capsys, monkeypatch):
     from jax._src.clusters import ClusterEnv
 
     from jgc.training import cli
@@ -302,6 +302,6 @@ def test_options_that_do_not_make_sense(options, said, capsys, monkeypatch):
     assert said in capsys.readouterr().err
 
 
-def test_difference_names_what_only_one_has():
+def test_difference_of_missing_value():
     assert difference([{"a": 1}, {"a": 1}, {"a": 1, "b": 2}]) == "process 2 has b 2, process 0 has absent"
     assert difference([{"a": 1}, {"a": 1}]) == ""

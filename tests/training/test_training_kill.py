@@ -1,4 +1,4 @@
-"""SIGKILL in each of the three phases, with the real command: the resumed run ends bit for bit as one never killed."""
+"""SIGKILL in each of the three phases of the real command: the resumed run equals an uninterrupted one, bit for bit."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ KILLS = (("dense", 3), ("top-k", 9), ("compressed", 15))
 
 
 def start(root, cache, run_dir, *more):
-    """The command in a process of its own, on one device, with a cache that nobody else reads: it is killed writing."""
+    """The command in its own process, on one device, with its own compile cache: a kill may damage the cache."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     command = [sys.executable, *COMMAND, "--run-dir", str(run_dir), *more]
@@ -35,7 +35,7 @@ def newest_step(run_dir):
     return lines[-1]["step"] if lines else 0
 
 
-def test_killed_in_each_phase_and_resumed(tmp_path, request):
+def test_kill_and_resume_in_each_phase(tmp_path, request):
     root, run_dir, whole = request.config.rootpath, tmp_path / "killed", tmp_path / "whole"
     run = start(root, tmp_path / "cache", whole)
     assert run.wait(timeout=300) == 0, run.stdout.read()

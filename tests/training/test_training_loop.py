@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model: what they leave behind, and how they stop, fail and go on."""
+"""Whole runs of a tiny model: their files, stops, failures and resumes."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def reference(tiny, tmp_path_factory):
-    """A run of lgc_ps through its three phases of two steps each, never interrupted."""
+    """An uninterrupted run of lgc_ps through three phases of two steps each."""
     path = tmp_path_factory.mktemp("runs") / "reference"
     assert loop.run(tiny_config(path)) == 0
     return path
@@ -48,7 +48,7 @@ def arrays(path, step=6):
 
 
 def assert_same_run(path, reference):
-    """Every bit of the state, and every number that does not depend on the clock."""
+    """Bit-equal states, and equal metrics except for times."""
     got, expected = arrays(path), arrays(reference)
     assert got.keys() == expected.keys()
     assert all(got[name].tobytes() == expected[name].tobytes() for name in got)
@@ -61,11 +61,11 @@ def assert_same_run(path, reference):
 
 
 def timeless(path):
-    """The lines of a run without its times."""
+    """The lines of metrics.jsonl without times."""
     return [{name: x for name, x in line.items() if name != "seconds"} for line in read(path / "metrics.jsonl")]
 
 
-def test_what_a_run_leaves_behind(reference, capsys):
+def test_run_outputs(reference, capsys):
     summary = json.loads((reference / "summary.json").read_text())
     assert (summary["method"], summary["workload"], summary["nodes"]) == ("lgc_ps", "digits_convnet5", 2)
     assert (summary["seed"], summary["steps"]) == (0, 6)
@@ -94,7 +94,7 @@ def test_what_a_run_leaves_behind(reference, capsys):
     assert list((reference / "tensorboard").iterdir())
 
 
-def test_weights_are_sent_once_and_counted(reference):
+def test_weights_counted_once(reference):
     lines = read(reference / "metrics.jsonl")
     phases = json.loads((reference / "summary.json").read_text())["phases"]
     once = sum(sum(kinds.values()) for kinds in phases[-1]["wire"]["once"]["server"].values())
@@ -103,15 +103,15 @@ def test_weights_are_sent_once_and_counted(reference):
 
 
 @pytest.mark.parametrize("stop", [3, 4])
-def test_resumed_run_equals_one_never_stopped(tmp_path, reference, stop):
-    """Stopped in the second phase, and where the third begins: its transition must run once."""
+def test_resume_is_exact(tmp_path, reference, stop):
+    """Stopped inside the second phase, and at the start of the third, whose transition must run once."""
     loop.run(tiny_config(tmp_path, steps=stop))
     assert loop.run(tiny_config(tmp_path, resume=True, log_every=1, diagnose_every=1)) == 0
     assert_same_run(tmp_path, reference)
 
 
-def test_damaged_newest_checkpoint_and_lines_after_it(tmp_path, reference, capsys):
-    """As a kill leaves it: lines of steps after the last whole checkpoint, the last line half-written."""
+def test_damaged_newest_checkpoint(tmp_path, reference, capsys):
+    """As after a kill: lines of steps after the last undamaged checkpoint, the last one half-written."""
     shutil.copytree(reference, tmp_path / "run")
     path = tmp_path / "run"
     file = max((path / "checkpoints" / "6" / "state").rglob("*"), key=lambda f: f.stat().st_size * f.is_file())
@@ -124,7 +124,7 @@ def test_damaged_newest_checkpoint_and_lines_after_it(tmp_path, reference, capsy
 
 
 @pytest.mark.parametrize(("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
-def test_a_signal_saves_and_says_how_to_resume(tmp_path, monkeypatch, capsys, number, code, name):
+def test_signal_saves_checkpoint(tmp_path, monkeypatch, capsys, number, code, name):
     push = Recorder.push
 
     def push_and_signal(self, step, *args, **kwargs):
@@ -143,7 +143,7 @@ def test_a_signal_saves_and_says_how_to_resume(tmp_path, monkeypatch, capsys, nu
     arrays(tmp_path, step=3)
 
 
-def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+def test_nan_stops_run(tmp_path, monkeypatch):
     source = data.source_of(data.load_dataset("digits"))
 
     def poisoned(seed, step, *nodes_and_sizes):
@@ -161,7 +161,7 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypa
 
 
 @pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")
-def test_a_full_disk_is_one_line_and_keeps_the_last_good_checkpoint(tmp_path):
+def test_full_disk(tmp_path):
     config = tiny_config(tmp_path, method=SPARSE, steps=2)
     loop.run(config)
     with small_files(3000), pytest.raises(UserError, match="cannot write"):
@@ -169,7 +169,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_good_checkpoint(tmp_path):
     arrays(tmp_path, step=2)
 
 
-def test_run_folders_that_cannot_be_used(tmp_path, reference):
+def test_unusable_run_folders(tmp_path, reference):
     config = tiny_config(reference)
     before = (reference / "summary.json").read_bytes()
     for changes, message in (
@@ -185,7 +185,7 @@ def test_run_folders_that_cannot_be_used(tmp_path, reference):
     assert (reference / "summary.json").read_bytes() == before
 
 
-def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch):
+def test_read_only_disk(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(30, "Read-only file system")
 
@@ -194,13 +194,13 @@ def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch):
         loop.run(tiny_config(tmp_path, method=SPARSE))
 
 
-def test_another_number_of_nodes_goes_on(tmp_path, reference):
+def test_resume_with_other_nodes(tmp_path, reference):
     shutil.copytree(reference, tmp_path / "run")
     assert loop.run(tiny_config(tmp_path / "run", resume=True, nodes=4, steps=7)) == 0
     assert [line["step"] for line in read(tmp_path / "run" / "metrics.jsonl")] == list(range(1, 8))
 
 
-def test_phases_that_follow_from_the_samples_go_on_where_a_run_was_stopped(tmp_path, monkeypatch):
+def test_resume_dynamic_phases(tmp_path, monkeypatch):
     monkeypatch.setattr(building, "make_model", tiny_conv_model)
     cycles = Gradiveq(warmup_steps=1, sampling_steps=3, compressed_steps=2, loss=0.2)
     whole, stopped = (tiny_config(tmp_path / name, cycles, steps=11) for name in ("whole", "stopped"))

@@ -1,4 +1,4 @@
-"""What `--record` keeps: the gradients that the compressor gets, of every node, once, whatever happens to the run."""
+"""`--record`: the gradients that enter the compressor, of every node and step once, also after resumes."""
 
 import dataclasses
 
@@ -14,11 +14,12 @@ from jgc.layout.pack import make_packing, pack
 from jgc.method.guard import residual
 from jgc.nodes import make_nodes
 from jgc.training import recording, setup
-from jgc.training.config import RecordConfig, completed
+from jgc.training.config import RecordConfig
 from jgc.training.errors import UserError
 from jgc.training.loop import batches, run
 from jgc.training.program import compile_gradients
 from jgc.training.recording import files, save, step_of
+from jgc.training.saved_config import completed
 
 pytestmark = pytest.mark.slow
 
@@ -41,8 +42,8 @@ def config_of(run_dir, every=2, method=None, **changes):
                        **changes)  # fmt: skip
 
 
-def test_what_the_compressor_gets_of_every_node(tmp_path):
-    """Weight decay in it and clipped, as step 0 of the same run has it; names and shapes are the parameters'."""
+def test_recorded_gradients(tmp_path):
+    """With weight decay and clipped, as in step 0 of the same run; names and shapes are the parameters'."""
     config = config_of(tmp_path, steps=5, weight_decay=0.1, clip_norm=0.01, nodes=2)
     assert run(config) == 0
     found = recorded(tmp_path)
@@ -62,7 +63,7 @@ def test_what_the_compressor_gets_of_every_node(tmp_path):
     assert np.abs(a - b).max() > 0.1 * np.abs(a).max()  # each node's own
 
 
-def test_a_resumed_run_has_every_step_once_and_a_run_is_the_same_recorded_or_not(tmp_path):
+def test_recording_survives_resume(tmp_path):
     whole, resumed, without = tmp_path / "whole", tmp_path / "resumed", tmp_path / "without"
     run(config_of(whole, every=3, steps=8))
     run(config_of(resumed, every=3, steps=5))  # recorded: 0, 3
@@ -81,8 +82,8 @@ def test_a_resumed_run_has_every_step_once_and_a_run_is_the_same_recorded_or_not
         run(config_of(resumed, every=0, steps=9, resume=True))
 
 
-def test_residuals_are_what_the_method_keeps_back(tmp_path):
-    """g of the step before less what was sent of it; the first layer, which is sent whole, has none."""
+def test_recorded_residuals(tmp_path):
+    """The gradient of the step before minus the values sent; the first layer is sent whole and has none."""
     method = compress.ScaleCom(alpha=0.1, warmup_steps=1)
     config = config_of(tmp_path, every=1, method=method, steps=3, momentum=0.0, record={"residuals": True})
     run(config)
@@ -99,8 +100,8 @@ KEEP_NOTHING = {"dense", "gradiveq", "qsgd", "terngrad", "signsgd", "natural", "
 
 
 @pytest.mark.parametrize("name", compress.METHODS)
-def test_every_method_tells_what_it_keeps_back_by_parameter(name):
-    """The residual is one of the vectors of its local state; cut into parameters it is the same again."""
+def test_residuals_by_parameter(name):
+    """The residual by parameter equals one of the vectors in the local state."""
     compressor = compress.build(compress.METHODS[name].settings())
     local = compressor.init(jax.random.key(0), PARAMS, make_nodes(2, jax.devices()[:1])).local
     rng = np.random.default_rng(0)
@@ -115,7 +116,7 @@ def test_every_method_tells_what_it_keeps_back_by_parameter(name):
         assert any(x.shape == flat.shape and np.array_equal(x, flat) for x in jax.tree.leaves(own))
 
 
-def test_float16_keeps_what_is_small(tmp_path):
+def test_float16_units(tmp_path):
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((2, 500)) * np.exp(rng.uniform(-12, 0, 500)) * 1e-9).astype(np.float32)
     path = save(tmp_path, 7, "dense", {"gradient/a": x, "gradient/zero": np.zeros((2, 3), np.float32)}, "float16")
@@ -137,10 +138,10 @@ def test_float16_keeps_what_is_small(tmp_path):
         ),
         ({"every": -1}, "--record.every must be at least 0"),
         ({"max_megabytes": 0.0}, "--record.max-megabytes must be positive"),
-        ({"residuals": True}, "keeps nothing back"),
+        ({"residuals": True}, "no residual for the recorded layers"),
     ],
 )
-def test_one_line_before_the_run_begins(record, said, tmp_path):
+def test_bad_options(record, said, tmp_path):
     record = {"every": 1, "layers": "", **record}
     config = tiny_config(tmp_path / "run", compress.Dense(), record=RecordConfig(**record))
     with pytest.raises(UserError, match=said) as error:
@@ -148,8 +149,8 @@ def test_one_line_before_the_run_begins(record, said, tmp_path):
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
-def test_the_size_told_is_the_size_on_disk(tmp_path):
-    """But for the names."""
+def test_recording_size(tmp_path):
+    """Except for the names."""
     values = 6 * 2 * 4 * sum(np.prod(shape) for shape in SHAPES.values()) / 1e6
     config = config_of(tmp_path / "run", every=1, record={"max_megabytes": values * 0.999})
     with pytest.raises(UserError, match=rf"would take {values:.1f} MB \(6 steps x 2 nodes x 1,440 values x 4 bytes\)"):
@@ -159,19 +160,19 @@ def test_the_size_told_is_the_size_on_disk(tmp_path):
     assert values < size < values * 1.2
 
 
-def test_settings_added_since_are_no_change():
+def test_old_configs_are_completed():
     assert completed({"method": "dense"})["record"] == dataclasses.asdict(RecordConfig())
 
 
-def test_a_folder_with_a_recording_is_a_run(tmp_path):
+def test_recording_marks_run_folder(tmp_path):
     save_dir = tmp_path / recording.GRADIENTS
     save_dir.mkdir()
     with pytest.raises(UserError, match="already holds a run"):
         run(tiny_config(tmp_path))
 
 
-def test_two_processes_record_all_nodes(tmp_path, request, monkeypatch):
-    """In one folder, the same as one process does."""
+def test_recording_from_two_processes(tmp_path, request, monkeypatch):
+    """In one folder, as by one process."""
     monkeypatch.chdir(request.config.rootpath)
     options = "--config configs/scalecom.py --compressor.alpha 0.1 --compressor.warmup-steps 1 --batch-size 24 "
     options += "--nodes 4 --steps 3 --evaluate-every 0 --diagnose-every 0 --record.every 1 --record.layers kernel "

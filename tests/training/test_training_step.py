@@ -1,4 +1,4 @@
-"""The step: what enters the compressor, in which order, and the same in all three layouts."""
+"""The step: node-local gradients, order of operations, agreement of the three layouts."""
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +18,21 @@ from jgc.wire.hlo import collectives
 
 
 def parts_of(config, monkeypatch, devices=1):
-    """A run's parts with its nodes on so many devices."""
+    """A run's parts with its nodes on `devices` devices."""
     monkeypatch.setattr(building, "make_model", tiny_model)
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:devices]))
     return building.build(config)
 
 
 def first_gradients(setup, parts=None):
-    """What the nodes compute in the first step."""
+    """The nodes' gradients in the first step."""
     parts, state = parts or setup.parts, setup.state
     batch = next(batches(parts.config, setup, 0))
     return jax.jit(make_gradients(parts))(state.params, state.own, batch)
 
 
 def steps(setup, count, gradients_of=lambda g, i: g):
-    """The state and the metrics after so many steps of the first phase."""
+    """The state and the metrics after `count` steps of the first phase."""
     state, arriving = setup.state, batches(setup.parts.config, setup, 0)
     gradients = jax.jit(make_gradients(setup.parts))
     update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[-1].value))
@@ -43,7 +43,7 @@ def steps(setup, count, gradients_of=lambda g, i: g):
 
 
 def spy() -> Compressor:
-    """A compressor that keeps what entered `aggregate`, and aggregates to the mean."""
+    """A compressor that records the input of `aggregate` and returns the mean."""
 
     def init(key, params, nodes):
         return State((), jax.tree.map(lambda x: jnp.zeros((nodes.count, *x.shape)), params))
@@ -58,7 +58,7 @@ def spy() -> Compressor:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_gradients_that_enter_aggregate_differ_between_nodes(monkeypatch, devices):
+def test_gradients_are_node_local(monkeypatch, devices):
     config = tiny_config(nodes=4, method=TopK(), weight_decay=0.1, decay_all=True, clip_norm=1e-3, momentum=0.0)
     setup = parts_of(config, monkeypatch, devices)
     parts = setup.parts._replace(compressor=spy())
@@ -79,7 +79,7 @@ def test_gradients_that_enter_aggregate_differ_between_nodes(monkeypatch, device
     assert len({np.asarray(row).tobytes() for row in stats}) == 4  # batch statistics are each node's own
 
 
-def test_three_layouts_agree(monkeypatch):
+def test_layouts_agree(monkeypatch):
     config = tiny_config(nodes=4, method=TopK(alpha=0.1), clip_norm=1.0)
     first, *others = [jax.device_get(steps(parts_of(config, monkeypatch, devices), 3)) for devices in (1, 4, 2)]
     for other in others:
@@ -87,8 +87,8 @@ def test_three_layouts_agree(monkeypatch):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_an_update_of_plain_sgd_by_hand(monkeypatch):
-    """p - rate * (mean gradient + decay * p), decay on what has two dimensions only."""
+def test_sgd_update_by_hand(monkeypatch):
+    """p - rate * (mean gradient + decay * p), with decay only for two and more dimensions."""
     config = tiny_config(nodes=2, method=Dense(), weight_decay=0.01)
     setup = parts_of(config, monkeypatch)
     gradients = jax.jit(make_gradients(setup.parts))(
@@ -102,7 +102,7 @@ def test_an_update_of_plain_sgd_by_hand(monkeypatch):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_non_finite_gradient_on_one_node_changes_nothing(monkeypatch):
+def test_non_finite_gradient_skips_step(monkeypatch):
     setup = parts_of(tiny_config(method=TopK(alpha=0.1)), monkeypatch)
 
     def poison(g, i):
@@ -118,7 +118,7 @@ def test_a_non_finite_gradient_on_one_node_changes_nothing(monkeypatch):
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
 
 
-def test_momentum_lives_in_one_place(monkeypatch):
+def test_single_momentum(monkeypatch):
     def opt_arrays(**settings):
         return [x for x in jax.tree.leaves(parts_of(tiny_config(**settings), monkeypatch).state.opt_state) if x.ndim]
 
@@ -126,8 +126,8 @@ def test_momentum_lives_in_one_place(monkeypatch):
     assert not opt_arrays(method=TopK(momentum_correction=True))
 
 
-def test_every_byte_of_the_compiled_step_is_in_the_account(monkeypatch):
-    """Gradients send nothing; the update sends what was recorded, which is what `wire` says and the metrics."""
+def test_compiled_bytes_accounted(monkeypatch):
+    """Gradients send nothing; the update sends the bytes of the ledger, which are those of `wire` and the metrics."""
     setup = parts_of(tiny_config(nodes=4, method=TopK(alpha=0.1)), monkeypatch, devices=4)
     batch = next(batches(setup.parts.config, setup, 0))
     compute = compile_gradients(setup.parts, setup.state, batch)

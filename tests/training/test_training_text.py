@@ -1,4 +1,4 @@
-"""Language modelling: the carried state, perplexity, several nodes against one, runs that stop and go on."""
+"""Language modelling: carried state, perplexity, several nodes against one, resumed runs."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ EPOCH = 11  # steps, of the text that `folder` makes
 
 @pytest.fixture(autouse=True, scope="module")
 def folder(tmp_path_factory):
-    """Where a small text lies; a small model."""
+    """The folder of a small text; with a small model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
         yield write_text(tmp_path_factory.mktemp("data"))
@@ -49,13 +49,13 @@ def text_config(folder, run_dir=None, method=None, **changes) -> Config:
 
 
 def built(config, monkeypatch, devices=1):
-    """A run's parts with its nodes on so many devices."""
+    """A run's parts with its nodes on `devices` devices."""
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:devices]))
     return building.build(config)
 
 
 def trained(setup, steps):
-    """The state after so many steps, and the loss of each."""
+    """The state after `steps` steps, and the loss of each."""
     state, losses = setup.state, []
     gradients = jax.jit(make_gradients(setup.parts))
     update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[-1].value))
@@ -69,7 +69,7 @@ def trained(setup, steps):
 
 
 def lstm_by_hand(params, words):
-    """Log-probabilities f64[n, words] of what follows each of n words, from nothing before them."""
+    """Log-probabilities f64[n, words] of the word after each of n words, starting without a carry."""
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     x = params["embedding"]["embedding"][words]
     for name in ("layer1", "layer2"):
@@ -86,7 +86,7 @@ def lstm_by_hand(params, words):
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
-def test_zarembas_small_model():
+def test_small_model_of_zaremba():
     module = make_model("lstm", 10_000, norm="none").module
     inputs = jax.ShapeDtypeStruct((5, 20), jnp.int32), jax.ShapeDtypeStruct((5,), bool)
     variables = jax.eval_shape(lambda key, x: module.init(key, x, train=False), jax.random.key(0), inputs)
@@ -99,7 +99,7 @@ def test_zarembas_small_model():
     assert all(np.all(x == 0) for x in jax.tree.leaves(small["carry"]))
 
 
-def test_the_state_is_carried_between_windows_and_dropped_where_a_stream_starts():
+def test_carried_state():
     module, rng = make_model("lstm", 12, units=6).module, np.random.default_rng(0)
     words = rng.integers(0, 12, (2, 8))
     no, yes = np.zeros(2, bool), np.ones(2, bool)
@@ -127,7 +127,7 @@ def test_the_state_is_carried_between_windows_and_dropped_where_a_stream_starts(
     [({"units": 0}, "`units` must be positive, got 0"), ({"norm": "batch"}, "`norm` must be one of 'none'"),
      ({"layers": -1}, "`layers` must be positive, got -1"), ({"num_classes": 0}, "`num_classes` must be positive")],
 )  # fmt: skip
-def test_settings_of_the_model_that_make_no_sense(settings, message):
+def test_bad_model_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         make_model("lstm", **({"num_classes": 5} | settings))
 
@@ -135,8 +135,8 @@ def test_settings_of_the_model_that_make_no_sense(settings, message):
 # Steps.
 
 
-def test_an_epoch_starts_without_a_state(folder, monkeypatch):
-    """Once an epoch is over, what was carried makes no difference any more; within it, it does."""
+def test_epoch_resets_state(folder, monkeypatch):
+    """The carry affects the steps of its epoch, and not those of the next one."""
     setup = built(text_config(folder, nodes=2), monkeypatch)
     assert setup.source.epoch_steps(STREAMS) == EPOCH
     gradients = jax.jit(make_gradients(setup.parts))
@@ -153,8 +153,8 @@ def test_an_epoch_starts_without_a_state(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("devices", [1, 4, 2])
-def test_several_nodes_equal_one_with_all_streams(folder, monkeypatch, devices):
-    """The uncompressed mean over nodes of the mean over their streams, in every layout."""
+def test_nodes_match_single_node(folder, monkeypatch, devices):
+    """In every layout the uncompressed mean over nodes equals the mean over all streams."""
     one, losses = trained(built(text_config(folder, nodes=1, clip_norm=0.0), monkeypatch), EPOCH + 3)
     four, same = trained(built(text_config(folder, nodes=4, clip_norm=0.0), monkeypatch, devices), EPOCH + 3)
     np.testing.assert_allclose(same, losses, rtol=1e-5)
@@ -165,7 +165,7 @@ def test_several_nodes_equal_one_with_all_streams(folder, monkeypatch, devices):
         np.testing.assert_allclose(a.reshape(STREAMS, -1), b.reshape(STREAMS, -1), rtol=1e-3, atol=1e-5)
 
 
-def test_a_non_finite_gradient_leaves_the_carried_state_as_it_was(folder, monkeypatch):
+def test_non_finite_gradient_keeps_carry(folder, monkeypatch):
     setup = built(text_config(folder, nodes=2), monkeypatch)
     state, _ = trained(setup, 2)
     batch = next(batches(setup.parts.config, setup, 2))
@@ -179,8 +179,8 @@ def test_a_non_finite_gradient_leaves_the_carried_state_as_it_was(folder, monkey
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_perplexity_equals_one_by_hand(folder, monkeypatch, devices):
-    """Over streams that each start from nothing, whatever the window and the devices, and whatever the run carries."""
+def test_perplexity_by_hand(folder, monkeypatch, devices):
+    """Streams start without a carry; window, devices and the run's own carry have no effect."""
     setup = built(text_config(folder, nodes=8), monkeypatch, devices)
     state, _ = trained(setup, 3)
     words = data.load_ptb(folder).validation
@@ -201,7 +201,7 @@ def test_perplexity_equals_one_by_hand(folder, monkeypatch, devices):
 
 @pytest.fixture(scope="module")
 def reference(folder, tmp_path_factory):
-    """A run over the end of an epoch, dense first and then compressed, never interrupted."""
+    """An uninterrupted run over the end of an epoch, first dense, then compressed."""
     path = tmp_path_factory.mktemp("runs") / "reference"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
@@ -221,7 +221,7 @@ def losses_of(path):
     return [line["loss"] for line in read(path / "metrics.jsonl")]
 
 
-def test_what_a_run_says_it_was_judged_by(reference, tmp_path, capsys):
+def test_run_names_its_score(reference, tmp_path, capsys):
     lines = read(reference / "metrics.jsonl")
     assert [line["step"] for line in lines if "validation_perplexity" in line] == [3, 5, 10, 14]
     assert not any("test_accuracy" in line for line in lines)
@@ -238,7 +238,7 @@ def test_what_a_run_says_it_was_judged_by(reference, tmp_path, capsys):
     assert f" {summary['validation_perplexity']:.2f} |" in page and "accuracy" not in page.partition("## The paper")[0]
 
 
-def test_a_run_learns_and_says_so_as_it_goes(folder, tmp_path, monkeypatch, capsys):
+def test_run_learns(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
     config = text_config(folder, tmp_path / "run", steps=20 * EPOCH, log_every=EPOCH, learning_rate=2.0, momentum=0.9)
     assert loop.run(config) == 0
@@ -250,7 +250,7 @@ def test_a_run_learns_and_says_so_as_it_goes(folder, tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("stop", [2, 7, EPOCH])
-def test_a_resumed_run_equals_one_never_stopped(folder, tmp_path, reference, monkeypatch, stop):
+def test_resume_is_exact(folder, tmp_path, reference, monkeypatch, stop):
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
     assert loop.run(sparse(folder, tmp_path, steps=stop)) == 0
     assert loop.run(sparse(folder, tmp_path, resume=True)) == 0
@@ -260,8 +260,8 @@ def test_a_resumed_run_equals_one_never_stopped(folder, tmp_path, reference, mon
     assert losses_of(tmp_path) == losses_of(reference)
 
 
-def test_streams_keep_their_state_when_the_nodes_are_others(folder, tmp_path, monkeypatch):
-    """Eight streams on four nodes, on two, on eight: the uncompressed run is the same."""
+def test_carry_with_other_nodes(folder, tmp_path, monkeypatch):
+    """Eight streams on four, two or eight nodes give the same uncompressed run."""
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
     whole, moved = (text_config(folder, tmp_path / name, clip_norm=0.0) for name in ("whole", "moved"))
     assert loop.run(whole) == 0
@@ -270,8 +270,8 @@ def test_streams_keep_their_state_when_the_nodes_are_others(folder, tmp_path, mo
     np.testing.assert_allclose(losses_of(tmp_path / "moved"), losses_of(tmp_path / "whole"), rtol=1e-5)
 
 
-def test_runs_with_other_scores_stand_in_one_report(folder, reference, tmp_path):
-    """One of before there were scores, too."""
+def test_report_of_different_scores(folder, reference, tmp_path):
+    """Including a run from before there were scores."""
     old = tmp_path / "old"
     shutil.copytree(reference, old)
     summary = json.loads((old / "summary.json").read_text())
@@ -290,7 +290,7 @@ def test_runs_with_other_scores_stand_in_one_report(folder, reference, tmp_path)
 # Settings.
 
 
-def test_the_learning_rate_is_halved_every_epoch_after_the_fourth(folder):
+def test_halving_schedule(folder):
     config = text_config(folder)
     schedule, epoch = make_schedule(config), config.schedule_steps // 13
     assert epoch == 2323 and config.steps != config.schedule_steps == 13 * epoch
@@ -311,7 +311,7 @@ def test_the_learning_rate_is_halved_every_epoch_after_the_fourth(folder):
         ("--data.dir {text} --model.stem cifar", "--model.stem is a setting of ResNets, not of lstm"),
     ],
 )
-def test_one_line_for_what_is_wrong(folder, options, said, tmp_path, monkeypatch, capsys, request):
+def test_bad_options(folder, options, said, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(request.config.rootpath)
     words = ["--workload", "ptb_lstm", *options.format(tmp=tmp_path, text=folder).split()]
     config = ["--config", "configs/baseline.py", "--run-dir", str(tmp_path / "run")]

@@ -1,4 +1,4 @@
-"""The validation loss: of what is held out, recorded, and the learning rate that it sets."""
+"""The validation loss: held-out data, its record, and the learning rate that follows it."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def one_device(monkeypatch):
 
 
 def validated(run_dir=None, method=None, **changes) -> Config:
-    """A run with a rate so high that its validation loss rises now and then."""
+    """A run with a high learning rate, so that its validation loss sometimes rises."""
     settings = {
         "schedule": "validation",
         "correction": CorrectionConfig(decay=0.5, every=EVERY, min_learning_rate=0.05),
@@ -55,7 +55,7 @@ def arrays(run_dir):
 
 
 def rates_by_hand(lines, first, decay, least, warmup):
-    """Equation (3) and Algorithm 2 with a patience of 1, on the losses that a run wrote down."""
+    """Equation (3) and Algorithm 2 with a patience of 1, on the recorded losses."""
     rate, best, epoch, rates = first, np.inf, 0, []
     for i, line in enumerate(lines):
         rates.append(rate * min(1, (i + 1) / warmup))
@@ -67,7 +67,7 @@ def rates_by_hand(lines, first, decay, least, warmup):
     return rates
 
 
-def test_the_rate_follows_from_the_recorded_losses(one_device, tmp_path, capsys):
+def test_rate_follows_losses(one_device, tmp_path, capsys):
     assert loop.run(validated(tmp_path)) == 0
     lines = read(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines if "validation_loss" in line] == list(range(EVERY, STEPS + 1, EVERY))
@@ -82,8 +82,8 @@ def test_the_rate_follows_from_the_recorded_losses(one_device, tmp_path, capsys)
     assert "last validation loss" in capsys.readouterr().out
 
 
-def test_the_rate_acts_and_without_it_losses_are_only_recorded(one_device, tmp_path):
-    """Until the rate falls, a run by validation is one with a constant rate."""
+def test_rate_changes_training(one_device, tmp_path):
+    """Until the rate falls, the run equals one with a constant rate."""
     assert loop.run(validated(tmp_path / "falling")) == 0
     assert loop.run(validated(tmp_path / "constant", schedule="constant")) == 0
     falling, constant = (read(tmp_path / name / "metrics.jsonl") for name in ("falling", "constant"))
@@ -108,8 +108,8 @@ def test_validation_loss_by_hand(one_device):
     assert make_validate(setup.parts, setup.source)(setup.state) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_nothing_held_out_is_trained_on(one_device):
-    """Nor seen as a test image."""
+def test_held_out_images_not_trained_on(one_device):
+    """Nor used as test images."""
     whole, (kept, held) = data.load_digits(), data.hold_out(data.load_digits(), 0.1)
     rows = [x.reshape(len(x), -1) for x in (kept.train_images, held.test_images, whole.train_images)]
     assert len(rows[1]) == round(0.1 * len(rows[2]))
@@ -121,8 +121,8 @@ def test_nothing_held_out_is_trained_on(one_device):
 
 
 @pytest.mark.parametrize("stop", [5, 6])
-def test_a_resumed_run_equals_one_never_stopped(one_device, tmp_path, stop):
-    """Stopped between two validations, and right after one."""
+def test_resume_is_exact(one_device, tmp_path, stop):
+    """Stopped between two validations, or right after one."""
     method = TopK(alpha=0.1, warmup_steps=2)
     assert loop.run(validated(tmp_path / "whole", method)) == 0
     assert loop.run(validated(tmp_path / "stopped", method, steps=stop)) == 0
@@ -132,7 +132,7 @@ def test_a_resumed_run_equals_one_never_stopped(one_device, tmp_path, stop):
     assert [name for name in whole if whole[name].tobytes() != stopped[name].tobytes()] == []
 
 
-def test_on_a_mesh_the_same_as_on_one_device(tmp_path, monkeypatch):
+def test_mesh_matches_one_device(tmp_path, monkeypatch):
     assert loop.run(validated(tmp_path / "mesh")) == 0
     monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
     assert loop.run(validated(tmp_path / "one")) == 0
@@ -140,13 +140,13 @@ def test_on_a_mesh_the_same_as_on_one_device(tmp_path, monkeypatch):
     np.testing.assert_allclose(mesh, one, rtol=1e-6)
 
 
-def test_without_a_setting_an_epoch_lies_between_two_losses(one_device):
+def test_default_interval_is_an_epoch(one_device):
     config = validated(correction=CorrectionConfig())
     setup = building.build(config)
     assert loop.steps_between_validations(config, setup) == round(len(data.load_digits().train_labels) * 0.9 / 16)
 
 
-def test_egc_measures_once_in_an_epoch_where_it_is_told_to():
+def test_egc_measures_once_an_epoch():
     config = validated(method=Egc(measure_every=0))
     source = building.data_of(config)
     epoch = round(len(data.load_digits().train_labels) * 0.9 / 16)
@@ -155,7 +155,7 @@ def test_egc_measures_once_in_an_epoch_where_it_is_told_to():
     assert building.build(config).parts.compressor.schedule[-1].name == "entropy"
 
 
-def test_a_text_is_validated_on_its_validation_text(one_device, tmp_path):
+def test_text_validation_split(one_device, tmp_path):
     folder = write_text(tmp_path / "data")
     config = resolve(Config(Dense(), workload="ptb_lstm", data=DataConfig(dir=str(folder), window=7)))
     config = dataclasses.replace(config, batch_size=8, steps=4, evaluate_every=2, schedule="validation",
@@ -183,7 +183,7 @@ def test_a_text_is_validated_on_its_validation_text(one_device, tmp_path):
         ("--workload ptb_lstm --data.dir {text} --data.validation 0.1", "ptb has a validation text of its own"),
     ],
 )
-def test_one_line_for_what_is_wrong(one_device, options, said, tmp_path, monkeypatch, capsys, request):
+def test_bad_options(one_device, options, said, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(request.config.rootpath)
     words = options.format(text=write_text(tmp_path / "data")).split()
     assert cli.main(["--config", "configs/baseline.py", "--run-dir", str(tmp_path / "run"), *words]) == 2

@@ -1,4 +1,4 @@
-"""The papers' workloads: each reads its data from disk in its own format, trains, goes on bit for bit, is evaluated."""
+"""The papers' workloads: each reads its data format from disk, trains, resumes bit for bit, and evaluates."""
 
 import json
 from math import ceil
@@ -48,14 +48,14 @@ WORKLOADS = {  # where the data comes from, and what that workload alone is told
 
 
 def narrow(name: str, num_classes: int, **settings):
-    """The workload's own model with 4 channels in the first layer: all its layers, and few parameters."""
+    """The workload's model with 4 channels in the first layer: all layers, few parameters."""
     widths = {"widths": (4, 8, 8, 8, 8)} if name == "convnet5" else {"width": 4}
     return REAL(name, num_classes, **widths, **settings)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def tiny():
-    """Narrow models, all nodes on one device, and the configs' folder at hand."""
+    """Narrow models, all nodes on one device, in the repository's root."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", narrow)
         patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
@@ -75,7 +75,7 @@ def arrays(run_dir: Path) -> dict:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_a_workload_trains_goes_on_bit_for_bit_and_is_evaluated(workload, tmp_path, monkeypatch):
+def test_workload_trains_and_resumes(workload, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     data = WORKLOADS[workload][0](tmp_path / "data")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -91,7 +91,7 @@ def test_a_workload_trains_goes_on_bit_for_bit_and_is_evaluated(workload, tmp_pa
     assert 0 <= summary[summary["score"]] <= 1 and len(summary["phases"][2]["wire"]) > 0
 
 
-def test_a_broken_image_in_the_middle_of_a_run_ends_it_in_one_line(tmp_path, capsys):
+def test_broken_image_ends_run(tmp_path, capsys):
     data = write_imagenet(tmp_path / "data")
     first = ["--data.validation", "0.4", "--steps", "2"]
     assert train("imagenet_resnet50", data, tmp_path / "run", *first) == 0
@@ -120,7 +120,7 @@ def test_a_broken_image_in_the_middle_of_a_run_ends_it_in_one_line(tmp_path, cap
         ("cifar100_resnet50", 24, 120, 25_557_032 - 900 * 2049),
     ],
 )
-def test_the_papers_nodes_batches_and_models(workload, nodes, batch, values):
+def test_paper_settings(workload, nodes, batch, values):
     config = resolve(Config(Dense(), workload=workload))
     check(config)
     assert (config.nodes, config.batch_size) == (nodes, batch)
@@ -131,7 +131,7 @@ def test_the_papers_nodes_batches_and_models(workload, nodes, batch, values):
     assert images.shape[:2] == labels.shape == (nodes, batch // nodes)
 
 
-def test_imagenets_learning_rate_falls_every_thirty_epochs():
+def test_imagenet_schedule():
     config = resolve(Config(Dense(), workload="imagenet_resnet50"))
     rate, epoch = make_schedule(config), 1_281_167 / 256
     ends = [float(rate(round(30 * i * epoch) + by)) for i in (1, 2) for by in (-2, 2)]

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jgc.training.config import completed
 from jgc.training.errors import FAILED, UserError
 from jgc.training.models import Model, make_model
 from jgc.training.recording import GRADIENT, RESIDUAL, UNIT, files, matching, step_of
 from jgc.training.rundir import CONFIG, GRADIENTS, read_config
+from jgc.training.saved_config import completed
 
 
 class Recorded(NamedTuple):

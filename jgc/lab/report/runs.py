@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jgc.lab.shared.choices import NAMES
-from jgc.training.config import FREE, RecordConfig, completed
+from jgc.training.config import RecordConfig
 from jgc.training.data import Score, final, further_of, score_of
 from jgc.training.errors import UserError
 from jgc.training.metrics import Line, read
 from jgc.training.rundir import CONFIG, METRICS, SUMMARY
+from jgc.training.saved_config import FREE, completed
 
 # Settings that do not make another experiment. Steps and nodes do, though --resume may change them.
 IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"record.{f.name}" for f in dataclasses.fields(RecordConfig))}

@@ -1,10 +1,10 @@
-"""Data sets in memory, and batches as pure functions of (seed, step). Numpy only: no JAX in here.
+"""Data sets, and batches as pure functions of (seed, step). NumPy only, no JAX.
 
     dataset = load_dataset("cifar10")
     images, labels = make_batch(dataset, seed=0, step=0, nodes=8, batch_size=128)
 
-A `Dataset` holds images, a `Streamed` one leaves them in their files, `Scenes` hold images with a label for each pixel,
-a `Text` words; training sees each as a `Source` of functions:
+Four kinds of data: `Dataset` (images in memory), `Streamed` (images in files), `Scenes` (images with a label for each
+pixel) and `Text`. Training sees each as a `Source` of functions:
 
     source = source_of(load_dataset("ptb"))
     window, labels = source.batch(seed=0, step=0, nodes=4, batch_size=20)
@@ -134,15 +134,15 @@ def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **se
 
 
 def source_of(dataset: AnyData, validation: float = 0.0) -> Source:
-    """A data set as training sees it.
+    """The `Source` of a data set.
 
     Args:
-        dataset: images, scenes or a text.
-        validation: share of the training images held out; scenes and texts have validation data of their own.
+        dataset: of any kind.
+        validation: share of the training images to hold out; scenes and texts have their own validation data.
 
     Raises:
-        ValueError: for a text with a window below 1, too short to be judged by, or scenes with a crop below 1; for a
-            share to hold out that is less than one image, or all of them, or where there is validation data.
+        ValueError: for a window or crop below 1, or a validation text of less than two words; for a share that is less
+            than one image or all of them, or that is given for data with its own validation data.
 
     Example:
         >>> source_of(load_dataset("digits")).score.title

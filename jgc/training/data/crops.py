@@ -1,9 +1,8 @@
-"""Crops of encoded images: which part of an image a training step sees, and from a file's bytes to its pixels.
+"""Crops of encoded images: random boxes for training, central ones for evaluation, and their decoding.
 
-As `data.augment` has it for images in memory, the random draw is apart from its use and covers the global batch. A
-part is given in fractions of a pixel, so that its area and aspect are exactly those drawn, and Pillow cuts it out and
-resizes it in one go, averaging over all that a new pixel covers. A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size
-where the crop needs no more: a quarter of the time and less.
+As in `data.augment` a draw covers the global batch. A box has fractional pixel coordinates, so its area and aspect are
+exactly those drawn; Pillow crops and resizes in one call, averaging over the area of each new pixel. A JPEG file is
+decoded at 1/2, 1/4 or 1/8 of its size if that is enough for the crop, in a quarter of the time or less.
 
 References:
     Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, Section 6: the crops.
@@ -23,14 +22,14 @@ ASPECT = (3 / 4, 4 / 3)  # width over height
 TRIES = 10
 CENTRAL = 224 / 256  # an evaluated crop's side in those of the resized image
 
-# what Pillow raises for a file that is no image, or half of one
+# Pillow raises these for a file that is no image, or a truncated one
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 
 BoxOf = Callable[[int, int], "Box"]  # of an image's width and height
 
 
 class Box(NamedTuple):
-    """A part of an image, in pixels of it, not whole ones."""
+    """A part of an image, in fractional pixels."""
 
     left: float
     top: float
@@ -46,16 +45,15 @@ class Crops(NamedTuple):
 
 
 def draw_crops(rng: np.random.Generator, count: int) -> Crops:
-    """Draw for `count` images, whatever sizes they have; a mirrored image with probability 1/2."""
+    """Draw for `count` images of any size; each is mirrored with probability 1/2."""
     return Crops(rng.random((count, TRIES, 4)), rng.random(count) < 0.5)
 
 
 def inception_box(numbers: npt.NDArray[np.float64], width: int, height: int) -> Box:
-    """The crop that f64[TRIES, 4] numbers from 0 to 1 stand for in an image.
+    """The crop of an image that f64[TRIES, 4] numbers from 0 to 1 encode.
 
-    Each try is an area, drawn uniformly, an aspect, uniformly in its logarithm, and a place. The first that fits is
-    taken. Where none does, which needs an image three times as long as wide, it is the central part, as much of it as
-    the aspects allow.
+    Each try is an area (uniform), an aspect (log-uniform) and a position. The first that fits is taken. If none fits,
+    as in an image three times as long as wide, the crop is the largest central one that the aspects allow.
 
     Example:
         >>> [round(edge, 3) for edge in inception_box(np.array([[0.0, 0.5, 0.0, 1.0]]), 100, 100)]
@@ -67,38 +65,39 @@ def inception_box(numbers: npt.NDArray[np.float64], width: int, height: int) -> 
     w, h = np.sqrt(area * aspect), np.sqrt(area / aspect)
     fits = (w <= width) & (h <= height)
     if not fits.any():
-        return _placed(min(width, height * ASPECT[1]), min(height, width / ASPECT[0]), 0.5, 0.5, width, height)
+        return _box((min(width, height * ASPECT[1]), min(height, width / ASPECT[0])), (0.5, 0.5), (width, height))
     i = int(fits.argmax())
-    return _placed(float(w[i]), float(h[i]), float(x[i]), float(y[i]), width, height)
+    return _box((float(w[i]), float(h[i])), (float(x[i]), float(y[i])), (width, height))
 
 
 def central_box(width: int, height: int) -> Box:
-    """What an image is evaluated on: of one resized until its shorter side has 256 pixels, the central 224x224.
+    """The crop for evaluation: the central 224x224 after resizing the shorter side to 256 pixels.
 
     Example:
         >>> central_box(512, 256)
         Box(left=144.0, top=16.0, right=368.0, bottom=240.0)
     """
     side = CENTRAL * min(width, height)
-    return _placed(side, side, 0.5, 0.5, width, height)
+    return _box((side, side), (0.5, 0.5), (width, height))
 
 
-def _placed(w: float, h: float, x: float, y: float, width: int, height: int) -> Box:
-    """A box of w times h at (x, y), from 0 to 1, of where it can be."""
+def _box(size: tuple[float, float], at: tuple[float, float], image: tuple[int, int]) -> Box:
+    """A box of a size in an image; `at` moves it from the left and top edge (0) to the right and bottom edge (1)."""
+    (w, h), (x, y), (width, height) = size, at, image
     left, top = x * (width - w), y * (height - h)
     return Box(left, top, min(left + w, width), min(top + h, height))
 
 
 def cut(content: bytes, size: int, box_of: BoxOf) -> npt.NDArray[np.uint8]:
-    """Part of an image as `size` times `size` pixels: uint8[size, size, 3], also of a grayscale or CMYK image.
+    """Decode a part of an image to uint8[size, size, 3], also of a grayscale or CMYK image.
 
     Args:
-        content: of the image's file, in any format that Pillow reads.
+        content: the image file's bytes, in any format that Pillow reads.
         size: pixels on each side.
-        box_of: which part.
+        box_of: `(width, height) -> Box`, the part.
 
     Raises:
-        One of BROKEN: it is no image, or not a whole one.
+        One of BROKEN: the file is no image, or is truncated.
     """
     with Image.open(io.BytesIO(content)) as image:
         width, height = image.size

@@ -1,4 +1,4 @@
-"""A data set of images in memory, where data sets lie, and the errors for one that is not there or is damaged."""
+"""A data set of images in memory, the folder of data sets, and errors for missing or damaged ones."""
 
 import os
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ Labels = npt.NDArray[np.int32]  # [n]
 
 
 class MissingDataError(FileNotFoundError):
-    """A data set is not on this machine, or not all of it. One line: what, where it was looked for, how to fetch it."""
+    """A data set, or a part of it, is missing. One line: what, where it should be, how to fetch it."""
 
 
 class DamagedDataError(MissingDataError):
-    """A file of a data set is there and is not what it has to be. One line: which, and what would be right."""
+    """A file of a data set has wrong content. One line: which file, and what would be right."""
 
 
 @contextmanager
-def named(name: str, fetch: str) -> Iterator[None]:
-    """What goes wrong inside is told of the data set `name`, and how to fetch it only where something is not there."""
+def errors_of(name: str, fetch: str) -> Iterator[None]:
+    """Add a data set's name to errors inside the block, and to those on missing files how to fetch it."""
     try:
         yield
     except DamagedDataError as error:
@@ -35,31 +35,28 @@ def named(name: str, fetch: str) -> Iterator[None]:
 
 
 def unreadable(path: Path, error: Exception) -> MissingDataError:
-    """The error for a file or folder that cannot be read: missing, or there and damaged."""
+    """The error for a file or folder that cannot be read: missing or damaged."""
     kind = MissingDataError if isinstance(error, FileNotFoundError) else DamagedDataError
     return kind(f"cannot read {path} ({reason(error)})")
 
 
 def reason(error: Exception) -> str:
-    """What the system or a library says of a file, in one line.
-
-    Pillow's text ends with the address in memory of the buffer that it was given; that is left out.
-    """
-    text = getattr(error, "strerror", None) or str(error).partition(" <_io")[0]
+    """The text of an error of the system or a library, in one line."""
+    text = getattr(error, "strerror", None) or str(error).partition(" <_io")[0]  # Pillow adds a buffer's address
     return " ".join(text.split()) or type(error).__name__
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder of prepared data sets as an absolute path; for None TFDS's own, read now and not at import."""
+    """The absolute path of the folder of data sets; for None TFDS's default."""
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return Path(default if data_dir is None else data_dir).expanduser().resolve()
 
 
 class Augment(NamedTuple):
-    """Random changes to training images; the default is none.
+    """Random changes to training images; none by default.
 
     Attributes:
-        pad: pixels of zeros (before normalisation) on each side, out of which an image's own size is cropped.
+        pad: zeros on each side (before normalisation) before a random crop to the image's size.
         flip: mirror left to right with probability 1/2.
     """
 
@@ -71,7 +68,7 @@ class Dataset(NamedTuple):
     """Images and labels as numpy arrays, as stored: the loader normalises.
 
     Attributes:
-        name: for the log.
+        name: for messages.
         train_images: uint8 or f32[n, h, w, c].
         train_labels: int32[n], from 0 to num_classes - 1.
         test_images: as train_images.
@@ -100,17 +97,17 @@ class Dataset(NamedTuple):
 
 
 def hold_out(dataset: Dataset, share: float) -> tuple[Dataset, Dataset]:
-    """Training images kept from training, to judge a run by without a look at the test images.
+    """Split a validation set off the training images.
 
     Args:
-        dataset: where from.
-        share: of the training images, in [0, 1); drawn at random, always the same ones.
+        dataset: the data set.
+        share: of the training images, in [0, 1); drawn at random with a fixed seed.
 
     Returns:
-        The data set without them, and one whose test images they are.
+        The data set without the held-out images, and one that has them as its test images.
 
     Raises:
-        ValueError: for a share outside [0, 1), or one that is less than one image or all of them.
+        ValueError: for a share outside [0, 1), of less than one image, or of all of them.
 
     Example:
         >>> from jgc.training.data import load_digits
@@ -126,10 +123,10 @@ def hold_out(dataset: Dataset, share: float) -> tuple[Dataset, Dataset]:
 
 
 def held_out(total: int, share: float, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Which of `total` training images are kept to train on and which are held out, in order; the same ones each time.
+    """Sorted numbers of the training images to keep and of those to hold out, always the same.
 
     Raises:
-        ValueError: as of `hold_out`.
+        ValueError: as in `hold_out`.
     """
     count = round(share * total)
     if not (0 <= share < 1 and 0 < count < total):
@@ -149,7 +146,7 @@ def channel_statistics(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.fl
         [[2.0], [1.0]]
     """
     sums = np.zeros((2, images.shape[-1]))
-    at_once = max(1, 2**21 // images[0].size)  # numpy's own would first make numbers of 64 bits of all
+    at_once = max(1, 2**21 // images[0].size)  # a single np.mean would first convert all images to f64
     for start in range(0, len(images), at_once):
         x = images[start : start + at_once].reshape(-1, images.shape[-1]).astype(np.float64)
         sums += x.sum(axis=0), np.square(x).sum(axis=0)

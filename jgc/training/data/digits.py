@@ -1,6 +1,6 @@
-"""scikit-learn's handwritten digits: 1,797 real 8x8 images, shipped with the library, nothing to fetch.
+"""scikit-learn's handwritten digits: 1,797 real 8x8 images that come with the library.
 
-A smoke test, not a benchmark: a ConvNet5 is at 98 to 99 % after 50 steps of batch 128.
+A smoke test, not a benchmark: a ConvNet5 reaches 98 to 99 % after 50 steps of batch 128.
 """
 
 import numpy as np
@@ -8,21 +8,20 @@ import numpy as np
 from jgc.training.data.dataset import Augment, Dataset
 
 TEST_EXAMPLES = 360
-SPLIT_SEED = 0  # fixed, never the run's seed: every run is tested on the same images
+SPLIT_SEED = 0  # not the run's seed: every run is tested on the same images
 
 
 def load_digits(shift: int = 0) -> Dataset:
-    """The digits, 1,437 to train and 360 to test on, the same share of each digit in both.
+    """The digits, 1,437 to train and 360 to test on, stratified by digit.
 
     Args:
-        shift: training images move by up to this many pixels in each direction; zeros, the background, move
-            in.
+        shift: training images move by up to this many pixels in each direction, with zeros moving in.
 
     Returns:
         A Dataset of f32[n, 8, 8, 1] images from 0 to 16.
 
     Raises:
-        ValueError: for a shift that can move an image out of sight.
+        ValueError: for a shift of 8 pixels or more, which can move an image out of sight.
 
     Example:
         >>> load_digits().train_images.shape
@@ -34,7 +33,7 @@ def load_digits(shift: int = 0) -> Dataset:
     """
     if not 0 <= shift < 8:
         raise ValueError(f"`shift` must be from 0 to 7 pixels, got {shift}")
-    # Here and not above: scikit-learn takes a second to import, and only this data set needs it.
+    # imported here because scikit-learn takes a second, and only this data set needs it
     from sklearn import datasets, model_selection
 
     images, labels = datasets.load_digits(return_X_y=True)

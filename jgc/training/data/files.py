@@ -1,4 +1,4 @@
-"""Images in files with their labels, as the readers of class folders find them."""
+"""Lists of image files and their labels, for data sets in folders."""
 
 import os
 import zlib
@@ -11,10 +11,10 @@ from jgc.training.data.streamed import Encoded, Stored
 
 
 def listing(folder: Path) -> list[str]:
-    """The names in a folder, in order, without hidden ones.
+    """The sorted names in a folder, without hidden ones.
 
     Raises:
-        MissingDataError: it is not there, or cannot be read.
+        MissingDataError: the folder is missing or cannot be read.
     """
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -23,10 +23,10 @@ def listing(folder: Path) -> list[str]:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a text file without the blank ones, at least one.
+    """The non-blank lines of a text file, at least one.
 
     Raises:
-        MissingDataError: it is not there, cannot be read, is no text or empty.
+        MissingDataError: the file is missing, cannot be read, is no text, or is empty.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -38,7 +38,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def pictures_in(folder: Path, files: list[str], labels: Labels) -> Stored:
-    """Images by their paths under a folder, with a label each."""
+    """Images by their paths below a folder, with a label each."""
 
     def read(i: int) -> Encoded:
         path = folder / files[i]

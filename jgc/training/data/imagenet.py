@@ -4,10 +4,10 @@ Read either as TensorFlow Datasets prepares it in array_record format (`imagenet
 `data.prepared`), or from class folders, in the folder given or in `imagenet` in it:
 
     train/n01440764/*.JPEG      a folder for each class: label 0 is the first by name
-    val/n01440764/*.JPEG        the same classes; as distributed all are in one folder and have yet to be sorted
+    val/n01440764/*.JPEG        the same classes; the distributed images are in one folder and must be sorted first
 
-Images stay in their files, see `data.streamed`. Fewer classes than 1,000 are fine: those that have a folder count.
-The labels of the test images are not public, and the validation images take their place. Nothing is ever downloaded.
+Images stay in their files, see `data.streamed`. There may be fewer than 1,000 class folders. Evaluation uses the
+validation images, because the labels of the test images are not public. This module downloads nothing.
 
 References:
     Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015.
@@ -32,11 +32,11 @@ def load_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Streamed:
     """ImageNet, with Inception's crops of 224x224 pixels. Listing the class folders takes some seconds.
 
     Args:
-        data_dir: the folder that holds `imagenet2012`, `imagenet`, or `train` and `val`; None: TFDS's own,
+        data_dir: the folder that holds `imagenet2012`, `imagenet`, or `train` and `val`; None: TFDS's default,
             `$TFDS_DATA_DIR` or `~/tensorflow_datasets`.
 
     Raises:
-        MissingDataError: where it is not in `data_dir`, or not all of it, or what describes it is damaged.
+        MissingDataError: a file is missing, or a description is damaged.
 
     Example:
         >>> load_imagenet("~/data").num_classes  # doctest: +SKIP
@@ -97,8 +97,8 @@ def _pictures(folder: Path, classes: list[str]) -> Stored:
 
 
 def _prepared(folder: Path) -> Streamed:
-    """The images of both splits, which stay encoded."""
-    import tensorflow_datasets as tfds  # half a second, and not needed for class folders
+    """The encoded images of both splits."""
+    import tensorflow_datasets as tfds  # takes half a second to import, and class folders do not need it
 
     with reading(f"{folder} as TensorFlow Datasets prepares it"):
         builder = tfds.builder_from_directory(folder)
@@ -116,7 +116,7 @@ def _records(builder, folder: Path, split: str) -> Stored:
         name = f"image {i} of the {split} split in {folder}"
         with reading(name):
             record = records[i]
-            file_name = bytes(record.get("file_name", b"")).decode()  # which the real one has
+            file_name = bytes(record.get("file_name", b"")).decode()  # TFDS's own preparation has it
             return Encoded(f"{file_name}, {name}" if file_name else name, record["image"], int(record["label"]))
 
     return Stored(len(records), read, f"{len(records)} images of {folder.name} as prepared")

@@ -1,12 +1,11 @@
-"""Batches of images as pure functions of (seed, step): the position in the data is the step, nothing else is saved.
+"""Batches of images as pure functions of (seed, step), so a checkpoint needs no position in the data.
 
-Resuming at step s gives bit for bit the batches that an uninterrupted run would have seen. Concatenated over
-the nodes, a batch is the same however many nodes share it.
+Resuming at step s gives the batches of an uninterrupted run, bit for bit. Concatenated over the nodes, a batch does not
+depend on the number of nodes.
 
-Training data is one endless sequence, one random permutation of all n examples per epoch, and step s takes
-positions s * batch to (s + 1) * batch of it. Every epoch therefore shows every example exactly once, nothing
-is dropped, and a batch that crosses the border between two epochs (only such a batch) may hold an example
-twice.
+Training data is one endless sequence with one random permutation of all n examples per epoch. Step s takes positions
+s * batch to (s + 1) * batch. Every epoch shows every example exactly once; only a batch that crosses the border between
+two epochs may contain an example twice.
 """
 
 import zlib
@@ -28,11 +27,11 @@ T = TypeVar("T")
 
 # Independent streams of random numbers under one seed.
 _ORDER, _AUGMENT = 0, 1
-EVALUATED_IMAGES = 500  # of a batch in evaluation
+EVALUATED_IMAGES = 500  # batch size of evaluation, at most
 
 
 def image_source(dataset: Dataset, validation: float = 0.0) -> Source:
-    """The images as training sees them, judged by the accuracy on the test images.
+    """The `Source` of images in memory; the score is the accuracy on the test images.
 
     Args:
         dataset: the images.
@@ -53,29 +52,26 @@ def image_source(dataset: Dataset, validation: float = 0.0) -> Source:
         evaluation=partial(_evaluation, dataset),
         validation=None if held is None else partial(_evaluation, held),
         epoch_steps=lambda batch_size: len(dataset.train_labels) / batch_size,
-        # the labels stand for the images too
+        # a checksum of the images would take long
         facts=f"{dataset.name} of shapes {shapes[0]} and {shapes[1]}, labels of checksums {labels}",
     )
 
 
 def _evaluation(dataset: Dataset, multiple: int) -> Iterator[EvalBatch]:
-    """The test images of a data set, in batches of a multiple of `multiple`."""
+    """The test images, in batches of a size divisible by `multiple`."""
     size = min(EVALUATED_IMAGES, len(dataset.test_labels))
     return test_batches(dataset, -(-size // multiple) * multiple)
 
 
 def _rng(seed: int, stream: int, index: int) -> np.random.Generator:
-    """The generator of one epoch's order or one step's augmentation.
-
-    Numbers of 32 bits at most: numpy spreads a larger one over two words, and (seed, stream, index) could
-    then spell another triple.
-    """
+    """The generator of one epoch's order or one step's augmentation."""
+    # NumPy splits a number of more than 32 bits into two words: (seed, stream, index) would not be unique
     if not (0 <= seed < 2**32 and 0 <= index < 2**32):
         raise ValueError(f"`seed` and `step` must be from 0 to 2**32 - 1, got {seed} and {index}")
     return np.random.default_rng([seed, stream, index])
 
 
-@lru_cache(maxsize=4)  # a pure function; a step needs one epoch's order, or two
+@lru_cache(maxsize=4)  # a step needs the order of one or two epochs
 def _order(seed: int, epoch: int, n: int) -> npt.NDArray[np.int64]:
     """The permutation int64[n] of one epoch, read-only."""
     order = _rng(seed, _ORDER, epoch).permutation(n)
@@ -84,7 +80,7 @@ def _order(seed: int, epoch: int, n: int) -> npt.NDArray[np.int64]:
 
 
 def batch_indices(seed: int, step: int, batch_size: int, n: int) -> npt.NDArray[np.int64]:
-    """Which examples the global batch of a step holds.
+    """The numbers of the examples in the global batch of a step.
 
     Args:
         seed: of the order.
@@ -93,7 +89,7 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int) -> npt.NDArray[
         n: number of examples.
 
     Returns:
-        int64[batch_size], from 0 to n - 1. The module's docstring says how epochs are laid out.
+        int64[batch_size], from 0 to n - 1, in the order that the module's docstring describes.
 
     Raises:
         ValueError: for a number out of range.
@@ -116,20 +112,20 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int) -> npt.NDArray[
 
 
 def augment_rng(seed: int, step: int) -> np.random.Generator:
-    """The random numbers that change the training examples of a step."""
+    """The random generator of a step's augmentation."""
     return _rng(seed, _AUGMENT, step)
 
 
 def share_of(
     n: int, seed: int, step: int, nodes: int, batch_size: int, local: slice
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """What some of the nodes have of the global batch of a step.
+    """The part of a step's global batch that belongs to the nodes `local`.
 
     Returns:
-        places in the batch and numbers of the examples there, from 0 to n - 1, node after node.
+        positions in the batch, and numbers of the examples there (0 to n - 1), node after node.
 
     Raises:
-        ValueError: where the nodes do not divide the batch, or a number is out of range.
+        ValueError: the nodes do not divide the batch, or a number is out of range.
 
     Example:
         >>> share_of(n=10, seed=0, step=0, nodes=4, batch_size=8, local=slice(1, 2))[0]
@@ -147,19 +143,18 @@ def make_batch(
     """The training batch of a step, augmented and normalised, split over the nodes.
 
     Args:
-        dataset: where from.
+        dataset: the images.
         seed: of order and augmentation.
         step: from 0.
         nodes: how many nodes share the batch; node i has the i-th of `nodes` equal, disjoint parts.
         batch_size: of the global batch.
-        local: the nodes to build the parts of, where a process holds only some; all by default.
+        local: the nodes whose parts to build, in a process that has only some; all by default.
 
     Returns:
-        images f32[nodes, batch_size / nodes, h, w, c], labels int32[nodes, batch_size / nodes]; fewer nodes
-        where `local` says so.
+        images f32[nodes, batch_size / nodes, h, w, c], labels int32[nodes, batch_size / nodes], of the nodes `local`.
 
     Raises:
-        ValueError: where the nodes do not divide the batch, or a number is out of range.
+        ValueError: the nodes do not divide the batch, or a number is out of range.
 
     Example:
         >>> from jgc.training.data import load_digits
@@ -176,11 +171,11 @@ def make_batch(
 
 
 def test_batches(dataset: Dataset, batch_size: int) -> Iterator[EvalBatch]:
-    """The test images in order, normalised, in batches of one shape, so that evaluation compiles once.
+    """The test images in order, normalised, in batches of one shape so that evaluation compiles once.
 
     Args:
-        dataset: where from.
-        batch_size: of each batch; the last one is filled up with zeros and label 0 where `mask` is False.
+        dataset: the images.
+        batch_size: of each batch; the last one is padded with zeros and label 0, where `mask` is False.
 
     Returns:
         An iterator of ceil(n / batch_size) batches.
@@ -204,7 +199,7 @@ def _test_batch(dataset: Dataset, start: int, batch_size: int) -> EvalBatch:
 
 
 def prefetch(fn: Callable[[int], T], start: int, stop: int, depth: int = 2) -> Iterator[T]:
-    """fn(start), ..., fn(stop - 1), each computed in a background thread up to `depth` steps ahead.
+    """fn(start), ..., fn(stop - 1), computed in a background thread up to `depth` steps ahead.
 
     Args:
         fn: a function of the step, such as a `partial` of `make_batch`; called in order, in one thread.
@@ -214,7 +209,7 @@ def prefetch(fn: Callable[[int], T], start: int, stop: int, depth: int = 2) -> I
 
     Returns:
         An iterator. An exception in `fn` is raised at its step. Leaving the loop early, or `close()`, cancels
-        what has not begun and waits for what has.
+        pending calls and waits for the running one.
 
     Raises:
         ValueError: at once, for a depth below 1.
@@ -237,6 +232,6 @@ def _prefetch(fn: Callable[[int], T], start: int, stop: int, depth: int) -> Iter
                 if ahead < stop:
                     pending.append(pool.submit(fn, ahead))
                 yield result
-        finally:  # an error, or the loop was left: the pool's own exit would first run all that is pending
+        finally:  # after an error or an early exit: the pool's own exit would run all pending calls
             for future in pending:
                 future.cancel()

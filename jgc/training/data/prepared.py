@@ -1,7 +1,7 @@
-"""Folders that TensorFlow Datasets has prepared as array_record, found and read without TensorFlow.
+"""Find and read data sets that TensorFlow Datasets (TFDS) has prepared as array_record, without TensorFlow.
 
-Preparing (downloading) needs TensorFlow, once; reading needs tensorflow-datasets, array_record, and the two packages
-that it does not declare, importlib_resources and pillow. Nothing is ever downloaded here.
+Preparing (downloading) needs TensorFlow, once. Reading needs tensorflow-datasets, array_record, and two packages that
+it does not declare, importlib_resources and pillow. This module downloads nothing.
 """
 
 import json
@@ -10,21 +10,21 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jgc.training.data.dataset import DamagedDataError, MissingDataError, named, reason, unreadable
+from jgc.training.data.dataset import DamagedDataError, MissingDataError, errors_of, reason, unreadable
 
 
 def find_prepared(name: str, data_dir: Path, splits: Collection[str]) -> Path:
-    """The folder of the newest version of a data set that is in array_record format and has all of some splits.
+    """The folder of a data set's newest version that is in array_record format and has all files of the splits.
 
     Args:
-        name: TensorFlow Datasets' name of it.
+        name: TFDS's name of the data set.
         data_dir: the folder that holds `<name>/<version>`.
-        splits: what will be read; a version need not have others.
+        splits: to be read; other splits may be missing.
 
     Raises:
-        MissingDataError: there is none. The line says how to fetch it.
+        MissingDataError: there is none. The message says how to fetch it.
     """
-    with named(name, fetch_command(name, data_dir)):
+    with errors_of(name, fetch_command(name, data_dir)):
         found = sorted((data_dir / name).glob("*.*.*/dataset_info.json"), key=lambda file: _version(file.parent))
         problem = MissingDataError(f"no version of it is in {data_dir / name}")
         for file in reversed(found):
@@ -39,7 +39,7 @@ def find_prepared(name: str, data_dir: Path, splits: Collection[str]) -> Path:
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Whatever is raised while prepared files are read, and array_record and Pillow raise anything, is damage."""
+    """Raise any error inside the block as DamagedDataError: array_record and Pillow raise many types."""
     try:
         yield
     except Exception as error:
@@ -47,7 +47,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def fetch_command(name: str, data_dir: Path) -> str:
-    """A shell command that downloads and prepares a data set where it was looked for."""
+    """A shell command that downloads and prepares a data set in the expected folder."""
     code = (
         "import tensorflow_datasets as tfds; "
         f'tfds.builder("{name}", data_dir={json.dumps(str(data_dir))}, file_format="array_record")'
@@ -57,13 +57,13 @@ def fetch_command(name: str, data_dir: Path) -> str:
 
 
 def _version(folder: Path) -> tuple[int, ...]:
-    """(3, 0, 2) of "3.0.2"; () of a name that is no version, which then sorts first."""
+    """(3, 0, 2) for a folder "3.0.2"; (), which sorts first, for a name that is no version."""
     parts = folder.name.split(".")
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
 def _check(file: Path, splits: Collection[str]) -> None:
-    """Raise MissingDataError where the folder of a dataset_info.json cannot be read, or not all of some splits."""
+    """Raise MissingDataError if the folder of a dataset_info.json lacks a file of the splits or is not readable."""
     folder, (form, shards) = file.parent, _contents(file)
     if form != "array_record":
         raise MissingDataError(f"{folder} holds {form} files, not array_record")
@@ -76,7 +76,7 @@ def _check(file: Path, splits: Collection[str]) -> None:
 
 
 def _contents(file: Path) -> tuple[str, dict[str, int]]:
-    """What a dataset_info.json says that there is: the files' format, and how many each split has."""
+    """The file format and the number of files of each split, from a dataset_info.json."""
     try:
         info = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

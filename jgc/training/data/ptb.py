@@ -1,7 +1,7 @@
-"""Penn Treebank as Mikolov prepared it: 929,589 words of newspaper text to train on, 10,000 different ones.
+"""Penn Treebank as Mikolov prepared it: 929,589 words of newspaper text to train on, a vocabulary of 10,000.
 
-Three files of sentences, one a line, lower case, numbers as N and rare words as <unk>. Nothing is downloaded here, and
-no text of it is part of this package: its licence is the Linguistic Data Consortium's.
+Three files with one sentence a line, in lower case, numbers as N and rare words as <unk>. This module downloads
+nothing, and the package contains none of the text: its licence is the Linguistic Data Consortium's.
 
 References:
     Marcus, Santorini and Marcinkiewicz, "Building a Large Annotated Corpus of English: The Penn Treebank", 1993.
@@ -25,18 +25,18 @@ WINDOW = 20  # Zaremba et al. 2014, the small model
 
 
 def load_ptb(data_dir: str | os.PathLike[str] | None = None) -> Text:
-    """The three texts, with the end of each sentence as a word of its own, in numbers.
+    """The three texts as numbers of words, with <eos> after each sentence.
 
     Args:
-        data_dir: the folder that holds the folder `ptb`; None: that of TensorFlow Datasets, `$TFDS_DATA_DIR` or
+        data_dir: the folder that holds the folder `ptb`; None: TFDS's default, `$TFDS_DATA_DIR` or
             `~/tensorflow_datasets`.
 
     Returns:
-        A Text in windows of 20 words. Its vocabulary is that of the training text, the most frequent word first;
-        another word of the other two counts as <unk>.
+        A Text in windows of 20 words. The vocabulary is that of the training text, the most frequent word first;
+        words of the other texts that it lacks become <unk>.
 
     Raises:
-        MissingDataError: where a file is not there, cannot be read, is no text or has no words in it.
+        MissingDataError: a file is missing, cannot be read, is no text or is empty.
 
     Example:
         >>> len(load_ptb("../shared/data").vocabulary)  # doctest: +SKIP
@@ -50,7 +50,7 @@ def load_ptb(data_dir: str | os.PathLike[str] | None = None) -> Text:
 
 
 def _read(folder: Path, file: str) -> list[str]:
-    """The words of a file, each line's followed by <eos>."""
+    """The words of a file, with <eos> after each line."""
     path = folder / file
     problem = "there is no" if not path.is_file() else ""
     try:
@@ -67,7 +67,7 @@ def _read(folder: Path, file: str) -> list[str]:
 
 
 def words_of(text: str) -> list[str]:
-    """A text's words, <eos> after each line's.
+    """The words of a text, with <eos> after each line.
 
     Example:
         >>> words_of(" one two \\n three\\n")
@@ -77,7 +77,7 @@ def words_of(text: str) -> list[str]:
 
 
 def vocabulary_of(words: Iterable[str]) -> tuple[str, ...]:
-    """The different words, the most frequent first and equally frequent ones by alphabet; <unk> at the end if missing.
+    """The distinct words, by falling frequency and then by alphabet; <unk> at the end if missing.
 
     Example:
         >>> vocabulary_of(["b", "a", "b", "<eos>"])
@@ -89,7 +89,7 @@ def vocabulary_of(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def numbers(words: list[str], vocabulary: tuple[str, ...]) -> Words:
-    """Each word's place in the vocabulary, int32[n]; of a word that is not in it, the place of <unk>."""
+    """Each word's position in the vocabulary, int32[n]; that of <unk> for words that it lacks."""
     places = {word: place for place, word in enumerate(vocabulary)}
     unknown = places[UNKNOWN]
     return np.fromiter((places.get(word, unknown) for word in words), np.int32, len(words))

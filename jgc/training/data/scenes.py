@@ -1,8 +1,7 @@
-"""Scenes: images with a label for each pixel, warped for training and judged by every labelled pixel.
+"""Scenes: images with a label for each pixel, warped for training and evaluated whole.
 
-Batches are pure functions of (seed, step), as those of `data.loader`, out of the same sequence of examples. Pixels
-without a label are `VOID`: they count neither in the loss nor in a score. Validation images are the data set's own; a
-model is judged by its test images, whole.
+Batches are pure functions of (seed, step) with the same order of examples as in `data.loader`. Pixels without a label
+are `VOID`: they count neither in the loss nor in a score. The validation images are the data set's own.
 """
 
 import zlib
@@ -23,12 +22,12 @@ from jgc.training.data.warp import Bytes, Draw, Warp, coefficients, draw, warped
 Colour = tuple[int, int, int]
 
 NO_LABEL = 255  # of a pixel, as stored
-EVALUATED_AT_ONCE = 4  # images of a batch in evaluation
-SHOWN = 4  # test images whose masks a run draws at its end
+EVALUATED_AT_ONCE = 4  # batch size of evaluation, at most
+SHOWN = 4  # test images in masks.png
 
 
 class Labelled(NamedTuple):
-    """Images uint8[n, h, w, 3], and labels uint8[n, h, w], from 0 on or NO_LABEL."""
+    """Images uint8[n, h, w, 3], and labels uint8[n, h, w], NO_LABEL for pixels without one."""
 
     images: Bytes
     labels: Bytes
@@ -40,10 +39,10 @@ class Scenes(NamedTuple):
     Attributes:
         name: for messages.
         train: to train on.
-        validation: to take a validation loss of.
-        test: to judge by.
+        validation: for a validation loss.
+        test: for the score.
         classes: names of the labels, by number.
-        colours: of the labels in pictures, red, green and blue in 0 to 255.
+        colours: of the labels in masks.png, red, green and blue in 0 to 255.
         mean: f32[3], of the training images in 0 to 255.
         std: f32[3], likewise; a model sees (image - mean) / std.
         crop: pixels on each side of a training example.
@@ -63,12 +62,12 @@ class Scenes(NamedTuple):
 
 
 def shrunk(scenes: Scenes, by: int) -> Scenes:
-    """The scenes at a lower resolution: means of by x by pixels, and the label of the one in the middle.
+    """The scenes at 1/by of the resolution: means of by x by pixels, with the label of the middle one.
 
-    What a number of pixels that is no multiple leaves over, at the right and at the bottom, is dropped.
+    Pixels at the right and the bottom that do not fill a block are dropped.
 
     Raises:
-        ValueError: for a factor below 1, or one that leaves nothing of an image.
+        ValueError: for a factor below 1, or one larger than an image.
     """
     h, w = (size // max(by, 1) for size in scenes.train.labels.shape[1:])
     if by < 1 or min(h, w) < 1:
@@ -90,7 +89,7 @@ def shrunk(scenes: Scenes, by: int) -> Scenes:
 
 
 def scene_source(scenes: Scenes) -> Source:
-    """The scenes as training sees them, judged by the accuracy of the test images' pixels and the mean IoU.
+    """The `Source` of scenes; the scores are pixel accuracy and mean IoU on the test images.
 
     Raises:
         ValueError: for a crop below 1.
@@ -121,19 +120,19 @@ def scene_batch(
     """The training batch of a step, warped and normalised, split over the nodes.
 
     Args:
-        scenes: where from.
+        scenes: the images.
         seed: of order and warps.
         step: from 0.
         nodes: how many nodes share the batch; node i has the i-th of `nodes` equal, disjoint parts.
         batch_size: of the global batch.
-        local: the nodes to build the parts of, where a process holds only some; all by default.
+        local: the nodes whose parts to build, in a process that has only some; all by default.
 
     Returns:
-        images f32[nodes, batch_size / nodes, crop, crop, 3], labels int32[nodes, batch_size / nodes, crop, crop],
-        VOID where there is none; fewer nodes where `local` says so.
+        images f32[nodes, batch_size / nodes, crop, crop, 3], labels int32[nodes, batch_size / nodes, crop, crop] or
+        VOID, of the nodes `local`.
 
     Raises:
-        ValueError: where the nodes do not divide the batch, or a number is out of range.
+        ValueError: the nodes do not divide the batch, or a number is out of range.
     """
     mine, taken = share_of(len(scenes.train.labels), seed, step, nodes, batch_size, local)
     drawn = draw(augment_rng(seed, step), batch_size, scenes.warp)
@@ -148,20 +147,20 @@ def scene_batch(
 
 
 def numbers(labels: Bytes) -> Labels:
-    """Labels as stored, uint8[...], to int32[...] with VOID."""
+    """Stored labels uint8[...] to int32[...], with VOID for NO_LABEL."""
     return np.where(labels == NO_LABEL, VOID, labels.astype(np.int32))
 
 
 def whole_images(scenes: Scenes, split: Labelled, multiple: int) -> Iterator[EvalBatch]:
-    """The images of a split in order, not changed but normalised, in batches of one shape.
+    """The normalised images of a split in order, in batches of one shape.
 
     Args:
         scenes: for the normalisation.
         split: validation or test.
-        multiple: the size of a batch is one of its multiples; the last is filled up with zeros.
+        multiple: divides the size of a batch; the last batch is padded with zeros.
 
     Returns:
-        An iterator over batches; `mask` is False at pixels without a label, whose label is 0, and in what is filled up.
+        An iterator over batches; where `mask` is False (no label, or padding) the label is 0.
     """
     size = -(-min(EVALUATED_AT_ONCE, len(split.labels)) // multiple) * multiple
     for start in range(0, len(split.labels), size):
@@ -173,7 +172,7 @@ def whole_images(scenes: Scenes, split: Labelled, multiple: int) -> Iterator[Eva
 
 
 def pictures(scenes: Scenes) -> Pictures:
-    """A few test images, evenly out of all, for a run to show what it makes of them."""
+    """A few evenly spaced test images, for masks.png."""
     shown = np.linspace(0, len(scenes.test.labels) - 1, min(SHOWN, len(scenes.test.labels)), dtype=int)
     images, labels = scenes.test.images[shown], numbers(scenes.test.labels[shown])
     inputs = normalise(images, scenes.mean, scenes.std)

@@ -1,7 +1,6 @@
-"""What a model is judged by: a figure with a name, a direction and a way to be read by people.
+"""Scores: figures that evaluate a model, each with a name, a direction and a readable form.
 
-A run writes the figure under its name, and the name itself into summary.json, so that reports need not know what was
-trained.
+A run writes the figure under the score's name, and that name into summary.json, so reports work for any data set.
 """
 
 from collections.abc import Mapping
@@ -10,16 +9,16 @@ from typing import Any, NamedTuple
 
 
 class Score(NamedTuple):
-    """A figure that evaluating a model gives.
+    """A figure that evaluates a model.
 
     Attributes:
         name: in metrics.jsonl and summary.json.
-        title: for people.
+        title: in tables and plots.
         higher_is_better: its direction.
-        scale: people read the figure times this.
-        unit: stands behind it then.
-        point: what differences are counted in, in the singular.
-        tolerance: how much worse, in points, still counts as good as the baseline.
+        scale: factor of the displayed figure, such as 100 for percent.
+        unit: of the displayed figure.
+        point: unit of differences, in the singular.
+        tolerance: points below the baseline that still count as equally good.
     """
 
     name: str
@@ -31,7 +30,7 @@ class Score(NamedTuple):
     tolerance: float = 0.0
 
     def text(self, value: float | None) -> str:
-        """A value for people; a dash for None.
+        """A displayed value; a dash for None.
 
         Example:
             >>> ACCURACY.text(0.98056)
@@ -45,7 +44,7 @@ class Score(NamedTuple):
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
     def is_as_good(self, difference: float) -> bool:
-        """Whether so many points over another value are no loss, but for the tolerance.
+        """Whether a difference in points from the baseline is no loss beyond the tolerance.
 
         Example:
             >>> ACCURACY.is_as_good(-1.5), PERPLEXITY.is_as_good(-1.5)
@@ -62,11 +61,11 @@ MEAN_IOU = Score("test_mean_iou", "test mean IoU", True, 100.0, "%", "point", 1.
 SCORES: Mapping[str, Score] = MappingProxyType(
     {score.name: score for score in (ACCURACY, PERPLEXITY, PIXEL_ACCURACY, MEAN_IOU)}
 )
-KEY, FURTHER = "score", "further_scores"  # of summary.json, where the score's name stands, and those of others
+KEY, FURTHER = "score", "further_scores"  # keys of summary.json
 
 
 def score_of(summary: Mapping[str, Any]) -> Score:
-    """The score of a run, from its summary; of one that does not say, which is old, the accuracy.
+    """The score of a run, from its summary; the accuracy for old summaries that do not name it.
 
     Raises:
         ValueError: a name that is not in `SCORES`.
@@ -81,7 +80,7 @@ def _named(name: str, key: str) -> Score:
 
 
 def further_of(summary: Mapping[str, Any]) -> tuple[Score, ...]:
-    """What a run was evaluated by beside its score, from its summary.
+    """The further scores of a run, from its summary.
 
     Raises:
         ValueError: a name that is not in `SCORES`.
@@ -94,7 +93,7 @@ def further_of(summary: Mapping[str, Any]) -> tuple[Score, ...]:
 
 
 def final(summary: Mapping[str, Any], phase: Mapping[str, Any] | None = None) -> float:
-    """What a run came to, or one of the phases in its summary, as people read it.
+    """The displayed score of a run, or of a phase in its summary.
 
     Example:
         >>> final({"test_accuracy": 0.75})

@@ -1,7 +1,7 @@
-"""A data set as training sees it: functions that every kind brings along, so that nothing else asks for the kind.
+"""`Source`: a data set as training sees it, the same functions for every kind of data.
 
-`data.loader` makes one of images and labels, `data.scenes` one of images with a label for each pixel,
-`data.text` one of a text.
+Made by `data.loader` from images, by `data.streamed` from image files, by `data.scenes` from images with a label for
+each pixel, and by `data.text` from a text.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from jgc.training.data.score import Score
 
 Inputs = Any  # a tree of arrays whose first axis counts examples
 Labels = npt.NDArray[np.int32]
-VOID = -1  # in place of a label that does not count
+VOID = -1  # a label that counts neither in the loss nor in a score
 
 
 class EvalBatch(NamedTuple):
-    """Inputs [b, ...], labels int32[b, ...], and a mask, bool like the labels: False where the batch is filled up."""
+    """Inputs [b, ...], labels int32[b, ...], and a mask bool[b, ...]: False for labels that do not count."""
 
     inputs: Inputs
     labels: Labels
@@ -26,11 +26,11 @@ class EvalBatch(NamedTuple):
 
 
 class Pictures(NamedTuple):
-    """Examples whose labels and predictions can be shown as pictures.
+    """Examples for masks.png.
 
     Attributes:
         inputs: of the model, [m, ...].
-        images: uint8[m, h, w, 3], what they show.
+        images: uint8[m, h, w, 3], the same images for display.
         labels: int32[m, h, w], or VOID.
         classes: names of the labels.
         colours: red, green and blue of the labels, in 0 to 255.
@@ -44,26 +44,24 @@ class Pictures(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a data set gives to training. An example is what a batch is counted in: an image, or a stream of text.
+    """The functions of a data set. An example is an image, or a stream of text.
 
     Attributes:
-        kind: what it holds, "images", "scenes" or "text".
-        classes: how many labels there are.
-        score: what a model is judged by.
-        inputs: `(count) -> Inputs`: zeros in the shapes of so many examples.
+        kind: "images", "scenes" or "text".
+        classes: number of labels.
+        score: that models are compared by.
+        inputs: `(count) -> Inputs`: zeros in the shapes of `count` examples.
         batch: `(seed, step, nodes, batch_size, local=slice(None)) -> (Inputs, labels)`, the training batch of a step
-            split over the nodes, leading axes [nodes, batch_size / nodes], or of the nodes `local` alone. A pure
-            function: nothing but the step says where in the data a run is.
-        evaluation: `(multiple) -> iterator of EvalBatch`: all that the score is taken over, in batches of one shape
-            whose first axis is a multiple of `multiple`. A model that carries a state from batch to batch is given
-            them in this order.
-        validation: the same of data held out from training, for a validation loss; None where nothing is held out.
-        epoch_steps: `(batch_size) -> float`: steps in which all training data is seen once. Raises ValueError for a
-            batch that the data has not enough for.
-        facts: in one line, what has to be the same of the data in all processes of a run.
-        further: what else evaluating gives, beside the score.
-        void: whether training labels may be VOID, which then count nowhere.
-        pictures: what a run shows at its end; None where there is nothing to see.
+            split over the nodes, leading axes [nodes, batch_size / nodes], of the nodes `local`. A pure function: the
+            step alone is the position in the data.
+        evaluation: `(multiple) -> iterator of EvalBatch`: all data for the score, in batches of one shape whose first
+            axis is divisible by `multiple`. A recurrent model carries its state over them in this order.
+        validation: the same for the validation loss, with data held out from training; None if there is none.
+        epoch_steps: `(batch_size) -> float`: steps of an epoch. Raises ValueError for a batch larger than the data.
+        facts: one line that must be equal in all processes of a run.
+        further: scores beside `score`.
+        void: whether training labels may be VOID.
+        pictures: examples for masks.png; None without them.
     """
 
     kind: str

@@ -1,10 +1,10 @@
-"""Images that are too many to be held in memory decoded: read and decoded while training, by several threads.
+"""Data sets too large for memory: images are read and decoded while training, by several threads.
 
-As in `data.loader` a batch is a pure function of (seed, step), whatever the number of nodes and of threads, and a
-process decodes its own nodes' part alone. Each thread takes an image from its file's bytes to normalised pixels; Pillow
-and numpy let the others run meanwhile. `data.loader.prefetch` makes batches ahead of the steps that use them.
+As in `data.loader` a batch is a pure function of (seed, step) and does not depend on the number of nodes or threads. A
+process decodes only its own nodes' part. Each thread takes an image from its file's bytes to normalised pixels; Pillow
+and NumPy release the GIL. `data.loader.prefetch` makes batches ahead of the steps that use them.
 
-Training sees Inception's crops, mirrored at random, and evaluation the central part of every image (`data.crops`).
+Training uses Inception's crops, mirrored at random, evaluation the central part of every image (`data.crops`).
 """
 
 import os
@@ -23,14 +23,14 @@ from jgc.training.data.loader import augment_rng, prefetch, share_of
 from jgc.training.data.score import ACCURACY
 from jgc.training.data.source import EvalBatch, Source
 
-EVALUATED = 128  # images at a time
+EVALUATED = 128  # batch size of evaluation, at most
 
-# ImageNet's training images, per channel and in 0 to 255: the values in common use, for other photographs as well.
+# of ImageNet's training images, per channel in 0 to 255: the values in common use, for other photographs too
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 class Encoded(NamedTuple):
-    """An image as it is stored: its name for messages, its file's bytes, and its label."""
+    """A stored image: its name for messages, its file's bytes, its label."""
 
     name: str
     content: bytes
@@ -38,12 +38,12 @@ class Encoded(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Images to train or to be evaluated on.
+    """Stored images of one split.
 
     Attributes:
-        size: how many, n.
-        read: of a number from 0 to n - 1; called by several threads. Raises MissingDataError.
-        facts: in one line, what has to be the same of them in all processes of a run.
+        size: n, how many.
+        read: `(number from 0 to n - 1) -> Encoded`; called by several threads. Raises MissingDataError.
+        facts: one line that must be equal in all processes of a run.
     """
 
     size: int
@@ -58,9 +58,9 @@ class Streamed(NamedTuple):
         name: for messages.
         train: images to train on.
         test: images to evaluate on.
-        num_classes: labels are from 0 to one less.
-        crop: pixels on each side of a crop, to train or to be evaluated on.
-        threads: that decode; 0: as many as this process has processors.
+        num_classes: labels are from 0 to num_classes - 1.
+        crop: pixels on each side of a crop, in training and evaluation.
+        threads: number of decoding threads; 0: one per processor of this process.
         mean: by channel, in 0 to 255.
         std: likewise; a model sees (image - mean) / std.
     """
@@ -76,7 +76,7 @@ class Streamed(NamedTuple):
 
 
 def streamed_source(dataset: Streamed, validation: float = 0.0) -> Source:
-    """The images as training sees them, judged by the accuracy on the test images.
+    """The `Source` of streamed images; the score is the accuracy on the test images.
 
     Args:
         dataset: the images.
@@ -92,54 +92,54 @@ def streamed_source(dataset: Streamed, validation: float = 0.0) -> Source:
     held = None
     if validation:
         kept, out = held_out(dataset.train.size, validation, dataset.name)
-        held = partial(evaluated, dataset, some_of(dataset.train, out))
-        dataset = dataset._replace(train=some_of(dataset.train, kept))
+        held = partial(central_batches, dataset, subset(dataset.train, out))
+        dataset = dataset._replace(train=subset(dataset.train, kept))
     return Source(
         kind="images",
         classes=dataset.num_classes,
         score=ACCURACY,
         inputs=lambda count: np.zeros((count, dataset.crop, dataset.crop, 3), np.float32),
         batch=partial(streamed_batch, dataset),
-        evaluation=partial(evaluated, dataset, dataset.test),
+        evaluation=partial(central_batches, dataset, dataset.test),
         validation=held,
         epoch_steps=lambda batch_size: dataset.train.size / batch_size,
         facts=f"{dataset.name}, to train on {dataset.train.facts}, to evaluate on {dataset.test.facts}",
     )
 
 
-def some_of(pictures: Stored, which: npt.NDArray[np.int64]) -> Stored:
-    """Those images of the numbers `which`."""
+def subset(pictures: Stored, which: npt.NDArray[np.int64]) -> Stored:
+    """The images with the numbers `which`."""
     return Stored(len(which), lambda i: pictures.read(int(which[i])), f"{len(which)} of {pictures.facts}")
 
 
 def streamed_batch(
     dataset: Streamed, seed: int, step: int, nodes: int, batch_size: int, local: slice = slice(None)
 ) -> tuple[npt.NDArray[np.float32], Labels]:
-    """The training batch of a step, split over the nodes: `data.loader.make_batch`, of images that are streamed.
+    """`data.loader.make_batch` for streamed images.
 
     Returns:
-        images f32[nodes, batch_size / nodes, crop, crop, 3], labels int32[nodes, batch_size / nodes]; fewer nodes
-        where `local` says so, and no other node's images are read.
+        images f32[nodes, batch_size / nodes, crop, crop, 3], labels int32[nodes, batch_size / nodes], of the nodes
+        `local`. No other node's images are read.
 
     Raises:
-        ValueError: where the nodes do not divide the batch, or a number is out of range.
-        MissingDataError: an image is not there or broken, or its label is out of range.
+        ValueError: the nodes do not divide the batch, or a number is out of range.
+        MissingDataError: an image is missing or broken, or its label is out of range.
     """
     mine, indices = share_of(dataset.train.size, seed, step, nodes, batch_size, local)
     numbers, flip = draw_crops(augment_rng(seed, step), batch_size)
     boxes = [partial(inception_box, numbers[i]) for i in mine]
-    images, labels = decoded(dataset, dataset.train, indices, boxes, flip[mine])
+    images, labels = decode(dataset, dataset.train, indices, boxes, flip[mine])
     return images.reshape(-1, batch_size // nodes, *images.shape[1:]), labels.reshape(-1, batch_size // nodes)
 
 
-def evaluated(dataset: Streamed, pictures: Stored, multiple: int) -> Iterator[EvalBatch]:
-    """All of some images in order, their central parts, in batches of a multiple of `multiple` made ahead."""
+def central_batches(dataset: Streamed, pictures: Stored, multiple: int) -> Iterator[EvalBatch]:
+    """The central crops of stored images in order, in prefetched batches of a size divisible by `multiple`."""
     size = -(-min(EVALUATED, pictures.size) // multiple) * multiple
 
     def batch(number: int) -> EvalBatch:
         indices = np.arange(number * size, min((number + 1) * size, pictures.size))
         boxes, flip = [central_box] * len(indices), np.zeros(len(indices), bool)
-        images, labels = decoded(dataset, pictures, indices, boxes, flip)
+        images, labels = decode(dataset, pictures, indices, boxes, flip)
         fill = (0, size - len(indices))
         mask = np.arange(size) < len(indices)
         return EvalBatch(np.pad(images, (fill, (0, 0), (0, 0), (0, 0))), np.pad(labels, fill), mask)
@@ -147,21 +147,21 @@ def evaluated(dataset: Streamed, pictures: Stored, multiple: int) -> Iterator[Ev
     return prefetch(batch, 0, -(-pictures.size // size))
 
 
-def decoded(
+def decode(
     dataset: Streamed,
     pictures: Stored,
     indices: npt.NDArray[np.int64],
     boxes: Sequence[BoxOf],
     flip: npt.NDArray[np.bool_],
 ) -> tuple[npt.NDArray[np.float32], Labels]:
-    """Crops of images as a model sees them, by all threads: f32[b, crop, crop, 3] and labels int32[b].
+    """Decode normalised crops of images by all threads: f32[b, crop, crop, 3] and labels int32[b].
 
     Args:
-        dataset: says how.
-        pictures: where from.
-        indices: which ones, int64[b].
-        boxes: which part of each.
-        flip: bool[b], those to be mirrored.
+        dataset: for crop size, threads and normalisation.
+        pictures: the stored images.
+        indices: int64[b], numbers of the images.
+        boxes: the crop of each.
+        flip: bool[b], whether to mirror it.
     """
     images = np.empty((len(indices), dataset.crop, dataset.crop, 3), np.float32)
     labels = np.empty(len(indices), np.int32)
@@ -181,16 +181,16 @@ def decoded(
         labels[i] = encoded.label
 
     with ThreadPoolExecutor(threads_of(dataset), thread_name_prefix="jgc-decode") as pool:
-        for _ in pool.map(take, range(len(indices))):  # an error is that of the first image that has one
+        for _ in pool.map(take, range(len(indices))):  # raises the error of the first image that has one
             pass
     return images, labels
 
 
 def threads_of(dataset: Streamed) -> int:
-    """How many threads decode."""
+    """Number of decoding threads."""
     return dataset.threads or processors()
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """Number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

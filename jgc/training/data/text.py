@@ -1,15 +1,15 @@
 """Text as one stream of words, cut into windows as truncated back-propagation through time takes them.
 
-For a batch of B streams the n words of the training text are cut into B stretches of n // B words, and step s of an
-epoch takes words s T to (s + 1) T of every stretch (T: the window). What follows on a window is the next step's, so a
-model carries its state from step to step; `start` says where an epoch begins and there is no state to carry. Node k of
-K has streams k B / K to (k + 1) B / K, all of a run. The labels of a window are the words one further on.
+For a batch of B streams the n words of the training text are cut into B streams of n // B words. Step s of an epoch
+takes words s T to (s + 1) T of every stream (T: the window), so a model carries its state from step to step; `start`
+marks the first window of an epoch, which has no carried state. Node k of K has streams k B / K to (k + 1) B / K for the
+whole run. The labels of a window are the words shifted by one.
 
 References:
     Zaremba, Sutskever and Vinyals, "Recurrent Neural Network Regularization", arXiv:1409.2329, 2014.
 
-As in their program, the text's own order is kept, so the seed has no part in it, and what is left over is not trained
-on: n mod B words at the text's end, and at the end of each stretch what does not fill a window.
+As in their program the text keeps its order, so the seed has no effect, and two remainders are not trained on: n mod B
+words at the end of the text, and the words at the end of each stream that do not fill a window.
 """
 
 import zlib
@@ -25,7 +25,7 @@ from jgc.training.data.source import EvalBatch, Labels, Source
 
 Words = npt.NDArray[np.int32]  # [n], numbers of words
 
-EVALUATED_STREAMS = 20  # whatever the batch and the nodes, so that a model has one perplexity; as many as Zaremba's
+EVALUATED_STREAMS = 20  # fixed, so that the perplexity does not depend on batch and nodes; Zaremba's number
 
 
 class Text(NamedTuple):
@@ -49,14 +49,14 @@ class Text(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What the model is given: words int32[..., b, T], start bool[..., b], True where a stream carries no state yet."""
+    """The model's input: words int32[..., b, T], start bool[..., b], True for streams without a carried state."""
 
     words: Words
     start: npt.NDArray[np.bool_]
 
 
 def text_source(text: Text) -> Source:
-    """The text as training sees it: the next word is learned, and validation perplexity judged by.
+    """The `Source` of a text, with the next word as label; the score is the validation perplexity.
 
     Raises:
         ValueError: for a window below 1, or a validation text of less than two words.
@@ -82,10 +82,10 @@ def text_source(text: Text) -> Source:
 
 
 def epoch_steps(text: Text, streams: int) -> int:
-    """Windows of each of so many streams in the training text.
+    """Windows of each stream in the training text.
 
     Raises:
-        ValueError: where there is not one.
+        ValueError: the text is too short for one window.
 
     Example:
         >>> epoch_steps(Text("count", np.arange(10), np.arange(2), np.arange(2), (), window=2), streams=2)
@@ -106,19 +106,18 @@ def text_batch(
     """The training batch of a step, split over the nodes.
 
     Args:
-        text: where from.
-        seed: of the run; nothing here is random.
+        text: the text.
+        seed: of the run; without effect.
         step: from 0.
-        nodes: how many nodes share the streams; node k has the k-th of `nodes` equal, disjoint parts, in every step.
+        nodes: how many nodes share the streams; node k always has the k-th of `nodes` equal, disjoint parts.
         batch_size: B, streams of all nodes.
-        local: the nodes to build the parts of, where a process holds only some; all by default.
+        local: the nodes whose parts to build, in a process that has only some; all by default.
 
     Returns:
-        a window of int32[nodes, batch_size / nodes, T] words, labels of the same shape; fewer nodes where `local` says
-        so.
+        a window of int32[nodes, batch_size / nodes, T] words and labels of the same shape, of the nodes `local`.
 
     Raises:
-        ValueError: where the nodes do not divide the batch, the step is negative, or the text is too short.
+        ValueError: the nodes do not divide the batch, the step is negative, or the text is too short.
 
     Example:
         >>> counting = Text("count", np.arange(14), np.arange(2), np.arange(2), (), window=3)
@@ -140,17 +139,17 @@ def text_batch(
 
 
 def evaluation_windows(words: Words, window: int, multiple: int = 1) -> Iterator[EvalBatch]:
-    """A whole text in windows of parallel streams, every word but the first as a label exactly once.
+    """A whole text in windows of parallel streams, with every word but the first as a label exactly once.
 
-    Only where a stream starts is there no state to carry: a word in some thousands is judged without those before it.
+    Only the first word of each stream is predicted without a carried state.
 
     Args:
         words: int32[n], two or more.
         window: T.
-        multiple: the number of streams is filled up to one of its multiples.
+        multiple: divides the number of streams; the last ones may be padding.
 
     Returns:
-        An iterator over batches in order, each of windows int32[streams, T]; `mask` is False where there is no label.
+        An iterator over batches in order, each of windows int32[streams, T]; `mask` is False for padding.
     """
     labels = len(words) - 1
     stretch = -(-labels // EVALUATED_STREAMS)

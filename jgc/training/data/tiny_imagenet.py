@@ -1,15 +1,15 @@
-"""Tiny ImageNet: 200 classes of 64x64 images, 500 each to train on and 50 to evaluate on.
+"""Tiny ImageNet: 200 classes of 64x64 images, each with 500 to train on and 50 to evaluate on.
 
-Read from the class folders as they are distributed, of which these files matter:
+Read from the class folders as distributed; these files are used:
 
     tiny-imagenet-200/
-        wnids.txt                          a class on each line, n02124075: label 0 is the first
+        wnids.txt                          a class on each line, such as n02124075; label 0 is the first
         train/n02124075/images/*.JPEG      its training images
-        val/val_annotations.txt            an image and its class on each line, and a box
+        val/val_annotations.txt            an image, its class and a box on each line
         val/images/*.JPEG
 
-Some images are grayscale and become colour images of three equal channels. The labels of the test images are not
-public: the validation images take their place. Nothing is ever downloaded here.
+Grayscale images become RGB. Evaluation uses the validation images, because the labels of the test images are not
+public. This module downloads nothing.
 
 References:
     Stanford CS231N, "Tiny ImageNet Challenge", 2015.
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from jgc.training.data.cache import Arrays, cached, place
+from jgc.training.data.cache import Arrays, cached, folder_hash
 from jgc.training.data.crops import BROKEN
 from jgc.training.data.dataset import (
     Augment,
@@ -38,7 +38,7 @@ from jgc.training.data.dataset import (
     MissingDataError,
     channel_statistics,
     data_folder,
-    named,
+    errors_of,
     unreadable,
 )
 from jgc.training.data.files import lines_of
@@ -47,7 +47,7 @@ FOLDER = "tiny-imagenet-200"
 ADDRESS = f"http://cs231n.stanford.edu/{FOLDER}.zip"
 SIZE = 64  # pixels on each side
 
-# To be raised with every edit of `_decode` that changes what it returns: cached arrays are then made again.
+# Raise it with every edit of `_decode` that changes its result: cached arrays are then decoded again.
 _DECODER = 1
 
 _log = logging.getLogger(__name__)
@@ -64,45 +64,45 @@ def load_tiny_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Datase
     """Tiny ImageNet, 100,000 images to train and 10,000 to evaluate on, with crop-and-flip augmentation.
 
     The first call decodes for about a minute; later ones read the arrays, 1.4 GB, from `data.cache`. Mean and
-    standard deviation are those of the training images. Crops are out of a frame of 8 zeros, an eighth of the image
-    as for CIFAR.
+    standard deviation are those of the training images. Images are padded by 8 before a crop, 1/8 of their size as
+    for CIFAR.
 
     Args:
-        data_dir: the folder that holds `tiny-imagenet-200`, or that folder; None: TFDS's own, `$TFDS_DATA_DIR` or
+        data_dir: the folder that holds `tiny-imagenet-200`, or that folder; None: TFDS's default, `$TFDS_DATA_DIR` or
             `~/tensorflow_datasets`.
 
     Returns:
-        A Dataset of uint8[n, 64, 64, 3] images, the validation images as its test images.
+        A Dataset of uint8[n, 64, 64, 3] images, with the validation images as test images.
 
     Raises:
-        MissingDataError: where it is not in `data_dir`, or not all of it, or a file is damaged.
+        MissingDataError: a file is missing or damaged.
 
     Example:
         >>> load_tiny_imagenet("~/data").image_shape  # doctest: +SKIP
         (64, 64, 3)
     """
     folder = _folder(data_folder(data_dir))
-    with named("tiny_imagenet", _fetch_command(folder.parent)):
+    with errors_of("tiny_imagenet", _fetch_command(folder.parent)):
         wnids = lines_of(folder / "wnids.txt")
         train, val = _train(folder, wnids), _val(folder, wnids)
-        entry, fingerprint = f"tiny_imagenet-{place(folder)}", _fingerprint(folder, train, val)
+        entry, fingerprint = f"tiny_imagenet-{folder_hash(folder)}", _fingerprint(folder, train, val)
         arrays = cached(entry, fingerprint, lambda: _decode(folder, train, val))
     return Dataset(name="tiny_imagenet", **arrays, num_classes=len(wnids), augment=Augment(pad=8, flip=True))
 
 
 def _folder(data_dir: Path) -> Path:
-    """The data set's own folder, whether it was given or the one above it."""
+    """The data set's folder, if it or its parent was given."""
     return data_dir if (data_dir / "wnids.txt").is_file() else data_dir / FOLDER
 
 
 def _fetch_command(data_dir: Path) -> str:
-    """A shell command that downloads and unpacks the data set to where it was looked for."""
+    """A shell command that downloads and unpacks the data set into the expected folder."""
     to = shlex.quote(str(data_dir))
     return f"mkdir -p {to} && cd {to} && curl -LO {ADDRESS} && unzip -qo {FOLDER}.zip"
 
 
 def _train(folder: Path, wnids: list[str]) -> Split:
-    """The training images class by class. Every class has as many: one with fewer was not unpacked to its end."""
+    """The training images, class by class. A class with fewer images than another was not fully unpacked."""
     classes = {wnid: sorted((folder / "train" / wnid / "images").glob("*.JPEG")) for wnid in wnids}
     most = max(map(len, classes.values()))
     for wnid, files in classes.items():
@@ -114,7 +114,7 @@ def _train(folder: Path, wnids: list[str]) -> Split:
 
 
 def _val(folder: Path, wnids: list[str]) -> Split:
-    """The validation images in the order in which the annotations name them."""
+    """The validation images, in the order of the annotations."""
     annotations, images = folder / "val" / "val_annotations.txt", folder / "val" / "images"
     there = {file.name for file in images.glob("*.JPEG")}
     files, labels = [], []
@@ -130,7 +130,7 @@ def _val(folder: Path, wnids: list[str]) -> Split:
 
 
 def _fingerprint(folder: Path, train: Split, val: Split) -> str:
-    """A checksum of the decoder, the labels, and name, size and time of every image."""
+    """A checksum of the decoder's version, the labels, and name, size and time of every image."""
     digest = hashlib.sha256(json.dumps([_DECODER, str(folder)]).encode())
     for split in (train, val):
         digest.update(split.labels.tobytes())
@@ -141,7 +141,7 @@ def _fingerprint(folder: Path, train: Split, val: Split) -> str:
 
 
 def _decode(folder: Path, train: Split, val: Split) -> Arrays:
-    """All that a Dataset holds: images uint8[n, 64, 64, 3] and labels int32[n] of both splits, mean and std f32[3]."""
+    """Images uint8[n, 64, 64, 3] and labels int32[n] of both splits, mean and std f32[3]."""
     _log.info("decoding %s, once", folder)
     arrays: Arrays = {}
     for name, split in (("train", train), ("test", val)):
@@ -154,7 +154,7 @@ def _decode(folder: Path, train: Split, val: Split) -> Arrays:
 
 
 def _pixels(file: Path) -> npt.NDArray[np.uint8]:
-    """One image, grayscale or not: uint8[64, 64, 3]."""
+    """One image, as RGB: uint8[64, 64, 3]."""
     try:
         with Image.open(file) as image:
             pixels = np.asarray(image.convert("RGB"))

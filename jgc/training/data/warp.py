@@ -1,8 +1,7 @@
 """Random scale, rotation, mirroring and crop of an image with a label for each pixel, as one affine map.
 
-Zhao et al. 2017, Section 5.1, whose random blur is left out. Labels take the nearest pixel, images the four around.
-What lies outside of the image is filled with a value that the caller chooses. As in `data.augment` the draw and its
-application are apart: a draw covers the whole global batch.
+Zhao et al. 2017, Section 5.1, without its random blur. Labels take the nearest pixel, images are interpolated
+bilinearly. As in `data.augment` a draw covers the global batch and is applied to any part of it.
 """
 
 from typing import Any, NamedTuple
@@ -15,11 +14,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Warp(NamedTuple):
-    """How training images are changed.
+    """Ranges of the random changes to training images.
 
     Attributes:
-        scale: from how much to how much, uniformly.
-        degrees: turned by so much at most, either way, uniformly.
+        scale: smallest and largest, uniform.
+        degrees: largest rotation in either direction, uniform.
         flip: mirror left to right with probability 1/2.
     """
 
@@ -32,10 +31,10 @@ class Draw(NamedTuple):
     """One warp per example of a batch: f64[b] each, but flip bool[b].
 
     Attributes:
-        scale: how much larger the image becomes.
-        angle: turned counterclockwise by so much, in radians.
-        flip: mirrored.
-        right, down: where the crop lies, from 0, at the left or the top, to 1.
+        scale: of the image's size.
+        angle: rotation counterclockwise, in radians.
+        flip: whether to mirror.
+        right, down: position of the crop, from 0 (left, top) to 1.
     """
 
     scale: npt.NDArray[np.float64]
@@ -55,15 +54,15 @@ def draw(rng: np.random.Generator, count: int, warp: Warp) -> Draw:
 
 
 def coefficients(one: Draw, width: int, height: int, crop: int) -> tuple[float, ...]:
-    """(a, b, c, d, e, f): pixel (x, y) of the crop is taken from (a x + b y + c, d x + e y + f) in the image.
+    """(a, b, c, d, e, f): pixel (x, y) of the crop comes from (a x + b y + c, d x + e y + f) in the image.
 
-    Both counted at pixels' edges, as Pillow does.
+    Coordinates refer to the pixels' edges, as in Pillow.
 
     Args:
-        one: of one example.
+        one: the draw of one example.
         width: of the image, in pixels.
         height: likewise.
-        crop: pixels on each side. Where the scaled image is smaller, it lies in the middle.
+        crop: pixels on each side. A scaled image smaller than the crop is centred.
 
     Example:
         >>> unmoved = Draw(scale=2.0, angle=0.0, flip=False, right=1.0, down=0.0)
@@ -81,7 +80,7 @@ def coefficients(one: Draw, width: int, height: int, crop: int) -> tuple[float, 
 
 
 def warped(image: Bytes, how: tuple[float, ...], crop: int, outside: Any) -> Bytes:
-    """uint8[h, w, 3] or [h, w] to uint8[crop, crop, 3] or [crop, crop], and `outside` where nothing is left."""
+    """uint8[h, w, 3] or [h, w] to uint8[crop, crop, 3] or [crop, crop], with `outside` beyond the image's border."""
     by = Image.Resampling.NEAREST if image.ndim == 2 else Image.Resampling.BILINEAR
     size, kind = (crop, crop), Image.Transform.AFFINE
     return np.asarray(Image.fromarray(image).transform(size, kind, how, by, fillcolor=outside))

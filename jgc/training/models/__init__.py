@@ -1,9 +1,9 @@
-"""The models that the experiments train, by name: Flax (linen) modules with readable parameter paths.
+"""Models by name: Flax (linen) modules with readable parameter paths.
 
     model = make_model("resnet20", num_classes=10)
     variables = model.module.init(key, images, train=False)    # {"params": ..., "batch_stats": ...}
 
-With `norm="group"` or `norm="none"` there is no `batch_stats` collection. To add a model: one file with a function that
+With `norm="group"` or `norm="none"` there is no collection `batch_stats`. To add a model: one file with a function that
 returns a `Model`, and one line in `MODELS`.
 """
 

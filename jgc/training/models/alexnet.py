@@ -1,22 +1,21 @@
 """AlexNet for 32x32 images: five convolutions, three of them pooled, and one dense layer.
 
-The EGC paper trains "AlexNet on Cifar10" in PyTorch and does not say which. ImageNet's, with 57 million parameters
-after its last layer is cut to 10 classes, pools a 32x32 image away. This is the form for CIFAR that PyTorch
-collections have in common: the widths and kernels of Krizhevsky's one-tower AlexNet (torchvision's, too), the first
-convolution padded by 5 and not by 2, 2x2 pooling, and of the three dense layers only the last. 2,472,266 parameters
-with 10 classes. Its published accuracy on CIFAR-10 is 77 %; the paper's runs end at 69 to 75 %.
+The EGC paper trains "AlexNet on Cifar10" in PyTorch and does not say which. ImageNet's AlexNet (57 million parameters
+with 10 classes) would pool a 32x32 image to nothing. This is the form for CIFAR in common PyTorch collections: the
+widths and kernels of Krizhevsky's one-tower AlexNet (as in torchvision), padding 5 instead of 2 in the first
+convolution, 2x2 pooling, and only the last of the three dense layers. 2,472,266 parameters with 10 classes. Its
+published accuracy on CIFAR-10 is 77 %; the paper's runs end at 69 to 75 %.
 
-It has no norm and wants a tenth of the learning rate that a network with one takes; `norm="batch"` and `norm="group"`
-put one after each convolution. There is no dropout: it stood between the dense layers that this form leaves out.
+Without a norm it needs a tenth of the learning rate of a network with one; `norm="batch"` and `norm="group"` add one
+after each convolution. It has no dropout, because it lacks the dense layers between which AlexNet's dropout stands.
 
 References:
     Krizhevsky, "One weird trick for parallelizing convolutional neural networks", arXiv:1404.5997, 2014.
     W. Yang, pytorch-classification, https://github.com/bearpaw/pytorch-classification, 2017: the form for CIFAR.
 
 Differs from it:
-    1. Weights start as He et al. initialise them, not as PyTorch's `Conv2d` does; biases start at zero.
-    2. Larger images are averaged over what is left of them before the dense layer, so that its size stays; a 32x32
-       image has one pixel left.
+    1. He et al.'s initialisation of weights instead of PyTorch's; biases start at zero.
+    2. Global average pooling before the dense layer, so larger images fit; a 32x32 image has one pixel left there.
 """
 
 from collections.abc import Sequence
@@ -29,11 +28,11 @@ import jax.numpy as jnp
 from jgc.training.models.base import ConvNorm, Model, Norm, check_model, check_size, head
 
 KERNELS, STRIDES = (11, 5, 3, 3, 3), (4, 1, 1, 1, 1)
-POOLED = (True, True, False, False, True)  # 2x2, after which of the layers
+POOLED = (True, True, False, False, True)  # whether 2x2 pooling follows each layer
 
 
 class AlexNet(nn.Module):
-    """Five of convolution, norm if there is one, ReLU, and after three of them pooling; then the head.
+    """Five times convolution, optional norm and ReLU, three times followed by pooling; then the head.
 
     Parameters: `layer1/conv/{kernel,bias}`, ..., `head/{kernel,bias}`; with a norm `layer1/conv/kernel`,
     `layer1/norm/{scale,bias}`, ...
@@ -73,7 +72,7 @@ def alexnet(
         dtype: of the activations; parameters, statistics and logits stay f32.
 
     Raises:
-        ValueError: for a setting out of range, naming the value; when it is applied, for images that are too small.
+        ValueError: for a setting out of range; in `module.apply`, for images that are too small.
 
     Example:
         >>> alexnet(10).first_layer

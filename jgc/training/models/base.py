@@ -1,8 +1,8 @@
-"""What every model of the collection shares: the `Model` record and a convolution with its norm.
+"""Shared by all models: the `Model` record, a convolution with its norm, and checks.
 
-Parameter paths are part of the interface, because a per-layer compression policy is keyed by them.
-Modules are therefore named by hand (`stem/conv/kernel`, `stage2_block01/layer1/norm/scale`), never by
-Flax's counters, and each model says which of its paths are the first and the last layer.
+Parameter paths are part of the interface: per-layer policies are keyed by them. Modules therefore have explicit names
+(`stem/conv/kernel`, `stage2_block01/layer1/norm/scale`), never Flax's counters, and each model exports patterns for its
+first and its last layer.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,24 +20,24 @@ he_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class WithAuxiliary(NamedTuple):
-    """What a model with a second head returns in training: logits f32[..., num_classes] twice."""
+    """Output of a model with a second head in training: logits f32[..., num_classes] of both."""
 
     logits: jax.Array
     auxiliary: jax.Array
 
 
 class Model(NamedTuple):
-    """A network, and regular expressions that find its first and its last layer.
+    """A network, and regular expressions that match its first and its last layer.
 
     Attributes:
         module: called as `module.apply(variables, inputs, train=True, mutable=["batch_stats", "carry"])`, with
             images f32[b, h, w, c] or windows of text; returns logits f32[b, num_classes], f32[b, T, num_classes] of
-            words, or f32[b, h, w, num_classes] of pixels; in training perhaps `WithAuxiliary` ones.
-            A recurrent model takes its state from the collection `carry` and leaves it there.
-        first_layer: for `re.search` over a parameter's path joined by "/"; the first convolution's weights, and
-            its bias where it has one.
-        last_layer: the same for the head: its kernel and its bias.
-        kind: of data that it takes, "images", "scenes" (images with a label for each pixel) or "text".
+            words, or f32[b, h, w, num_classes] of pixels; models with a second head return `WithAuxiliary` in
+            training. A recurrent model reads and writes its state in the collection `carry`.
+        first_layer: pattern for `re.search` in a parameter's path joined by "/": kernel and bias of the first
+            convolution.
+        last_layer: the same for the head.
+        kind: of its data, "images", "scenes" (images with a label for each pixel) or "text".
     """
 
     module: nn.Module
@@ -47,26 +47,26 @@ class Model(NamedTuple):
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise a ValueError that names the setting, the value and the values that would be right."""
+    """Raise ValueError, naming the choices, if `value` is not one of them."""
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_model(num_classes: int, norm: str, norms: tuple[str, ...] = get_args(Norm)) -> None:
-    """Check at build time the settings that every model has, before Flax fails somewhere inside them."""
+    """Raise ValueError at build time for settings that every model has."""
     if num_classes < 1:
         raise ValueError(f"`num_classes` must be positive, got {num_classes}")
     check_choice("norm", norm, norms)
 
 
 def check_width(width: int) -> None:
-    """Raise a ValueError for a number of channels that is none."""
+    """Raise ValueError for a number of channels below 1."""
     if width < 1:
         raise ValueError(f"`width` must be positive, got {width}")
 
 
 def check_size(images: jax.Array, least: int) -> None:
-    """Raise a ValueError for images f32[b, h, w, c] that a model's pooling would leave nothing of."""
+    """Raise ValueError for images f32[b, h, w, c] smaller than a model's pooling allows."""
     h, w = images.shape[1:3]
     if min(h, w) < least:
         raise ValueError(f"`images` must be at least {least}x{least} pixels for this model, got {h}x{w}")
@@ -75,12 +75,11 @@ def check_size(images: jax.Array, least: int) -> None:
 class ConvNorm(nn.Module):
     """A convolution and the norm after it: `conv/kernel`, `norm/{scale,bias}`.
 
-    Maps dtype[b, h, w, c] to dtype[b, h', w', features]. The padding is dilation * (kernel // 2) on both sides, as
-    PyTorch's ResNets have it; Flax's "SAME" pads an even image only on one side where the stride is 2.
+    Maps dtype[b, h, w, c] to dtype[b, h', w', features].
 
-    With `norm="batch"` the running mean and variance stand in the collection `batch_stats` and are those of
-    the batch that this call sees, a node's own: no axis name, no collective. `norm="group"` has none. With
-    `norm="none"` the convolution has the bias that a norm would have: `conv/{kernel,bias}`.
+    `norm="batch"` keeps running means and variances in the collection `batch_stats`, from the node's own batch and
+    without a collective. `norm="group"` has no running statistics. With `norm="none"` the convolution has a bias:
+    `conv/{kernel,bias}`.
     """
 
     features: int
@@ -97,6 +96,7 @@ class ConvNorm(nn.Module):
             self.features,
             (self.kernel, self.kernel),
             strides=self.stride,
+            # as in PyTorch's ResNets; Flax's "SAME" pads an even image on one side only if the stride is 2
             padding=self.dilation * (self.kernel // 2),
             kernel_dilation=self.dilation,
             use_bias=self.norm == "none",
@@ -125,7 +125,7 @@ class ConvNorm(nn.Module):
 def head(x: jax.Array, num_classes: int) -> jax.Array:
     """Global average pooling and a dense layer `head`, both in f32: [b, h, w, c] to f32[b, num_classes].
 
-    To be called from inside a module's compact method.
+    Call it inside a module's compact method.
     """
     x = x.astype(jnp.float32).mean(axis=(1, 2))
     return nn.Dense(num_classes, name="head")(x)

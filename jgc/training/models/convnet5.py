@@ -1,9 +1,9 @@
 """ConvNet5: five convolutions, each with a norm and ReLU.
 
 The small model of Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning"
-(TNNLS 2021, section VI-E). The paper says "five convolutional layers ... after each convolution, batch
-normalization and ReLU", trained on 64x64 images of 200 classes, and no more; widths, strides and the head
-are ours, chosen so that the default has 389,610 parameters with 8x8x1 images and 10 classes.
+(TNNLS 2021, section VI-E). The paper says only "five convolutional layers ... after each convolution, batch
+normalization and ReLU", trained on 64x64 images of 200 classes. Widths, strides and the head are ours: 389,610
+parameters with 8x8x1 images and 10 classes.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ LAYERS = 5
 
 
 class ConvNet5(nn.Module):
-    """Five of 3x3 convolution, norm, ReLU; then global average pooling and a dense head.
+    """Five times 3x3 convolution, norm and ReLU; then global average pooling and a dense head.
 
     Parameters: `layer1/conv/kernel`, `layer1/norm/{scale,bias}`, ..., `head/{kernel,bias}`.
     """
@@ -52,12 +52,12 @@ def convnet5(
     Args:
         num_classes: length of the logits.
         widths: channels of the five convolutions.
-        strides: their strides; the default halves the image twice.
+        strides: of the five convolutions; the default halves the image twice.
         norm: "batch", "group" or "none".
         dtype: of the activations; parameters, statistics and logits stay f32.
 
     Raises:
-        ValueError: for a setting out of range, naming the value.
+        ValueError: for a setting out of range.
 
     Example:
         >>> convnet5(10).last_layer

@@ -1,15 +1,15 @@
 """A language model of LSTM layers: embedding, two layers of 200 units, softmax over the vocabulary.
 
-The small model of Zaremba et al., which has no dropout: 4,651,600 parameters with 10,000 words.
+The small model of Zaremba et al., without dropout: 4,651,600 parameters with 10,000 words.
 
 References:
     Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 1997.
     Zaremba, Sutskever and Vinyals, "Recurrent Neural Network Regularization", arXiv:1409.2329, 2014.
 
 Differs from the paper:
-    1. The recurrent state is a Flax collection of its own, `carry`, beside `params`. It starts at zero wherever a
-       stream of text starts, which the input says, and is handed on from call to call by whoever holds the variables.
-    2. A cell has one bias a gate; their program has two, which are added.
+    1. The recurrent state is a Flax collection, `carry`, beside `params`; the caller passes it from call to call. It is
+       set to zero for streams that start, as the input says.
+    2. A cell has one bias per gate; their program has two, which it adds.
 """
 
 from typing import Any
@@ -20,16 +20,16 @@ import jax.numpy as jnp
 
 from jgc.training.models.base import Model, Norm, check_model
 
-INIT = 0.1  # all parameters start uniformly between minus and plus this
+INIT = 0.1  # parameters are drawn uniformly from [-INIT, INIT]
 
 
 def uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Parameters before the first step, dtype[shape]."""
+    """The initialiser of all parameters, dtype[shape]."""
     return jax.random.uniform(key, shape, dtype, -INIT, INIT)
 
 
 class LanguageModel(nn.Module):
-    """Windows of words i32[b, T] and start bool[b] to logits f32[b, T, num_classes] of the word that follows each.
+    """Windows of words i32[b, T] and start bool[b] to logits f32[b, T, num_classes] of each next word.
 
     Parameters: `embedding/embedding`, `layer1/{ii,if,ig,io}/kernel`, `layer1/{hi,hf,hg,ho}/{kernel,bias}`, ...,
     `head/{kernel,bias}`. Carried: `state1`, ..., a cell and a hidden state f32[b, units] each.
@@ -49,7 +49,7 @@ class LanguageModel(nn.Module):
         return nn.Dense(self.num_classes, kernel_init=uniform, bias_init=uniform, name="head")(x.astype(jnp.float32))
 
     def layer(self, x: jax.Array, start: jax.Array, number: int) -> jax.Array:
-        """dtype[b, T, units] to dtype[b, T, units], from the state that the window before this one has left."""
+        """dtype[b, T, units] to dtype[b, T, units], starting from the state after the window before."""
         cell = nn.OptimizedLSTMCell(
             self.units,
             kernel_init=uniform,
@@ -75,11 +75,11 @@ def lstm(
         num_classes: words in the vocabulary.
         units: of the embedding and of each layer.
         layers: of LSTM cells.
-        norm: "none": there is none.
+        norm: must be "none".
         dtype: of the activations; parameters, carried state and logits stay f32.
 
     Raises:
-        ValueError: for a setting out of range, naming the value.
+        ValueError: for a setting out of range.
 
     Example:
         >>> lstm(10_000).last_layer
@@ -89,5 +89,5 @@ def lstm(
     for name, value in (("units", units), ("layers", layers)):
         if value < 1:
             raise ValueError(f"`{name}` must be positive, got {value}")
-    # No first layer that goes uncompressed: the embedding is nearly half of the parameters.
+    # no first layer that may go uncompressed: the embedding has nearly half of the parameters
     return Model(LanguageModel(num_classes, units, layers, dtype), first_layer="", last_layer=r"^head/", kind="text")

@@ -1,25 +1,25 @@
-"""PSPNet: a label for every pixel, from a dilated ResNet and averages over the scene on four scales.
+"""PSPNet: a label for every pixel, from a dilated ResNet and pooling of the scene on four scales.
 
-| part | what it does |
+| part | |
 |---|---|
-| ResNet | 18 or 50 layers; its last two stages dilated by 2 and 4 and not strided: 1/8 of the resolution is left |
-| pyramid | averages of 1x1, 2x2, 3x3 and 6x6 parts of the scene, each with a 1x1 convolution to 1/4 of the channels |
-| final | all of it side by side, a 3x3 convolution to 1/4 of the channels, and the head, a 1x1 convolution |
-| auxiliary | in training alone: a 3x3 convolution of the third stage to 1/4 of its channels, and a head of its own |
+| ResNet | 18 or 50 layers; its last two stages are dilated by 2 and 4 instead of strided: 1/8 of the resolution |
+| pyramid | averages over 1x1, 2x2, 3x3 and 6x6 parts of the scene, each with a 1x1 convolution to 1/4 of the channels |
+| final | the concatenation of all, a 3x3 convolution to 1/4 of the channels, and the head, a 1x1 convolution |
+| auxiliary | in training only: a 3x3 convolution of the third stage to 1/4 of its channels, and a second head |
 
-Both heads' logits are stretched to the size of the images. pspnet18 is ours, for machines without an accelerator: the
-same with ResNet-18, whose stages have a quarter of the channels; pspnet18_half has half of these.
+Both heads' logits are interpolated to the size of the images. pspnet18 is ours, for machines without an accelerator: it
+has ResNet-18, with a quarter of the channels; pspnet18_half has half of those.
 
 References:
     Zhao, Shi, Qi, Wang and Jia, "Pyramid Scene Parsing Network", CVPR 2017, and its release in PyTorch,
     https://github.com/hszhao/semseg.
 
 Differs from the paper:
-    1. All weights start at random. The paper's ResNet has been trained on ImageNet, and in the release the layers after
-       it have ten times its learning rate; here all have one.
-    2. No dropout of 0.1 before the heads: a node's gradient has no random key.
+    1. All weights start at random and have one learning rate. The paper's ResNet is pretrained on ImageNet, and in the
+       release the layers after it have ten times its learning rate.
+    2. No dropout (0.1) before the heads: a node's gradient has no random key.
     3. The stem is He et al.'s, a 7x7 convolution of 64 channels; the release has three of 3x3, to 128 channels.
-    4. Batch statistics are each node's own; the paper's are those of all GPUs together.
+    4. Batch statistics of each node; the paper's are over all GPUs.
 """
 
 from typing import Any
@@ -46,10 +46,9 @@ DILATIONS = (1, 1, 2, 4)  # of the ResNet's stages
 
 
 def parts(size: int, bins: int) -> np.ndarray:
-    """The matrix f32[bins, size] that averages over equal parts of a row of pixels, as PyTorch's adaptive pooling.
+    """The matrix f32[bins, size] of PyTorch's adaptive average pooling of a row of pixels.
 
-    Part i reaches from floor(i size / bins) to ceil((i + 1) size / bins): no pixel is left out, and where the parts do
-    not come out even, or are more than the pixels, some share pixels.
+    Part i covers pixels floor(i size / bins) to ceil((i + 1) size / bins), so neighbouring parts may share a pixel.
 
     Example:
         >>> parts(4, 3)
@@ -63,7 +62,7 @@ def parts(size: int, bins: int) -> np.ndarray:
 
 
 def between(size: int, new: int) -> np.ndarray:
-    """The matrix f32[new, size] that interpolates a row of pixels linearly between its ends, which stay ends.
+    """The matrix f32[new, size] that interpolates a row of pixels linearly, with the first and last pixel aligned.
 
     Example:
         >>> between(2, 3)
@@ -76,20 +75,20 @@ def between(size: int, new: int) -> np.ndarray:
 
 
 def pooled(x: jax.Array, bins: int) -> jax.Array:
-    """Averages over bins x bins parts of each image: dtype[b, h, w, c] to dtype[b, bins, bins, c], for any h and w."""
+    """Averages over bins x bins parts of each image: dtype[b, h, w, c] to dtype[b, bins, bins, c]."""
     return _in_both_directions(x, *(parts(size, bins) for size in x.shape[1:3]))
 
 
 def stretched(x: jax.Array, height: int, width: int) -> jax.Array:
-    """Bilinear interpolation that leaves the corners in the corners: dtype[b, h, w, c] to dtype[b, height, width, c].
+    """Bilinear interpolation with aligned corners, as in the release: dtype[b, h, w, c] to dtype[b, height, width, c].
 
-    As in the release. An image of 8 n + 1 pixels has n + 1 features in a row, which lie on every eighth pixel.
+    The n + 1 features of a row of 8 n + 1 pixels then lie on every eighth pixel.
     """
     return _in_both_directions(x, between(x.shape[1], height), between(x.shape[2], width))
 
 
 def _in_both_directions(x: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
-    """A matrix over the rows and one over the columns of each image, dtype[b, h, w, c]."""
+    """Apply a matrix to the rows and one to the columns of images dtype[b, h, w, c]."""
     return jnp.einsum("ih,bhwc,jw->bijc", rows.astype(x.dtype), x, columns.astype(x.dtype))
 
 
@@ -147,13 +146,13 @@ def pspnet(
 
     Args:
         depth: of its ResNet, 18 or 50.
-        num_classes: labels that a pixel can have.
+        num_classes: number of labels.
         norm: "batch" or "group".
         dtype: of the activations; parameters, statistics and logits stay f32.
-        width: channels of the ResNet's stem; None: its own, 64.
+        width: channels of the ResNet's stem; None: 64.
 
     Raises:
-        ValueError: for a setting out of range, naming the value.
+        ValueError: for a setting out of range.
 
     Example:
         >>> pspnet(50, 11).last_layer

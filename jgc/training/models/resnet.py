@@ -1,6 +1,6 @@
 """Residual networks: the CIFAR family 6n+2 (20, 32) and the ImageNet family (18, 50, 101).
 
-| depth | block | stages | widths | shortcut where the shape changes |
+| depth | block | stages | widths | shortcut if the shape changes |
 |---|---|---|---|---|
 | 20, 32 | basic, two 3x3 | 3, 3, 3 and 5, 5, 5 | 16, 32, 64 | identity, padded with zeros (option A) |
 | 18 | basic, two 3x3 | 2, 2, 2, 2 | 64 to 512 | 1x1 convolution (option B) |
@@ -10,11 +10,11 @@ References:
     He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
 
 Differs from the paper:
-    1. The bottleneck's stride is on its 3x3 convolution, not its first 1x1 ("v1.5"): what torchvision, and
-       with it most published accuracies of a ResNet-50, compute.
-    2. `zero_init=True`, off by default, starts the last scale of each block at zero (Goyal et al. 2017). At
-       the first step the gradient of every convolution inside the blocks, shortcuts apart, is then exactly
-       zero: a compressor that fits itself to that step sees little of the model.
+    1. The bottleneck's stride is on its 3x3 convolution, not on its first 1x1 ("v1.5"), as in torchvision and in most
+       published accuracies of a ResNet-50.
+    2. `zero_init=True`, off by default, starts the last scale of each block at zero (Goyal et al. 2017). All gradients
+       of convolutions in the blocks, except shortcuts, are then exactly zero in the first step, so a compressor that
+       fits itself to that step sees little of the model.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -30,7 +30,7 @@ Shortcut = Literal["identity", "projection"]
 
 
 class Family(NamedTuple):
-    """What a depth stands for."""
+    """The architecture of a depth."""
 
     stages: tuple[int, ...]  # blocks in each stage
     width: int  # channels of the first stage, doubled with each further one
@@ -49,7 +49,7 @@ FAMILIES = {
 
 
 def _pad_shortcut(x: jax.Array, features: int, stride: int) -> jax.Array:
-    """Option A: every stride-th pixel, and channels of zeros: [b, h, w, c] to [b, h', w', features]."""
+    """Option A: every stride-th pixel, with zero channels appended: [b, h, w, c] to [b, h', w', features]."""
     x = x[:, ::stride, ::stride]
     return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, features - x.shape[-1])))
 
@@ -57,8 +57,8 @@ def _pad_shortcut(x: jax.Array, features: int, stride: int) -> jax.Array:
 class Block(nn.Module):
     """A residual block, basic or bottleneck: dtype[b, h, w, c] to dtype[b, h/stride, w/stride, width (* 4)].
 
-    With a dilation its 3x3 convolutions take every dilation-th pixel. Parameters: `layer1/...`, `layer2/...`,
-    (`layer3/...`), and `shortcut/...` where the shape changes.
+    `dilation` is that of its 3x3 convolutions. Parameters: `layer1/...`, `layer2/...`, (`layer3/...`), and
+    `shortcut/...` if the shape changes.
     """
 
     width: int
@@ -103,8 +103,8 @@ def features(
 ) -> list[jax.Array]:
     """The stem and the stages of residual blocks: images f32[b, h, w, c] to dtype[b, h', w', c'] after each stage.
 
-    To be called from inside a module's compact method. A stage with a dilation above 1 keeps the resolution that it is
-    given; the others halve it, but for the first.
+    Call it inside a module's compact method. The first stage and those with a dilation above 1 keep their input's
+    resolution, the others halve it.
     """
     kernel, stride = (3, 1) if family.stem == "cifar" else (7, 2)
     x = nn.relu(ConvNorm(family.width, kernel, stride, norm, dtype=dtype, name="stem")(images.astype(dtype), train))
@@ -167,21 +167,21 @@ def resnet(
     Args:
         depth: 18, 20, 32, 50 or 101.
         num_classes: length of the logits.
-        stem: "cifar" (3x3, stride 1) or "imagenet" (7x7, stride 2, then max pooling); None: the depth's own.
-        shortcut: "identity" or "projection"; None: the depth's own.
+        stem: "cifar" (3x3, stride 1) or "imagenet" (7x7, stride 2, then max pooling); None: by depth.
+        shortcut: "identity" or "projection"; None: by depth.
         norm: "batch" or "group".
         zero_init: start the last norm scale of each block at zero.
         dtype: of the activations; parameters, statistics and logits stay f32.
-        width: channels of the stem, doubled with each further stage; None: the depth's own.
+        width: channels of the stem, doubled with each further stage; None: by depth.
 
     Raises:
-        ValueError: for a setting out of range, naming the value.
+        ValueError: for a setting out of range.
 
     Example:
         >>> resnet(20, 10).first_layer
         '^stem/conv/'
     """
-    check_model(num_classes, norm, ("batch", "group"))  # without one the sums grow from block to block
+    check_model(num_classes, norm, ("batch", "group"))  # without a norm the activations grow from block to block
     check_choice("depth", depth, tuple(FAMILIES))
     stem = FAMILIES[depth].stem if stem is None else stem
     shortcut = FAMILIES[depth].shortcut if shortcut is None else shortcut

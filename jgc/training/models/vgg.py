@@ -8,19 +8,17 @@
 | 19 | 2, 2, 4, 4, 4 | 20,035,018 |
 
 Widths are 64, 128, 256, 512, 512. The EGC paper trains "VGG-19 on Cifar10" in PyTorch and does not say which. This is
-the form for CIFAR that PyTorch collections have in common: five poolings leave one pixel of a 32x32 image, the two
-hidden dense layers of 4,096 are left out, and with them their dropout, and there is a batch norm after each
-convolution, which the VGG paper did not have yet; `norm="none"` leaves it out. Published accuracies of such a VGG-19
-on CIFAR-10 are 93 %, the paper's runs end at 89 %.
+the form for CIFAR in common PyTorch collections: five poolings reduce a 32x32 image to one pixel, the two hidden dense
+layers of 4,096 and their dropout are absent, and a batch norm follows each convolution. The VGG paper has no norm, as
+`norm="none"` here. Published accuracies of such a VGG-19 on CIFAR-10 are 93 %, the paper's runs end at 89 %.
 
 References:
     Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", ICLR 2015.
     K. Liu, pytorch-cifar, https://github.com/kuangliu/pytorch-cifar, 2017: the form for CIFAR.
 
 Differs from it:
-    1. A convolution before a norm has no bias, which the norm would take away again: 5,504 parameters fewer at depth
-       19.
-    2. Larger images are averaged over what is left of them before the dense layer, so that its size stays.
+    1. No bias in a convolution before a norm, which would cancel it: 5,504 parameters fewer at depth 19.
+    2. Global average pooling before the dense layer, so larger images fit.
 """
 
 from typing import Any
@@ -32,7 +30,7 @@ import jax.numpy as jnp
 from jgc.training.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_size, check_width, head
 
 STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # by depth
-WIDENINGS = (1, 2, 4, 8, 8)  # channels of the stages, in those of the first
+WIDENINGS = (1, 2, 4, 8, 8)  # channels of each stage relative to the first
 
 
 class VGG(nn.Module):
@@ -67,14 +65,14 @@ def vgg(
     """A VGG network for images f32[b, h, w, c] of 32x32 pixels or more.
 
     Args:
-        depth: 11, 13, 16 or 19, the dense layers that are left out counted.
+        depth: 11, 13, 16 or 19, which counts the two absent dense layers.
         num_classes: length of the logits.
         width: channels of the first stage; the others have 2, 4, 8 and 8 times as many.
         norm: "batch", "group" or "none".
         dtype: of the activations; parameters, statistics and logits stay f32.
 
     Raises:
-        ValueError: for a setting out of range, naming the value; when it is applied, for images that are too small.
+        ValueError: for a setting out of range; in `module.apply`, for images that are too small.
 
     Example:
         >>> vgg(19, 10).first_layer

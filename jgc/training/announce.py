@@ -1,0 +1,36 @@
+"""The lines that a run prints at its start and at the start of each phase."""
+
+from pathlib import Path
+
+import jax
+
+from jgc.training.config import method_name
+from jgc.training.costs import PhaseCost
+from jgc.training.program import Program
+from jgc.training.setup import Setup
+from jgc.training.table import size
+
+
+def heading(setup: Setup, folder: Path, start: int) -> str:
+    """The two lines that a run prints first."""
+    config, nodes = setup.parts.config, setup.parts.nodes
+    where = "emulated on one device" if nodes.mesh is None else f"{nodes.layout}, {nodes.mesh.size} devices"
+    if jax.process_count() > 1:
+        where += f" of {jax.process_count()} processes"
+    begin = f", from step {start}" if start else ""
+    epochs = config.steps / setup.source.epoch_steps(config.batch_size)
+    return (
+        f"{method_name(config.compressor)} on {config.workload}: {setup.values:,} parameters, {config.nodes} "
+        f"nodes ({where}), batch {config.batch_size}, {config.steps} steps ({epochs:.3g} epochs){begin}\n"
+        f"run folder {folder}"
+    )
+
+
+def describe(cost: PhaseCost, program: Program) -> str:
+    """The line that a run prints when a phase begins."""
+    leader = f"{size(cost.leader)} from the leader, " if cost.leader != cost.worker else ""
+    return (
+        f"phase {cost.phase.name} from step {cost.phase.start + 1}: {leader}{size(cost.worker)} from each "
+        f"{'other ' if leader else ''}node in a step (uncompressed {size(cost.dense)}); "
+        f"compiled in {program.seconds:.0f} s"
+    )

@@ -1,0 +1,54 @@
+"""Where a run begins: before its first step, or at its newest checkpoint."""
+
+from typing import NamedTuple
+
+from rich.console import Console
+
+from jgc.method import phases
+from jgc.training import checkpoint
+from jgc.training.errors import UserError
+from jgc.training.rundir import compare_configs
+from jgc.training.setup import Setup
+from jgc.training.step import TrainState, place_state
+from jgc.types import Phase
+
+
+class Beginning(NamedTuple):
+    """Where a run begins.
+
+    Attributes:
+      state: the train state, placed on the devices.
+      step: updates made so far.
+      entered: the phases so far; the state belongs to the last of them.
+    """
+
+    state: TrainState
+    step: int
+    entered: list[Phase]
+
+
+def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Console) -> Beginning:
+    """The newest checkpoint, or the first state where there is none.
+
+    Raises:
+      UserError: the checkpoint is of another config, has had more steps than the run is to have, or does not fit.
+    """
+    config = setup.parts.config
+    if found is None:
+        if config.resume:
+            console.print("no checkpoint yet: starting from the beginning")
+        return Beginning(setup.state, 0, [setup.parts.compressor.schedule[0]])
+    for problem in found.damaged:
+        console.print(f"{problem}; using that of step {found.step}", highlight=False, soft_wrap=True)
+    compare_configs(found.host["config"], config, f"checkpoint {found.step}")
+    if found.step > config.steps:
+        raise UserError(f"the run has had {found.step} steps already, more than --steps {config.steps}")
+    state = place_state(checkpoint.fit(setup.state, found, config.nodes), setup.parts.nodes)
+    return Beginning(state, found.step, _entered(setup, found))
+
+
+def _entered(setup: Setup, found: checkpoint.Restored) -> list[Phase]:
+    if "phases" in found.host:
+        return [phases.from_json(phase) for phase in found.host["phases"]]
+    # checkpoints of early versions do not name their phases: these had fixed schedules
+    return [phase for phase in setup.parts.compressor.schedule if phase.start < max(found.step, 1)]

@@ -1,0 +1,30 @@
+"""The end of a run: summary.json, curves.png, masks.png and the closing table."""
+
+from typing import Any
+
+from jgc.training import curves, masks, summary, table
+from jgc.training.evaluate import Shown
+from jgc.training.metrics import read
+from jgc.training.other import other_bytes
+from jgc.training.run import Run
+from jgc.training.rundir import CURVES, MASKS, METRICS, SUMMARY, write_json
+from jgc.training.step import TrainState
+
+
+def finish(run: Run, state: TrainState, shown: Shown | None) -> None:
+    """Write the files and print the closing table. Without example images there is no masks.png."""
+    lines, config, source = read(run.folder / METRICS), run.config, run.setup.source
+    newest = {phase.name: run.costs[phase.value]._replace(phase=phase) for phase in run.entered}
+    costs = tuple(newest.values())  # one a name: cycles enter a phase more than once
+    other = other_bytes(run.setup, state, costs, lines, pictures=shown is not None)
+    result: dict[str, Any] = summary.summarise(run.setup, lines, costs, other)
+    write_json(run.folder / SUMMARY, result)
+    title = f"{result['method']} on {config.workload}, {config.nodes} nodes, seed {config.seed}"
+    curves.draw(run.folder, title, lines, costs, source.score, *source.further)
+    files = [SUMMARY, CURVES, METRICS]
+    if shown is not None:
+        masks.draw(run.folder, f"{title}, after {result['steps']} steps", shown.pictures, shown.labels)
+        files.insert(2, MASKS)
+    table.show(result, run.console)
+    names = f"{', '.join(files[:-1])} and {files[-1]}"
+    run.console.print(f"{names} are in {run.folder}", highlight=False, soft_wrap=True)

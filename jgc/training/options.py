@@ -1,0 +1,179 @@
+"""Read a command line by tyro, after checks whose errors are one line.
+
+tyro prints errors as a box of many lines and has no public hook to change that. `check` therefore compares the options
+with the type hints first; tyro's own checks come second.
+"""
+
+import inspect
+import shlex
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from jgc.training.errors import UserError, did_you_mean
+
+UNLIMITED = 10**9
+
+
+class Option(NamedTuple):
+    """An option or a positional argument of a command.
+
+    Attributes:
+      name: --compressor.alpha, or the plain name of a positional argument.
+      hint: its type, None for a flag.
+      required: whether it has no default.
+      most: values that follow it at most.
+    """
+
+    name: str
+    hint: Any
+    required: bool
+    most: int
+
+
+def read(
+    target: Callable[..., Any], argv: Sequence[str], prog: str, default: Any = None, description: str | None = None
+) -> Any:
+    """Call a dataclass or function with the options of a command line.
+
+    Args:
+      target: a dataclass or function with type hints.
+      argv: the words after the program's name.
+      prog: the program's name in --help.
+      default: of a dataclass, the instance that options change.
+      description: the first paragraph of --help; the docstring if not given.
+
+    Raises:
+      UserError: one line on an option or value that does not fit.
+      SystemExit: after --help.
+    """
+    wants_help = "--help" in argv or "-h" in argv
+    if not wants_help:
+        check(argv, options_of(target if default is None else type(default), default), prog)
+    settings = {} if default is None else {"default": default}
+    try:
+        return tyro.cli(
+            target, args=list(argv), prog=prog, description=description, console_outputs=wants_help, **settings
+        )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(f"{shlex.join(argv)} does not fit together; {prog} --help lists all options") from None
+
+
+def options_of(target: Callable[..., Any], default: Any = None, prefix: str = "") -> list[Option]:
+    """Every option of a dataclass or function, nested ones as --outer.inner, and the negation of every flag."""
+    hints, found = get_type_hints(target, include_extras=True), []
+    for name, parameter in inspect.signature(target).parameters.items():
+        hint, marks = _without_marks(hints[name])
+        value = getattr(default, name, None)
+        inner = type(value) if is_dataclass(value) else hint
+        required = parameter.default is parameter.empty
+        words = f"{prefix}{name.replace('_', '-')}"
+        if is_dataclass(inner):
+            found += options_of(inner, value, f"{words}.")  # type: ignore[arg-type]
+        elif hint is bool:
+            found += [Option(f"--{prefix}{no}{words[len(prefix):]}", None, False, 0) for no in ("", "no-")]
+        else:
+            many = get_origin(hint) is tuple and tyro.conf.UseAppendAction not in marks
+            positional = tyro.conf.Positional in marks
+            required &= not (many and positional)  # no words give an empty tuple
+            found.append(Option(words if positional else f"--{words}", hint, required, UNLIMITED if many else 1))
+    return found
+
+
+def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type hint without `Annotated`, and what it was annotated with."""
+    return (get_args(hint)[0], hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+
+
+def check(argv: Sequence[str], options: Iterable[Option], prog: str) -> None:
+    """Check a command line against the options.
+
+    Raises:
+      UserError: an unknown or missing option, or a value that does not fit.
+
+    Example:
+      >>> check(["--stpes", "3"], [Option("--steps", int, False, 1)], "train.py")
+      Traceback (most recent call last):
+      jgc.training.errors.UserError: unknown option --stpes; did you mean --steps?
+    """
+    known = {option.name: option for option in options}
+    words, given, spare = deque(argv), set(), []
+    while words:
+        word = words.popleft()
+        if not word.startswith("--"):
+            spare.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        option = _named(name.replace("_", "-"), known)
+        given.add(option.name)
+        values = [value] if equals else []
+        while not equals and words and len(values) < option.most and not words[0].startswith("--"):
+            values.append(words.popleft())
+        _check_values(option, values)
+    _check_rest(spare, given, known, prog)
+
+
+def _named(name: str, known: dict[str, Option]) -> Option:
+    if name in known and name.startswith("--"):
+        return known[name]
+    names = [*(word for word in known if word.startswith("--")), "--config", "--help"]
+    raise UserError(f"unknown option {name}{did_you_mean(name, names) or '; --help lists them all'}")
+
+
+def _check_values(option: Option, values: Sequence[str]) -> None:
+    if option.most == 0 and values:
+        raise UserError(f"{option.name} takes no value, got {values[0]!r}")
+    if option.most == 1 and not values:
+        raise UserError(f"{option.name} needs a value")
+    for value in values:
+        right = wanted(option.hint, value)
+        if right:
+            raise UserError(f"{option.name} must be {right}, got {value!r}")
+
+
+def _check_rest(spare: list[str], given: set[str], known: dict[str, Option], prog: str) -> None:
+    """Check the number of positional arguments, and required options."""
+    places = [option for option in known.values() if not option.name.startswith("-")]
+    if len(spare) > sum(option.most for option in places):
+        raise UserError(f"{prog} takes {'fewer arguments' if places else 'only options'}, got {spare[-1]!r}")
+    given |= {option.name for option, _ in zip(places, spare, strict=False)}
+    missing = [option.name for option in known.values() if option.required and option.name not in given]
+    if missing:
+        raise UserError(f"{' and '.join(missing)} must be given; {prog} --help says what for")
+
+
+def wanted(hint: Any, text: str) -> str:
+    """The values that a type hint allows, in words; "" if `text` is one of them.
+
+    Example:
+      >>> wanted(int | None, "many"), wanted(Literal["sgd", "adam"], "sgd"), wanted(float, "1e-3")
+      ('a whole number', '', '')
+    """
+    hint, _ = _without_marks(hint)
+    parts = get_args(hint)
+    if get_origin(hint) is tuple:
+        return wanted(parts[0], text)
+    if get_origin(hint) in (Union, UnionType):
+        found = [wanted(part, text) for part in parts if part is not NoneType]
+        return "" if "" in found or (NoneType in parts and text == "None") else found[0]
+    if get_origin(hint) is Literal:
+        choices = [str(part) for part in parts]
+        return "" if text in choices else f"one of {', '.join(map(repr, choices))}"
+    for kind, name in ((int, "a whole number"), (float, "a number")):
+        if hint is kind and not _converts(kind, text):
+            return name
+    return ""
+
+
+def _converts(kind: Callable[[str], object], text: str) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
