@@ -8,13 +8,14 @@ See the README for a training loop, `jgc.types` for the contract, `jgc.compress`
 
 from jgc import compress
 from jgc.method.guard import diagnose, residual
-from jgc.nodes import BATCH, LOCAL, SHARED, from_mesh, kinds_of, make_nodes, node_grads, on_nodes, place
+from jgc.nodes import from_mesh, make_nodes, node_grads, on_nodes
+from jgc.placement import BATCH, LOCAL, SHARED, place, placements_of
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "Message", "Nodes", "Phase", "Sent", "State", "Wire", "compress",
-    "diagnose", "from_mesh", "kinds_of", "make_nodes", "node_grads", "on_nodes", "place",
+    "diagnose", "from_mesh", "placements_of", "make_nodes", "node_grads", "on_nodes", "place",
     "residual",
 ]  # fmt: skip

@@ -9,22 +9,17 @@ The same method code runs in all three and gives the same result. A node may als
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jgc import comm
-from jgc.types import EMULATED, Array, Nodes, PyTree, State
+from jgc.placement import BATCH, LOCAL, SHARED, is_placement, spec
+from jgc.types import EMULATED, Nodes, PyTree
 
 NODE = "jgc_node"  # default name of the mesh axis between nodes
 FAST = "jgc_fast"  # default name of the mesh axis inside one node
-
-SHARED = "shared"  # the same on every node
-LOCAL = "local"  # leading axis [K]: one entry a node
-BATCH = "batch"  # leading axes [K, b]: a node's examples, split over the node's own devices
 
 
 def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_per_node: int = 1) -> Nodes:
@@ -115,46 +110,13 @@ def as_one_per_device(nodes: Nodes) -> Nodes:
     return Nodes(nodes.count, 1, mesh, (NODE,))
 
 
-def _spec(kind: str, nodes: Nodes) -> P:
-    slow = nodes.slow or None
-    return {SHARED: P(), LOCAL: P(slow), BATCH: P(slow, nodes.fast or None)}[kind]
-
-
-def _is_kind(x: Any) -> bool:
-    return isinstance(x, str)
-
-
-def _specs(kinds: PyTree, nodes: Nodes) -> PyTree:
-    return jax.tree.map(lambda kind: _spec(kind, nodes), kinds, is_leaf=_is_kind)
-
-
-def _axes(kinds: PyTree) -> PyTree:
-    return jax.tree.map(lambda kind: None if kind == SHARED else 0, kinds, is_leaf=_is_kind)
-
-
-def kinds_of(tree: PyTree) -> PyTree:
-    """SHARED or LOCAL for every leaf of a tree that may hold `State`s, e.g. an optax state.
-
-    Example:
-      >>> kinds_of((State(1, 2), 3))
-      (State(shared='shared', local='local'), 'shared')
-    """
-
-    def kind(x):
-        if isinstance(x, State):
-            return State(jax.tree.map(lambda _: SHARED, x.shared), jax.tree.map(lambda _: LOCAL, x.local))
-        return SHARED
-
-    return jax.tree.map(kind, tree, is_leaf=lambda x: isinstance(x, State))
-
-
 def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False) -> Callable:
     """Run `fn` once per node, on the node axis that `jgc.comm` communicates over.
 
     Args:
       fn: a function of one node's arguments, without the leading node axis.
       nodes: the layout.
-      ins: for each argument a kind (SHARED, LOCAL, BATCH) or a tree of kinds.
+      ins: for each argument a placement (SHARED, LOCAL, BATCH) or a tree of placements.
       outs: the same for what `fn` returns. An output declared SHARED that differs between nodes, because
         communication was forgotten, is an error when traced.
       unroll: run the nodes of one device one after another instead of under `vmap`. Only for functions that
@@ -172,115 +134,36 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
       Array([0, 2], dtype=int32)
     """
 
-    if unroll and SHARED in jax.tree.leaves(outs, is_leaf=_is_kind):
+    if unroll and SHARED in jax.tree.leaves(outs, is_leaf=is_placement):
         raise ValueError("unroll=True is for functions that do not communicate; their outputs are LOCAL, not SHARED")
 
     def on_device(*args):  # LOCAL and BATCH leaves: [per_device, ...] on each device
         if nodes.mesh is not None and nodes.per_device == 1:
-            return _one(fn, ins, outs, args)
+            return _map_placed(lambda x: x[None], outs, fn(*_map_placed(lambda x: x[0], ins, args)))
         if unroll:
-            return _unrolled(fn, ins, args, nodes.per_device)
-        return jax.vmap(fn, in_axes=_axes(ins), out_axes=_axes(outs), axis_name=EMULATED, axis_size=nodes.per_device)(
-            *args
+            each = [fn(*_map_placed(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
+            return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
+        in_axes, out_axes = (
+            jax.tree.map(lambda x: None if x == SHARED else 0, tree, is_leaf=is_placement) for tree in (ins, outs)
         )
+        on_axis = jax.vmap(fn, in_axes=in_axes, out_axes=out_axes, axis_name=EMULATED, axis_size=nodes.per_device)
+        return on_axis(*args)
 
     if nodes.mesh is None:
         return on_device
-    return jax.shard_map(
-        on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes), check_vma=True
+    in_specs, out_specs = (
+        jax.tree.map(lambda x: spec(x, nodes), tree, is_leaf=is_placement) for tree in (ins, outs)
     )
+    return jax.shard_map(on_device, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
 
-def _map_kinds(f: Callable, kinds: PyTree, tree: PyTree) -> PyTree:
-    """Apply f to all leaves of `tree` whose kind has a node axis."""
-    return jax.tree.map(
-        lambda kind, sub: sub if kind == SHARED else jax.tree.map(f, sub), kinds, tree, is_leaf=_is_kind
-    )
+def _map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
+    """Apply f to all leaves of `tree` whose placement has a node axis."""
 
+    def mapped(placement, sub):
+        return sub if placement == SHARED else jax.tree.map(f, sub)
 
-def _one(fn: Callable, ins: tuple, outs: PyTree, args: tuple) -> PyTree:
-    return _map_kinds(lambda x: x[None], outs, fn(*_map_kinds(lambda x: x[0], ins, args)))
-
-
-def _unrolled(fn: Callable, ins: tuple, args: tuple, count: int) -> PyTree:
-    results = [fn(*_map_kinds(lambda x, i=i: x[i], ins, args)) for i in range(count)]
-    return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
-
-
-def place(tree: PyTree, kinds: PyTree, nodes: Nodes) -> PyTree:
-    """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile."""
-    if nodes.mesh is None:
-        return jax.tree.map(jnp.asarray, tree)
-
-    def put(kind, sub):
-        sharding = NamedSharding(nodes.mesh, _spec(kind, nodes))
-        return jax.tree.map(lambda x: place_array(x, sharding), sub)
-
-    return jax.tree.map(put, kinds, tree, is_leaf=_is_kind)
-
-
-def placed_shapes(tree: PyTree, kinds: PyTree, nodes: Nodes) -> PyTree:
-    """The shapes and dtypes of what `place` would return, with where it would lie: for compiling ahead of time."""
-
-    def shape(x, sharding=None):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    if nodes.mesh is None:
-        return jax.tree.map(shape, tree)
-
-    def put(kind, sub):
-        return jax.tree.map(lambda x: shape(x, NamedSharding(nodes.mesh, _spec(kind, nodes))), sub)
-
-    return jax.tree.map(put, kinds, tree, is_leaf=_is_kind)
-
-
-def place_array(x: Any, sharding: NamedSharding) -> Array:
-    """Put one whole array, the same in all processes, on the devices; each process puts its own part."""
-    if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
-        return jax.device_put(x, sharding)
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(place_array(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
-    host = np.asarray(x)  # device_put would first compare it over all processes
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-
-def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
-    """LOCAL or BATCH arrays of which a process makes only its own nodes' part.
-
-    Args:
-      part: returns a tree of host arrays [b - a, ...], those of nodes a to b - 1, for `slice(a, b)`.
-      nodes: the layout, without a fast axis.
-
-    Returns:
-      The tree of arrays [K, ...], as `place` returns them.
-
-    Example:
-      >>> place_parts(lambda of: np.arange(4)[of], make_nodes(4, devices=jax.devices()[:1]))
-      Array([0, 1, 2, 3], dtype=int32)
-    """
-    if nodes.mesh is None or jax.process_count() == 1:
-        return place(part(slice(None)), BATCH, nodes)
-    sharding = NamedSharding(nodes.mesh, _spec(BATCH, nodes))
-    devices = sharding.addressable_devices_indices_map((nodes.count,))
-    parts = [jax.device_put(part(index[0]), device) for device, index in devices.items() if index]
-
-    def whole(*shards):
-        return jax.make_array_from_single_device_arrays((nodes.count, *shards[0].shape[1:]), sharding, shards)
-
-    return jax.tree.map(whole, *parts)
-
-
-def to_host(x: Array) -> np.ndarray:
-    """A whole array on the host, whatever process holds which part. All processes must call it, in the same order."""
-    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
-        assert isinstance(x.sharding, NamedSharding)
-        x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)
-    return np.asarray(jax.device_get(x))
-
-
-def per_node(x: Array, nodes: Nodes) -> Array:
-    """Copies of x for every node, [K, ...]: how local state starts."""
-    return jnp.broadcast_to(x, (nodes.count, *x.shape))
+    return jax.tree.map(mapped, placements, tree, is_leaf=is_placement)
 
 
 def node_grads(

@@ -90,13 +90,13 @@ class Message(NamedTuple):
     Attributes:
       role: "leader", "worker" or "server".
       direction: "up" (towards the server or the other nodes) or "down".
-      kind: what it is: "values", "positions", "code", "scales", "signs", "innovations", "dense", "weights" ...
+      field: of the payload: "values", "positions", "code", "scales", "signs", "innovations", "dense", "weights" ...
       bytes: size of it in bytes; a float only where the size is a mean.
     """
 
     role: str
     direction: str
-    kind: str
+    field: str
     bytes: float
 
 
@@ -105,12 +105,12 @@ class Sent(NamedTuple):
 
     Attributes:
       op: the collective's name in the compiled program, e.g. "all-reduce".
-      kind: what it carries; "flag" and the like are shown as `other`.
+      field: of the payload that it carries; "flag" and the like are shown as `other`.
       bytes: bytes that one device sends, by the algorithm of the collective (see `jgc.wire`).
     """
 
     op: str
-    kind: str
+    field: str
     bytes: Fraction
 
 

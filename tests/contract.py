@@ -17,7 +17,7 @@ import quick as quick
 
 import jgc
 from jgc.compress import METHODS, PAPER_RECIPE, TopK, step_on_nodes
-from jgc.nodes import LOCAL, SHARED
+from jgc.placement import LOCAL, SHARED
 from jgc.types import Compressor, Info, Nodes, PyTree, State, Wire
 
 K = 8

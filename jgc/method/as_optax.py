@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jgc.nodes import LOCAL, SHARED, place
+from jgc.placement import LOCAL, SHARED, place
 from jgc.types import Array, Compressor, Key, Nodes, State
 
 
 class OptaxState(NamedTuple):
-    """State of the transform. `jgc.kinds_of` tells `jgc.on_nodes` which of its leaves are each node's own.
+    """State of the transform. `jgc.placements_of` tells `jgc.on_nodes` which of its leaves are each node's own.
 
     Attributes:
       step: i32[], updates so far.
@@ -53,8 +53,8 @@ def as_optax(
       >>> nodes = jgc.make_nodes(4, devices=jax.devices()[:1])
       >>> tx = optax.chain(as_optax(jgc.compress.topk(alpha=0.5), nodes), optax.sgd(0.1))
       >>> state = tx.init({"w": jnp.zeros(4)})
-      >>> kinds = jgc.kinds_of(state)
-      >>> update = jgc.on_nodes(tx.update, nodes, ins=("local", kinds), outs=("shared", kinds))
+      >>> placements = jgc.placements_of(state)
+      >>> update = jgc.on_nodes(tx.update, nodes, ins=("local", placements), outs=("shared", placements))
       >>> update({"w": jnp.ones((4, 4))}, state)[0]["w"][:2]
       Array([-0.1, -0.1], dtype=float32)
     """

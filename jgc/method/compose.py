@@ -2,7 +2,7 @@
 
     compressor = compose(codec, memory, exchange)
 
-A codec turns v f32[n] into a payload, a dict of arrays named by their kind ("values", "positions", ...). An
+A codec turns v f32[n] into a payload, a dict of arrays named by their field ("values", "positions", ...). An
 exchange turns all nodes' payloads into the mean of what they stand for. All-reduce adds payloads up before they are
 decoded, which is right for linear codes alone; anything else is a ValueError when the method is built.
 """
@@ -142,11 +142,11 @@ def _encode(codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[A
 
 
 def payload_sizes(codec: Codec, layers: Layers) -> dict[str, float]:
-    """Bytes of a payload by kind."""
+    """Bytes of a payload by field."""
     payload = jax.eval_shape(
         lambda key, v: _encode(codec, key, v, layers, lambda own: own), jax.random.key(0), _vector(layers)
     )
-    return {kind: x.size * x.dtype.itemsize for kind, x in payload.items()}
+    return {field: x.size * x.dtype.itemsize for field, x in payload.items()}
 
 
 def _vector(layers: Layers) -> jax.ShapeDtypeStruct:

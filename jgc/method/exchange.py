@@ -45,15 +45,16 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
     reduce = comm.MEANS[algorithm]
 
     def run(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
-        flat = [item.payload[kind].reshape(-1) for item in items for kind in sorted(item.payload)]
-        mean = reduce(jnp.concatenate(flat), nodes, "+".join(sorted({kind for item in items for kind in item.payload})))
+        flat = [item.payload[field].reshape(-1) for item in items for field in sorted(item.payload)]
+        fields = "+".join(sorted({field for item in items for field in item.payload}))
+        mean = reduce(jnp.concatenate(flat), nodes, fields)
         out: list[Array | SparseSum] = []
         start = 0
         for item in items:
             payload = {}
-            for kind in sorted(item.payload):
-                x = item.payload[kind]
-                payload[kind] = mean[start : start + x.size].reshape(x.shape)
+            for field in sorted(item.payload):
+                x = item.payload[field]
+                payload[field] = mean[start : start + x.size].reshape(x.shape)
                 start += x.size
             out.append(jnp.asarray(item.codec.decode(payload, item.layers)))
         return out
@@ -63,11 +64,11 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
 
 def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
     """All items' payloads to all nodes in one collective, then the mean of what they stand for."""
-    joined = {f"{i:03d} {kind}": x for i, item in enumerate(items) for kind, x in item.payload.items()}
-    kinds = "+".join(sorted({kind for item in items for kind in item.payload}))
-    everyone = comm.all_gather_dict(joined, nodes, kinds)
+    joined = {f"{i:03d} {field}": x for i, item in enumerate(items) for field, x in item.payload.items()}
+    fields = "+".join(sorted({field for item in items for field in item.payload}))
+    everyone = comm.all_gather_dict(joined, nodes, fields)
     return [
-        item.codec.mean({kind: everyone[f"{i:03d} {kind}"] for kind in item.payload}, item.layers)
+        item.codec.mean({field: everyone[f"{i:03d} {field}"] for field in item.payload}, item.layers)
         for i, item in enumerate(items)
     ]
 

@@ -26,7 +26,7 @@ from jgc.method.diagnose import compare
 from jgc.method.guard import Core, guarded
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
-from jgc.nodes import per_node
+from jgc.placement import per_node
 from jgc.types import Array, Compressor, Info, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition
 
 Layers = tuple[Layer, ...]
@@ -239,7 +239,7 @@ class _Method(NamedTuple):
         found = compare(as_vector(step.mean, layers), v, g, nodes, everything=not isinstance(step.sent, Sparse))
         found |= ages(kept, packing, nodes)
         sent = () if phase == DENSE else self.messages(phase, layers, nodes)
-        if isinstance(step.sent, Sparse) and any(message.kind == "positions" for message in sent):
+        if isinstance(step.sent, Sparse) and any(message.field == "positions" for message in sent):
             found["positions"] = comm.broadcast(step.sent.positions, jnp.int32(0), nodes, "diagnose")
             found["positions_n"] = jnp.int32(packing.size)
         return found | self.figures(phase, key, v, g, step, state, layers, nodes)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.memory import clip_local
-from jgc.nodes import LOCAL, SHARED, on_nodes
+from jgc.nodes import on_nodes
+from jgc.placement import LOCAL, SHARED
 from jgc.types import (
     Array,
     Compressor,

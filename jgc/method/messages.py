@@ -1,13 +1,13 @@
-"""Logical messages: what the nodes of each role send up and receive back, from their sizes in bytes by kind."""
+"""Logical messages: what the nodes of each role send up and receive back, from their sizes in bytes by field."""
 
 from jgc.types import Message, Nodes
 
-Sizes = dict[str, float]  # bytes by kind
+Sizes = dict[str, float]  # bytes by field
 
 
 def messages(role: str, direction: str, sizes: Sizes) -> tuple[Message, ...]:
-    """One message for every kind."""
-    return tuple(Message(role, direction, kind, size) for kind, size in sizes.items())
+    """One message for every field."""
+    return tuple(Message(role, direction, field, size) for field, size in sizes.items())
 
 
 def both_ways(up: Sizes, down: Sizes | None = None) -> tuple[Message, ...]:
@@ -23,4 +23,4 @@ def led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Siz
 
 def to_all(sizes: Sizes, nodes: Nodes) -> tuple[Message, ...]:
     """Each node's payload to all other nodes."""
-    return both_ways(sizes, {kind: size * (nodes.count - 1) for kind, size in sizes.items()})
+    return both_ways(sizes, {field: size * (nodes.count - 1) for field, size in sizes.items()})

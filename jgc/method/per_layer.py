@@ -172,7 +172,7 @@ def _join_states(states: Sequence[State]) -> State:
 
 
 def _join_messages(groups: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:
-    """All groups' messages, added up by role, direction and kind. A leader is a worker of the groups without one."""
+    """All groups' messages, added up by role, direction and field. A leader is a worker of the groups without one."""
     has_leader = any(m.role == "leader" for messages in groups for m in messages)
     totals: dict[tuple[str, str, str], float] = {}
     for messages in groups:

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from jgc.method import phases
-from jgc.nodes import SHARED, place, place_parts
+from jgc.placement import SHARED, place, place_parts
 from jgc.training import checkpoint, learning_rate, summary
 from jgc.training.announce import describe, heading
 from jgc.training.begin import resume_or_start

@@ -17,7 +17,8 @@ import optax
 from jgc import comm
 from jgc.memory import clip_local
 from jgc.method.guard import diagnose
-from jgc.nodes import LOCAL, SHARED, node_grads, on_nodes, per_node, place
+from jgc.nodes import node_grads, on_nodes
+from jgc.placement import LOCAL, SHARED, per_node, place
 from jgc.training.config import Config
 from jgc.training.data import VOID
 from jgc.training.models import WithAuxiliary
@@ -51,7 +52,7 @@ class TrainState(NamedTuple):
 
 METRICS = ("loss", "train_accuracy", "residual_norm", "elements_sent", "overflow", "finite")
 AUXILIARY = 0.4  # weight of a second head's loss: PSPNet's (Zhao et al. 2017, Section 3.3)
-KINDS = TrainState(SHARED, SHARED, LOCAL, State(SHARED, LOCAL), LOCAL)
+PLACEMENTS = TrainState(SHARED, SHARED, LOCAL, State(SHARED, LOCAL), LOCAL)
 OWN = ("batch_stats", "carry")
 
 
@@ -104,7 +105,7 @@ def init_state(parts: Parts, variables: PyTree, key: Key) -> TrainState:
 def place_state(state: TrainState, nodes: Nodes) -> TrainState:
     """The state in buffers of its own (a step donates them), where `on_nodes` expects them."""
     return TrainState(
-        *(place(jax.tree.map(jnp.array, tree), kind, nodes) for tree, kind in zip(state, KINDS, strict=True))
+        *(place(jax.tree.map(jnp.array, tree), where, nodes) for tree, where in zip(state, PLACEMENTS, strict=True))
     )
 
 
@@ -179,8 +180,8 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
     aggregate = on_nodes(
         exchange,
         parts.nodes,
-        ins=(SHARED, SHARED, LOCAL, KINDS.compressor, LOCAL, LOCAL),
-        outs=(SHARED, KINDS.compressor, SHARED),
+        ins=(SHARED, SHARED, LOCAL, PLACEMENTS.compressor, LOCAL, LOCAL),
+        outs=(SHARED, PLACEMENTS.compressor, SHARED),
     )
 
     def update(state, gradients, number):
@@ -217,7 +218,7 @@ def make_compare(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradien
         grads = comm.exact_mean(before_compression(grads, params, parts), parts.nodes)
         return diagnose(parts.compressor, phase, key, grads, compressor_state, parts.nodes)
 
-    on_axis = on_nodes(compare, parts.nodes, ins=(SHARED, SHARED, LOCAL, KINDS.compressor), outs=SHARED)
+    on_axis = on_nodes(compare, parts.nodes, ins=(SHARED, SHARED, LOCAL, PLACEMENTS.compressor), outs=SHARED)
 
     def on_state(state, gradients, number):
         key = jax.random.fold_in(parts.key, number)

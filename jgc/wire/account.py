@@ -8,7 +8,7 @@ Table = dict[str, dict[str, dict[str, float]]]
 
 
 def logical_bytes(messages: Iterable[Message], nodes: int) -> Table:
-    """Bytes by role, direction and kind: `{"leader": {"up": {"positions": ...}}, ...}`.
+    """Bytes by role, direction and field: `{"leader": {"up": {"positions": ...}}, ...}`.
 
     The leader's and the worker's entries are one node's; without a leader all K nodes are workers. The server's "up" is
     all that it receives, its "down" all that it sends.
@@ -23,8 +23,8 @@ def logical_bytes(messages: Iterable[Message], nodes: int) -> Table:
     for m in messages:
         times = leaders if m.role == "leader" else nodes - leaders
         for role, size in ((m.role, float(m.bytes)), ("server", float(m.bytes) * times)):
-            kinds = out.setdefault(role, {}).setdefault(m.direction, {})
-            kinds[m.kind] = kinds.get(m.kind, 0.0) + size
+            fields = out.setdefault(role, {}).setdefault(m.direction, {})
+            fields[m.field] = fields.get(m.field, 0.0) + size
     return out
 
 
@@ -32,7 +32,7 @@ def physical_bytes(sent: Iterable[Sent]) -> dict[str, float]:
     """Bytes that one device sends, by collective; flags, metrics and statistics as a row `other`."""
     out: dict[str, float] = {}
     for s in sent:
-        row = "other" if s.kind in ("flag", "metrics", "statistics") else s.op
+        row = "other" if s.field in ("flag", "metrics", "statistics") else s.op
         out[row] = out.get(row, 0.0) + float(s.bytes)
     return out
 
@@ -56,4 +56,4 @@ def compression_ratio(role: str, wire: Wire, dense_bytes: float) -> float:
 def step_total(messages: Iterable[Message], nodes: int, direction: str | None = None) -> float:
     """Bytes over all nodes: up, down, or both where no direction is given."""
     table = logical_bytes(messages, nodes).get("server", {})
-    return sum(size for way, kinds in table.items() if direction in (None, way) for size in kinds.values())
+    return sum(size for way, fields in table.items() if direction in (None, way) for size in fields.values())

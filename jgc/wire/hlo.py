@@ -59,7 +59,7 @@ class UnknownCountError(UnknownCollectiveError):
 class Collective(NamedTuple):
     """One collective instruction, seen from one device."""
 
-    kind: str  # one of OPS
+    op: str  # one of OPS
     dtype: str  # XLA's name: 'f32', 'bf16', 'u8'; 'f32+s32' where one instruction carries both
     elements: int  # of the operands, in one execution
     payload_bytes: int  # the operands' in one execution: all-gather: one device's part; reduce-scatter: all
@@ -104,11 +104,11 @@ def collectives(compiled_or_text: Any) -> tuple[Collective, ...]:
 
 
 def table(found: Iterable[Collective]) -> dict[str, Total]:
-    """Totals by kind. Example: `table(collectives(compiled))["all-reduce"].sent_bytes`."""
+    """Totals by op. Example: `table(collectives(compiled))["all-reduce"].sent_bytes`."""
     totals: dict[str, Total] = {}
     for c in found:
-        times, payload, sent = totals.get(c.kind, Total(0, 0, Fraction(0)))
-        totals[c.kind] = Total(times + c.times, payload + c.times * c.payload_bytes, sent + c.sent_bytes)
+        times, payload, sent = totals.get(c.op, Total(0, 0, Fraction(0)))
+        totals[c.op] = Total(times + c.times, payload + c.times * c.payload_bytes, sent + c.sent_bytes)
     return totals
 
 

@@ -22,7 +22,8 @@ from jgc.lab.bench.network.namespaces import HEADERS, _bucket, check_rate, remov
 from jgc.lab.bench.network.plan import plan_of
 from jgc.lab.bench.network.rounds import _lacking
 from jgc.lab.bench.network.stopping import go_on, stoppable
-from jgc.nodes import LOCAL, NODE, SHARED, from_mesh, on_nodes
+from jgc.nodes import NODE, from_mesh, on_nodes
+from jgc.placement import LOCAL, SHARED
 from jgc.training.errors import UserError
 
 SETTINGS = {"model": "resnet18", "batch": 2, "machine": "a machine", "parameters": 1000, "tensors": 3}
@@ -164,7 +165,7 @@ def test_local_copies_keep_shapes_and_account():
         gathered, _, ring = on_nodes(one, nodes, (LOCAL,), SHARED)(jnp.arange(6.0)[None])
     assert gathered.shape == (4, 6) and ring.shape == (6,)
     np.testing.assert_array_equal(gathered, np.tile(np.arange(6.0), (4, 1)))
-    assert sum(s.bytes for s in sent if s.kind == "a") == 3 * 24 and sum(s.bytes for s in sent if s.kind == "b") == 36
+    assert sum(s.bytes for s in sent if s.field == "a") == 3 * 24 and sum(s.bytes for s in sent if s.field == "b") == 36
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit),

@@ -83,7 +83,7 @@ def test_silent_sends_nothing(layout):
     compressor, nodes = silent(warmup_steps=5), nodes_of(layout)
     wire = compressor.wire("silent", PARAMS, nodes)
     assert wire.logical == wire.once == ()
-    assert {s.kind for s in wire.physical} <= {"flag"}
+    assert {s.field for s in wire.physical} <= {"flag"}
     assert account.sent_by("worker", compressor.wire("dense", PARAMS, nodes)) == 4 * N
     step = jax.jit(jgc.compress.step_on_nodes(compressor.aggregate, "silent", nodes))
     grads = jgc.place(jax.tree.map(lambda x: np.ones((8, *x.shape), x.dtype), PARAMS), jgc.LOCAL, nodes)

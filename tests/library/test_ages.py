@@ -7,7 +7,7 @@ import pytest
 
 import jgc
 from jgc.compress import egc, gradient_dropping, scalecom, threshold_v, topk
-from jgc.nodes import SHARED
+from jgc.placement import SHARED
 
 K, STEPS = 3, 6
 PARAMS = {"a": jnp.zeros((10, 10)), "b": jnp.zeros((5, 4))}

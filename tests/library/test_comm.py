@@ -13,7 +13,8 @@ from jax.sharding import AxisType
 import jgc
 from jgc import comm
 from jgc.comm import words
-from jgc.nodes import LOCAL, SHARED, as_one_per_device, from_mesh
+from jgc.nodes import as_one_per_device, from_mesh
+from jgc.placement import LOCAL, SHARED
 from jgc.types import Nodes
 from jgc.wire.hlo import collectives, table
 
@@ -193,7 +194,7 @@ def test_ledger_works_on_abstract_mesh():
     nodes = as_one_per_device(nodes_of("1 device"))
     with comm.ledger() as sent:
         jax.eval_shape(jgc.on_nodes(lambda x: comm.psum(x, nodes, "x"), nodes, (LOCAL,), SHARED), jnp.zeros((8, 4)))
-    assert [(s.op, s.kind, s.bytes) for s in sent] == [("all-reduce", "x", 28)]  # 2 * 7/8 of 16 bytes
+    assert [(s.op, s.field, s.bytes) for s in sent] == [("all-reduce", "x", 28)]  # 2 * 7/8 of 16 bytes
 
 
 # --- outside the node axis ----------------------------------------------------------------------------------------

@@ -129,8 +129,8 @@ def test_diagnose_compares_with_true_mean_without_changing_state():
     def one(key, grads, state):
         return jgc.diagnose(compressor, "top-k", key, grads, state, nodes)
 
-    kinds = State(jgc.SHARED, jgc.LOCAL)
-    figures = jax.jit(jgc.on_nodes(one, nodes, (jgc.SHARED, jgc.LOCAL, kinds), jgc.SHARED))(
+    placements = State(jgc.SHARED, jgc.LOCAL)
+    figures = jax.jit(jgc.on_nodes(one, nodes, (jgc.SHARED, jgc.LOCAL, placements), jgc.SHARED))(
         jax.random.key(0), grads, state
     )
     got, true = np.asarray(_aggregate(compressor, grads)[0], float), np.asarray(grads.mean(0), float)
@@ -146,4 +146,4 @@ def test_diagnose_compares_with_true_mean_without_changing_state():
 def test_diagnose_bytes_are_not_in_wire():
     nodes, params = nodes_of("8 devices"), {"w": jnp.zeros((4, 5))}
     wire = jgc.compress.topk(alpha=0.25).wire("top-k", params, nodes)
-    assert {s.kind for s in wire.physical} == {"flag", "positions+values"}
+    assert {s.field for s in wire.physical} == {"flag", "positions+values"}

@@ -208,7 +208,7 @@ def test_old_threshold_overflows_buffer():
 
 def test_payload_has_size_of_largest_entropy():
     method, nodes = egc(**PLAIN), jgc.make_nodes(K, jax.devices()[:1])
-    sizes = {(m.direction, m.kind): m.bytes for m in method.wire("entropy", PARAMS, nodes).logical}
+    sizes = {(m.direction, m.field): m.bytes for m in method.wire("entropy", PARAMS, nodes).logical}
     assert sizes["up", "values"] == 4 * 26 and sizes["down", "values"] == (K - 1) * 4 * 26
     assert sizes["up", "positions"] == 4 * elias_fano.words(N, 26)
     assert [m.bytes for m in egc(**PLAIN, warmup_steps=1).wire("dense", PARAMS, nodes).logical] == [4 * N, 4 * N]

@@ -288,7 +288,7 @@ def test_compressed_bytes_are_ring_bytes_with_little_padding(algorithm):
     payload = 4 * code_size(plan(packing.layers, 0, 3, 65_536, 0), (5, 5))
     for count in (2, 3, 5, 8, 16):
         nodes = as_one_per_device(jgc.make_nodes(count, jax.devices()[:1]))
-        sent = sum(s.bytes for s in compressor.wire(phase, PARAMS, nodes).physical if s.kind == "codes")
+        sent = sum(s.bytes for s in compressor.wire(phase, PARAMS, nodes).physical if s.field == "codes")
         exact = 2 * (count - 1) / count * payload
         assert exact <= float(sent) < exact + 2 * 4 * count
 
@@ -378,7 +378,7 @@ def test_settings_unfit_for_model_are_named(settings, message):
 def test_wide_kernels_and_other_leaves_go_uncompressed():
     nodes = LAYOUTS["emulated"]()
     wire = gradiveq(max_slice=10).wire(gradiveq(max_slice=10).schedule[-1].value, PARAMS, nodes)
-    sizes = {m.kind: m.bytes for m in wire.logical if m.direction == "up"}
+    sizes = {m.field: m.bytes for m in wire.logical if m.direction == "up"}
     assert sizes == {"codes": 4 * 9 * 8, "dense": 4 * (120 + 24 + 4)}
 
 

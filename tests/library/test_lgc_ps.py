@@ -29,12 +29,12 @@ def _step(phase: str, **settings):
 
 @functools.cache
 def _diagnose(**settings):
-    compressor, kinds = lgc_ps(**{**SHORT, **settings}), State(jgc.SHARED, jgc.LOCAL)
+    compressor, placements = lgc_ps(**{**SHORT, **settings}), State(jgc.SHARED, jgc.LOCAL)
 
     def one(key, grads, state):
         return jgc.diagnose(compressor, "compressed", key, grads, state, nodes_of())
 
-    return jax.jit(jgc.on_nodes(one, nodes_of(), (jgc.SHARED, jgc.LOCAL, kinds), jgc.SHARED))
+    return jax.jit(jgc.on_nodes(one, nodes_of(), (jgc.SHARED, jgc.LOCAL, placements), jgc.SHARED))
 
 
 def _gradients(seed: int = 0):

@@ -12,7 +12,8 @@ from jax.sharding import AxisType
 
 import jgc
 from jgc import comm
-from jgc.nodes import BATCH, FAST, LOCAL, SHARED, from_mesh, make_nodes, on_nodes, place
+from jgc.nodes import FAST, from_mesh, make_nodes, on_nodes
+from jgc.placement import BATCH, LOCAL, SHARED, place
 from jgc.types import State
 
 NOT_SHARED = "vmap has mapped output|require replication|unroll=True"  # by vmap, by shard_map, by jgc
@@ -105,10 +106,10 @@ def test_missing_collective_is_an_error_when_traced(layout):
 @every_layout
 def test_placed_arrays_do_not_recompile(layout):
     nodes = nodes_of(layout)
-    kinds = {"a": SHARED, "b": LOCAL}
-    step = jax.jit(on_nodes(lambda t: jax.tree.map(lambda x: x + 1, t), nodes, (kinds,), kinds))
+    placements = {"a": SHARED, "b": LOCAL}
+    step = jax.jit(on_nodes(lambda t: jax.tree.map(lambda x: x + 1, t), nodes, (placements,), placements))
     whole = {"a": np.arange(3, dtype=np.float32), "b": np.arange(16, dtype=np.float32).reshape(8, 2)}
-    tree = place(whole, kinds, nodes)
+    tree = place(whole, placements, nodes)
     for _ in range(3):
         tree = step(tree)
     assert step._cache_size() == 1
@@ -215,8 +216,8 @@ def test_fast_axes_give_the_plain_mean(name, averaged):
             grads = comm.exact_mean(grads, nodes)
         return compressor.aggregate(compressor.schedule[0].value, jax.random.key(0), grads, state, nodes)[:2]
 
-    kinds = State(SHARED, LOCAL)
-    step = jax.jit(on_nodes(one, nodes, (SHARED, BATCH, kinds), (SHARED, kinds)))
-    state = place(compressor.init(jax.random.key(0), params, nodes), kinds, nodes)
+    placements = State(SHARED, LOCAL)
+    step = jax.jit(on_nodes(one, nodes, (SHARED, BATCH, placements), (SHARED, placements)))
+    state = place(compressor.init(jax.random.key(0), params, nodes), placements, nodes)
     aggregated, _ = step(params, place(batch, BATCH, nodes), state)
     np.testing.assert_allclose(aggregated["w"], _by_hand(params, batch).mean(0), rtol=1e-5, atol=1e-6)

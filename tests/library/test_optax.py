@@ -27,8 +27,8 @@ def _at(grads, i: int, nodes):
 
 
 def _on_axis(tx, state, nodes):
-    kinds = jgc.kinds_of(state)
-    return jax.jit(jgc.on_nodes(tx.update, nodes, ins=(jgc.LOCAL, kinds), outs=(jgc.SHARED, kinds)))
+    placements = jgc.placements_of(state)
+    return jax.jit(jgc.on_nodes(tx.update, nodes, ins=(jgc.LOCAL, placements), outs=(jgc.SHARED, placements)))
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def test_chain_applies_optimiser_to_node_mean(layout):
     nodes, grads = nodes_of(layout), _gradients()
     tx, plain = optax.chain(as_optax(dense(), nodes), optax.trace(0.9)), optax.trace(0.9)
     state, plain_state = tx.init(PARAMS), plain.init(PARAMS)
-    state = jgc.place(state, jgc.kinds_of(state), nodes)
+    state = jgc.place(state, jgc.placements_of(state), nodes)
     update = _on_axis(tx, state, nodes)
     for i in range(3):
         updates, state = update(_at(grads, i, nodes), state)
@@ -75,7 +75,7 @@ def test_switched_under_scan_equals_one_transform_per_phase(layout):
     compressor = topk(alpha=0.25, warmup_steps=2, momentum_correction=True, momentum=0.5)
     switched = as_optax(compressor, nodes, switched=True)
     state = switched.init(PARAMS)
-    kinds = jgc.kinds_of(state)
+    placements = jgc.placements_of(state)
 
     def scanned(grads, state):  # grads: [STEPS, ...] of one node
         def body(state, g):
@@ -85,7 +85,7 @@ def test_switched_under_scan_equals_one_transform_per_phase(layout):
         return jax.lax.scan(body, state, grads)
 
     by_node = jgc.place(jax.tree.map(lambda g: jnp.swapaxes(g, 0, 1), grads), jgc.LOCAL, nodes)
-    on_axis = jgc.on_nodes(scanned, nodes, ins=(jgc.LOCAL, kinds), outs=(kinds, jgc.SHARED))
+    on_axis = jgc.on_nodes(scanned, nodes, ins=(jgc.LOCAL, placements), outs=(placements, jgc.SHARED))
     last, updates = jax.jit(on_axis)(by_node, state)
 
     per_phase = {p.value: as_optax(compressor, nodes, phase=p.value) for p in compressor.schedule}
@@ -117,9 +117,9 @@ def test_updates_use_distinct_keys():
 
     tx = as_optax(compressor._replace(aggregate=aggregate), nodes)
     state = tx.init(PARAMS)
-    kinds = jgc.kinds_of(state)
+    placements = jgc.placements_of(state)
     with jax.disable_jit():
-        update = jgc.on_nodes(tx.update, nodes, ins=(jgc.LOCAL, kinds), outs=(jgc.SHARED, kinds))
+        update = jgc.on_nodes(tx.update, nodes, ins=(jgc.LOCAL, placements), outs=(jgc.SHARED, placements))
         for i in range(2):
             _, state = update(_at(_gradients(), i, nodes), state)
     assert not np.array_equal(*keys)
@@ -128,8 +128,8 @@ def test_updates_use_distinct_keys():
 def test_kinds_of_state_mark_local_parts():
     nodes = nodes_of("1 device")
     state = optax.chain(as_optax(topk(alpha=0.1), nodes), optax.adam(0.1)).init(PARAMS)
-    kinds = jax.tree.leaves(jgc.kinds_of(state))
-    assert kinds.count(jgc.LOCAL) == 1 and len(kinds) == len(jax.tree.leaves(state))
+    placements = jax.tree.leaves(jgc.placements_of(state))
+    assert placements.count(jgc.LOCAL) == 1 and len(placements) == len(jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_a_method_with_a_shared_state_is_a_transform_in_every_phase():
     compressor = lgc_ps(alpha=0.5, warmup_steps=1, autoencoder_steps=1, innovation=0.2)
     state = jax.eval_shape(as_optax(compressor, nodes, phase="dense").init, PARAMS)
     for phase in compressor.schedule:
-        kinds = jgc.kinds_of(state)
+        placements = jgc.placements_of(state)
         update = as_optax(compressor, nodes, phase=phase.value).update
-        on_axis = jgc.on_nodes(update, nodes, ins=(jgc.LOCAL, kinds), outs=(jgc.SHARED, kinds))
+        on_axis = jgc.on_nodes(update, nodes, ins=(jgc.LOCAL, placements), outs=(jgc.SHARED, placements))
         updates, after = jax.eval_shape(on_axis, _at(grads, 0, nodes), state)
         assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, PARAMS)
         assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)

@@ -245,7 +245,7 @@ def test_step_has_two_all_reduces(layers):
     params = {f"layer {i}": jnp.zeros((8 + i, 6)) for i in range(layers)} | {"bias": jnp.zeros(5)}
     wire = powersgd(rank=2).wire("low rank", params, jgc.make_nodes(8))
     rows, cols = sum(8 + i for i in range(layers)), 6 * layers
-    sent = {(s.op, s.kind): s.bytes for s in wire.physical if s.kind != "flag"}
+    sent = {(s.op, s.field): s.bytes for s in wire.physical if s.field != "flag"}
     share = 2 * 7 / 8  # of a ring of 8
     assert sent == {("all-reduce", "dense+factors"): share * 4 * (2 * rows + 5),
                     ("all-reduce", "factors"): share * 4 * 2 * cols}  # fmt: skip
@@ -255,8 +255,8 @@ def test_step_has_two_all_reduces(layers):
 
 def test_step_without_factored_layers_has_one_all_reduce():
     wire = powersgd(rank=100).wire("low rank", PARAMS, jgc.make_nodes(8))
-    assert [s.kind for s in wire.physical] == ["flag", "dense+factors"]
-    assert {m.kind for m in wire.logical} == {"dense"}
+    assert [s.field for s in wire.physical] == ["flag", "dense+factors"]
+    assert {m.field for m in wire.logical} == {"dense"}
 
 
 def test_warm_up_is_uncompressed_and_keeps_factors():

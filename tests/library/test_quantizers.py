@@ -11,7 +11,7 @@ import pytest
 import jgc
 from jgc.compress import METHODS, cast, natural, onebit, qsgd, signsgd, terngrad
 from jgc.layout.pack import Layer, whole
-from jgc.nodes import LOCAL, SHARED
+from jgc.placement import LOCAL, SHARED
 from jgc.types import State
 
 K = 4
@@ -222,7 +222,7 @@ def test_qsgd_payload_has_its_bits(bits):
     shapes = {"w": jax.ShapeDtypeStruct((64, 1024), jnp.float32)}
     compressor = qsgd(bits=bits, bucket=512)
     wire = compressor.wire(compressor.schedule[0].value, shapes, nodes)
-    up = {m.kind: m.bytes for m in wire.logical if m.direction == "up"}
+    up = {m.field: m.bytes for m in wire.logical if m.direction == "up"}
     assert up == {"codes": bits * n / 8, "scales": 4 * n / 512}
     assert sum(s.bytes for s in wire.physical if s.op == "all-gather") == (K - 1) * sum(up.values())
 

@@ -13,7 +13,7 @@ import jgc
 from jgc import comm
 from jgc.compress import cast, natural, onebit, qsgd, step_on_nodes, terngrad
 from jgc.compress.quantized.quantize import segment_size
-from jgc.nodes import LOCAL, SHARED
+from jgc.placement import LOCAL, SHARED
 from jgc.types import State
 
 K, N = 4, 734
@@ -192,10 +192,10 @@ def test_node_sends_payload_less_than_twice(bits):
     nodes, n = jgc.make_nodes(K), 64 * 1024
     compressor = qsgd(exchange="ring", bits=bits, bucket=512)
     wire = compressor.wire(compressor.schedule[0].value, {"w": jax.ShapeDtypeStruct((64, 1024), jnp.float32)}, nodes)
-    up, down = ({m.kind: m.bytes for m in wire.logical if m.direction == way} for way in ("up", "down"))
+    up, down = ({m.field: m.bytes for m in wire.logical if m.direction == way} for way in ("up", "down"))
     assert up == down == {"codes": bits * n / 8, "scales": 4 * n / 512}
     payload = sum(up.values())
-    sent = [(s.op, s.kind, s.bytes) for s in wire.physical if s.kind != "flag"]
+    sent = [(s.op, s.field, s.bytes) for s in wire.physical if s.field != "flag"]
     hops = [("collective-permute", "codes+scales", payload / K)] * (K - 1)
     assert sent == [*hops, ("all-gather", "codes+scales", payload / K * (K - 1))]
 

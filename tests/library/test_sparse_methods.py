@@ -89,7 +89,7 @@ def test_a_stage_sends_its_share_and_its_bytes(name):
     (aggregated, _, info), *_ = play(compressor, [np.tile(vectors(0)[:1], (K, 1))], phase=0)
     assert np.count_nonzero(aggregated) == count and np.all(info.elements_sent == count)
     up = [m for m in compressor.wire(compressor.schedule[0].value, PARAMS, jgc.make_nodes(K, jax.devices()[:1])).logical
-          if (m.role, m.direction, m.kind) == ("worker", "up", "values")]  # fmt: skip
+          if (m.role, m.direction, m.field) == ("worker", "up", "values")]  # fmt: skip
     assert [m.bytes for m in up] == [4 * count]
 
 
@@ -237,7 +237,7 @@ def test_random_k_draws_the_same_positions_on_all_nodes_and_new_ones_in_every_st
 
 def test_random_k_sends_no_positions():
     wire = random_k(alpha=0.1).wire("random-k", PARAMS, jgc.make_nodes(K))
-    assert {m.kind for m in wire.logical} == {"values"} == {s.kind for s in wire.physical} - {"flag"}
+    assert {m.field for m in wire.logical} == {"values"} == {s.field for s in wire.physical} - {"flag"}
 
 
 # --- threshold-v --------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_threshold_v_sends_what_exceeds_the_threshold_and_counts_what_does_not_f
 
 def test_threshold_v_counts_its_whole_buffer():
     wire = threshold_v(capacity=0.2).wire("threshold", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
-    assert {m.kind: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 8}
+    assert {m.field: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 8}
 
 
 # --- alike --------------------------------------------------------------------------------------------------------

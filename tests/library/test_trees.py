@@ -61,7 +61,7 @@ def test_every_phase_accepts_every_tree(name, phase, tree):
     assert shapes(aggregated) == shapes(params)
     assert shapes(after) == shapes(state)
     if not any(jnp.issubdtype(x.dtype, jnp.inexact) and x.size for x in jax.tree.leaves(params)):
-        assert sum(m.bytes for m in compressor.wire(value, params, _nodes()).logical if m.kind == "values") == 0
+        assert sum(m.bytes for m in compressor.wire(value, params, _nodes()).logical if m.field == "values") == 0
 
 
 @pytest.mark.parametrize("name, phase", [(name, last) for name, last in LAST if name in ("dense", "topk")])

@@ -54,7 +54,7 @@ def only(found):
 ])
 def test_one_collective(f, arg, out, kind, dtype, payload, sent):
     c = only(collectives(compiled(f, arg, out=out)))
-    assert (c.kind, c.dtype, c.payload_bytes, c.sent_bytes, c.times) == (kind, dtype, payload, sent, 1)
+    assert (c.op, c.dtype, c.payload_bytes, c.sent_bytes, c.times) == (kind, dtype, payload, sent, 1)
     assert "shard_map" in c.op_name
 
 
@@ -69,7 +69,7 @@ def test_bf16_travels_as_f32_on_cpu(f):
 def test_pmean_of_a_tree_is_one_combined_all_reduce():
     tree = {"a": split(jnp.float32, 100), "b": split(jnp.float32, 3, 5), "c": split(jnp.bfloat16, 2)}
     c = only(collectives(compiled(lambda t: jax.tree.map(lambda v: lax.pmean(v, "x"), t), tree)))
-    assert (c.kind, c.elements, c.payload_bytes) == ("all-reduce", 117, 468)
+    assert (c.op, c.elements, c.payload_bytes) == ("all-reduce", 117, 468)
 
 
 def test_psums_of_two_dtypes_stay_two_collectives():
@@ -221,7 +221,7 @@ source_target_pairs={{0,1},{1,2}}
 @pytest.mark.parametrize("kind", ASYNC_PAIRS)
 def test_start_and_done_count_once(kind):
     c = only(collectives(module(*ASYNC_PAIRS[kind].strip().splitlines())))
-    assert (c.kind, c.dtype, c.payload_bytes, c.sent_bytes) == (kind, "f32", 128, bytes_sent(kind, 128, 8))
+    assert (c.op, c.dtype, c.payload_bytes, c.sent_bytes) == (kind, "f32", 128, bytes_sent(kind, 128, 8))
 
 
 def test_combined_start_of_two_dtypes():

@@ -135,5 +135,5 @@ def test_compiled_bytes_accounted(monkeypatch):
     gradients = compute(setup.state.params, setup.state.own, batch)
     update = compile_update(setup.parts, setup.parts.compressor.schedule[0].value, setup.state, gradients)
     assert sum(c.sent_bytes for c in collectives(update.run)) == sum(s.bytes for s in update.sent)
-    compressor = sum(s.bytes for s in update.sent if s.kind != "metrics")
+    compressor = sum(s.bytes for s in update.sent if s.field != "metrics")
     assert compressor == sum(s.bytes for s in setup.costs[0].wire.physical) > 0

@@ -32,13 +32,13 @@ def _header(config: Lgc, selection: Selection) -> Sizes:
         return header_of(config, v, top_positions(v, selection.layers, selection.counts), selection)
 
     shapes = jax.eval_shape(header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32))
-    return {kind: float(x.size * x.dtype.itemsize) for kind, x in shapes.items()}
+    return {field: float(x.size * x.dtype.itemsize) for field, x in shapes.items()}
 
 
 def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
     both = {"positions": positions, "values": values}
     if config.positions == "own":  # the union of what the nodes sent comes back, at most
-        return both_ways(both, {kind: size * nodes.count for kind, size in both.items()})
+        return both_ways(both, {field: size * nodes.count for field, size in both.items()})
     return led(both, {"values": values}, {"values": values}, both)
 
 
@@ -50,7 +50,7 @@ def _compressed(config: LgcPs, header: Sizes, selection: Selection, nodes: Nodes
     if config.send_means:
         own |= means
     written = jax.eval_shape(lambda: write_code(config, jnp.zeros((ae.code_size(selection.mu), 1))))
-    code: Sizes = {kind: float(x.size * x.dtype.itemsize) for kind, x in written.items()}
+    code: Sizes = {field: float(x.size * x.dtype.itemsize) for field, x in written.items()}
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
     # what a worker needs to decode what it is taken to have sent: the code, and the leader's scales
     to_decode: Sizes = {}
@@ -59,7 +59,7 @@ def _compressed(config: LgcPs, header: Sizes, selection: Selection, nodes: Nodes
     if config.positions == "own":
         union = {"values": mean["values"] * nodes.count, "positions": header["positions"] * nodes.count}
         return led(header | code | own, header | own, union, union | code if to_decode else union)
-    where = {kind: size for kind, size in header.items() if kind in ("positions", "signs")}
+    where = {field: size for field, size in header.items() if field in ("positions", "signs")}
     return led(header | code | own, own, mean, where | mean | to_decode)
 
 

@@ -25,7 +25,7 @@ from jgc.compress.lgc.settings import LgcPs
 from jgc.layout.select import Sparse, scatter, top_positions, unpack_positions
 from jgc.method.compose import Payload
 from jgc.method.diagnose import cosine, relative_error
-from jgc.nodes import per_node
+from jgc.placement import per_node
 from jgc.types import Array, Nodes, PyTree
 from jgc.wire import elias_fano
 from jgc.wire.values import decode_values, encode_values
@@ -49,7 +49,7 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
     code = _code(config, v[own], header, encoder, leader, selection, nodes)
     if config.positions == "leader":
         common = comm.broadcast_dict({**header, **code}, leader, nodes)
-        header = {kind: common[kind] for kind in header}
+        header = {field: common[field] for field in header}
     else:
         common = comm.broadcast_dict(code, leader, nodes)
     positions = unpack_positions(header["positions"], layers, counts)
@@ -68,12 +68,13 @@ def _code(config: LgcPs, x: Array, header: Payload, encoder: PyTree, leader: Arr
 def write_code(config: LgcPs, code: Array) -> Payload:
     """A code f32[m / 16, 4] as it is sent."""
     payload = encode_values(config.code_dtype, code.reshape(-1), (code.size,))
-    return {{"values": "code", "scales": "code scales"}[kind]: x for kind, x in payload.items()}
+    return {{"values": "code", "scales": "code scales"}[field]: x for field, x in payload.items()}
 
 
 def _read_code(config: LgcPs, message: Payload, selection: Selection) -> Array:
     """The inverse, but for what rounding lost."""
-    payload = {name: message[kind] for name, kind in (("values", "code"), ("scales", "code scales")) if kind in message}
+    names = {"values": "code", "scales": "code scales"}
+    payload = {name: message[field] for name, field in names.items() if field in message}
     return decode_values(config.code_dtype, payload, (ae.code_size(selection.mu),)).reshape(-1, ae.CHANNELS)
 
 
@@ -89,7 +90,7 @@ def _own_message(config: LgcPs, x: Array, view: View, picked: Array, header: Pay
 def _read_inbox(config: LgcPs, common, every, header, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
     """The server's reading of the messages, all with a leading axis [K]."""
     layers, counts, count = selection.layers, selection.counts, nodes.count
-    headers = {kind: every[kind] if config.positions == "own" else per_node(x, nodes) for kind, x in header.items()}
+    headers = {field: every[field] if config.positions == "own" else per_node(x, nodes) for field, x in header.items()}
     signs = jax.vmap(lambda h: unpacked_signs(config, h, selection))(headers)
     means = every["means"] if config.send_means else jnp.zeros((count, len(counts)), jnp.float32)
     if "scales" in headers:

@@ -81,7 +81,7 @@ def low_rank(
       plan: which layers are matrices.
       v: this node's.
       start: Q f32[cols, r] of every matrix, equal on all nodes.
-      averaged: `(arrays, kind) -> their means over nodes`, in one all-reduce.
+      averaged: `(arrays, field) -> their means over nodes`, in one all-reduce.
 
     Returns:
       The mean f32[n], equal on all nodes; what all nodes take this node to have sent, f32[n]; the factors Q for the

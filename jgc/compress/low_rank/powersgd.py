@@ -106,10 +106,10 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
         plan = make_plan(layers, config.rank)
         start = state.shared if config.warm_start else random_factors(key, plan, config.rank)
 
-        def averaged(parts, kind):  # in one all-reduce; in none, if there are no arrays
+        def averaged(parts, field):  # in one all-reduce; in none, if there are no arrays
             if not parts:
                 return []
-            flat = average(jnp.concatenate([x.reshape(-1) for x in parts]), nodes, kind)
+            flat = average(jnp.concatenate([x.reshape(-1) for x in parts]), nodes, field)
             edges = np.cumsum([0, *(x.size for x in parts)]).tolist()
             return [flat[a:b].reshape(x.shape) for x, (a, b) in zip(parts, pairwise(edges), strict=True)]
 
@@ -119,7 +119,7 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     def messages(phase, layers, nodes):
         factors, dense = make_plan(layers, config.rank).elements(config.rank)
         sizes = {"factors": 4.0 * factors, "dense": 4.0 * dense}
-        return both_ways({kind: size for kind, size in sizes.items() if size})
+        return both_ways({field: size for field, size in sizes.items() if size})
 
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (LOW_RANK, 0))
     return from_step(step, memory=memory, schedule=schedule, messages=messages, init=init)

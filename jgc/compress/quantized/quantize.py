@@ -112,7 +112,7 @@ def ring_sizes(codec: Codec, bucket: int, n: int, places: int) -> dict[str, floa
     size = segment_size(n, places, bucket)
     full, rest = divmod(n, size) if n else (0, 0)
     sizes = {part: payload_sizes(codec, (whole(part, "segment"),)) for part in (size, rest)}
-    return {kind: full * sizes[size][kind] + (sizes[rest][kind] if rest else 0.0) for kind in sizes[size]}
+    return {field: full * sizes[size][field] + (sizes[rest][field] if rest else 0.0) for field in sizes[size]}
 
 
 # --- codecs -------------------------------------------------------------------------------------------------------

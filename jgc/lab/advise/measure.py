@@ -24,7 +24,8 @@ from jgc.lab.bench.pieces import aggregated, updated
 from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.timing import interleaved
 from jgc.layout.pack import make_packing
-from jgc.nodes import LOCAL, SHARED, as_one_per_device, place
+from jgc.nodes import as_one_per_device
+from jgc.placement import LOCAL, SHARED, place
 from jgc.training.config import Config, check, method_name, resolve
 from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.program import compile_gradients

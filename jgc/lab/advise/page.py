@@ -76,7 +76,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
     rows = [{
         "method": row.method, "bytes": row.bytes, "computation": row.computation, "compression": row.compression,
         "communication": communication(row.sent, hosts, link), "step": step(row, hosts, link),
-        "collectives": [{"op": s.op, "kind": s.kind, "bytes": float(s.bytes)} for s in row.sent],
+        "collectives": [{"op": s.op, "kind": s.field, "bytes": float(s.bytes)} for s in row.sent],
     } for row in advice.rows]  # fmt: skip
     ranges = paying(advice)
     between = None if ranges is None else [[low, None if high == math.inf else high] for low, high in ranges]

@@ -13,7 +13,8 @@ import optax
 
 from jgc.compress import step_on_nodes
 from jgc.method.compose import encoded as encode
-from jgc.nodes import LOCAL, SHARED, on_nodes, place
+from jgc.nodes import on_nodes
+from jgc.placement import LOCAL, SHARED, place
 from jgc.training.program import compile_update
 from jgc.training.step import Gradients, Parts, TrainState
 from jgc.types import PyTree, State

@@ -135,7 +135,7 @@ def measure(shapes: PyTree, counts: Sequence[int], alpha: float) -> list[Point]:
         for count in counts:
             nodes = as_one_per_device(Nodes(count, count))
             wire = compressor.wire(compressor.schedule[-1].value, shapes, nodes)
-            sent = sum((message.bytes for message in wire.physical if message.kind != "flag"), Fraction(0))
+            sent = sum((message.bytes for message in wire.physical if message.field != "flag"), Fraction(0))
             out.append(Point(scheme, count, sent_by("worker", wire), sent))
     return out
 

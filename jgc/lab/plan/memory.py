@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from jgc.nodes import BATCH, LOCAL, placed_shapes
+from jgc.placement import BATCH, LOCAL, placed_shapes
 from jgc.training.program import compile_gradients, compile_update
-from jgc.training.step import KINDS, Batch, Parts, TrainState, loss_of, make_gradients
+from jgc.training.step import PLACEMENTS, Batch, Parts, TrainState, loss_of, make_gradients
 from jgc.types import Nodes, PyTree
 
 Measure = Literal["nothing", "node", "step"]
@@ -126,7 +126,7 @@ def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure
     """Temporaries of the gradients of a device's nodes, and a new copy of the nodes' own collections."""
     own = size_of(state.own) * parts.nodes.per_device // parts.nodes.count
     if measure == "step":
-        state, batch = placed_shapes(state, KINDS, parts.nodes), placed_shapes(batch, (BATCH, BATCH), parts.nodes)
+        state, batch = placed_shapes(state, PLACEMENTS, parts.nodes), placed_shapes(batch, (BATCH, BATCH), parts.nodes)
         found = compiled_bytes(compile_gradients(parts, state, batch))
         if found is not None:
             return Temporary("gradients", found + own, MEASURED)
@@ -169,7 +169,7 @@ def _first(x: Any) -> jax.ShapeDtypeStruct:
 
 def of_updates(parts: Parts, state: TrainState, batch: Batch) -> tuple[Temporary, ...]:
     """Temporaries of each phase's update, by the compiler, or an estimate if it does not say."""
-    placed, guess = placed_shapes(state, KINDS, parts.nodes), UPDATE_COPIES * parts.nodes.per_device
+    placed, guess = placed_shapes(state, PLACEMENTS, parts.nodes), UPDATE_COPIES * parts.nodes.per_device
     config = dataclasses.replace(parts.config, unroll_nodes=False)  # the same shapes, traced once
     whole = parts._replace(nodes=Nodes(parts.nodes.count, parts.nodes.count), config=config)
     gradients = jax.eval_shape(make_gradients(whole), state.params, state.own, batch)

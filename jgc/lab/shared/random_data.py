@@ -3,7 +3,8 @@
 import jax
 import numpy as np
 
-from jgc.nodes import make_nodes, place
+from jgc.nodes import make_nodes
+from jgc.placement import place
 from jgc.training.config import Config
 from jgc.training.data import Dataset, Labelled, Scenes, Source, Text, source_of
 from jgc.training.data.loader import EVALUATED_IMAGES

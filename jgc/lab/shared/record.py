@@ -17,7 +17,7 @@ import numpy as np
 
 from jgc.compress import Dense
 from jgc.layout.pack import make_packing, pack, unpack
-from jgc.nodes import place
+from jgc.placement import place
 from jgc.training.config import Config, DataConfig, as_json, resolve
 from jgc.training.errors import UserError
 from jgc.training.loop import batches

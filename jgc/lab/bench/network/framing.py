@@ -38,7 +38,7 @@ def counted(found: Sequence[Collective]) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     for one in found:
-        name = f"{one.kind} {min(4 * -(-one.payload_bytes // 4), LARGE)}"
+        name = f"{one.op} {min(4 * -(-one.payload_bytes // 4), LARGE)}"
         counts[name] = counts.get(name, 0) + one.times
     return counts
 

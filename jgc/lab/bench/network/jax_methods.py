@@ -18,7 +18,8 @@ from jgc.compress import step_on_nodes
 from jgc.lab.bench.network import twenty_lines
 from jgc.lab.bench.network.framing import counted
 from jgc.lab.bench.network.methods import LABELS, SHARE, settings
-from jgc.nodes import LOCAL, NODE, from_mesh, kinds_of
+from jgc.nodes import NODE, from_mesh
+from jgc.placement import LOCAL, placements_of
 from jgc.types import Nodes, PyTree, State
 from jgc.wire.hlo import UnknownCollectiveError, collectives
 
@@ -94,8 +95,8 @@ def _started(start: Callable[[PyTree], PyTree], params: PyTree, nodes: Nodes) ->
     """The first state; each process makes its own part."""
     assert nodes.mesh is not None, "every host has a device of its own"
     mesh, shapes = nodes.mesh, jax.eval_shape(start, params)
-    kinds = kinds_of(shapes)
-    shardings = jax.tree.map(lambda kind: NamedSharding(mesh, P(NODE) if kind == LOCAL else P()), kinds)
+    placements = placements_of(shapes)
+    shardings = jax.tree.map(lambda placement: NamedSharding(mesh, P(NODE) if placement == LOCAL else P()), placements)
     return jax.jit(start, out_shardings=shardings)(params)
 
 
@@ -142,8 +143,8 @@ def _plain(name: str, nodes: Nodes) -> tuple[Callable[[Nodes], Run], Callable, N
             dtype = jnp.float16 if name == "psum_f16" else jnp.float32
             return state, twenty_lines.psum(own, dtype, hosts, total)
 
-        kinds = State(P(), P(NODE))
-        specs: dict[str, Any] = {"in_specs": (kinds, P(NODE)), "out_specs": (kinds, P())}
+        placements = State(P(), P(NODE))
+        specs: dict[str, Any] = {"in_specs": (placements, P(NODE)), "out_specs": (placements, P())}
         on_hosts = jax.shard_map(one, mesh=nodes.mesh, check_vma=False, **specs)
         return lambda state, step, grads: on_hosts(state, grads)
 
