@@ -47,7 +47,12 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
         raise ValueError(f"devices_per_node must be at least 1, got {devices_per_node}")
     devices = _all_devices(count, devices_per_node) if devices is None else list(devices)
     if devices_per_node > 1:
-        return _nodes_of_many_devices(count, devices, devices_per_node)
+        needed = count * devices_per_node
+        if len(devices) < needed:
+            raise ValueError(f"{count} nodes of {devices_per_node} devices need {needed} devices, got {len(devices)}")
+        shape, axes = (count, devices_per_node), (NODE, FAST)
+        mesh = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * 2, devices=devices[:needed])
+        return Nodes(count, 1, mesh, (NODE,), (FAST,))
     if len(devices) == 1 and count > 1:
         return Nodes(count, count)
     used = min(len(devices), count)
@@ -79,16 +84,6 @@ def _all_devices(count: int, devices_per_node: int) -> list[jax.Device]:
     else:
         used = max(k for k in range(1, min(fewest, mine) + 1) if mine % k == 0)
     return [device for devices in own for device in devices[:used]]
-
-
-def _nodes_of_many_devices(count: int, devices: Sequence[jax.Device], devices_per_node: int) -> Nodes:
-    needed = count * devices_per_node
-    if len(devices) < needed:
-        raise ValueError(f"{count} nodes of {devices_per_node} devices need {needed} devices, got {len(devices)}")
-    mesh = jax.make_mesh(
-        (count, devices_per_node), (NODE, FAST), axis_types=(AxisType.Auto,) * 2, devices=devices[:needed]
-    )
-    return Nodes(count, 1, mesh, (NODE,), (FAST,))
 
 
 def from_mesh(mesh: Mesh, slow: Sequence[str], fast: Sequence[str] = (), per_device: int = 1) -> Nodes:

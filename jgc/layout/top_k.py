@@ -84,8 +84,13 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
       >>> largest_in_ranges(jnp.array([1.0, -3.0, 0.0, 3.0, 3.0, 4.0]), [Range(0, 4, 1), Range(4, 2, 1)])
       Array([1, 5], dtype=int32)
     """
-    for one in ranges:
-        _check(one, values.size)
+    for start, size, k in ranges:
+        if not 0 <= k <= size:
+            raise ValueError(f"k must be between 0 and {size}, the number of values, got {k}")
+        if start < 0 or start + size > values.size:
+            raise ValueError(
+                f"a range must lie within the {values.size} values, got start {start} and size {size}"
+            )
     together = [i for i, one in enumerate(ranges) if (variant or fastest(one.size, one.k)) != "plain" and one.k]
     found: dict[int, Array] = {}
     if together:
@@ -93,16 +98,13 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
         positions = _selected(values, chosen, 1 if variant == "threshold" else block_of(chosen))
         ends = np.cumsum([one.k for one in chosen])[:-1].tolist()
         found = dict(zip(together, jnp.split(positions, ends), strict=True))
-    parts = [found[i] if i in found else _plain(values, one) for i, one in enumerate(ranges)]
+    for i, (start, size, k) in enumerate(ranges):
+        if i not in found and k in (0, size):
+            found[i] = start + jnp.arange(k, dtype=jnp.int32)
+        elif i not in found:
+            found[i] = start + jnp.sort(lax.top_k(jnp.abs(values[start : start + size]), k)[1])
+    parts = [found[i] for i in range(len(ranges))]
     return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.int32)
-
-
-def _check(one: Range, n: int) -> None:
-    start, size, k = one
-    if not 0 <= k <= size:
-        raise ValueError(f"k must be between 0 and {size}, the number of values, got {k}")
-    if start < 0 or start + size > n:
-        raise ValueError(f"a range must lie within the {n} values, got start {start} and size {size}")
 
 
 def fastest(size: int, k: int) -> Variant:
@@ -128,13 +130,6 @@ def block_of(ranges: Sequence[Range]) -> int:
     while b > 1 and any(b * b * k > 2 * size for _, size, k in ranges):
         b //= 2
     return b if b > 2 else 1
-
-
-def _plain(values: Array, one: Range) -> Array:
-    start, size, k = one
-    if k in (0, size):
-        return start + jnp.arange(k, dtype=jnp.int32)
-    return start + jnp.sort(lax.top_k(jnp.abs(values[start : start + size]), k)[1])
 
 
 def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:

@@ -68,8 +68,12 @@ def as_optax(
 
     def init(params):
         state = compressor.init(jax.random.key(seed), params, nodes)
-        if switched:
-            _check_transitions(compressor, state, nodes)
+        for old, new in itertools.pairwise(values if switched else ()):  # inside a program nothing can happen between
+            after = jax.tree.leaves(compressor.transition(old, new, state, nodes))
+            if not all(x is y for x, y in zip(after, jax.tree.leaves(state), strict=True)):
+                raise ValueError(
+                    f"the transition from {old!r} to {new!r} changes the state: give phase=, not switched=True"
+                )
         whole = OptaxState(jnp.int32(0), jax.random.key(seed + 1), state)
         return place(whole, OptaxState(SHARED, SHARED, State(SHARED, LOCAL)), nodes)
 
@@ -89,13 +93,3 @@ def as_optax(
         return mean, OptaxState(state.step + 1, state.key, inner)
 
     return optax.GradientTransformation(init, update)
-
-
-def _check_transitions(compressor: Compressor, state: State, nodes: Nodes) -> None:
-    """Raise ValueError if something has to happen between two phases: inside a program nothing can."""
-    for old, new in itertools.pairwise(p.value for p in compressor.schedule):
-        after = jax.tree.leaves(compressor.transition(old, new, state, nodes))
-        if not all(x is y for x, y in zip(after, jax.tree.leaves(state), strict=True)):
-            raise ValueError(
-                f"the transition from {old!r} to {new!r} changes the state: give phase=, not switched=True"
-            )

@@ -112,14 +112,10 @@ def ones(code: Array, start: int, i: Array) -> Array:
     # four times under vmap.
     ended = jnp.zeros((i.size,), jnp.int32).at[upto].add(1, mode="drop", indices_are_sorted=True)
     word = jnp.cumsum(ended)
-    return jnp.uint32(32) * (word + first).astype(jnp.uint32) + _one(bitmap[word], i - (upto - counts)[word])
-
-
-def _one(word: Array, rank: Array) -> Array:
-    """Which bit of a word is its one of that rank, u32[k]: by halves."""
+    bits, rank = bitmap[word], i - (upto - counts)[word]
     bit = jnp.zeros_like(rank)
-    for width in (16, 8, 4, 2, 1):
-        below = lax.population_count(word >> bit & jnp.uint32(2**width - 1))
+    for width in (16, 8, 4, 2, 1):  # which bit of the word is its one of that rank: by halves
+        below = lax.population_count(bits >> bit & jnp.uint32(2**width - 1))
         upper = rank >= below
         bit, rank = jnp.where(upper, bit + width, bit), jnp.where(upper, rank - below, rank)
-    return bit
+    return jnp.uint32(32) * (word + first).astype(jnp.uint32) + bit

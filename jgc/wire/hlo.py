@@ -118,16 +118,16 @@ def _parse(text: str) -> _Module:
     if not text.startswith("HloModule ") or len(entries) != 1:
         raise UnknownCollectiveError(f"expected the text of one HLO module with one ENTRY, got {text[:80]!r}")
     sizes = re.findall(r", (?:num_partitions|replica_count)=(\d+)", text.splitlines()[0])
-    ops = {name: dict(_op(line) for line in body.splitlines() if line.strip()) for _, name, body in bodies}
-    return _Module(prod(map(int, sizes)), entries[0], ops)
-
-
-def _op(line: str) -> tuple[str, _Op]:
-    match = _INSTRUCTION.fullmatch(line)
-    if not match:
-        raise UnknownCollectiveError(f"cannot read this as an HLO instruction: {line.strip()!r}")
-    name, shape, opcode, stage, rest = match.groups(default="")
-    return name, _Op(shape, opcode, stage, re.sub(r'"(?:[^"\\]|\\.)*"', '""', rest), line.strip())
+    computations: dict[str, dict[str, _Op]] = {}
+    for _, computation, body in bodies:
+        ops = computations.setdefault(computation, {})
+        for line in filter(str.strip, body.splitlines()):
+            match = _INSTRUCTION.fullmatch(line)
+            if not match:
+                raise UnknownCollectiveError(f"cannot read this as an HLO instruction: {line.strip()!r}")
+            name, shape, opcode, stage, rest = match.groups(default="")
+            ops[name] = _Op(shape, opcode, stage, re.sub(r'"(?:[^"\\]|\\.)*"', '""', rest), line.strip())
+    return _Module(prod(map(int, sizes)), entries[0], computations)
 
 
 def _walk(module: _Module, name: str) -> tuple[Collective, ...]:
@@ -152,7 +152,10 @@ def _found(module: _Module, ops: dict[str, _Op], op: _Op) -> tuple[Collective, .
     if inner and op.opcode == "while":
         return _loop(op, dict(called))
     if inner and op.opcode == "conditional":
-        return _branch(op, [part for _, part in called])
+        branches = [part for _, part in called]
+        if len({tuple(sorted(c._replace(op_name="") for c in branch)) for branch in branches}) > 1:
+            raise UnknownCountError(f"the branches of a conditional send different bytes: {op.line}")
+        return branches[0]
     if inner and op.opcode in LOCAL:
         raise UnknownCollectiveError(f"a collective inside an operation that should be local: {op.line}")
     return inner
@@ -165,12 +168,6 @@ def _loop(op: _Op, called: dict[str, tuple[Collective, ...]]) -> tuple[Collectiv
     n = int(trips[1])  # the condition runs once more than the body
     return tuple(c._replace(times=c.times * m, sent_bytes=c.sent_bytes * m)
                  for part, m in ((called["condition"], n + 1), (called["body"], n)) for c in part)
-
-
-def _branch(op: _Op, branches: list[tuple[Collective, ...]]) -> tuple[Collective, ...]:
-    if len({tuple(sorted(c._replace(op_name="") for c in branch)) for branch in branches}) > 1:
-        raise UnknownCountError(f"the branches of a conditional send different bytes: {op.line}")
-    return branches[0]
 
 
 def _collective(module: _Module, ops: dict[str, _Op], op: _Op) -> Collective:

@@ -53,7 +53,8 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
     share = magnitudes / jnp.where(largest > 0, largest, 1)[group]  # in [0, 1]
     level = jnp.minimum((share * levels).astype(jnp.uint32), levels - 1)
     unit = _unit(level, levels)
-    fit = jax.ops.segment_sum(share * unit, group, groups) / _not_zero(jax.ops.segment_sum(unit**2, group, groups))
+    used = jax.ops.segment_sum(unit**2, group, groups)  # 0 for a group without values
+    fit = jax.ops.segment_sum(share * unit, group, groups) / jnp.where(used > 0, used, 1)
     codes = level + jnp.where(x < 0, jnp.uint32(levels), jnp.uint32(0))
     return {"values": pack_bits(codes, bits), "scales": jnp.minimum(largest * fit, jnp.finfo(jnp.float32).max)}
 
@@ -87,7 +88,3 @@ def _group(negative: Array, counts: tuple[int, ...]) -> Array:
 
 def _unit(level: Array, levels: int) -> Array:
     return (level.astype(jnp.float32) + 0.5) / levels
-
-
-def _not_zero(x: Array) -> Array:
-    return jnp.where(x > 0, x, 1)

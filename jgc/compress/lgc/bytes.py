@@ -17,32 +17,11 @@ from jgc.types import Message, Nodes, PyTree
 from jgc.wire import elias_fano
 
 
-def logical(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-    """Messages of one step of a phase."""
+def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """Messages of one step of a phase with a parameter server."""
     header = _header(config, selection)
     if phase == TOP_K:
         return _top_k(config, header["positions"], 4.0 * selection.mu, nodes)
-    return _compressed(config, header, selection, nodes)
-
-
-def _header(config: Lgc, selection: Selection) -> Sizes:
-    """Positions, signs and scales of one node, from the shapes of what is sent."""
-
-    def header(v):
-        return header_of(config, v, top_positions(v, selection.layers, selection.counts), selection)
-
-    shapes = jax.eval_shape(header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32))
-    return {field: float(x.size * x.dtype.itemsize) for field, x in shapes.items()}
-
-
-def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
-    both = {"positions": positions, "values": values}
-    if config.positions == "own":  # the union of what the nodes sent comes back, at most
-        return both_ways(both, {field: size * nodes.count for field, size in both.items()})
-    return led(both, {"values": values}, {"values": values}, both)
-
-
-def _compressed(config: LgcPs, header: Sizes, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
     count = innovation_count(config, selection)
     width = jnp.dtype(config.innovation_dtype).itemsize
     own = {"innovations": float(width * count), "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}
@@ -63,7 +42,24 @@ def _compressed(config: LgcPs, header: Sizes, selection: Selection, nodes: Nodes
     return led(header | code | own, own, mean, where | mean | to_decode)
 
 
-def sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+def _header(config: Lgc, selection: Selection) -> Sizes:
+    """Positions, signs and scales of one node, from the shapes of what is sent."""
+
+    def header(v):
+        return header_of(config, v, top_positions(v, selection.layers, selection.counts), selection)
+
+    shapes = jax.eval_shape(header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32))
+    return {field: float(x.size * x.dtype.itemsize) for field, x in shapes.items()}
+
+
+def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
+    both = {"positions": positions, "values": values}
+    if config.positions == "own":  # the union of what the nodes sent comes back, at most
+        return both_ways(both, {field: size * nodes.count for field, size in both.items()})
+    return led(both, {"values": values}, {"values": values}, both)
+
+
+def server_sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
     """The trained weights, on entering the third phase: the encoder to the leader, decoders to who needs one."""
     if phase != COMPRESSED or config.autoencoder_steps == 0:
         return ()

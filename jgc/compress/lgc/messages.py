@@ -46,7 +46,10 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
     layers, counts = selection.layers, selection.counts
     own = top_positions(v, layers, counts)
     header = header_of(config, v, own, selection)  # positions, signs and scales of this node
-    code = _code(config, v[own], header, encoder, leader, selection, nodes)
+    # equation (3), on the leader's device: encoding once a device is all that is needed
+    view = view_of(config, v[own], header, selection)
+    z = comm.on_leaders_device(to_z(v[own], view, selection), leader, nodes)
+    code = write_code(config, ae.encode(encoder, z))
     if config.positions == "leader":
         common = comm.broadcast_dict({**header, **code}, leader, nodes)
         header = {field: common[field] for field in header}
@@ -55,36 +58,18 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
     positions = unpack_positions(header["positions"], layers, counts)
     view = view_of(config, v[positions], header, selection)
     picked = choose_innovations(config, v[positions], view, selection)
-    every = comm.all_gather_dict(_own_message(config, v[positions], view, picked, header), nodes)
+    innovations = encode_values(config.innovation_dtype, v[positions][picked], picked.shape)["values"]
+    message = {"innovation positions": elias_fano.encode(picked, selection.mu), "innovations": innovations}
+    if config.send_means:
+        message["means"] = view.means
+    every = comm.all_gather_dict(message | (header if config.positions == "own" else {}), nodes)
     return _read_inbox(config, common, every, header, leader, selection, nodes)
-
-
-def _code(config: LgcPs, x: Array, header: Payload, encoder: PyTree, leader: Array, selection, nodes) -> Payload:
-    """The leader's code, equation (3), on the leader's device. Encoding once a device is all that is needed."""
-    z = comm.on_leaders_device(to_z(x, view_of(config, x, header, selection), selection), leader, nodes)
-    return write_code(config, ae.encode(encoder, z))
 
 
 def write_code(config: LgcPs, code: Array) -> Payload:
     """A code f32[m / 16, 4] as it is sent."""
     payload = encode_values(config.code_dtype, code.reshape(-1), (code.size,))
     return {{"values": "code", "scales": "code scales"}[field]: x for field, x in payload.items()}
-
-
-def _read_code(config: LgcPs, message: Payload, selection: Selection) -> Array:
-    """The inverse, but for what rounding lost."""
-    names = {"values": "code", "scales": "code scales"}
-    payload = {name: message[field] for name, field in names.items() if field in message}
-    return decode_values(config.code_dtype, payload, (ae.code_size(selection.mu),)).reshape(-1, ae.CHANNELS)
-
-
-def _own_message(config: LgcPs, x: Array, view: View, picked: Array, header: Payload) -> Payload:
-    """What every node sends in the third phase."""
-    innovations = encode_values(config.innovation_dtype, x[picked], picked.shape)["values"]
-    message = {"innovation positions": elias_fano.encode(picked, x.size), "innovations": innovations}
-    if config.send_means:
-        message["means"] = view.means
-    return message if config.positions == "leader" else {**message, **header}
 
 
 def _read_inbox(config: LgcPs, common, every, header, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
@@ -103,7 +88,9 @@ def _read_inbox(config: LgcPs, common, every, header, leader: Array, selection: 
     chosen = every["innovations"].shape[1]
     picked = jax.vmap(lambda p: elias_fano.decode(p, selection.mu, chosen))(every["innovation positions"])
     innovations = every["innovations"].astype(jnp.float32)
-    code = _read_code(config, common, selection)
+    names = {"values": "code", "scales": "code scales"}
+    written = {name: common[field] for name, field in names.items() if field in common}
+    code = decode_values(config.code_dtype, written, (ae.code_size(selection.mu),)).reshape(-1, ae.CHANNELS)
     return ServerInbox(positions, View(signs, means, scales), code, picked, innovations)
 
 
@@ -146,8 +133,10 @@ def figures(
     best = exact if config.positions == "own" else _ceiling(exact[leader], leader, inbox, selection)
     got = average(inbox, decode(weights, inbox, selection), v.size)
     ceiling = average(inbox, best, v.size)
-    trivial = average(inbox, inbox.views.signs * inbox.views.means[:, selection.ids], v.size)
-    without_code = average(inbox, _without_code(inbox, selection), v.size)
+    by_signs = inbox.views.signs * inbox.views.means[:, selection.ids]  # f32[K, mu], from signs and means alone
+    trivial = average(inbox, by_signs, v.size)
+    with_innovations = jax.vmap(lambda x, picked, values: x.at[picked].set(values))
+    without_code = average(inbox, with_innovations(by_signs, inbox.picked, inbox.innovations), v.size)
     return {
         "reconstruction_cosine": cosine(got, true),
         "relative_error": relative_error(got, true),
@@ -177,9 +166,3 @@ def _ceiling(exact: Array, leader: Array, inbox: ServerInbox, selection: Selecti
 
     everyone = jax.vmap(one)(inbox.views, follows, inbox.picked, inbox.innovations)
     return everyone.at[leader].set(exact)
-
-
-def _without_code(inbox: ServerInbox, selection: Selection) -> Array:
-    """The same reconstruction from signs, means and innovations alone, f32[K, mu]."""
-    trivial = inbox.views.signs * inbox.views.means[:, selection.ids]
-    return jax.vmap(lambda x, picked, values: x.at[picked].set(values))(trivial, inbox.picked, inbox.innovations)

@@ -3,8 +3,7 @@
 Symbols as in `jgc.compress.lgc.server`.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import optax
@@ -28,26 +27,33 @@ class Shared(NamedTuple):
     step: Array
 
 
-class Variant(NamedTuple):
-    """In what the parameter server and the ring differ.
+class Variant(Protocol):
+    """In what the parameter server and the ring differ."""
 
-    Attributes:
-      weights: `(key, selection, nodes) -> fresh weights of the autoencoder`.
-      top_k: second phase, `(v, key, shared, selection, nodes) -> Step`.
-      compressed: third phase, the same.
-      messages: `(phase, selection, nodes) -> logical messages of a step`.
-      sent_once: the same for what is sent on entering a phase.
-      training_figures: of a diagnosis in the second phase, `(v, key, shared, selection, nodes) -> dict` of f32[].
-      figures: of a diagnosis in the third, `(v, g, key, shared, selection, nodes) -> dict`.
-    """
+    def weights(self, key: Key, selection: Selection, nodes: Nodes) -> Any:
+        """Fresh weights of the autoencoder."""
 
-    weights: Callable[[Key, Selection, Nodes], Any]
-    top_k: Callable[..., Step]
-    compressed: Callable[..., Step]
-    messages: Callable[..., tuple[Message, ...]]
-    sent_once: Callable[..., tuple[Message, ...]]
-    training_figures: Callable[..., dict[str, Array]]
-    figures: Callable[..., dict[str, Array]]
+    def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+        """One step of the second phase."""
+
+    def compressed(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+        """One step of the third phase."""
+
+    def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+        """Logical messages of a step of the second or third phase."""
+
+    def sent_once(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+        """Logical messages on entering a phase."""
+
+    def training_figures(
+        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+    ) -> dict[str, Array]:
+        """Figures of a diagnosis in the second phase."""
+
+    def figures(
+        self, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+    ) -> dict[str, Array]:
+        """Figures of a diagnosis in the third phase."""
 
 
 def make_optimiser(config: Lgc) -> optax.GradientTransformation:

@@ -30,6 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jgc import comm
 from jgc.compress.lgc import autoencoder as ae, bytes as sizes
@@ -43,13 +44,13 @@ from jgc.compress.lgc.normalise import (
     to_z,
     unpacked_signs,
 )  # fmt: skip
-from jgc.compress.lgc.phases import Shared, Variant, lgc, make_optimiser, values_at_leaders
+from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, Lgc, check_choices, check_common
 from jgc.compress.registry import Method
 from jgc.layout.select import Sparse, SparseSum, layer_means, scatter, top_positions, unpack_positions
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
-from jgc.types import Array, Compressor, Key, Nodes
+from jgc.types import Array, Compressor, Key, Message, Nodes
 from jgc.wire.fixed_point import to_fixed, units
 
 __all__ = ["RING_PAPER_RECIPE", "LgcRing", "lgc_ring"]
@@ -102,47 +103,12 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     if config.scale == "none" and config.code_dtype != "float32":
         raise ValueError(f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it counts in scales')
     optimiser = make_optimiser(config)
-    return lgc(
-        config,
-        Variant(
-            weights=lambda key, selection, nodes: ae.init_pair(key, selection.mu, config.decoder == "linear"),
-            top_k=partial(_top_k, config, optimiser),
-            compressed=partial(_compressed, config),
-            messages=partial(sizes.ring, config),
-            sent_once=partial(sizes.ring_sent_once, config),
-            training_figures=partial(_training_figures, config),
-            figures=partial(_figures, config),
-        ),
-        optimiser,
-    )
+    return lgc(config, Ring(config, optimiser), optimiser)
 
 
 def draw_leader(key: Key, nodes: Nodes) -> Array:
     """The node whose positions serve in this step, i32[]; the same on all nodes, as the key is."""
     return jax.random.randint(key, (), 0, nodes.count, jnp.int32)
-
-
-def _top_k(config: LgcRing, optimiser, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-    """Second phase, equation (15): exact values at the leader's positions; one node trains on them."""
-    leader = draw_leader(key, nodes)
-    positions, x = values_at_leaders(v, leader, selection, nodes)
-    trained = shared.autoencoder
-    weight = float(ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else 1.0
-    for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
-        z = _seen_in_training(config, x, leader, selection)
-        trained = ae.train_mean(trained, optimiser, z, config.decoder == "linear", weight)[0]
-    return Step(
-        mean=SparseSum(Sparse(positions, jnp.sum(x, axis=0) / nodes.count), selection.counts),
-        sent=Sparse(positions, v[positions]),
-        shared=shared._replace(autoencoder=trained),
-        elements=selection.mu,
-    )
-
-
-def _seen_in_training(config: LgcRing, x: Array, leader: Array, selection: Selection) -> Array:
-    """All nodes' z f32[K, m] of their values x f32[K, mu]."""
-    views = server_views(config, x, leader, selection)
-    return jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
 
 
 class Header(NamedTuple):
@@ -162,106 +128,137 @@ class Coded(NamedTuple):
     means: Array  # f32[mu], signs and mean of the layer means alone
 
 
-def _compressed(config: LgcRing, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-    """Third phase, Algorithm 2: codes of all nodes, averaged, decoded once."""
-    coded = _send(config, v, key, shared.autoencoder.weights, selection, nodes)
-    return Step(
-        mean=SparseSum(Sparse(coded.positions, coded.mean), selection.counts),
-        sent=Sparse(coded.positions, coded.own if config.feedback == "exact" else v[coded.positions]),
-        shared=shared,
-        elements=selection.mu,
-    )
+class Ring(NamedTuple):
+    """The steps of LGC on a ring."""
 
+    config: LgcRing
+    optimiser: optax.GradientTransformation
 
-def _send(config: LgcRing, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes) -> Coded:
-    """The leader's positions, signs and scales to all nodes; codes and layer means of all nodes averaged."""
-    header = _broadcast_header(config, v, draw_leader(key, nodes), selection, nodes)
-    encode = partial(_encode, config, selection, nodes.count)
-    decode = partial(_decode, config, selection)
-    sent = comm.one_by_one(encode, (weights.encoder, header), v[header.positions])
-    averaged = comm.MEANS[config.algorithm](sent, nodes, "code+means")
-    mean, own = (comm.one_by_one(decode, (weights.decoder, header), message) for message in (averaged, sent))
-    shares = averaged[ae.code_size(selection.mu) :] / units(config.code_dtype)
-    return Coded(header.positions, mean, own, header.signs * _means(config, shares, header.scales)[selection.ids])
+    @property
+    def linear(self) -> bool:
+        """Whether the decoder is."""
+        return self.config.decoder == "linear"
 
+    def weights(self, key: Key, selection: Selection, nodes: Nodes) -> ae.Pair:
+        return ae.init_pair(key, selection.mu, self.linear)
 
-def _broadcast_header(config: LgcRing, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> Header:
-    """The leader's positions, signs and scales, sent to all nodes."""
-    layers, counts = selection.layers, selection.counts
-    own = top_positions(v, layers, counts)
-    header = header_of(config, v, own, selection)
-    if config.scale == "layer":  # by which all nodes' means are measured
-        header["scales"] = scales_of(config, v[own], selection)
-    header = comm.broadcast_dict(header, leader, nodes)
-    scales = header["scales"] if config.scale == "layer" else jnp.ones((len(counts),))
-    positions = unpack_positions(header["positions"], layers, counts)
-    return Header(positions, unpacked_signs(config, header, selection), scales)
+    def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+        """Second phase, equation (15): exact values at the leader's positions; one node trains on them."""
+        leader = draw_leader(key, nodes)
+        positions, x = values_at_leaders(v, leader, selection, nodes)
+        trained = shared.autoencoder
+        weight = float(ae.padded(selection.mu)) if self.config.autoencoder_loss == "sum" else 1.0
+        for _ in range(self.config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
+            z = self.training_input(x, leader, selection)
+            trained = ae.train_mean(trained, self.optimiser, z, self.linear, weight)[0]
+        return Step(
+            mean=SparseSum(Sparse(positions, jnp.sum(x, axis=0) / nodes.count), selection.counts),
+            sent=Sparse(positions, v[positions]),
+            shared=shared._replace(autoencoder=trained),
+            elements=selection.mu,
+        )
 
+    def compressed(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+        """Third phase, Algorithm 2: codes of all nodes, averaged, decoded once."""
+        coded = self.send(v, key, shared.autoencoder.weights, selection, nodes)
+        return Step(
+            mean=SparseSum(Sparse(coded.positions, coded.mean), selection.counts),
+            sent=Sparse(coded.positions, coded.own if self.config.feedback == "exact" else v[coded.positions]),
+            shared=shared,
+            elements=selection.mu,
+        )
 
-def _encode(config: LgcRing, selection: Selection, nodes: int, known: tuple[Any, Header], x: Array) -> Array:
-    """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed point."""
-    encoder, header = known
-    shares = _mean_shares(config, header.signs * x, header.scales, selection)
-    read = to_fixed(shares, config.code_dtype, nodes) / units(config.code_dtype)  # as all nodes will
-    means = _means(config, read, header.scales)
-    z = to_z(x, View(header.signs, means, header.scales), selection)
-    return to_fixed(jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), config.code_dtype, nodes)
+    def training_input(self, x: Array, leader: Array, selection: Selection) -> Array:
+        """All nodes' z f32[K, m] of their values x f32[K, mu]."""
+        views = server_views(self.config, x, leader, selection)
+        return jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
 
+    def send(self, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes) -> Coded:
+        """The leader's positions, signs and scales to all nodes; codes and layer means of all nodes averaged."""
+        config, header = self.config, self.header(v, draw_leader(key, nodes), selection, nodes)
+        encode = partial(self.encode, selection, nodes.count)
+        decode = partial(self.decode, selection)
+        sent = comm.one_by_one(encode, (weights.encoder, header), v[header.positions])
+        averaged = comm.MEANS[config.algorithm](sent, nodes, "code+means")
+        mean, own = (comm.one_by_one(decode, (weights.decoder, header), message) for message in (averaged, sent))
+        shares = averaged[ae.code_size(selection.mu) :] / units(config.code_dtype)
+        means = self.means(shares, header.scales)[selection.ids]
+        return Coded(header.positions, mean, own, header.signs * means)
 
-def _decode(config: LgcRing, selection: Selection, known: tuple[Any, Header], message: Array) -> Array:
-    """What a message, or the mean of all nodes', stands for, f32[mu], equation (19)."""
-    decoder, header = known
-    size = ae.code_size(selection.mu)
-    values = message / units(config.code_dtype)
-    z = ae.decode_mean(decoder, values[:size].reshape(-1, ae.CHANNELS), config.decoder == "linear")
-    return from_z(z, View(header.signs, _means(config, values[size:], header.scales), header.scales), selection)
+    def header(self, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> Header:
+        """The leader's positions, signs and scales, sent to all nodes."""
+        config, layers, counts = self.config, selection.layers, selection.counts
+        own = top_positions(v, layers, counts)
+        header = header_of(config, v, own, selection)
+        if config.scale == "layer":  # by which all nodes' means are measured
+            header["scales"] = scales_of(config, v[own], selection)
+        header = comm.broadcast_dict(header, leader, nodes)
+        scales = header["scales"] if config.scale == "layer" else jnp.ones((len(counts),))
+        positions = unpack_positions(header["positions"], layers, counts)
+        return Header(positions, unpacked_signs(config, header, selection), scales)
 
+    def encode(self, selection: Selection, nodes: int, known: tuple[Any, Header], x: Array) -> Array:
+        """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed point."""
+        encoder, header = known
+        dtype, scales = self.config.code_dtype, header.scales
+        shares = jnp.zeros((0,))  # of the leader's scales, 0 where that is 0; none where means are not sent
+        if self.config.send_means:
+            means = layer_means(header.signs * x, selection.counts)
+            shares = jnp.where(scales > 0, means / jnp.where(scales > 0, scales, 1.0), 0.0)
+        read = to_fixed(shares, dtype, nodes) / units(dtype)  # as all nodes will
+        z = to_z(x, View(header.signs, self.means(read, scales), scales), selection)
+        return to_fixed(jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), dtype, nodes)
 
-def _mean_shares(config: LgcRing, folded: Array, scales: Array, selection: Selection) -> Array:
-    """Mean of each layer in units of the leader's scale, 0 where that is 0, f32[L]; none where means are not sent."""
-    if not config.send_means:
-        return jnp.zeros((0,))
-    return jnp.where(scales > 0, layer_means(folded, selection.counts) / jnp.where(scales > 0, scales, 1.0), 0.0)
+    def decode(self, selection: Selection, known: tuple[Any, Header], message: Array) -> Array:
+        """What a message, or the mean of all nodes', stands for, f32[mu], equation (19)."""
+        decoder, header = known
+        size = ae.code_size(selection.mu)
+        values = message / units(self.config.code_dtype)
+        z = ae.decode_mean(decoder, values[:size].reshape(-1, ae.CHANNELS), self.linear)
+        return from_z(z, View(header.signs, self.means(values[size:], header.scales), header.scales), selection)
 
+    def means(self, shares: Array, scales: Array) -> Array:
+        """Layer means f32[L] from their shares of the scales; zeros where means are not sent."""
+        return scales * shares if self.config.send_means else jnp.zeros_like(scales)
 
-def _means(config: LgcRing, shares: Array, scales: Array) -> Array:
-    """The inverse, f32[L]."""
-    return scales * shares if config.send_means else jnp.zeros_like(scales)
+    def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+        return sizes.ring(self.config, phase, selection, nodes)
 
+    def sent_once(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+        return sizes.ring_sent_once(self.config, phase, selection, nodes)
 
-def _training_figures(
-    config: LgcRing, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-) -> dict[str, Array]:
-    """The autoencoder's loss (11) on this step's values, before it trains on them."""
-    leader = draw_leader(key, nodes)
-    _, x = values_at_leaders(v, leader, selection, nodes)
-    z = _seen_in_training(config, x, leader, selection)
-    losses = ae.mean_losses(shared.autoencoder.weights, z, config.decoder == "linear")
-    return {"autoencoder_reconstruction": losses.reconstruction}
+    def training_figures(
+        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+    ) -> dict[str, Array]:
+        """The autoencoder's loss (11) on this step's values, before it trains on them."""
+        leader = draw_leader(key, nodes)
+        _, x = values_at_leaders(v, leader, selection, nodes)
+        z = self.training_input(x, leader, selection)
+        losses = ae.mean_losses(shared.autoencoder.weights, z, self.linear)
+        return {"autoencoder_reconstruction": losses.reconstruction}
 
+    def figures(
+        self, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+    ) -> dict[str, Array]:
+        """As `messages.figures`, f32[] each, and the leader's positions.
 
-def _figures(
-    config: LgcRing, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-) -> dict[str, Array]:
-    """The figures of a diagnose step in the third phase, f32[] each, and the leader's positions.
-
-    As in `messages.figures`. Every node has a part in the code, so exact values in its place would give the true mean:
-    `ceiling_cosine` is 1. There are no innovations: without the code only signs and means are left.
-    """
-    coded = _send(config, v, key, shared.autoencoder.weights, selection, nodes)
-    true = comm.pmean(v, nodes, "diagnose")
-    at = true[coded.positions]
-    got = scatter(Sparse(coded.positions, coded.mean), v.size)
-    return {
-        "reconstruction_cosine": cosine(coded.mean, at),
-        "relative_error": relative_error(coded.mean, at),
-        "ceiling_cosine": cosine(at, at),
-        "signs_means_cosine": cosine(coded.means, at),
-        "without_code_cosine": cosine(coded.means, at),
-        "true_cosine": cosine(got, comm.pmean(g, nodes, "diagnose")),
-        "positions": coded.positions,
-        "positions_n": jnp.int32(v.size),
-    }
+        Every node has a part in the code, so exact values in its place would give the true mean: `ceiling_cosine` is
+        1. There are no innovations: without the code only signs and means are left.
+        """
+        coded = self.send(v, key, shared.autoencoder.weights, selection, nodes)
+        true = comm.pmean(v, nodes, "diagnose")
+        at = true[coded.positions]
+        got = scatter(Sparse(coded.positions, coded.mean), v.size)
+        return {
+            "reconstruction_cosine": cosine(coded.mean, at),
+            "relative_error": relative_error(coded.mean, at),
+            "ceiling_cosine": cosine(at, at),
+            "signs_means_cosine": cosine(coded.means, at),
+            "without_code_cosine": cosine(coded.means, at),
+            "true_cosine": cosine(got, comm.pmean(g, nodes, "diagnose")),
+            "positions": coded.positions,
+            "positions_n": jnp.int32(v.size),
+        }
 
 
 METHOD = Method("lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None)

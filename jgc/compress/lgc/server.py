@@ -35,20 +35,21 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
 """
 
 import dataclasses
-from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jgc import comm
 from jgc.compress.lgc import autoencoder as ae, bytes as sizes, messages as server
 from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views, to_z
-from jgc.compress.lgc.phases import Shared, Variant, lgc, make_optimiser, values_at_leaders
+from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, LgcPs, check
 from jgc.compress.registry import Method
 from jgc.layout.select import Sparse, SparseSum, pack_positions, top_positions, unpack_positions
 from jgc.method.from_step import Step
-from jgc.types import Array, Compressor, Key, Nodes
+from jgc.types import Array, Compressor, Key, Message, Nodes
 
 __all__ = ["PAPER_RECIPE", "LgcPs", "lgc_ps"]
 
@@ -72,94 +73,93 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
     config = dataclasses.replace(config or LgcPs(), **overrides)
     check(config)
     optimiser = make_optimiser(config)
-    return lgc(
-        config,
-        Variant(
-            weights=lambda key, selection, nodes: ae.init(key, selection.mu, nodes.count),
-            top_k=partial(_top_k, config, optimiser),
-            compressed=partial(_compressed, config),
-            messages=partial(sizes.logical, config),
-            sent_once=partial(sizes.sent_once, config),
-            training_figures=partial(_training_figures, config),
-            figures=partial(_figures, config),
-        ),
-        optimiser,
-    )
+    return lgc(config, ParameterServer(config, optimiser), optimiser)
 
 
-def _leader(config: LgcPs, shared: Shared, nodes: Nodes) -> Array:
-    return shared.step % nodes.count if config.leader == "rotating" else jnp.int32(0)
+class ParameterServer(NamedTuple):
+    """The steps of LGC with a parameter server."""
+
+    config: LgcPs
+    optimiser: optax.GradientTransformation
+
+    def weights(self, key: Key, selection: Selection, nodes: Nodes) -> ae.Weights:
+        return ae.init(key, selection.mu, nodes.count)
+
+    def leader(self, shared: Shared, nodes: Nodes) -> Array:
+        """The node whose code serves for all in this step, i32[]."""
+        return shared.step % nodes.count if self.config.leader == "rotating" else jnp.int32(0)
+
+    def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+        """Second phase, equation (15): exact values at the selected positions; the server trains on them."""
+        config, leader = self.config, self.leader(shared, nodes)
+        positions, every, x = self.values(v, leader, selection, nodes)
+        trained = shared.autoencoder
+        terms = ae.terms(nodes.count, ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else (1.0, 1.0)
+        weights = config.lambda_reconstruction * terms[0], config.lambda_similarity * terms[1]
+        for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
+            z, innovations = training_input(config, x, leader, selection)
+            trained = ae.train(trained, self.optimiser, z, innovations, leader, *weights)[0]
+        return Step(
+            mean=SparseSum(Sparse(every, x / nodes.count), selection.counts),
+            sent=Sparse(positions, v[positions]),
+            shared=shared._replace(autoencoder=trained),
+            elements=selection.mu,
+        )
+
+    def compressed(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+        """Third phase, Algorithm 1 and equation (16): the leader's code, innovations of all, decoded and averaged."""
+        weights, leader = shared.autoencoder.weights, self.leader(shared, nodes)
+        inbox = server.receive(self.config, v, weights.encoder, leader, selection, nodes)
+        decoded = server.decode(weights, inbox, selection)  # [K, mu]
+        me = comm.node_index(nodes)
+        positions = inbox.positions[me]
+        return Step(
+            mean=SparseSum(Sparse(inbox.positions, decoded / nodes.count), selection.counts),  # equation (13)
+            sent=Sparse(positions, decoded[me] if self.config.feedback == "exact" else v[positions]),
+            shared=shared,
+            elements=selection.mu,
+        )
+
+    def values(self, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array, Array]:
+        """This node's positions i32[mu], all nodes' i32[K, mu], and their values there f32[K, mu]."""
+        if self.config.positions == "leader":
+            positions, x = values_at_leaders(v, leader, selection, nodes)
+            return positions, jnp.broadcast_to(positions, x.shape), x
+        layers, counts = selection.layers, selection.counts
+        positions = top_positions(v, layers, counts)
+        every = comm.all_gather_dict({"positions": pack_positions(positions, layers), "values": v[positions]}, nodes)
+        return positions, jax.vmap(lambda p: unpack_positions(p, layers, counts))(every["positions"]), every["values"]
+
+    def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+        return sizes.server(self.config, phase, selection, nodes)
+
+    def sent_once(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+        return sizes.server_sent_once(self.config, phase, selection, nodes)
+
+    def training_figures(
+        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+    ) -> dict[str, Array]:
+        """The autoencoder's losses on this step's values, before it trains on them."""
+        leader = self.leader(shared, nodes)
+        _, _, x = self.values(v, leader, selection, nodes)
+        seen = training_input(self.config, x, leader, selection)
+        losses = ae.losses(shared.autoencoder.weights, *seen, leader)
+        return {"autoencoder_reconstruction": losses.reconstruction, "autoencoder_similarity": losses.similarity}
+
+    def figures(
+        self, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+    ) -> dict[str, Array]:
+        leader, weights = self.leader(shared, nodes), shared.autoencoder.weights
+        inbox = server.receive(self.config, v, weights.encoder, leader, selection, nodes)
+        return server.figures(self.config, weights, inbox, v, g, leader, selection, nodes)
 
 
-def _top_k(config: LgcPs, optimiser, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-    """Second phase, equation (15): exact values at the selected positions; the server trains on them."""
-    leader = _leader(config, shared, nodes)
-    positions, every, x = _values(config, v, leader, selection, nodes)
-    trained = shared.autoencoder
-    terms = ae.terms(nodes.count, ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else (1.0, 1.0)
-    weights = config.lambda_reconstruction * terms[0], config.lambda_similarity * terms[1]
-    for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
-        inbox = _seen_in_training(config, x, leader, selection)
-        trained = ae.train(trained, optimiser, *inbox, leader, *weights)[0]
-    return Step(
-        mean=SparseSum(Sparse(every, x / nodes.count), selection.counts),
-        sent=Sparse(positions, v[positions]),
-        shared=shared._replace(autoencoder=trained),
-        elements=selection.mu,
-    )
-
-
-def _values(config: LgcPs, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array, Array]:
-    """This node's positions i32[mu], all nodes' i32[K, mu], and their values there f32[K, mu]."""
-    if config.positions == "leader":
-        positions, x = values_at_leaders(v, leader, selection, nodes)
-        return positions, jnp.broadcast_to(positions, x.shape), x
-    layers, counts = selection.layers, selection.counts
-    positions = top_positions(v, layers, counts)
-    every = comm.all_gather_dict({"positions": pack_positions(positions, layers), "values": v[positions]}, nodes)
-    return positions, jax.vmap(lambda p: unpack_positions(p, layers, counts))(every["positions"]), every["values"]
-
-
-def _seen_in_training(config: LgcPs, x: Array, leader: Array, selection: Selection) -> tuple[Array, Array]:
-    """What encoder and decoders get of all nodes' values x f32[K, mu]: z and innovations, each f32[K, m]."""
+def training_input(config: LgcPs, x: Array, leader: Array, selection: Selection) -> tuple[Array, Array]:
+    """z of all nodes' values x f32[K, mu] and their innovations, each f32[K, m]."""
     views = server_views(config, x, leader, selection)
     z = jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
     picked = jax.vmap(lambda x, view: choose_innovations(config, x, view, selection))(x, views)
     return z, jax.vmap(lambda z, i: jnp.zeros_like(z).at[i].set(z[i]))(z, picked)
-
-
-def _compressed(config: LgcPs, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-    """Third phase, Algorithm 1 and equation (16): the leader's code, innovations of all, decoded and averaged."""
-    weights = shared.autoencoder.weights
-    inbox = server.receive(config, v, weights.encoder, _leader(config, shared, nodes), selection, nodes)
-    decoded = server.decode(weights, inbox, selection)  # [K, mu]
-    me = comm.node_index(nodes)
-    positions = inbox.positions[me]
-    return Step(
-        mean=SparseSum(Sparse(inbox.positions, decoded / nodes.count), selection.counts),  # equation (13)
-        sent=Sparse(positions, decoded[me] if config.feedback == "exact" else v[positions]),
-        shared=shared,
-        elements=selection.mu,
-    )
-
-
-def _training_figures(
-    config: LgcPs, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-) -> dict[str, Array]:
-    """The autoencoder's losses on this step's values, before it trains on them."""
-    leader = _leader(config, shared, nodes)
-    _, _, x = _values(config, v, leader, selection, nodes)
-    losses = ae.losses(shared.autoencoder.weights, *_seen_in_training(config, x, leader, selection), leader)
-    return {"autoencoder_reconstruction": losses.reconstruction, "autoencoder_similarity": losses.similarity}
-
-
-def _figures(
-    config: LgcPs, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-) -> dict[str, Array]:
-    """The figures of a diagnose step in the third phase."""
-    leader, weights = _leader(config, shared, nodes), shared.autoencoder.weights
-    inbox = server.receive(config, v, weights.encoder, leader, selection, nodes)
-    return server.figures(config, weights, inbox, v, g, leader, selection, nodes)
 
 
 METHOD = Method("lgc_ps", LgcPs, lgc_ps, "Abrahamyan et al. 2021", lossless={"alpha": 1.0, "innovation": 1.0})

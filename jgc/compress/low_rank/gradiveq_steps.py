@@ -120,10 +120,9 @@ def _transition(config: Gradiveq, new: object, state: State) -> State:
     """New bases and mu from the samples on entering a compressed phase; counters start again."""
     learned, bases, mean = state.shared, state.shared.bases, jnp.zeros_like(state.shared.mean)
     if _parse(new)[0] == COMPRESSED:
-        every = zip(learned.samples, bases, strict=True)
-        bases = tuple(
-            _filled(basis, _components(samples, learned.taken, config)[1]) for samples, basis in every
-        )
+        found = [_components(samples, learned.taken, config)[1] for samples in learned.samples]
+        new = [directions[:, : b.shape[1]] for directions, b in zip(found, bases, strict=True)]
+        bases = tuple(jnp.zeros_like(b).at[:, : x.shape[1]].set(x) for b, x in zip(bases, new, strict=True))
         mean = learned.mean / jnp.maximum(learned.steps, 1) if config.centred else mean
     learned = learned._replace(bases=bases, mean=mean, steps=jnp.int32(0), alarm=jnp.bool_(False))
     own = jax.tree.map(jnp.zeros_like, state.local.own)
@@ -161,7 +160,13 @@ def uncompressed(config: Gradiveq) -> dict[str, Way]:
     if not config.sampling_bits:
         return {DENSE: exact, SAMPLING: exact}
     codec = levels_of(config.sampling_bits, BUCKET, "max")
-    return {DENSE: exact, SAMPLING: _through_ring(codec) if config.algorithm == "ring" else _through(codec, gather())}
+    if config.algorithm == "psum":
+        return {DENSE: exact, SAMPLING: _through(codec, gather())}
+    requantised = Way(
+        lambda key, v, layers, nodes: ring_quantized_mean(codec, BUCKET, key, v, nodes)[0],
+        lambda layers, nodes: both_ways(ring_sizes(codec, BUCKET, values_of(layers), nodes.count)),
+    )
+    return {DENSE: exact, SAMPLING: requantised}
 
 
 def _through(codec: Codec, exchange: Exchange) -> Way:
@@ -169,14 +174,6 @@ def _through(codec: Codec, exchange: Exchange) -> Way:
         return exchange.run([encoded(codec, key, v, layers, nodes)], nodes)[0]
 
     return Way(mean, lambda layers, nodes: exchange.messages(payload_sizes(codec, layers), nodes))
-
-
-def _through_ring(codec: Codec) -> Way:
-    """By a ring that quantises again at every hop."""
-    return Way(
-        lambda key, v, layers, nodes: ring_quantized_mean(codec, BUCKET, key, v, nodes)[0],
-        lambda layers, nodes: both_ways(ring_sizes(codec, BUCKET, values_of(layers), nodes.count)),
-    )
 
 
 def _parse(phase) -> tuple[str, tuple[int, ...]]:
@@ -223,12 +220,6 @@ def _components(samples: Array, taken: Array, config: Gradiveq) -> tuple[Array, 
 
 
 _principal = jax.jit(slices.principal, static_argnums=2)
-
-
-def _filled(like: Array, directions: Array) -> Array:
-    """The directions of most energy, as many as there is room for in `like`."""
-    found = directions[:, : like.shape[1]]
-    return jnp.zeros(like.shape, jnp.float32).at[:, : found.shape[1]].set(found)
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------

@@ -140,7 +140,12 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
         if phase == DENSE:
             result = dense_step(v, state, nodes)
             return _with_moments(config, result, result.mean, layers)
-        learned = _refreshed(config, state.shared)
+        learned = state.shared
+        due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
+        found = lax.cond(
+            due, lambda: eigenbases(learned.moments, learned.kept.size), lambda: (learned.bases, learned.kept)
+        )
+        learned = learned._replace(bases=found[0], kept=found[1])
         common = _common(config, v, learned, layers, nodes)
         rest = v - common.own
         item = encoded(rest_codec, key, rest, layers, nodes)
@@ -246,17 +251,6 @@ def _steps(coefficients: Array, largest: float, nodes: Nodes) -> Array:
     exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
     highest = jnp.max(comm.all_gather(exponents, nodes, "scales"), axis=0)
     return (jnp.exp2(highest / FINE) / largest)[group]
-
-
-def _refreshed(config: Klt, learned: Learned) -> Learned:
-    """New bases in the first compressed step and every `refresh` steps after it."""
-
-    def new(learned: Learned) -> Learned:
-        found, kept = eigenbases(learned.moments, learned.kept.size)
-        return learned._replace(bases=found, kept=kept)
-
-    due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
-    return lax.cond(due, new, lambda learned: learned, learned)
 
 
 METHOD = Method("klt", Klt, klt, "ours", lossless=None)

@@ -75,25 +75,14 @@ def add_moments(decay: float, old: Factors, mean: Array, layers: Sequence[Layer]
 
 def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array]:
     """Eigenvectors of the moments, and the places of the `count` coefficients of most energy, i32[count]."""
-    pairs = [_eigen(layer) for layer in moments]
-    energies = jnp.concatenate([jnp.zeros((0,), jnp.float32), *(_energies(values) for values, _ in pairs)])
-    return tuple(vectors for _, vectors in pairs), lax.top_k(energies, count)[1].astype(jnp.int32)
-
-
-def _eigen(moments: Sequence[Array]) -> tuple[list[Array], tuple[Array, ...]]:
-    """Eigenvalues [r], none below 0, and eigenvectors of a layer's modes."""
-    values, vectors = [], []
-    for moment in moments:
-        value, vector = jnp.linalg.eigh(moment) if moment.ndim == 2 else (moment, jnp.zeros((0,), jnp.float32))
-        values.append(jnp.maximum(value, 0))
-        vectors.append(vector)
-    return values, tuple(vectors)
-
-
-def _energies(values: Sequence[Array]) -> Array:
-    """A layer's energies by coefficient."""
-    whole = jnp.sum(values[0])
-    energy = whole
-    for value in values:
-        energy = jnp.multiply.outer(energy, value / jnp.maximum(whole, 1e-30))
-    return energy.reshape(-1)
+    bases, energies = [], [jnp.zeros((0,), jnp.float32)]
+    for layer in moments:
+        nothing = jnp.zeros((0,), jnp.float32)
+        pairs = [jnp.linalg.eigh(moment) if moment.ndim == 2 else (moment, nothing) for moment in layer]
+        values = [jnp.maximum(value, 0) for value, _ in pairs]
+        whole = energy = jnp.sum(values[0])
+        for value in values:  # as if the modes were independent
+            energy = jnp.multiply.outer(energy, value / jnp.maximum(whole, 1e-30))
+        bases.append(tuple(vectors for _, vectors in pairs))
+        energies.append(energy.reshape(-1))
+    return tuple(bases), lax.top_k(jnp.concatenate(energies), count)[1].astype(jnp.int32)

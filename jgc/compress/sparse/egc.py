@@ -205,12 +205,12 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
     if config.measure_every == 1:
         return measured()
     due = state.shared % config.measure_every == 0
-    return jax.lax.cond(due, measured, lambda: above(old, jnp.greater if config.literal else _reaches))
 
 
-def _reaches(magnitudes: Array, limit: Array) -> Array:
-    """Where values reach the threshold; zeros never do, though a layer of nothing but zeros has one of 0."""
-    return (magnitudes >= limit) & (magnitudes > 0)
+    def reaches(magnitudes, limit):  # zeros never do, though a layer of nothing but zeros has a threshold of 0
+        return (magnitudes >= limit) & (magnitudes > 0)
+
+    return jax.lax.cond(due, measured, lambda: above(old, jnp.greater if config.literal else reaches))
 
 
 def _figures(config: Egc, v: Array, step: Step, layers: Layers, nodes: Nodes) -> dict[str, Array]:

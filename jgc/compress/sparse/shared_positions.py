@@ -82,7 +82,11 @@ def shared_positions(
         if chosen.scales is None:
             mean, sent = average(values, nodes, "values"), values
         else:
-            mean, sent = _averaged_in_fixed_point(values, chosen.scales[layer_ids(counts)], average, nodes)
+            scales = chosen.scales[layer_ids(counts)]
+            in_units = jnp.where(scales > 0, values / jnp.where(scales > 0, scales, 1.0), 0.0)
+            fixed = to_fixed(in_units, FIXED_POINT, nodes.count)
+            unit = scales / units(FIXED_POINT)
+            mean, sent = average(fixed, nodes, "values") * unit, fixed * unit
         return Step(
             mean=SparseSum(Sparse(chosen.positions, mean), counts),
             sent=Sparse(chosen.positions, sent),
@@ -96,11 +100,3 @@ def shared_positions(
     return from_step(
         step, memory=memory, schedule=schedule, messages=messages, init=lambda key, layers, nodes: (jnp.int32(0), ())
     )
-
-
-def _averaged_in_fixed_point(values: Array, scales: Array, average: Callable[..., Array], nodes: Nodes):
-    """Mean over nodes of values f32[mu] sent as int16 in units of scales f32[mu], and what this node's stand for."""
-    shares = jnp.where(scales > 0, values / jnp.where(scales > 0, scales, 1.0), 0.0)
-    fixed = to_fixed(shares, FIXED_POINT, nodes.count)
-    unit = scales / units(FIXED_POINT)
-    return average(fixed, nodes, "values") * unit, fixed * unit

@@ -45,22 +45,14 @@ def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: s
         return warmup
     if strategy == "fixed":
         return phases.single(name)
-    return (*_ramp(alpha, warmup_steps, name), Phase(name, warmup[-1].start if _stages(alpha) else 0, name))
-
-
-def _stages(alpha: float) -> tuple[float, ...]:
-    return tuple(share for share in RAMP if share > alpha)
-
-
-def _ramp(alpha: float, steps: int, name: str) -> list[Phase]:
-    """Stages of equal length; one that is left without a step is left out."""
-    shares = _stages(alpha)
-    starts = [i * steps // len(shares) for i in range(len(shares) + 1)] if shares else [0]
-    return [
+    shares = [share for share in RAMP if share > alpha]
+    starts = [i * warmup_steps // len(shares) for i in range(len(shares) + 1)] if shares else [0]
+    ramp = [
         Phase(f"{name} {100 * share:g} %", start, (name, share))
         for share, start, end in zip(shares, starts, starts[1:], strict=False)
-        if start < end
+        if start < end  # a stage that is left without a step is left out
     ]
+    return (*ramp, Phase(name, starts[-1], name))
 
 
 def share_of(phase: Phase, alpha: float) -> float | None:
