@@ -24,7 +24,7 @@ def compensate(
       grads: the node's gradients.
       packing: their layout.
       complete: whether the phase sends all of v.
-      skip: if it is true, v is the residual (zeros without one) and `local` does not change.
+      skip: if it is true, v is the residual and `local` does not change. Without a state v is the gradient, as it is.
     """
     # leaf by leaf: the gradients never exist as a vector of their own
 
@@ -33,6 +33,8 @@ def compensate(
 
     local = _accumulated(accumulate, local, pieces(grads, packing), jnp.asarray(skip)) if packing.size else local
     v, new = memory.compensate(local, pack(grads, packing), complete)
+    if not jax.tree.leaves(local):  # nothing is kept that a bad gradient could spoil
+        return v, new
     residual = memory.residual(local)
     v = _unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
     return v, jax.tree.map(partial(_unless, skip), local, new)
