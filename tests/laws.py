@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from contract import COMMON, PARAMS, ROUNDS_STATE, Case, K, Step, compressor_of, on_host, rules_of, settings_of
 
-from jgc.compress import Gradiveq
+from jgc.compress import Gradiveq, ScaleCom
 from jgc.compress.low_rank.slices import is_convolution
 from jgc.layout.pack import leaf_paths, make_packing, pack
 from jgc.memory import Corrected
@@ -69,7 +69,8 @@ def remembered(case: Case) -> float:
 
     kept after = (1 - beta) kept before + beta (kept before + came in - sent), so that the law holds times beta.
     """
-    return getattr(settings_of(case.variant), "beta", 1.0)
+    settings = settings_of(case.variant)
+    return settings.beta if isinstance(settings, ScaleCom) else 1.0
 
 
 def _by_group(case: Case, state: State) -> list:

@@ -18,6 +18,8 @@ class Method(NamedTuple):
       lossless: settings with which the last phase gives the exact mean; None where there are none.
       exempt: laws of the contract suite that the method does not keep after its warm-up, with the reason:
         "conservation" (residual and aggregate hold all that came in) and "zeros" (from zeros come zeros).
+      layers: which layers comparisons send in another way, as in Section VI-A of the LGC paper: `FIRST_DENSE`,
+        `FIRST_DENSE_LAST_TOP_K`, or none.
     """
 
     name: str
@@ -26,3 +28,9 @@ class Method(NamedTuple):
     paper: str
     lossless: Mapping[str, Any] | None
     exempt: Mapping[str, str] = MappingProxyType({})
+    layers: Mapping[str, str] = MappingProxyType({})
+
+
+FIRST, LAST = "first", "last"  # a model's own first and last layer, in place of a pattern
+FIRST_DENSE: Mapping[str, str] = MappingProxyType({"dense": FIRST})
+FIRST_DENSE_LAST_TOP_K: Mapping[str, str] = MappingProxyType({"dense": FIRST, "top_k": LAST})

@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc.compress.dense import identity
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
 from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.layout.pack import values_of
 from jgc.method import phases
@@ -54,4 +54,4 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
     return compose_phases(stages, memory_of(config), schedule)
 
 
-METHOD = Method("silent", Silent, silent, "a control: sends nothing", lossless=None)
+METHOD = Method("silent", Silent, silent, "a control: sends nothing", lossless=None, layers=FIRST_DENSE_LAST_TOP_K)

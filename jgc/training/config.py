@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from jgc import compress
 from jgc.training.errors import UserError
-from jgc.training.workloads import DEFAULT, LAYERS, Schedule, Workload, workload_named
+from jgc.training.workloads import DEFAULT, Schedule, Workload, workload_named
 from jgc.wire.values import ValueCode
 
 OPEN = -1  # the workload's value
@@ -66,10 +66,10 @@ class LayersConfig:
 
     dense: str | None = None
     """pattern of layers sent uncompressed, "first" for the model's first layer, "" for none; if not given, the
-    workload's"""
+    workload's or the method's"""
     top_k: str | None = None
     """pattern of layers sent by plain top-k after the uncompressed steps, "last" for the model's last layer, "" for
-    none; if not given, the workload's"""
+    none; if not given, the workload's or the method's"""
     value_code: ValueCode = "float32"
     """how values of the top-k layers are written; what a shorter code loses stays in the residual"""
 
@@ -212,7 +212,7 @@ def resolve(config: Config) -> Config:
 def _layers(config: Config, workload: Workload) -> LayersConfig:
     """The layers that go another way, with the workload's for this method where none are given."""
     method = method_name(config.compressor)
-    ours = {"dense": "", "top_k": ""} | dict(LAYERS.get(method, {})) | dict(workload.layers.get(method, {}))
+    ours = {"dense": "", "top_k": ""} | dict(compress.METHODS[method].layers) | dict(workload.layers.get(method, {}))
     given = {name: x for name in ours if (x := getattr(config.layers, name)) is not None}
     return dataclasses.replace(config.layers, **ours | given)
 

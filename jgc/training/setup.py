@@ -1,7 +1,6 @@
 """Build a run's parts from its config: nodes, data, model, compressor, optimiser, first state."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import compress
+from jgc.compress.registry import FIRST, LAST
 from jgc.compress.settings import ErrorFeedback
 from jgc.nodes import make_nodes
 from jgc.training.config import Config
@@ -18,7 +18,6 @@ from jgc.training.errors import UserError
 from jgc.training.models import Model, make_model
 from jgc.training.optimizer import make_optimizer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
-from jgc.training.workloads import FIRST, LAST
 from jgc.types import Compressor, Key, Nodes, PyTree
 
 OF_SOME_DATA: dict[str, tuple[Any, str]] = {
@@ -188,17 +187,12 @@ def _with_layers(config: Config, model: Model, settings: Any) -> Compressor:
     if layers.value_code != "float32" and not layers.top_k:
         raise UserError(f"--layers.value-code {layers.value_code} does nothing without --layers.top-k")
     patterns = {FIRST: model.first_layer, LAST: model.last_layer}
-    rules = []
+    method, rules = compress.build(settings), []
+    momentum: dict[str, Any] = {"momentum_correction": method.owns_momentum, "momentum": config.momentum}
     if dense := patterns.get(layers.dense or "", layers.dense):
-        shared = _same_named(compress.Dense, settings, ("momentum_correction", "momentum"))
-        rules.append((dense, compress.dense(**shared)))
+        rules.append((dense, compress.dense(**momentum)))
     if top_k := patterns.get(layers.top_k or "", layers.top_k):
-        shared = _same_named(compress.TopK, settings, (*MEMORY, "alpha", "min_values", "warmup_steps", "strategy"))
-        rules.append((top_k, compress.topk(**shared, value_code=layers.value_code)))
-    method = compress.build(settings)
+        names = (*MEMORY, "alpha", "min_values", "warmup_steps", "strategy")
+        shared = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
+        rules.append((top_k, compress.topk(**shared | momentum, value_code=layers.value_code)))
     return compress.per_layer(rules, default=method) if rules else method
-
-
-def _same_named(kind: type, settings: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Those settings of a method that another one has, too."""
-    return {name: getattr(settings, name) for name in names if hasattr(settings, name)}

@@ -42,7 +42,7 @@ class Workload:
       clip_norm: see `Config`.
       compressor: settings for every method that has them and leaves them at the default.
       methods: the same for single methods, by name; these take precedence.
-      layers: patterns of layers that go another way, by method, in place of those in `LAYERS`.
+      layers: patterns of layers that go another way, by method, in place of the method's own.
     """
 
     dataset: str
@@ -67,16 +67,6 @@ class Workload:
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-
-_SPARSE = ("topk", "dgc", "gradient_dropping", "scalecom", "random_k", "threshold_v", "klt")
-FIRST, LAST = "first", "last"  # the model's own first and last layer, in place of a pattern
-LAYERS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        **{method: {"dense": FIRST} for method in _SPARSE},
-        **{method: {"dense": FIRST, "top_k": LAST} for method in ("lgc_ps", "lgc_ring", "silent")},
-    }
-)
-"""Layers that go another way by default, as in the LGC paper's comparisons (Section VI-A), by method."""
 
 
 # A short run. A value is sent once in 1 / alpha steps: with alpha = 0.1 % once in 1,000 steps. A node's gradient of

@@ -1,6 +1,7 @@
 """Bad settings of every method: one clear line when it is built, with the name, the bad value and good ones."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +124,13 @@ def test_unknown_settings_class_is_an_error_that_lists_known_ones():
 def test_an_unknown_setting_is_an_error():
     with pytest.raises(TypeError, match="alfa"):
         jgc.compress.topk(alfa=0.1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_method_has_config_and_readme_row(method):
+    root = Path(__file__).parents[2]
+    configs = {path.name for path in (root / "configs").glob("*.py")
+               if f"compressor={METHODS[method].settings.__name__}(" in path.read_text()}  # fmt: skip
+    rows = [line for line in (root / "README.md").read_text().splitlines() if line.startswith(f"| `{method}` |")]
+    assert configs and len(rows) == 1
+    assert any(f"`configs/{name}`" in rows[0] for name in configs)

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.fft
 
 import jgc
-from jgc.compress import METHODS, dgc, gradient_dropping, random_k, scalecom, step_on_nodes, threshold_v, topk
+from jgc.compress import METHODS, dgc, ef21, gradient_dropping, random_k, scalecom, step_on_nodes, threshold_v, topk
 from jgc.types import Compressor, Info, State
 
 K = 4
@@ -266,6 +267,52 @@ def test_threshold_v_sends_what_exceeds_the_threshold_and_counts_what_does_not_f
 def test_threshold_v_counts_its_whole_buffer():
     wire = threshold_v(capacity=0.2).wire("threshold", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
     assert {m.field: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 8}
+
+
+# --- EF21 and DeMo ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eta", [1.0, 0.25])
+def test_ef21_is_its_algorithm(eta):
+    gradients, counts = [vectors(seed) for seed in range(4)], (4, 1, 1)
+    u, estimate, shared = np.zeros((K, N)), np.zeros((K, N)), np.zeros(N)
+    for g, (aggregated, state, _) in zip(gradients, play(ef21(alpha=0.1, eta=eta), gradients), strict=True):
+        u = (1 - eta) * u + eta * g
+        for node in range(K):
+            difference = u[node] - estimate[node]
+            at = np.concatenate([top(difference, *where) for where in zip(counts, STARTS, SIZES, strict=True)])
+            estimate[node, at] += difference[at]
+            shared[at] += difference[at] / K
+        np.testing.assert_allclose(aggregated, shared, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.local.own[0], estimate, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(shared, estimate.mean(0), atol=1e-6)  # the estimate is the mean of the nodes' own
+
+
+def test_demo_sends_largest_dct_coefficients_of_decaying_momentum():
+    """By SciPy's DCT, on a matrix of 2 x 2 chunks of which those at the edges are filled up with zeros."""
+    rng, beta, side, k = np.random.default_rng(0), 0.9, 8, 5
+    nodes = jgc.make_nodes(K, jax.devices()[:1])
+    compressor = jgc.compress.demo(decay=beta, chunk=side, k=k, sign=False)
+    params = {"w": jnp.zeros((12, 10))}
+    state = compressor.init(jax.random.key(0), params, nodes)
+    step = jax.jit(step_on_nodes(compressor.aggregate, "dct", nodes))
+    m = np.zeros((K, 16, 16))
+    for _ in range(3):
+        g = np.pad(rng.normal(size=(K, 12, 10)), ((0, 0), (0, 4), (0, 6)))
+        m, mean = beta * m + g, np.zeros((16, 16))
+        for node in range(K):
+            for i, j in ((0, 0), (0, 8), (8, 0), (8, 8)):
+                chunk = m[node, i : i + side, j : j + side]
+                q = scipy.fft.dctn(chunk, norm="ortho")
+                q[np.abs(q) < np.sort(np.abs(q).ravel())[-k]] = 0
+                sent = scipy.fft.idctn(q, norm="ortho")
+                mean[i : i + side, j : j + side] += sent / K
+                chunk -= sent
+        m[:, 12:], m[:, :, 10:] = 0, 0  # beyond the edges there is nothing to keep
+        aggregated, state, info = step(jax.random.key(0), {"w": jnp.asarray(g[:, :12, :10], jnp.float32)}, state)
+        np.testing.assert_allclose(aggregated["w"], mean[:12, :10], atol=1e-5)
+        np.testing.assert_allclose(state.local.memory.reshape(K, 12, 10), m[:, :12, :10], atol=1e-5)
+        assert np.all(info.elements_sent == 4 * k)
 
 
 # --- alike --------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from jgc.compress.lgc.normalise import (
 )  # fmt: skip
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, Lgc, check_choices, check_common
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
 from jgc.layout.select import Sparse, SparseSum, layer_means, scatter, top_positions, unpack_positions
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
@@ -261,4 +261,4 @@ class Ring(NamedTuple):
         }
 
 
-METHOD = Method("lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None)
+METHOD = Method("lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None, layers=FIRST_DENSE_LAST_TOP_K)

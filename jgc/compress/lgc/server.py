@@ -46,7 +46,7 @@ from jgc.compress.lgc import autoencoder as ae, bytes as sizes, messages as serv
 from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views, to_z
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, LgcPs, check
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
 from jgc.layout.select import Sparse, SparseSum, pack_positions, top_positions, unpack_positions
 from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Message, Nodes
@@ -162,4 +162,7 @@ def training_input(config: LgcPs, x: Array, leader: Array, selection: Selection)
     return z, jax.vmap(lambda z, i: jnp.zeros_like(z).at[i].set(z[i]))(z, picked)
 
 
-METHOD = Method("lgc_ps", LgcPs, lgc_ps, "Abrahamyan et al. 2021", lossless={"alpha": 1.0, "innovation": 1.0})
+METHOD = Method(
+    "lgc_ps", LgcPs, lgc_ps, "Abrahamyan et al. 2021", lossless={"alpha": 1.0, "innovation": 1.0},
+    layers=FIRST_DENSE_LAST_TOP_K,
+)  # fmt: skip

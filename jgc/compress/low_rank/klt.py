@@ -42,7 +42,7 @@ from jax import lax
 
 from jgc import comm
 from jgc.compress.low_rank.klt_bases import Factors, add_moments, eigenbases, nothing_learned, rotate
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE, Method
 from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.compress.sparse.topk import top_k
 from jgc.layout.pack import values_of
@@ -253,4 +253,4 @@ def _steps(coefficients: Array, largest: float, nodes: Nodes) -> Array:
     return (jnp.exp2(highest / FINE) / largest)[group]
 
 
-METHOD = Method("klt", Klt, klt, "ours", lossless=None)
+METHOD = Method("klt", Klt, klt, "ours", lossless=None, layers=FIRST_DENSE)

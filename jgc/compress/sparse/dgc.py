@@ -21,7 +21,7 @@ Differs from the paper
 import dataclasses
 from functools import partial
 
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE, Method
 from jgc.compress.settings import Selecting, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import Strategy, sparse_stages
 from jgc.compress.sparse.topk import top_k
@@ -70,4 +70,7 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
 
 
 # lossless without masking, which would restart the momentum of every value in every step
-METHOD = Method("dgc", Dgc, dgc, "Lin et al. 2018", lossless={"alpha": 1.0, "factor_masking": False})
+METHOD = Method(
+    "dgc", Dgc, dgc, "Lin et al. 2018", lossless={"alpha": 1.0, "factor_masking": False},
+    layers=FIRST_DENSE,
+)  # fmt: skip

@@ -22,7 +22,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE, Method
 from jgc.compress.sparse.sparsity import sparse_schedule
 from jgc.compress.sparse.topk import top_k
 from jgc.layout.pack import values_of
@@ -109,4 +109,5 @@ METHOD = Method(
         "conservation": "an estimate of the gradient in place of a residual",
         "zeros": "the estimate of earlier gradients is there whatever comes",
     },
+    layers=FIRST_DENSE,
 )

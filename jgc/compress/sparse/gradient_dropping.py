@@ -19,7 +19,7 @@ import dataclasses
 from functools import partial
 from typing import Literal
 
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE, Method
 from jgc.compress.settings import Selecting, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.compress.sparse.topk import top_k
@@ -86,5 +86,6 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
 
 
 METHOD = Method(
-    "gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017", lossless={"alpha": 1.0}
-)
+    "gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017", lossless={"alpha": 1.0},
+    layers=FIRST_DENSE,
+)  # fmt: skip

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE, Method
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.layout.select import layer_starts
@@ -82,4 +82,4 @@ def random_positions() -> Chooser:
     return Chooser(choose, sizes)
 
 
-METHOD = Method("random_k", RandomK, random_k, "Stich et al. 2018", lossless={"alpha": 1.0})
+METHOD = Method("random_k", RandomK, random_k, "Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE)

@@ -31,7 +31,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE, Method
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of
 from jgc.compress.sparse.shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
 from jgc.layout.pack import values_of
@@ -139,4 +139,4 @@ def low_pass(memory: Memory, beta: float) -> Memory:
     )
 
 
-METHOD = Method("scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0})
+METHOD = Method("scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0}, layers=FIRST_DENSE)

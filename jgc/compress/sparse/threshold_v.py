@@ -19,7 +19,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE, Method
 from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.compress.sparse.topk import top_k
 from jgc.method import phases
@@ -104,9 +104,6 @@ def _above(x: Array, threshold: float) -> Array:
 
 
 METHOD = Method(
-    "threshold_v",
-    ThresholdV,
-    threshold_v,
-    "Strom 2015; Xu et al. 2021",
-    lossless={"threshold": 0.0, "capacity": 1.0},
-)
+    "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", lossless={"threshold": 0.0, "capacity": 1.0},
+    layers=FIRST_DENSE,
+)  # fmt: skip

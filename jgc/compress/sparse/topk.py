@@ -15,7 +15,7 @@ from functools import partial
 
 import jax
 
-from jgc.compress.registry import Method
+from jgc.compress.registry import FIRST_DENSE, Method
 from jgc.compress.settings import Selecting, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.select import (
@@ -89,4 +89,4 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
     return compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
 
 
-METHOD = Method("topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0})
+METHOD = Method("topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE)
