@@ -54,7 +54,7 @@ def workers(framework: str, net: Network, options: dict[str, Any]) -> Iterator[W
              "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     environment = {**os.environ, **ONE_THREAD, **cache, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": XLA_FLAGS,
                    "GLOO_SOCKET_IFNAME": "eth0", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}  # fmt: skip
-    root = str(Path(__file__).resolve().parents[3])
+    root = str(Path(__file__).resolve().parents[4])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     processes: list[subprocess.Popen] = []
     logs = tuple(net.folder / f"{framework}-{host}.log" for host in range(net.hosts))
