@@ -1,8 +1,10 @@
 """EF21 (Richtarik et al. 2021): top-k of what has changed since the last step; no residual piles up.
 
     python train.py --config configs/ef21.py
-    python train.py --config configs/ef21.py --compressor.eta 0.1      # EF21-SGDM: momentum on each node
+    python train.py --config configs/ef21.py --compressor.eta 0.1 --learning-rate 0.1      # EF21-SGDM
 
+EF21-SGDM's momentum on each node is an average: the optimiser then has none, and the learning rate is ten times that of
+momentum 0.9.
 The uncompressed steps before are the workload's, the same as for the other sparse methods.
 """
 

@@ -45,7 +45,6 @@ def placements_of(tree: PyTree) -> PyTree:
     return jax.tree.map(placement, tree, is_leaf=lambda x: isinstance(x, State))
 
 
-
 def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile."""
     if nodes.mesh is None:
@@ -56,7 +55,6 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
         return jax.tree.map(lambda x: place_array(x, sharding), sub)
 
     return jax.tree.map(put, placements, tree, is_leaf=is_placement)
-
 
 
 def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
@@ -74,7 +72,6 @@ def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     return jax.tree.map(put, placements, tree, is_leaf=is_placement)
 
 
-
 def place_array(x: Any, sharding: NamedSharding) -> Array:
     """Put one whole array, the same in all processes, on the devices; each process puts its own part."""
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
@@ -83,7 +80,6 @@ def place_array(x: Any, sharding: NamedSharding) -> Array:
         return jax.random.wrap_key_data(place_array(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
     host = np.asarray(x)  # device_put would first compare it over all processes
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
 
 
 def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
@@ -112,14 +108,12 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
     return jax.tree.map(whole, *parts)
 
 
-
 def to_host(x: Array) -> np.ndarray:
     """A whole array on the host, whatever process holds which part. All processes must call it, in the same order."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         assert isinstance(x.sharding, NamedSharding)
         x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)
     return np.asarray(jax.device_get(x))
-
 
 
 def per_node(x: Array, nodes: Nodes) -> Array:

@@ -73,12 +73,19 @@ class Packing(NamedTuple):
 def leaf_paths(tree: PyTree) -> list[str]:
     """The path of every leaf in tree order, parts joined by "/".
 
+    Raises:
+      ValueError: two leaves have the same path, such as those of {"a/b": x, "a": {"b": y}}.
+
     Example:
       >>> leaf_paths({"Conv_0": {"kernel": 1}})
       ['Conv_0/kernel']
     """
     with_paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in with_paths]
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in with_paths]
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise ValueError(f"two parameters have the path {twice!r}: a name must not hold a / that makes them alike")
+    return paths
 
 
 def make_packing(tree: PyTree) -> Packing:

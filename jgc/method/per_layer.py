@@ -94,9 +94,11 @@ class _Groups(NamedTuple):
         split = self.split(params)
         for rule, group in zip(self.rules, split, strict=False):
             if not group and not callable(rule):
-                raise ValueError(
-                    f"the pattern {rule!r} matches no parameter; there are {', '.join(leaf_paths(params))}"
-                )
+                earlier = [path for path in leaf_paths(params) if re.search(rule, path)]
+                if earlier:
+                    raise ValueError(f"an earlier rule takes all that the pattern {rule!r} matches, {earlier[0]} first")
+                paths = ", ".join(leaf_paths(params))
+                raise ValueError(f"the pattern {rule!r} matches no parameter; there are {paths}")
         states = [core.init(jax.random.fold_in(key, i), split[i], nodes) for i, core in enumerate(self.cores)]
         return _join_states(states)
 

@@ -56,9 +56,10 @@ def make_optimizer(config: Config, compressor: Compressor) -> optax.GradientTran
     rate = make_rate(config)
     if config.optimizer == "adam":
         if compressor.owns_momentum:
+            corrects = getattr(config.compressor, "momentum_correction", False)
             raise ValueError(
-                "momentum correction keeps the momentum in the compressor's memory, and adam has one of its own: "
-                "use --optimizer sgd or --compressor.no-momentum-correction"
+                "the compressor's memory has the momentum, and adam has one of its own: use --optimizer sgd"
+                + (" or --compressor.no-momentum-correction" if corrects else "")
             )
         decay = optax.add_decayed_weights(config.weight_decay, mask=lambda params: decayed(params, config.decay_all))
         return optax.chain(optax.scale_by_adam(), decay, rate)

@@ -18,7 +18,11 @@ Differs from the paper
   2. A kernel with more than two dimensions is the matrix [product of the others, outputs]; biases and norms are
      one vector together, in chunks of 64.
   3. Positions travel in Elias-Fano code, and are counted.
-  4. Weight decay and the learning rate are the optimiser's, which must have no momentum.
+  4. The learning rate is the optimiser's, which must have no momentum: it comes after the sign, and a falling rate does
+     not make older momentum weigh more, as it does where m adds up rate * g. A sign has a size, `magnitude`.
+  5. Weight decay is the optimiser's. Coupled to the gradient it goes through momentum and sign; the paper's does not.
+  6. The mean of a coefficient is over all nodes. The authors' code takes it over the nodes that sent it, so that its
+     coefficients are up to K times larger where nodes choose different ones.
 """
 
 import dataclasses
@@ -53,7 +57,9 @@ class Demo:
     chunk: int = 64
     """side of a chunk, at least 1"""
     sign: bool = True
-    """the aggregate is the sign of the mean; if not, the mean"""
+    """the aggregate is the sign of the mean, times `magnitude`; if not, the mean"""
+    magnitude: float = 0.03
+    """what a sign is multiplied by, so that learning rates of the other methods serve; 1 is the paper's"""
 
 
 def demo(config: Demo | None = None, **overrides) -> Compressor:
@@ -63,7 +69,8 @@ def demo(config: Demo | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: decay outside (0, 1), chunk below 1, k below 1 or above chunk * chunk.
+      ValueError: decay outside (0, 1), a magnitude that is not positive, chunk below 1, k below 1 or above
+        chunk * chunk.
 
     Example:
       >>> demo(k=8).schedule[0].name
@@ -75,6 +82,8 @@ def demo(config: Demo | None = None, **overrides) -> Compressor:
     config = dataclasses.replace(config or Demo(), **overrides)
     if not 0 < config.decay < 1:
         raise ValueError(f"decay must be in (0, 1), got {config.decay}")
+    if not 0 < config.magnitude < float("inf"):
+        raise ValueError(f"magnitude must be positive, got {config.magnitude}")
     if config.chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {config.chunk}")
     if not 1 <= config.k <= config.chunk**2:
@@ -105,7 +114,7 @@ def dct_top_k(config: Demo) -> Codec:
         nodes = payloads["values"].shape[0]
         coefficients = scatter(everyone, _coefficients(config, layers)) / nodes
         aggregate = inverse_dct(config, layers, coefficients)
-        return jnp.sign(aggregate) if config.sign else aggregate
+        return config.magnitude * jnp.sign(aggregate) if config.sign else aggregate
 
     return Codec("dct", False, encode, decode, mean, partial(_elements, config))
 

@@ -14,7 +14,9 @@ Feedback!", NeurIPS, Algorithm 1 (EF21-SGDM).
 Differs from the paper
   1. The share alpha of each layer, biases and norms together one layer; the paper's top-k is of the whole vector.
   2. All nodes gather all messages; in the paper a server adds them up and sends the estimate back.
-  3. After `warmup_steps` uncompressed steps g starts from the last gradient; without them from zero, as if the first
+  3. u starts from zero, and grows to the gradient's size in 1 / eta steps; Algorithm 1 of EF21-SGDM starts from the
+     first gradient.
+  4. After `warmup_steps` uncompressed steps g starts from the last gradient; without them from zero, as if the first
      message had been compressed, too (the paper's g = C(gradient)).
 """
 
@@ -29,6 +31,7 @@ from jgc.layout.pack import values_of
 from jgc.layout.select import scatter_layers
 from jgc.memory import no_memory
 from jgc.method.compose import encoded, payload_sizes
+from jgc.method.diagnose import compare
 from jgc.method.exchange import gather
 from jgc.method.from_step import Step, dense_step, from_step
 from jgc.method.messages import to_all
@@ -96,6 +99,7 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
         schedule=sparse_schedule("warmup", config.alpha, config.warmup_steps, "ef21"),
         messages=lambda phase, layers, nodes: to_all(payload_sizes(codec, layers), nodes),
         init=init,
+        figures=lambda phase, key, v, g, step, state, layers, nodes: compare(step.mean, v, g, nodes, everything=True),
     )
 
 

@@ -191,7 +191,7 @@ def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
 
     def outside(g: Group, *skip: str) -> dict[str, Any]:
         skip = (*IGNORED, "method", *skip)
-        return {k: v for k, v in g.settings.items() if k not in skip and not k.startswith("compressor.")}
+        return {k: v for k, v in g.settings.items() if k not in skip and not k.startswith(("compressor.", "layers."))}
 
     for skip in ((), ("learning_rate",)):
         for g in groups:

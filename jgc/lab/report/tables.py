@@ -113,8 +113,8 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     points, point = (f", {score.point}s", f" {score.point}") if score.point else ("", "")
     further = groups[0].further
     before = [_before_compression(group) for group in groups]
-    head = ["method", "seeds", score.heading, *(["before compression"] if any(before) else []),
-            *(figure.heading for figure in further),
+    head = ["method", "seeds", score.heading, *(figure.heading for figure in further),
+            *(["before compression"] if any(before) else []),
             f"against the baseline{points}", f"within {score.tolerance}{point}",
             "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
             *_if_paper(groups, f"paper: {paper.figure(groups[0].workload)}")]  # fmt: skip
@@ -126,7 +126,7 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
         how = "" if f.against is None else f" ({pairs})"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result),
-                     *([first] if any(before) else []), *(plus_minus(_spread_of(group, figure)) for figure in further),
+                     *(plus_minus(_spread_of(group, figure)) for figure in further), *([first] if any(before) else []),
                      plus_minus(f.against, sign="+") + how, within,
                      plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
                      *_if_paper(groups, said)])  # fmt: skip

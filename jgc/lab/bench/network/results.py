@@ -9,7 +9,6 @@ from jgc.training.rundir import write_whole
 
 NAME = "results.json"
 BLOCK = 4  # consecutive steps of a method
-PARTS = ("full", "alone", "computation")
 COMPUTATION = "computation"
 Results = dict[str, Any]
 
