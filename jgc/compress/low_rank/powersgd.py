@@ -32,8 +32,8 @@ Differs from the paper
      depends on earlier ones becomes zero, and its column of Q is kept for the next step: no direction is lost for good
      while gradients are zero or of lower rank.
   4. The residual is M less the node's own product P (M' P)', as in Algorithm 2. The code of the authors and of PyTorch
-     subtracts the aggregate. The mean of residuals, on which alone the aggregate depends, is the same. But then each residual
-     grows in every step by the difference of the node's gradient from the mean.
+     subtracts the aggregate. The mean of residuals, on which alone the aggregate depends, is the same. But then each
+     residual grows in every step by the difference of the node's gradient from the mean.
   5. `warmup_steps` uncompressed steps can come first, as with PyTorch's `start_powerSGD_iter`. The paper has none.
 """
 

@@ -1,8 +1,8 @@
 """Slices of convolution gradients, their samples and principal components, and the codes made with them (GradiVeQ).
 
 A kernel [height, width, depth, filters] has the memory order of the paper's Figure 3a: filters vary fastest, then
-depth, width and height. A slice is K consecutive values; K is a multiple of depth * filters. The last slice of a layer is
-padded with zeros.
+depth, width and height. A slice is K consecutive values; K is a multiple of depth * filters. The last slice of a layer
+is padded with zeros.
 """
 
 import math
