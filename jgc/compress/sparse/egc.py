@@ -27,7 +27,7 @@ Differs from the paper (`literal=True` follows the paper in 1 to 4)
   7. Each layer sends at least `min_values`, 1 by default. The paper does not define a share of less than one value.
   8. Every node gathers all messages, because nodes select different positions. The paper uses an all-reduce.
   9. Momentum correction is a setting (`momentum_correction`), on by default as in the paper. Factor masking, which the
-     paper does not mention, is off.
+     paper does not mention, is off by default.
 """
 
 import dataclasses
