@@ -97,11 +97,11 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     )
     if config.feedback == "exact" and config.decoder != "linear":
         raise ValueError(
-            f'decoder must be linear with feedback "exact", got {config.decoder}: no node knows its share of what '
-            'another decoder makes of the mean; use feedback "paper"'
+            f'decoder must be linear with feedback "exact", got {config.decoder}: with another '
+            'decoder no node can compute its own share of the decoded mean; use feedback "paper"'
         )
     if config.scale == "none" and config.code_dtype != "float32":
-        raise ValueError(f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it counts in scales')
+        raise ValueError(f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it needs scales')
     optimiser = make_optimiser(config)
     return lgc(config, Ring(config, optimiser), optimiser)
 

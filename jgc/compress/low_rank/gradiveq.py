@@ -143,13 +143,13 @@ def check(config: Gradiveq) -> None:
         raise ValueError(f"samples must be 0 (those of a cycle) or at least {fewest}, got {config.samples}")
     if config.rank > kept_samples(config) - 1:
         raise ValueError(
-            f"rank must be at most the samples - 1 = {kept_samples(config) - 1} (so many directions do they have), "
+            f"rank must be at most the samples - 1 = {kept_samples(config) - 1} (the directions that they span), "
             f"got {config.rank}"
         )
     if config.error_feedback and config.centred:
         raise ValueError(
-            "error_feedback must be False with centred True, got True: samples hold what is given back, and their mean "
-            "would be added in every compressed step"
+            "error_feedback must be False with centred True, got True: samples include the sent residual, "
+            "and their mean would be added in every compressed step"
         )
     if config.slice_size and config.rank > config.slice_size:
         raise ValueError(f"rank must be at most slice_size = {config.slice_size}, got {config.rank}")

@@ -191,7 +191,7 @@ def _check(config: Klt) -> None:
     if config.warmup_steps < 1:
         raise ValueError(f"the dense phase must have a step to learn from, got warmup_steps {config.warmup_steps}")
     if config.factor_masking:
-        raise ValueError("factor_masking must be False, got True: no coefficient waits, so nothing is there to mask")
+        raise ValueError("factor_masking must be False, got True: coefficients do not wait, so no velocity is stale")
     for name, least in (("refresh", 0), ("max_mode", 1)):
         if getattr(config, name) < least:
             raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")

@@ -68,7 +68,7 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or TernGrad(), **overrides)
     if config.exchange == "ring" and config.scaler_sharing:
-        raise ValueError("scaler_sharing must be False with exchange 'ring', got True: sums outgrow a scale of values")
+        raise ValueError("scaler_sharing must be False with exchange 'ring', got True: sums exceed a shared scale")
     return quantized(ternary(config.clip, config.scaler_sharing, nearest=config.error_feedback), config)
 
 
