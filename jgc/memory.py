@@ -1,12 +1,12 @@
 """A node's memory: error feedback, momentum correction with factor masking, and local clipping.
 
-A memory is three pure functions, called in this order in every step, all local to a node:
+A memory is three pure functions. Every step calls them in this order; none communicates:
 
     local = accumulate(local, g, complete)         add the gradient g f32[n] to the state
-    v, local = compensate(local, g, complete)      v f32[n]: the gradient plus the residual, which is to be sent
+    v, local = compensate(local, g, complete)      v f32[n]: gradient plus residual, the vector to send
     local = update(local, v, sent, complete)       the residual becomes v - sent
 
-`complete` says that the phase sends all of v (an uncompressed warm-up).
+`complete` is True in a phase that sends all of v (an uncompressed warm-up).
 """
 
 from collections.abc import Callable
@@ -26,15 +26,15 @@ class Memory(NamedTuple):
 
     Attributes:
       init: `n -> local`, zeros.
-      accumulate: `(local, g, complete) -> local`, elementwise, each vector from itself and g. g is f32[n] or a range
-        of it, and local then the same range of the state.
-      compensate: `(local, g, complete) -> (v, local)`, elementwise, from what `accumulate` gave.
-      update: `(local, v, sent, complete) -> local`, from what `compensate` gave. `sent` is what all nodes take this
-        node to have sent, f32[n] or Sparse.
-      residual: `local -> f32[n] or None`.
-      owns_momentum: whether the momentum lives here; the optimiser must then have none.
-      conserves: whether mean over nodes of (residual after + sent) = mean of (residual before + gradient), or with
-        momentum correction the velocity in the gradient's place.
+      accumulate: `(local, g, complete) -> local`, elementwise: each vector of the state depends only on itself and g.
+        g is f32[n] or a range of it; local is then the same range of the state.
+      compensate: `(local, g, complete) -> (v, local)`, elementwise; takes the state that `accumulate` returned.
+      update: `(local, v, sent, complete) -> local`; takes the state that `compensate` returned. `sent`, f32[n] or
+        Sparse, is the part of v that counts as sent.
+      residual: `local -> [n] or None`, the residual in its own dtype.
+      owns_momentum: whether this memory holds the momentum; the optimiser must then have none.
+      conserves: whether mean over nodes of (residual after + sent) = mean of (residual before + gradient). With
+        momentum correction, the velocity takes the gradient's place.
     """
 
     init: Callable[[int], PyTree]
@@ -54,14 +54,14 @@ class Corrected(NamedTuple):
 
 
 def subtract(v: Array, sent: Array | Sparse) -> Array:
-    """v without what was sent, f32[n]."""
+    """v - sent, f32[n]."""
     if isinstance(sent, Sparse):
         return v.at[sent.positions].add(-sent.values)
     return v - sent
 
 
 def no_memory() -> Memory:
-    """Nothing is kept: v = g."""
+    """No residual: v = g."""
     return Memory(
         init=lambda n: (),
         accumulate=lambda local, g, complete: local,
@@ -77,8 +77,8 @@ def error_feedback(dtype: jnp.dtype = jnp.float32, decay: float = 1.0) -> Memory
     """Residuals: v = decay r + g, then r = v - sent.
 
     Args:
-      dtype: in which r f32[n] is kept.
-      decay: in (0, 1]; with less than 1 old residuals fade, and gradients are not conserved.
+      dtype: storage dtype of the residual r [n]; v is f32[n].
+      decay: in (0, 1]; below 1, old residuals fade and gradients are not conserved.
 
     Raises:
       ValueError: decay outside (0, 1].
@@ -99,10 +99,9 @@ def error_feedback(dtype: jnp.dtype = jnp.float32, decay: float = 1.0) -> Memory
 
 
 def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype = jnp.float32) -> Memory:
-    """Each node's own momentum, accumulated before it is sent: u = m u + g, v = r + u, then r = v - sent.
+    """Each node accumulates momentum before it sends: u = m u + g, v = r + u, then r = v - sent.
 
-    With `masking` the velocity of what was sent restarts from zero (momentum factor masking); not where everything is
-    sent, for then nothing was delayed.
+    With `masking`, the velocity u restarts from zero at the sent positions (momentum factor masking).
 
     Source: Lin et al. 2018 (Deep Gradient Compression), Algorithm 4 and Section 3.2.
     """
@@ -117,7 +116,7 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype
 
     def update(local, v, sent, complete):
         u = local.velocity
-        if masking and isinstance(sent, Sparse):
+        if masking and isinstance(sent, Sparse):  # a dense `sent` delays nothing: no velocity is stale
             u = u.at[sent.positions].set(0)
         return Corrected(u, subtract(v, sent).astype(dtype))
 
@@ -133,17 +132,21 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype
 
 
 def momentum_at_once(momentum: float, dtype: jnp.dtype = jnp.float32) -> Memory:
-    """Each node's own momentum in one vector r, what has come in and has not been sent.
+    """Momentum without a velocity: a gradient's whole momentum series enters the residual r at once.
 
-    A gradient's whole series g (1 + m + m^2 + ...) = g / (1 - m) comes in with it. Where all can be sent, what
-    momentum would send in this step is: v = (1 - m) r + g, then r = m v / (1 - m), which is the same as u = m u + g,
-    v = u for r = m u / (1 - m). Elsewhere v = r + g / (1 - m), then r = v - sent.
+    The series is g (1 + m + m^2 + ...) = g / (1 - m).
 
-    In total that is momentum correction; but a value waits for 1 / alpha steps, much longer than momentum's
-    1 / (1 - m), and then no velocity goes on into a direction that has been sent. For values that do not wait, it is
-    plain SGD with the learning rate divided by 1 - m: stable on a quadratic for curvatures below 2 (1 - m) / rate,
-    where momentum is up to 2 (1 + m) / rate. Send layers that are picked in nearly every step (norms, a small head)
-    uncompressed.
+        compressed phase    v = r + g / (1 - m);    r = v - sent
+        complete phase      v = (1 - m) r + g;      r = m v / (1 - m)
+
+    A complete phase is ordinary momentum, u = m u + g and v = u, with r = m u / (1 - m).
+
+    The sum of all messages is that of momentum correction. But here no velocity continues in a direction after it was
+    sent. That matters because a value waits for about 1 / alpha steps, much longer than momentum's 1 / (1 - m).
+
+    For a value that does not wait, this is plain SGD with the learning rate divided by 1 - m. On a quadratic it is
+    stable for curvatures below 2 (1 - m) / rate; momentum is stable up to 2 (1 + m) / rate. So send layers that are
+    selected in nearly every step (norms, a small head) uncompressed.
 
     Source: ours, after Lin et al. 2018, Section 3.2.
     """
@@ -168,7 +171,7 @@ def momentum_at_once(momentum: float, dtype: jnp.dtype = jnp.float32) -> Memory:
 
 
 def momentum_only(momentum: float) -> Memory:
-    """Each node's own momentum where everything is sent: v = u = m u + g, nothing is kept back."""
+    """Each node's own momentum, for methods that send everything: v = u = m u + g, no residual."""
     check_momentum(momentum)
 
     return Memory(
@@ -189,7 +192,7 @@ def check_momentum(momentum: float) -> None:
 
 
 def check_residual_dtype(dtype: str) -> None:
-    """Raise ValueError unless residuals can be kept in dtype: an integer or 8 bits would lose them without a word."""
+    """Raise ValueError unless dtype is one of `RESIDUAL_DTYPES`: others would silently lose small residuals."""
     if dtype not in RESIDUAL_DTYPES:
         raise ValueError(f"residual_dtype must be one of {', '.join(RESIDUAL_DTYPES)}, got {dtype!r}")
 
@@ -197,10 +200,10 @@ def check_residual_dtype(dtype: str) -> None:
 def make_memory(
     correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str = "float32"
 ) -> Memory:
-    """Momentum correction or plain residuals, by a setting.
+    """The memory for these settings: momentum correction or plain error feedback.
 
     Raises:
-      ValueError: momentum outside [0, 1), or a dtype that is not floating-point.
+      ValueError: momentum outside [0, 1), or a dtype that is not in `RESIDUAL_DTYPES`.
     """
     check_momentum(momentum)
     check_residual_dtype(dtype)
@@ -212,7 +215,7 @@ def make_memory(
 
 
 def clip_local(grads: PyTree, max_norm: float, nodes: int) -> PyTree:
-    """Clip a node's gradient to the norm max_norm / sqrt(K), before anything is accumulated.
+    """Clip a node's gradient to the norm max_norm / sqrt(K), before it is accumulated.
 
     Source: Lin et al. 2018, Section 3.2 (local gradient clipping).
     """

@@ -1,11 +1,11 @@
-"""The node axis: the only file that puts code on it, in one of three layouts.
+"""Run functions on the node axis, in one of three layouts. No other file does.
 
     1. one node per device of a mesh: `jax.shard_map` with `check_vma=True`;
     2. K nodes emulated on one device: `jax.vmap`;
     3. several nodes per device on several devices: `vmap` inside `shard_map`.
 
 The same method code runs in all three and gives the same result. A node may also own several devices
-(`devices_per_node`, the fast axis): its gradient is then the plain mean over them before anything is compressed.
+(`devices_per_node`, the fast axis); its gradient is then averaged over them before it is compressed.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,14 +25,14 @@ FAST = "jgc_fast"  # default name of the mesh axis inside one node
 def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_per_node: int = 1) -> Nodes:
     """Lay out `count` nodes on the devices that are present.
 
-    With one device all nodes are emulated on it. With fewer devices than nodes each device gets equally
-    many. With at least as many devices as nodes times `devices_per_node`, every node gets its own. Where there
-    are several processes (`jax.distributed`), each gets equally many nodes.
+    With one device, all nodes are emulated on it. With fewer devices than nodes, every device gets equally
+    many nodes. With at least `count * devices_per_node` devices, every node gets its own. With several
+    processes (`jax.distributed`), every process gets equally many nodes.
 
     Args:
       count: K, at least 1.
-      devices: the devices to use; by default all of `jax.devices()`, or as many of each process as have a node.
-      devices_per_node: devices that belong to one node and average exactly.
+      devices: the devices to use. Default: all of `jax.devices()`; with several processes, equally many of each.
+      devices_per_node: devices of one node; its gradient is their exact mean.
 
     Raises:
       ValueError: `count` is not positive, or the nodes do not divide among the devices or the processes.
@@ -68,7 +68,7 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
 
 
 def _all_devices(count: int, devices_per_node: int) -> list[jax.Device]:
-    """The devices to use: all, or where there are several processes the same number of each."""
+    """The devices to use: all of them; with several processes, equally many of each process."""
     processes = jax.process_count()
     if processes == 1:
         return jax.devices()
@@ -87,7 +87,7 @@ def _all_devices(count: int, devices_per_node: int) -> list[jax.Device]:
 
 
 def from_mesh(mesh: Mesh, slow: Sequence[str], fast: Sequence[str] = (), per_device: int = 1) -> Nodes:
-    """Nodes on a mesh of the caller's own: compress over `slow`, average exactly over `fast`.
+    """Lay out nodes on a given mesh: compress over the axes `slow`, average exactly over `fast`.
 
     Raises:
       ValueError: an axis is not one of the mesh's.
@@ -100,7 +100,7 @@ def from_mesh(mesh: Mesh, slow: Sequence[str], fast: Sequence[str] = (), per_dev
 
 
 def as_one_per_device(nodes: Nodes) -> Nodes:
-    """The same number of nodes, one per device, on an abstract mesh: for counting bytes, not for running."""
+    """The same nodes, one per device, on an abstract mesh. For counting bytes; it cannot run."""
     mesh = AbstractMesh((nodes.count,), (NODE,), axis_types=(AxisType.Auto,))
     return Nodes(nodes.count, 1, mesh, (NODE,))
 
@@ -112,16 +112,16 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
       fn: a function of one node's arguments, without the leading node axis.
       nodes: the layout.
       ins: for each argument a placement (SHARED, LOCAL, BATCH) or a tree of placements.
-      outs: the same for what `fn` returns. An output declared SHARED that differs between nodes, because
-        communication was forgotten, is an error when traced.
+      outs: the placements of `fn`'s outputs. Tracing raises an error if an output is declared SHARED but may
+        differ between nodes, because communication was forgotten.
       unroll: run the nodes of one device one after another instead of under `vmap`. Only for functions that
-        do not communicate, whose outputs are all LOCAL. On CPU convolutions are much faster so.
+        do not communicate and have LOCAL outputs only. Makes convolutions on CPU much faster.
 
     Returns:
       A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
 
     Raises:
-      ValueError: `unroll` with an output declared SHARED, which nothing could check.
+      ValueError: `unroll` with an output declared SHARED: nothing could check it.
 
     Example:
       >>> nodes = make_nodes(2, devices=jax.devices()[:1])
@@ -164,7 +164,7 @@ def _map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
 def node_grads(
     loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool = True, local: bool = False
 ) -> Callable:
-    """Node-local gradients for a user's own loop.
+    """Make a function of node-local gradients, for your own training loop.
 
     Args:
       loss: `(params, batch) -> scalar`, the mean loss over a node's own examples, or with `has_aux`
@@ -172,7 +172,7 @@ def node_grads(
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`.
       unroll: see `on_nodes`; True is much faster for convolutions on CPU.
-      local: whether `loss` takes a third argument that is each node's own, such as batch statistics.
+      local: whether `loss` takes a third, node-local argument, such as batch statistics.
 
     Returns:
       `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch` have

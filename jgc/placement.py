@@ -1,4 +1,4 @@
-"""Where arrays lie on the node axis: one copy for all nodes, one entry a node, or a node's examples.
+"""Where arrays lie on the node axis: one copy for all nodes, one entry per node, or each node's examples.
 
 A placement is SHARED, LOCAL or BATCH, or a tree of them.
 """
@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from jgc.types import Array, Nodes, PyTree, State
 
 SHARED = "shared"  # the same on every node
-LOCAL = "local"  # leading axis [K]: one entry a node
+LOCAL = "local"  # leading axis [K]: one entry per node
 BATCH = "batch"  # leading axes [K, b]: a node's examples, split over the node's own devices
 
 
@@ -58,7 +58,7 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
 
 
 def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
-    """The shapes and dtypes of what `place` would return, with where it would lie: for compiling ahead of time."""
+    """Shapes, dtypes and shardings of the result of `place`, for compiling ahead of time."""
 
     def shape(x, sharding=None):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -73,20 +73,20 @@ def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
 
 
 def place_array(x: Any, sharding: NamedSharding) -> Array:
-    """Put one whole array, the same in all processes, on the devices; each process puts its own part."""
+    """Put one whole array, equal in all processes, on the devices. Each process puts its own part."""
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(place_array(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
-    host = np.asarray(x)  # device_put would first compare it over all processes
+    host = np.asarray(x)  # not device_put: it would first compare x between all processes
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
-    """LOCAL or BATCH arrays of which a process makes only its own nodes' part.
+    """Make LOCAL or BATCH arrays; each process makes only the part of its own nodes.
 
     Args:
-      part: returns a tree of host arrays [b - a, ...], those of nodes a to b - 1, for `slice(a, b)`.
+      part: `slice(a, b) -> tree of host arrays [b - a, ...]`, those of nodes a to b - 1; `slice(None)` means all nodes.
       nodes: the layout, without a fast axis.
 
     Returns:
@@ -109,7 +109,7 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
 
 
 def to_host(x: Array) -> np.ndarray:
-    """A whole array on the host, whatever process holds which part. All processes must call it, in the same order."""
+    """A whole array on the host, even if processes hold parts of it. All processes must call it, in the same order."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         assert isinstance(x.sharding, NamedSharding)
         x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)
@@ -117,5 +117,5 @@ def to_host(x: Array) -> np.ndarray:
 
 
 def per_node(x: Array, nodes: Nodes) -> Array:
-    """Copies of x for every node, [K, ...]: how local state starts."""
+    """A copy of x for every node, [K, ...]: the initial local state."""
     return jnp.broadcast_to(x, (nodes.count, *x.shape))

@@ -1,4 +1,4 @@
-"""The contract that every method of jgc keeps, as plain data.
+"""The contract of every jgc method, as plain data.
 
 A compressor is a NamedTuple of pure functions. It takes each node's gradients and returns their mean
 over all nodes. The words used throughout the package:
@@ -6,7 +6,7 @@ over all nodes. The words used throughout the package:
     K       number of nodes (data-parallel workers), `nodes.count`
     g       a node's gradient as a flat vector, f32[n]
     shared  the part of the state that is the same on every node
-    local   the part that each node has for itself; outside a step its leaves have a leading axis [K]
+    local   the part of the state that each node holds for itself; outside a step its leaves have a leading axis [K]
 """
 
 from collections.abc import Hashable, Sequence
@@ -28,10 +28,10 @@ class Nodes(NamedTuple):
 
     Attributes:
       count: K, the number of nodes.
-      per_device: how many of them are emulated on each device.
+      per_device: nodes on each device; more than one are emulated there.
       mesh: the devices; None means that all nodes are emulated on one device.
-      slow: mesh axes between nodes, over which gradients are compressed.
-      fast: mesh axes inside a node, over which a plain mean comes first.
+      slow: mesh axes between nodes; communication over them is compressed.
+      fast: mesh axes inside a node; gradients are averaged over them before they are compressed.
     """
 
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs here
@@ -56,11 +56,11 @@ class Nodes(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a compressor carries from step to step.
+    """The state that a compressor carries from step to step.
 
     Attributes:
       shared: the same on every node: autoencoder weights, counters.
-      local: each node's own: residual, momentum. Leaves have a leading axis [K] outside the step
+      local: differs between nodes: residual, momentum. Leaves have a leading axis [K] outside the step
         and none inside it.
     """
 
@@ -69,13 +69,14 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a node knows after a step without asking the others. Scalars on each node.
+    """Diagnostics of a step that a node has without further communication. Scalars on each node.
 
     Attributes:
-      residual_norm: f32[], L2 norm of what this node keeps back.
-      elements_sent: f32[], how many gradient values this node's message stands for.
-      overflow: i32[], selected values that did not fit into a capped buffer.
-      finite: bool[], False where any node's gradient held NaN or Inf and all nodes skipped the step.
+      residual_norm: f32[], L2 norm of this node's residual; 0 without a residual.
+      elements_sent: f32[], values that this node's message encodes: gradient values, or the coefficients or factors
+        sent in their place.
+      overflow: i32[], selected values that did not fit into a buffer of fixed size.
+      finite: bool[], False if any node's gradient held NaN or Inf; all nodes then skipped the step.
     """
 
     residual_norm: Array
@@ -85,13 +86,13 @@ class Info(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One line of the logical account: what one node of a role sends up or receives back in a step.
+    """One entry of the logical byte count: a payload field that one node of a role sends or receives in a step.
 
     Attributes:
       role: "leader", "worker" or "server".
       direction: "up" (towards the server or the other nodes) or "down".
-      field: of the payload: "values", "positions", "code", "scales", "signs", "innovations", "dense", "weights" ...
-      bytes: size of it in bytes; a float only where the size is a mean.
+      field: the payload field: "values", "positions", "code", "scales", "signs", "innovations", "dense" ...
+      bytes: its size in bytes.
     """
 
     role: str
@@ -101,12 +102,12 @@ class Message(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One collective as a device takes part in it.
+    """One collective, seen from one device.
 
     Attributes:
       op: the collective's name in the compiled program, e.g. "all-reduce".
-      field: of the payload that it carries; "flag" and the like are shown as `other`.
-      bytes: bytes that one device sends, by the algorithm of the collective (see `jgc.wire`).
+      field: the payload field that it carries; reports show "flag", "metrics" and "statistics" as `other`.
+      bytes: bytes that one device sends, by the collective's algorithm (see `jgc.comm.ledger.bytes_sent`).
     """
 
     op: str
@@ -115,12 +116,12 @@ class Sent(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """What one step of a phase costs. Logical and physical bytes are never mixed.
+    """Bytes that one step of a phase sends. Logical and physical bytes are never mixed.
 
     Attributes:
       logical: messages of each role in the paper's topology, per step.
       physical: collectives of the compiled step, bytes per device. Empty where all nodes are on one device.
-      once: messages sent a single time, on entering the phase (e.g. trained weights).
+      once: messages sent once, on entering the phase (e.g. trained weights).
     """
 
     logical: tuple[Message, ...]
@@ -129,13 +130,13 @@ class Wire(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A stretch of training for which one compiled step serves.
+    """A range of training steps that share one compiled step.
 
     Attributes:
-      name: what people read, e.g. "compressed".
+      name: for logs and reports, e.g. "compressed".
       start: first step of the phase.
-      value: hashable static value that the compressor's functions take; may carry sizes.
-      parts: of a combination of methods, the phase that each of them is in.
+      value: the static, hashable argument `phase` of the compressor's functions; may carry sizes.
+      parts: in a combination of methods (`per_layer`), the phase of each method.
     """
 
     name: str
@@ -145,13 +146,13 @@ class Phase(NamedTuple):
 
 
 class Init(Protocol):
-    """The state before the first step, with a leading axis [K] on its local leaves."""
+    """Return the state before the first step. Its local leaves have a leading axis [K]."""
 
     def __call__(self, key: Key, params: PyTree, nodes: Nodes) -> State: ...
 
 
 class Aggregate(Protocol):
-    """One step, inside the node axis (`jgc.on_nodes`).
+    """Run one step. Call it inside the node axis (`jgc.on_nodes`).
 
     Args:
       phase: value of the phase, static.
@@ -161,8 +162,8 @@ class Aggregate(Protocol):
       nodes: the layout.
 
     Returns:
-      The mean over nodes, with the gradients' structure, shapes and dtypes, equal on all nodes; the state after the
-      step; this node's `Info`.
+      The mean over nodes, equal on all nodes, with the structure, shapes and dtypes of the gradients; the state after
+      the step; this node's `Info`.
     """
 
     def __call__(
@@ -171,21 +172,21 @@ class Aggregate(Protocol):
 
 
 class Transition(Protocol):
-    """The state of a new phase, on the host, from the state of the old one; local leaves have their axis [K]."""
+    """Convert the state of the old phase to that of the new one. Runs on the host; local leaves have an axis [K]."""
 
     def __call__(self, old: Hashable, new: Hashable, state: State, nodes: Nodes) -> State: ...
 
 
 class WireOf(Protocol):
-    """The bytes of a step of a phase, from static shapes alone; `shapes` is a tree like the parameters."""
+    """Return the bytes of a step of a phase. `shapes` is a tree like the parameters; only static shapes are used."""
 
     def __call__(self, phase: Hashable, shapes: PyTree, nodes: Nodes) -> Wire: ...
 
 
 class NextPhase(Protocol):
-    """The phase of `step` from that of the step before and the state after it, on the host.
+    """Return the phase of `step`, given the phase of the step before it and the state after that step.
 
-    Reads arrays in few steps only: each time the host waits for the devices.
+    Runs on the host. It should read arrays in few steps only: each read makes the host wait for the devices.
     """
 
     def __call__(self, before: Phase, step: int, state: State, nodes: Nodes) -> Phase: ...
@@ -198,12 +199,12 @@ class Compressor(NamedTuple):
       init: `(key, params, nodes) -> State`.
       aggregate: `(phase, key, grads, state, nodes) -> (aggregated, State, Info)`, one step.
       transition: `(old_phase, new_phase, state, nodes) -> State`, between two phases.
-      wire: `(phase, shapes_and_dtypes, nodes) -> Wire`, what a step sends.
-      schedule: the phases in order, the first of which starts at step 0. With a `next_phase`, each kind of phase once,
-        as planned, with sizes that are upper bounds.
-      owns_momentum: the momentum lives in the method's memory; the optimiser must then have none.
-      next_phase: None where the schedule says it all; else `(phase, step, state, nodes) -> Phase`.
-      core: jgc's own, for `per_layer`, `jgc.diagnose` and `jgc.residual`.
+      wire: `(phase, shapes_and_dtypes, nodes) -> Wire`, the bytes of a step.
+      schedule: the phases in order; the first starts at step 0. With a `next_phase`, the schedule is a plan: it lists
+        each phase once, and sizes in phase values are upper bounds.
+      owns_momentum: whether the method's memory holds the momentum; the optimiser must then have none.
+      next_phase: `(phase, step, state, nodes) -> Phase`; None if the schedule alone decides.
+      core: internals, for `per_layer`, `jgc.diagnose` and `jgc.residual`.
     """
 
     init: Init

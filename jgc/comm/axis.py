@@ -1,7 +1,7 @@
-"""Where a node is on the node axis, and the emulated nodes of one device.
+"""A node's index on the node axis, and communication among the emulated nodes of one device.
 
-Nodes that share a device live on a vmapped axis, devices on mesh axes. JAX supports collectives over a mix of the two
-only in part, so every collective goes over the emulated nodes first and over the devices second.
+Nodes that share a device live on a vmapped axis; devices live on mesh axes. JAX supports collectives over a mix of the
+two only in part, so every collective runs over the emulated nodes first and over the devices second.
 """
 
 import jax
@@ -15,7 +15,7 @@ from jgc.types import EMULATED, Array, Key, Nodes, PyTree
 
 
 def node_index(nodes: Nodes) -> Array:
-    """This node's number, i32[] in [0, K).
+    """This node's index, i32[] in [0, K).
 
     Raises:
       RuntimeError: called outside the node axis.
@@ -34,42 +34,40 @@ def node_index(nodes: Nodes) -> Array:
 
 
 def emulated_index() -> Array:
-    """This node's number among those of its device, i32[].
-
-    Inside a jit, scan or switch of its own, JAX 0.10 to 0.12 takes the vmapped axis for a mesh axis over which the
-    index varies, and fails when it does not find it in the mesh. Nothing is lost without the check: it is a constant.
-    """
+    """This node's index among the nodes of its device, i32[]."""
+    # Inside a nested jit, scan or switch, JAX 0.10 to 0.12 mistakes the vmapped axis for a mesh axis over which the
+    # index varies, and fails because the mesh has no such axis. The index is a constant, so the check is not needed.
     with _check_vma(False):
         return lax.axis_index(EMULATED)
 
 
 def node_key(key: Key, nodes: Nodes) -> Key:
-    """A random key of this node's own, from one that all nodes share."""
+    """This node's own random key, derived from a key that all nodes share."""
     return jax.random.fold_in(key, node_index(nodes))
 
 
 def vary(tree: PyTree, nodes: Nodes) -> PyTree:
-    """Declare replicated arrays as each device's own, so that `jax.grad` with respect to them stays node-local.
+    """Declare replicated arrays as varying between devices, so that `jax.grad` with respect to them stays node-local.
 
-    Without it `jax.grad` under `shard_map` inserts an all-reduce by itself, and every node sees the sum.
+    Without this, `jax.grad` under `shard_map` inserts an all-reduce, and every node sees the sum.
     """
     return jax.tree.map(lambda x: vary_over(x, (*nodes.slow, *nodes.fast)), tree)
 
 
 def vary_over(x: Array, axes: tuple[str, ...]) -> Array:
-    """x declared as varying over mesh axes; nothing where it does already, and under plain `vmap`."""
+    """Declare x as varying over mesh axes. Does nothing if x already varies, or under plain `vmap`."""
     missing = tuple(a for a in axes if a not in jax.typeof(x).mat.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def devices(nodes: Nodes) -> int:
-    """How many devices a collective goes over."""
+    """Number of devices that take part in a collective."""
     return nodes.count // nodes.per_device if are_local_copies() else nodes.size(nodes.slow)
 
 
 # --- the emulated nodes of one device ---------------------------------------------------------------------------
-# Named collectives over a vmapped axis are refused inside shard_map with check_vma=True (jax 0.10 to 0.12), so
-# these are batching rules: vmap takes for shared what they return unbatched.
+# JAX 0.10 to 0.12 refuses named collectives over a vmapped axis inside shard_map with check_vma=True. So these
+# functions are batching rules: vmap treats an output that a rule returns unbatched as shared by all nodes.
 
 
 def is_emulated(nodes: Nodes) -> bool:
@@ -89,12 +87,12 @@ def emulated_gather(x: Array, size: int) -> Array:
 
 
 def emulated_shift(x: Array) -> Array:
-    """x of the previous node of this device, the first one's from the last."""
+    """x of the previous node of this device; the first node gets that of the last."""
     shift = custom_vmap(lambda x: x)
     shift.def_vmap(lambda axis_size, batched, x: (jnp.roll(x, 1, axis=0) if batched[0] else x, batched[0]))
     return shift(x)
 
 
 def emulated_sum(x: Array, nodes: Nodes) -> Array:
-    """Sum of x over the nodes of this device; x where each has its own."""
+    """Sum of x over the nodes of this device; x itself if the device has one node."""
     return jnp.sum(emulated_gather(x, nodes.per_device), axis=0, dtype=x.dtype) if is_emulated(nodes) else x

@@ -1,7 +1,7 @@
-"""The collectives of jgc, the same to a method in all three node layouts.
+"""The collectives of jgc. A method calls them in the same way in all three node layouts.
 
-Each call names the field of the payload that it sends. `jgc.comm.ledger` collects, while a step is traced, what one
-device sends: `Wire.physical` is made from the very calls that do the sending.
+Each call names the payload field that it sends. While a step is traced, `jgc.comm.ledger` records what one device
+sends, so `Wire.physical` comes from the same calls that send.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def any_true(flag: Array, nodes: Nodes, field: str = "flag") -> Array:
 
 
 def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
-    """Plain mean over the devices of one node (the fast axes). Nothing to do where a node is one device."""
+    """Plain mean over the devices of one node (the fast axes). Does nothing if a node is one device."""
 
     def average(x):
         axes = tuple(a for a in nodes.fast if a in jax.typeof(x).mat.varying)
@@ -75,18 +75,18 @@ def all_gather(x: Array, nodes: Nodes, field: str) -> Array:
 
 
 def copies(x: Array, nodes: Nodes) -> Array:
-    """What was gathered, [K, ...]; inside `local_copies` this node's own message K times."""
+    """The gathered x, [K, ...]; inside `local_copies`, K copies of this node's own message."""
     if not are_local_copies():
         return x
-    # the barrier keeps XLA from decoding one message in place of K
+    # without the barrier XLA would decode one message instead of K
     return lax.optimization_barrier(jnp.broadcast_to(x, (nodes.count, *x.shape[1:])))
 
 
 def broadcast(x: Array, leader: Array, nodes: Nodes, field: str) -> Array:
     """x of node `leader` (i32[], the same on all nodes), equal on every node.
 
-    In one program every node's buffer has the same shape, so this is an all-reduce in which all but the leader
-    add zeros: what workers save over the leader shows in `Wire.logical` only. Bits are kept (words are summed).
+    All nodes run one program with buffers of equal shape, so this is an all-reduce to which all but the leader
+    contribute zeros. Only `Wire.logical` shows that workers send nothing here. Words are summed, so bits are exact.
     """
     is_leader = node_index(nodes) == leader
     words = to_words(x)
@@ -95,20 +95,20 @@ def broadcast(x: Array, leader: Array, nodes: Nodes, field: str) -> Array:
 
 
 def on_leaders_device(x: Array, leader: Array, nodes: Nodes) -> Array:
-    """x of node `leader` on the device that it is on, zeros on the others. Sends nothing.
+    """x of node `leader` on that node's device, zeros on other devices. Sends nothing.
 
-    What is computed from it is computed once a device, and in the same shapes in all layouts.
+    A computation on the result runs once per device, with the same shapes in all layouts.
     """
     mine = jnp.where(node_index(nodes) == leader, x, jnp.zeros_like(x))
     return emulated_sum(mine, nodes)
 
 
 def one_by_one(fn: Callable[[PyTree, Array], Array], shared: PyTree, x: Array) -> Array:
-    """`fn(shared, x)` for each emulated node by itself, not batched. Sends nothing.
+    """`fn(shared, x)` for one emulated node after another, not batched. Sends nothing.
 
     `shared` is the same on all nodes. Unrolled convolutions are many times faster on CPU than batched ones.
     """
-    # the same shapes in all layouts, fused with nothing before and after: the layouts then agree to the bit
+    # equal shapes and no fusion across the barriers in any layout, so that the layouts agree bit for bit
 
     def apart(shared, x):
         return lax.optimization_barrier(fn(*lax.optimization_barrier((shared, x))))
@@ -124,7 +124,7 @@ def one_by_one(fn: Callable[[PyTree, Array], Array], shared: PyTree, x: Array) -
 
 
 def all_gather_dict(payload: dict[str, Array], nodes: Nodes, field: str | None = None) -> dict[str, Array]:
-    """`all_gather` of several arrays in one collective, each as [K, ...]. `field` is all their names by default."""
+    """`all_gather` of several arrays in one collective, each as [K, ...]. `field` defaults to all their names."""
     words = all_gather(join_words(payload), nodes, field or "+".join(sorted(payload)))  # u32[K, m]
     return jax.vmap(lambda w: split_words(w, payload))(words)
 

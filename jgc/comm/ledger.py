@@ -1,6 +1,6 @@
-"""What collectives send: `ledger` collects it while a step is traced, `local_copies` leaves the sending out.
+"""Record what collectives send while a step is traced (`ledger`), or trace them without sending (`local_copies`).
 
-Bytes go by the algorithm of the collective (`bytes_sent`), exactly, as Fractions.
+Bytes follow from the algorithm of the collective (`bytes_sent`) and are exact Fractions.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from jgc.types import Array, Sent
 
-_SHARE: dict[str, Callable[[int], Fraction]] = {  # of the operand's bytes, sent by one of n devices
+_SHARE: dict[str, Callable[[int], Fraction]] = {  # bytes that one of n devices sends, over the operand's bytes
     "all-reduce": lambda n: Fraction(2 * (n - 1), n),
     "all-gather": lambda n: Fraction(n - 1),
     "reduce-scatter": lambda n: Fraction(n - 1, n),
@@ -24,11 +24,11 @@ _local_copies: ContextVar[bool] = ContextVar("jgc_local_copies", default=False)
 
 
 class UnknownCollectiveError(ValueError):
-    """An operation sends, or may send, bytes that cannot be counted. The message has its HLO line."""
+    """An operation sends, or may send, bytes that cannot be counted. The message holds its name or HLO line."""
 
 
 def bytes_sent(op: str, operand_bytes: int, n: int) -> Fraction:
-    """Bytes that one of n devices sends in a collective, by algorithm, exactly; a group of one sends nothing.
+    """Bytes that one of n devices sends in a collective, exactly, by its algorithm. A group of one sends nothing.
 
     With B = `operand_bytes`: all-reduce 2(n-1)/n B, reduce-scatter and all-to-all (n-1)/n B (B: the full
     input), all-gather (n-1) B (B: what one device contributes), collective-permute B.
@@ -50,7 +50,7 @@ def bytes_sent(op: str, operand_bytes: int, n: int) -> Fraction:
 
 @contextmanager
 def ledger() -> Iterator[list[Sent]]:
-    """Collect what each collective traced inside the block makes one device send.
+    """Collect the collectives traced inside the block, with the bytes that one device sends.
 
     Example:
       >>> with ledger() as sent:
@@ -67,7 +67,7 @@ def ledger() -> Iterator[list[Sent]]:
 
 
 def record(op: str, field: str, x: Array, group: int) -> None:
-    """Enter a collective over `group` devices, to which each contributes x, into the open ledger, if there is one."""
+    """Record a collective over `group` devices in the open ledger, if there is one. Each device contributes x."""
     entries = _ledger.get()
     if entries is not None and group > 1:
         entries.append(Sent(op, field, bytes_sent(op, x.size * x.dtype.itemsize, group)))
@@ -77,8 +77,8 @@ def record(op: str, field: str, x: Array, group: int) -> None:
 def local_copies() -> Iterator[None]:
     """Trace collectives between devices as local copies of the same shapes, to time a step without its network.
 
-    `nodes` is one node per device, K in number, on a mesh of a single device. A sum is then this node's own value;
-    an all-gather gives its own message K times, and a permute gives it once.
+    `nodes` must be K nodes, one per device, on a mesh of a single device. Then a sum returns this node's own value, an
+    all-gather K copies of its own message, and a permute its own message.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -27,11 +27,11 @@ from jgc.types import Array, Key, Nodes
 
 
 def ring_mean(x: Array, nodes: Nodes, field: str) -> Array:
-    """Mean of f32[n] over all nodes by an explicit ring: reduce-scatter by `ppermute`, then all-gather. Integers too,
-    where their sum fits.
+    """Mean of x over all nodes by an explicit ring: reduce-scatter by `ppermute`, then all-gather.
 
-    Segments are padded to equal length, and the padding is sent. Nodes of one device are summed before the ring
-    between devices; with a single device the ring runs over its emulated nodes.
+    x is f32[n], or integers whose sum over nodes fits the dtype. Segments are padded to equal length, and the padding
+    is sent. Nodes of one device are summed before the ring between devices. With a single device, the ring runs over
+    its emulated nodes.
 
     Source: Patarasuk and Yuan 2009; LGC paper, Section II-A.
     """
@@ -41,23 +41,23 @@ def ring_mean(x: Array, nodes: Nodes, field: str) -> Array:
 
 
 def ring_size(nodes: Nodes) -> int:
-    """Into how many segments a ring divides a vector: devices, or with a single one its emulated nodes."""
+    """Number of places, and segments, of a ring: the devices, or on a single device its emulated nodes."""
     return devices(nodes) if nodes.slow else nodes.per_device
 
 
 def ring_mean_of_segments(segment: Callable[[Array], Array], nodes: Nodes, field: str) -> Array:
-    """`ring_mean` of a vector whose segments are computed one by one, while the one before is travelling.
+    """`ring_mean` of a vector whose segments are computed one by one, each while the previous one is sent.
 
     Args:
-      segment: `i -> f32[m]`, this node's segment number i, i32[] in [0, `ring_size`). It does not depend on what is
-        travelling, so XLA can compute it meanwhile.
+      segment: `i -> f32[m]`, this node's segment i, i32[] in [0, `ring_size`). It must not depend on received data,
+        so that XLA can compute it during the transfer.
       nodes: the layout.
-      field: of what is sent.
+      field: the payload field.
 
     Returns:
       The means of all segments, f32[places * m], equal on every node.
 
-    Source: Yu et al. 2018 (GradiVeQ), Algorithm 1, lines 1 to 9. Segments come round by an all-gather, lines 10 to 14.
+    Source: Yu et al. 2018 (GradiVeQ), Algorithm 1, lines 1 to 9. An all-gather replaces lines 10 to 14.
     """
     size, place, local_sum, shift, join = _places(nodes, field)
     travelling = local_sum(segment((place - 1) % size))  # segment p - 1 starts at place p
@@ -70,10 +70,10 @@ class _Places(NamedTuple):
     """The places of a ring: devices, or on a single device its emulated nodes."""
 
     size: int
-    place: Array  # i32[], this one's
+    place: Array  # i32[], this place's index
     local_sum: Callable[[Array], Array]  # over the nodes of a place
-    shift: Callable[[Array], Array]  # what the previous place has
-    join: Callable[[Array], Array]  # what all places have, [places, ...]
+    shift: Callable[[Array], Array]  # the previous place's array
+    join: Callable[[Array], Array]  # all places' arrays, [places, ...]
 
 
 def _places(nodes: Nodes, field: str) -> _Places:
@@ -104,25 +104,25 @@ def ring_quantized_mean(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Mean by a ring for codes that cannot be added up: every hop decodes, adds its own segment and encodes the sum.
 
-    A place of the ring is a device, whose nodes are summed uncompressed first, as in `ring_mean`; on a single device
-    it is an emulated node. So the layouts agree only as far as the code is exact. Each hop is one collective, which
-    carries the code alone. Every place decodes the finished segments, its own too, so that all hold the same.
+    A place of the ring is a device; its nodes are summed uncompressed first, as in `ring_mean`. On a single device, a
+    place is an emulated node. So the number of hops depends on the layout, and layouts agree only as far as the code is
+    exact. Each hop is one collective and carries only the code.
 
     Args:
-      key: the same on all nodes; each place and each hop draws its own from it.
+      key: the same on all nodes; each place derives its own key for each hop from it.
       x: f32[`ring_size`, m], this node's segments.
       encode: `(key, f32[m]) -> payload`, arrays of static shapes.
       decode: `payload -> f32[m]`.
       nodes: the layout.
-      field: of what is sent; all names of the payload by default.
+      field: the payload field; defaults to all names of the payload.
 
     Returns:
-      The means, f32[places, m], equal on every node, and this node's quantisation errors, f32[places, m]. The nodes of
-      a device share their place's errors equally, so that in all layouts
+      The means, f32[places, m], equal on every node, and this node's quantisation errors, f32[places, m]. A place's
+      errors are divided equally among its nodes, so that in all layouts
 
           mean over nodes of x = means + mean over nodes of errors
 
-    Source: Yu et al. 2018 (GradiVeQ), Section 1: what scalar quantisers have to do in a ring.
+    Source: Yu et al. 2018 (GradiVeQ), Section 1, on scalar quantisers in a ring.
     """
     payload_like = jax.eval_shape(encode, key, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
     size, place, local_sum, shift, join = _places(nodes, field or "+".join(sorted(payload_like)))
@@ -131,7 +131,7 @@ def ring_quantized_mean(
     own = jax.random.fold_in(key, place * sharing)  # `node_key` of its first node
 
     def quantize(hop: int, received: Array | float) -> tuple[dict[str, Array], Array]:
-        """The code of the received sum with the place's own segment added, and the error of that code."""
+        """Encode the received sum plus the place's own segment; return the code and its error."""
         whole = received + x[(place - 1 - hop) % size]  # f32[m]
         payload = encode(jax.random.fold_in(own, hop), whole)
         return payload, whole - _decoded(decode, payload)
@@ -143,11 +143,12 @@ def ring_quantized_mean(
         payload, error = quantize(hop, _decoded(decode, received))
         errors.append(error)
     finished = join(join_words(payload))  # u32[places, words]: place p ends with segment p
+    # every place decodes its own segment too, so that all places hold the same values
     sums = jax.vmap(lambda words: _decoded(decode, split_words(words, payload)))(finished)
     lost = jnp.stack(errors)[(place - 1 - np.arange(size)) % size]  # hop h was segment p - 1 - h
     return sums / nodes.count, lost / sharing
 
 
 def _decoded(decode: Callable[[dict[str, Array]], Array], payload: dict[str, Array]) -> Array:
-    # not fused with the sum that follows, so that the bits are the same wherever it is decoded
+    # the barrier prevents fusion with the next sum, so that every place decodes to the same bits
     return lax.optimization_barrier(decode(payload))

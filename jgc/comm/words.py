@@ -1,4 +1,4 @@
-"""Several arrays in one collective, bit for bit: their bits as 32-bit words."""
+"""Arrays of any dtype as 32-bit words, bit for bit, to send several of them in one collective."""
 
 import math
 
@@ -9,7 +9,7 @@ from jgc.types import Array
 
 
 def word_count(shape: tuple[int, ...], dtype: jnp.dtype) -> int:
-    """How many 32-bit words an array takes."""
+    """Number of 32-bit words that an array takes."""
     return -(-math.prod(shape) * jnp.dtype(dtype).itemsize // 4)
 
 

@@ -1,7 +1,7 @@
-"""Gradient compression methods. Each is one file: its settings, its factory, and `METHOD`, what the registry holds.
+"""Gradient compression methods. Each is one file: its settings, its factory, and `METHOD`, its registry entry.
 
-A new method is a new file in its family's folder, one line here and one file in configs/. It then has the contract
-tests, the byte audit and a row in every table.
+A new method is a new file in its family's folder, one line here and one file in configs/. The contract tests, the byte
+audit and every table then include it.
 """
 
 import dataclasses
@@ -41,10 +41,10 @@ METHODS: dict[str, Method] = {x.name: x for x in list(globals().values()) if isi
 
 
 def method_of(settings: Any) -> Method:
-    """The method that a settings object belongs to.
+    """The registered method of a settings object.
 
     Raises:
-      ValueError: it belongs to none.
+      ValueError: no method has settings of this class.
     """
     for method in METHODS.values():
         if type(settings) is method.settings:

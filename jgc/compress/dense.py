@@ -20,8 +20,8 @@ class Dense:
     algorithm: Literal["psum", "ring", "server"] = "psum"
     """psum: the runtime's all-reduce; ring: reduce-scatter by ppermute and all-gather; server: gather and average"""
     momentum_correction: bool = False
-    """each node's own momentum, for a group of layers beside one whose memory corrects momentum; the optimiser then has
-    none"""
+    """each node's own momentum; set it for a group of layers if another group has momentum correction; the optimiser
+    then has none"""
     momentum: float = 0.9
     """momentum of momentum correction, in [0, 1)"""
 

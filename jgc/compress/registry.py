@@ -1,4 +1,4 @@
-"""What the registry holds of a method. `METHOD` of each method's file is one; `jgc.compress` collects them."""
+"""The registry entry of a method. Each method's file defines one as `METHOD`; `jgc.compress` collects them."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -14,10 +14,10 @@ class Method(NamedTuple):
       name: as configuration files and reports show it.
       settings: its frozen dataclass of settings.
       factory: `(settings) -> Compressor`.
-      paper: where it comes from.
-      lossless: settings with which the last phase gives the exact mean; None where there are none.
-      exempt: laws of the contract suite that the method does not keep after its warm-up, with the reason:
-        "conservation" (residual and aggregate hold all that came in) and "zeros" (from zeros come zeros).
+      paper: its source.
+      lossless: settings with which the last phase returns the exact mean; None if there are none.
+      exempt: laws of the contract suite that the method breaks after its warm-up, with the reason: "conservation"
+        (residual and aggregate conserve gradients) and "zeros" (zero gradients give a zero aggregate).
       layers: which layers comparisons send in another way, as in Section VI-A of the LGC paper: `FIRST_DENSE`,
         `FIRST_DENSE_LAST_TOP_K`, or none.
     """

@@ -1,4 +1,4 @@
-"""Settings that methods share, each written once: the memory, the share that is sent, and from which step on."""
+"""Settings that methods share: the memory, the share of values that is sent, and the warm-up."""
 
 import dataclasses
 
@@ -18,14 +18,14 @@ class ErrorFeedback:
     momentum: float = 0.9
     """momentum of momentum correction, in [0, 1)"""
     factor_masking: bool = False
-    """with momentum correction: the momentum of values just sent restarts from zero"""
+    """with momentum correction: the velocity of values just sent restarts from zero"""
     momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, no velocity goes on after sending; half
-    the state, no masking"""
+    """with momentum correction: g / (1 - momentum) enters the residual at once, so no velocity continues after sending;
+    half the state, no masking"""
     residual_dtype: str = "float32"
-    """dtype in which residuals and momentum are kept"""
+    """storage dtype of residuals and momentum"""
     track_age: bool = False
-    """count the steps for which each value has waited, one integer a value on each node; diagnose steps show it"""
+    """count the steps that each value has waited, one i32 per value on each node; diagnose steps report them"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Sparsifying(ErrorFeedback):
     alpha: float = 0.001
     """share of each layer's values that is sent, in (0, 1]"""
     min_values: int = 1
-    """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
+    """least number of values sent per layer; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 0
     """uncompressed steps before the first sparse one; with strategy "exponential" the length of the ramp"""
     strategy: Strategy = "warmup"
@@ -44,17 +44,17 @@ class Sparsifying(ErrorFeedback):
 
 @dataclasses.dataclass(frozen=True)
 class Selecting(Sparsifying):
-    """Settings of methods in which every node sends values at positions of its own."""
+    """Settings of methods in which every node selects its own positions."""
 
     value_code: ValueCode = "float32"
-    """how values are written; what a shorter code loses stays in the residual"""
+    """code of the values sent; the error of a shorter code stays in the residual"""
 
 
 def memory_of(config: ErrorFeedback) -> Memory:
     """The memory that the settings describe.
 
     Raises:
-      ValueError: momentum outside [0, 1), or a dtype that is not floating-point.
+      ValueError: momentum outside [0, 1), or an unknown residual_dtype.
     """
     memory = make_memory(
         config.momentum_correction,
@@ -67,7 +67,7 @@ def memory_of(config: ErrorFeedback) -> Memory:
 
 
 def schedule_of(config: Sparsifying, name: str = "top-k") -> tuple[Phase, ...]:
-    """The phases of a method, the last of which has `name`.
+    """The phases of a method; the last one is called `name`.
 
     Raises:
       ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1].

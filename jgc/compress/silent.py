@@ -1,7 +1,7 @@
-"""A control for experiments, not a method: after the warm-up the compressed layers send nothing at all.
+"""A control for experiments, not a method: after the warm-up its layers send nothing.
 
-What a run gains with it comes from layers that are sent otherwise and from the statistics of batch norm. A compressed
-run has shown something only where it does clearly better.
+A run with it still learns from layers that another method sends and from batch-norm statistics. A compressed run shows
+a benefit only if it is clearly better than this control.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Silent(ErrorFeedback):
 
 
 def nothing() -> Codec:
-    """An empty payload, which stands for zeros."""
+    """An empty payload, which decodes to zeros."""
 
     def zeros(payload, layers):
         return jnp.zeros((values_of(layers),), jnp.float32)

@@ -1,8 +1,8 @@
 """A tree of gradients as one flat vector, and its layers as static ranges of that vector.
 
-Every leaf with two or more dimensions is a layer. Biases and norm parameters, the leaves with at most one
-dimension, lie together at the end of the vector and form one layer (LGC paper, Section V-A, is silent about them;
-one value of each at least would otherwise cost as much as the large layers).
+Every leaf with two or more dimensions is a layer. Leaves with at most one dimension (biases and norm parameters) lie
+together at the end of the vector and form one layer. As layers of their own they would send at least one value each
+and cost as much as the large layers; the LGC paper, Section V-A, does not mention them.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ class Layer(NamedTuple):
 
     Attributes:
       name: the parameter's path, or `POOLED`.
-      start: of the range.
-      size: its values.
-      shape: of the parameter; (size,) of biases and norms, which are pooled.
+      start: start of the range.
+      size: number of values.
+      shape: the parameter's shape; (size,) for the pooled biases and norms.
     """
 
     name: str
@@ -40,14 +40,14 @@ def whole(size: int, name: str = "all values") -> Layer:
 
 
 def values_of(layers: Sequence[Layer]) -> int:
-    """n, the values of all layers."""
+    """n, the number of values of all layers."""
     return sum(layer.size for layer in layers)
 
 
 class _Leaf(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
-    start: int  # place in the flat vector; -1 for a leaf that is not packed
+    start: int  # in the flat vector; -1 for a leaf that is not packed
 
     @property
     def size(self) -> int:
@@ -59,7 +59,7 @@ class Packing(NamedTuple):
 
     Attributes:
       treedef: structure of the tree.
-      leaves: shape, dtype and place of each leaf in tree order.
+      leaves: shape, dtype and start of each leaf in tree order.
       layers: the layers in the order of the vector.
       size: n, the length of the vector.
     """
@@ -91,10 +91,10 @@ def leaf_paths(tree: PyTree) -> list[str]:
 def make_packing(tree: PyTree) -> Packing:
     """Lay out a tree of arrays (or of anything with shape and dtype) in a vector.
 
-    Integer and boolean leaves, and empty ones, are left out of the vector; None is no leaf.
+    The vector leaves out integer, boolean and empty leaves. None is not a leaf.
 
     Raises:
-      TypeError: a leaf is complex; a vector of f32 would lose its imaginary part.
+      TypeError: a leaf is complex; an f32 vector would lose its imaginary part.
 
     Example:
       >>> tree = {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 4)), "steps": jnp.zeros((), jnp.int32)}
@@ -128,14 +128,14 @@ def make_packing(tree: PyTree) -> Packing:
 
 
 def pieces(tree: PyTree, packing: Packing) -> list[tuple[slice, Array]]:
-    """The tree's floating-point leaves, flat and in f32, in the order of the vector, each with its range of it."""
+    """The packed leaves as flat f32 arrays in the order of the vector, each with its range of the vector."""
     values = jax.tree_util.tree_leaves(tree)
     in_order = sorted((leaf.start, i) for i, leaf in enumerate(packing.leaves) if leaf.start >= 0)
     return [(slice(at, at + values[i].size), values[i].reshape(-1).astype(jnp.float32)) for at, i in in_order]
 
 
 def pack(tree: PyTree, packing: Packing) -> Array:
-    """The tree's floating-point leaves as f32[n]."""
+    """The tree's packed leaves as one vector f32[n]."""
     parts = [part for _, part in pieces(tree, packing)]
     flat = jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.float32)
     chex.assert_shape(flat, (packing.size,))
@@ -143,11 +143,11 @@ def pack(tree: PyTree, packing: Packing) -> Array:
 
 
 def unpack(flat: Array, packing: Packing) -> PyTree:
-    """A vector [n] as a tree with the shapes and dtypes it was laid out from; leaves left out become zeros."""
+    """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked leaves are zeros."""
 
     def leaf(spec):
         if spec.start < 0:
-            xp = np if spec.dtype == jax.dtypes.float0 else jnp  # float0: what jax.grad gives for integers
+            xp = np if spec.dtype == jax.dtypes.float0 else jnp  # float0: the gradient dtype of integers
             return xp.zeros(spec.shape, spec.dtype)
         return flat[spec.start : spec.start + spec.size].reshape(spec.shape).astype(spec.dtype)
 

@@ -25,7 +25,7 @@ class SparseSum(NamedTuple):
 
     Attributes:
       entries: positions i32[..., mu] and values f32[..., mu].
-      counts: how many of the mu belong to each layer, in order, or one count for all of them. Static.
+      counts: how many of the mu entries belong to each layer, in order; or one count for all of them. Static.
     """
 
     entries: Sparse
@@ -45,7 +45,7 @@ def check_min_values(min_values: int) -> None:
 
 
 def counts_per_layer(layers: tuple[Layer, ...], alpha: float, min_values: int = 1) -> tuple[int, ...]:
-    """How many values each layer sends: the share alpha of its size, at least `min_values` (all of a smaller layer).
+    """How many values each layer sends: the share alpha of its size, but at least `min_values` (or all it has).
 
     Example:
       >>> counts_per_layer((Layer("a", 0, 5000, (50, 100)), Layer("b", 5000, 20, (20,))), 0.001)
@@ -62,7 +62,7 @@ def top_positions(v: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) 
     Args:
       v: f32[n].
       layers: ranges of v.
-      counts: entries to take from each; mu is their sum.
+      counts: entries to take from each range; mu is their sum.
     """
     ranges = [Range(layer.start, layer.size, count) for layer, count in zip(layers, counts, strict=True)]
     return largest_in_ranges(v, ranges)
@@ -80,7 +80,7 @@ def layer_starts(layers: tuple[Layer, ...], counts: tuple[int, ...]) -> np.ndarr
 
 
 def pack_positions(positions: Array, layers: tuple[Layer, ...]) -> Array:
-    """Ascending positions i32[mu] in Elias-Fano code, for sending: u32[words], about 12 bits a position at 0.1 %."""
+    """Ascending positions i32[mu] in Elias-Fano code: u32[words], about 12 bits per position at 0.1 %."""
     return elias_fano.encode(positions, values_of(layers))
 
 
@@ -90,28 +90,29 @@ def unpack_positions(packed: Array, layers: tuple[Layer, ...], counts: tuple[int
 
 
 def scatter(sparse: Sparse, n: int) -> Array:
-    """The entries in a vector of zeros, f32[n]. Positions that occur several times (over nodes) add up."""
+    """The entries in a vector of zeros, f32[n]. Values at equal positions (of several nodes) add up."""
     return _added(jnp.zeros((n,), sparse.values.dtype), sparse)
 
 
 def _added(x: Array, sparse: Sparse) -> Array:
     if jax.default_backend() == "gpu" and sparse.positions.ndim > 1:
-        # One node after another: a GPU adds at equal positions in any order, and sums must be equal on all devices.
+        # One node after another: a GPU adds values at equal positions in any order, but all devices need equal sums.
         each = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), sparse)
         return lax.scan(lambda x, one: (x.at[one.positions].add(one.values), None), x, each)[0]
     return x.at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1))
 
 
 def scatter_layers(total: SparseSum, layers: tuple[Layer, ...]) -> Array:
-    """The vector f32[n] that a sum of entries stands for."""
+    """The sum of entries as a vector f32[n]."""
     if jax.default_backend() != "cpu" or len(total.counts) < 2:
         return scatter(total.entries, values_of(layers))
-    # On CPU layer by layer: what then cuts the vector into the layers' tensors has nothing to copy.
+    # Layer by layer on CPU: cutting the vector into the layers' tensors then copies nothing.
     ends = np.cumsum(total.counts)[:-1].tolist()
     positions, values = (jnp.split(x, ends, axis=-1) for x in total.entries)
 
     def alone(layer, at, x):
-        zero = jnp.minimum(jnp.sum(at.reshape(-1)[:1]), 0)  # XLA makes what is known to be equal once, and copies it
+        # Always 0, but XLA cannot know it: XLA would build equal constants once, and then copy them.
+        zero = jnp.minimum(jnp.sum(at.reshape(-1)[:1]), 0)
         return _added(jnp.full((layer.size,), zero, x.dtype), Sparse(at - layer.start, x))
 
     return jnp.concatenate([alone(*one) for one in zip(layers, positions, values, strict=True)])

@@ -1,22 +1,18 @@
 """Positions of the k largest magnitudes of a range, exact, in little more than one read of it.
 
-`lax.top_k` goes through all n values with a heap on CPU, and sorts them all on some GPUs. Here
+`lax.top_k` runs all n values through a heap on CPU, and sorts them all on some GPUs. This file takes two steps:
 
-1. the range is divided into blocks of b neighbouring values, of which the k with the largest maxima are kept (ties
-   between maxima to the lower block), in ascending order. That is the only pass over n values;
-2. of the k b values in these blocks, in ascending order of position, the k largest are kept (ties to the lower
-   position).
+1. Divide the range into blocks of b neighbouring values and keep the k blocks with the largest maxima. Ties between
+   maxima go to the lower block. This is the only pass over all n values.
+2. Keep the k largest of the k b values in these blocks. Ties go to the lower position.
 
-This is exact, ties included: let the value x at position p be in a block that is not kept. Each of the k blocks that
-are kept has a maximum above x, or one that equals x and the maximum of p's own block; it is then a lower block, and its
-maximum has a lower position than p. So k values come before x, and x is not among the k first.
+The result is exact, ties included. Take a value x at position p in a block that was dropped. The maximum of every kept
+block either exceeds x, or equals both x and the maximum of p's block. In the second case the kept block is the lower
+one, so its maximum lies at a position below p. Hence k values come before x, and x is not among the first k.
 
-Both steps are the same problem, solved without sorting: non-negative floats are ordered as their bits are, so that the
-k-th largest is found digit by digit, counting how many values reach a candidate, and all above it and the first of
-those that equal it are written down as a bitmap, whose ones are the positions, in order.
-
-Reductions are in two stages, first over an axis that leaves lanes of 8 neighbours: XLA on CPU makes vector instructions
-of that alone, and reads the n values as fast as `max(abs)` does (9 ms of processor time in place of 27 for 25.6M).
+Both steps solve the same problem, without sorting. Non-negative floats have the order of their bits, so `_kth_largest`
+finds the k-th largest digit by digit: it counts how many values reach each candidate. `_above_threshold` then marks all
+values above it, and the first of those that equal it, in a bitmap; the positions of its ones are the result, in order.
 """
 
 from collections.abc import Sequence
@@ -33,12 +29,12 @@ from jgc.wire.elias_fano import ones
 Variant = Literal["blocks", "threshold", "plain"]
 
 _LANES = 8
-_GROUP = 32 * _LANES  # values that are counted together; the axis of 32 is the longest that XLA on CPU unrolls
+_GROUP = 32 * _LANES  # values counted together; 32 is the longest axis that XLA unrolls on CPU
 _PADDING = -1  # below the bits of every magnitude
 
 
 class Range(NamedTuple):
-    """A range of a vector and how many of its values to take, 0 <= k <= size."""
+    """A range of a vector and the number k of values to take from it, 0 <= k <= size."""
 
     start: int
     size: int
@@ -53,8 +49,8 @@ def largest_positions(values: Array, k: int, variant: Variant | None = None) -> 
     Args:
       values: f32[n], n < 2^31.
       k: how many, static, 0 <= k <= n.
-      variant: "blocks" as described above; "threshold" goes through the digits with all values; "plain" sorts what
-        `lax.top_k` gives. They give the same; by default what is fastest on CPU for these sizes.
+      variant: "blocks": both steps above; "threshold": the digit search on all values; "plain": sorted `lax.top_k`.
+        All return the same. Default: the fastest on CPU for these sizes.
 
     Raises:
       ValueError: k is not between 0 and n.
@@ -67,12 +63,12 @@ def largest_positions(values: Array, k: int, variant: Variant | None = None) -> 
 
 
 def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant | None = None) -> Array:
-    """The same for every range of a vector, in one program: compiling it takes as long for many ranges as for one.
+    """`largest_positions` for every range of a vector, in one program. Many ranges compile as fast as one.
 
     Args:
       values: f32[n].
-      ranges: static; they may be of any sizes.
-      variant: of all ranges; by default of each what is fastest on CPU.
+      ranges: static, of any sizes.
+      variant: for all ranges. Default: for each range the fastest on CPU.
 
     Returns:
       i32[mu], positions in `values`, ascending within each range, one range after the other; mu is the sum of all k.
@@ -108,7 +104,7 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
 
 
 def fastest(size: int, k: int) -> Variant:
-    """What is fastest on CPU (measured: `python -m jgc bench select`); not yet measured on GPU.
+    """The fastest variant on CPU (measured by `python -m jgc bench select`); not yet measured on GPU.
 
     Example:
       >>> fastest(25_600_000, 25_600), fastest(1000, 10), fastest(10**6, 10**6)
@@ -118,9 +114,10 @@ def fastest(size: int, k: int) -> Variant:
 
 
 def block_of(ranges: Sequence[Range]) -> int:
-    """b, the largest power of two up to sqrt(2 n/k) in every range: about as many blocks as values in those kept.
+    """b, the largest power of two, at most 256, with b <= sqrt(2 n/k) in every range.
 
-    Blocks of 2 are none: to go through all values takes no longer (measured for n from 1e4 to 1e7, often half as long).
+    Then the blocks are about as many as the values in the kept blocks. Returns 1 (no blocks) in place of 2: a
+    search of all values takes no longer, and often half as long (measured for n from 1e4 to 1e7).
 
     Example:
       >>> [block_of([Range(0, n, k)]) for n, k in [(25_600_000, 25_600), (10**6, 250_000), (10**9, 1)]]
@@ -133,7 +130,7 @@ def block_of(ranges: Sequence[Range]) -> int:
 
 
 def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
-    """The two steps, or the second alone if b is 1: i32[mu]."""
+    """Both steps, or only the second if b is 1: i32[mu]."""
     counts = [one.k for one in ranges]
     first = jnp.asarray(np.repeat([one.start for one in ranges], counts).astype(np.int32))
     parts = [values[start : start + size] for start, size, _ in ranges]
@@ -142,7 +139,7 @@ def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
     blocks = _above_threshold([_block_maxima(part, b) for part in parts], counts)
     positions = blocks[:, None] * b + jnp.arange(b, dtype=jnp.int32)
     found = _bits(values.at[first[:, None] + positions].get(mode="clip"))
-    if any(one.size % b for one in ranges):  # their last blocks end beyond the range
+    if any(one.size % b for one in ranges):  # then a last block ends beyond its range
         sizes = np.repeat([one.size for one in ranges], counts).astype(np.int32)
         found = jnp.where(positions < sizes[:, None], found, _PADDING)
     ends = np.cumsum(counts)
@@ -152,7 +149,7 @@ def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
 
 
 def _bits(values: Array) -> Array:
-    """Integers ordered as the magnitudes are, i32[n], none negative."""
+    """Non-negative integers in the order of the magnitudes, i32[n]."""
     return lax.bitcast_convert_type(values.astype(jnp.float32), jnp.int32) & 0x7FFFFFFF
 
 
@@ -161,27 +158,29 @@ def _block_maxima(values: Array, b: int) -> Array:
     whole = values.size // b * b
     lanes = min(b, _LANES)
     rows = _bits(values[:whole]).reshape(-1, b // lanes, lanes)
-    maxima = jnp.max(lax.optimization_barrier(jnp.max(rows, 1)), 1)  # one fused loop would use no vector instructions
+    # Two stages, the first over an axis that leaves lanes of 8 neighbours: XLA on CPU vectorises only that, not one
+    # fused loop. It reads the n values as fast as `max(abs)`: 9 ms of processor time, not 27, for 25.6M.
+    maxima = jnp.max(lax.optimization_barrier(jnp.max(rows, 1)), 1)
     if whole == values.size:
         return maxima
     return jnp.concatenate([maxima, jnp.max(_bits(values[whole:]), keepdims=True)])
 
 
 def _above_threshold(parts: Sequence[Array], counts: Sequence[int]) -> Array:
-    """Positions in each part of its k largest, ascending, the first ones among equals: i32[n_i] each -> i32[mu].
+    """Positions of the k largest values of each part, ascending, ties to the first: i32[n_i] each -> i32[mu].
 
-    At least k of a part are not padding.
+    At least k values of a part must not be padding.
     """
     padded = [jnp.pad(part, (0, -part.size % _GROUP), constant_values=_PADDING) for part in parts]
     bits, sizes = jnp.concatenate(padded), np.array([part.size for part in padded])
-    owner = np.repeat(np.arange(len(parts), dtype=np.int32), sizes // _GROUP)  # of each group, the part
-    threshold = jnp.repeat(_kth_largest(bits, owner, counts)[owner], _LANES)  # of each word of 32 values
+    owner = np.repeat(np.arange(len(parts), dtype=np.int32), sizes // _GROUP)  # the part of each group
+    threshold = jnp.repeat(_kth_largest(bits, owner, counts)[owner], _LANES)  # per word of 32 values
     rows = bits.reshape(-1, 32)
     above, equal = _bitmap(rows > threshold[:, None]), _bitmap(rows == threshold[:, None])
     owner = np.repeat(owner, _LANES)
     missing = np.array(counts, np.int32) - _sums(_ones_in(above), owner, len(parts))
     ties = _ones_in(equal)
-    earlier = jnp.cumsum(ties) - ties  # in all parts
+    earlier = jnp.cumsum(ties) - ties  # ties in earlier words, of all parts
     earlier -= earlier[((np.cumsum(sizes) - sizes) // 32)[owner]]
     words = above | _first_ones(equal, jnp.clip(missing[owner] - earlier, 0, ties))
     positions = ones(words, 0, jnp.arange(sum(counts), dtype=jnp.uint32))
@@ -189,16 +188,16 @@ def _above_threshold(parts: Sequence[Array], counts: Sequence[int]) -> Array:
 
 
 def _kth_largest(bits: Array, owner: np.ndarray, counts: Sequence[int]) -> Array:
-    """Of each part the largest t >= 0 that at least k of its values reach, i32[parts], from the highest digit on."""
-    width = 1 if jax.default_backend() == "cpu" else 4  # bits in a digit: work on CPU, passes elsewhere, are few
+    """For each part the largest t >= 0 that at least k of its values reach, i32[parts]; highest digit first."""
+    width = 1 if jax.default_backend() == "cpu" else 4  # bits per digit: least work on CPU, few passes elsewhere
     digits = jnp.arange(1, 2**width, dtype=jnp.int32)
     groups, wanted = bits.reshape(-1, 1, 32, _LANES), np.array(counts, np.int32)[:, None]
 
     def refine(i, t):
         shift = 32 - width - i * width
-        candidates = t[:, None] + (digits << shift)  # those beyond 2^31 wrap around to negative ones
+        candidates = t[:, None] + (digits << shift)  # from 2^31 on they wrap around to negative numbers
         reach = groups >= lax.optimization_barrier(candidates[owner])[:, :, None, None]
-        lanes = lax.optimization_barrier(jnp.sum(reach, 2, dtype=jnp.int32))
+        lanes = lax.optimization_barrier(jnp.sum(reach, 2, dtype=jnp.int32))  # two stages, as in `_block_maxima`
         reached = (_sums(jnp.sum(lanes, 2), owner, len(counts)) >= wanted) & (candidates > 0)
         return t + (jnp.sum(reached, 1, dtype=jnp.int32) << shift)
 
@@ -217,17 +216,17 @@ def _ones_in(words: Array) -> Array:
 
 
 def _bitmap(mask: Array) -> Array:
-    """bool[m, 32] in words, u32[m]."""
+    """bool[m, 32] as words, u32[m]."""
     bits = mask.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
     return jnp.sum(bits, 1, dtype=jnp.uint32)
 
 
 def _first_ones(words: Array, wanted: Array) -> Array:
-    """Words u32[m] with their lowest ones alone, as many of each as wanted, i32[m]: by halves."""
+    """Words u32[m] with only their lowest ones, `wanted` i32[m] of each, found by bisection."""
     left, end = wanted.astype(jnp.uint32), jnp.zeros_like(words)
     for width in (16, 8, 4, 2, 1):
         below = lax.population_count(words >> end & jnp.uint32(2**width - 1))
         upper = left > below
         end, left = jnp.where(upper, end + width, end), jnp.where(upper, left - below, left)
-    mask = (jnp.uint32(2) << end) - 1  # up to and with bit `end`, which is the last one wanted; all 32 if 2 << 31 is 0
+    mask = (jnp.uint32(2) << end) - 1  # bits 0 to `end`, the last one wanted; 2 << 31 is 0, so all 32 for end = 31
     return jnp.where(wanted > 0, words & mask, 0)

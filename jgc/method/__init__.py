@@ -1,7 +1,7 @@
-"""What methods are built from: `from_step` for any method, `compose` for a codec, a memory and an exchange.
+"""Building blocks of methods: `from_step` for any method, `compose` for a codec, a memory and an exchange.
 
 The skeleton (`from_step`, `guard`, `compensate`) owns packing, memory, the skipped step, `Info`, residuals by
-parameter, the default diagnosis and the physical bytes. `per_layer` combines methods.
+parameter, the default diagnostics and the physical bytes. `per_layer` combines methods.
 """
 
 from jgc.method.compose import Codec, Exchange, compose, compose_phases

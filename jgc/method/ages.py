@@ -1,6 +1,6 @@
-"""How long values have waited to be sent: a layer that is never sent makes a fine compression ratio.
+"""Ages: how long values have waited to be sent. The compression ratio does not show a layer that is never sent.
 
-A memory that counts keeps one more integer a value on each node, the steps since the value was last sent.
+A memory with ages keeps one more i32 per value on each node: the steps since the value was last sent.
 """
 
 from typing import NamedTuple
@@ -15,14 +15,14 @@ from jgc.types import Array, Nodes, PyTree
 
 
 class Aged(NamedTuple):
-    """Local state of a memory that counts: what it keeps, and for how many steps each value has not been sent."""
+    """Local state of a memory with ages: the state of the memory itself, and the steps that each value has waited."""
 
     memory: PyTree
     age: Array  # i32[n]
 
 
 def with_ages(memory: Memory) -> Memory:
-    """The same memory, which counts. A value of 0 does not wait; a skipped step does not count."""
+    """The memory with ages. A value v = 0 has age 0; a skipped step does not count."""
 
     def accumulate(local, g, complete):
         return local._replace(memory=memory.accumulate(local.memory, g, complete))
@@ -33,7 +33,7 @@ def with_ages(memory: Memory) -> Memory:
 
     def update(local, v, sent, complete):
         if isinstance(sent, Sparse):
-            slots = jnp.where(sent.values != 0, sent.positions, v.size)  # one that is not used carries 0
+            slots = jnp.where(sent.values != 0, sent.positions, v.size)  # an unused slot carries 0: write past the end
             age = local.age.at[slots].set(0)
         else:
             age = jnp.where(sent != 0, 0, local.age)
@@ -49,15 +49,15 @@ def with_ages(memory: Memory) -> Memory:
 
 
 def ages(local: PyTree, packing: Packing, nodes: Nodes) -> dict[str, Array]:
-    """The steps for which the residuals of each layer have waited, over all nodes; nothing where none count.
+    """Ages of each layer's values, over all nodes; empty if the memory has no ages.
 
     Args:
       local: this node's state, of any memory.
-      packing: of what it is for.
+      packing: layout of the gradients.
       nodes: the layout.
 
     Returns:
-      "oldest/LAYER", f32[], the longest of all values of that layer, and "mean_age/LAYER", f32[], their mean.
+      "oldest/LAYER" and "mean_age/LAYER", f32[]: the largest and the mean age of the layer's values, in steps.
     """
     if not isinstance(local, Aged) or not packing.layers:
         return {}

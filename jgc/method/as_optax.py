@@ -31,21 +31,24 @@ def as_optax(
 ) -> optax.GradientTransformation:
     """The compressor as a transform from node-local gradients to their mean over nodes.
 
-    Its `update` must run inside the node axis (`jgc.on_nodes`); `init` runs outside. A phased method has two forms:
-    one transform per phase over one state (`phase=`; the caller chooses, and calls `compressor.transition` in between),
-    or `switched=True`, which chooses by the number of updates inside the program (`lax.switch`, for users of
-    `lax.scan`). The switched program holds all phases' collectives and executes one phase's.
+    Its `update` must run inside the node axis (`jgc.on_nodes`); `init` runs outside. A method with several phases has
+    two forms:
+
+      `phase=`         one transform per phase over one state; the caller chooses the transform and calls
+                       `compressor.transition` between phases
+      `switched=True`  one transform that chooses the phase by the number of updates (`lax.switch`, for users of
+                       `lax.scan`); the program holds the collectives of all phases and executes those of one
 
     Args:
       compressor: any of `jgc.compress`.
       nodes: the layout.
-      phase: value of the phase; not needed where there is only one.
+      phase: value of the phase; not needed if there is only one.
       switched: choose the phase by the step.
-      seed: of the compressor's random key.
+      seed: seed of the compressor's random key.
 
     Raises:
-      ValueError: several phases and neither `phase` nor `switched`; at `init`, `switched` with a method whose
-        transition changes the state.
+      ValueError: several phases and neither `phase` nor `switched`, or both; a `phase` that the schedule does not have;
+        at `init`, `switched` with a method whose transition changes the state.
       RuntimeError: `update` was called outside the node axis.
 
     Example:
@@ -68,7 +71,7 @@ def as_optax(
 
     def init(params):
         state = compressor.init(jax.random.key(seed), params, nodes)
-        for old, new in itertools.pairwise(values if switched else ()):  # inside a program nothing can happen between
+        for old, new in itertools.pairwise(values if switched else ()):  # a program cannot call them
             after = jax.tree.leaves(compressor.transition(old, new, state, nodes))
             if not all(x is y for x, y in zip(after, jax.tree.leaves(state), strict=True)):
                 raise ValueError(

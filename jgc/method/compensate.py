@@ -1,4 +1,4 @@
-"""From a tree of gradients to the vector v that a node is to send, through its memory and without copies."""
+"""Run a tree of gradients through a node's memory to get v, the vector to send, without extra copies."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,24 +16,25 @@ from jgc.types import Array, PyTree
 def compensate(
     memory: Memory, local: PyTree, grads: PyTree, packing: Packing, complete: bool, skip: Array | bool = False
 ) -> tuple[Array, PyTree]:
-    """`memory.accumulate` and `memory.compensate` of a tree of gradients: (v f32[n], local).
+    """Run `memory.accumulate` and `memory.compensate` on a tree of gradients; return v f32[n] and the new state.
 
     Args:
-      memory: the node's.
+      memory: the node's memory.
       local: its state.
       grads: the node's gradients.
       packing: their layout.
       complete: whether the phase sends all of v.
-      skip: if it is true, v is the residual and `local` does not change. Without a state v is the gradient, as it is.
+      skip: if true, v is the residual (zeros without one) and `local` does not change. Without a state, v is the
+        gradient even then.
     """
-    # leaf by leaf: the gradients never exist as a vector of their own
+    # Leaf by leaf, so that no vector of all gradients is allocated.
 
     def accumulate(local, g):
         return memory.accumulate(local, g, complete)
 
     local = _accumulated(accumulate, local, pieces(grads, packing), jnp.asarray(skip)) if packing.size else local
     v, new = memory.compensate(local, pack(grads, packing), complete)
-    if not jax.tree.leaves(local):  # nothing is kept that a bad gradient could spoil
+    if not jax.tree.leaves(local):  # no state that a bad gradient could spoil
         return v, new
     residual = memory.residual(local)
     v = _unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
@@ -45,7 +46,7 @@ def _unless(skip: Array | bool, old: Array, new: Array) -> Array:
 
 
 def _accumulated(accumulate: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], skip: Array) -> PyTree:
-    """`accumulate(local, g)` for every range of the vectors of local."""
+    """`accumulate(local, g)` on every range of the state's vectors; each range keeps its old values if `skip`."""
 
     def of_range(old: PyTree, g: Array, skip: Array) -> PyTree:
         return jax.tree.map(partial(_unless, skip), old, accumulate(old, g))
@@ -55,8 +56,8 @@ def _accumulated(accumulate: Callable, local: PyTree, parts: Sequence[tuple[slic
     after = jax.eval_shape(accumulate, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
     same = all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(local), jax.tree.leaves(after), strict=True))
     if jax.default_backend() == "cpu" and same:
-        # Range after range in place: on CPU new memory in every step costs XLA more than the sums.
-        local = lax.optimization_barrier(local)  # a reshape, fused with the first write, would make XLA copy it
+        # In place, range by range: on CPU, allocating the state anew in every step costs more than the additions.
+        local = lax.optimization_barrier(local)  # without it XLA fuses a reshape with the first write and copies local
         for at, g in parts:
             local = _per_emulated_node(partial(_write_range, of_range, at.start))(local, g, skip)
         return local
@@ -65,8 +66,8 @@ def _accumulated(accumulate: Callable, local: PyTree, parts: Sequence[tuple[slic
 
 
 def _write_range(of_range: Callable, start: int, local: PyTree, g: Array, skip: Array) -> PyTree:
-    """local [..., n] with `of_range` of its range [..., m] from `start` on written over that range."""
-    at = lax.optimization_barrier(jnp.int32(start))  # for a constant one XLA on CPU goes through all n values
+    """local [..., n] with its range [..., m] from `start` on replaced by `of_range` of that range."""
+    at = lax.optimization_barrier(jnp.int32(start))  # with a constant start XLA on CPU goes through all n values
     old = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, at, g.shape[-1], -1), local)
 
     def written(x, before, after):
@@ -76,7 +77,7 @@ def _write_range(of_range: Callable, start: int, local: PyTree, g: Array, skip: 
 
 
 def _per_emulated_node(fn: Callable) -> Callable:
-    """`fn`, which works along the last axis, unchanged under `vmap`: vmap would turn the write into a slow scatter."""
+    """Keep `fn`, which works on the last axis, unbatched under `vmap`, which would make its write a slow scatter."""
 
     def batched(size, is_batched, *args):
         args = jax.tree.map(lambda x, own: x if own else jnp.broadcast_to(x, (size, *x.shape)), args, tuple(is_batched))

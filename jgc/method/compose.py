@@ -1,10 +1,10 @@
-"""Simple methods from three parts: what is sent (codec), what is kept (memory), how it travels (exchange).
+"""Build simple methods from three parts: a codec (the payload), a memory (the residual), an exchange (collectives).
 
     compressor = compose(codec, memory, exchange)
 
 A codec turns v f32[n] into a payload, a dict of arrays named by their field ("values", "positions", ...). An
-exchange turns all nodes' payloads into the mean of what they stand for. All-reduce adds payloads up before they are
-decoded, which is right for linear codes alone; anything else is a ValueError when the method is built.
+exchange turns the payloads of all nodes into the mean of the decoded vectors. All-reduce adds payloads up before it
+decodes them, which is right only for linear codes; for any other code `compose` raises ValueError.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -23,24 +23,24 @@ from jgc.method.from_step import Layers, Step, from_step
 from jgc.method.messages import both_ways
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
 
-AGREED = "agreed scales"  # the kind of what `Codec.agree` sends
+AGREED = "agreed scales"  # the payload field of `Codec.agree`
 
 Payload = dict[str, Array]
 
 
 class Codec(NamedTuple):
-    """What a node sends for a vector v f32[n] with static layers.
+    """How a node encodes a vector v f32[n] with static layers.
 
     Attributes:
       name: for error messages.
       linear: whether the mean of payloads is the payload of the mean.
       encode: `(key, v, layers) -> payload`; `key` is this node's own.
-      decode: `(payload, layers) -> f32[n] or Sparse`, what a payload stands for.
-      mean: `(payloads with a leading axis [K], layers) -> f32[n] or SparseSum`, the mean of what they stand for; used
-        by exchanges that gather.
-      elements: `layers -> int`, how many gradient values a payload stands for.
-      agree: `(v, layers) -> f32[m]` or None. Nodes take the elementwise maximum of it before they encode, by an
-        all-reduce, and `encode` takes the outcome as its last argument (TernGrad's shared scales).
+      decode: `(payload, layers) -> f32[n] or Sparse`.
+      mean: `(payloads with a leading axis [K], layers) -> f32[n] or SparseSum`, the mean of the decoded payloads, for
+        exchanges that gather.
+      elements: `layers -> int`, how many values a payload encodes.
+      agree: `(v, layers) -> f32[m]` or None. Before encoding, an all-reduce takes its elementwise maximum over nodes;
+        `encode` gets the result as its last argument (TernGrad's shared scales).
     """
 
     name: str
@@ -53,7 +53,7 @@ class Codec(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One group of leaves on its way through an exchange."""
+    """The payload of one group of leaves, with the codec to decode it."""
 
     codec: Codec
     layers: Layers
@@ -64,10 +64,10 @@ class Exchange(NamedTuple):
     """How payloads travel.
 
     Attributes:
-      name: two exchanges of the same name can carry several groups at once.
-      needs_linear: whether it adds payloads up before they are decoded.
+      name: groups whose exchanges have the same name can share one collective.
+      needs_linear: whether it adds payloads up before it decodes them.
       run: `(items, nodes) -> [f32[n] or SparseSum per item]`, the mean over nodes, equal on all of them.
-      messages: `(bytes by kind of one node's payload, nodes) -> logical messages`.
+      messages: `(bytes of one node's payload by field, nodes) -> logical messages`.
     """
 
     name: str
@@ -80,7 +80,7 @@ Stages = dict[Hashable, tuple[Codec, Exchange]]
 
 
 def compose(codec: Codec, memory: Memory, exchange: Exchange) -> Compressor:
-    """A method of one phase, which has the codec's name.
+    """A method with one phase, named after the codec.
 
     Raises:
       ValueError: the exchange adds payloads up and the codec is not linear.
@@ -89,13 +89,13 @@ def compose(codec: Codec, memory: Memory, exchange: Exchange) -> Compressor:
 
 
 def compose_phases(stages: Stages, memory: Memory, schedule: tuple[Phase, ...], clip_norm: float = 0.0) -> Compressor:
-    """A method of several phases over one memory.
+    """A method with several phases over one memory.
 
     Args:
       stages: codec and exchange of every phase value.
-      memory: what a node keeps.
+      memory: the memory of each node.
       schedule: the phases.
-      clip_norm: each node first clips its whole gradient to this norm over the root of K; 0 for no clipping.
+      clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no clipping.
 
     Raises:
       ValueError: an exchange adds payloads up and its codec is not linear.
@@ -124,19 +124,19 @@ def compose_phases(stages: Stages, memory: Memory, schedule: tuple[Phase, ...], 
 
 
 def encoded(codec: Codec, key: Key, v: Array, layers: Layers, nodes: Nodes) -> Item:
-    """This node's payload for v f32[n], ready to be sent."""
+    """Encode v f32[n] into this node's payload. A codec with `agree` communicates here."""
     payload = _encode(codec, comm.node_key(key, nodes), v, layers, lambda own: comm.pmax(own, nodes, AGREED))
     return Item(codec, layers, payload)
 
 
 def as_step(item: Item, mean: Array | SparseSum) -> Step:
-    """The step of a node that has sent `item`, whose mean over nodes is `mean`."""
+    """The step of a node that sent `item`; `mean` is the exchange's result for it."""
     sent = item.codec.decode(item.payload, item.layers)
     return Step(mean, sent, elements=item.codec.elements(item.layers))
 
 
 def _encode(codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[Array], Array]) -> Payload:
-    """The codec's payload; `agree` makes all nodes' of what one node would agree to."""
+    """The codec's payload. `agree` turns this node's proposal into the value that all nodes use."""
     agreed = () if codec.agree is None else (agree(codec.agree(v, layers)),)
     return codec.encode(key, v, layers, *agreed)
 

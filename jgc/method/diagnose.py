@@ -1,4 +1,4 @@
-"""How good an aggregate is, against the true mean over the nodes. Never part of a training step."""
+"""Compare an aggregate with the true mean over the nodes. Never part of a training step."""
 
 import jax.numpy as jnp
 
@@ -19,18 +19,18 @@ def relative_error(got: Array, true: Array) -> Array:
 
 
 def compare(got: Array, v: Array, g: Array, nodes: Nodes, everything: bool = False) -> dict[str, Array]:
-    """The figures that every method has.
+    """The diagnostics that every method has.
 
     Args:
       got: the aggregate, f32[n].
       v: this node's accumulated gradient, f32[n].
       g: this node's gradient of this step, f32[n].
       nodes: the layout.
-      everything: whether a code of all values was sent, so that a zero is one that was decoded.
+      everything: whether a code of all values was sent, so that a zero in `got` is a decoded value.
 
     Returns:
-      `reconstruction_cosine`: with the mean of v, if not everything was sent where the aggregate is not zero;
-      `relative_error`: there too; `true_cosine`: with the whole mean of g. All f32[].
+      All f32[]. `reconstruction_cosine` and `relative_error` compare `got` with the mean of v over nodes; without
+      `everything`, only where `got` is not zero. `true_cosine` compares `got` with the whole mean of g.
     """
     mean = comm.pmean(v, nodes, "diagnose")
     true = mean if everything else jnp.where(got != 0, mean, 0.0)

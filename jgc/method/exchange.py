@@ -21,10 +21,10 @@ def broadcast_top_positions(
     Args:
       v: f32[n] of this node.
       leader: i32[], the same on all nodes.
-      layers: of v.
-      counts: positions of each layer; mu is their sum.
+      layers: ranges of v.
+      counts: number of positions of each layer; mu is their sum.
       nodes: the layout.
-      side_information: from this node's values f32[mu] at its own positions.
+      side_information: `values -> payload`, called with this node's values f32[mu] at its own positions.
 
     Returns:
       The leader's positions, i32[mu], and its side information.
@@ -63,7 +63,7 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
 
 
 def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
-    """All items' payloads to all nodes in one collective, then the mean of what they stand for."""
+    """Gather all items' payloads in one collective, then compute the mean of each item's decoded payloads."""
     joined = {f"{i:03d} {field}": x for i, item in enumerate(items) for field, x in item.payload.items()}
     fields = "+".join(sorted({field for item in items for field in item.payload}))
     everyone = comm.all_gather_dict(joined, nodes, fields)
@@ -74,14 +74,15 @@ def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
 
 
 def gather() -> Exchange:
-    """Every node gets every node's payload and decodes them itself; for any code."""
+    """Every node receives the payloads of all nodes and decodes them. Works for any code."""
     return Exchange("gather", False, _gathered, to_all)
 
 
 def server() -> Exchange:
-    """A parameter server decodes all payloads and sends the mean back; for any code whose mean is dense.
+    """A parameter server decodes all payloads and sends the mean back; for codes whose mean is dense.
 
-    On a single-program machine the server is a role: every device gathers the uplink and computes the mean.
+    There is no server process: every device gathers the uplink and computes the mean. The logical downlink has the size
+    of a payload.
     """
     return Exchange("parameter server", False, _gathered, lambda sizes, nodes: both_ways(sizes))
 

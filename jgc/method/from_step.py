@@ -1,7 +1,7 @@
-"""The skeleton under every method: from a step on one node's vector to a `Compressor`.
+"""The skeleton of every method: it turns a step on one node's vector into a `Compressor`.
 
-A method is one function on one node, `step`, and the messages it sends. The skeleton owns everything else: packing,
-memory, the skipped step, `Info`, the residual by parameter, the default diagnosis and the physical bytes.
+A method is a function `step` on one node and the messages that it sends. The skeleton owns everything else: packing,
+memory, the skipped step, `Info`, the residual by parameter, the default diagnostics and the physical bytes.
 
     def step(phase, key, v, state, layers, nodes):
         mean = comm.pmean(v, nodes, "values")
@@ -33,15 +33,15 @@ Layers = tuple[Layer, ...]
 
 
 class Step(NamedTuple):
-    """What a method makes of the nodes' v in one step.
+    """The result of a method's step on one node.
 
     Attributes:
-      mean: f32[n], equal on all nodes: what the optimiser gets.
-      sent: f32[n] or Sparse, what all nodes take this node to have sent. The memory keeps the rest.
+      mean: f32[n] or SparseSum, the aggregate, equal on all nodes.
+      sent: f32[n] or Sparse, the part of v that counts as sent; the residual becomes v - sent.
       shared: the method's shared state after the step.
-      own: the method's own per-node state beside the memory, after the step.
-      elements: how many gradient values this node's message stands for.
-      overflow: how many selected values did not fit into a capped buffer.
+      own: the method's per-node state after the step, without the memory's.
+      elements: how many values this node's message encodes.
+      overflow: how many selected values did not fit into a buffer of fixed size.
     """
 
     mean: Array | SparseSum
@@ -53,7 +53,7 @@ class Step(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A node's state: its memory's, and the method's own."""
+    """A node's local state: the memory's and the method's own."""
 
     memory: PyTree
     own: PyTree
@@ -64,9 +64,9 @@ class StepFn(Protocol):
 
     Args:
       phase: value of the phase.
-      key: the same on all nodes; `comm.node_key` makes a node's own of it.
-      v: f32[n], this node's gradient with its residual.
-      state: before the step: `state.shared`, and `state.local.own` of this node.
+      key: the same on all nodes; `comm.node_key` derives a node's own key from it.
+      v: f32[n], this node's gradient plus its residual.
+      state: the state before the step: `state.shared`, and `state.local.own` of this node.
       layers: the ranges of v, with names and shapes.
       nodes: the layout.
     """
@@ -81,13 +81,13 @@ class InitFn(Protocol):
 
 
 class MessagesFn(Protocol):
-    """`messages(phase, layers, nodes)`: what each role sends in a step of a phase, or once on entering it."""
+    """`messages(phase, layers, nodes)`: the messages of each role in a step of a phase, or once on entering it."""
 
     def __call__(self, phase: Any, layers: Layers, nodes: Nodes, /) -> tuple[Message, ...]: ...
 
 
 class FiguresFn(Protocol):
-    """`figures(phase, key, v, g, step, state, layers, nodes)`: a method's own figures of a diagnosis."""
+    """`figures(phase, key, v, g, step, state, layers, nodes)`: a method's own diagnostics."""
 
     def __call__(
         self, phase: Any, key: Key, v: Array, g: Array, step: Step, state: State, layers: Layers, nodes: Nodes, /
@@ -95,7 +95,7 @@ class FiguresFn(Protocol):
 
 
 def dense_step(v: Array, state: State, nodes: Nodes, algorithm: str = "psum") -> Step:
-    """The step of an uncompressed phase: the exact mean; the method's own state stays as it is."""
+    """The step of an uncompressed phase: the exact mean. The method's own state does not change."""
     return Step(comm.MEANS[algorithm](v, nodes, "dense"), v, state.shared, state.local.own, v.size)
 
 
@@ -113,20 +113,20 @@ def from_step(
     clip_norm: float = 0.0,
     stages: dict[Hashable, Any] | None = None,
 ) -> Compressor:
-    """The compressor of a step.
+    """Make a compressor of a step.
 
     Args:
-      step: one step on one node. In a phase of value "dense" it must send all of v (`dense_step`).
-      memory: what a node keeps of v.
+      step: one step on one node. In the phase with value "dense" it must send all of v (`dense_step`).
+      memory: the memory of each node.
       schedule: the phases.
-      messages: logical messages of a step of every phase but "dense".
+      messages: logical messages of a step, for every phase except "dense".
       init: the method's state before the first step; nothing by default.
       sent_once: messages on entering a phase.
-      transition: what happens to the state between two phases.
+      transition: converts the state between two phases.
       next_phase: see `Compressor`.
-      figures: of a diagnosis, beside or in place of the default ones.
-      clip_norm: each node first clips its whole gradient to this norm over the root of K; 0 for no clipping.
-      stages: of `compose` alone: codec and exchange of every phase value.
+      figures: the method's diagnostics; they extend the default ones, or replace those of the same name.
+      clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no clipping.
+      stages: codec and exchange of every phase value; only `compose` gives them.
 
     Raises:
       ValueError: a negative `clip_norm`.
@@ -174,7 +174,7 @@ class Begun(NamedTuple):
 
 
 class _Method(NamedTuple):
-    """A step and what belongs to it, as the functions of a `Core`."""
+    """A step with the arguments of `from_step` that its functions, those of a `Core`, need."""
 
     step: StepFn
     memory: Memory
@@ -207,12 +207,12 @@ class _Method(NamedTuple):
         """The rest of a step. If `skip`, the aggregate is zeros and the state does not change."""
         v, kept, packing = begun
         mean, sent = result.mean, result.sent
-        if isinstance(mean, SparseSum):  # mu values to go over, not n
+        if isinstance(mean, SparseSum):  # select among mu values before scattering, not among n after it
             values = jnp.where(skip, 0, mean.entries.values)
             mean = as_vector(mean._replace(entries=mean.entries._replace(values=values)), packing.layers)
         else:
             mean = jnp.where(skip, 0, mean)
-        if isinstance(sent, Sparse):  # past the end, where JAX drops what is written
+        if isinstance(sent, Sparse):  # if `skip`, positions past the end: JAX drops writes there
             sent = sent._replace(positions=jnp.where(skip, packing.size, sent.positions))
         else:
             sent = jnp.where(skip, 0, sent)

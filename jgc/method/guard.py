@@ -33,18 +33,18 @@ def _no_halves(*args: Any) -> Any:
 
 
 class Core(NamedTuple):
-    """A method on some leaves without the guard: what `from_step` makes and `per_layer` combines. Private to jgc.
+    """A method without the guard: `from_step` makes one, `per_layer` combines several. Private to jgc.
 
     Attributes:
-      init, transition, schedule, owns_momentum, next_phase: as of `Compressor`.
+      init, transition, schedule, owns_momentum, next_phase: see `Compressor`.
       aggregate: `(phase, key, grads, state, nodes, skip) -> (aggregated, State, Info)`. If `skip`, a bool[] equal on
-        all nodes, the aggregate is zeros and the state stays as it was.
+        all nodes, the aggregate is zeros and the state does not change.
       messages: `(phase, shapes, nodes) -> (messages of a step, messages on entering the phase)`.
       diagnose: see `jgc.diagnose`.
       residual: see `jgc.residual`.
-      begin, finish: the two halves of `aggregate` around the step, which a combination does not have.
-      stages: of what `compose` made, the codec and the exchange of every phase; `per_layer` shares exchanges.
-      clip_norm: clip each node's whole gradient first; 0 for no clipping.
+      begin, finish: the parts of `aggregate` before and after the step; a combination has none.
+      stages: codec and exchange of every phase, if `compose` made the method; lets `per_layer` share collectives.
+      clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no clipping.
     """
 
     init: Init
@@ -63,10 +63,10 @@ class Core(NamedTuple):
 
 
 def guarded(core: Core) -> Compressor:
-    """The compressor of a core: it skips a step on all nodes if any node's gradient is not finite.
+    """The compressor of a core. If any node's gradient is not finite, all nodes skip the step.
 
-    A skipped step aggregates to zeros, leaves the state as it was and has an `Info` of zeros. The flag is one i32
-    all-reduce, field "flag". Where a node has several devices, their plain mean comes first.
+    A skipped step returns an aggregate of zeros, the unchanged state and an `Info` of zeros. The flag costs one i32
+    all-reduce, field "flag". If a node has several devices, it first averages their gradients.
     """
 
     def aggregate(phase, key, grads, state, nodes):
@@ -98,17 +98,17 @@ def guarded(core: Core) -> Compressor:
 def diagnose(
     compressor: Compressor, phase: Hashable, key: Array, grads: PyTree, state: State, nodes: Nodes
 ) -> dict[str, Array]:
-    """How good the aggregate of a step is, against the true mean over the nodes.
+    """Compare the aggregate of a step with the true mean over the nodes.
 
-    A step of its own, inside the node axis, which moves whole gradients: never a part of `aggregate`.
+    Call it inside the node axis. It runs a step of its own and sends whole gradients, so `aggregate` never calls it.
 
     Args:
       compressor: any of `jgc.compress`.
-      phase, key, grads, state, nodes: as of `Compressor.aggregate`.
+      phase, key, grads, state, nodes: see `Aggregate`.
 
     Returns:
-      `reconstruction_cosine` and `relative_error`, against the mean of what the nodes were to send, and `true_cosine`,
-      against the mean of their gradients, all f32[]; and figures of the method's own.
+      All f32[]: `reconstruction_cosine` and `relative_error` against the mean over nodes of v, gradient plus residual;
+      `true_cosine` against the mean of the gradients. Also the method's own diagnostics.
     """
     core: Core = compressor.core
     return core.diagnose(phase, key, _clipped(core, grads, nodes), state, nodes)
@@ -123,19 +123,19 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
       shapes: a tree like the parameters.
 
     Returns:
-      For each parameter's path its residual, with the parameter's shape and dtype; nothing of those without one.
+      The residual by parameter path, with the parameter's shape and dtype. Parameters without one are left out.
     """
     return compressor.core.residual(local, shapes)
 
 
 def logical(compressor: Compressor, phase: Hashable, shapes: PyTree, nodes: Nodes) -> Wire:
-    """`compressor.wire` without the physical bytes, for which a whole step has to be traced."""
+    """`compressor.wire` without the physical bytes, which would need a trace of the whole step."""
     step, once = compressor.core.messages(phase, shapes, nodes)
     return Wire(step, (), once)
 
 
 def step_on_nodes(aggregate: Callable, phase: Hashable, nodes: Nodes) -> Callable:
-    """`aggregate` of whole arrays: (key, grads [K, ...], state) -> (aggregated, state, info [K])."""
+    """`aggregate` on whole arrays: (key, grads [K, ...], state) -> (aggregated, state, info [K])."""
 
     def one(key, grads, state):
         return aggregate(phase, key, grads, state, nodes)
@@ -145,14 +145,14 @@ def step_on_nodes(aggregate: Callable, phase: Hashable, nodes: Nodes) -> Callabl
 
 
 def not_finite(x: Array) -> Array:
-    """Whether NaN or Inf is among some floats, bool[].
+    """Whether x holds NaN or Inf, bool[].
 
     Example:
       >>> [bool(not_finite(jnp.array([1.0, last]))) for last in (3e38, jnp.nan, -jnp.inf)]
       [False, True, True]
     """
     # A sum propagates NaN on every backend; XLA's maximum on CPU drops it where it compares 4,096 values or more as
-    # vectors. It takes the time of one read; all(isfinite) takes half as much again on CPU.
+    # vectors. The sum takes as long as one read of x; all(isfinite) takes 1.5 times as long on CPU.
     return ~jnp.isfinite(jnp.sum(0 * x))
 
 

@@ -1,4 +1,4 @@
-"""Logical messages: what the nodes of each role send up and receive back, from their sizes in bytes by field."""
+"""Logical messages: the uplink and downlink of each role, from sizes in bytes by field."""
 
 from jgc.types import Message, Nodes
 
@@ -6,17 +6,17 @@ Sizes = dict[str, float]  # bytes by field
 
 
 def messages(role: str, direction: str, sizes: Sizes) -> tuple[Message, ...]:
-    """One message for every field."""
+    """One message per field."""
     return tuple(Message(role, direction, field, size) for field, size in sizes.items())
 
 
 def both_ways(up: Sizes, down: Sizes | None = None) -> tuple[Message, ...]:
-    """What each node sends, and what it receives; the same if not given."""
+    """The messages that each node sends (`up`) and receives (`down`, by default the same)."""
     return messages("worker", "up", up) + messages("worker", "down", up if down is None else down)
 
 
 def led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Sizes) -> tuple[Message, ...]:
-    """The same where one node, the leader, sends and receives something else than the others."""
+    """The messages of a method whose leader sends or receives other fields than the workers."""
     up = messages("leader", "up", leader_up) + messages("worker", "up", worker_up)
     return up + messages("leader", "down", leader_down) + messages("worker", "down", worker_down)
 

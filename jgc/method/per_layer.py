@@ -1,7 +1,7 @@
-"""Different methods for different layers, by parameter path: a combinator, so that no method needs settings for it.
+"""Different methods for different layers, by parameter path. A combinator: no method needs settings for it.
 
-Groups that `compose` built share one exchange: where several of them go through the same kind of exchange in a
-phase, their payloads travel in one collective.
+Groups that `compose` built share collectives: if several of them use the same exchange in a phase, one collective
+carries their payloads.
 """
 
 import re
@@ -32,13 +32,13 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
     phases; the default's is the last.
 
     Args:
-      rules: pairs of a regular expression and a compressor. In its place a function `(path, leaf) -> bool` may stand,
-        for rules about shapes; it may match no leaf.
-      default: for all other leaves.
+      rules: pairs of a rule and a compressor. A rule is a regular expression, or a function `(path, leaf) -> bool` for
+        rules about shapes. An expression must match a leaf; a function need not.
+      default: compressor of all other leaves.
 
     Raises:
-      ValueError: some groups own their momentum and others do not; two groups clip to different norms; a pattern is no
-        regular expression; or, at `init`, one matches no leaf.
+      ValueError: some groups own their momentum and others do not; two groups clip to different norms; a pattern is not
+        a regular expression; or, at `init`, a pattern matches no leaf.
 
     Example:
       >>> from jgc.compress import dense, topk
@@ -62,7 +62,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
             next_phase=groups.next_phase if any(core.next_phase for core in cores) else None,
             diagnose=groups.diagnose,
             residual=groups.residual,
-            clip_norm=max(norms, default=0.0),  # of the whole gradient, which is clipped before it is divided
+            clip_norm=max(norms, default=0.0),  # of the whole gradient, clipped before it is split into groups
         )
     )
 
@@ -152,7 +152,7 @@ class _Groups(NamedTuple):
     def diagnose(
         self, phase: Sequence[Hashable], key: Key, grads: PyTree, state: State, nodes: Nodes
     ) -> dict[str, Array]:
-        """The figures of the default's leaves, and the cosine of all."""
+        """The diagnostics of the default group, with `true_cosine` of all leaves."""
         last = len(self.cores) - 1
         own_key, leaves = jax.random.fold_in(key, last), self.split(grads)[last]
         out = self.cores[last].diagnose(phase[last], own_key, leaves, _split_state(state)[last], nodes)
@@ -174,7 +174,7 @@ def _join_states(states: Sequence[State]) -> State:
 
 
 def _join_messages(groups: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:
-    """All groups' messages, added up by role, direction and field. A leader is a worker of the groups without one."""
+    """All groups' messages, added up by role, direction and field. In groups without a leader, it is a worker."""
     has_leader = any(m.role == "leader" for messages in groups for m in messages)
     totals: dict[tuple[str, str, str], float] = {}
     for messages in groups:

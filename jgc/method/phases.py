@@ -1,4 +1,4 @@
-"""From a step to its phase, and from several schedules to one."""
+"""The phase of a step, and the common schedule of several methods."""
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from jgc.types import NextPhase, Nodes, Phase, State
 
 DENSE = "dense"
-"""The value of a phase in which everything is sent, uncompressed. Memories treat it apart."""
+"""The value of a phase that sends everything uncompressed. Memories get `complete=True` in it."""
 
 
 def single(value: Hashable = "compressed") -> tuple[Phase, ...]:
@@ -47,7 +47,7 @@ def phase_at(schedule: Sequence[Phase], step: int) -> Phase:
 
 
 class Phased(Protocol):
-    """What has phases: a compressor, or a group of its layers."""
+    """Anything with phases: a `Compressor` or a `Core`."""
 
     @property
     def schedule(self) -> tuple[Phase, ...]: ...
@@ -57,14 +57,14 @@ class Phased(Protocol):
 
 
 def phase_after(compressor: Phased, before: Phase, step: int, state: State, nodes: Nodes) -> Phase:
-    """The phase that a step belongs to, from that of the step before it and the compressor's state after that one."""
+    """The phase of `step`, given the phase of the step before it and the state after that step."""
     if compressor.next_phase is None:
         return phase_at(compressor.schedule, step)
     return compressor.next_phase(before, step, state, nodes)
 
 
 def as_json(phase: Phase) -> list[Any]:
-    """A phase as JSON holds it."""
+    """A phase as lists and scalars for JSON."""
     return [phase.name, phase.start, phase.value, [as_json(part) for part in phase.parts]]
 
 
@@ -84,12 +84,12 @@ def _frozen(x: Any) -> Hashable:
 
 
 def combined(parts: Sequence[Phase], start: int, leading: int) -> Phase:
-    """The phase of several groups of leaves: its value is the tuple of theirs, its name that of one group's."""
+    """The common phase of several groups of leaves: the tuple of their values, and the name of `parts[leading]`."""
     return Phase(parts[leading].name, start, tuple(part.value for part in parts), tuple(parts))
 
 
 def together(schedules: Sequence[Sequence[Phase]]) -> tuple[Phase, ...]:
-    """The common schedule of several groups of leaves: a phase's value is the tuple of theirs.
+    """The common schedule of several groups of leaves: a phase's value is the tuple of the groups' values.
 
     A phase is named after the schedule with the most phases.
     """
@@ -99,5 +99,5 @@ def together(schedules: Sequence[Sequence[Phase]]) -> tuple[Phase, ...]:
 
 
 def leader_of(schedules: Sequence[Sequence[Phase]]) -> int:
-    """Which schedule has the most phases, the last of those: of `per_layer` the default's."""
+    """Index of the schedule with the most phases. Ties go to the last one: in `per_layer`, the default's."""
     return max(range(len(schedules)), key=lambda i: (len(schedules[i]), i))

@@ -1,1 +1,1 @@
-"""What a payload costs: message sizes, position coding, and the collectives of a compiled program."""
+"""Codes for values and positions, message sizes, and the bytes of a compiled program's collectives."""

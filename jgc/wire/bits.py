@@ -1,7 +1,7 @@
-"""Codes of a few bits in 32-bit words, inside the compiled step: 4 bits cost 4 bits on the wire.
+"""Pack codes of a few bits into 32-bit words inside the compiled step: 4 bits cost 4 bits on the wire.
 
-Words lie in planes: of 32 codes of b bits, word j holds bit j of all of them. So every width packs without gaps, and
-what is wasted is the padding to a multiple of 32 codes.
+Words are bit planes: of 32 codes of b bits, word j holds bit j of each. So every width packs without gaps. The only
+overhead is the padding to a multiple of 32 codes.
 
     words = pack_bits(codes, bits=3)          # u32[n], below 8 -> u32[3 ceil(n / 32)]
     codes = unpack_bits(words, bits=3, n=n)
@@ -12,11 +12,11 @@ import numpy as np
 
 from jgc.types import Array
 
-_WIDTH = 32  # bits of a word, and codes packed together
+_WIDTH = 32  # bits of a word, and codes of a group
 
 
 def packed_words(n: int, bits: int) -> int:
-    """Words that n codes take.
+    """Number of words for n codes.
 
     Example:
       >>> packed_words(100, 4)
@@ -26,7 +26,7 @@ def packed_words(n: int, bits: int) -> int:
 
 
 def pack_bits(codes: Array, bits: int) -> Array:
-    """Codes in words.
+    """Pack codes into words.
 
     Args:
       codes: u32[n], each below 2^bits; higher bits are dropped.

@@ -1,4 +1,4 @@
-"""Values in fixed point, in units that all nodes share, so that an all-reduce adds them up exactly and in any order."""
+"""Values in fixed point, in units that all nodes share: an all-reduce adds them exactly, in any order."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +9,12 @@ _STEPS = {"int32": 2.0**16, "int16": 2.0**8, "float32": 1.0}
 
 
 def units(dtype: str) -> float:
-    """Steps of the fixed point in 1: 2^16 for int32, 2^8 for int16; floats are no fixed point and stay as they are."""
+    """Fixed-point steps per unit: 2^16 for int32, 2^8 for int16; 1 for float32, which is sent unchanged."""
     return _STEPS[dtype]
 
 
 def to_fixed(x: Array, dtype: str, nodes: int) -> Array:
-    """x in fixed point, clipped so that the sum over so many nodes fits; floats stay as they are.
+    """x in fixed point, clipped so that the sum over `nodes` nodes fits the dtype; float32 returns x unchanged.
 
     Example:
       >>> to_fixed(jnp.array([1.0, -0.5, 1e9]), "int16", 8).tolist()
@@ -27,7 +27,7 @@ def to_fixed(x: Array, dtype: str, nodes: int) -> Array:
 
 
 def largest_summand(dtype: str, count: int) -> float:
-    """The largest f32 of which an integer dtype holds the sum over so many nodes.
+    """The largest f32 of which an integer dtype can hold the sum of `count` copies.
 
     Example:
       >>> largest_summand("int8", 8)

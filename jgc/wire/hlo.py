@@ -1,14 +1,14 @@
-"""What a compiled program sends: its collectives and their bytes, read from the optimised HLO text.
+"""The collectives of a compiled program and their bytes, read from the optimised HLO text.
 
-JAX has no structured way to ask, and XLA does not run what was written: it combines all-reduces, sends bf16
-as f32 on CPU, starts collectives asynchronously. What `collectives` does not know raises, and never passes as
-zero: an opcode outside `LOCAL`, a group format, a dtype, a loop without a trip count, branches that differ.
+JAX has no structured way to ask for them, and XLA changes the traced program: it combines all-reduces, sends bf16
+as f32 on CPU, starts collectives asynchronously. `collectives` raises for anything unknown and never counts it
+as zero: an opcode outside `LOCAL`, a group format, a dtype, a loop without a trip count, branches that differ.
 
     compiled = jax.jit(step).lower(state, batch).compile()
     sum(c.sent_bytes for c in collectives(compiled))        # bytes that one device sends in one step
 
-Bytes go by algorithm (`bytes_sent`), for the busiest device where devices differ, and are exact Fractions:
-a ring all-reduce of 10 bytes over 8 devices sends 35/2 bytes a device, on average over the devices.
+Bytes follow from each collective's algorithm (`bytes_sent`) and are exact Fractions, for the busiest device if devices
+differ. A ring all-reduce of 10 bytes over 8 devices sends 35/2 bytes per device, on average over the devices.
 Source: xla/hlo/ir/hlo_opcode.h and openxla.org/xla/operation_semantics, as of jax 0.10.2 and 0.12.
 """
 
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from jgc.comm.ledger import OPS, UnknownCollectiveError, bytes_sent
 
-# A list of what is known to stay on its device, not of what is known to communicate: an opcode that XLA adds
-# tomorrow then fails the audit until somebody has looked at it.
+# Opcodes known not to communicate. A list of those that do would let an opcode that XLA adds tomorrow pass; this one
+# makes the audit fail until somebody has looked at it.
 LOCAL = frozenset("""
     abs acos acosh add add-dependency after-all and asin asinh atan atan2 atanh batch-norm-grad batch-norm-inference
     batch-norm-training bitcast bitcast-convert broadcast cbrt ceil cholesky clamp compare complex concatenate
@@ -35,7 +35,7 @@ LOCAL = frozenset("""
     shift-right-arithmetic shift-right-logical sign sine sinh slice sort sqrt stochastic-convert subtract tan tanh
     topk transpose triangular-solve tuple xor""".split())
 _CALLERS = frozenset({"call", "fusion", "async", "while", "conditional"})
-# A custom call is opaque; one named like these (NCCL, NVSHMEM, mpi4jax, ...) is not taken for a local one.
+# A custom call is opaque. One with such a name (NCCL, NVSHMEM, mpi4jax, ...) does not count as local.
 _TALKS = re.compile(r'(?:replica_groups|channel_id)=|target="[^"]*(?:all.?(?:reduce|gather|to.?all)|permute'
                     r'|reduce.?scatter|collective|[nr]ccl|shmem|(?<![a-z])mpi|send|recv)', re.I)
 
@@ -53,7 +53,7 @@ _MESH_GROUPS = re.compile(  # mesh['a'=2,'b'=4] {'b'}, or {'b':(2)2} for a part 
 
 
 class UnknownCountError(UnknownCollectiveError):
-    """How often a collective runs is decided at run time: a loop's trip count, or branches that differ."""
+    """The number of times a collective runs is decided at run time: by a loop's trip count, or by branches."""
 
 
 class Collective(NamedTuple):
@@ -62,11 +62,11 @@ class Collective(NamedTuple):
     op: str  # one of OPS
     dtype: str  # XLA's name: 'f32', 'bf16', 'u8'; 'f32+s32' where one instruction carries both
     elements: int  # of the operands, in one execution
-    payload_bytes: int  # the operands' in one execution: all-gather: one device's part; reduce-scatter: all
+    payload_bytes: int  # of the operands, in one execution: all-gather: one device's part; reduce-scatter: all
     group_size: int  # devices that take part together; uneven groups: the largest; permute: all in its pairs
-    sent_bytes: Fraction  # by the busiest device in all executions: the number to sum
+    sent_bytes: Fraction  # by the busiest device, in all executions: sum these
     op_name: str  # JAX's name stack, "" where XLA gives none
-    times: int  # executions in one call of the program: the product of the trip counts around it
+    times: int  # executions in one call of the program: the product of enclosing trip counts
 
 
 class Total(NamedTuple):
@@ -81,7 +81,7 @@ class _Op(NamedTuple):
     shape: str  # "f32[8,4]{1,0}" or "(f32[8], s32[])"
     opcode: str  # without -start, -update, -done
     stage: str  # "start", "update", "done" or ""
-    rest: str  # "(operands), attributes", quoted text emptied: a user's name scope may hold anything
+    rest: str  # "(operands), attributes" with quoted text removed: a user's name scope may hold anything
     line: str
 
 
@@ -92,10 +92,10 @@ class _Module(NamedTuple):
 
 
 def collectives(compiled_or_text: Any) -> tuple[Collective, ...]:
-    """Every collective that a compiled program runs, loops multiplied by their trip counts.
+    """Every collective that a compiled program runs; those in loops are multiplied by the trip counts.
 
-    Takes `jax.jit(f).lower(...).compile()` or its `as_text()`. Start/done pairs count once; a fusion, call or
-    async wrapper counts what it holds; a conditional counts one branch, if all branches send the same.
+    Takes `jax.jit(f).lower(...).compile()` or its `as_text()`. Start/done pairs count once. A fusion, call or async
+    wrapper counts the collectives inside it; a conditional counts one branch, and all branches must send the same.
     Raises UnknownCollectiveError, or its subclass UnknownCountError, with the line that cannot be counted.
     """
     text = compiled_or_text if isinstance(compiled_or_text, str) else compiled_or_text.as_text()
@@ -138,7 +138,7 @@ def _walk(module: _Module, name: str) -> tuple[Collective, ...]:
 
 
 def _found(module: _Module, ops: dict[str, _Op], op: _Op) -> tuple[Collective, ...]:
-    """The collectives that one instruction runs, itself or in the computations that it names."""
+    """The collectives of one instruction and of the computations that it calls."""
     known = op.opcode in LOCAL or op.opcode in _CALLERS or op.opcode in OPS
     if not known or (op.opcode == "custom-call" and _TALKS.search(op.line)):
         raise UnknownCollectiveError(f"may communicate (jgc.wire.hlo.LOCAL lists what does not): {op.line}")
@@ -185,7 +185,7 @@ def _collective(module: _Module, ops: dict[str, _Op], op: _Op) -> Collective:
 
 
 def _arrays(op: _Op, operand: _Op) -> list[tuple[str, int, int]]:
-    """(dtype, elements, bytes) of each array in an operand; s4 takes a byte unless its layout has E(4)."""
+    """(dtype, elements, bytes) of each array in an operand. s4 takes a byte unless its layout has E(4)."""
     arrays = []
     for dtype, dims, layout in re.findall(r"(\w+)\[([^\]]*)\](\{[^}]*\})?", operand.shape):
         if dtype not in _BITS or not re.fullmatch(r"[\d,]*", dims):
@@ -209,7 +209,7 @@ def _group_size(module: _Module, op: _Op) -> int:
         n = prod(int(part or sizes[axis]) for axis, part in axes)
     else:
         raise UnknownCollectiveError(f"unknown format of replica_groups: {op.line}")
-    # Without use_global_device_ids the numbers are replicas, each standing for all of its partitions.
+    # Without use_global_device_ids the ids are replicas, and each replica stands for all of its partitions.
     replicas = "channel_id=" in op.rest and "use_global_device_ids=true" not in op.rest
     if n > module.devices or (replicas and op.opcode != "all-to-all" and n < module.devices):
         raise UnknownCollectiveError(f"groups of {n} do not fit the {module.devices} devices: {op.line}")

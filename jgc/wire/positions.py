@@ -1,9 +1,9 @@
-"""What it costs to say which k of n values are sent: bounds and sizes of codes for sorted positions.
+"""Sizes of codes for sorted positions (which k of n values are sent), and the entropy bound.
 
 n: values in the vector; k: positions sent; p: i64[k], strictly increasing, 0 <= p < n. Bits per position at
 k/n = 0.1 % (n = 2.4M, random positions): entropy bound 11.4, Elias-Fano 12.0, DEFLATE of 16-bit gaps 13.3,
 DEFLATE of int32 positions 25, int32 itself 32. Only Elias-Fano has a size that is known before the positions
-are, so only it can be packed inside jit; the DEFLATE figures are host-side, to compare with papers.
+are, so only it can be packed inside jit. DEFLATE sizes are computed on the host, to compare with papers.
 
     elias_fano_bits(n=2_400_000, k=2_400) / 8      # bytes of a message that carries 2,400 positions
 """
@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 Positions = npt.NDArray[np.integer] | Sequence[int]
 
-_ESCAPE = 0xFFFF  # a 16-bit gap that says: 65,535 further, and the next gap counts from there
+_ESCAPE = 0xFFFF  # a 16-bit code: skip 65,535 values; the next gap counts from there
 
 
 def entropy_bound_bits(n: int, k: int) -> float:
     """log2 C(n, k), in bits: no code does better on average over all k-subsets of n positions.
 
-    By lgamma, whose rounding stays below 1e-4 bits up to n = 2^31. Raises ValueError unless 0 <= k <= n.
+    Computed by lgamma; rounding stays below 1e-4 bits up to n = 2^31. Raises ValueError unless 0 <= k <= n.
     Example: `entropy_bound_bits(8, 1) == 3`, up to rounding.
     """
     _check(n, k)
@@ -31,10 +31,10 @@ def entropy_bound_bits(n: int, k: int) -> float:
 
 
 def elias_fano_bits(n: int, k: int) -> int:
-    """Size in bits of the Elias-Fano code of k sorted positions out of n; it depends on n and k alone.
+    """Size in bits of the Elias-Fano code of k sorted positions out of n. It depends only on n and k.
 
     With l = floor(log2(n/k)): k*l bits for the low l bits of each position; then, for each of the ceil(n/2^l)
-    values that the high part can take, a one per position that has it and a zero to end it.
+    possible high parts, a one per position with that high part, and a zero.
     At most 2 bits a position (plus one bit) above the entropy bound. Raises ValueError unless 0 <= k <= n.
     Example: `elias_fano_bits(1024, 8) == 8 * 7 + 8 + 8`.
     Source: Elias, Efficient storage and retrieval by content and address of static files, J. ACM 21(2), 1974.
@@ -49,7 +49,7 @@ def elias_fano_bits(n: int, k: int) -> int:
 def deflate_bytes(positions: Positions, n: int) -> int:
     """Bytes of the positions as int32, little-endian, absolute, after raw DEFLATE at level 9.
 
-    What "the indices, compressed with DEFLATE" most directly means in a paper (LGC counts its positions so).
+    The most direct reading of "indices compressed with DEFLATE" in a paper; LGC counts its positions in this way.
     Raw: without the 6 bytes of zlib's header and checksum. Raises ValueError unless p is strictly increasing
     in [0, n) and n <= 2^31. Example: `deflate_bytes([3, 17, 40], n=64)`. Source: RFC 1951.
     """
@@ -61,7 +61,8 @@ def deflate_bytes(positions: Positions, n: int) -> int:
 def deflate_gap_bytes(positions: Positions, n: int) -> int:
     """Bytes of the positions as 16-bit gaps (`gaps16`), little-endian, after raw DEFLATE at level 9.
 
-    The same DEFLATE on a better input. Raises ValueError unless p is strictly increasing and in [0, n).
+    DEFLATE as in `deflate_bytes`, on input that compresses better.
+    Raises ValueError unless p is strictly increasing and in [0, n).
     Example: `deflate_gap_bytes([3, 17, 40], n=64)`.
     """
     return _deflate(gaps16(_checked(positions, n)).astype("<u2"))
@@ -70,7 +71,7 @@ def deflate_gap_bytes(positions: Positions, n: int) -> int:
 def gaps16(positions: Positions) -> npt.NDArray[np.uint16]:
     """u16[k + escapes]: values skipped before each position; 65,535 is an escape, not a gap.
 
-    A run of g skipped values is g // 65535 escapes and then g % 65535. Positions must be strictly increasing.
+    A gap of g values becomes g // 65535 escapes followed by g % 65535. Positions must be strictly increasing.
     Example: `gaps16([3, 4, 70_000])` is [3, 0, 65535, 4460].
     """
     skipped = np.diff(np.asarray(positions, dtype=np.int64), prepend=-1) - 1

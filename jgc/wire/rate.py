@@ -1,4 +1,4 @@
-"""Rates of links as people write them."""
+"""Parse link rates such as "100mbit"."""
 
 import re
 
@@ -6,10 +6,10 @@ UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
 
 def bytes_per_second(rate: str) -> float:
-    """A rate such as "100mbit" or "1Gbit" (bits a second, powers of 1,000) in bytes a second.
+    """A rate such as "100mbit" or "1Gbit" (bits per second, powers of 1,000) in bytes per second.
 
     Raises:
-      ValueError: it is not written so, or not positive.
+      ValueError: the rate is not of this form, or not positive.
 
     Example:
       >>> bytes_per_second("100mbit")

@@ -1,15 +1,16 @@
-"""How the values at a sparse method's positions are written: as floats of some width, or in a few bits each.
+"""Codes for the values of a sparse payload: floats of some width, or a few bits per value.
 
-    "float32"                        as they are
-    "float16", "bfloat16"            rounded; what is beyond float16's range becomes its largest
+    "float32"                        unchanged
+    "float16", "bfloat16"            rounded; values beyond the dtype's range are clipped to it
     "8bit", "4bit", "2bit", "1bit"   a sign and one of L = 2^(bits - 1) magnitudes s (l + 1/2) / L, s > 0
 
-Each layer has a scale s for its positive and one for its negative values. A value's l is that of its magnitude over the
-largest there, and s is then the one that leaves the smallest squared error, so that no code leaves more than it takes
-away; with 1 bit the magnitude is the mean. Whatever is lost stays in the sender's residual.
+Each layer has two scales s: one for its positive and one for its negative values. The level l of a value is its
+magnitude over the largest of that layer and sign, rounded down to a multiple of 1 / L. Then s minimises the squared
+error, so the error never exceeds the values in norm. With 1 bit, the decoded magnitude is the mean. The sender's
+residual keeps the error.
 
-Source: Strom 2015, Seide et al. 2014 (1 bit), Lin et al. 2018 (values are what is left once positions are coded);
-least squares in place of means for 2 bits and more is ours.
+Source: Strom 2015, Seide et al. 2014 (1 bit), Lin et al. 2018 (once positions are coded, values dominate the payload).
+Least squares in place of means, for 2 bits and more, is ours.
 """
 
 from typing import Literal, get_args
@@ -25,21 +26,21 @@ ValueCode = Literal["float32", "float16", "bfloat16", "8bit", "4bit", "2bit", "1
 
 
 def check_value_code(code: str) -> None:
-    """Raise ValueError unless it is one of `ValueCode`."""
+    """Raise ValueError unless `code` is one of `ValueCode`."""
     if code not in get_args(ValueCode):
         raise ValueError(f"value_code must be one of {', '.join(get_args(ValueCode))}, got {code!r}")
 
 
 def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
-    """Values as they are sent.
+    """Encode values into a payload.
 
     Args:
-      code: how.
+      code: the value code.
       x: f32[mu], layer by layer.
-      counts: values of each layer.
+      counts: number of values of each layer.
 
     Returns:
-      "values", [mu] of a float dtype or u32 words; with codes of a few bits also "scales" f32[2 layers].
+      "values": [mu] of a float dtype, or u32 words; for codes of a few bits also "scales", f32[2 * layers].
     """
     if not code.endswith("bit"):
         dtype = jnp.dtype(code)
@@ -60,7 +61,7 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
 
 
 def bytes_per_value(code: ValueCode) -> float:
-    """Bytes that a value takes, scales and padding apart.
+    """Bytes per value, without scales and padding.
 
     Example:
       >>> bytes_per_value("bfloat16"), bytes_per_value("4bit")
@@ -70,7 +71,7 @@ def bytes_per_value(code: ValueCode) -> float:
 
 
 def decode_values(code: ValueCode, payload: dict[str, Array], counts: tuple[int, ...]) -> Array:
-    """The inverse of `encode_values`, but for what rounding lost, f32[mu]."""
+    """The inverse of `encode_values` up to its rounding error, f32[mu]."""
     if not code.endswith("bit"):
         return payload["values"].astype(jnp.float32)
     bits = int(code[:-3])
@@ -82,7 +83,7 @@ def decode_values(code: ValueCode, payload: dict[str, Array], counts: tuple[int,
 
 
 def _group(negative: Array, counts: tuple[int, ...]) -> Array:
-    """The scale that each value has: 2 layer, or one more for negative ones, i32[mu]."""
+    """Index of the scale of each value: 2 * layer, plus 1 for negative values, i32[mu]."""
     return 2 * jnp.asarray(np.repeat(np.arange(len(counts), dtype=np.int32), counts)) + negative.astype(jnp.int32)
 
 

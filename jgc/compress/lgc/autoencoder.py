@@ -15,11 +15,11 @@ import optax
 
 from jgc.types import Array, Key, PyTree
 
-STRIDE = 16  # of the encoder as a whole
-CHANNELS = 4  # of the code
+STRIDE = 16  # total stride of the encoder
+CHANNELS = 4  # channels of the code
 ENCODER_FILTERS = (64, 128, 256, 64)  # Table I; the project's own tests use fewer
 DECODER_FILTERS = (4, 32, 64, 128, 32)  # Table II
-DECODER_STRIDES = (1, 2, 2, 2, 2)
+DECODER_STRIDES = (1, 2, 2, 2, 2)  # five strides of 2 would multiply the length by 32; the encoder divides it by 16
 
 
 class Weights(NamedTuple):
@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """f32[] each: equation (6) or (11) and equation (5), as means over their terms; (5) is 0 with one decoder."""
+    """f32[] each: equations (6) or (11), and (5), as means over their terms. (5) is 0 with one decoder."""
 
     reconstruction: Array
     similarity: Array
@@ -61,7 +61,7 @@ def padded(mu: int) -> int:
 
 
 def code_size(mu: int) -> int:
-    """Numbers in the code of mu values: four for every 16, a quarter of them.
+    """Number of values in the code of mu values: 4 for every 16.
 
     Example:
       >>> code_size(32)
@@ -83,11 +83,10 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Table II: code f32[..., m / 16, 4] -> f32[..., m, 1].
 
-    An innovation f32[..., m, 1] is concatenated before the last convolution; the ring's decoder has none. Five strided
-    deconvolutions would multiply the length by 32, the encoder divides it by 16: the first has stride 1.
+    An innovation f32[..., m, 1] is concatenated before the last convolution; the ring's decoder has none.
     """
 
-    linear: bool = False  # without the non-linearities, so that it decodes a mean of codes to the mean
+    linear: bool = False  # no non-linearities: the mean of codes then decodes to the mean of the decoded vectors
 
     @nn.compact
     def __call__(self, code: Array, innovation: Array | None = None) -> Array:
@@ -114,7 +113,7 @@ def decode_mean(decoder: PyTree, code: Array, linear: bool) -> Array:
 
 
 def init(key: Key, mu: int, nodes: int) -> Weights:
-    """Fresh weights. All decoders start from the same ones, so that what a node learns is its own difference."""
+    """Fresh weights. All decoders start from equal weights, so that each learns how its node differs."""
     m = padded(mu)
     encoder_key, decoder_key = jax.random.split(key)
     encoder = Encoder().init(encoder_key, jnp.zeros((1, m, 1)))
@@ -135,28 +134,28 @@ def losses(weights: Weights, x: Array, innovations: Array, chosen: Array) -> Los
     """Losses of one training step.
 
     Args:
-      weights: of encoder and decoders.
-      x: what every node's decoder is to give, f32[K, m]; also what the encoder gets.
+      weights: weights of encoder and decoders.
+      x: f32[K, m], the encoder's input, and the target of every node's decoder.
       innovations: f32[K, m], zero where nothing is sent.
-      chosen: i32[], the node whose code serves all decoders.
+      chosen: i32[], the node whose code all decoders use.
     """
     codes = encode(weights.encoder, x)  # [K, m / 16, 4]
     decoded = jax.vmap(decode, in_axes=(0, None, 0))(weights.decoders, codes[chosen], innovations)
     nodes = x.shape[0]
-    spread = jnp.mean((codes - jnp.mean(codes, axis=0)) ** 2)  # mean over pairs is twice K / (K - 1) of it
+    spread = jnp.mean((codes - jnp.mean(codes, axis=0)) ** 2)  # the mean over pairs is 2 K / (K - 1) times this
     similarity = 2 * nodes / max(nodes - 1, 1) * spread
     return Losses(jnp.mean((x - decoded) ** 2), similarity)
 
 
 def mean_losses(weights: Pair, x: Array, linear: bool) -> Losses:
-    """Losses of one training step with one decoder, equations (8) to (11); x is every node's, f32[K, m]."""
+    """Losses of one training step with one decoder, equations (8) to (11); x f32[K, m] is that of all nodes."""
     code = jnp.mean(encode(weights.encoder, x), axis=0)  # [m / 16, 4]
     decoded = decode_mean(weights.decoder, code, linear)
     return Losses(jnp.mean((jnp.mean(x, axis=0) - decoded) ** 2), jnp.float32(0))
 
 
 def terms(nodes: int, m: int) -> tuple[float, float]:
-    """How many terms the sums (6) and (5), over ordered pairs of nodes, have, of which `losses` gives the means.
+    """Numbers of terms in the sums (6) and (5), the latter over ordered pairs of nodes. `losses` returns their means.
 
     Example:
       >>> terms(2, 32)
@@ -169,7 +168,7 @@ def descend(
     trained: Trained, optimiser: optax.GradientTransformation, losses_of: Callable[[Any], Losses],
     weight_reconstruction: float = 1.0, weight_similarity: float = 0.0,
 ) -> tuple[Trained, Losses]:
-    """One step on the loss (7), the weighted sum of what `losses_of(weights)` gives."""
+    """One optimiser step on the loss (7), the weighted sum of the losses `losses_of(weights)`."""
 
     def loss(weights):
         parts = losses_of(weights)
@@ -184,7 +183,7 @@ def train(
     trained: Trained, optimiser: optax.GradientTransformation, x: Array, innovations: Array, chosen: Array,
     weight_reconstruction: float, weight_similarity: float,
 ) -> tuple[Trained, Losses]:
-    """One step with a decoder per node; arguments as of `losses`."""
+    """One optimiser step with a decoder per node; arguments as in `losses`."""
 
     def losses_of(weights):
         return losses(weights, x, innovations, chosen)
@@ -195,5 +194,5 @@ def train(
 def train_mean(
     trained: Trained, optimiser: optax.GradientTransformation, x: Array, linear: bool, weight: float = 1.0
 ) -> tuple[Trained, Losses]:
-    """One step with one decoder for the mean; arguments as of `mean_losses`."""
+    """One optimiser step with one decoder for the mean; arguments as in `mean_losses`."""
     return descend(trained, optimiser, lambda weights: mean_losses(weights, x, linear), weight)

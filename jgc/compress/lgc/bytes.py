@@ -1,4 +1,4 @@
-"""What each role of LGC's variants sends and receives, from static sizes.
+"""Logical messages of each role in both LGC variants, from static sizes.
 
 Symbols as in `jgc.compress.lgc.server`.
 """
@@ -31,7 +31,7 @@ def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tup
     written = jax.eval_shape(lambda: write_code(config, jnp.zeros((ae.code_size(selection.mu), 1))))
     code: Sizes = {field: float(x.size * x.dtype.itemsize) for field, x in written.items()}
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
-    # what a worker needs to decode what it is taken to have sent: the code, and the leader's scales
+    # for its residual a worker decodes its own message, and needs the code and the leader's scales to do so
     to_decode: Sizes = {}
     if config.feedback == "exact":
         to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
@@ -43,7 +43,7 @@ def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tup
 
 
 def _header(config: Lgc, selection: Selection) -> Sizes:
-    """Positions, signs and scales of one node, from the shapes of what is sent."""
+    """Bytes of one node's positions, signs and scales, from the shapes of the payload."""
 
     def header(v):
         return header_of(config, v, top_positions(v, selection.layers, selection.counts), selection)
@@ -54,13 +54,13 @@ def _header(config: Lgc, selection: Selection) -> Sizes:
 
 def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
     both = {"positions": positions, "values": values}
-    if config.positions == "own":  # the union of what the nodes sent comes back, at most
+    if config.positions == "own":  # at most the union of all nodes' values comes back
         return both_ways(both, {field: size * nodes.count for field, size in both.items()})
     return led(both, {"values": values}, {"values": values}, both)
 
 
 def server_sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-    """The trained weights, on entering the third phase: the encoder to the leader, decoders to who needs one."""
+    """The trained weights, on entering the third phase: the encoder to the leader, decoders to nodes that need one."""
     if phase != COMPRESSED or config.autoencoder_steps == 0:
         return ()
     weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), selection.mu, 1))
@@ -71,7 +71,7 @@ def server_sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nod
 
 
 def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-    """Messages of one step of a phase of the ring (`LgcRing`). A payload that is added up counts once up, once down."""
+    """Messages of one step of a phase of the ring (`LgcRing`). A summed payload counts once up and once down."""
     header = _header(config, selection)
     if phase == TOP_K:  # to the node that trains, which sends the mean back
         return _top_k(config, header["positions"], 4.0 * selection.mu, nodes)

@@ -1,6 +1,6 @@
-"""What LGC's parameter server receives in the third phase, and what it makes of it.
+"""The messages to LGC's parameter server in the third phase, and its reconstruction of the values.
 
-Symbols as in `jgc.compress.lgc.server`. On a single-program machine the server is a role that every device plays.
+Symbols as in `jgc.compress.lgc.server`. There is no server process: every device plays the server.
 """
 
 from typing import NamedTuple
@@ -32,21 +32,21 @@ from jgc.wire.values import decode_values, encode_values
 
 
 class ServerInbox(NamedTuple):
-    """What the server has received in a step."""
+    """The messages that the server received in a step, decoded."""
 
     positions: Array  # i32[K, mu]
     views: View  # leading axis [K]
-    code: Array  # f32[m / 16, 4], the leader's
+    code: Array  # f32[m / 16, 4], from the leader
     picked: Array  # i32[K, innovations], indices into the selected values
     innovations: Array  # f32[K, innovations], exact values there
 
 
 def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
-    """One step's messages: the leader's to all nodes, then every node's to the server."""
+    """Send one step's messages: the leader's to all nodes, then every node's to the server."""
     layers, counts = selection.layers, selection.counts
     own = top_positions(v, layers, counts)
     header = header_of(config, v, own, selection)  # positions, signs and scales of this node
-    # equation (3), on the leader's device: encoding once a device is all that is needed
+    # equation (3), on the leader's device: encode once per device, not once per emulated node
     view = view_of(config, v[own], header, selection)
     z = comm.on_leaders_device(to_z(v[own], view, selection), leader, nodes)
     code = write_code(config, ae.encode(encoder, z))
@@ -67,13 +67,13 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
 
 
 def write_code(config: LgcPs, code: Array) -> Payload:
-    """A code f32[m / 16, 4] as it is sent."""
+    """The payload of a code f32[m / 16, 4]."""
     payload = encode_values(config.code_dtype, code.reshape(-1), (code.size,))
     return {{"values": "code", "scales": "code scales"}[field]: x for field, x in payload.items()}
 
 
 def _read_inbox(config: LgcPs, common, every, header, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
-    """The server's reading of the messages, all with a leading axis [K]."""
+    """Decode the messages on the server."""
     layers, counts, count = selection.layers, selection.counts, nodes.count
     headers = {field: every[field] if config.positions == "own" else per_node(x, nodes) for field, x in header.items()}
     signs = jax.vmap(lambda h: unpacked_signs(config, h, selection))(headers)
@@ -105,7 +105,7 @@ def decode(weights: ae.Weights, inbox: ServerInbox, selection: Selection) -> Arr
 
 
 def average(inbox: ServerInbox, x: Array, n: int) -> Array:
-    """Equation (13): the mean over nodes of their values x f32[K, mu], each at its own positions, f32[n]."""
+    """Equation (13): the mean over nodes of values x f32[K, mu], each node's at its own positions, f32[n]."""
     return scatter(Sparse(inbox.positions, x), n) / x.shape[0]
 
 
@@ -119,13 +119,17 @@ def figures(
     selection: Selection,
     nodes: Nodes,
 ) -> dict[str, Array]:
-    """The figures of a `diagnose` step, f32[] each, and the leader's positions; `v` and `g` are this node's, f32[n].
+    """Diagnostics of a step, f32[] each, and the leader's positions; `v` and `g` are this node's, f32[n].
 
-    `reconstruction_cosine` and `relative_error` compare the aggregate with the mean over nodes of v at the
-    positions used; `ceiling_cosine` does so with exact values in place of codes: the leader's where its positions
-    serve all nodes, every node's where each sends its own;
-    `signs_means_cosine` with signs and means alone, `without_code_cosine` with these and the innovations;
-    `true_cosine` is that with the whole mean of g.
+    These compare an aggregate with the mean over nodes of v at the positions used:
+
+      `reconstruction_cosine`, `relative_error`  the aggregate of the step
+      `ceiling_cosine`                           from exact values in place of the code: the leader's if all nodes use
+                                                 its positions, every node's if each sends its own
+      `signs_means_cosine`                       from signs and means only
+      `without_code_cosine`                      from signs, means and innovations
+
+    `true_cosine` compares the aggregate of the step with the whole mean of g.
     """
     used = scatter(Sparse(inbox.positions, jnp.ones_like(inbox.views.signs)), v.size) > 0
     true = jnp.where(used, comm.pmean(v, nodes, "diagnose"), 0.0)
@@ -150,14 +154,14 @@ def figures(
 
 
 def _ceiling(exact: Array, leader: Array, inbox: ServerInbox, selection: Selection) -> Array:
-    """The same reconstruction with the leader's exact values f32[mu] in place of its code, f32[K, mu].
+    """The reconstruction from the leader's exact values f32[mu] in place of its code, f32[K, mu].
 
-    A node is taken to follow the leader as far as its layer mean does: its deviation from its mean is the leader's,
-    times the ratio of the two means, between 0 and 1. Of the simple rules tried this one comes closest.
+    A node's deviation from its layer mean is assumed to be the leader's, times the ratio of the two means clipped to
+    [0, 1]. This was the most accurate of the simple rules tried.
     """
     of_leader = jax.tree.map(lambda x: x[leader], inbox.views)
     z = to_z(exact, of_leader, selection)
-    has_mean = of_leader.means > 0  # not where means are not sent
+    has_mean = of_leader.means > 0  # False if means are not sent
     ratio = inbox.views.means / jnp.where(has_mean, of_leader.means, 1.0)
     follows = jnp.where(has_mean, jnp.clip(ratio, 0.0, 1.0), 1.0)
 

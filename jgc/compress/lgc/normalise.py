@@ -1,4 +1,4 @@
-"""How the selected values of different nodes and layers become alike before the autoencoder sees them.
+"""Normalise the selected values of different nodes and layers for the autoencoder.
 
 Symbols as in `jgc.compress.lgc.server`.
 """
@@ -17,7 +17,7 @@ from jgc.types import Array
 
 
 class Selection(NamedTuple):
-    """Static sizes of the selection."""
+    """The layers, and the number of values selected of each. Static."""
 
     layers: tuple[Layer, ...]
     counts: tuple[int, ...]  # selected values of each layer
@@ -32,7 +32,7 @@ class Selection(NamedTuple):
 
 
 class View(NamedTuple):
-    """How a node's selected values become alike between nodes and layers: z = (s x - mean) / scale."""
+    """The normalisation of a node's selected values: z = (s x - mean) / scale."""
 
     signs: Array  # f32[mu], +1 or -1
     means: Array  # f32[L]
@@ -40,7 +40,7 @@ class View(NamedTuple):
 
 
 def select_layers(config: Lgc, layers: tuple[Layer, ...]) -> Selection:
-    """The static sizes for these layers."""
+    """The selection for these layers."""
     return Selection(layers, counts_per_layer(layers, config.alpha, config.min_values))
 
 
@@ -50,44 +50,44 @@ def innovation_count(config: LgcPs, selection: Selection) -> int:
 
 
 def signs_of(config: Lgc, x: Array) -> Array:
-    """+1 or -1 for every value; all +1 where signs are not folded in."""
+    """+1 or -1 for every value; all +1 without `fold_signs`."""
     return jnp.where(x < 0, jnp.float32(-1), jnp.float32(1)) if config.fold_signs else jnp.ones_like(x)
 
 
 def scales_of(config: Lgc, x: Array, selection: Selection) -> Array:
-    """Mean magnitude of each layer, f32[L]; 0 where all of it is zero."""
+    """Mean magnitude of each layer's values, f32[L], 0 for a layer of zeros; all 1 if `scale` is "none"."""
     if config.scale == "none":
         return jnp.ones((len(selection.counts),), jnp.float32)
     return layer_means(jnp.abs(x), selection.counts)
 
 
 def means_of(config: Lgc, x: Array, signs: Array, selection: Selection) -> Array:
-    """Mean of the folded values of each layer, f32[L]; zeros where means are not sent."""
+    """Mean of each layer's sign-folded values, f32[L]; zeros if means are not sent."""
     if not config.send_means:
         return jnp.zeros((len(selection.counts),), jnp.float32)
     return layer_means(signs * x, selection.counts)
 
 
 def to_z(x: Array, view: View, selection: Selection) -> Array:
-    """f32[mu] -> f32[m]. A layer without a scale (the leader's values are all zero) stays unscaled."""
+    """Values f32[mu] to z f32[m]. A layer with scale 0 (the leader's values are all zero) stays unscaled."""
     scales = jnp.where(view.scales > 0, view.scales, 1.0)
     z = (view.signs * x - view.means[selection.ids]) / scales[selection.ids]
     return jnp.pad(z, (0, ae.padded(selection.mu) - selection.mu))
 
 
 def from_z(z: Array, view: View, selection: Selection) -> Array:
-    """f32[m] -> f32[mu]. A layer without a scale is its means alone: the decoder's biases must not become values."""
+    """z f32[m] to values f32[mu]. A layer with scale 0 gets only its mean: decoder biases must not become values."""
     return view.signs * (view.means[selection.ids] + view.scales[selection.ids] * z[: selection.mu])
 
 
 def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection) -> Array:
-    """Which of the selected values a node sends as they are, i32[innovations], ascending."""
+    """Indices of the selected values that a node sends exactly, i32[innovations], ascending."""
     explained = view.signs * view.means[selection.ids] if config.innovation_by == "error" else 0.0
     return jnp.sort(jax.lax.top_k(jnp.abs(x - explained), innovation_count(config, selection))[1])
 
 
 def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> View:
-    """All nodes' views of their values x f32[K, mu], where the server has the values themselves."""
+    """All nodes' views of their values x f32[K, mu], for a server that has the values themselves."""
     signs = signs_of(config, x)
     scales = jax.vmap(lambda x: scales_of(config, x, selection))(x)
     if config.positions == "leader":
@@ -97,7 +97,7 @@ def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> 
 
 
 def header_of(config: Lgc, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
-    """Positions, and signs and scales of the values there, as they are sent."""
+    """The payload of positions, and of the signs and scales of the values there."""
     x = v[positions]
     header = {"positions": pack_positions(positions, selection.layers)}
     if config.fold_signs:
@@ -108,12 +108,12 @@ def header_of(config: Lgc, v: Array, positions: Array, selection: Selection) -> 
 
 
 def scales_are_means(config: Lgc) -> bool:
-    """Folded by its own signs, a node's mean is its mean magnitude: one number serves for both."""
+    """Whether means serve as scales: the mean of values folded by their own signs is their mean magnitude."""
     return config.fold_signs and config.send_means and config.scale == "layer"
 
 
 def unpacked_signs(config: Lgc, header: dict[str, Array], selection: Selection) -> Array:
-    """Signs as they were sent, as +1 or -1, f32[mu]."""
+    """The signs in a header, as +1 or -1, f32[mu]."""
     if not config.fold_signs:
         return jnp.ones((selection.mu,), jnp.float32)
     return 1.0 - 2.0 * jnp.unpackbits(header["signs"], count=selection.mu).astype(jnp.float32)
@@ -127,6 +127,6 @@ def view_of(config: Lgc, x: Array, header: dict[str, Array], selection: Selectio
 
 
 def innovation_vector(view: View, picked: Array, values: Array, selection: Selection) -> Array:
-    """A node's innovation as its decoder takes it: z where values were sent, zero elsewhere, f32[m]."""
+    """The decoder's innovation input: z where values were sent, zero elsewhere, f32[m]."""
     x = jnp.zeros((selection.mu,), jnp.float32).at[picked].set(values)
     return jnp.zeros((ae.padded(selection.mu),), jnp.float32).at[picked].set(to_z(x, view, selection)[picked])

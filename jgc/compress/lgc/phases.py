@@ -1,4 +1,4 @@
-"""What both variants of LGC have in common: three phases, memory, accounting.
+"""Shared by both variants of LGC: three phases, memory, accounting.
 
 Symbols as in `jgc.compress.lgc.server`.
 """
@@ -21,14 +21,14 @@ from jgc.types import Array, Compressor, Key, Message, Nodes
 
 
 class Shared(NamedTuple):
-    """What is the same on all nodes: the autoencoder, and the number of steps taken, i32[]."""
+    """The shared state: the autoencoder, and the number of steps taken, i32[]."""
 
     autoencoder: ae.Trained
     step: Array
 
 
 class Variant(Protocol):
-    """In what the parameter server and the ring differ."""
+    """The functions in which the parameter server and the ring differ."""
 
     def weights(self, key: Key, selection: Selection, nodes: Nodes) -> Any:
         """Fresh weights of the autoencoder."""
@@ -48,12 +48,12 @@ class Variant(Protocol):
     def training_figures(
         self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
     ) -> dict[str, Array]:
-        """Figures of a diagnosis in the second phase."""
+        """Diagnostics in the second phase."""
 
     def figures(
         self, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
     ) -> dict[str, Array]:
-        """Figures of a diagnosis in the third phase."""
+        """Diagnostics in the third phase."""
 
 
 def make_optimiser(config: Lgc) -> optax.GradientTransformation:
@@ -62,7 +62,7 @@ def make_optimiser(config: Lgc) -> optax.GradientTransformation:
 
 
 def lgc(config: Lgc, variant: Variant, optimiser: optax.GradientTransformation) -> Compressor:
-    """The method of three phases that a variant makes."""
+    """The three-phase method of a variant."""
 
     def init(key, layers, nodes):
         weights = variant.weights(key, select_layers(config, layers), nodes)
@@ -94,6 +94,6 @@ def lgc(config: Lgc, variant: Variant, optimiser: optax.GradientTransformation) 
 
 
 def values_at_leaders(v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array]:
-    """The leader's positions i32[mu], sent to all nodes, and all nodes' values there, f32[K, mu]."""
+    """Broadcast the leader's positions i32[mu] and gather all nodes' values there, f32[K, mu]."""
     positions, _ = broadcast_top_positions(v, leader, selection.layers, selection.counts, nodes)
     return positions, comm.all_gather(v[positions], nodes, "values")

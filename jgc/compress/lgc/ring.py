@@ -1,27 +1,27 @@
 """LGC on a ring: every node encodes its values at one node's positions, and the mean of the codes is decoded.
 
-Three phases: "dense" sends everything; "top-k" sends the values at the positions of a node drawn in each step, while
-one node trains the autoencoder on them; in "compressed" codes take the values' place in the all-reduce.
+Three phases: "dense" sends everything; "top-k" sends values at the positions of a node drawn anew in each step, while
+one node trains the autoencoder on them; in "compressed" the all-reduce averages codes in place of values.
 
-Symbols as in `jgc.compress.lgc.server`; `leader` is the node whose positions serve in a step. All nodes draw it from a
-key that they share: nobody needs to be told.
+Symbols as in `jgc.compress.lgc.server`. `leader` is the node whose positions all nodes use in a step. All nodes draw it
+from a shared key, so it is not sent.
 
 Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
 Sections IV-B, V-B-2 and VI-A, Algorithm 2, equations (8) to (11) and (17) to (19).
 
-Differs from the paper (`RING_PAPER_RECIPE` has its way of all but the strides, and 4 and 5)
-  1. As in `jgc.compress.lgc.server`, items 1 to 3 and 8: the strides of the decoder; what the autoencoder sees (by the
+Differs from the paper (`RING_PAPER_RECIPE` follows the paper, except in the strides, 4 and 5)
+  1. As in `jgc.compress.lgc.server`, items 1 to 3 and 8: the strides of the decoder; the normalised input (by the
      leader's signs and scales, less each node's mean per layer); Adam; losses as means.
   2. Codes and means travel in fixed point, 32 or 16 bits, in units of the leader's scales: sums of integers are the
      same in any order, so the ring and `psum`, and all layouts of nodes, agree bit for bit (`code_dtype="float32"`
      sends the paper's floats, for which they agree up to rounding; unscaled values need it).
-  3. The decoder is linear (`decoder="linear"`), without Table II's leaky ReLUs: it then decodes the mean of the codes
-     to the mean of what it decodes each to. Every node knows what it is taken to have sent, and what is
-     lost goes back into its residual (`feedback="exact"`); Algorithm 2 drops it ("paper").
-  4. The paper has one node obtain all gradients in the second phase and is silent on how the others come by their
-     mean: here that node sends it to them.
-  5. In one program every device trains the autoencoder by itself, on the same numbers: the weights that the logical
-     account counts are never sent between devices.
+  3. The decoder is linear (`decoder="linear"`), without Table II's leaky ReLUs. The mean of the codes then decodes to
+     the mean of the decoded vectors, so every node knows its own share, and its residual keeps the error
+     (`feedback="exact"`). Algorithm 2 drops the error ("paper").
+  4. In the paper one node obtains all gradients in the second phase; how the others get the mean is not said. Here that
+     node sends it to them.
+  5. Every device trains the autoencoder by itself, on equal values. So the weights that the logical account counts are
+     never sent between devices.
 """
 
 import dataclasses
@@ -61,11 +61,11 @@ class LgcRing(Lgc):
     """Settings of `lgc_ring`."""
 
     algorithm: Literal["psum", "ring"] = "ring"
-    """how codes are averaged: an explicit ring by ppermute, or whatever psum is on the machine"""
+    """how codes are averaged: an explicit ring by ppermute, or the runtime's all-reduce"""
     decoder: Literal["linear", "leaky_relu"] = "linear"
-    """linear: decodes the mean of codes exactly to the mean of what they stand for; leaky_relu: the paper's"""
+    """linear: the mean of codes decodes to the mean of the decoded vectors; leaky_relu: the paper's"""
     code_dtype: Literal["int32", "int16", "float32"] = "int32"
-    """in which codes and means are sent: fixed point in steps of 2**-16 or 2**-8 of a scale, or the paper's floats"""
+    """dtype of codes and means: fixed point in steps of 2**-16 or 2**-8 of a scale, or the paper's floats"""
 
 
 RING_PAPER_RECIPE: dict[str, Any] = {
@@ -81,7 +81,7 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a setting outside its range; the message says which and what would be right.
+      ValueError: a setting outside its range; the message names it and the valid values.
 
     Example:
       >>> [(phase.name, phase.start) for phase in lgc_ring(warmup_steps=10, autoencoder_steps=20).schedule]
@@ -97,22 +97,22 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     )
     if config.feedback == "exact" and config.decoder != "linear":
         raise ValueError(
-            f'decoder must be linear with feedback "exact", got {config.decoder}: no node knows its share of what '
-            'another decoder makes of the mean; use feedback "paper"'
+            f'decoder must be linear with feedback "exact", got {config.decoder}: with another '
+            'decoder no node can compute its own share of the decoded mean; use feedback "paper"'
         )
     if config.scale == "none" and config.code_dtype != "float32":
-        raise ValueError(f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it counts in scales')
+        raise ValueError(f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it needs scales')
     optimiser = make_optimiser(config)
     return lgc(config, Ring(config, optimiser), optimiser)
 
 
 def draw_leader(key: Key, nodes: Nodes) -> Array:
-    """The node whose positions serve in this step, i32[]; the same on all nodes, as the key is."""
+    """The node whose positions all nodes use in this step, i32[]; equal on all nodes, because the key is."""
     return jax.random.randint(key, (), 0, nodes.count, jnp.int32)
 
 
 class Header(NamedTuple):
-    """What the leader tells all nodes."""
+    """The leader's broadcast to all nodes."""
 
     positions: Array  # i32[mu]
     signs: Array  # f32[mu]
@@ -120,12 +120,12 @@ class Header(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """One step of the third phase as a node knows it."""
+    """The results of one step of the third phase on a node."""
 
     positions: Array  # i32[mu], the leader's
-    mean: Array  # f32[mu], what all nodes decode, equation (19)
-    own: Array  # f32[mu], what this node's message stands for
-    means: Array  # f32[mu], signs and mean of the layer means alone
+    mean: Array  # f32[mu], the decoded mean of codes, equation (19), equal on all nodes
+    own: Array  # f32[mu], this node's message decoded
+    means: Array  # f32[mu], from signs and averaged layer means only
 
 
 class Ring(NamedTuple):
@@ -136,7 +136,7 @@ class Ring(NamedTuple):
 
     @property
     def linear(self) -> bool:
-        """Whether the decoder is."""
+        """Whether the decoder is linear."""
         return self.config.decoder == "linear"
 
     def weights(self, key: Key, selection: Selection, nodes: Nodes) -> ae.Pair:
@@ -174,7 +174,7 @@ class Ring(NamedTuple):
         return jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
 
     def send(self, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes) -> Coded:
-        """The leader's positions, signs and scales to all nodes; codes and layer means of all nodes averaged."""
+        """Broadcast the leader's positions, signs and scales; average codes and layer means of all nodes; decode."""
         config, header = self.config, self.header(v, draw_leader(key, nodes), selection, nodes)
         encode = partial(self.encode, selection, nodes.count)
         decode = partial(self.decode, selection)
@@ -186,11 +186,11 @@ class Ring(NamedTuple):
         return Coded(header.positions, mean, own, header.signs * means)
 
     def header(self, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> Header:
-        """The leader's positions, signs and scales, sent to all nodes."""
+        """Broadcast the leader's positions, signs and scales."""
         config, layers, counts = self.config, selection.layers, selection.counts
         own = top_positions(v, layers, counts)
         header = header_of(config, v, own, selection)
-        if config.scale == "layer":  # by which all nodes' means are measured
+        if config.scale == "layer":  # the unit of all nodes' means
             header["scales"] = scales_of(config, v[own], selection)
         header = comm.broadcast_dict(header, leader, nodes)
         scales = header["scales"] if config.scale == "layer" else jnp.ones((len(counts),))
@@ -201,16 +201,16 @@ class Ring(NamedTuple):
         """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed point."""
         encoder, header = known
         dtype, scales = self.config.code_dtype, header.scales
-        shares = jnp.zeros((0,))  # of the leader's scales, 0 where that is 0; none where means are not sent
+        shares = jnp.zeros((0,))  # means over the leader's scales, 0 if a scale is 0; empty if means are not sent
         if self.config.send_means:
             means = layer_means(header.signs * x, selection.counts)
             shares = jnp.where(scales > 0, means / jnp.where(scales > 0, scales, 1.0), 0.0)
-        read = to_fixed(shares, dtype, nodes) / units(dtype)  # as all nodes will
+        read = to_fixed(shares, dtype, nodes) / units(dtype)  # rounded, as all nodes will read them
         z = to_z(x, View(header.signs, self.means(read, scales), scales), selection)
         return to_fixed(jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), dtype, nodes)
 
     def decode(self, selection: Selection, known: tuple[Any, Header], message: Array) -> Array:
-        """What a message, or the mean of all nodes', stands for, f32[mu], equation (19)."""
+        """Decode a message, or the mean of all messages, to f32[mu], equation (19)."""
         decoder, header = known
         size = ae.code_size(selection.mu)
         values = message / units(self.config.code_dtype)
@@ -218,7 +218,7 @@ class Ring(NamedTuple):
         return from_z(z, View(header.signs, self.means(values[size:], header.scales), header.scales), selection)
 
     def means(self, shares: Array, scales: Array) -> Array:
-        """Layer means f32[L] from their shares of the scales; zeros where means are not sent."""
+        """Layer means f32[L] from their shares of the scales; zeros if means are not sent."""
         return scales * shares if self.config.send_means else jnp.zeros_like(scales)
 
     def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
@@ -240,10 +240,10 @@ class Ring(NamedTuple):
     def figures(
         self, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
     ) -> dict[str, Array]:
-        """As `messages.figures`, f32[] each, and the leader's positions.
+        """The diagnostics of `messages.figures`, f32[] each, and the leader's positions.
 
-        Every node has a part in the code, so exact values in its place would give the true mean: `ceiling_cosine` is
-        1. There are no innovations: without the code only signs and means are left.
+        Every node contributes to the code, so exact values in its place give the true mean: `ceiling_cosine` is 1.
+        There are no innovations, so `without_code_cosine` equals `signs_means_cosine`.
         """
         coded = self.send(v, key, shared.autoencoder.weights, selection, nodes)
         true = comm.pmean(v, nodes, "diagnose")

@@ -1,35 +1,36 @@
-"""LGC with a parameter server: an autoencoder learns what the nodes' gradients have in common.
+"""LGC with a parameter server: an autoencoder learns the part that the nodes' gradients share.
 
 Three phases: "dense" sends everything; "top-k" sends each layer's largest values while the server trains the
-autoencoder on them; in "compressed" a leader sends a learned code, and every node a few values of its own.
+autoencoder on them; in "compressed" a leader sends a learned code, and every node sends a few exact values.
 
-    n       values of a node's gradient            mu   values selected of them, at least one a layer
+    n       values of a node's gradient            mu   selected values, at least one per layer
     L       layers                                 m    mu padded to a multiple of 16
     v f32[n]    accumulated gradient of a node     x f32[mu]  v at the selected positions
-    s f32[mu]   signs of the leader's x            z f32[m]   what the autoencoder sees of x (`View`)
+    s f32[mu]   signs of the leader's x            z f32[m]   normalised x, the autoencoder's input (`View`)
 
 Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
 Sections IV-A, V and VI-A, Algorithm 1, Tables I and II.
 
-Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` has its way of 2, 3, 6 and 8)
+Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` follows the paper in 2, 3, 6 and 8)
   1. Five strided deconvolutions (Table II) multiply by 32, the encoder (Table I) divides by 16: the first
      deconvolution has stride 1, and inputs are padded to a multiple of 16.
-  2. The autoencoder sees values multiplied by the leader's signs, less each node's mean per layer, over the leader's
-     scale per layer. The leader sends its signs (one bit a value), every node its means. In index order, unscaled, the
-     paper's autoencoder does not learn to reconstruct (`fold_signs`, `send_means`, `scale`).
-  3. Adam in place of SGD, with any number of updates on each step's gradients (`autoencoder_*`).
-  4. Algorithm 1 lets every node select its own positions and does not send them to the server, which could not place
-     what it decodes. By default all nodes use the leader's (`positions="leader"`); with `positions="own"` every node
-     sends its positions, and they are counted.
-  5. The innovation is the values that the signs and means explain worst, over all layers together
-     (`innovation_by="error"`), not the largest of each layer (`"magnitude"` takes the largest of all layers); the
-     server puts their exact values in place of the decoder's.
-  6. What the decoder loses goes back into the residual (`feedback="exact"`); Algorithm 1 drops it ("paper").
-     Every worker then needs the code and its own decoder, which are counted.
+  2. The autoencoder's input is normalised: multiplied by the leader's signs, less each node's mean per layer, divided
+     by the leader's scale per layer. The leader sends its signs (one bit per value), every node its means. On values in
+     index order and unscaled, the paper's autoencoder does not learn to reconstruct (`fold_signs`, `send_means`,
+     `scale`).
+  3. Adam in place of SGD, with any number of updates per training step (`autoencoder_*`).
+  4. In Algorithm 1 every node selects its own positions but does not send them, so the server could not place the
+     decoded values. By default all nodes use the leader's positions (`positions="leader"`). With `positions="own"`
+     every node sends its positions, and they are counted.
+  5. The innovations are the values, over all layers together, with the largest error of signs and means
+     (`innovation_by="error"`). The paper takes the largest of each layer (`"magnitude"`: the largest over all layers).
+     The server replaces decoded values by the exact ones.
+  6. The residual keeps the decoding error (`feedback="exact"`); Algorithm 1 drops it ("paper"). For that every worker
+     needs the code and its own decoder, which are counted.
   7. In the top-k phase the leader alone selects, as in the third phase. With `positions="own"` all nodes do.
   8. The losses (5) and (6) are means over their terms, not sums, so that settings carry over between sizes
      (`autoencoder_loss`).
-  9. The decoders are trained on the leader's code, which they will get in the third phase; the paper draws the node at
+  9. The decoders are trained on the leader's code, which they also get in the third phase. The paper draws the node at
      random in each step.
  10. The paper says 10 % (Algorithm 1) and 0.001 % (Section V-B-1) for the innovation's share of mu: 10 % here.
 """
@@ -61,7 +62,7 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a setting outside its range; the message says which and what would be right.
+      ValueError: a setting outside its range; the message names it and the valid values.
 
     Example:
       >>> [(phase.name, phase.start) for phase in lgc_ps(warmup_steps=10, autoencoder_steps=20).schedule]
@@ -86,7 +87,7 @@ class ParameterServer(NamedTuple):
         return ae.init(key, selection.mu, nodes.count)
 
     def leader(self, shared: Shared, nodes: Nodes) -> Array:
-        """The node whose code serves for all in this step, i32[]."""
+        """The node whose code all nodes use in this step, i32[]."""
         return shared.step % nodes.count if self.config.leader == "rotating" else jnp.int32(0)
 
     def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:

@@ -1,4 +1,4 @@
-"""Settings of LGC: what both variants have, and what the parameter server adds. The ring's own are with the ring."""
+"""Settings of LGC: those of both variants and those of the parameter server. `LgcRing` is in ring.py."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal, get_args
@@ -18,29 +18,29 @@ class Lgc(ErrorFeedback):
     alpha: float = 0.001
     """share of each layer's values that is selected, in (0, 1]"""
     min_values: int = 1
-    """values selected of each layer at least; with 1 a small layer can wait for hundreds of steps"""
+    """least number of values selected per layer; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 200
     """uncompressed steps, the first phase"""
     autoencoder_steps: int = 300
     """top-k steps while the autoencoder trains, the second phase"""
     feedback: Literal["exact", "paper"] = "exact"
-    """exact: what decoding loses goes back into the residual; paper: it is lost"""
+    """exact: the residual keeps the decoding error; paper: the error is lost"""
     momentum_correction: bool = True
     """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
     fold_signs: bool = True
     """multiply values by the leader's signs, which cost one bit a value"""
     send_means: bool = True
-    """every node sends the mean of its values for each layer, and the code stands for the rest"""
+    """every node sends the mean of its values per layer; the code encodes deviations from it"""
     scale: Literal["layer", "none"] = "layer"
     """divide by the leader's mean magnitude of each layer"""
     autoencoder_optimizer: Literal["adam", "sgd"] = "adam"
     """optimiser of the autoencoder"""
     autoencoder_learning_rate: float = 0.001
-    """its learning rate"""
+    """learning rate of the autoencoder"""
     autoencoder_loss: Literal["mean", "sum"] = "mean"
-    """its losses are means over their terms, or the paper's sums, which grow with size and number of nodes"""
+    """mean: losses are means over their terms; sum: the paper's sums, which grow with mu and the number of nodes"""
     autoencoder_updates: int = 1
-    """its updates on each step's gradients"""
+    """autoencoder updates per training step"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +52,9 @@ class LgcPs(Lgc):
     leader: Literal["fixed", "rotating"] = "fixed"
     """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder"""
     innovation: float = 0.1
-    """share of the selected values that every node sends as they are, in [0, 1]"""
+    """share of the selected values that every node sends exactly, in [0, 1]"""
     innovation_by: Literal["error", "magnitude"] = "error"
-    """which ones: where signs and means explain least, or the largest (the paper's)"""
+    """error: those with the largest error of signs and means; magnitude: the largest, as in the paper"""
     lambda_reconstruction: float = 1.0
     """weight of the reconstruction loss (6)"""
     lambda_similarity: float = 0.5
@@ -62,7 +62,7 @@ class LgcPs(Lgc):
     innovation_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """dtype in which innovations are sent"""
     code_dtype: ValueCode = "float32"
-    """how the code is sent: floats of some width, or so many bits with a scale for either sign"""
+    """value code of the code: floats of some width, or a few bits per value with a scale for either sign"""
 
 
 PAPER_RECIPE: dict[str, Any] = {
@@ -80,7 +80,7 @@ PAPER_RECIPE: dict[str, Any] = {
 
 
 def check_common(config: Lgc) -> None:
-    """Raise ValueError, naming the value and what would be right, unless the settings of both variants are in range."""
+    """Raise ValueError, naming the value and the valid ones, unless the settings of both variants are in range."""
     check_alpha(config.alpha)
     check_min_values(config.min_values)
     if config.autoencoder_updates < 1:
@@ -92,7 +92,7 @@ def check_common(config: Lgc) -> None:
 
 
 def check(config: LgcPs) -> None:
-    """The same for the parameter server's own settings too."""
+    """Raise ValueError unless all settings of the parameter server are in range."""
     check_common(config)
     if not 0 <= config.innovation <= 1:
         raise ValueError(f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}")

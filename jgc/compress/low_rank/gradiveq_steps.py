@@ -1,6 +1,6 @@
-"""The steps of GradiVeQ on convolutions: sampling, coding, and when to sample again.
+"""The steps of GradiVeQ on convolutions: sampling, coding, and the decision to sample again.
 
-Equation numbers are those of the paper, see `gradiveq.py`.
+Equation numbers are those of the paper; see `gradiveq.py` for the symbols.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
 from jgc.types import Array, Compressor, Message, Nodes, Phase, PyTree, State
 
-if TYPE_CHECKING:  # the settings stand with the factory, which imports this file
+if TYPE_CHECKING:  # the settings' file imports this one
     from jgc.compress.low_rank.gradiveq import Gradiveq
 
 SAMPLING, COMPRESSED = "sampling", "compressed"
-BUCKET = 512  # values with one scale in QSGD
-EIGHTHS = 8  # d is rounded up to a multiple of the largest d / 8
+BUCKET = 512  # values that share a scale in QSGD
+EIGHTHS = 8  # d is rounded up to a multiple of (largest d) / 8
 
 
 class Learned(NamedTuple):
     """What all nodes have learned from the means.
 
     Attributes:
-      samples: of each layer f32[bases, samples, K], first slices, the newest in the place of the oldest.
-      taken: i32[], how many samples there have been.
-      bases: of each layer f32[bases, d, K] with the largest d, one direction a row.
-      mean: f32[n], the sum of this cycle's samples, then mu.
-      steps: i32[], of this phase so far, without those that were skipped.
-      alarm: bool[], most nodes lose more than the limit.
+      samples: per layer f32[bases, samples, K], first slices; a ring buffer, the newest replaces the oldest.
+      taken: i32[], number of samples taken so far.
+      bases: per layer f32[bases, d, K] with the largest d, one direction per row.
+      mean: f32[n], in a sampling phase the sum of its mean gradients; in a compressed phase mu.
+      steps: i32[], steps of this phase so far, without skipped ones.
+      alarm: bool[], whether the loss of most nodes exceeds the limit.
     """
 
     samples: Rows
@@ -58,14 +58,14 @@ class Learned(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """A node's own loss (7) in this cycle, f32[] each: at its beginning, and a running mean of it."""
+    """A node's own loss (7) in this cycle, f32[] each: its first value, and its running mean."""
 
     first: Array
     lately: Array
 
 
 def convolutions(config: Gradiveq) -> Compressor:
-    """The method for leaves that are convolutions."""
+    """The method for convolution kernels."""
     ways = uncompressed(config)
 
     def init(key, layers, nodes):
@@ -86,7 +86,7 @@ def convolutions(config: Gradiveq) -> Compressor:
             return Step(mean, sent, learned, losses, slices.code_size(cut, d))
         sent = v
         if name == SAMPLING and config.error_feedback:
-            # each of `feedback_steps` sends an equal share of the residual; the rest waits for the next of them
+            # each of the `feedback_steps` steps sends an equal share of the residual and leaves the rest
             left = jnp.maximum(config.feedback_steps - learned.steps, 1).astype(jnp.float32)
             sent = v - state.local.memory * (1 - 1 / left)
         mean = ways[name].mean(key, sent, layers, nodes)
@@ -117,7 +117,7 @@ def convolutions(config: Gradiveq) -> Compressor:
 
 
 def _transition(config: Gradiveq, new: object, state: State) -> State:
-    """New bases and mu from the samples on entering a compressed phase; counters start again."""
+    """On entering a compressed phase, compute new bases and mu from the samples. Every phase resets the counters."""
     learned, bases, mean = state.shared, state.shared.bases, jnp.zeros_like(state.shared.mean)
     if _parse(new)[0] == COMPRESSED:
         found = [_components(samples, learned.taken, config)[1] for samples in learned.samples]
@@ -130,7 +130,7 @@ def _transition(config: Gradiveq, new: object, state: State) -> State:
 
 
 def _next_phase(config: Gradiveq, before: Phase, step: int, learned: Learned) -> Phase:
-    """Warm-up, then sampling and compressed steps in turn; back to sampling early on an alarm."""
+    """Warm-up, then sampling and compressed phases in turn; an alarm ends a compressed phase early."""
     passed, name = step - before.start, _parse(before.value)[0]
     if name == SAMPLING and passed >= config.sampling_steps:
         return Phase(COMPRESSED, step, (COMPRESSED, chosen(config, learned)))
@@ -155,7 +155,7 @@ class Way(NamedTuple):
 
 
 def uncompressed(config: Gradiveq) -> dict[str, Way]:
-    """The ways of the phases without codes: in full precision, and by QSGD."""
+    """How gradients travel in the phases without codes: in full precision, or by QSGD."""
     exact = _through(identity(), all_reduce(config.algorithm))
     if not config.sampling_bits:
         return {DENSE: exact, SAMPLING: exact}
@@ -177,7 +177,7 @@ def _through(codec: Codec, exchange: Exchange) -> Way:
 
 
 def _parse(phase) -> tuple[str, tuple[int, ...]]:
-    """The name of a phase and the d of every layer; none for the largest that is possible."""
+    """The name of a phase, and d of every layer; an empty tuple means the largest d."""
     return phase if isinstance(phase, tuple) else (phase, ())
 
 
@@ -198,12 +198,12 @@ def largest(config: Gradiveq, layers: tuple[Sliced, ...]) -> tuple[int, ...]:
 
 
 def kept_samples(config: Gradiveq) -> int:
-    """Of how many steps bases are made."""
+    """Number of steps from which bases are computed."""
     return config.samples or config.sampling_steps
 
 
 def chosen(config: Gradiveq, learned: Learned) -> tuple[int, ...]:
-    """d of every layer by (6), from the samples, rounded up to eighths of the largest."""
+    """d of every layer by (6), from the samples, rounded up to a multiple of an eighth of the largest d."""
     out = []
     for samples, basis in zip(learned.samples, learned.bases, strict=True):
         most = basis.shape[1]
@@ -228,21 +228,21 @@ _principal = jax.jit(slices.principal, static_argnums=2)
 def coded(
     config: Gradiveq, d: tuple[int, ...], v: Array, learned: Learned, layers: tuple[Sliced, ...], nodes: Nodes
 ) -> tuple[Array, Array]:
-    """The mean of v f32[n] over nodes as their codes have it, and what this node's code stands for.
+    """The decoded mean over nodes of the codes of v f32[n], and the part of v that counts as sent, each f32[n].
 
     Source: GradiVeQ paper, (3) to (5) and Algorithm 1.
     """
     size, x = slices.code_size(layers, d), v - learned.mean
     if not size:
         return v, v
-    own = slices.codes(layers, learned.bases, d, x, 0, size)  # in a ring, of use for what this node lost alone
+    own = slices.codes(layers, learned.bases, d, x, 0, size)  # in a ring, used only for the residual and the loss
     if config.algorithm == "ring":
         places = comm.ring_size(nodes)
         width = -(-size // places)
 
         def segment(place):
             code = slices.codes(layers, learned.bases, d, x, place * width, (place + 1) * width)
-            return jnp.pad(code, (0, width - code.size))  # the last one is filled up with zeros
+            return jnp.pad(code, (0, width - code.size))  # the last segment is padded with zeros
 
         def segment_of(i):
             return jax.lax.switch(i, [partial(segment, place) for place in range(places)])
@@ -257,7 +257,7 @@ def coded(
 
 
 def _sampled(mean: Array, learned: Learned, layers: tuple[Sliced, ...]) -> Learned:
-    """With one more sample, in the place of the oldest."""
+    """Add one sample, which replaces the oldest."""
     count = learned.samples[0].shape[1] if layers else 1
     samples = slices.add_sample(layers, learned.samples, mean, learned.taken % count)
     return learned._replace(
@@ -268,7 +268,7 @@ def _sampled(mean: Array, learned: Learned, layers: tuple[Sliced, ...]) -> Learn
 def _observed(
     config: Gradiveq, v: Array, sent: Array, learned: Learned, losses: PyTree, nodes: Nodes
 ) -> tuple[Learned, PyTree]:
-    """The node's losses with this step's, and an alarm if most nodes find theirs too large."""
+    """Add this step's loss to the node's losses; set the alarm if most nodes exceed the limit."""
     step = learned.steps + 1
     learned = learned._replace(steps=step)
     if not config.control_limit:

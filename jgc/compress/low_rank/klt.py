@@ -1,35 +1,34 @@
-"""Transform coding in learned bases: what nodes' gradients have in common in few coefficients, the rest by top-k.
+"""Transform coding in learned bases: few coefficients for the part that nodes' gradients share, top-k for the rest.
 
-A layer's gradient, seen as a matrix or, for a convolution, as taps x inputs x outputs, is rotated along each of its
-modes into the eigenvectors of the mean gradients' second moments (a separable Karhunen-Loeve transform, KLT). Most of
-what the nodes have in common then lies in few coefficients. Their places follow from the moments, which all nodes
-know: they cost nothing.
+A layer's gradient is a matrix or, for a convolution, taps x inputs x outputs. Each of its modes is rotated into the
+eigenvectors of the mean gradients' second moments (a separable Karhunen-Loeve transform, KLT). Few coefficients then
+hold most of the common part. All nodes know the moments, and so the coefficients' positions, which need not be sent.
 
 On each node, with v f32[n] from the memory:
 
-    c = rotate(v)[kept]             kept i32[k]: the k places of most energy, over all layers, equal on all nodes
+    c = rotate(v)[kept]             kept i32[k]: the k positions of most energy, over all layers, equal on all nodes
     q = round(c / step)             integers, small enough for the sum over nodes to fit into `code_dtype`; all-reduce
     rest = v - rotate_back(step q)
     s = top-k of rest               own positions, layer by layer; gather
-    the memory keeps rest - s
+    residual: rest - s
 
     aggregated = rotate_back(step mean(q)) + mean(s)
 
-With `momentum_at_once` v has a gradient's whole momentum series in it at once, as suits what waits long to be sent. The
-coefficients do not wait; their mean is spread over the following steps again, u = m u + (1 - m) common, which is
-the momentum of uncompressed training.
+With `momentum_at_once`, v holds a gradient's whole momentum series at once, which suits values that wait long. The
+coefficients do not wait, so their mean is spread over the following steps again: u = m u + (1 - m) common, the momentum
+of uncompressed training.
 
-All nodes see the same means, find the same bases by themselves and never send any: at the end of the uncompressed
-warm-up, and afresh every `refresh` steps from moments in which what was decoded since counts most.
+All nodes see the same means and compute the same bases, so no basis is ever sent. Bases are computed at the end of the
+uncompressed warm-up, and again every `refresh` steps, from moments that weight recent aggregates most.
 
-Limits. Eigenvectors must come out the same on all nodes to the bit: the same kind of device and the same versions, as
-programs of several processes need anyway. A refresh takes an eigendecomposition for each mode: O(r^3). Moments and
-bases take 8 r^2 bytes a mode.
+Limits. Eigenvectors must be equal on all nodes to the bit. So all nodes need the same kind of device and the same
+software versions, as programs of several processes do anyway. A refresh costs an eigendecomposition per mode, O(r^3).
+Moments and bases take 8 r^2 bytes per mode.
 
 Source: ours; how it came about is in docs/results/codecs.md. Its parts: transform coding (Huang and Schultheiss 1963);
 second moments of gradients by modes (Gupta et al. 2018, Shampoo; Vyas et al. 2024, SOAP); PCA codes that can be summed
-(Yu et al. 2018, GradiVeQ, where they span slices of a layer); what is common and what is innovation (Abrahamyan et al.
-2021, LGC); top-k with error feedback (Stich et al. 2018).
+(Yu et al. 2018, GradiVeQ, where they span slices of a layer); common part and innovation (Abrahamyan et al. 2021,
+LGC); top-k with error feedback (Stich et al. 2018).
 """
 
 import dataclasses
@@ -58,7 +57,7 @@ from jgc.types import Array, Compressor, Nodes
 from jgc.wire.fixed_point import largest_summand
 
 COMPRESSED = "compressed"
-LEVELS = 7  # the least that a node's integers must reach
+LEVELS = 7  # each node must be able to use integers up to at least this
 FINE = 16.0  # steps are powers of 2 ** (1 / FINE)
 
 
@@ -69,19 +68,19 @@ class Klt(ErrorFeedback):
     share: float = 0.01
     """share of all coefficients that is sent, in (0, 1]"""
     alpha: float = 0.001
-    """share of each layer's values that a node sends of the rest, in (0, 1]"""
+    """share of each layer's values of the rest that a node sends, in (0, 1]"""
     min_values: int = 1
-    """values sent of each layer at least; with 1 a small layer can wait for hundreds of steps"""
+    """least number of values sent per layer; with 1 a small layer can wait for hundreds of steps"""
     code_dtype: Literal["int8", "int16", "int32"] = "int8"
-    """of the sum of the nodes' integers, of which each has its share of the range: int8 serves up to 18 nodes"""
+    """dtype of the sum of the nodes' integers; each node has its share of the range, so int8 serves up to 18 nodes"""
     warmup_steps: int = 200
     """uncompressed steps, from which the first bases are learned, at least 1"""
     refresh: int = 50
-    """steps between two sets of bases, 0 for the first set for good"""
+    """steps between two computations of the bases; 0 keeps the first bases"""
     decay: float = 0.98
-    """of the second moments in a step, in [0, 1)"""
+    """decay of the second moments per step, in [0, 1)"""
     max_mode: int = 2048
-    """longer modes of a layer are not rotated: moments and basis each take the square of that"""
+    """longest mode that is rotated; its moments and basis each take the square of its length"""
     momentum_correction: bool = True
     """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
 
@@ -92,9 +91,9 @@ class Learned(NamedTuple):
     Attributes:
       moments: second moments of each layer's modes, [r, r], or [r] of modes that are not rotated.
       bases: their eigenvectors [r, r], in columns; [0] for modes that are not rotated.
-      kept: places of the coefficients that are sent, most energy first, i32[k].
+      kept: positions of the coefficients that are sent, most energy first, i32[k].
       step: compressed steps so far, i32[].
-      velocity: with `momentum_at_once`, of the common part, f32[n]; else f32[0].
+      velocity: with `momentum_at_once`, velocity of the common part, f32[n]; else f32[0].
     """
 
     moments: Factors
@@ -105,20 +104,20 @@ class Learned(NamedTuple):
 
 
 class Common(NamedTuple):
-    """The coefficients of a step as a node knows them, in gradients again."""
+    """The common part of a step, decoded to gradients."""
 
     mean: Array  # f32[n], equal on all nodes
-    own: Array  # f32[n], what this node's integers stand for
+    own: Array  # f32[n], this node's integers decoded
 
 
 def klt(config: Klt | None = None, **overrides) -> Compressor:
-    """Coefficients of f32[n] in learned bases through an all-reduce, top-k of what they leave through a gather.
+    """Average coefficients of f32[n] in learned bases by an all-reduce; gather top-k of the rest.
 
     Args:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a setting outside its range, or, when it is first used, more nodes than `code_dtype` has integers for.
+      ValueError: a setting outside its range; at the first compressed step, too many nodes for `code_dtype`.
 
     Example:
       >>> [phase.name for phase in klt(share=0.05, warmup_steps=100).schedule]
@@ -171,14 +170,14 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
 
 
 def _with_moments(config: Klt, result: Step, decoded: Array, layers: Layers) -> Step:
-    """The step with the mean of what was sent, f32[n], in its second moments."""
+    """Add the decoded mean f32[n] to the second moments of the step's shared state."""
     learned: Learned = result.shared
     moments = add_moments(config.decay, learned.moments, decoded, layers)
     return result._replace(shared=learned._replace(moments=moments))
 
 
 def _smooths(config: Klt) -> bool:
-    """Whether the common part, of which every step's arrives in that step, gets its momentum back."""
+    """Whether the mean of the common part is spread over the following steps by momentum."""
     return config.momentum_correction and config.momentum_at_once
 
 
@@ -192,7 +191,7 @@ def _check(config: Klt) -> None:
     if config.warmup_steps < 1:
         raise ValueError(f"the dense phase must have a step to learn from, got warmup_steps {config.warmup_steps}")
     if config.factor_masking:
-        raise ValueError("factor_masking must be False, got True: no coefficient waits, so nothing is there to mask")
+        raise ValueError("factor_masking must be False, got True: coefficients do not wait, so no velocity is stale")
     for name, least in (("refresh", 0), ("max_mode", 1)):
         if getattr(config, name) < least:
             raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")
@@ -208,7 +207,7 @@ def _count(config: Klt, layers: Layers) -> int:
 
 
 def groups(k: int) -> np.ndarray:
-    """The group of each coefficient, most energy first, i64[k]: 1, 2, 4, 8 ... of them share a step.
+    """The group of each coefficient, most energy first, i64[k]: groups of 1, 2, 4, 8 ... share a quantisation step.
 
     Example:
       >>> groups(9)
@@ -222,7 +221,7 @@ def _group_count(k: int) -> int:
 
 
 def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Nodes) -> Common:
-    """All nodes' coefficients at the places kept, averaged, and what they stand for."""
+    """Average all nodes' coefficients at the positions `kept`, and decode the mean and this node's own."""
     coefficients = comm.one_by_one(partial(rotate, layers), learned.bases, v)[learned.kept]
     largest = largest_summand(config.code_dtype, nodes.count)
     if largest < LEVELS:
@@ -242,10 +241,8 @@ def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Node
 
 
 def _steps(coefficients: Array, largest: float, nodes: Nodes) -> Array:
-    """For each coefficient f32[k] the step with which no node's in its group exceeds the largest integer, f32[k].
-
-    What travels is the exponent of the largest magnitude: small, and equal on all nodes to the bit.
-    """
+    """The quantisation step of each coefficient, f32[k]: within its group no node exceeds the largest integer."""
+    # Nodes send the exponent of the largest magnitude: small, and equal on all nodes to the bit.
     group = groups(coefficients.size)
     magnitudes = jnp.zeros((_group_count(group.size),), jnp.float32).at[group].max(jnp.abs(coefficients))
     exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)

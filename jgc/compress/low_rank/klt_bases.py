@@ -1,8 +1,8 @@
-"""Bases in which a layer's gradients have most of their energy in few coefficients, learned from mean gradients.
+"""Learned bases, from mean gradients, in which a few coefficients hold most of a layer's energy.
 
     M_i = decay M_i + unfold_i(G) unfold_i(G)'       second moments of mode i, for each mean gradient G of a layer
     M_i = U_i diag(l_i) U_i'                         its basis
-    energy of a coefficient = product of its l_i / trace(M), times trace(M), as if modes were independent
+    energy of a coefficient = trace(M) times the product of its l_i / trace(M), as if modes were independent
 """
 
 import math
@@ -14,7 +14,7 @@ from jax import lax
 from jgc.layout.pack import Layer
 from jgc.types import Array
 
-Factors = tuple[tuple[Array, ...], ...]  # of each layer, one for each of its modes
+Factors = tuple[tuple[Array, ...], ...]  # per layer, one array per mode
 
 
 def modes(layers: Sequence[Layer]) -> list[tuple[int, ...]]:
@@ -31,7 +31,7 @@ def modes(layers: Sequence[Layer]) -> list[tuple[int, ...]]:
 
 
 def _by_layer(flat: Array, layers: Sequence[Layer]) -> list[Array]:
-    """The layers of f32[n], each with its modes for axes."""
+    """The layers of f32[n]; the axes of each are its modes."""
     return [
         flat[layer.start : layer.start + layer.size].reshape(shape)
         for layer, shape in zip(layers, modes(layers), strict=True)
@@ -39,7 +39,7 @@ def _by_layer(flat: Array, layers: Sequence[Layer]) -> list[Array]:
 
 
 def rotate(layers: Sequence[Layer], bases: Factors, flat: Array, back: bool = False) -> Array:
-    """f32[n] as coefficients f32[n], or back."""
+    """f32[n] to coefficients f32[n], or back."""
     out = [jnp.zeros((0,), jnp.float32)]
     for x, factors in zip(_by_layer(flat, layers), bases, strict=True):
         for axis, u in enumerate(factors):
@@ -50,7 +50,7 @@ def rotate(layers: Sequence[Layer], bases: Factors, flat: Array, back: bool = Fa
 
 
 def nothing_learned(layers: Sequence[Layer], max_mode: int) -> tuple[Factors, Factors]:
-    """No moments, and the axes for bases: [r, r] for modes of 2 to `max_mode`, else moments [r] and bases [0]."""
+    """Zero moments and identity bases, each [r, r], for modes of size 2 to `max_mode`; else moments [r], bases [0]."""
 
     def each(rotated, plain):
         def of_layer(shape):
@@ -63,7 +63,7 @@ def nothing_learned(layers: Sequence[Layer], max_mode: int) -> tuple[Factors, Fa
 
 
 def add_moments(decay: float, old: Factors, mean: Array, layers: Sequence[Layer]) -> Factors:
-    """Second moments with one more mean f32[n] in them."""
+    """Add one more mean f32[n] to the second moments."""
 
     def of_mode(x: Array, axis: int, moment: Array) -> Array:
         a = jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
@@ -74,7 +74,7 @@ def add_moments(decay: float, old: Factors, mean: Array, layers: Sequence[Layer]
 
 
 def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array]:
-    """Eigenvectors of the moments, and the places of the `count` coefficients of most energy, i32[count]."""
+    """Eigenvectors of the moments, and the positions of the `count` coefficients with most energy, i32[count]."""
     bases, energies = [], [jnp.zeros((0,), jnp.float32)]
     for layer in moments:
         nothing = jnp.zeros((0,), jnp.float32)

@@ -15,7 +15,7 @@ from jax import lax
 from jgc.layout.pack import Layer
 from jgc.types import Array, Key
 
-DEPENDENT = 1e-6  # what rounding can leave of a column of length 1 that depends on others
+DEPENDENT = 1e-6  # largest rounding error left of a unit column that depends on others
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
@@ -33,18 +33,18 @@ class Matrix(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which layers go as factors and which uncompressed, each in the order of the flat vector. Static."""
+    """Layers sent as factors, and layers sent uncompressed, each in the order of the flat vector. Static."""
 
     matrices: tuple[Matrix, ...]
     dense: tuple[Layer, ...]
 
     def elements(self, rank: int) -> tuple[int, int]:
-        """Values that a node sends in factors, P and Q, and uncompressed."""
+        """Numbers of values that a node sends: in the factors P and Q, and uncompressed."""
         return rank * sum(m.rows + m.cols for m in self.matrices), sum(layer.size for layer in self.dense)
 
 
 def make_plan(layers: Sequence[Layer], rank: int) -> Plan:
-    """Which layers go as factors: those that have more values than their factors of that rank.
+    """Send a layer as factors if it has more values than its factors of that rank.
 
     Example:
       >>> from jgc.layout.pack import make_packing
@@ -66,7 +66,7 @@ def make_plan(layers: Sequence[Layer], rank: int) -> Plan:
 
 
 def random_factors(key: Key, plan: Plan, rank: int) -> tuple[Array, ...]:
-    """Q of every matrix for a first step, f32[cols, r] each: normally distributed, then columns of length 1."""
+    """Q of every matrix for a first step, f32[cols, r]: normally distributed, columns scaled to length 1."""
     keys = [jax.random.fold_in(key, i) for i in range(len(plan.matrices))]
     shapes = [(m.cols, rank) for m in plan.matrices]
     return tuple(unit(jax.random.normal(k, s, jnp.float32)) for k, s in zip(keys, shapes, strict=True))
@@ -79,13 +79,13 @@ def low_rank(
 
     Args:
       plan: which layers are matrices.
-      v: this node's.
+      v: this node's vector.
       start: Q f32[cols, r] of every matrix, equal on all nodes.
       averaged: `(arrays, field) -> their means over nodes`, in one all-reduce.
 
     Returns:
-      The mean f32[n], equal on all nodes; what all nodes take this node to have sent, f32[n]; the factors Q for the
-      next step, equal on all nodes.
+      The mean f32[n], equal on all nodes; the part of v that counts as sent, f32[n]; the factors Q for the next step,
+      equal on all nodes.
     """
     matrices = [matrix.of(v) for matrix in plan.matrices]
     dense = [v[layer.start : layer.start + layer.size] for layer in plan.dense]
@@ -101,13 +101,13 @@ def low_rank(
         by_start = sorted(zip(starts, [*parts, *rest], strict=True), key=lambda pair: pair[0])
         return jnp.concatenate([part for _, part in by_start]) if by_start else jnp.zeros_like(v)
 
-    # columns that came out zero keep what was there before, so that no direction is lost for good
+    # a zero column keeps its old direction, so that no direction is lost for good
     warm = tuple(jnp.where(jnp.any(x != 0, axis=0), unit(x), old) for x, old in zip(q, start, strict=True))
     return flat(q, means[len(matrices) :]), flat(own, dense), warm
 
 
 def alike(fn: Callable[[Array], Array], arrays: Sequence[Array]) -> list[Array]:
-    """fn of every array, those of one shape in one batch: a program that grows with the shapes, not with the layers."""
+    """fn of every array; equal shapes form one batch, so the program grows with the shapes, not with the layers."""
     out: list[Array] = list(arrays)
     for shape in dict.fromkeys(x.shape for x in arrays):
         where = [i for i, x in enumerate(arrays) if x.shape == shape]
@@ -118,9 +118,9 @@ def alike(fn: Callable[[Array], Array], arrays: Sequence[Array]) -> list[Array]:
 
 
 def orthonormal(p: Array) -> Array:
-    """The directions of p f32[rows, r] as orthonormal columns; one that depends on those before it becomes zero.
+    """The columns of p f32[rows, r], made orthonormal; a column that depends on earlier ones becomes zero.
 
-    Gram-Schmidt, each column twice: once is not enough where what is left of it is small.
+    Gram-Schmidt with two passes per column: one pass is inaccurate if its remainder is small.
 
     Example:
       >>> orthonormal(jnp.array([[3.0, 6.0, 0.0], [0.0, 0.0, -2.0]]))
@@ -138,12 +138,12 @@ def orthonormal(p: Array) -> Array:
 
 
 def _outside(basis: Array, x: Array) -> Array:
-    """What of x f32[rows] the orthonormal columns of a basis leave."""
+    """The part of x f32[rows] orthogonal to the orthonormal columns of a basis."""
     return x - _matmul(basis, _matmul(basis.T, x))
 
 
 def unit(x: Array) -> Array:
-    """The columns of x, or x if it is one, at length 1; zeros stay. No size of x makes a square over- or underflow.
+    """Scale the columns of x, or x if it is one, to length 1; zeros stay. No square over- or underflows.
 
     Example:
       >>> unit(jnp.array([[3e30, 0.0], [-4e30, 0.0]]))
@@ -151,5 +151,5 @@ def unit(x: Array) -> Array:
              [-0.8,  0. ]], dtype=float32)
     """
     largest = jnp.max(jnp.abs(x), axis=0)
-    x = x / jnp.where(largest > 0, largest, 1.0)  # now of length 1 at least, if not zero
+    x = x / jnp.where(largest > 0, largest, 1.0)  # now of length at least 1, if not zero
     return x / jnp.maximum(jnp.sqrt(jnp.sum(x * x, axis=0)), 1.0)

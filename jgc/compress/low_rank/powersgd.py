@@ -1,40 +1,40 @@
-"""PowerSGD: every layer as a product of two thin matrices, found by one step of a power iteration that goes on.
+"""PowerSGD: each layer as a product of two thin matrices, by one step of power iteration per training step.
 
-For each layer, with M its gradient and what was kept back of it, a matrix [rows, cols] on each node, and Q [cols, r]
-from the step before, equal on all nodes:
+For each layer, let M [rows, cols] be a node's gradient plus residual, and Q [cols, r] the factor of the previous step,
+equal on all nodes:
 
-    P = mean over nodes of M Q                all-reduce, of all layers at once and of all that goes uncompressed
+    P = mean over nodes of M Q                all-reduce, of all layers at once, with the uncompressed ones
     P = orthonormal columns of P              by Gram-Schmidt, on every node
     Q = mean over nodes of M' P               all-reduce, of all layers at once
     aggregated = P Q'
-    the memory keeps M - P (M' P)'            M' P is the node's own
+    residual: M - P (M' P)'                   M' P is the node's own
 
-As P and Q are linear in M, the aggregate is what a single node would make of the mean of M. Layers of which P and Q
-would have as many values as M has, (rows + cols) r >= rows cols, go uncompressed, and so do biases and norms: two
-all-reduces a step, however many layers there are, and one if none is worth it. With r at least the smaller side of
-every layer the step is therefore the plain mean.
+P and Q are linear in M, so the aggregate equals that of a single node with the mean of M. A layer goes uncompressed if
+its factors have no fewer values than M, (rows + cols) r >= rows cols; so do biases and norms. A step takes two
+all-reduces for any number of layers, and one if all are uncompressed. If r is at least the smaller side of every layer,
+the step is the plain mean.
 
-Momentum is the optimiser's: the paper adds it to what is decompressed.
+Momentum belongs to the optimiser: the paper adds it to the decompressed aggregate.
 
-Limits. Every node makes P orthonormal by itself, from equal bits: nodes need the same kind of device and the same
-versions, as programs of several processes need anyway. Products are in full f32, on devices also that would take fewer
-bits: what is kept is exact only then.
+Limits. Every node orthonormalises P by itself, from equal bits. So all nodes need the same kind of device and the same
+software versions, as programs of several processes do anyway. Products use full f32 even on devices that default to
+fewer bits: the residual is exact only then.
 
 Source: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 Optimization", NeurIPS, Algorithms 1 and 2.
 
 Differs from the paper
   1. A kernel of Flax, [..., inputs, outputs], is the matrix [product of the others, outputs]; the paper, and PyTorch,
-     have [outputs, product of the others]. So P and Q change places, and the outputs' factor is the warm one.
-  2. The columns of Q have length 1 when they go into the next step. P's directions, and so the aggregate, are the same,
-     but small gradients do not vanish in products of small numbers.
-  3. Gram-Schmidt takes each column twice, which keeps the columns orthogonal also where P is nearly singular. A column
-     that depends on those before it becomes zero, and the column of Q that it came from stays for the next step: no
-     direction is lost for good when gradients are zero or of a lower rank for a while.
-  4. A node keeps what its own factor M' P leaves of M, as Algorithm 2 says. The authors' code and PyTorch's subtract
-     the aggregate. The mean over nodes, on which alone the aggregate depends, is the same; but then a node's residual
-     grows with every step by what its gradient has that the others' have not.
-  5. `warmup_steps` uncompressed steps can come first, as PyTorch's `start_powerSGD_iter` has it. The paper has none.
+     have [outputs, product of the others]. So P and Q swap roles, and the outputs' factor is warm-started.
+  2. The columns of Q are scaled to length 1 for the next step. P's directions, and so the aggregate, do not change, but
+     small gradients do not underflow in products of small numbers.
+  3. Gram-Schmidt makes two passes per column, so columns stay orthogonal even if P is nearly singular. A column that
+     depends on earlier ones becomes zero, and its column of Q is kept for the next step: no direction is lost for good
+     while gradients are zero or of lower rank.
+  4. The residual is M less the node's own product P (M' P)', as in Algorithm 2. The code of the authors and of PyTorch
+     subtracts the aggregate. The mean of residuals, on which alone the aggregate depends, is the same. But then each
+     residual grows in every step by the difference of the node's gradient from the mean.
+  5. `warmup_steps` uncompressed steps can come first, as with PyTorch's `start_powerSGD_iter`. The paper has none.
 """
 
 import dataclasses
@@ -64,13 +64,13 @@ class PowerSgd:
     rank: int = 1
     """r, columns of both factors of a layer, at least 1"""
     warm_start: bool = True
-    """begin with the factors Q of the step before; if not, with random ones from the step's key"""
+    """start from the factors Q of the previous step; if not, from random ones of the step's key"""
     error_feedback: bool = True
-    """add what was lost to the next gradient; the method rests on it"""
+    """add the compression error to the next gradient; the method depends on it"""
     warmup_steps: int = 0
     """uncompressed steps before the first compressed one"""
     algorithm: Literal["psum", "ring"] = "psum"
-    """of both all-reduces: the runtime's, or an explicit ring by `ppermute`"""
+    """algorithm of both all-reduces: the runtime's, or an explicit ring by `ppermute`"""
 
 
 def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
@@ -125,5 +125,5 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     return from_step(step, memory=memory, schedule=schedule, messages=messages, init=init)
 
 
-# lossless with a rank at which factors are smaller than no layer: all layers then go uncompressed
+# lossless at a rank so large that no layer's factors are smaller than the layer: all layers go uncompressed
 METHOD = Method("powersgd", PowerSgd, powersgd, "Vogels et al. 2019", lossless={"rank": 65_536})

@@ -1,8 +1,8 @@
 """Slices of convolution gradients, their samples and principal components, and the codes made with them (GradiVeQ).
 
-A kernel [height, width, depth, filters] lies in memory as Figure 3a of the paper wants it: the values of all filters
-at one place together, then along depth, width and height. Slices are K consecutive values of that; K is a multiple of
-depth * filters, and the last slice of a layer is filled up with zeros.
+A kernel [height, width, depth, filters] has the memory order of the paper's Figure 3a: filters vary fastest, then
+depth, width and height. A slice is K consecutive values; K is a multiple of depth * filters. The last slice of a layer
+is padded with zeros.
 """
 
 import math
@@ -16,7 +16,7 @@ from jax import lax
 from jgc.layout.pack import Layer
 from jgc.types import Array
 
-Rows = tuple[Array, ...]  # of each layer f32[bases, L, K]: samples, or the basis, one direction a row
+Rows = tuple[Array, ...]  # per layer f32[bases, L, K]: samples, or the basis, one direction per row
 
 
 class Sliced(NamedTuple):
@@ -26,8 +26,8 @@ class Sliced(NamedTuple):
       start: of the layer in the flat vector.
       size: its values.
       width: K, values in a slice.
-      count: how many slices, the last filled up.
-      reuse: s, how many of them share a basis.
+      count: number of slices; the last one is padded.
+      reuse: s, number of slices that share a basis.
     """
 
     start: int
@@ -43,12 +43,12 @@ class Sliced(NamedTuple):
 
 
 def block_of(shape: Sequence[int]) -> int:
-    """F * D, the values of all filters and depths at one place of a kernel [..., D, F]."""
+    """F * D, the number of values per tap of a kernel [..., D, F]."""
     return math.prod(shape[-2:])
 
 
 def is_convolution(leaf: Any, max_slice: int) -> bool:
-    """Whether a leaf is a kernel [..., D, F] with at least one place axis and at most `max_slice` values a place."""
+    """Whether a leaf is a kernel [..., D, F] with at least one tap axis and at most `max_slice` values per tap."""
     return jnp.issubdtype(leaf.dtype, jnp.inexact) and len(leaf.shape) > 2 and 0 < block_of(leaf.shape) <= max_slice
 
 
@@ -89,13 +89,13 @@ def slices(flat: Array, layer: Sliced) -> Array:
 
 
 def no_rows(layers: Sequence[Sliced], counts: Sequence[int]) -> Rows:
-    """Zeros for so many samples, or directions, of the first slice of each s."""
+    """Zeros for `counts` samples, or directions, of the first slice of every s slices."""
     shapes = [(layer.bases, count, layer.width) for layer, count in zip(layers, counts, strict=True)]
     return tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
 
 
 def add_sample(layers: Sequence[Sliced], rows: Rows, mean: Array, index: Array) -> Rows:
-    """The samples with those of one aggregated gradient f32[n] put at a place i32[]."""
+    """Write the first slices of one aggregated gradient f32[n] into the samples, at `index` i32[]."""
     return tuple(
         lax.dynamic_update_index_in_dim(r, slices(mean, layer)[:: layer.reuse], index, 1)
         for layer, r in zip(layers, rows, strict=True)
@@ -108,9 +108,9 @@ def add_sample(layers: Sequence[Sliced], rows: Rows, mean: Array, index: Array) 
 def principal(samples: Array, count: Array, centred: bool = True) -> tuple[Array, Array]:
     """Principal components of f32[bases, L, K]: energies f32[bases, r], largest first, directions f32[bases, r, K].
 
-    Of L samples the first `count` are there, the others are zero. By the singular values of the samples, their mean
-    taken off if they are to be centred, or where they are not fewer than their values, of their covariance;
-    r = min(L, K). Energies are sums over samples, not means.
+    The first `count` of L samples are valid, the others are zero. If `centred`, their mean is subtracted. Uses the
+    singular values of the samples if L < K, else of their covariance. r = min(L, K). Energies are sums over samples,
+    not means.
 
     Source: GradiVeQ paper, Section 2, after (5).
     """
@@ -152,11 +152,11 @@ def dimension(energies: np.ndarray, loss: float) -> int:
 
 
 def codes(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], x: Array, start: int, stop: int) -> Array:
-    """Values start to stop of the code of x f32[n] (its mean taken off), in which each slice of a layer has d values.
+    """Values start to stop of the code of x f32[n] (its mean subtracted), in which each slice of a layer has d values.
 
     Source: GradiVeQ paper, (3).
     """
-    out, at = [x[:0]], 0  # an empty part too is this node's own
+    out, at = [x[:0]], 0  # `x[:0]`: an empty part, too, must vary between nodes
     for layer, basis, size in zip(layers, rows, d, strict=True):
         a, b = (min(max(bound - at, 0), layer.count * size) for bound in (start, stop))
         if a < b:
@@ -167,7 +167,7 @@ def codes(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], x: Array, star
 
 
 def _products(layer: Sliced, basis: Array, d: int, x: Array, first: int, last: int) -> Array:
-    """Codes of the slices first to last of a layer, one basis after another."""
+    """Codes of slices first to last - 1 of a layer, one basis after another."""
     out = []
     for g in range(first // layer.reuse, -(-last // layer.reuse)):
         mine = x[max(first, g * layer.reuse) : min(last, (g + 1) * layer.reuse)]
@@ -176,7 +176,7 @@ def _products(layer: Sliced, basis: Array, d: int, x: Array, first: int, last: i
 
 
 def decoded(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], code: Array) -> Array:
-    """What a code stands for, without the mean, f32[n].
+    """Decode a code to f32[n], without adding the mean.
 
     Source: GradiVeQ paper, (5).
     """
@@ -193,5 +193,5 @@ def decoded(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], code: Array)
 
 
 def code_size(layers: Sequence[Sliced], d: Sequence[int]) -> int:
-    """Values of the code of a whole vector."""
+    """Number of values in the code of a whole vector."""
     return sum(layer.count * size for layer, size in zip(layers, d, strict=True))

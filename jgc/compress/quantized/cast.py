@@ -1,8 +1,8 @@
 """Casts: all values in a shorter floating-point format, gathered and averaged in f32.
 
-The formats' own range is kept: values beyond it become its largest. The 8-bit formats reach from about 1e-5 to a few
-hundred, and gradients lie below: `scaled` first multiplies each layer by the power of two that brings its largest value
-close to the format's own, 4 bytes a layer; the power is between 2^-100 and 2^100.
+Values beyond a format's range are clipped to it. float8_e4m3 holds magnitudes from 2^-9 to 448, float8_e5m2 from 2^-16
+to 57,344; many gradients are smaller. So `scaled` first multiplies each layer by the power of two, from 2^-100 to
+2^100, that brings its largest value close to the format's. The exponents cost 4 bytes per layer.
 
 Source: Micikevicius et al. 2018, "Mixed Precision Training", ICLR, Section 3.2 (scaling, there of the loss);
 Micikevicius et al. 2022, "FP8 Formats for Deep Learning", Section 3 (the two formats, scaling by tensor).
@@ -34,7 +34,7 @@ class Cast(Quantising):
     format: Literal["bfloat16", "float16", "float8_e4m3", "float8_e5m2"] = "bfloat16"
     """floating-point format in which values are sent"""
     scaled: bool = True
-    """a power of two for each layer, so that its values use the format's range; bfloat16 needs and has none"""
+    """a power of two per layer, so that its values use the format's range; bfloat16 never has one"""
 
 
 def cast(config: Cast | None = None, **overrides) -> Compressor:
@@ -60,7 +60,7 @@ def cast(config: Cast | None = None, **overrides) -> Compressor:
 
 
 def rounded(name: str, scaled: bool) -> Codec:
-    """All values in that format, with the exponent of each layer's scale if it has one."""
+    """All values in that format; if `scaled`, also the exponent of each layer's scale, i32."""
     dtype, top = FORMATS[name], float(jnp.finfo(FORMATS[name]).max)
     room = math.frexp(top)[1] - 1
 

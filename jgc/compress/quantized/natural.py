@@ -1,13 +1,13 @@
-"""Natural compression: each value becomes one of the two powers of two around it, at random, with the right mean.
+"""Natural compression: round each value at random to one of the two powers of two around it, without bias.
 
-Sign and exponent of a float take 9 bits; the mantissa is what is rounded away. Adding a random mantissa and dropping
-the last 23 bits rounds up with the probability of the mantissa, which is the distance from the lower power of two.
+Sign and exponent of a float take 9 bits, and the 23 bits of the mantissa are dropped. Adding a random mantissa first
+rounds up with a probability equal to the mantissa, the relative distance from the lower power of two.
 
 Source: Horvath et al. 2019, "Natural Compression for Distributed Deep Learning", Section 2, definition 1.
 
 Differs from the paper
-  1. Nodes send powers of two and get the exact mean of them back; the paper's server compresses on the way back, too.
-  2. Values above 2^127 stay there: the next power of two is infinite.
+  1. Nodes send powers of two and get their exact mean; the paper's server compresses the downlink, too.
+  2. Values above 2^127 are rounded down to it: the next power of two is infinite.
   3. `error_feedback` is a setting that the paper does not have.
 """
 
@@ -54,7 +54,7 @@ def natural(config: Natural | None = None, **overrides) -> Compressor:
 
 
 def powers_of_two() -> Codec:
-    """Sign and exponent of all values in words."""
+    """Sign and exponent of all values, packed into words."""
 
     def encode(key, v, layers):
         bits = jax.lax.bitcast_convert_type(v, jnp.uint32)

@@ -1,4 +1,4 @@
-"""1-bit SGD: the sign of every value and two scales a layer, and what is lost comes back with the next gradient.
+"""1-bit SGD: the sign of every value and two scales per layer, with error feedback.
 
     v = r + g;  send sign(v);  Q(v) = the mean of the values of that sign in the layer;  r = v - Q(v)
 
@@ -6,11 +6,10 @@ Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Applicatio
 of Speech DNNs", Interspeech, Sections 3.1 and 3.2.
 
 Differs from the paper
-  1. Two scales for each layer, or for each `bucket` of consecutive values; the paper has them for each column of a
-     weight matrix.
-  2. All nodes get all codes; in the paper each node owns a part of the gradient, adds that up, quantises the sum with a
-     residual of its own, and sends that on. With `exchange="ring"` sums are quantised so, too, at every hop.
-  3. No AdaGrad and no warm start with full precision, which are the paper's training recipe.
+  1. Two scales per layer, or per `bucket` of consecutive values; the paper has two per column of a weight matrix.
+  2. All nodes gather all codes. In the paper each node owns a part of the gradient: it adds up that part, quantises the
+     sum with its own residual, and sends the result. `exchange="ring"` also quantises sums, at every hop.
+  3. No AdaGrad and no warm start in full precision; they belong to the paper's training recipe.
 """
 
 import dataclasses
@@ -38,9 +37,9 @@ class OneBit(Quantising):
     """Settings of `onebit`."""
 
     error_feedback: bool = True
-    """add what quantising lost to the next gradient; the method rests on it"""
+    """add the quantisation error to the next gradient; the method depends on it"""
     bucket: int = 0
-    """consecutive values with scales of their own; 0 for the layers"""
+    """consecutive values that share two scales; 0 for two scales per layer"""
 
 
 def onebit(config: OneBit | None = None, **overrides) -> Compressor:
@@ -64,7 +63,7 @@ def onebit(config: OneBit | None = None, **overrides) -> Compressor:
 
 
 def signs_and_means(bucket: int) -> Codec:
-    """Signs of all values in words, and of each group the mean magnitude of its values of either sign."""
+    """Signs of all values, packed into words; per group, the mean magnitude of its values of either sign."""
     check_bucket(bucket)
 
     def encode(key, v, layers):

@@ -1,22 +1,21 @@
-"""QSGD: each value in a few bits, rounded up or down at random so that the mean is right.
+"""QSGD: each value in a few bits, rounded up or down at random, without bias.
 
-Of a bucket v f32[d] with norm |v|, with s = 2^(bits - 1) - 1 levels:
+For a bucket v f32[d] with norm |v|, with s = 2^(bits - 1) - 1 levels:
 
-    Q(v_i) = |v| sign(v_i) l_i / s,   l_i = floor(s |v_i| / |v|), or one more with the probability of the rest
+    Q(v_i) = |v| sign(v_i) l_i / s,   l_i = floor(s |v_i| / |v|), plus one with the probability of the remainder
 
 Source: Alistarh et al. 2017, "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS,
 Section 3.1 and Lemma 3.1; buckets and scaling by the maximum: the sections on experiments.
 
 Differs from the paper
-  1. Codes have a fixed width and are packed densely into 32-bit words, sign included, in place of Elias coding, whose
-     length is not known before the values are.
-  2. `norm="max"`, the largest magnitude of a bucket, is the default, as in the paper's experiments; "l2" is that of
+  1. Codes have a fixed width, sign included, and are packed into 32-bit words. The length of the paper's Elias codes
+     depends on the values.
+  2. The default `norm="max"`, the largest magnitude of a bucket, is that of the paper's experiments; "l2" is that of
      its theory.
-  3. Buckets are cut from all layers in one row, so one can hold the end of a layer and the beginning of the next.
-  4. `error_feedback` is a setting that the paper does not have. Random rounding to few levels can add more than it
-     keeps, and a residual of that grows without bound; with feedback, values are rounded to the nearest level, and
-     scaled by the maximum.
-  5. `exchange="ring"`, what GradiVeQ is compared with, is not in the paper: sums are quantised again at every hop.
+  3. Buckets are cut from the whole flat vector, so one can hold the end of a layer and the start of the next.
+  4. `error_feedback` is ours. The error of random rounding to few levels can exceed the values, and its residual grows
+     without bound. So with feedback, values are scaled by the maximum and rounded to the nearest level.
+  5. `exchange="ring"`, the baseline of the GradiVeQ paper, is not in the QSGD paper: every hop quantises the sum again.
 """
 
 import dataclasses
@@ -50,11 +49,11 @@ class Qsgd(Quantising):
     """Settings of `qsgd`."""
 
     bits: int = 4
-    """of each value, its sign included: 2 to 8"""
+    """bits per value, its sign included: 2 to 8"""
     bucket: int = 512
-    """consecutive values with one scale; 0 for one scale a layer"""
+    """consecutive values that share a scale; 0 for one scale per layer"""
     norm: Norm = "max"
-    """what values are divided by: the largest magnitude of the bucket or its Euclidean norm"""
+    """scale of a bucket: its largest magnitude or its Euclidean norm"""
 
 
 def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
@@ -82,7 +81,7 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
 
 
 def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Codec:
-    """Signs and levels of all values in words, and the scale of each bucket; rounded at random or to the nearest."""
+    """Signs and levels of all values, packed into words, and the scale of each bucket. Rounds at random or nearest."""
     if not 2 <= bits <= 8:
         raise ValueError(f"bits must be 2 to 8, got {bits}")
     check_bucket(bucket)
@@ -110,7 +109,7 @@ def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Code
 
 
 def euclidean(x: Array) -> Array:
-    """The Euclidean norm along the last axis, of magnitudes; squares of tiny values do not vanish."""
+    """The Euclidean norm of magnitudes along the last axis; squares of tiny values do not underflow."""
     return root_mean_square(x) * jnp.sqrt(jnp.float32(x.shape[-1]))
 
 

@@ -1,4 +1,4 @@
-"""What the scalar quantisers share: the groups of values that have one scale, and how a quantiser becomes a method."""
+"""Shared by the scalar quantisers: groups of values with one scale, and methods made of a quantiser."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,21 +20,21 @@ from jgc.types import Array, Compressor, Key, Nodes
 
 @dataclasses.dataclass(frozen=True)
 class Quantising:
-    """Settings of methods that send a code of every value."""
+    """Settings of methods that send a code for every value."""
 
     error_feedback: bool = False
-    """add what quantising lost to the next gradient"""
+    """add the quantisation error to the next gradient"""
     exchange: Literal["gather", "ring"] = "gather"
-    """gather: every node gets all nodes' codes; ring: partial sums, decoded and quantised again at every hop"""
+    """gather: every node gets all nodes' codes; ring: every hop decodes, adds and quantises partial sums"""
 
 
 def quantized(codec: Codec, config: Quantising, bucket: int = 0) -> Compressor:
-    """The method that sends codes of all values, with error feedback or without.
+    """The method that sends a codec's codes of all values, with or without error feedback.
 
     Args:
-      codec: of any values.
-      config: says how codes travel and whether what they lose is kept.
-      bucket: values with one scale, which a ring does not divide; 0 where the layers have one.
+      codec: encodes every value.
+      config: chooses the exchange and error feedback.
+      bucket: number of values that share a scale, which ring segments do not divide; 0 for one scale per layer.
 
     Raises:
       ValueError: an unknown exchange.
@@ -49,16 +49,17 @@ def quantized(codec: Codec, config: Quantising, bucket: int = 0) -> Compressor:
 
 
 def ring(codec: Codec, memory: Memory, bucket: int) -> Compressor:
-    """The method in which codes go round a ring, decoded, added to and quantised again at every hop.
+    """The method in which codes travel around a ring; every hop decodes, adds its own values and quantises the sum.
 
-    A node sends 2 (K - 1) / K times one payload, and not K - 1 payloads. For that a value is quantised K times, as part
-    of ever larger sums. Random rounding stays without bias; but its variance, which falls as 1 / K where nodes gather,
-    stays about half that of a single node for gradients that have nothing in common, and grows as K / 3 for equal ones.
+    A node sends 2 (K - 1) / K payloads in place of the K - 1 of a gather. In return a value is quantised K times, in
+    ever larger sums. Random rounding stays unbiased. With a gather its variance falls as 1 / K. In a ring it stays
+    about half that of a single node for unrelated gradients, and grows as K / 3 for equal ones.
 
     Differs from the same quantiser with a gather
-      1. Segments hold whole buckets; a segment below a bucket is one. One scale a layer becomes one scale a segment.
-      2. Error feedback keeps what a node lost of the sums that it quantised, not of its own gradient: the mean over
-         nodes of what is kept and what comes out is the same.
+      1. Segments hold whole buckets, and a segment smaller than a bucket is one bucket. One scale per layer becomes one
+         scale per segment.
+      2. A node's residual takes the error of the sums that it quantised, not of its own gradient. The mean over nodes
+         of residual plus aggregate is the same.
       3. Several nodes on one device are summed uncompressed before the ring between devices.
     """
 
@@ -76,8 +77,8 @@ def ring_quantized_mean(codec: Codec, bucket: int, key: Key, v: Array, nodes: No
     """Mean of v f32[n] over nodes by a ring of codes, and this node's quantisation errors, f32[n].
 
     Args:
-      codec: one that needs no agreement beforehand.
-      bucket: values with one scale, or 0.
+      codec: a codec without `agree`.
+      bucket: number of values that share a scale, or 0.
       key: the same on all nodes.
       v: f32[n].
       nodes: the layout.
@@ -97,7 +98,7 @@ def ring_quantized_mean(codec: Codec, bucket: int, key: Key, v: Array, nodes: No
 
 
 def segment_size(n: int, places: int, bucket: int) -> int:
-    """Values of each segment of n: whole buckets, unless not even one would be full.
+    """Number of values per segment: whole buckets, unless a segment is smaller than one.
 
     Example:
       >>> segment_size(10_000, 4, 512), segment_size(10_000, 4, 0), segment_size(100, 4, 512)
@@ -108,7 +109,7 @@ def segment_size(n: int, places: int, bucket: int) -> int:
 
 
 def ring_sizes(codec: Codec, bucket: int, n: int, places: int) -> dict[str, float]:
-    """Bytes by kind of the codes of n values in segments, without those that fill up the last ones."""
+    """Bytes by field of the codes of n values in segments, without the padding of the last ones."""
     size = segment_size(n, places, bucket)
     full, rest = divmod(n, size) if n else (0, 0)
     sizes = {part: payload_sizes(codec, (whole(part, "segment"),)) for part in (size, rest)}
@@ -121,10 +122,10 @@ def ring_sizes(codec: Codec, bucket: int, n: int, places: int) -> dict[str, floa
 def scalar_codec(
     name: str, encode: Callable[[Key, Array, Layers], Payload], decode: Callable[[Payload, Layers], Array]
 ) -> Codec:
-    """A codec that has a code of every value.
+    """A codec with a code for every value.
 
     Args:
-      name: for error messages, and of the phase.
+      name: name of the codec and of the phase.
       encode: `(key, v f32[n], layers) -> payload`.
       decode: `(payload, layers) -> f32[n]`.
     """
@@ -136,14 +137,11 @@ def scalar_codec(
 
 
 def over_nodes(decode: Callable[[Payload], Array], payloads: Payload, n: int) -> Array:
-    """The mean over nodes of what their payloads stand for, f32[n], one node after the other.
-
-    Not [K, n] at once, which for a large model does not fit; and the products of decoding are not fused with the sum,
-    so that the bits are the same in every layout.
-    """
+    """The mean over nodes of their decoded payloads, f32[n], one node after the other."""
+    # A scan: [K, n] at once would not fit for a large model.
     count = jax.tree.leaves(payloads)[0].shape[0]
 
-    def add(total, payload):
+    def add(total, payload):  # the barrier prevents fusion with the sum, so that all layouts give the same bits
         return total + jax.lax.optimization_barrier(decode(payload)), None
 
     return jax.lax.scan(add, jnp.zeros((n,), jnp.float32), payloads)[0] / count
@@ -159,13 +157,13 @@ def check_bucket(bucket: int) -> None:
 
 
 def each_group(reduce: Callable[[Array], Array], x: Array, layers: Layers, bucket: int) -> Array:
-    """`reduce` of every group: f32[n] -> f32[G]; the last bucket is filled up with zeros.
+    """`reduce` of every group: f32[n] -> f32[G]. The last bucket is padded with zeros.
 
     Args:
-      reduce: `[..., m] -> [...]`, not changed by zeros.
+      reduce: `[..., m] -> [...]`, along the last axis; zeros must not change its result.
       x: f32[n].
       layers: ranges of x.
-      bucket: values in a group, or 0 for the layers.
+      bucket: number of values in a group, or 0 for one group per layer.
     """
     bucket = min(bucket, x.size)
     if bucket:
@@ -185,7 +183,7 @@ def largest(x: Array) -> Array:
 
 
 def root_mean_square(x: Array) -> Array:
-    """Root mean square along the last axis, of magnitudes; squares of tiny values do not vanish."""
+    """Root mean square of magnitudes along the last axis; squares of tiny values do not underflow."""
     top = largest(x)
     return top * jnp.sqrt(jnp.mean(divide(x, top[..., None]) ** 2, axis=-1))
 
@@ -196,7 +194,7 @@ def divide(x: Array, by: Array) -> Array:
 
 
 def over_groups(scales: Array, layers: Layers, bucket: int) -> Array:
-    """Every value's own scale: f32[G] -> f32[n]."""
+    """The scale of every value: f32[G] -> f32[n]."""
     n = values_of(layers)
     bucket = min(bucket, n)
     if bucket:

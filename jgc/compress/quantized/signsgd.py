@@ -1,4 +1,4 @@
-"""signSGD: one bit a value, by majority vote among the nodes, or scaled and with error feedback.
+"""signSGD: one bit per value, with a majority vote of the nodes, or scaled and with error feedback.
 
     vote:       send sign(g);  aggregate = magnitude * sign(sum over nodes of sign(g))
     feedback:   v = r + g;  send sign(v) and s = mean |v| over the layer;  r = v - s sign(v)
@@ -9,11 +9,12 @@ vote); Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient
 Algorithm 1.
 
 Differs from the paper
-  1. In a vote a node draws the sign of a zero, and a tie goes the way of the first node: counted as positive, either
-     would drive values for ever that have no gradient, or nothing but noise.
-  2. With feedback the scale is of each layer, as in the second paper's experiments; its Algorithm 1 has one for all.
-     The residual is of gradients, before the learning rate; in the paper after it.
-  3. A vote has a size, `magnitude`, so that learning rates of the other methods serve; 1 is the paper's.
+  1. In a vote, a node draws the sign of a zero at random, and node 0 decides a tie. If zeros and ties counted as
+     positive, values without a gradient, or with only noise, would drift forever.
+  2. With feedback each layer has a scale, as in the second paper's experiments; its Algorithm 1 has one for all layers.
+     The residual holds gradients before the learning rate is applied, in the paper after it.
+  3. The outcome of a vote is multiplied by `magnitude`, so that learning rates of other methods can be used. The
+     paper's is 1.
 """
 
 import dataclasses
@@ -37,13 +38,13 @@ class SignSgd:
     """Settings of `signsgd`."""
 
     combine: Literal["vote", "feedback"] = "vote"
-    """vote: the sign that most nodes have; feedback: the mean of scaled signs, what is lost is added later"""
+    """vote: the sign that most nodes have; feedback: the mean of scaled signs, with error feedback"""
     magnitude: float = 0.003
-    """what the outcome of a vote is multiplied by, as if in the learning rate"""
+    """factor of the outcome of a vote; acts like a factor of the learning rate"""
 
 
 def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
-    """Signs: one bit for each of n values, with feedback f32 for each layer too.
+    """Signs: one bit for each of n values; with feedback also one f32 per layer.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -70,7 +71,7 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
 
 
 def majority_vote(magnitude: float) -> Codec:
-    """Signs of all values in words; their mean is the sign that most nodes have, times the magnitude."""
+    """Signs of all values, packed into words. `mean` is the majority sign times the magnitude."""
 
     def encode(key, v, layers):
         return {"signs": pack_bits(jnp.where(v == 0, jax.random.bernoulli(key, shape=v.shape), v < 0), 1)}
@@ -84,7 +85,7 @@ def majority_vote(magnitude: float) -> Codec:
 
 
 def scaled_signs() -> Codec:
-    """Signs of all values in words, and the mean magnitude of each layer."""
+    """Signs of all values, packed into words, and the mean magnitude of each layer."""
 
     def encode(key, v, layers):
         scales = each_group(lambda x: jnp.mean(x, axis=-1), jnp.abs(v), layers, 0)

@@ -1,4 +1,4 @@
-"""TernGrad: each value is -s, 0 or s, at random so that the mean is right, with one scale s for each layer.
+"""TernGrad: each value is rounded at random to -s, 0 or s, without bias, with one scale s per layer.
 
     g = clip(g, -c sigma, c sigma);  s = max |g| over the layer and over all nodes
     Q(g_i) = s sign(g_i) b_i,   b_i = 1 with probability |g_i| / s, else 0
@@ -7,14 +7,13 @@ Source: Wen et al. 2017, "TernGrad: Ternary Gradients to Reduce Communication in
 Algorithm 1 and the sections on scaler sharing and on gradient clipping.
 
 Differs from the paper
-  1. Two bits a value; log2(3) = 1.58 would do.
-  2. The scale that nodes agree on travels with every node's codes, too: 4 bytes a layer.
-  3. sigma is the root mean square of the layer, not the deviation from its mean: a layer of one value has none.
-  4. All nodes get all codes. The paper's server adds the signs up, a whole number for each value, and sends that back.
-  5. `error_feedback` is a setting that the paper does not have; with it values are rounded to the nearest of -s, 0, s,
-     for a residual of what is rounded at random grows.
-  6. `exchange="ring"`: sums are rounded again at every hop, with a scale of each segment; none can be shared, for a sum
-     lies beyond any value's scale. Clipping, too, is done at every hop.
+  1. Two bits per value; log2(3) = 1.58 would suffice.
+  2. The scale that nodes agree on also travels with every node's codes: 4 bytes per layer.
+  3. sigma is the root mean square of the layer, not its standard deviation, which is 0 for a layer of one value.
+  4. All nodes gather all codes. The paper's server adds the signs up and sends the sum back, an integer per value.
+  5. `error_feedback` is ours. It rounds values to the nearest of -s, 0, s: the residual of random rounding would grow.
+  6. With `exchange="ring"`, every hop clips and rounds the sum again, with one scale per segment. Scales cannot be
+     shared, because sums exceed the scale of single values.
 """
 
 import dataclasses
@@ -48,11 +47,11 @@ class TernGrad(Quantising):
     clip: float = 2.5
     """multiple of a layer's root mean square at which its values are clipped; 0 for no clipping"""
     scaler_sharing: bool = True
-    """one scale a layer for all nodes, by an all-reduce; or each node's own"""
+    """one scale per layer for all nodes, by an all-reduce; if not, each node's own"""
 
 
 def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
-    """Ternary values: two bits for each of n values and f32 for each layer.
+    """Ternary values: two bits for each of n values and one f32 per layer.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -69,17 +68,17 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or TernGrad(), **overrides)
     if config.exchange == "ring" and config.scaler_sharing:
-        raise ValueError("scaler_sharing must be False with exchange 'ring', got True: sums outgrow a scale of values")
+        raise ValueError("scaler_sharing must be False with exchange 'ring', got True: sums exceed a shared scale")
     return quantized(ternary(config.clip, config.scaler_sharing, nearest=config.error_feedback), config)
 
 
 def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
-    """Which values are -s and s, in words, and s of each layer."""
+    """Codes of all values (0, s or -s), packed into words, and s of each layer."""
     if not 0 <= clip < float("inf"):
         raise ValueError(f"clip must be at least 0 (0 for no clipping), got {clip}")
 
     def scales_of(v, layers):
-        """The largest magnitudes, clipped."""
+        """The largest clipped magnitude of each layer."""
         scales = each_group(largest, jnp.abs(v), layers, 0)
         return jnp.minimum(scales, clip * each_group(root_mean_square, jnp.abs(v), layers, 0)) if clip else scales
 

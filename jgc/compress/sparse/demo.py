@@ -1,4 +1,4 @@
-"""DeMo: decoupled momentum. Each node sends the few DCT coefficients that its momentum is mostly made of.
+"""DeMo: decoupled momentum. Each node sends the largest DCT coefficients of its momentum.
 
 On each node, with m its momentum and g its gradient, for every chunk of 64 x 64 values of each layer's matrix:
 
@@ -7,16 +7,16 @@ On each node, with m its momentum and g its gradient, for every chunk of 64 x 64
     m = m - inverse DCT(q)
     aggregate = sign(inverse DCT(mean over nodes of q))
 
-What a node does not send stays in its momentum and fades with beta: momentum and residual are one vector.
+The part of m that is not sent stays in m and fades with beta: momentum and residual are one vector.
 
 Source: Peng, Quesnelle, Kingma 2024, "DeMo: Decoupled Momentum Optimization", Algorithm 1 and Section 3.
 
 Differs from the paper
-  1. Chunks at the edges of a matrix are filled up with zeros; the authors' code takes the largest divisor of each
-     dimension below 64. A dimension below 64 is one chunk; `k` is of 64 x 64 values, and smaller chunks send as large a
-     share, at least one coefficient.
-  2. A kernel with more than two dimensions is the matrix [product of the others, outputs]; biases and norms are
-     one vector together, in chunks of 64.
+  1. Chunks at the edges of a matrix are padded with zeros; the authors' code takes the largest divisor of each
+     dimension below 64. A dimension below 64 is one chunk. `k` is for a full chunk of 64 x 64 values; a smaller chunk
+     sends the same share, at least one coefficient.
+  2. A kernel with more than two dimensions is the matrix [product of the others, outputs]. Biases and norms form one
+     vector, in chunks of 64.
   3. Positions travel in Elias-Fano code, and are counted.
   4. The learning rate is the optimiser's, which must have no momentum: it comes after the sign, and a falling rate does
      not make older momentum weigh more, as it does where m adds up rate * g. A sign has a size, `magnitude`.
@@ -51,9 +51,9 @@ class Demo:
     """Settings of `demo`."""
 
     decay: float = 0.999
-    """beta, of the momentum, in (0, 1)"""
+    """beta, decay of the momentum, in (0, 1)"""
     k: int = 32
-    """coefficients sent of every chunk * chunk values, at least 1"""
+    """coefficients sent per chunk of chunk * chunk values, at least 1"""
     chunk: int = 64
     """side of a chunk, at least 1"""
     sign: bool = True
@@ -123,7 +123,7 @@ def dct_top_k(config: Demo) -> Codec:
 
 
 def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
-    """Rows and columns of chunks in a layer's matrix, and of values in a chunk."""
+    """Rows and columns of chunks in a layer's matrix, then rows and columns of values in a chunk."""
     *others, cols = layer.shape
     rows = math.prod(others)
     a, b = min(rows, config.chunk), min(cols, config.chunk)
@@ -131,7 +131,7 @@ def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
 
 
 def _count(config: Demo, layer: Layer) -> int:
-    """Coefficients sent of each chunk of a layer."""
+    """Number of coefficients sent per chunk of a layer."""
     *_, a, b = _grid(config, layer)
     return max(1, round(config.k * a * b / config.chunk**2))
 
@@ -142,7 +142,7 @@ def _elements(config: Demo, layers: Layers) -> int:
 
 
 def _coefficients(config: Demo, layers: Layers) -> int:
-    """All coefficients, with those of the zeros at the edges."""
+    """Number of all coefficients, those of the padding included."""
     return sum(math.prod(_grid(config, layer)) for layer in layers)
 
 
@@ -179,7 +179,7 @@ def basis(size: int) -> np.ndarray:
     return (np.sqrt(2 / size) * rows).astype(np.float32)
 
 
-_einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)  # what is kept is exact only in full f32
+_einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)  # the residual is exact only in full f32
 
 
 def dct(config: Demo, layers: Layers, v: Array) -> Array:
@@ -195,7 +195,7 @@ def dct(config: Demo, layers: Layers, v: Array) -> Array:
 
 
 def inverse_dct(config: Demo, layers: Layers, coefficients: Array) -> Array:
-    """The vector f32[n] that coefficients f32[N] stand for."""
+    """The inverse of `dct`: coefficients f32[N] to a vector f32[n]."""
     out = [jnp.zeros((0,), jnp.float32)]
     for layer, x in zip(layers, _split(config, layers, coefficients), strict=True):
         m, n, a, b = _grid(config, layer)

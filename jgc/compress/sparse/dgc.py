@@ -12,10 +12,10 @@ Differs from the paper
   1. The exact top-k of each layer; the paper takes a threshold from a sample of 0.1 to 1 % of the values and selects
      once more where too many exceed it. The message has a fixed size here.
   2. The ramp's length is `warmup_steps`; the paper takes the first four epochs, one for each stage. Stages that
-     would send less than alpha are left out.
+     would not send more than alpha are left out.
   3. Biases and norm parameters form one layer together.
   4. Plain momentum; the paper gives the form for Nesterov momentum, too.
-  5. No clipping and a ramp of 0 steps by default: how long and how strong depends on the run. Workloads set the ramp.
+  5. By default there is no clipping and the ramp has 0 steps: both depend on the run.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ class Dgc(Selecting):
     """Settings of `dgc`."""
 
     momentum_correction: bool = True
-    """without it nothing but the ramp and clipping tell dgc from topk"""
+    """without it, only the ramp and clipping distinguish dgc from topk"""
     factor_masking: bool = True
-    """the momentum of values just sent restarts from zero"""
+    """the velocity of values just sent restarts from zero"""
     strategy: Strategy = "exponential"
     """exponential: 25 % of the values, 6.25 %, 1.5625 %, 0.4 %, then alpha; warmup: uncompressed first; fixed: alpha"""
     clip_norm: float = 0.0
-    """clip each node's gradient to this norm divided by the root of the number of nodes, 0 for no clipping"""
+    """clip each node's gradient to the norm clip_norm / sqrt(K); 0 for no clipping"""
 
 
 def dgc(config: Dgc | None = None, **overrides) -> Compressor:

@@ -1,4 +1,4 @@
-"""EF21: nodes send what has changed since the last step, and no residual piles up.
+"""EF21: nodes send compressed changes of a gradient estimate, so no residual accumulates.
 
 On each node, with g its estimate of its own gradient, zero at first, and f the mean of all nodes' g:
 
@@ -12,12 +12,12 @@ Feedback", NeurIPS, Algorithm 2; momentum: Fatkhullin, Tyurin, Richtarik 2023, "
 Feedback!", NeurIPS, Algorithm 1 (EF21-SGDM).
 
 Differs from the paper
-  1. The share alpha of each layer, biases and norms together one layer; the paper's top-k is of the whole vector.
+  1. Top-k selects the share alpha of each layer (biases and norms form one); the paper's selects from the whole vector.
   2. All nodes gather all messages; in the paper a server adds them up and sends the estimate back.
   3. u starts from zero, and grows to the gradient's size in 1 / eta steps; Algorithm 1 of EF21-SGDM starts from the
      first gradient.
-  4. After `warmup_steps` uncompressed steps g starts from the last gradient; without them from zero, as if the first
-     message had been compressed, too (the paper's g = C(gradient)).
+  4. After `warmup_steps` uncompressed steps, g starts from the last u. Without a warm-up it starts from zero, so that
+     the first message makes it C(gradient), the paper's start.
 """
 
 import dataclasses
@@ -46,10 +46,10 @@ class Ef21:
     alpha: float = 0.001
     """share of each layer's values that is sent, in (0, 1]"""
     min_values: int = 1
-    """values sent of each layer at least"""
+    """least number of values sent per layer"""
     eta: float = 1.0
-    """weight of a new gradient in each node's momentum (EF21-SGDM), in (0, 1]; 1 for none, else the optimiser must have
-    none"""
+    """weight of a new gradient in each node's momentum (EF21-SGDM), in (0, 1]; 1 for no momentum; below 1 the optimiser
+    must have none"""
     warmup_steps: int = 0
     """uncompressed steps before the first compressed one"""
 
@@ -78,7 +78,7 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
 
     def init(key, layers, nodes):
         zeros = jnp.zeros((values_of(layers),), jnp.float32)
-        return zeros, (zeros, zeros if config.eta < 1 else ())  # f; g and u of a node
+        return zeros, (zeros, zeros if config.eta < 1 else ())  # f; (g, u) of a node
 
     def step(phase, key, v, state, layers, nodes):
         f, (g, u) = state.shared, state.local.own

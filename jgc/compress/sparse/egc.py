@@ -1,30 +1,33 @@
-"""EGC, entropy-based gradient compression: how much of a layer is sent follows from the entropy of its gradient.
+"""EGC, entropy-based gradient compression: the entropy of a layer's gradient decides how much of it is sent.
 
-    v = r + u  (u the node's momentum, or its gradient)
-    H = entropy in bits of the histogram of the layer's v over N bins
-    t = H / K;  tau = the magnitude of the largest but t n of its n values
+For each layer of n values on each node:
+
+    v = r + u                      u: the node's momentum, or its gradient
+    H                              entropy in bits of the histogram of v over N bins
+    t = H / K                      share of the values to send
+    tau                            magnitude of the (t n)-th largest value
     send v where |v| >= tau;  r = v - sent
 
 Source: Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning", Algorithm 1, Sections
 IV-A and IV-C. Its Algorithm 2, which corrects the learning rate, is no part of the compression.
 
-Differs from the paper (`literal=True` has its way of 1 to 4)
-  1. The threshold is selected among magnitudes; Algorithm 1 selects it among the values themselves, and then sends
-     what has a magnitude above it: of a layer with both signs about twice as much as asked for, so that its message
-     has twice the room here.
-  2. The largest value counts in the last bin; Algorithm 1's bins are half open, and it is in none of them.
-  3. A layer whose values are all equal has H = 0, and one value is sent; in Algorithm 1 its bins have no width, and its
-     entropy is 0 / 0.
-  4. Values that reach the threshold are sent, so that t n of them are; Section IV-A sends those above it.
-  5. Entropy and threshold are measured in every step (`measure_every`); the paper measures once in an epoch. A
-     threshold that is older than the residuals lets through more and more of them.
-  6. The message has a fixed size, with room for the most that an entropy of log2(N) bits can ask for, and all of it is
-     sent and counted. A slot that is not used carries 0. What reaches the threshold and does not fit stays in the
-     residual and is counted in `Info.overflow`; `Info.elements_sent` counts the slots in use, as the paper does.
-  7. At least `min_values` of each layer, 1 by default; the paper does not say what a share of less than one value is.
-  8. The paper adds up messages by an all-reduce; nodes have positions of their own, so all gather all of them here.
-  9. Momentum correction is a setting (`momentum_correction`), on by default as in the paper, without DGC's masking, of
-     which the paper says nothing.
+Differs from the paper (`literal=True` follows the paper in 1 to 4)
+  1. The threshold is selected among magnitudes. Algorithm 1 selects it among the signed values, but then sends values
+     whose magnitude exceeds it: about twice as many as intended if a layer has both signs. So the message has twice
+     the room with `literal=True`.
+  2. The last bin includes the largest value. Algorithm 1's bins are half open, and none includes it.
+  3. If all values of a layer are equal, H = 0 and `min_values` of them are sent. In Algorithm 1 the bins then have no
+     width, and the entropy is 0 / 0.
+  4. Values equal to the threshold are sent, so the count is t n. Section IV-A sends only values above it.
+  5. Entropy and threshold are measured in every step by default (`measure_every`). The paper measures once per epoch;
+     residuals grow after a measurement, so ever more values exceed an old threshold.
+  6. The message has a fixed size: room for the values that the largest entropy, log2(N) bits, asks for. All of it is
+     sent and counted; an unused slot carries 0. Values that reach the threshold but do not fit stay in the residual
+     and count in `Info.overflow`. `Info.elements_sent` counts the slots in use, as the paper does.
+  7. Each layer sends at least `min_values`, 1 by default. The paper does not define a share of less than one value.
+  8. Every node gathers all messages, because nodes select different positions. The paper uses an all-reduce.
+  9. Momentum correction is a setting (`momentum_correction`), on by default as in the paper. Factor masking, which the
+     paper does not mention, is off by default.
 """
 
 import dataclasses
@@ -61,38 +64,39 @@ class Egc(ErrorFeedback):
     momentum_correction: bool = True
     """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
     bins: int = 2
-    """N, of the histogram of a layer's values, 2 to 1,024"""
+    """N, bins of the histogram of a layer's values, 2 to 1,024"""
     ratio: float = 1024.0
-    """K: of a layer with an entropy of H bits the share H / K is sent; at least log2(N)"""
+    """K, at least log2(N): a layer with an entropy of H bits sends the share H / K of its values"""
     measure_every: int = 1
-    """steps between two measurements of entropy and threshold; 0, in train.py alone, for an epoch, as in the paper"""
+    """steps between two measurements of entropy and threshold, at least 1; an application may replace 0 by the steps of
+    an epoch (the paper's interval), the library refuses it"""
     min_values: int = 1
-    """values wanted of each layer at least; with 1 a small layer can wait for hundreds of steps"""
+    """least number of values to send per layer; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 0
     """uncompressed steps before the first compressed one; the paper has none"""
     value_code: Literal["float32", "float16", "bfloat16"] = "float32"
-    """how values are written; what a shorter code loses stays in the residual"""
+    """code of the values sent; the error of a shorter code stays in the residual"""
     literal: bool = False
     """Algorithm 1 to the letter: signed selection, half-open bins, strictly above the threshold"""
 
 
 class Choice(NamedTuple):
-    """What of a node's slots is sent."""
+    """Which of a node's slots are sent."""
 
     thresholds: Array  # f32[layers]
     used: Array  # bool[mu]
-    reaching: Array  # i32[], values of all layers that should be sent, whether there is room for them or not
+    reaching: Array  # i32[], values of all layers that should be sent, with or without a slot
 
 
 def egc(config: Egc | None = None, **overrides) -> Compressor:
-    """Entropy-based gradient compression: of f32[n] about n H / K values from each node, gathered by all nodes.
+    """Entropy-based gradient compression: each node sends about n H / K values of f32[n]; all nodes gather them.
 
     Args:
       config: settings; `overrides` replace single fields.
 
     Raises:
       ValueError: fewer than 2 bins or more than 1,024, a ratio below log2(bins), measure_every or min_values below 1,
-        one of these that is no whole number, momentum outside [0, 1), negative `warmup_steps`, an unknown value_code.
+        one of these not a whole number, momentum outside [0, 1), negative `warmup_steps`, an unknown value_code.
 
     Example:
       >>> [phase.name for phase in egc(warmup_steps=100).schedule]
@@ -141,25 +145,26 @@ def _check(config: Egc) -> None:
         raise ValueError(f"ratio must be at least {least} (1024 sends at most {least} in 1024), got {config.ratio}")
     if config.measure_every < 1:
         raise ValueError(
-            f"measure_every must be at least 1 step, got {config.measure_every} (0, an epoch, is for train.py)"
+            f"measure_every must be at least 1 step, got {config.measure_every}; for one measurement per epoch "
+            "give the number of steps of an epoch"
         )
     check_min_values(config.min_values)
-    if config.value_code not in ("float32", "float16", "bfloat16"):  # codes of a few bits have no 0 for an empty slot
+    if config.value_code not in ("float32", "float16", "bfloat16"):  # codes of a few bits have no 0 for unused slots
         raise ValueError(f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}")
 
 
 def _buffer(config: Egc) -> Codec:
-    """The message: room for what an entropy of log2(N) bits sends, of every layer."""
+    """The message: for each layer, room for the values that an entropy of log2(N) bits asks for."""
     return top_k(most(config), config.min_values, config.value_code)
 
 
 def most(config: Egc) -> float:
-    """The share of a layer that there is room for: log2(N) / K, the most that can be asked for; literal twice that."""
+    """The share of a layer that the message has room for: log2(N) / K, the largest H / K; twice that if literal."""
     return min(1.0, (2 if config.literal else 1) * math.log2(config.bins) / config.ratio)
 
 
 def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> Step:
-    """Algorithm 1 on this node's v f32[n], and the mean of what all nodes chose."""
+    """Algorithm 1 on this node's v f32[n], and the mean of the values that all nodes chose."""
     slots = counts_per_layer(layers, most(config), config.min_values)
     positions = top_positions(v, layers, slots)
     choice = _choose(config, v, v[positions], layers, slots, state)
@@ -169,7 +174,7 @@ def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> 
     return Step(
         mean=_buffer(config).mean(everyone, layers),
         sent=Sparse(
-            jnp.where(choice.used, positions, v.size),  # a slot that is not used is nowhere
+            jnp.where(choice.used, positions, v.size),  # an unused slot points past the end
             decode_values(config.value_code, payload, slots),
         ),
         shared=state.shared + 1,
@@ -180,17 +185,17 @@ def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> 
 
 
 def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts, state: State) -> Choice:
-    """What of the values f32[mu] in the slots is sent; measured anew when that is due."""
+    """Choose which of the slots' values f32[mu] to send. Measures entropy and thresholds if that is due."""
     magnitudes, ids, old = jnp.abs(values), layer_ids(slots), state.local.own
 
     def wanted():
         bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
-        if not config.literal:  # NaN where v is not finite: send what is largest, so that the loss shows it
+        if not config.literal:  # NaN if v is not finite: send the largest values, so that the loss shows it
             bits = jnp.nan_to_num(bits)
         return entropy.wanted(bits, layers, config.ratio, slots, config.min_values)
 
     def above(limits, holds):
-        """All above the thresholds, as many as there are slots."""
+        """Choose all values above the thresholds, as far as slots go."""
         reaching = [jnp.sum(holds(jnp.abs(v[at : at + size]), limits[i])) for i, (_, at, size, _) in enumerate(layers)]
         return Choice(limits, holds(magnitudes, limits[ids]), jnp.sum(jnp.stack(reaching), dtype=jnp.int32))
 
@@ -200,21 +205,21 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
             return above(entropy.literal_thresholds(v, layers, count, slots), jnp.greater)
         rank = entropy.ranks(magnitudes, slots)
         limits = entropy.thresholds(magnitudes, rank, count, slots)
-        return Choice(limits, rank < count[ids], jnp.sum(count, dtype=jnp.int32))  # also where some are equal
+        return Choice(limits, rank < count[ids], jnp.sum(count, dtype=jnp.int32))  # by rank: exact if values are equal
 
     if config.measure_every == 1:
         return measured()
     due = state.shared % config.measure_every == 0
 
 
-    def reaches(magnitudes, limit):  # zeros never do, though a layer of nothing but zeros has a threshold of 0
+    def reaches(magnitudes, limit):  # never 0: a layer of zeros has the threshold 0
         return (magnitudes >= limit) & (magnitudes > 0)
 
     return jax.lax.cond(due, measured, lambda: above(old, jnp.greater if config.literal else reaches))
 
 
 def _figures(config: Egc, v: Array, step: Step, layers: Layers, nodes: Nodes) -> dict[str, Array]:
-    """Of node 0 in a diagnose step: its layers' entropy, the mean over values, the share of slots in use, positions."""
+    """Diagnostics of node 0: its layers' entropy as a mean over values, the share of slots in use, its positions."""
     slots = counts_per_layer(layers, most(config), config.min_values)
     bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
     mean = jnp.sum(jnp.nan_to_num(bits) * np.array([layer.size for layer in layers], np.float32)) / v.size

@@ -1,4 +1,4 @@
-"""How many values of a layer EGC sends: the entropy of its histogram over K, and the threshold which that gives.
+"""How many values of a layer EGC sends, from the entropy of its histogram, and the resulting threshold.
 
     G f32[n]    values of a layer                  N   bins of equal width between its smallest and largest value
     H           entropy of the histogram, bits     K   the paper's constant, 2^10
@@ -17,29 +17,28 @@ from jgc.method.guard import not_finite
 from jgc.types import Array
 
 MOST_BINS = 1024
-"""Of a histogram: each is a pass over the values."""
+"""The most bins of a histogram: each costs a pass over the values."""
 
 
 def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
     """Entropy of the histogram of some values over bins of equal width, in bits, f32[].
 
-    The bins are laid out over halves of the values, so that a width of more than the largest float is a float too.
-
     Args:
-      values: f32[n], n > 0; where one is not finite, H is NaN. Subnormal ones may count as 0, as elsewhere in XLA.
+      values: f32[n], n > 0. If one is not finite, H is NaN. Subnormal values may count as 0, as elsewhere in XLA.
       bins: N, 2 to `MOST_BINS`.
-      closed: count the largest value in the last bin, and a histogram without width as one bin: H = 0. Otherwise as
-        Algorithm 1 has it: all bins are half open, the largest value is in none of them (unless rounding puts it
-        there), and without a width there is nothing to count: H is NaN.
+      closed: the last bin includes the largest value, and values that are all equal have H = 0. If False, as in
+        Algorithm 1: all bins are half open, none includes the largest value (unless rounding puts it there), and H is
+        NaN if all values are equal.
 
     Example:
       >>> float(entropy_bits(jnp.array([0.0, 1.0, 2.0, 8.0]), 2))  # three below 4, one above
       0.8112781047821045
     """
-    halves = values / 2
+    halves = values / 2  # the width of the values can exceed the largest float, that of their halves cannot
     low, high = jnp.min(halves), jnp.max(halves)
     edges = low + np.arange(1, bins + 1, dtype=np.float32) * (jnp.abs(high - low) / bins)
-    below = jax.lax.map(lambda edge: jnp.sum(halves < edge, dtype=jnp.int32), edges)  # one program however many bins
+    # a loop, so that the program does not grow with the number of bins
+    below = jax.lax.map(lambda edge: jnp.sum(halves < edge, dtype=jnp.int32), edges)
     if closed:
         below = below.at[-1].set(values.size)
     counts = jnp.diff(below, prepend=0).astype(jnp.float32)
@@ -56,14 +55,14 @@ def entropies(v: Array, layers: Layers, bins: int, closed: bool = True) -> Array
 
 
 def wanted(bits: Array, layers: Layers, ratio: float, slots: tuple[int, ...], min_values: int = 1) -> Array:
-    """How many values of each layer its entropy asks for, i32[layers], at least `min_values` and at most its slots.
+    """Number of values that each layer's entropy asks for, i32[layers]: at least `min_values`, at most its slots.
 
     Args:
-      bits: f32[layers], H; where it is NaN, none.
-      layers: their sizes.
+      bits: f32[layers], H; a layer with NaN gets 0.
+      layers: gives the sizes.
       ratio: K.
-      slots: of each layer.
-      min_values: of each layer.
+      slots: slots of each layer.
+      min_values: least number per layer.
     """
     sizes = np.array([layer.size for layer in layers], np.float32)
     least = np.minimum(min_values, np.array(slots))
@@ -89,13 +88,13 @@ def ranks(magnitudes: Array, counts: tuple[int, ...]) -> Array:
 
 
 def thresholds(magnitudes: Array, rank: Array, wanted: Array, counts: tuple[int, ...]) -> Array:
-    """The magnitude of the last value that is wanted of each layer, f32[layers]; infinite where none is.
+    """The magnitude of the smallest wanted value of each layer, f32[layers]; inf if none is wanted.
 
     Args:
-      magnitudes: f32[mu], the largest of each layer.
+      magnitudes: f32[mu], the largest ones of each layer.
       rank: i32[mu], from `ranks`.
       wanted: i32[layers].
-      counts: how many each layer has there.
+      counts: number of magnitudes of each layer.
     """
     ids = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     last = jnp.where(rank == wanted[ids] - 1, magnitudes, jnp.inf)
@@ -103,13 +102,13 @@ def thresholds(magnitudes: Array, rank: Array, wanted: Array, counts: tuple[int,
 
 
 def literal_thresholds(v: Array, layers: Layers, wanted: Array, slots: tuple[int, ...]) -> Array:
-    """The threshold as Algorithm 1 selects it: the largest but so many of the values themselves, not of magnitudes.
+    """The thresholds of Algorithm 1: per layer the `wanted`-th largest signed value, f32[layers].
 
     Args:
       v: f32[n].
-      layers: of v.
-      wanted: i32[layers]; where it is 0, the threshold is NaN.
-      slots: the most that can be wanted of each layer.
+      layers: ranges of v.
+      wanted: i32[layers]; for 0 the threshold is NaN.
+      slots: the most that `wanted` can be for each layer.
     """
     found = []
     for i, layer in enumerate(layers):

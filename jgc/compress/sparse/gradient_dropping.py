@@ -6,12 +6,11 @@ Source: Aji and Heafield 2017, "Sparse Communication for Distributed Gradient De
 
 Differs from the paper
   1. The exact top-k; the paper takes the threshold from a sample of 0.1 % of the values.
-  2. The paper's server drops values on the way back, too, with a residual of its own; here all nodes gather what
-     was sent and get all of it.
-  3. The paper adds layer normalisation to its model where one threshold serves all layers; that is the model's
-     business here. `scope="layer"` has a threshold for each layer instead, the paper's other way.
-  4. The paper drops from the first step on (`strategy="fixed"`); here the default is an uncompressed warm-up, as for
-     the other sparse methods, whose length `warmup_steps` is 0 unless a workload or the user says otherwise.
+  2. The paper's server also drops values on the downlink, with its own residual. Here all nodes gather all messages.
+  3. With one threshold for all layers, the paper adds layer normalisation to its model; here that is left to the model.
+     `scope="layer"` is the paper's alternative, a threshold for each layer.
+  4. The paper drops values from the first step on (`strategy="fixed"`). The default here is an uncompressed warm-up, as
+     for the other sparse methods, of `warmup_steps` steps (0 by default).
   5. Momentum correction (Lin et al. 2018) is a setting, off by default.
 """
 
@@ -37,11 +36,11 @@ class GradientDropping(Selecting):
     alpha: float = 0.01
     """share of all values that a node sends, in (0, 1]"""
     scope: Literal["global", "layer"] = "global"
-    """one threshold over all layers, or one for each layer; `min_values` are of all together or of each"""
+    """one threshold over all layers, or one for each layer; `min_values` counts over all layers or for each"""
 
 
 def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") -> Codec:
-    """The share alpha of all values, wherever they are, at least `min_values`: mu values and their positions."""
+    """The share alpha of all values, over all layers, at least `min_values`: mu values and their positions."""
     codec = top_k(alpha, min_values, value_code)
 
     def one(layers: Layers) -> Layers:

@@ -1,18 +1,17 @@
-"""Random-k: all nodes draw the same random positions, which need not be sent, and add their values there up.
+"""Random-k: all nodes draw the same random positions, so only values are sent, by an all-reduce.
 
     v = r + g;  send v at k random positions of each layer;  r = v - sent
 
 Source: Stich et al. 2018, "Sparsified SGD with Memory", NeurIPS, Definition 2.1 (rand_k) and Algorithm 1.
 
 Differs from the paper
-  1. The positions of a step are the same on all nodes, from the random key that they share and the number of steps
-     taken. Nothing but values is sent, and an all-reduce adds them up. The paper's nodes may each draw their own.
-  2. Each layer is cut into k ranges of nearly equal length, of which every one gives one position, from a random start.
-     Every position still has the chance k / n, but two neighbours are rarely drawn together. Drawing any k of n
-     would sort n random numbers in every step.
-  3. With error feedback and without the factor n / k of the unbiased rand_k.
-  4. The default before the first sparse step is an uncompressed warm-up (`warmup_steps`, 0 unless a workload or
-     the user says otherwise), as for the other sparse methods here.
+  1. All nodes draw the same positions, from the shared random key and the number of steps taken. So an all-reduce adds
+     the values, and no positions are sent. The paper's nodes may each draw their own.
+  2. Each layer, rotated by a random offset, is cut into k ranges of nearly equal length, and one position is drawn from
+     each. Every position still has the probability k / n, but two neighbours are rarely drawn together. A uniform draw
+     of k out of n would sort n random numbers in every step.
+  3. Error feedback replaces the factor n / k of the unbiased rand_k.
+  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse methods.
 """
 
 import dataclasses
@@ -34,7 +33,7 @@ class RandomK(Sparsifying):
     """Settings of `random_k`."""
 
     algorithm: Algorithm = "psum"
-    """how values are added up: the runtime's all-reduce or an explicit ring"""
+    """how values are averaged: the runtime's all-reduce or an explicit ring"""
 
 
 def random_k(config: RandomK | None = None, **overrides) -> Compressor:
@@ -60,7 +59,7 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
 
 
 def random_positions() -> Chooser:
-    """One position of each of k ranges of every layer, from a random start; new ones in every step."""
+    """Draw one position from each of k ranges of every layer, rotated by a random offset, anew in every step."""
 
     def choose(key, step, v, layers, counts, nodes):
         if not layers:

@@ -1,11 +1,11 @@
-"""ScaleCom: the nodes take turns in choosing the positions for all (cyclic local top-k), and a low-pass memory.
+"""ScaleCom: the nodes take turns in choosing positions for all (cyclic local top-k), with a low-pass memory.
 
 In step t, with the leader t mod K, on each node:
 
     v = m + g;  send v at the positions of the leader's largest |v|
     m = (1 - beta) m + beta (v - sent)
 
-The values are added up by an all-reduce, whose cost does not grow with the number of nodes.
+An all-reduce averages the values, so the cost does not grow with the number of nodes.
 
 Source: Chen et al. 2020, "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed
 Training", NeurIPS, Algorithm 1 and equations (2) to (5).
@@ -13,17 +13,15 @@ Training", NeurIPS, Algorithm 1 and equations (2) to (5).
 Differs from the paper
   1. The exact top-k of each layer; the paper's experiments take the largest value of each chunk of a layer, which is
      faster on an accelerator.
-  2. beta is 1 by default, plain error feedback, which the paper uses for batches of the usual size; for large batches
-     with their high learning rates it uses 0.1. With beta < 1 a value that has been sent keeps (1 - beta) of its
-     memory, and only the share beta of what is not sent is remembered: nothing is conserved.
-  3. In one program the leader's positions travel by an all-reduce in which the others add zeros; the leader's role
-     shows in the logical bytes alone.
-  4. The default before the first sparse step is an uncompressed warm-up (`warmup_steps`, 0 unless a workload or
-     the user says otherwise), as for the other sparse methods here.
-  5. Momentum correction (Lin et al. 2018) is a setting, off by default; the filter is then that of the
-     accumulated momentum.
-  6. Values may travel as int16 (`value_code`), in steps of 2^-8 of the leader's mean magnitude of each layer, which it
-     sends with its positions. What that loses stays in the residual.
+  2. beta is 1 by default: plain error feedback, which the paper uses for batches of the usual size. For large batches
+     with high learning rates it uses 0.1. With beta < 1, a sent value keeps (1 - beta) of its residual, and only the
+     share beta of an unsent one enters the residual: gradients are not conserved.
+  3. The leader's positions travel by an all-reduce to which the other nodes contribute zeros. Only the logical bytes
+     show the leader's role.
+  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse methods.
+  5. Momentum correction (Lin et al. 2018) is a setting, off by default; the filter then applies to its residual.
+  6. Values may travel as int16 (`value_code`), in steps of 2^-8 of the leader's mean magnitude of each layer. The
+     leader sends these magnitudes with its positions. The rounding error stays in the residual.
 """
 
 import dataclasses
@@ -49,15 +47,15 @@ class ScaleCom(Sparsifying):
     """Settings of `scalecom`."""
 
     beta: float = 1.0
-    """of the low-pass memory, in (0, 1]: 1 is plain error feedback, 0.1 the paper's for large batches"""
+    """coefficient of the low-pass memory, in (0, 1]: 1 is plain error feedback, 0.1 the paper's for large batches"""
     algorithm: Algorithm = "psum"
-    """how values are added up: the runtime's all-reduce or an explicit ring"""
+    """how values are averaged: the runtime's all-reduce or an explicit ring"""
     value_code: Literal["float32", "int16"] = "float32"
-    """how values are written: floats, or fixed point in units of the leader's mean magnitude of each layer"""
+    """code of the values sent: floats, or fixed point in units of the leader's mean magnitude of each layer"""
 
 
 def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
-    """Cyclic local top-k: the leader's mu positions to all nodes, all nodes' f32[mu] there through an all-reduce.
+    """Cyclic local top-k: broadcast the leader's mu positions, then average all nodes' f32[mu] there by an all-reduce.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -83,7 +81,7 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
 
 
 def cyclic_top_k(value_code: str = "float32") -> Chooser:
-    """The largest values of each layer of one node, of another one in every step."""
+    """The positions of the leader's largest values of each layer; the leader is node step mod K."""
     fixed = value_code == FIXED_POINT
 
     def choose(key, step, v, layers, counts, nodes):
@@ -105,7 +103,7 @@ def cyclic_top_k(value_code: str = "float32") -> Chooser:
 
 
 def low_pass(memory: Memory, beta: float) -> Memory:
-    """The memory with a low-pass filter: r = (1 - beta) r + beta (v - sent), for a memory that keeps v - sent.
+    """Add a low-pass filter, r = (1 - beta) r + beta (v - sent), to a memory whose residual is v - sent.
 
     Raises:
       ValueError: beta outside (0, 1].
@@ -117,10 +115,10 @@ def low_pass(memory: Memory, beta: float) -> Memory:
 
     def mix(old, new):
         before = old.astype(jnp.float32)
-        return (before + beta * (new.astype(jnp.float32) - before)).astype(old.dtype)  # as it was after a skipped step
+        return (before + beta * (new.astype(jnp.float32) - before)).astype(old.dtype)  # exactly old if new is old
 
     def on_residuals(fn, old, new):
-        """`new` with fn of both residuals in its residual's place; a velocity is not filtered."""
+        """`new` with its residual replaced by fn(old residual, new residual). Velocities are not filtered."""
         if isinstance(new, Aged):
             return new._replace(memory=on_residuals(fn, old.memory, new.memory))
         if isinstance(new, Corrected):
@@ -129,7 +127,7 @@ def low_pass(memory: Memory, beta: float) -> Memory:
 
     def compensate(local, g, complete):
         v, new = memory.compensate(memory.accumulate(local, g, complete), g, complete)
-        return v, on_residuals(lambda old, new: old, local, new)  # `update` mixes in the residual of the step before
+        return v, on_residuals(lambda old, new: old, local, new)  # keep the old residual, which `update` mixes in
 
     def update(local, v, sent, complete):
         return on_residuals(mix, local, memory.update(local, v, sent, complete))

@@ -1,10 +1,10 @@
-"""Sparse methods in which all nodes send their values at the same positions, so that an all-reduce adds them up.
+"""Sparse methods in which all nodes send values at the same positions, so that an all-reduce averages them.
 
-A method says how the positions of a step come about; the state that all nodes share is the number of steps taken.
+A method defines how the positions of a step are chosen. The shared state is the number of steps taken.
 
     v f32[n]      accumulated gradient of a node
-    counts        values of each layer that are sent; mu is their sum
-    positions     i32[mu], no position twice, equal on all nodes
+    counts        number of values sent per layer; mu is their sum
+    positions     i32[mu], distinct, equal on all nodes
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Chosen(NamedTuple):
 
     Attributes:
       positions: i32[mu].
-      scales: f32[layers], in which values are measured that travel in fixed point; None for floats.
+      scales: f32[layers], the units of values in fixed point; None for floats.
     """
 
     positions: Array
@@ -43,7 +43,7 @@ class Chooser(NamedTuple):
 
     Attributes:
       choose: `(key, step i32[], v, layers, counts, nodes) -> Chosen`; `key` and `step` are equal on all nodes.
-      messages: `(layers, counts) -> logical messages` of a sparse step: values, and positions where they travel.
+      messages: `(layers, counts) -> logical messages` of a sparse step: values, and positions if they are sent.
     """
 
     choose: Callable[[Key, Array, Array, Layers, Counts, Nodes], Chosen]
@@ -56,12 +56,12 @@ def shared_positions(
     """The method that a chooser makes.
 
     Args:
-      chooser: where the values of a step are.
-      memory: what a node keeps back.
+      chooser: chooses the positions of a step.
+      memory: the memory of each node.
       schedule: from `sparse_schedule`.
       alpha: share of each layer in the schedule's last phase.
-      min_values: values of each layer at least.
-      algorithm: of the all-reduce, "psum" or "ring".
+      min_values: least number of values per layer.
+      algorithm: algorithm of the all-reduce, "psum" or "ring".
 
     Raises:
       ValueError: an unknown algorithm, or min_values below 1.

@@ -1,8 +1,8 @@
-"""How a sparse method gets from sending everything to sending the share alpha: three strategies, one schedule.
+"""The warm-up of sparse methods, from sending everything to sending the share alpha: three strategies.
 
     "warmup"       everything for `warmup_steps`, then alpha
     "fixed"        alpha from the first step
-    "exponential"  25 %, 6.25 %, 1.5625 % and 0.4 % of the values, a stage of `warmup_steps` each, then alpha
+    "exponential"  25 %, 6.25 %, 1.5625 % and 0.4 % of the values, in equal parts of `warmup_steps`, then alpha
 
 Phase values: "dense", (name, share) for a stage of the ramp, and the bare name for alpha.
 
@@ -26,9 +26,9 @@ RAMP = (0.25, 0.0625, 0.015625, 0.004)  # shares sent: sparsity 75 %, 93.75 %, 9
 
 
 def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: str = "top-k") -> tuple[Phase, ...]:
-    """The phases of a sparse method, the last of which has `name` for its value.
+    """The phases of a sparse method. The value of the last one is `name`.
 
-    A ramp has only the stages that send more than alpha; they share `warmup_steps` equally.
+    The exponential ramp has only the stages that send more than alpha; they divide `warmup_steps` equally.
 
     Raises:
       ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1].
@@ -50,7 +50,7 @@ def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: s
     ramp = [
         Phase(f"{name} {100 * share:g} %", start, (name, share))
         for share, start, end in zip(shares, starts, starts[1:], strict=False)
-        if start < end  # a stage that is left without a step is left out
+        if start < end  # leave out a stage without steps
     ]
     return (*ramp, Phase(name, starts[-1], name))
 
@@ -65,7 +65,7 @@ def share_of(phase: Phase, alpha: float) -> float | None:
 def sparse_stages(
     schedule: tuple[Phase, ...], alpha: float, codec: Callable[[float], Codec], exchange: Exchange
 ) -> Stages:
-    """What `compose_phases` takes: uncompressed by all-reduce, or `codec(share)` through the exchange."""
+    """The stages for `compose_phases`: uncompressed by all-reduce, or `codec(share)` through the exchange."""
     stages: Stages = {DENSE: (identity(), all_reduce())}
     for phase in schedule:
         share = share_of(phase, alpha)

@@ -1,4 +1,4 @@
-"""Threshold-v: each node sends the values whose magnitude exceeds a fixed threshold, as many as fit into a buffer.
+"""Threshold-v: each node sends the values whose magnitude exceeds a fixed threshold, up to the size of a buffer.
 
     v = r + g;  send v where |v| > threshold, the largest of each layer first;  r = v - sent
 
@@ -6,12 +6,11 @@ Source: Strom 2015, "Scalable Distributed DNN Training Using Commodity GPU Cloud
 "threshold-v" of Xu et al. 2021, "GRACE", ICDCS.
 
 Differs from the paper
-  1. Strom sends plus or minus the threshold, one bit a value; the values themselves are sent here, as by GRACE.
-  2. The message has a fixed size, the share `capacity` of each layer, and all of it is sent and counted. A slot that is
-     not used carries 0. What exceeds the threshold and does not fit stays in the residual and is counted in
-     `Info.overflow`; `Info.elements_sent` counts the slots in use.
-  3. The default before the first sparse step is an uncompressed warm-up (`warmup_steps`, 0 unless a workload or
-     the user says otherwise), as for the sparse methods here.
+  1. Strom sends plus or minus the threshold, one bit per value. Here, as in GRACE, the values themselves are sent.
+  2. The message has a fixed size, the share `capacity` of each layer, and all of it is sent and counted. An unused slot
+     carries 0. Values that exceed the threshold but do not fit stay in the residual and count in `Info.overflow`.
+     `Info.elements_sent` counts the slots in use.
+  3. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse methods.
   4. Momentum correction (Lin et al. 2018) is a setting, off by default.
 """
 
@@ -42,13 +41,13 @@ class ThresholdV(ErrorFeedback):
     capacity: float = 0.01
     """size of the buffer as a share of each layer, in (0, 1]; all of it is sent, used or not"""
     min_values: int = 1
-    """slots of each layer at least"""
+    """least number of slots per layer"""
     warmup_steps: int = 0
     """uncompressed steps before the first sparse one"""
 
 
 def above(threshold: float, capacity: float, min_values: int = 1) -> Codec:
-    """Values f32[slots] of magnitude above the threshold, else 0, and distinct positions."""
+    """Values f32[slots] whose magnitude exceeds the threshold, 0 in unused slots, and distinct positions."""
     buffer = top_k(capacity, min_values)
 
     def encode(key, v, layers):
@@ -60,7 +59,7 @@ def above(threshold: float, capacity: float, min_values: int = 1) -> Codec:
 
 
 def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
-    """What exceeds a threshold, with error feedback: a buffer of slots of each node's f32[n], gathered by all nodes.
+    """Values above a threshold, with error feedback: each node sends a buffer of fixed size, gathered by all nodes.
 
     Args:
       config: settings; `overrides` replace single fields.

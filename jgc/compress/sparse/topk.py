@@ -1,13 +1,13 @@
-"""Top-k with error feedback: each node sends the values of largest magnitude, layer by layer, and keeps the rest.
+"""Top-k with error feedback: each node sends the largest magnitudes of each layer; the residual keeps the rest.
 
 Differs from the paper
-  1. "Sparse GD" of the LGC paper cites Strom 2015, whose method sends what exceeds a fixed threshold as +/- the
-     threshold. The LGC paper describes and measures top-k selection, which is what stands here.
+  1. "Sparse GD" of the LGC paper cites Strom 2015, whose method sends each value above a fixed threshold as +/- the
+     threshold. The LGC paper describes and measures top-k selection, and so this file implements top-k.
   2. Positions travel in Elias-Fano code, 12 bits each at 0.1 %, and are counted. The LGC paper counts DEFLATE of the
-     positions, which `deflate_position_bytes` of a run shows beside it.
-  3. Uncompressed for `warmup_steps` where the LGC paper starts all methods alike; `strategy` has the other two ways
-     of its Section VI-F, from the first step ("fixed") and by DGC's ramp ("exponential").
-  4. `value_code` writes values in fewer than 32 bits; what that loses is sent later, with the rest of the residual.
+     positions; a run reports that as `deflate_position_bytes`.
+  3. The first `warmup_steps` are uncompressed; the LGC paper starts all methods in this way. `strategy` has the other
+     two starts of its Section VI-F: sparse from the first step ("fixed") and DGC's ramp ("exponential").
+  4. `value_code` can write values in fewer than 32 bits; the error stays in the residual.
 """
 
 import dataclasses
