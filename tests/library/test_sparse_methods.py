@@ -264,6 +264,14 @@ def test_threshold_v_sends_what_exceeds_the_threshold_and_counts_what_does_not_f
     assert overflow and unused  # both happened
 
 
+def test_threshold_v_masks_no_velocity_of_unsent_values():
+    settings = {"momentum_correction": True, "factor_masking": True, "capacity": 0.2}
+    g = vectors(0)
+    (_, state, info), = play(threshold_v(threshold=100.0, **settings), [g])
+    assert not np.any(info.elements_sent)
+    np.testing.assert_allclose(state.local.memory.velocity, g, rtol=1e-6)
+
+
 def test_threshold_v_counts_its_whole_buffer():
     wire = threshold_v(capacity=0.2).wire("threshold", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
     assert {m.field: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 8}

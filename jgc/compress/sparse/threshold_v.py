@@ -87,8 +87,12 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
             return dense_step(v, state, nodes)
         item = encoded(codec, key, v, layers, nodes)
         used = _above(item.payload["values"], config.threshold)
-        sent = as_step(item, gather().run([item], nodes)[0])
-        return sent._replace(elements=used, overflow=_above(v, config.threshold) - used)
+        result = as_step(item, gather().run([item], nodes)[0])
+        # An unused slot lies past the end: factor masking must not restart a velocity there.
+        positions = jnp.where(result.sent.values != 0, result.sent.positions, v.size)
+        return result._replace(
+            sent=result.sent._replace(positions=positions), elements=used, overflow=_above(v, config.threshold) - used
+        )
 
     return from_step(
         step,
