@@ -24,8 +24,7 @@ def compensate(
       grads: the node's gradients.
       packing: their layout.
       complete: whether the phase sends all of v.
-      skip: if true, v is the residual (zeros without one) and `local` does not change. Without a state, v is the
-        gradient even then.
+      skip: if true, v is the residual (zeros without one) and `local` does not change.
     """
     # Leaf by leaf, so that no vector of all gradients is allocated.
 
@@ -34,8 +33,6 @@ def compensate(
 
     local = _accumulated(accumulate, local, pieces(grads, packing), jnp.asarray(skip)) if packing.size else local
     v, new = memory.compensate(local, pack(grads, packing), complete)
-    if not jax.tree.leaves(local):  # no state that a bad gradient could spoil
-        return v, new
     residual = memory.residual(local)
     v = _unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
     return v, jax.tree.map(partial(_unless, skip), local, new)

@@ -197,8 +197,10 @@ class _Method(NamedTuple):
         return self.finish(phase, begun, result, state, skip)
 
     def begin(self, phase: Hashable, grads: PyTree, state: State, skip: Array | bool) -> Begun:
-        packing = make_packing(grads)
-        v, kept = compensate(self.memory, state.local.memory, grads, packing, phase == DENSE, skip)
+        packing, kept = make_packing(grads), state.local.memory
+        if not jax.tree.leaves(kept):  # no state that a bad gradient could spoil; `finish` discards the rest
+            skip = False
+        v, kept = compensate(self.memory, kept, grads, packing, phase == DENSE, skip)
         return Begun(v, kept, packing)
 
     def finish(
