@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import quick as quick
+import quick
 
 import jgc
 from jgc.compress import METHODS, PAPER_RECIPE, TopK, step_on_nodes
@@ -242,8 +242,9 @@ def program(case: Case) -> Callable[..., tuple[PyTree, State, Info]]:
     compressor, nodes = compressor_of(case.variant), nodes_of(case.layout)
     step = step_on_nodes(compressor.aggregate, compressor.schedule[case.phase].value, nodes)
     # XLA's older code generator, see quick.py, adds up in an autoencoder in another order in each layout.
-    newer = {"xla_cpu_use_fusion_emitters": True} if case.variant.startswith("lgc_") else None
-    return jax.jit(step, compiler_options=newer)
+    if quick.HAS_OLDER_GENERATOR and case.variant.startswith("lgc_"):
+        return jax.jit(step, compiler_options={"xla_cpu_use_fusion_emitters": True})
+    return jax.jit(step)
 
 
 def run(case: Case, state: State, seeds: range) -> list[Step]:
