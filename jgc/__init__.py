@@ -1,21 +1,27 @@
 """jgc: gradient compression for JAX.
 
     nodes = jgc.make_nodes(8)
-    compressor = jgc.compress.lgc_ps(alpha=0.001)
+    init, step = jgc.make_step(loss, jgc.compress.topk(alpha=0.01), optax.adamw(1e-3), nodes)
 
 See the README for a training loop, `jgc.types` for the contract, `jgc.compress` for the methods.
 """
 
 from jgc import compress
+from jgc.make_step import LoopState, Metrics, make_step
+from jgc.method.as_optax import init_optax
+from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.guard import diagnose, residual
+from jgc.method.phases import phase_after, phase_at
+from jgc.misuse import MomentumWarning
 from jgc.nodes import from_mesh, make_nodes, node_grads, on_nodes
-from jgc.placement import BATCH, LOCAL, SHARED, place, placements_of
+from jgc.placement import BATCH, LOCAL, SHARED, place, place_parts, placements_of, to_host
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "Message", "Nodes", "Phase", "Sent", "State", "Wire", "compress",
-    "diagnose", "from_mesh", "placements_of", "make_nodes", "node_grads", "on_nodes", "place",
-    "residual",
+    "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "LoopState", "Message", "Metrics", "MomentumWarning", "Nodes",
+    "Phase", "Sent", "State", "StepBytes", "Wire", "bytes_per_step", "compress", "diagnose", "from_mesh", "init_optax",
+    "make_nodes", "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place", "place_parts",
+    "placements_of", "residual", "to_host",
 ]  # fmt: skip

@@ -9,13 +9,15 @@ The same method code runs in all three and gives the same result. A node may als
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jgc import comm
-from jgc.placement import BATCH, LOCAL, SHARED, is_placement, spec
+from jgc.misuse import path_of
+from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, check_placements, is_placement, spec, word
 from jgc.types import EMULATED, Nodes, PyTree
 
 NODE = "jgc_node"  # default name of the mesh axis between nodes
@@ -121,7 +123,8 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
       A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
 
     Raises:
-      ValueError: `unroll` with an output declared SHARED: nothing could check it.
+      ValueError: `unroll` with an output declared SHARED: nothing could check it; an unknown placement; when called, a
+        LOCAL or BATCH argument whose first axis is not K, or an output declared SHARED that differs between nodes.
 
     Example:
       >>> nodes = make_nodes(2, devices=jax.devices()[:1])
@@ -129,27 +132,79 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
       Array([0, 2], dtype=int32)
     """
 
+    check_placements((ins, outs))
     if unroll and SHARED in jax.tree.leaves(outs, is_leaf=is_placement):
         raise ValueError("unroll=True is for functions that do not communicate; their outputs are LOCAL, not SHARED")
 
+    def one(*args):
+        out = fn(*args)
+        differing[:] = [name for name, x in _shared_leaves(outs, out) if _differs(x, nodes)]
+        if differing and nodes.mesh is not None and nodes.per_device == 1:
+            raise ValueError(_not_shared(differing[0]))
+        return out
+
+    differing: list[str] = []  # names that the last trace has found; JAX's own errors under vmap have none
+
     def on_device(*args):  # LOCAL and BATCH leaves: [per_device, ...] on each device
         if nodes.mesh is not None and nodes.per_device == 1:
-            return _map_placed(lambda x: x[None], outs, fn(*_map_placed(lambda x: x[0], ins, args)))
+            return _map_placed(lambda x: x[None], outs, one(*_map_placed(lambda x: x[0], ins, args)))
         if unroll:
             each = [fn(*_map_placed(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
             return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
         in_axes, out_axes = (
             jax.tree.map(lambda x: None if x == SHARED else 0, tree, is_leaf=is_placement) for tree in (ins, outs)
         )
-        on_axis = jax.vmap(fn, in_axes=in_axes, out_axes=out_axes, axis_name=EMULATED, axis_size=nodes.per_device)
-        return on_axis(*args)
+        on_axis = jax.vmap(one, in_axes=in_axes, out_axes=out_axes, axis_name=EMULATED, axis_size=nodes.per_device)
+        try:
+            return on_axis(*args)
+        except ValueError as error:
+            if "vmap has mapped output" not in str(error):
+                raise
+            raise ValueError(_not_shared(differing[0] if differing else "")) from None
 
-    if nodes.mesh is None:
-        return on_device
-    in_specs, out_specs = (
-        jax.tree.map(lambda x: spec(x, nodes), tree, is_leaf=is_placement) for tree in (ins, outs)
+    run = on_device
+    if nodes.mesh is not None:
+        in_specs, out_specs = (
+            jax.tree.map(lambda x: spec(x, nodes), tree, is_leaf=is_placement) for tree in (ins, outs)
+        )
+        run = jax.shard_map(on_device, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+
+    def checked(*args):
+        if len(args) != len(ins):
+            raise ValueError(f"ins has {len(ins)} placements, and the function was called with {len(args)} arguments")
+        for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
+            check_node_axes(placements, arg, nodes, f"argument {i}")
+        return run(*args)
+
+    return checked
+
+
+def _shared_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Any]]:
+    """The leaves of a function's output that are declared SHARED, with their paths."""
+    found: list[tuple[str, Any]] = []
+
+    def add(path, placement, sub):
+        if word(placement) == SHARED:
+            found.extend((path_of((*path, *rest)), x) for rest, x in jax.tree_util.tree_flatten_with_path(sub)[0])
+
+    jax.tree_util.tree_map_with_path(add, outs, out, is_leaf=is_placement)
+    return found
+
+
+def _differs(x: Any, nodes: Nodes) -> bool:
+    """Whether JAX takes x, an output of one node, to differ between nodes: over mesh axes, or over the vmapped axis."""
+    emulated = nodes.mesh is None or nodes.per_device > 1
+    over_mesh = set(nodes.slow) & set(jax.typeof(x).mat.varying)
+    return bool(over_mesh) or (emulated and getattr(x, "batch_dim", None) is not None)
+
+
+def _not_shared(name: str) -> str:
+    which = f"the output's leaf {name!r}" if name else "an output"
+    return (
+        f"{which} is declared SHARED, but differs between nodes: it was not aggregated. Average it, by a compressor or "
+        "by jgc.comm, or declare it LOCAL. In an optax chain every leaf must go through as_optax (optax.masked leaves "
+        "some out: use jgc.compress.per_layer), and momentum comes after it: see docs/composing.md"
     )
-    return jax.shard_map(on_device, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
 
 def _map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+from jgc.misuse import check_composition, is_accumulator, path_of
 from jgc.types import Array, Nodes, PyTree, State
 
 SHARED = "shared"  # the same on every node
 LOCAL = "local"  # leading axis [K]: one entry per node
 BATCH = "batch"  # leading axes [K, b]: a node's examples, split over the node's own devices
+PLACEMENTS = (SHARED, LOCAL, BATCH)
 
 
 def is_placement(x: Any) -> bool:
@@ -29,24 +31,85 @@ def spec(placement: str, nodes: Nodes) -> P:
     return {SHARED: P(), LOCAL: P(slow), BATCH: P(slow, nodes.fast or None)}[placement]
 
 
+def word(placement: Any) -> Any:
+    """SHARED, LOCAL or BATCH of a placement that may say more than that."""
+    return getattr(placement, "placement", placement)
+
+
+def check_placements(placements: PyTree) -> None:
+    """Raise ValueError for a leaf that is not a placement."""
+    for x in jax.tree.leaves(placements, is_leaf=is_placement):
+        if not is_placement(x) or word(x) not in PLACEMENTS:
+            known = f"jgc.SHARED ({SHARED!r}), jgc.LOCAL ({LOCAL!r}) or jgc.BATCH ({BATCH!r})"
+            raise ValueError(f"a placement must be {known}, got {x!r}")
+
+
+def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
+    """Raise ValueError, naming the leaf, unless every LOCAL and BATCH leaf has a leading axis [K]."""
+
+    def check(path, placement, sub):
+        for rest, x in jax.tree_util.tree_flatten_with_path(sub)[0] if word(placement) != SHARED else ():
+            leaf = path_of((*path, *rest))
+            which = f"the leaf {leaf!r} of {name}" if leaf else name
+            _check_node_axis(word(placement), which, getattr(x, "shape", ()), nodes)
+
+    jax.tree_util.tree_map_with_path(check, placements, tree, is_leaf=is_placement)
+
+
+def _check_node_axis(placement: str, which: str, shape: tuple[int, ...], nodes: Nodes) -> None:
+    count, parts = nodes.count, nodes.size(nodes.fast) if nodes.fast else 1
+    if not shape or shape[0] != count:
+        if placement == BATCH:
+            cure = f"a batch has leading axes [K, b]: split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
+        else:
+            cure = "jgc.node_grads returns such gradients, compressor.init such a state, jgc.init_optax that of optax"
+        raise ValueError(f"{which} has shape {shape}, and its first axis must be the K = {count} nodes; {cure}")
+    if placement == BATCH and parts > 1 and (len(shape) < 2 or shape[1] % parts):
+        raise ValueError(
+            f"{which} has shape {shape}, and its second axis, a node's examples, must be divisible by {parts}: "
+            f"the devices of a node share them"
+        )
+
+
 def placements_of(tree: PyTree) -> PyTree:
     """SHARED or LOCAL for every leaf of a tree that may hold `State`s, e.g. an optax state.
+
+    LOCAL are the local part of a `State`, and what `optax.MultiSteps` around `as_optax` adds up.
+
+    Raises:
+      ValueError: an optax wrapper around `as_optax` that cannot work (docs/composing.md).
+
+    Warns:
+      MomentumWarning: both the method and the optimiser have a momentum.
 
     Example:
       >>> placements_of((State(1, 2), 3))
       (State(shared='shared', local='local'), 'shared')
     """
+    check_composition(tree)
 
     def placement(x):
         if isinstance(x, State):
             return State(jax.tree.map(lambda _: SHARED, x.shared), jax.tree.map(lambda _: LOCAL, x.local))
+        if is_accumulator(x):
+            rest = jax.tree.map(placement, x._replace(acc_grads=None), is_leaf=is_own)
+            return rest._replace(acc_grads=jax.tree.map(lambda _: LOCAL, x.acc_grads))
         return SHARED
 
-    return jax.tree.map(placement, tree, is_leaf=lambda x: isinstance(x, State))
+    def is_own(x):
+        return isinstance(x, State) or is_accumulator(x)
+
+    return jax.tree.map(placement, tree, is_leaf=is_own)
 
 
 def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
-    """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile."""
+    """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile.
+
+    Raises:
+      ValueError: a leaf of `placements` is not a placement, or the first axis of a LOCAL or BATCH leaf is not K.
+    """
+    check_placements(placements)
+    check_node_axes(placements, tree, nodes, "the tree")
     if nodes.mesh is None:
         return jax.tree.map(jnp.asarray, tree)
 

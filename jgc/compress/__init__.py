@@ -30,7 +30,7 @@ from jgc.compress.sparse.random_k import METHOD as _random_k, RandomK, random_k
 from jgc.compress.sparse.scalecom import METHOD as _scalecom, ScaleCom, scalecom
 from jgc.compress.sparse.threshold_v import METHOD as _threshold_v, ThresholdV, threshold_v
 from jgc.compress.sparse.topk import METHOD as _topk, TopK, topk
-from jgc.method.as_optax import as_optax
+from jgc.method.as_optax import as_optax, init_optax
 from jgc.method.compose import Codec, Exchange, compose, compose_phases
 from jgc.method.guard import step_on_nodes
 from jgc.method.per_layer import per_layer

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.misuse import check_arrays
 from jgc.types import Array, PyTree
 
 POOLED = "biases and norms"
@@ -94,7 +95,7 @@ def make_packing(tree: PyTree) -> Packing:
     The vector leaves out integer, boolean and empty leaves. None is not a leaf.
 
     Raises:
-      TypeError: a leaf is complex; an f32 vector would lose its imaginary part.
+      TypeError: a leaf is not an array, or is complex; an f32 vector would lose its imaginary part.
 
     Example:
       >>> tree = {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 4)), "steps": jnp.zeros((), jnp.int32)}
@@ -102,6 +103,7 @@ def make_packing(tree: PyTree) -> Packing:
       (Layer(name='kernel', start=0, size=8, shape=(2, 4)),
        Layer(name='biases and norms', start=8, size=3, shape=(3,)))
     """
+    check_arrays(tree)
     values, treedef = jax.tree_util.tree_flatten(tree)
     shapes = [(tuple(x.shape), np.dtype(x.dtype)) for x in values]
     packed = [i for i, (shape, dtype) in enumerate(shapes) if jnp.issubdtype(dtype, jnp.inexact) and np.prod(shape)]

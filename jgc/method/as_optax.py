@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jgc.placement import LOCAL, SHARED, place
-from jgc.types import Array, Compressor, Key, Nodes, State
+from jgc.misuse import OwnsMomentum, check_arrays, check_compressor, is_accumulator
+from jgc.placement import per_node, place, placements_of
+from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
 
 
 class OptaxState(NamedTuple):
@@ -19,11 +20,13 @@ class OptaxState(NamedTuple):
       step: i32[], updates so far.
       key: random key, the same on all nodes.
       compressor: the compressor's state.
+      owns_momentum: whether the method owns the momentum; static, without arrays.
     """
 
     step: Array
     key: Key
     compressor: State
+    owns_momentum: OwnsMomentum
 
 
 def as_optax(
@@ -34,42 +37,50 @@ def as_optax(
     Its `update` must run inside the node axis (`jgc.on_nodes`); `init` runs outside. A method with several phases has
     two forms:
 
-      `phase=`         one transform per phase over one state; the caller chooses the transform and calls
-                       `compressor.transition` between phases
+      `phase=`         one transform per phase over one state; the caller chooses the transform (`jgc.phase_after`) and
+                       calls `compressor.transition` between phases
       `switched=True`  one transform that chooses the phase by the number of updates (`lax.switch`, for users of
                        `lax.scan`); the program holds the collectives of all phases and executes those of one
 
     Args:
       compressor: any of `jgc.compress`.
       nodes: the layout.
-      phase: value of the phase; not needed if there is only one.
+      phase: the phase, or its value; not needed if there is only one. If the method finds its phases during the run
+        (`next_phase`, GradiVeQ's), any that `jgc.phase_after` returns; the schedule's have upper bounds of their sizes.
       switched: choose the phase by the step.
       seed: seed of the compressor's random key.
 
     Raises:
+      TypeError: something else in place of a compressor, such as settings; at `init`, a leaf that is not an array.
       ValueError: several phases and neither `phase` nor `switched`, or both; a `phase` that the schedule does not have;
-        at `init`, `switched` with a method whose transition changes the state.
+        `switched` with a method that finds its phases during the run; at `init`, with one whose transition changes
+        the state.
       RuntimeError: `update` was called outside the node axis.
 
     Example:
       >>> import jgc
       >>> nodes = jgc.make_nodes(4, devices=jax.devices()[:1])
       >>> tx = optax.chain(as_optax(jgc.compress.topk(alpha=0.5), nodes), optax.sgd(0.1))
-      >>> state = tx.init({"w": jnp.zeros(4)})
+      >>> state = init_optax(tx, {"w": jnp.zeros(4)}, nodes)
       >>> placements = jgc.placements_of(state)
       >>> update = jgc.on_nodes(tx.update, nodes, ins=("local", placements), outs=("shared", placements))
       >>> update({"w": jnp.ones((4, 4))}, state)[0]["w"][:2]
       Array([-0.1, -0.1], dtype=float32)
     """
+    check_compressor(compressor)
+    phase = phase.value if isinstance(phase, Phase) else phase
     values = [p.value for p in compressor.schedule]
     if phase is None and not switched and len(values) > 1:
         raise ValueError(f"the method has the phases {values}: give phase=, or switched=True to choose by the step")
-    if phase is not None and phase not in values:
+    if phase is not None and phase not in values and compressor.next_phase is None:
         raise ValueError(f"phase must be one of {values}, got {phase!r}")
     if switched and phase is not None:
         raise ValueError(f"give phase= or switched=True, not both (phase={phase!r})")
+    if switched and compressor.next_phase is not None:
+        raise ValueError("the method finds its phases during the run: give phase=, not switched=True")
 
     def init(params):
+        check_arrays(params)
         state = compressor.init(jax.random.key(seed), params, nodes)
         for old, new in itertools.pairwise(values if switched else ()):  # a program cannot call them
             after = jax.tree.leaves(compressor.transition(old, new, state, nodes))
@@ -77,8 +88,8 @@ def as_optax(
                 raise ValueError(
                     f"the transition from {old!r} to {new!r} changes the state: give phase=, not switched=True"
                 )
-        whole = OptaxState(jnp.int32(0), jax.random.key(seed + 1), state)
-        return place(whole, OptaxState(SHARED, SHARED, State(SHARED, LOCAL)), nodes)
+        whole = OptaxState(jnp.int32(0), jax.random.key(seed + 1), state, OwnsMomentum(compressor.owns_momentum))
+        return place(whole, placements_of(whole), nodes)
 
     def run(value, key, updates, state):
         return compressor.aggregate(value, key, updates, state, nodes)[:2]
@@ -93,6 +104,42 @@ def as_optax(
             mean, inner = jax.lax.switch(index, branches, key, updates, state.compressor)
         else:
             mean, inner = run(values[0] if phase is None else phase, key, updates, state.compressor)
-        return mean, OptaxState(state.step + 1, state.key, inner)
+        return mean, state._replace(step=state.step + 1, compressor=inner)
 
     return optax.GradientTransformation(init, update)
+
+
+def init_optax(tx: optax.GradientTransformation | optax.MultiSteps, params: PyTree, nodes: Nodes) -> PyTree:
+    """The first state of an optax optimiser that holds `as_optax`, placed where `jgc.on_nodes` expects it.
+
+    Unlike `tx.init(params)` it also serves `optax.MultiSteps` around `as_optax`: every node adds up gradients of its
+    own, so `acc_grads` has a leading axis [K], and `jgc.placements_of` calls it LOCAL.
+
+    Args:
+      tx: the optimiser, e.g. `optax.chain(as_optax(...), optax.adam(1e-3))`.
+      params: the parameters.
+      nodes: the layout.
+
+    Raises:
+      TypeError: a leaf of the parameters is not an array.
+      ValueError: a wrapper around `as_optax` that cannot work (docs/composing.md).
+
+    Warns:
+      jgc.MomentumWarning: the method owns the momentum, and the optimiser has one, too.
+
+    Example:
+      >>> import jgc
+      >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
+      >>> tx = optax.MultiSteps(optax.chain(as_optax(jgc.compress.dense(), nodes), optax.sgd(0.1)), 2)
+      >>> init_optax(tx, {"w": jnp.zeros(3)}, nodes).acc_grads["w"].shape
+      (2, 3)
+    """
+    check_arrays(params)
+
+    def with_node_axis(x):
+        if not is_accumulator(x):
+            return x
+        return x._replace(acc_grads=jax.tree.map(lambda g: per_node(g, nodes), x.acc_grads))
+
+    state = jax.tree.map(with_node_axis, tx.init(params), is_leaf=is_accumulator)
+    return place(state, placements_of(state), nodes)

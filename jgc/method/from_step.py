@@ -11,6 +11,7 @@ memory, the skipped step, `Info`, the residual by parameter, the default diagnos
 """
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -52,11 +53,20 @@ class Step(NamedTuple):
     overflow: int | Array = 0
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Signature:
+    """Paths, shapes and dtypes of the parameters that a state was made for. A part of the state without arrays."""
+
+    leaves: tuple[tuple[str, tuple[int, ...], str], ...]
+
+
 class Local(NamedTuple):
-    """A node's local state: the memory's and the method's own."""
+    """A node's local state: the memory's and the method's own, and what parameters it was made for."""
 
     memory: PyTree
     own: PyTree
+    signature: Signature
 
 
 class StepFn(Protocol):
@@ -186,7 +196,7 @@ class _Method(NamedTuple):
     def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
         packing = make_packing(params)
         shared, own = self.init(key, packing.layers, nodes)
-        local = Local(self.memory.init(packing.size), own)
+        local = Local(self.memory.init(packing.size), own, signature_of(params))
         return State(shared, jax.tree.map(lambda x: per_node(x, nodes), local))
 
     def aggregate(
@@ -197,6 +207,7 @@ class _Method(NamedTuple):
         return self.finish(phase, begun, result, state, skip)
 
     def begin(self, phase: Hashable, grads: PyTree, state: State, skip: Array | bool) -> Begun:
+        check_signature(grads, state.local.signature)
         packing, kept = make_packing(grads), state.local.memory
         if not jax.tree.leaves(kept):  # no state that a bad gradient could spoil; `finish` discards the rest
             skip = False
@@ -224,7 +235,7 @@ class _Method(NamedTuple):
         residual = self.memory.residual(kept)
         norm = jnp.float32(0) if residual is None else jnp.linalg.norm(residual.astype(jnp.float32))
         info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
-        return unpack(mean, packing), State(shared, Local(kept, own)), info
+        return unpack(mean, packing), State(shared, Local(kept, own, state.local.signature)), info
 
     def all_messages(
         self, phase: Hashable, shapes: PyTree, nodes: Nodes
@@ -251,6 +262,47 @@ class _Method(NamedTuple):
         if kept is None:
             return {}
         return dict(zip(leaf_paths(shapes), jax.tree.leaves(unpack(kept, make_packing(shapes))), strict=True))
+
+
+def signature_of(tree: PyTree) -> Signature:
+    """The signature of a tree of arrays. Of leaves that are not packed it has no dtype: their gradients are float0.
+
+    Example:
+      >>> signature_of({"w": jnp.zeros((2, 3)), "steps": jnp.int32(0)}).leaves
+      (('steps', (), 'no float'), ('w', (2, 3), 'float32'))
+    """
+    dtypes = [str(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else "no float" for x in jax.tree.leaves(tree)]
+    shapes = [tuple(x.shape) for x in jax.tree.leaves(tree)]
+    return Signature(tuple(zip(leaf_paths(tree), shapes, dtypes, strict=True)))
+
+
+def check_signature(grads: PyTree, at_init: Signature) -> None:
+    """Raise ValueError, naming the leaf, unless gradients have the paths, shapes and dtypes of the parameters."""
+    found = signature_of(grads)
+    if found == at_init:
+        return
+    own, first = ({path: (shape, dtype) for path, shape, dtype in x.leaves} for x in (found, at_init))
+    for path in (*first, *own):
+        if path not in own:
+            raise ValueError(f"the gradients lack the leaf {path!r} that the parameters had at init: {_names(own)}")
+        if path not in first:
+            raise ValueError(
+                f"the gradients have the leaf {path!r} that the parameters did not have at init: {_names(first)}"
+            )
+        if own[path] != first[path]:
+            (shape, dtype), (right_shape, right_dtype) = own[path], first[path]
+            cure = "give init what the gradients are taken with respect to"
+            if shape[1:] == right_shape:
+                cure = "its first axis seems to be the nodes': call aggregate inside jgc.on_nodes, with LOCAL gradients"
+            raise ValueError(
+                f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "
+                f"{right_dtype}{list(right_shape)}: {cure}"
+            )
+    raise ValueError("the leaves of the gradients come in another order than those of the parameters at init")
+
+
+def _names(leaves: dict[str, Any]) -> str:
+    return f"they have {', '.join(leaves)}" if leaves else "they have no leaves"
 
 
 def as_vector(mean: Array | SparseSum, layers: Layers) -> Array:

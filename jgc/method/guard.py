@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.memory import clip_local
+from jgc.misuse import check_compressor
 from jgc.nodes import on_nodes
 from jgc.placement import LOCAL, SHARED
 from jgc.types import (
@@ -110,6 +111,7 @@ def diagnose(
       All f32[]: `reconstruction_cosine` and `relative_error` against the mean over nodes of v, gradient plus residual;
       `true_cosine` against the mean of the gradients. Also the method's own diagnostics.
     """
+    check_compressor(compressor)
     core: Core = compressor.core
     return core.diagnose(phase, key, _clipped(core, grads, nodes), state, nodes)
 
@@ -125,6 +127,7 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
     Returns:
       The residual by parameter path, with the parameter's shape and dtype. Parameters without one are left out.
     """
+    check_compressor(compressor)
     return compressor.core.residual(local, shapes)
 
 

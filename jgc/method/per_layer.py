@@ -18,6 +18,7 @@ from jgc.method.compose import Exchange, Item, as_step, encoded
 from jgc.method.diagnose import cosine
 from jgc.method.from_step import Begun
 from jgc.method.guard import Core, guarded
+from jgc.misuse import check_compressor
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State
 
 Group = dict[str, Array]  # leaves by path
@@ -37,6 +38,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
       default: compressor of all other leaves.
 
     Raises:
+      TypeError: something else in place of a compressor, such as settings.
       ValueError: some groups own their momentum and others do not; two groups clip to different norms; a pattern is not
         a regular expression; or, at `init`, a pattern matches no leaf.
 
@@ -44,6 +46,8 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
       >>> from jgc.compress import dense, topk
       >>> compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.01))
     """
+    for compressor in (*(c for _, c in rules), default):
+        check_compressor(compressor)
     cores = tuple(c.core for c in (*(c for _, c in rules), default))
     if len({core.owns_momentum for core in cores}) > 1:
         raise ValueError("some groups of layers own their momentum and others leave it to the optimiser; use one way")

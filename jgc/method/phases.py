@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
+from jgc.misuse import check_compressor
 from jgc.types import NextPhase, Nodes, Phase, State
 
 DENSE = "dense"
@@ -57,7 +58,18 @@ class Phased(Protocol):
 
 
 def phase_after(compressor: Phased, before: Phase, step: int, state: State, nodes: Nodes) -> Phase:
-    """The phase of `step`, given the phase of the step before it and the state after that step."""
+    """The phase of `step`, given the phase of the step before it and the state after that step.
+
+    Example:
+      >>> import jax, jgc
+      >>> compressor, nodes = jgc.compress.topk(warmup_steps=2), jgc.make_nodes(1)
+      >>> phase = phase_at(compressor.schedule, 0)
+      >>> state = compressor.init(jax.random.key(0), {"w": jax.numpy.zeros(3)}, nodes)
+      >>> phase_after(compressor, phase, 2, state, nodes).name
+      'top-k'
+    """
+    if not hasattr(compressor, "schedule"):
+        check_compressor(compressor)
     if compressor.next_phase is None:
         return phase_at(compressor.schedule, step)
     return compressor.next_phase(before, step, state, nodes)

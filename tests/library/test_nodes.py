@@ -16,7 +16,7 @@ from jgc.nodes import FAST, from_mesh, make_nodes, on_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, place
 from jgc.types import State
 
-NOT_SHARED = "vmap has mapped output|require replication|unroll=True"  # by vmap, by shard_map, by jgc
+NOT_SHARED = "is declared SHARED, but differs between nodes|unroll=True"
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 

@@ -1,0 +1,232 @@
+"""A whole training step: node-local gradients, the compressor, the optimiser, in one compiled program for each phase.
+
+    init, step = jgc.make_step(loss, jgc.compress.topk(alpha=0.01), optax.adamw(1e-3), nodes)
+    state = init(jax.random.key(0), params)
+    for batch in batches:
+        state, metrics = step(state, batch)
+
+Its parts are public: `jgc.node_grads`, `Compressor.aggregate` inside `jgc.on_nodes`, `jgc.phase_after`, `jgc.place`.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import SingleDeviceSharding
+
+from jgc import comm
+from jgc.method.phases import phase_after, phase_at
+from jgc.misuse import check_arrays, check_compressor, path_of, warn_of_momentum
+from jgc.nodes import node_grads, on_nodes
+from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, is_placement, place, placements_of
+from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
+
+
+class LoopState(NamedTuple):
+    """The state that a loop carries from step to step. `step` donates its arrays: use the returned state alone.
+
+    Attributes:
+      step: updates so far, on the host.
+      phase: the phase of the last step, on the host; before the first step, that of the first.
+      params: the parameters, equal on all nodes.
+      opt_state: the optimiser's state, equal on all nodes.
+      compressor: the compressor's state; its local leaves have a leading axis [K].
+      key: the random key of all steps; step s uses `fold_in(key, s)`.
+    """
+
+    step: int
+    phase: Phase
+    params: PyTree
+    opt_state: PyTree
+    compressor: State
+    key: Key
+
+
+class Metrics(NamedTuple):
+    """What a step reports, on the devices: reading a value waits for the step.
+
+    Attributes:
+      loss: f32[], the mean over nodes, before the update.
+      info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, the step changed nothing.
+      aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else None.
+    """
+
+    loss: Array
+    info: Info
+    aux: PyTree = None
+
+
+class Arrays(NamedTuple):
+    """The part of `LoopState` that a program takes and returns."""
+
+    params: PyTree
+    opt_state: PyTree
+    compressor: State
+
+
+Init = Callable[[Key, PyTree], LoopState]
+Step = Callable[[LoopState, PyTree], tuple[LoopState, Metrics]]
+
+
+def make_step(
+    loss: Callable[..., Any],
+    compressor: Compressor,
+    optimizer: optax.GradientTransformation,
+    nodes: Nodes,
+    has_aux: bool = False,
+    unroll: bool = True,
+) -> tuple[Init, Step]:
+    """Make the two functions of a training loop: `init` and `step`.
+
+    `init(key, params)` copies the parameters to the devices and makes the states of optimiser and compressor.
+    `step(state, batch)` makes one update, in the phase that the step belongs to. It compiles one program for each
+    phase, calls the compressor's transition between two phases, and donates the state. If a gradient is not finite on
+    any node, no node's state changes.
+
+    Args:
+      loss: `(params, batch) -> scalar`, the mean loss over a node's own examples; with `has_aux` `-> (scalar, aux)`.
+      compressor: any of `jgc.compress`.
+      optimizer: any optax optimiser; it gets the mean over nodes, and must have no momentum if the compressor owns it.
+      nodes: the layout.
+      has_aux: as in `jax.value_and_grad`.
+      unroll: see `jgc.on_nodes`; True is much faster for convolutions on CPU.
+
+    Returns:
+      `init(key, params) -> LoopState` and `step(state, batch) -> (LoopState, Metrics)`. The leaves of `batch` have
+      leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`, `params` and `batch` are
+      equal in all of them, or global arrays (`jgc.place_parts`).
+
+    Raises:
+      TypeError: something else in place of a compressor, such as settings; in `init`, a leaf of the parameters that is
+        not an array of floats.
+      ValueError: in `step`, a leaf of the batch whose first axis is not K.
+
+    Warns:
+      jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.
+
+    Example:
+      >>> import jgc
+      >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
+      >>> loss = lambda w, x: jnp.mean((w - x) ** 2)
+      >>> init, step = jgc.make_step(loss, jgc.compress.dense(), optax.sgd(0.25), nodes)
+      >>> state, metrics = step(init(jax.random.key(0), jnp.zeros(1)), jnp.array([[1.0], [3.0]]))
+      >>> float(metrics.loss), state.params, state.step
+      (5.0, Array([1.], dtype=float32), 1)
+    """
+    check_compressor(compressor)
+    programs: dict[tuple[Hashable, Any], Callable[..., tuple[Arrays, Metrics]]] = {}
+
+    def init(key: Key, params: PyTree) -> LoopState:
+        _check_params(params)
+        put = partial(_put, nodes=nodes, device=_device_of(params))
+        params = put(_copied(params))
+        opt_state = put(_copied(optimizer.init(params)))
+        if compressor.owns_momentum:
+            warn_of_momentum(opt_state)
+        inner = put(_copied(compressor.init(key, params, nodes)))
+        return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key))
+
+    def step(state: LoopState, batch: PyTree) -> tuple[LoopState, Metrics]:
+        put = partial(_put, nodes=nodes, device=_device_of(state.params))
+        phase, inner = phase_after(compressor, state.phase, state.step, state.compressor, nodes), state.compressor
+        if phase.value != state.phase.value:
+            inner = put(_copied(compressor.transition(state.phase.value, phase.value, inner, nodes)))
+        arrays, key = Arrays(state.params, state.opt_state, inner), state.key
+        name = phase.value, jax.tree.structure(arrays)
+        if name not in programs:
+            arrays, key = put((arrays, key))  # moves nothing, unless the state was restored from somewhere
+            programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
+        check_node_axes(BATCH, batch, nodes, "the batch")
+        arrays, metrics = programs[name](arrays, key, np.int32(state.step), put(batch, placements=BATCH))
+        return LoopState(state.step + 1, phase, *arrays, key), metrics
+
+    return init, step
+
+
+def _program(
+    loss: Callable[..., Any],
+    compressor: Compressor,
+    phase: Hashable,
+    optimizer: optax.GradientTransformation,
+    nodes: Nodes,
+    has_aux: bool,
+    unroll: bool,
+    arrays: Arrays,
+) -> Callable[..., tuple[Arrays, Metrics]]:
+    """`(arrays, key, step, batch) -> (arrays, metrics)` for one phase, compiled at the first call."""
+    placements = placements_of(arrays)
+    gradients = node_grads(loss, nodes, has_aux=has_aux, unroll=unroll)
+    exchange = on_nodes(
+        partial(_exchange, compressor, phase, nodes),
+        nodes,
+        ins=(SHARED, _on_each_node(placements.params), placements.compressor, LOCAL),
+        outs=(placements.params, placements.compressor, SHARED),
+    )
+
+    def update(arrays, key, step, batch):
+        values, grads = gradients(arrays.params, batch)  # values: [K], or ([K], aux [K, ...]); grads: [K, ...]
+        losses, aux = values if has_aux else (values, None)
+        key = jax.random.fold_in(key, step)
+        mean, inner, (value, info) = exchange(key, grads, arrays.compressor, losses)
+        updates, opt_state = optimizer.update(mean, arrays.opt_state, arrays.params)
+        new = optax.apply_updates(arrays.params, updates), opt_state
+        old = arrays.params, arrays.opt_state
+        # the compressor restores its own state; `where` also keeps weak types out, which would compile anew
+        kept = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), new, old)
+        return Arrays(*kept, inner), Metrics(value, info, aux)
+
+    # outputs lie exactly where inputs do: left to XLA, the second step would be another program
+    shardings = jax.tree.map(lambda x: x.sharding, arrays)
+    return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def _exchange(
+    compressor: Compressor, phase: Hashable, nodes: Nodes, key: Key, grads: PyTree, state: State, loss: Array
+) -> tuple[PyTree, State, tuple[Array, Info]]:
+    """One node's aggregate and state, and the means over nodes of loss and `Info`, by one collective."""
+    mean, state, info = compressor.aggregate(phase, key, grads, state, nodes)
+    own = (loss, info.residual_norm, info.elements_sent, info.overflow)  # all nodes agree on `finite`
+    loss, norm, elements, overflow = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
+    return mean, state, (loss, Info(norm, elements, overflow, info.finite))
+
+
+def _on_each_node(placements: PyTree) -> PyTree:
+    """The placements of the parameters' gradients: the same, with a leading axis [K]."""
+
+    def own(placement):
+        return LOCAL if placement == SHARED else placement._replace(placement=LOCAL)
+
+    return jax.tree.map(own, placements, is_leaf=is_placement)
+
+
+def _put(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: PyTree = None) -> PyTree:
+    """The arrays where the program expects them. Where all nodes are on one device, committed to it."""
+    if nodes.mesh is None:
+        return jax.device_put(tree, device)
+    return place(tree, placements_of(tree) if placements is None else placements, nodes)
+
+
+def _device_of(params: PyTree) -> SingleDeviceSharding:
+    """The device of the parameters, or the default one. Only for nodes that are all on one device."""
+    leaf = next(iter(jax.tree.leaves(params)), 0.0)
+    return SingleDeviceSharding(next(iter(jnp.asarray(leaf).devices())))
+
+
+def _copied(tree: PyTree) -> PyTree:
+    """The arrays in buffers of their own, which a step donates, and without weak types, which would compile anew."""
+    return jax.tree.map(lambda x: jnp.array(x, dtype=x.dtype), tree)
+
+
+def _check_params(params: PyTree) -> None:
+    """Raise TypeError, naming the leaf, unless all leaves are arrays of floats, as optax's optimisers expect."""
+    check_arrays(params)
+    for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            raise TypeError(
+                f"the parameter {path_of(path)!r} is {x.dtype}, and optimisers take floats: keep it out of the "
+                "parameters (nnx.split(model, nnx.Param, ...), eqx.partition), e.g. in the loss's closure"
+            )

@@ -1,0 +1,124 @@
+"""Errors and warnings for mistakes that would pass unnoticed: each names what is wrong and what would be right."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax
+
+from jgc.types import Compressor, PyTree, State
+
+MOMENTA = ("trace", "mu", "ema")  # fields of optax states that hold a running mean of gradients
+
+
+class MomentumWarning(UserWarning):
+    """The method owns the momentum, and the optimiser has one, too.
+
+    Example:
+      >>> import warnings
+      >>> warnings.filterwarnings("ignore", category=MomentumWarning)  # if that is what you want
+    """
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class OwnsMomentum:
+    """A part of an optax state without arrays: whether the method in it owns the momentum."""
+
+    value: bool
+
+
+def path_of(path: tuple[Any, ...]) -> str:
+    """A leaf's path, parts joined by "/"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def check_compressor(x: Any) -> None:
+    """Raise TypeError, naming the cure, unless x is a compressor.
+
+    Example:
+      >>> import jgc
+      >>> check_compressor(jgc.compress.topk)
+      Traceback (most recent call last):
+      TypeError: expected a compressor, got the function topk: call it, e.g. jgc.compress.topk()
+    """
+    if isinstance(x, Compressor):
+        return
+    if dataclasses.is_dataclass(x):
+        name = x.__name__ if isinstance(x, type) else type(x).__name__
+        call = f"{name}(...)" if isinstance(x, type) else repr(x)
+        raise TypeError(f"expected a compressor, got the settings {name}: call jgc.compress.build({call})")
+    if callable(getattr(x, "factory", None)):
+        raise TypeError(f"expected a compressor, got the registered method {x.name!r}: call jgc.compress.{x.name}()")
+    if callable(x):
+        name = getattr(x, "__name__", repr(x))
+        raise TypeError(f"expected a compressor, got the function {name}: call it, e.g. jgc.compress.{name}()")
+    raise TypeError(f"expected a compressor, e.g. jgc.compress.topk(), got {x!r}")
+
+
+def check_arrays(tree: PyTree) -> None:
+    """Raise TypeError, naming the leaf, unless all leaves are arrays (or have a shape and a dtype)."""
+    for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            name, found = path_of(path), getattr(x, "__name__", repr(x))
+            raise TypeError(
+                f"the leaf {name!r} is not an array but the {type(x).__name__} {found}: give the arrays alone. For an "
+                "Equinox module: params, static = eqx.partition(model, eqx.is_inexact_array), or eqx.filter"
+            )
+
+
+def check_composition(opt_state: PyTree) -> None:
+    """Check what stands around and beside `as_optax` in an optax state; states without `as_optax` always pass.
+
+    Raises:
+      ValueError: a wrapper would let every node take a decision of its own (docs/composing.md).
+
+    Warns:
+      MomentumWarning: the method owns the momentum, and another transform has one, too.
+    """
+    for x in jax.tree.leaves(opt_state, is_leaf=_is_wrapper):
+        if type(x).__name__ == "ApplyIfFiniteState" and holds_state(x.inner_state):
+            raise ValueError(
+                "optax.apply_if_finite around as_optax: each node would decide by its own gradient, and nodes would "
+                "disagree. A jgc method already skips a step on all nodes if any gradient is not finite: leave "
+                "apply_if_finite out, or put it behind: optax.chain(as_optax(...), optax.apply_if_finite(optimizer, n))"
+            )
+        if is_accumulator(x) and jax.tree.leaves(x.skip_state):
+            raise ValueError(
+                "optax.MultiSteps with should_skip_update_fn around as_optax: each node would decide by its own "
+                "gradient. Leave should_skip_update_fn out: a jgc method skips what is not finite, on all nodes"
+            )
+    marks = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, OwnsMomentum))
+    if any(isinstance(x, OwnsMomentum) and x.value for x in marks):
+        warn_of_momentum(opt_state)
+
+
+def _is_wrapper(x: Any) -> bool:
+    return type(x).__name__ == "ApplyIfFiniteState" or is_accumulator(x)
+
+
+def holds_state(tree: PyTree) -> bool:
+    """Whether a compressor's `State` is part of a tree."""
+    return any(isinstance(x, State) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, State)))
+
+
+def is_accumulator(x: Any) -> bool:
+    """Whether x is the state of `optax.MultiSteps` around `as_optax`: each node then adds up its own gradients."""
+    return getattr(x, "acc_grads", None) is not None and holds_state(getattr(x, "inner_opt_state", None))
+
+
+def warn_of_momentum(opt_state: PyTree) -> None:
+    """Warn of the first momentum in an optimiser's state."""
+    leaves = jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=lambda x: isinstance(x, State))[0]
+    for path, _ in leaves:
+        at = [i for i, key in enumerate(path) if getattr(key, "name", None) in MOMENTA]
+        if at:
+            warnings.warn(
+                f"the method's memory holds the momentum, and the optimiser has one of its own (its state "
+                f"{path_of(path[: at[0] + 1])!r}), so gradients get it twice: use an optimiser without momentum, e.g. "
+                "optax.sgd(rate), or a method without (momentum_correction=False). If it is meant: "
+                "warnings.filterwarnings('ignore', category=jgc.MomentumWarning)",
+                MomentumWarning,
+                stacklevel=3,
+            )
+            return

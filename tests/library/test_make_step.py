@@ -1,0 +1,234 @@
+"""`jgc.make_step`: one program a phase in every layout, the same as its parts by hand, and what it leaves alone."""
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import make_step_process
+import numpy as np
+import optax
+import pytest
+from contract import LAYOUTS, nodes_of, same_bits
+from make_step_process import PARAMS, batch_of, loss
+from process_helpers import LIMIT, QUICK, free_port
+
+import jgc
+from jgc.compress import build, dense, topk
+from jgc.placement import place, placements_of
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+README = Path(__file__).parents[2] / "README.md"
+
+
+@contextmanager
+def compilations(program: str = ""):
+    """The names of the programs that XLA compiles inside the block, or how often it compiles one of them."""
+    found: list[str] = []
+    open_ = [True]
+
+    def listen(event, duration, **about):
+        name = about.get("fun_name", "")
+        if open_ and "backend_compile" in event and program in name:
+            found.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    open_.clear()
+
+
+@every_layout
+def test_each_phase_compiles_once(layout):
+    nodes = nodes_of(layout)
+    init, step = jgc.make_step(loss, topk(alpha=0.2, warmup_steps=3), optax.adamw(0.1), nodes)
+    state, losses = init(jax.random.key(0), PARAMS), []
+    with compilations("update") as compiled:
+        for i in range(7):
+            state, metrics = step(state, batch_of(i))
+            losses.append(float(metrics.loss))
+            assert len(compiled) == (1 if i < 3 else 2), compiled
+    assert losses[-1] < losses[0] and state.step == 7 and state.phase.name == "top-k"
+
+
+@every_layout
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1, momentum=0.9), optax.inject_hyperparams(optax.adam)(0.1)])
+def test_weak_types_and_placed_batches_do_not_recompile(layout, optimizer):
+    nodes = nodes_of(layout)
+    params = {**PARAMS, "scale": jnp.asarray(1.0)}  # weakly typed
+    init, step = jgc.make_step(lambda p, b: p["scale"] * loss(p, b), dense(), optimizer, nodes)
+    state = init(jax.random.key(0), params)
+    with compilations("update") as compiled:
+        state, _ = step(state, batch_of(0))
+        state, _ = step(state, jax.tree.map(jnp.asarray, batch_of(1)))
+        state, _ = step(state, jgc.place(batch_of(2), jgc.BATCH, nodes))
+    assert len(compiled) == 1
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.params))
+
+
+@every_layout
+def test_equals_its_parts(layout):
+    nodes = nodes_of(layout)
+    compressor, optimizer, key = topk(alpha=0.2), optax.adamw(0.1), jax.random.key(3)
+    init, step = jgc.make_step(loss, compressor, optimizer, nodes)
+    state = init(key, PARAMS)
+
+    placement = jgc.State(jgc.SHARED, jgc.LOCAL)
+    inner = place(compressor.init(key, PARAMS, nodes), placement, nodes)
+    params, opt_state = PARAMS, optimizer.init(PARAMS)
+    aggregate = jax.jit(jgc.compress.step_on_nodes(compressor.aggregate, compressor.schedule[0].value, nodes))
+    for i in range(3):
+        state, metrics = step(state, batch_of(i))
+        losses, grads = jgc.node_grads(loss, nodes)(params, place(batch_of(i), jgc.BATCH, nodes))
+        mean, inner, info = aggregate(jax.random.fold_in(key, i), grads, inner)
+        updates, opt_state = optimizer.update(mean, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        for got, want in zip(jax.tree.leaves(state.params), jax.tree.leaves(params), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(metrics.loss, losses.mean(), rtol=1e-6)
+        np.testing.assert_allclose(metrics.info.residual_norm, info.residual_norm.mean(), rtol=1e-5)
+        assert metrics.info.elements_sent == info.elements_sent[0] and metrics.info.finite.shape == ()
+
+
+@every_layout
+def test_non_finite_gradient_changes_nothing(layout):
+    nodes = nodes_of(layout)
+    init, step = jgc.make_step(loss, topk(alpha=0.2), optax.adam(0.1), nodes)
+    state, _ = step(init(jax.random.key(0), PARAMS), batch_of(0))
+    before = jax.tree.map(np.asarray, state._replace(key=0, phase=0))
+    bad = batch_of(1)
+    bad["x"][5, 0, 0] = np.nan
+    state, metrics = step(state, bad)
+    assert not metrics.info.finite and state.step == 2
+    assert same_bits(before._replace(step=2), jax.tree.map(np.asarray, state._replace(key=0, phase=0)))
+
+
+def test_caller_keeps_own_parameters_and_key():
+    params, key = jax.tree.map(jnp.array, PARAMS), jax.random.key(0)
+    init, step = jgc.make_step(loss, dense(), optax.sgd(0.1), nodes_of("1 device"))
+    for _ in range(2):
+        step(init(key, params), batch_of(0))
+    assert all(np.all(x == 0) for x in jax.tree.leaves(params)) and jax.random.key_data(key).tolist() == [0, 0]
+
+
+@every_layout
+def test_aux_is_each_nodes_own(layout):
+    def with_aux(params, batch):
+        return loss(params, batch), {"first": batch["x"][0, 0], "half": params["w"].astype(jnp.bfloat16)}
+
+    init, step = jgc.make_step(with_aux, dense(), optax.sgd(0.1), nodes_of(layout), has_aux=True)
+    _, metrics = step(init(jax.random.key(0), PARAMS), batch_of(0))
+    np.testing.assert_array_equal(metrics.aux["first"], batch_of(0)["x"][:, 0, 0])
+    assert metrics.aux["half"].shape == (8, 6, 4)
+
+
+@every_layout
+def test_restored_state_goes_on(layout):
+    nodes = nodes_of(layout)
+    compressor = topk(alpha=0.2, warmup_steps=2)
+    init, step = jgc.make_step(loss, compressor, optax.adam(0.1), nodes)
+    state, saved = init(jax.random.key(0), PARAMS), None
+    for i in range(5):
+        if i == 2:  # the transition is still to come
+            saved = jax.tree.map(np.array, state._replace(key=jax.random.key_data(state.key), phase=0))
+            phase = state.phase
+        state, _ = step(state, batch_of(i))
+    again = saved._replace(step=int(saved.step), phase=phase, key=jax.random.wrap_key_data(saved.key))
+    _, step = jgc.make_step(loss, compressor, optax.adam(0.1), nodes)
+    with compilations("update") as compiled:
+        for i in range(2, 5):
+            again, _ = step(again, batch_of(i))
+    assert len(compiled) == 1 and same_bits(again.params, state.params)
+    assert same_bits(again.compressor, state.compressor) and again.phase == state.phase
+
+
+def test_phases_found_during_the_run():
+    nodes = nodes_of("4 devices")
+    compressor = build(jgc.compress.Gradiveq(warmup_steps=2, sampling_steps=3, compressed_steps=2, loss=0.3))
+    params = {"conv": jnp.full((3, 3, 2, 4), 0.1), "b": jnp.zeros(4)}
+
+    def of_convolution(p, batch):
+        return jnp.mean((jnp.einsum("bi,ijkl->bl", batch["x"][:, :3], p["conv"]) + p["b"] - batch["y"]) ** 2)
+
+    init, step = jgc.make_step(of_convolution, compressor, optax.sgd(0.01), nodes)
+    state, names = init(jax.random.key(0), params), []
+    for i in range(9):
+        state, _ = step(state, batch_of(i))
+        names.append(state.phase.name)
+    assert names == ["dense"] * 2 + ["sampling"] * 3 + ["compressed"] * 2 + ["sampling"] * 2
+
+
+def test_bytes_per_step_are_those_of_wire():
+    nodes = nodes_of("4 devices")
+    compressor = jgc.compress.lgc_ps(alpha=0.1, warmup_steps=1, autoencoder_steps=1)
+    params = {"w": jnp.zeros((40, 50)), "b": jnp.zeros(3)}
+    found = jgc.bytes_per_step(compressor, params, nodes)
+    assert list(found) == ["dense", "top-k", "compressed"]
+    for phase in compressor.schedule:
+        wire, own = compressor.wire(phase.value, params, nodes), found[phase.name]
+        assert own.device == sum(sent.bytes for sent in wire.physical) > 0
+        assert own.uncompressed == 4 * 2003
+        up = {role: sum(m.bytes for m in wire.logical if m[:2] == (role, "up")) for role in ("leader", "worker")}
+        leads = any(m.role == "leader" for m in wire.logical)
+        assert own.node == pytest.approx((up["leader"] + 7 * up["worker"]) / 8 if leads else up["worker"])
+    assert found["dense"].node == found["dense"].uncompressed > 10 * found["compressed"].node
+
+
+def _blocks():
+    """The Python blocks of README's "In your own loop", as they stand."""
+    section = re.split(r"^## ", README.read_text(), flags=re.M)
+    own = next(part for part in section if part.startswith("In your own"))
+    return re.findall(r"```python\n(.*?)```", own, flags=re.S)
+
+
+@every_layout
+@pytest.mark.parametrize("recipe, program", [(0, "update"), (1, "train_step")], ids=["make_step", "parts"])
+def test_recipe_of_readme_compiles_once(layout, recipe, program, monkeypatch, capsys):
+    whole = jgc.make_nodes
+    devices = jax.devices()[: int(layout.split()[0])]
+    monkeypatch.setattr(jgc, "make_nodes", lambda count: whole(count, devices))
+    names: dict = {}
+    with compilations(program) as compiled:
+        for block in _blocks()[: recipe + 1]:
+            before = len(compiled)
+            exec(compile(block, "README.md", "exec"), names)
+    assert len(compiled) - before == 1, compiled
+    printed = [float(x) for x in capsys.readouterr().out.split()]
+    assert printed[-1] < 0.2 * printed[0]
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path):
+    port = str(free_port())
+    flags = f"{QUICK} --xla_force_host_platform_device_count=2"
+    running = [
+        subprocess.Popen(
+            [sys.executable, make_step_process.__file__, str(tmp_path), port, str(process)],
+            env={**os.environ, "XLA_FLAGS": flags},
+            stderr=(tmp_path / f"{process}.txt").open("w"),
+        )
+        for process in range(2)
+    ]
+    try:
+        codes = [r.wait(LIMIT) for r in running]
+    finally:
+        for r in running:
+            r.kill()
+    assert codes == [0, 0], [(tmp_path / f"{process}.txt").read_text()[-3000:] for process in range(2)]
+    expected = make_step_process.train(nodes_of("4 devices"))
+    for process in range(2):
+        held = dict(np.load(tmp_path / f"{process}.npz"))
+        assert held["compiled"] == 2
+        for name in ("w", "b", "loss"):
+            np.testing.assert_allclose(held[name], expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_placements_come_from_the_arrays():
+    nodes = nodes_of("4 devices")
+    init, _ = jgc.make_step(loss, topk(alpha=0.2), optax.adam(0.1), nodes)
+    state = init(jax.random.key(0), PARAMS)
+    for x, where in zip(jax.tree.leaves(state.compressor), jax.tree.leaves(placements_of(state.compressor)), strict=True):
+        assert x.sharding.is_fully_replicated == (where == jgc.SHARED)

@@ -1,0 +1,65 @@
+"""A small loop of `jgc.make_step`; as a program, one of two real processes that run it.
+
+    python tests/make_step_process.py FOLDER PORT PROCESS
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+PARAMS = {"w": np.zeros((6, 4), np.float32), "b": np.zeros(4, np.float32)}
+STEPS = 6
+
+
+def loss(params, batch):
+    """Mean squared error of a linear model."""
+    return ((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2).mean()
+
+
+def batch_of(step: int) -> dict[str, np.ndarray]:
+    """Five examples for each of eight nodes."""
+    random = np.random.default_rng(step)
+    x = random.normal(size=(8, 5, 6)).astype(np.float32)
+    w = np.random.default_rng(99).normal(size=(6, 4)).astype(np.float32)
+    return {"x": x, "y": x @ w}
+
+
+def train(nodes) -> dict[str, np.ndarray]:
+    """The parameters and the loss after some steps in two phases."""
+    import optax
+
+    import jgc
+
+    compressor = jgc.compress.topk(alpha=0.2, warmup_steps=3)
+    init, step = jgc.make_step(loss, compressor, optax.adamw(0.1), nodes)
+    state = init(jax.random.key(0), PARAMS)
+    for i in range(STEPS):
+        batch = batch_of(i)
+        if i % 2:  # each process makes the part of its own nodes
+            batch = jgc.place_parts(lambda of, batch=batch: jax.tree.map(lambda x: x[of], batch), nodes)
+        state, metrics = step(state, batch)
+    return {**jax.tree.map(np.asarray, state.params), "loss": np.asarray(metrics.loss)}
+
+
+def main(folder: str, port: str, process: str) -> None:
+    """What the module says."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process))
+    import jgc
+
+    compiled: list[str] = []
+
+    def listen(event, duration, **about):
+        if "backend_compile" in event and "update" in about.get("fun_name", ""):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    found = train(jgc.make_nodes(8))
+    np.savez(Path(folder) / f"{process}.npz", compiled=len(compiled), **found)
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
