@@ -20,7 +20,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jgc import comm
 from jgc.method.phases import phase_after, phase_at
-from jgc.misuse import check_arrays, check_compressor, path_of, warn_of_momentum
+from jgc.misuse import check_arrays, check_compressor, holds_state, path_of, warn_of_momentum
 from jgc.nodes import node_grads, on_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, is_placement, place, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
@@ -103,7 +103,8 @@ def make_step(
     Raises:
       TypeError: something else in place of a compressor, such as settings; in `init`, a leaf of the parameters that is
         not an array of floats.
-      ValueError: in `step`, a leaf of the batch whose first axis is not K.
+      ValueError: in `init`, an optimiser that holds `as_optax`; in `step`, a leaf of the batch whose first axis is not
+        K.
 
     Warns:
       jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.
@@ -125,6 +126,10 @@ def make_step(
         put = partial(_put, nodes=nodes, device=_device_of(params))
         params = put(_copied(params))
         opt_state = put(_copied(optimizer.init(params)))
+        if holds_state(opt_state):
+            raise ValueError(
+                "the optimiser holds as_optax, and make_step compresses by itself: give it without as_optax"
+            )
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
         inner = put(_copied(compressor.init(key, params, nodes)))

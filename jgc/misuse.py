@@ -1,6 +1,7 @@
 """Errors and warnings for mistakes that would pass unnoticed: each names what is wrong and what would be right."""
 
 import dataclasses
+import numbers
 import warnings
 from typing import Any
 
@@ -56,10 +57,11 @@ def check_compressor(x: Any) -> None:
     raise TypeError(f"expected a compressor, e.g. jgc.compress.topk(), got {x!r}")
 
 
-def check_arrays(tree: PyTree) -> None:
+def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
     """Raise TypeError, naming the leaf, unless all leaves are arrays (or have a shape and a dtype)."""
     for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        is_array = hasattr(x, "shape") and hasattr(x, "dtype")
+        if not (is_array or (or_numbers and isinstance(x, numbers.Number))):
             name, found = path_of(path), getattr(x, "__name__", repr(x))
             raise TypeError(
                 f"the leaf {name!r} is not an array but the {type(x).__name__} {found}: give the arrays alone. For an "

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jgc import comm
-from jgc.misuse import path_of
+from jgc.misuse import check_arrays, path_of
 from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, check_placements, is_placement, spec, word
 from jgc.types import EMULATED, Nodes, PyTree
 
@@ -123,6 +123,7 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
       A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
 
     Raises:
+      TypeError: when called, a leaf of an argument that is not an array.
       ValueError: `unroll` with an output declared SHARED: nothing could check it; an unknown placement; when called, a
         LOCAL or BATCH argument whose first axis is not K, or an output declared SHARED that differs between nodes.
 
@@ -173,6 +174,7 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
         if len(args) != len(ins):
             raise ValueError(f"ins has {len(ins)} placements, and the function was called with {len(args)} arguments")
         for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
+            check_arrays(arg, or_numbers=True)
             check_node_axes(placements, arg, nodes, f"argument {i}")
         return run(*args)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.misuse import check_composition, is_accumulator, path_of
+from jgc.misuse import check_arrays, check_composition, is_accumulator, path_of
 from jgc.types import Array, Nodes, PyTree, State
 
 SHARED = "shared"  # the same on every node
@@ -106,9 +106,11 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile.
 
     Raises:
+      TypeError: a leaf is not an array.
       ValueError: a leaf of `placements` is not a placement, or the first axis of a LOCAL or BATCH leaf is not K.
     """
     check_placements(placements)
+    check_arrays(tree, or_numbers=True)
     check_node_axes(placements, tree, nodes, "the tree")
     if nodes.mesh is None:
         return jax.tree.map(jnp.asarray, tree)

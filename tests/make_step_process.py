@@ -1,9 +1,11 @@
 """A small loop of `jgc.make_step`; as a program, one of two real processes that run it.
 
-    python tests/make_step_process.py FOLDER PORT PROCESS
+python tests/make_step_process.py FOLDER PORT PROCESS
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -11,6 +13,22 @@ import numpy as np
 
 PARAMS = {"w": np.zeros((6, 4), np.float32), "b": np.zeros(4, np.float32)}
 STEPS = 6
+
+
+@contextmanager
+def compilations(program: str = "") -> Iterator[list[str]]:
+    """The names of the programs that XLA compiles inside the block, of those whose name has `program` in it."""
+    found: list[str] = []
+    counting = [True]  # a listener cannot be taken away
+
+    def listen(event, duration, **about):
+        name = about.get("fun_name", "")
+        if counting and "backend_compile" in event and program in name:
+            found.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    counting.clear()
 
 
 def loss(params, batch):
@@ -49,14 +67,8 @@ def main(folder: str, port: str, process: str) -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process))
     import jgc
 
-    compiled: list[str] = []
-
-    def listen(event, duration, **about):
-        if "backend_compile" in event and "update" in about.get("fun_name", ""):
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    found = train(jgc.make_nodes(8))
+    with compilations("update") as compiled:
+        found = train(jgc.make_nodes(8))
     np.savez(Path(folder) / f"{process}.npz", compiled=len(compiled), **found)
     jax.distributed.shutdown()
 

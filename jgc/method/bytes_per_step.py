@@ -37,7 +37,7 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
       >>> params = {"w": jax.ShapeDtypeStruct((100, 100), "float32")}
       >>> nodes = jgc.make_nodes(8, jax.devices()[:1])
       >>> bytes_per_step(jgc.compress.topk(alpha=0.01), params, nodes)["top-k"]
-      StepBytes(device=0.0, node=504.0, uncompressed=40000.0)
+      StepBytes(device=0.0, node=508.0, uncompressed=40000.0)
     """
     check_compressor(compressor)
     uncompressed = 4.0 * make_packing(params).size

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -14,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from contract import LAYOUTS, nodes_of, same_bits
-from make_step_process import PARAMS, batch_of, loss
+from make_step_process import PARAMS, batch_of, compilations, loss
 from process_helpers import LIMIT, QUICK, free_port
 
 import jgc
@@ -23,22 +22,6 @@ from jgc.placement import place, placements_of
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 README = Path(__file__).parents[2] / "README.md"
-
-
-@contextmanager
-def compilations(program: str = ""):
-    """The names of the programs that XLA compiles inside the block, or how often it compiles one of them."""
-    found: list[str] = []
-    open_ = [True]
-
-    def listen(event, duration, **about):
-        name = about.get("fun_name", "")
-        if open_ and "backend_compile" in event and program in name:
-            found.append(name)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield found
-    open_.clear()
 
 
 @every_layout
@@ -230,5 +213,7 @@ def test_placements_come_from_the_arrays():
     nodes = nodes_of("4 devices")
     init, _ = jgc.make_step(loss, topk(alpha=0.2), optax.adam(0.1), nodes)
     state = init(jax.random.key(0), PARAMS)
-    for x, where in zip(jax.tree.leaves(state.compressor), jax.tree.leaves(placements_of(state.compressor)), strict=True):
+    for x, where in zip(
+        jax.tree.leaves(state.compressor), jax.tree.leaves(placements_of(state.compressor)), strict=True
+    ):
         assert x.sharding.is_fully_replicated == (where == jgc.SHARED)

@@ -1,0 +1,405 @@
+"""What a user can get wrong: each mistake has a message that names what is wrong and what would be right."""
+
+import re
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from contract import LAYOUTS, nodes_of, same_bits
+from make_step_process import compilations
+
+import jgc
+from jgc.compress import TopK, as_optax, dense, dgc, init_optax, per_layer, step_on_nodes, topk
+from jgc.placement import check_placements
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+PARAMS = {"w": jnp.zeros((6, 4)), "b": jnp.zeros(3)}
+EMULATED = "1 device"
+
+
+def _grads(params=PARAMS, count=8, value=1.0):
+    return jax.tree.map(lambda x: jnp.full((count, *x.shape), value, x.dtype), params)
+
+
+def _loss(params, batch):
+    return jnp.mean((batch["x"] @ params["w"]) ** 2) + jnp.sum(params["b"])
+
+
+def _raises(error, message):
+    return pytest.raises(error, match=re.escape(message))
+
+
+# --- gradients that the state was not made for --------------------------------------------------------------------
+
+
+def _step(compressor, grads, layout=EMULATED, params=PARAMS):
+    nodes = nodes_of(layout)
+    state = compressor.init(jax.random.key(0), params, nodes)
+    step = step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes)
+    return jax.eval_shape(step, jax.random.key(0), grads, state)
+
+
+@every_layout
+@pytest.mark.parametrize("compressor", [dense(), topk(), jgc.compress.powersgd()], ids=["dense", "topk", "powersgd"])
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        ({"w": jnp.zeros((6, 4))}, "the gradients lack the leaf 'b' that the parameters had at init: they have w"),
+        ({**PARAMS, "c": jnp.zeros(2)}, "the gradients have the leaf 'c' that the parameters did not have at init: "),
+        ({**PARAMS, "w": jnp.zeros((4, 6))}, "the gradient of 'w' is float32[4, 6], and the parameter at init was "
+         "float32[6, 4]: give init what the gradients are taken with respect to"),
+        ({**PARAMS, "b": jnp.zeros(3, jnp.bfloat16)}, "the gradient of 'b' is bfloat16[3], and the parameter at init "
+         "was float32[3]"),
+        ({**PARAMS, "b": jnp.zeros(3, jnp.int32)}, "the gradient of 'b' is no float[3]"),
+        ({**PARAMS, "b": jnp.zeros((8, 3))}, "the gradient of 'b' is float32[8, 3], and the parameter at init was "
+         "float32[3]: its first axis seems to be the nodes'"),
+    ],
+    ids=["path lacks", "path new", "shape", "dtype", "integer", "node axis"],
+)  # fmt: skip
+def test_gradients_of_another_tree_are_named(compressor, other, message, layout):
+    with _raises(ValueError, message):
+        _step(compressor, _grads(other), layout)
+
+
+def test_gradients_of_another_tree_are_named_in_groups_of_layers():
+    compressor = per_layer([("^w", dense())], default=topk())
+    with _raises(ValueError, "the gradient of 'w' is float32[6, 5], and the parameter at init was float32[6, 4]"):
+        _step(compressor, _grads({**PARAMS, "w": jnp.zeros((6, 5))}))
+    with _raises(ValueError, "the gradients have the leaf 'c' that the parameters did not have at init: they have b"):
+        _step(compressor, _grads({**PARAMS, "c": jnp.zeros(5)}))
+
+
+def test_leaves_in_another_order_are_an_error():
+    class Tree(NamedTuple):
+        w: jax.Array
+        b: jax.Array
+
+    with _raises(ValueError, "the leaves of the gradients come in another order"):
+        _step(topk(), _grads(Tree(PARAMS["w"], PARAMS["b"])))
+
+
+def test_signature_has_no_arrays_and_belongs_to_the_structure():
+    state = topk().init(jax.random.key(0), PARAMS, nodes_of(EMULATED))
+    assert len(jax.tree.leaves(state)) == 1  # the residual
+    again = jax.tree.map(lambda x: x + 1, state)
+    assert again.local.signature == state.local.signature == hash_twin(state)
+    assert jax.tree.structure(again) == jax.tree.structure(state)
+
+
+def hash_twin(state):
+    """An equal signature that was made apart."""
+    twin = topk().init(jax.random.key(1), PARAMS, nodes_of(EMULATED)).local.signature
+    assert hash(twin) == hash(state.local.signature) and twin is not state.local.signature
+    return twin
+
+
+# --- placements, batches and the number of nodes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", ["kind", "Local", jax.sharding.PartitionSpec(), 3], ids=str)
+def test_unknown_placement_is_named(bad):
+    message = f"a placement must be jgc.SHARED ('shared'), jgc.LOCAL ('local') or jgc.BATCH ('batch'), got {bad!r}"
+    nodes = nodes_of(EMULATED)
+    for call in (
+        lambda: jgc.on_nodes(lambda x: x, nodes, ins=({"a": bad},), outs="local"),
+        lambda: jgc.on_nodes(lambda x: x, nodes, ins=("local",), outs=("shared", bad)),
+        lambda: jgc.place(PARAMS, bad, nodes),
+        lambda: jgc.place(PARAMS, bad, nodes_of("8 devices")),
+        lambda: check_placements({"a": "local", "b": [bad]}),
+    ):
+        with _raises(ValueError, message):
+            call()
+
+
+@every_layout
+def test_batch_that_is_not_split_by_nodes_is_named(layout):
+    nodes = nodes_of(layout)
+    batch = {"x": np.ones((40, 6), np.float32)}
+    shape = "has shape (40, 6), and its first axis must be the K = 8 nodes; a batch has leading axes [K, b]: "
+    cure = "split it by nodes, x.reshape(8, -1, *x.shape[1:])"
+    with _raises(ValueError, f"the leaf 'x' of argument 1 {shape}{cure}"):
+        jax.jit(jgc.node_grads(_loss, nodes))(PARAMS, batch)
+    with _raises(ValueError, f"the leaf 'x' of the tree {shape}{cure}"):
+        jgc.place(batch, jgc.BATCH, nodes)
+    init, step = jgc.make_step(_loss, topk(), optax.sgd(0.1), nodes)
+    with _raises(ValueError, f"the leaf 'x' of the batch {shape}{cure}"):
+        step(init(jax.random.key(0), PARAMS), batch)
+
+
+def test_batch_that_a_nodes_devices_cannot_share_is_named():
+    nodes = jgc.make_nodes(2, devices_per_node=4)
+    message = "the leaf 'x' of the tree has shape (2, 6, 6), and its second axis, a node's examples, must be divisible"
+    with _raises(ValueError, message):
+        jgc.place({"x": np.ones((2, 6, 6))}, jgc.BATCH, nodes)
+
+
+@every_layout
+def test_another_number_of_nodes_is_named(layout):
+    nodes, compressor = nodes_of(layout), topk()
+    state = compressor.init(jax.random.key(0), PARAMS, jgc.make_nodes(4, jax.devices()[:1]))
+    step = jax.jit(step_on_nodes(compressor.aggregate, "top-k", nodes))
+    with _raises(
+        ValueError, "the leaf 'local/memory' of argument 2 has shape (4, 27), and its first axis must be the K = 8"
+    ):
+        step(jax.random.key(0), _grads(), state)
+    with _raises(ValueError, "the leaf 'b' of argument 1 has shape (4, 3), and its first axis must be the K = 8 nodes; "
+                 "jgc.node_grads returns such gradients"):  # fmt: skip
+        step(jax.random.key(0), _grads(count=4), compressor.init(jax.random.key(0), PARAMS, nodes))
+
+
+@every_layout
+def test_output_that_differs_between_nodes_is_named(layout):
+    run = jgc.on_nodes(lambda x: {"fine": 0 * x.sum() < 1, "a": [x]}, nodes_of(layout), ("local",), {"fine": "local",
+                       "a": "shared"})  # fmt: skip
+    with _raises(
+        ValueError, "the output's leaf 'a/0' is declared SHARED, but differs between nodes: it was not aggregated"
+    ):
+        jax.jit(run)(jnp.ones((8, 3)))
+
+
+def test_missing_argument_is_counted():
+    run = jgc.on_nodes(lambda x, y: x, nodes_of(EMULATED), ("local", "local"), "local")
+    with _raises(ValueError, "ins has 2 placements, and the function was called with 1 arguments"):
+        run(jnp.ones(8))
+
+
+# --- what is not a compressor, what is not an array -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        (TopK(alpha=0.5), "expected a compressor, got the settings TopK: call jgc.compress.build(TopK(momentum_corr"),
+        (TopK, "expected a compressor, got the settings TopK: call jgc.compress.build(TopK(...))"),
+        (topk, "expected a compressor, got the function topk: call it, e.g. jgc.compress.topk()"),
+        (jgc.compress.METHODS["topk"], "got the registered method 'topk': call jgc.compress.topk()"),
+        ("topk", "expected a compressor, e.g. jgc.compress.topk(), got 'topk'"),
+    ],
+    ids=["settings", "settings class", "factory", "registered", "name"],
+)
+def test_what_is_not_a_compressor_is_named(other, message):
+    nodes = nodes_of(EMULATED)
+    for call in (
+        lambda: jgc.make_step(_loss, other, optax.sgd(0.1), nodes),
+        lambda: as_optax(other, nodes),
+        lambda: per_layer([("w", other)], default=dense()),
+        lambda: per_layer([("w", dense())], default=other),
+        lambda: jgc.bytes_per_step(other, PARAMS, nodes),
+        lambda: jgc.phase_after(other, dense().schedule[0], 1, None, nodes),
+        lambda: jgc.residual(other, (), PARAMS),
+        lambda: jgc.diagnose(other, "top-k", jax.random.key(0), PARAMS, None, nodes),
+    ):
+        with _raises(TypeError, message):
+            call()
+
+
+@pytest.mark.parametrize("layout", [EMULATED, "8 devices"])
+def test_leaf_that_is_not_an_array_is_named(layout):
+    nodes = nodes_of(layout)
+    module = {"layer": {"weight": jnp.ones((2, 2)), "activation": jax.nn.relu}}
+    message = "the leaf 'layer/activation' is not an array but the "
+    cure = "give the arrays alone. For an Equinox module: params, static = eqx.partition(model, eqx.is_inexact_array)"
+    init, _ = jgc.make_step(_loss, topk(), optax.sgd(0.1), nodes)
+    for call in (
+        lambda: init(jax.random.key(0), module),
+        lambda: topk().init(jax.random.key(0), module, nodes),
+        lambda: as_optax(topk(), nodes).init(module),
+        lambda: init_optax(as_optax(topk(), nodes), module, nodes),
+        lambda: jgc.place(module, jgc.SHARED, nodes),
+        lambda: jgc.node_grads(_loss, nodes)(module, {"x": jnp.ones((8, 2))}),
+        lambda: jgc.bytes_per_step(topk(), module, nodes),
+    ):
+        with pytest.raises(TypeError, match=re.escape(message) + ".*" + re.escape(cure)):
+            call()
+
+
+def test_integer_parameter_of_make_step_is_named():
+    init, _ = jgc.make_step(_loss, topk(), optax.sgd(0.1), nodes_of(EMULATED))
+    with _raises(
+        TypeError, "the parameter 'steps' is int32, and optimisers take floats: keep it out of the parameters"
+    ):
+        init(jax.random.key(0), {**PARAMS, "steps": jnp.int32(0)})
+
+
+def test_optimiser_that_compresses_in_make_step_is_refused():
+    nodes = nodes_of(EMULATED)
+    init, _ = jgc.make_step(_loss, topk(), optax.chain(as_optax(topk(), nodes), optax.sgd(0.1)), nodes)
+    with _raises(
+        ValueError, "the optimiser holds as_optax, and make_step compresses by itself: give it without as_optax"
+    ):
+        init(jax.random.key(0), PARAMS)
+
+
+# --- momentum twice -----------------------------------------------------------------------------------------------
+
+OWNING = topk(momentum_correction=True)
+WITH_MOMENTUM = {
+    "sgd": (optax.sgd(0.1, momentum=0.9), "0/trace"),
+    "adamw": (optax.adamw(0.1), "0/mu"),
+    "lion": (optax.lion(0.1), "0/mu"),
+    "ema": (optax.chain(optax.ema(0.9), optax.sgd(0.1)), "0/ema"),
+}
+
+
+@pytest.mark.parametrize("name", WITH_MOMENTUM)
+@pytest.mark.parametrize("compressor", [OWNING, dgc()], ids=["topk", "dgc"])
+def test_momentum_of_method_and_optimiser_is_a_warning(compressor, name):
+    nodes, (optimizer, where) = nodes_of(EMULATED), WITH_MOMENTUM[name]
+    init, _ = jgc.make_step(_loss, compressor, optimizer, nodes)
+    message = re.escape(
+        f"the method's memory holds the momentum, and the optimiser has one of its own (its state '{where}'"
+    )
+    with pytest.warns(jgc.MomentumWarning, match=message):
+        init(jax.random.key(0), PARAMS)
+    tx = optax.chain(as_optax(compressor, nodes, phase=compressor.schedule[-1].value), optimizer)
+    with pytest.warns(jgc.MomentumWarning, match="optax.sgd.*momentum_correction=False"):
+        init_optax(tx, PARAMS, nodes)
+    with pytest.warns(jgc.MomentumWarning):
+        jgc.placements_of(tx.init(PARAMS))
+
+
+def test_momentum_warning_can_be_turned_off_and_is_silent_where_all_is_well():
+    nodes = nodes_of(EMULATED)
+    fine = [
+        (OWNING, optax.sgd(0.1)),
+        (OWNING, optax.rmsprop(0.1)),
+        (topk(), optax.adamw(0.1)),
+        (dense(), optax.lion(0.1)),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for compressor, optimizer in fine:
+            jgc.make_step(_loss, compressor, optimizer, nodes)[0](jax.random.key(0), PARAMS)
+            init_optax(optax.chain(as_optax(compressor, nodes), optimizer), PARAMS, nodes)
+        warnings.filterwarnings("ignore", category=jgc.MomentumWarning)
+        jgc.make_step(_loss, OWNING, optax.adamw(0.1), nodes)[0](jax.random.key(0), PARAMS)
+
+
+# --- optax wrappers around as_optax -------------------------------------------------------------------------------
+
+
+def _on_axis(tx, state, nodes):
+    where = jgc.placements_of(state)
+    return jax.jit(jgc.on_nodes(tx.update, nodes, ins=("local", where, "shared"), outs=("shared", where)))
+
+
+def _own(step, nodes):
+    """Gradients that differ between nodes, multiples of 1/64."""
+    random = np.random.default_rng(step)
+    whole = jax.tree.map(lambda x: (random.integers(-64, 65, (8, *x.shape)) / 64).astype(np.float32), PARAMS)
+    return jgc.place(whole, jgc.LOCAL, nodes)
+
+
+@every_layout
+@pytest.mark.parametrize("compressor", [dense(), topk(alpha=0.2)], ids=["dense", "topk"])
+def test_multi_steps_aggregates_the_mean_of_each_nodes_mini_steps(layout, compressor):
+    nodes = nodes_of(layout)
+    tx = optax.MultiSteps(optax.chain(as_optax(compressor, nodes), optax.trace(0.5)), 2)
+    state = init_optax(tx, PARAMS, nodes)
+    where = jgc.placements_of(state)
+    assert set(jax.tree.leaves(where.acc_grads)) == {jgc.LOCAL} and where.mini_step == jgc.SHARED
+    alone = optax.chain(as_optax(compressor, nodes), optax.trace(0.5))
+    alone_state = init_optax(alone, PARAMS, nodes)
+    update, update_alone = _on_axis(tx, state, nodes), _on_axis(alone, alone_state, nodes)
+    with compilations("checked") as compiled:
+        for i in range(4):
+            updates, state = update(_own(i, nodes), state, PARAMS)
+            if i % 2 == 0:
+                assert not any(np.any(x) for x in jax.tree.leaves(updates))
+                continue
+            both = jax.tree.map(lambda a, b: (a + b) / 2, _own(i - 1, nodes), _own(i, nodes))
+            expected, alone_state = update_alone(both, alone_state, PARAMS)
+            assert same_bits(updates, expected)
+    assert len(compiled) == 2  # once each
+    assert same_bits(state.inner_opt_state[0].compressor, alone_state[0].compressor)
+
+
+def test_multi_steps_without_init_optax_names_the_cure():
+    nodes = nodes_of("8 devices")
+    tx = optax.MultiSteps(as_optax(topk(), nodes), 2)
+    state = tx.init(PARAMS)
+    with pytest.raises(ValueError, match=r"the leaf 'acc_grads/b' of argument 1 has shape \(3,\).*jgc.init_optax"):
+        _on_axis(tx, state, nodes)(_own(0, nodes), state, PARAMS)
+
+
+def test_multi_steps_that_skips_by_itself_is_refused():
+    nodes = nodes_of(EMULATED)
+    tx = optax.MultiSteps(as_optax(topk(), nodes), 2, should_skip_update_fn=optax.skip_not_finite)
+    with _raises(
+        ValueError, "optax.MultiSteps with should_skip_update_fn around as_optax: each node would decide by its own"
+    ):
+        init_optax(tx, PARAMS, nodes)
+
+
+@every_layout
+def test_apply_if_finite_is_refused_around_as_optax_and_works_behind_it(layout):
+    nodes = nodes_of(layout)
+    around = optax.apply_if_finite(optax.chain(as_optax(topk(), nodes), optax.sgd(0.1)), 3)
+    for call in (lambda: init_optax(around, PARAMS, nodes), lambda: jgc.placements_of(around.init(PARAMS))):
+        with pytest.raises(ValueError, match=r"optax.apply_if_finite around as_optax: .*optax.chain\(as_optax"):
+            call()
+    behind = optax.chain(as_optax(dense(), nodes), optax.apply_if_finite(optax.sgd(1.0), 3))
+    state = init_optax(behind, PARAMS, nodes)
+    updates, _ = _on_axis(behind, state, nodes)(_own(0, nodes), state, PARAMS)
+    np.testing.assert_allclose(updates["w"], -np.mean(_own(0, nodes)["w"], 0), rtol=1e-6)
+
+
+@every_layout
+def test_masked_names_the_leaf_that_it_leaves_out_and_works_in_pairs(layout):
+    nodes, mask = nodes_of(layout), {"w": True, "b": False}
+    tx = optax.chain(optax.masked(as_optax(topk(), nodes), mask), optax.sgd(0.1))
+    state = init_optax(tx, PARAMS, nodes)
+    with _raises(ValueError, "the output's leaf '0/b' is declared SHARED, but differs between nodes"):
+        _on_axis(tx, state, nodes)(_own(0, nodes), state, PARAMS)
+    others = jax.tree.map(lambda x: not x, mask)
+    both = optax.chain(
+        optax.masked(as_optax(topk(alpha=1.0), nodes), mask), optax.masked(as_optax(dense(), nodes), others)
+    )
+    parts = {"large": as_optax(topk(alpha=1.0), nodes), "small": as_optax(dense(), nodes)}
+    for tx in (both, optax.multi_transform(parts, {"w": "large", "b": "small"})):
+        state = init_optax(tx, PARAMS, nodes)
+        updates, _ = _on_axis(tx, state, nodes)(_own(0, nodes), state, PARAMS)
+        for name, x in updates.items():
+            np.testing.assert_allclose(x, np.mean(_own(0, nodes)[name], 0), rtol=1e-6, atol=1e-7)
+
+
+@every_layout
+def test_momentum_in_front_of_as_optax_is_named(layout):
+    nodes = nodes_of(layout)
+    tx = optax.chain(optax.trace(0.9), as_optax(topk(), nodes))
+    state = init_optax(tx, PARAMS, nodes)
+    with _raises(ValueError, "the output's leaf '1/0/trace/b' is declared SHARED, but differs between nodes"):
+        _on_axis(tx, state, nodes)(_own(0, nodes), state, PARAMS)
+
+
+# --- phases that a method finds -----------------------------------------------------------------------------------
+
+
+def test_as_optax_takes_phases_that_a_method_finds():
+    nodes = nodes_of("4 devices")
+    compressor = jgc.compress.gradiveq(warmup_steps=1, sampling_steps=3, compressed_steps=2, loss=0.3)
+    params = {"conv": jnp.zeros((3, 3, 2, 4)), "b": jnp.zeros(4)}
+    random = np.random.default_rng(0)
+    phase, names, sizes = compressor.schedule[0], [], []
+    state = init_optax(as_optax(compressor, nodes, phase=phase), params, nodes)
+    placement = jgc.State(jgc.SHARED, jgc.LOCAL)
+    for i in range(7):
+        before, phase = phase, jgc.phase_after(compressor, phase, i, state.compressor, nodes)
+        if phase.value != before.value:
+            inner = compressor.transition(before.value, phase.value, state.compressor, nodes)
+            state = state._replace(compressor=jgc.place(inner, placement, nodes))
+        tx = as_optax(compressor, nodes, phase=phase)
+        grads = jax.tree.map(lambda x: random.normal(size=(8, *x.shape)).astype(np.float32), params)
+        updates, state = _on_axis(tx, state, nodes)(jgc.place(grads, jgc.LOCAL, nodes), state, params)
+        names.append(phase.name)
+        sizes.append(phase.value)
+        if phase.name == "dense":
+            np.testing.assert_allclose(updates["conv"], grads["conv"].mean(0), rtol=1e-5, atol=1e-6)
+    assert names == ["dense"] + ["sampling"] * 3 + ["compressed"] * 2 + ["sampling"]
+    assert sizes[4] not in [p.value for p in compressor.schedule]  # found during the run
+    with _raises(ValueError, "the method finds its phases during the run: give phase=, not switched=True"):
+        as_optax(compressor, nodes, switched=True)
