@@ -1,0 +1,93 @@
+"""The programs under examples/: each is short, runs in a minute and shows what it says."""
+
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract import LAYOUTS, nodes_of
+from make_step_process import compilations
+
+import jgc
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
+GPTS = ("gpt_linen", "gpt_nnx", "gpt_equinox")
+STEPS = 15
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@functools.cache
+def example(name: str):
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_is_short_runs_in_a_minute_and_prints(name):
+    assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 120
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, FOLDER / f"{name}.py"], env=environment, capture_output=True, text=True)
+    seconds = time.monotonic() - started
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"loss", done.stdout) and re.search(r"bytes", done.stdout), done.stdout
+    assert seconds < 60, f"{seconds:.0f} s"
+
+
+@functools.cache
+def trained(name: str, layout: str) -> tuple[tuple[float, ...], int]:
+    """The losses of a GPT's first steps, and how often its step was compiled."""
+    with compilations("update") as compiled:
+        losses = example(name).train(nodes_of(layout), STEPS)
+    return tuple(losses), len(compiled)
+
+
+@every_layout
+@pytest.mark.parametrize("name", GPTS)
+def test_same_gpt_reaches_same_loss_in_every_library_and_compiles_once(name, layout):
+    losses, compiled = trained(name, layout)
+    assert compiled == 1
+    assert losses[-1] < losses[0] - 1
+    np.testing.assert_allclose(losses, trained(GPTS[0], "8 devices")[0], rtol=2e-3)
+
+
+@every_layout
+def test_chain_with_adamw_compiles_once_and_learns(layout):
+    module = example("gpt_adamw")
+    with compilations("train_step") as compiled:
+        losses, unseen = module.train(module.METHODS["top-k, 2 %"], nodes_of(layout), STEPS)
+    assert len(compiled) == 1 and losses[-1] < losses[0] - 0.3 and unseen < losses[0] - 0.3
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_loop_of_parts_equals_make_step_in_every_phase(devices):
+    import jax
+
+    module = example("multi_phase")
+    nodes = jgc.make_nodes(module.NODES, jax.devices()[:devices])
+    with compilations("update") as compiled:
+        losses = module.run(nodes, 45)
+    assert len(compiled) in (3, 4)  # dense, sampling, and one or two sizes of codes
+    np.testing.assert_allclose(losses, module.run_by_hand(nodes, 45), rtol=1e-4, atol=1e-5)
+
+
+@every_layout
+def test_own_method_loses_no_gradient_and_learns(layout):
+    module, nodes = example("own_method"), nodes_of(layout)
+    assert module.check_conservation(module.turns(4), nodes) < 1e-5
+    losses, _ = module.train(module.turns(4), nodes, 40)
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]
+    wire = module.turns(4).wire("turns", {"w": np.zeros((10, 4), np.float32)}, nodes)
+    assert sum(m.bytes for m in wire.logical if m.direction == "up") == 40
