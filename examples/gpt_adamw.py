@@ -104,4 +104,4 @@ if __name__ == "__main__":
     for name, compressor in METHODS.items():
         losses, unseen = train(compressor, nodes)
         (sent,) = jgc.bytes_per_step(compressor, first_params(jax.random.key(0)), nodes).values()
-        print(f"{name:13} loss {losses[0]:.3f} to {losses[-1]:.3f}, other text {unseen:.3f}, {sent.node:,.0f} bytes a step")
+        print(f"{name:12} loss {losses[0]:.3f} to {losses[-1]:.3f}, unseen {unseen:.3f}, {sent.node:,.0f} bytes a step")

@@ -68,7 +68,7 @@ def test_chain_with_adamw_compiles_once_and_learns(layout):
     module = example("gpt_adamw")
     with compilations("train_step") as compiled:
         losses, unseen = module.train(module.METHODS["top-k, 2 %"], nodes_of(layout), STEPS)
-    assert len(compiled) == 1 and losses[-1] < losses[0] - 0.3 and unseen < losses[0] - 0.3
+    assert len(compiled) == 1 and losses[-1] < losses[0] - 0.3 and unseen < losses[0] - 0.1
 
 
 @pytest.mark.parametrize("devices", [1, 4])
