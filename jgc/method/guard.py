@@ -28,8 +28,8 @@ from jgc.types import (
 )
 
 
-def _no_halves(*args: Any) -> Any:
-    raise TypeError("a combination of methods has no step of its own to divide")
+def _not_divided(*args: Any) -> Any:
+    raise TypeError("per_layer combines whole methods: its core has no `begin` and `finish`")
 
 
 class Core(NamedTuple):
@@ -56,8 +56,8 @@ class Core(NamedTuple):
     next_phase: NextPhase | None
     diagnose: Callable[..., dict[str, Array]]
     residual: Callable[[PyTree, PyTree], dict[str, Array]]
-    begin: Callable[..., Any] = _no_halves
-    finish: Callable[..., tuple[PyTree, State, Info]] = _no_halves
+    begin: Callable[..., Any] = _not_divided
+    finish: Callable[..., tuple[PyTree, State, Info]] = _not_divided
     stages: dict[Hashable, Any] | None = None
     clip_norm: float = 0.0
 

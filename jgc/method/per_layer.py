@@ -92,12 +92,13 @@ class _Groups(NamedTuple):
 
     def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
         split = self.split(params)
-        for rule, group in zip(self.rules, split, strict=False):
+        leaves = list(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+        for rule, matches, group in zip(self.rules, self.matchers, split, strict=False):
             if not group and not callable(rule):
-                earlier = [path for path in leaf_paths(params) if re.search(rule, path)]
+                earlier = [path for path, leaf in leaves if matches(path, leaf)]
                 if earlier:
                     raise ValueError(f"an earlier rule takes all that the pattern {rule!r} matches, {earlier[0]} first")
-                paths = ", ".join(leaf_paths(params))
+                paths = ", ".join(path for path, _ in leaves)
                 raise ValueError(f"the pattern {rule!r} matches no parameter; there are {paths}")
         states = [core.init(jax.random.fold_in(key, i), split[i], nodes) for i, core in enumerate(self.cores)]
         return _join_states(states)

@@ -125,6 +125,11 @@ def test_wrong_devices_is_one_line(devices, measure, message):
     assert message in str(raised.value)
 
 
+def test_text_is_planned_with_its_whole_batch():
+    (plan,) = needs.plans_of(variants_of(["topk"]), "ptb_lstm", None, 1, "nothing")
+    assert plan.phases[-1].logical and plan.dense == 4.0 * plan.values
+
+
 def test_command_needs_no_data(capsys):
     words = "plan --workload imagenet_resnet50 --nodes 4 --methods baseline,dgc,lgc_ps --measure nothing"
     words += " --set data.crop=32 --set batch_size=8 --set dgc.alpha=0.01 --set lgc_ps.innovation=0.2"
