@@ -221,9 +221,18 @@ def clip_local(grads: PyTree, max_norm: float, nodes: int) -> PyTree:
     """
     if max_norm <= 0:
         raise ValueError(f"max_norm must be positive, got {max_norm}")
+    return scaled_down(grads, squared_norm(grads), max_norm, nodes)
+
+
+def squared_norm(grads: PyTree) -> Array:
+    """The sum of the squares of all values, f32[]."""
     floats = [g.astype(jnp.float32) for g in jax.tree.leaves(grads) if jnp.issubdtype(g.dtype, jnp.inexact)]
-    norm = jnp.sqrt(sum((jnp.sum(g**2) for g in floats), jnp.float32(0)))
-    scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes) / jnp.maximum(norm, 1e-30))
+    return sum((jnp.sum(g**2) for g in floats), jnp.float32(0))
+
+
+def scaled_down(grads: PyTree, squared: Array, max_norm: float, nodes: int) -> PyTree:
+    """Gradients clipped to the norm max_norm / sqrt(K); `squared` is the squared norm of a node's whole gradient."""
+    scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes) / jnp.maximum(jnp.sqrt(squared), 1e-30))
 
     def scaled(g):
         return (g * scale).astype(g.dtype) if jnp.issubdtype(g.dtype, jnp.inexact) else g

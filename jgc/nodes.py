@@ -4,19 +4,31 @@
     2. K nodes emulated on one device: `jax.vmap`;
     3. several nodes per device on several devices: `vmap` inside `shard_map`.
 
-The same method code runs in all three and gives the same result. A node may also own several devices
-(`devices_per_node`, the fast axis); its gradient is then averaged over them before it is compressed.
+The same method code runs in all three and gives the same result. A node may also own several devices, along the fast
+axes of the mesh. They either hold copies of the parameters, and the node's gradient is their mean; or they divide the
+parameters (FSDP, tensor parallel), and each device compresses the gradient of its own shards.
 """
 
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jgc import comm
-from jgc.placement import BATCH, LOCAL, SHARED, is_placement, spec
-from jgc.types import EMULATED, Nodes, PyTree
+from jgc.placement import (
+    BATCH,
+    LOCAL,
+    SHARED,
+    Placement,
+    Sharded,
+    Stacked,
+    is_placement,
+    locally,
+    on_node_axis,
+    spec,
+)
+from jgc.types import EMULATED, Array, Nodes, PyTree
 
 NODE = "jgc_node"  # default name of the mesh axis between nodes
 FAST = "jgc_fast"  # default name of the mesh axis inside one node
@@ -86,16 +98,36 @@ def _all_devices(count: int, devices_per_node: int) -> list[jax.Device]:
     return [device for devices in own for device in devices[:used]]
 
 
-def from_mesh(mesh: Mesh, slow: Sequence[str], fast: Sequence[str] = (), per_device: int = 1) -> Nodes:
-    """Lay out nodes on a given mesh: compress over the axes `slow`, average exactly over `fast`.
+def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] = (), per_device: int = 1) -> Nodes:
+    """Lay out nodes on a mesh: compress over the axes `slow`; the devices along `fast` are one node.
+
+    Args:
+      mesh: of any axis types; jgc uses Auto axes on the same devices (`nodes.mesh`).
+      slow: axes between nodes, e.g. "dcn".
+      fast: axes inside a node, e.g. ("fsdp", "tensor"). Parameters may be divided over them, and so are a node's
+        examples. All other axes of the mesh hold copies.
+      per_device: nodes that are emulated on each device, or each group of devices along `fast`.
 
     Raises:
-      ValueError: an axis is not one of the mesh's.
+      ValueError: an axis is not one of the mesh's, or is named twice.
+
+    Example:
+      >>> mesh = jax.make_mesh((1, 1), ("dcn", "fsdp"), devices=jax.devices()[:1])
+      >>> from_mesh(mesh, slow="dcn", fast="fsdp").count
+      1
     """
+    slow, fast = (((axes,) if isinstance(axes, str) else tuple(axes)) for axes in (slow, fast))
     for axis in (*slow, *fast):
         if axis not in mesh.shape:
             raise ValueError(f"mesh axis {axis!r} is not one of {tuple(mesh.shape)}")
-    nodes = Nodes(1, per_device, mesh, tuple(slow), tuple(fast))
+        if (slow + fast).count(axis) > 1:
+            raise ValueError(f"mesh axis {axis!r} is named twice: slow={slow}, fast={fast}")
+    if not slow:
+        raise ValueError(f"slow must name at least one axis of the mesh, which has {tuple(mesh.shape)}")
+    auto = (AxisType.Auto,) * len(mesh.axis_names)  # Explicit axes would need annotations in the model's code
+    if mesh.axis_types != auto:
+        mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
+    nodes = Nodes(1, per_device, mesh, slow, fast)
     return nodes._replace(count=per_device * nodes.size(slow))
 
 
@@ -105,17 +137,21 @@ def as_one_per_device(nodes: Nodes) -> Nodes:
     return Nodes(nodes.count, 1, mesh, (NODE,))
 
 
-def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False) -> Callable:
+def on_nodes(
+    fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False, partitioned: bool = False
+) -> Callable:
     """Run `fn` once per node, on the node axis that `jgc.comm` communicates over.
 
     Args:
       fn: a function of one node's arguments, without the leading node axis.
       nodes: the layout.
-      ins: for each argument a placement (SHARED, LOCAL, BATCH) or a tree of placements.
+      ins: for each argument a placement (SHARED, LOCAL, BATCH, `Sharded`, `Stacked`) or a tree of placements.
       outs: the placements of `fn`'s outputs. Tracing raises an error if an output is declared SHARED but may
         differ between nodes, because communication was forgotten.
       unroll: run the nodes of one device one after another instead of under `vmap`. Only for functions that
         do not communicate and have LOCAL outputs only. Makes convolutions on CPU much faster.
+      partitioned: where a node has several devices, `fn` sees the node's whole arrays, and XLA divides its work among
+        these devices. If not, `fn` runs on each device and sees that device's part.
 
     Returns:
       A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
@@ -129,41 +165,89 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
       Array([0, 2], dtype=int32)
     """
 
-    if unroll and SHARED in jax.tree.leaves(outs, is_leaf=is_placement):
+    if unroll and not all(on_node_axis(x) for x in jax.tree.leaves(outs, is_leaf=is_placement)):
         raise ValueError("unroll=True is for functions that do not communicate; their outputs are LOCAL, not SHARED")
 
     def on_device(*args):  # LOCAL and BATCH leaves: [per_device, ...] on each device
+        args = _map_placed(_unstacked, ins, args)
+        return _map_placed(_stacked, outs, on_its_nodes(*args))
+
+    def on_its_nodes(*args):
         if nodes.mesh is not None and nodes.per_device == 1:
-            return _map_placed(lambda x: x[None], outs, fn(*_map_placed(lambda x: x[0], ins, args)))
+            return _map_nodes(lambda x: x[None], outs, fn(*_map_nodes(lambda x: x[0], ins, args)))
         if unroll:
-            each = [fn(*_map_placed(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
+            each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
             return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
         in_axes, out_axes = (
-            jax.tree.map(lambda x: None if x == SHARED else 0, tree, is_leaf=is_placement) for tree in (ins, outs)
+            jax.tree.map(lambda x: 0 if on_node_axis(x) else None, tree, is_leaf=is_placement) for tree in (ins, outs)
         )
         on_axis = jax.vmap(fn, in_axes=in_axes, out_axes=out_axes, axis_name=EMULATED, axis_size=nodes.per_device)
         return on_axis(*args)
 
     if nodes.mesh is None:
         return on_device
+    if partitioned and nodes.fast:
+        return _partitioned(on_its_nodes, nodes, ins, outs)
+    return jax.shard_map(on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes))
+
+
+def _specs(placements: PyTree, nodes: Nodes) -> PyTree:
+    return jax.tree.map(lambda x: spec(x, nodes), placements, is_leaf=is_placement)
+
+
+def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
+    """`on_its_nodes` with the slow axes divided by `shard_map`, and the fast axes left to XLA's partitioner."""
+    slow_only = nodes._replace(fast=())
     in_specs, out_specs = (
-        jax.tree.map(lambda x: spec(x, nodes), tree, is_leaf=is_placement) for tree in (ins, outs)
+        jax.tree.map(lambda x: spec(LOCAL if on_node_axis(x) else SHARED, slow_only), tree, is_leaf=is_placement)
+        for tree in (ins, outs)
     )
-    return jax.shard_map(on_device, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+    on_slow = jax.shard_map(
+        on_its_nodes, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(nodes.slow)
+    )
+
+    def constrained(*args):
+        # without this, XLA returns whole arrays to every device of a node
+        def put(placement, sub):
+            return jax.lax.with_sharding_constraint(sub, NamedSharding(nodes.mesh, spec(placement, nodes)))
+
+        return jax.tree.map(put, outs, on_slow(*args), is_leaf=is_placement)
+
+    return constrained
 
 
 def _map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
-    """Apply f to all leaves of `tree` whose placement has a node axis."""
+    """`f(placement, leaf)` of all leaves."""
 
     def mapped(placement, sub):
-        return sub if placement == SHARED else jax.tree.map(f, sub)
+        return jax.tree.map(lambda x: f(placement, x), sub)
 
     return jax.tree.map(mapped, placements, tree, is_leaf=is_placement)
 
 
+def _map_nodes(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
+    """`f(leaf)` of all leaves whose placement has a node axis."""
+    return _map_placed(lambda placement, x: f(x) if on_node_axis(placement) else x, placements, tree)
+
+
+def _unstacked(placement: Placement, x: Array) -> Array:
+    """A device's entry of a `Stacked` array, without the axis of the devices; any other array as it is."""
+    if not isinstance(placement, Stacked):
+        return x
+    return x[:, 0] if on_node_axis(placement) else x[0]
+
+
+def _stacked(placement: Placement, x: Array) -> Array:
+    """The inverse of `_unstacked`."""
+    if not isinstance(placement, Stacked):
+        return x
+    return x[:, None] if on_node_axis(placement) else x[None]
+
+
 def node_grads(
-    loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool = True, local: bool = False
-) -> Callable:
+    loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool = True, local: bool = False,
+    placements: PyTree = SHARED,
+) -> Callable:  # fmt: skip
     """Make a function of node-local gradients, for your own training loop.
 
     Args:
@@ -173,6 +257,8 @@ def node_grads(
       has_aux: as in `jax.value_and_grad`.
       unroll: see `on_nodes`; True is much faster for convolutions on CPU.
       local: whether `loss` takes a third, node-local argument, such as batch statistics.
+      placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a node divide the
+        parameters (FSDP, tensor parallel): gradients are then divided alike, and XLA divides the node's work.
 
     Returns:
       `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch` have
@@ -185,9 +271,12 @@ def node_grads(
       Array([1., 2.], dtype=float32)
     """
     gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
+    partitioned = any(isinstance(x, Sharded) for x in jax.tree.leaves(placements, is_leaf=is_placement))
+    seen = nodes._replace(fast=()) if partitioned else nodes  # the axes that the loss is called on
 
     def one(params, *own):
-        return comm.exact_mean(gradient(comm.vary(params, nodes), *own), nodes)
+        return comm.exact_mean(gradient(comm.vary(params, seen), *own), seen)
 
-    ins = (SHARED, BATCH, LOCAL) if local else (SHARED, BATCH)
-    return on_nodes(one, nodes, ins=ins, outs=LOCAL, unroll=unroll)
+    ins = (placements, BATCH, LOCAL) if local else (placements, BATCH)
+    outs = (LOCAL, locally(placements))
+    return on_nodes(one, nodes, ins=ins, outs=outs, unroll=unroll, partitioned=partitioned)

@@ -1,9 +1,13 @@
 """Where arrays lie on the node axis: one copy for all nodes, one entry per node, or each node's examples.
 
-A placement is SHARED, LOCAL or BATCH, or a tree of them.
+A placement is SHARED, LOCAL or BATCH, or a tree of them. Where a node has several devices, `Sharded` says how they
+divide an array, and `Stacked` that each of them has an entry of its own.
 """
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,19 +22,99 @@ LOCAL = "local"  # leading axis [K]: one entry per node
 BATCH = "batch"  # leading axes [K, b]: a node's examples, split over the node's own devices
 
 
+@dataclass(frozen=True)
+class Sharded:
+    """The placement of an array that the devices of a node divide, e.g. a parameter under FSDP.
+
+    Attributes:
+      placement: SHARED, or LOCAL for an array with a leading axis [K].
+      spec: the fast mesh axes that divide each dimension, without the axis [K].
+    """
+
+    placement: str
+    spec: P
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """The placement of an array with an entry for each device of a node, e.g. the residual of its shards.
+
+    Attributes:
+      placement: SHARED, leading axis [F] of the devices; or LOCAL, leading axes [K, F].
+      axes: the fast mesh axes over which entries differ; F is their size.
+    """
+
+    placement: str
+    axes: tuple[str, ...]
+
+
+Placement = str | Sharded | Stacked
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=["axes", "group_of"])
+@dataclass(frozen=True)
+class ByShards:
+    """Half of the `State` of a compressor whose gradients are divided inside a node.
+
+    Leaves that are divided over the same fast axes form a group. Each device compresses its own shards of a group.
+
+    Attributes:
+      parts: the state of each group; arrays have an axis for the devices (see `Stacked`) outside a step.
+      axes: the fast axes of each group; () for leaves that all devices of a node hold whole.
+      group_of: the group of each leaf of the gradients, in tree order.
+    """
+
+    parts: tuple[PyTree, ...]
+    axes: tuple[tuple[str, ...], ...]
+    group_of: tuple[int, ...]
+
+
 def is_placement(x: Any) -> bool:
     """Whether x is a leaf of a tree of placements."""
-    return isinstance(x, str)
+    return isinstance(x, Placement)
 
 
-def spec(placement: str, nodes: Nodes) -> P:
+def on_node_axis(placement: Placement) -> bool:
+    """Whether arrays of this placement have a leading axis [K]."""
+    return (placement if isinstance(placement, str) else placement.placement) != SHARED
+
+
+def spec(placement: Placement, nodes: Nodes) -> P:
     """The mesh axes over which an array of this placement is divided."""
-    slow = nodes.slow or None
-    return {SHARED: P(), LOCAL: P(slow), BATCH: P(slow, nodes.fast or None)}[placement]
+    if isinstance(placement, str):
+        slow = nodes.slow or None
+        return {SHARED: P(), LOCAL: P(slow), BATCH: P(slow, nodes.fast or None)}[placement]
+    inner = tuple(placement.spec) if isinstance(placement, Sharded) else (placement.axes or None,)
+    return P(nodes.slow or None, *inner) if on_node_axis(placement) else P(*inner)
+
+
+def locally(placements: PyTree) -> PyTree:
+    """The placements of one array per node in place of one for all: of gradients, given those of parameters.
+
+    Example:
+      >>> locally({"w": SHARED, "kernel": Sharded(SHARED, P("fsdp"))})["kernel"].placement
+      'local'
+    """
+
+    def own(x):
+        return LOCAL if isinstance(x, str) else type(x)(LOCAL, *list(vars(x).values())[1:])
+
+    return jax.tree.map(own, placements, is_leaf=is_placement)
+
+
+def sharding_spec(x: Any) -> P:
+    """How an array, or a `jax.ShapeDtypeStruct`, is divided; P() if it is not, or if that is unknown (in a trace)."""
+    sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    if isinstance(sharding, NamedSharding) and any(axis is not None for axis in sharding.spec):
+        return sharding.spec
+    return P()
 
 
 def placements_of(tree: PyTree) -> PyTree:
-    """SHARED or LOCAL for every leaf of a tree that may hold `State`s, e.g. an optax state.
+    """The placement of every leaf of a tree of parameters, or of a tree with `State`s, e.g. an optax state.
+
+    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED; those whose arrays are divided among the devices of
+    a node are `Sharded`.
 
     Example:
       >>> placements_of((State(1, 2), 3))
@@ -39,10 +123,20 @@ def placements_of(tree: PyTree) -> PyTree:
 
     def placement(x):
         if isinstance(x, State):
-            return State(jax.tree.map(lambda _: SHARED, x.shared), jax.tree.map(lambda _: LOCAL, x.local))
-        return SHARED
+            return State(_of_state(x.shared, SHARED), _of_state(x.local, LOCAL))
+        return Sharded(SHARED, sharding_spec(x)) if sharding_spec(x) != P() else SHARED
 
     return jax.tree.map(placement, tree, is_leaf=lambda x: isinstance(x, State))
+
+
+def _of_state(tree: PyTree, kind: str) -> PyTree:
+    if not isinstance(tree, ByShards):
+        return jax.tree.map(lambda _: kind, tree)
+    parts = [
+        jax.tree.map(lambda _, axes=axes: Stacked(kind, axes) if axes else kind, part)
+        for axes, part in zip(tree.axes, tree.parts, strict=True)
+    ]
+    return dataclasses.replace(tree, parts=tuple(parts))
 
 
 def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:

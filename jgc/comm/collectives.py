@@ -44,8 +44,21 @@ def pmax(x: Array, nodes: Nodes, field: str) -> Array:
 
 
 def any_true(flag: Array, nodes: Nodes, field: str = "flag") -> Array:
-    """Whether a bool[] holds on at least one node: one i32 all-reduce."""
-    return psum(flag.astype(jnp.int32), nodes, field) > 0
+    """Whether a bool[] holds on at least one node, or device of a node if it differs there: one i32 all-reduce."""
+    fast = tuple(axis for axis in nodes.fast if axis in jax.typeof(flag).mat.varying)
+    if not fast:
+        return psum(flag.astype(jnp.int32), nodes, field) > 0
+    axes, x = (*nodes.slow, *fast), emulated_sum(flag.astype(jnp.int32), nodes)
+    record("all-reduce", field, x, devices(nodes) * nodes.size(fast))
+    return lax.psum(vary_over(x, axes), axes) > 0
+
+
+def sum_inside(x: Array, axes: tuple[str, ...], nodes: Nodes, field: str) -> Array:
+    """Sum of x over devices of one node, along fast axes."""
+    if not axes:
+        return x
+    record("all-reduce", field, x, nodes.size(axes))
+    return lax.psum(vary_over(x, axes), axes)
 
 
 def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
