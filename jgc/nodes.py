@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.placement import (
@@ -102,7 +102,7 @@ def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] =
     """Lay out nodes on a mesh: compress over the axes `slow`; the devices along `fast` are one node.
 
     Args:
-      mesh: of any axis types; jgc uses Auto axes on the same devices (`nodes.mesh`).
+      mesh: with Auto or Explicit axes.
       slow: axes between nodes, e.g. "dcn".
       fast: axes inside a node, e.g. ("fsdp", "tensor"). Parameters may be divided over them, and so are a node's
         examples. All other axes of the mesh hold copies.
@@ -124,9 +124,6 @@ def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] =
             raise ValueError(f"mesh axis {axis!r} is named twice: slow={slow}, fast={fast}")
     if not slow:
         raise ValueError(f"slow must name at least one axis of the mesh, which has {tuple(mesh.shape)}")
-    auto = (AxisType.Auto,) * len(mesh.axis_names)  # Explicit axes would need annotations in the model's code
-    if mesh.axis_types != auto:
-        mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
     nodes = Nodes(1, per_device, mesh, slow, fast)
     return nodes._replace(count=per_device * nodes.size(slow))
 
@@ -197,23 +194,40 @@ def _specs(placements: PyTree, nodes: Nodes) -> PyTree:
 
 def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
     """`on_its_nodes` with the slow axes divided by `shard_map`, and the fast axes left to XLA's partitioner."""
-    slow_only = nodes._replace(fast=())
+    assert nodes.mesh is not None
+    slow_only, explicit = nodes._replace(fast=()), AxisType.Explicit in nodes.mesh.axis_types
     in_specs, out_specs = (
         jax.tree.map(lambda x: spec(LOCAL if on_node_axis(x) else SHARED, slow_only), tree, is_leaf=is_placement)
         for tree in (ins, outs)
     )
-    on_slow = jax.shard_map(
-        on_its_nodes, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(nodes.slow)
+
+    def on_slow(*args):
+        if not explicit:
+            return on_its_nodes(*args)
+        # model code without annotations fails on Explicit axes
+        shardings = jax.tree.map(_inner_spec, outs, is_leaf=is_placement)
+        others = tuple(axis for axis in nodes.mesh.axis_names if axis not in nodes.slow)
+        return jax.sharding.auto_axes(on_its_nodes, axes=others, out_sharding=shardings)(*args)
+
+    on_axes = jax.shard_map(
+        on_slow, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(nodes.slow)
     )
+    if explicit:
+        return on_axes
 
-    def constrained(*args):
-        # without this, XLA returns whole arrays to every device of a node
-        def put(placement, sub):
-            return jax.lax.with_sharding_constraint(sub, NamedSharding(nodes.mesh, spec(placement, nodes)))
-
-        return jax.tree.map(put, outs, on_slow(*args), is_leaf=is_placement)
+    def constrained(*args):  # without it, XLA returns whole arrays to every device of a node
+        return _map_placed(
+            lambda placement, x: jax.lax.with_sharding_constraint(x, NamedSharding(nodes.mesh, spec(placement, nodes))),
+            outs,
+            on_axes(*args),
+        )
 
     return constrained
+
+
+def _inner_spec(placement: Placement) -> P:
+    """How the devices of a node divide an array [per_device, ...] of this placement."""
+    return P(None, *placement.spec) if isinstance(placement, Sharded) else P()
 
 
 def _map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:

@@ -1,5 +1,6 @@
 """Gradients that the devices of a node divide: 2 nodes of 4 devices; leaves divided over any dimension, or none."""
 
+import contextlib
 import functools
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jgc
 from jgc.compress import METHODS, step_on_nodes
@@ -312,7 +313,55 @@ def test_node_grads_keep_the_parameters_sharding(order):
     value, found = grads(placed, jgc.place(batch, "batch", nodes))
     for k in range(K):
         expected = jax.value_and_grad(loss)(params, batch[k])
-        np.testing.assert_allclose(value[k], expected[0], rtol=1e-5)
-        jax.tree.map(lambda a, b, k=k: np.testing.assert_allclose(a[k], b, rtol=1e-4, atol=1e-6), found, expected[1])
-    assert {name: x.sharding.spec for name, x in found.items()} == {
-        "a": P("dcn", "fsdp"), "b": P("dcn", None, "fsdp"), "c": P("dcn")}  # fmt: skip
+        np.testing.assert_allclose(np.asarray(value)[k], expected[0], rtol=1e-5)
+        jax.tree.map(
+            lambda a, b, k=k: np.testing.assert_allclose(np.asarray(a)[k], b, rtol=1e-4, atol=1e-6), found, expected[1]
+        )
+    for name, x in found.items():
+        assert x.sharding.is_equivalent_to(NamedSharding(nodes.mesh, P("dcn", *SPECS[name])), x.ndim)
+
+
+@pytest.mark.parametrize("context", [False, True], ids=["", "set_mesh"])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_any_mesh(kind, context):
+    """Auto and Explicit axes, an axis that jgc does not use, a name in place of a tuple."""
+    mesh = jax.make_mesh((2, 2, 2), ("dcn", "fsdp", "spare"), axis_types=(kind,) * 3)
+    nodes, rng = jgc.from_mesh(mesh, slow="dcn", fast="fsdp"), np.random.default_rng(0)
+    params = {"w": rng.standard_normal((8, 4)).astype(np.float32), "b": rng.standard_normal(4).astype(np.float32)}
+    divided = {"w": P("fsdp", None), "b": P(None)}
+    placed = {name: jax.device_put(x, NamedSharding(mesh, divided[name])) for name, x in params.items()}
+    batch = rng.standard_normal((2, 6, 8)).astype(np.float32)
+
+    def loss(params, x):
+        return jnp.mean((x @ params["w"] + params["b"]) ** 2)  # Explicit axes alone would refuse this product
+
+    compressor = jgc.compress.dense()
+    state, placements = compressor.init(jax.random.key(0), placed, nodes), placements_of(placed)
+    gradients = jgc.node_grads(loss, nodes, placements=placements)
+    aggregate = step_on_nodes(compressor.aggregate, "dense", nodes, placements, placements_of(state))
+
+    @jax.jit
+    def step(params, state, batch):
+        mean, state, _ = aggregate(jax.random.key(0), gradients(params, batch)[1], state)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, mean), state
+
+    with jax.set_mesh(mesh) if context else contextlib.nullcontext():
+        after, _ = step(placed, state, jax.device_put(batch, NamedSharding(mesh, P("dcn", "fsdp"))))
+    expected = jax.grad(lambda params: (loss(params, batch[0]) + loss(params, batch[1])) / 2)(params)
+    for name in params:
+        np.testing.assert_allclose(after[name], params[name] - 0.1 * expected[name], rtol=1e-5)
+    assert after["w"].sharding.spec[0] == "fsdp"
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "message"),
+    [
+        ("dcm", (), "mesh axis 'dcm' is not one of ('dcn', 'fsdp')"),
+        ("dcn", "dcn", "mesh axis 'dcn' is named twice"),
+        ((), "fsdp", "slow must name at least one axis of the mesh, which has ('dcn', 'fsdp')"),
+    ],
+)
+def test_wrong_axes_are_named(slow, fast, message):
+    with pytest.raises(ValueError) as error:
+        jgc.from_mesh(jax.make_mesh((2, 4), ("dcn", "fsdp")), slow, fast)
+    assert message in str(error.value)
