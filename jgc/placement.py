@@ -181,7 +181,7 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
 
     Args:
       part: `slice(a, b) -> tree of host arrays [b - a, ...]`, those of nodes a to b - 1; `slice(None)` means all nodes.
-      nodes: the layout, without a fast axis.
+      nodes: the layout.
 
     Returns:
       The tree of arrays [K, ...], as `place` returns them.
@@ -192,14 +192,19 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
     """
     if nodes.mesh is None or jax.process_count() == 1:
         return place(part(slice(None)), BATCH, nodes)
-    sharding = NamedSharding(nodes.mesh, spec(BATCH, nodes))
-    devices = sharding.addressable_devices_indices_map((nodes.count,))
-    parts = [jax.device_put(part(index[0]), device) for device, index in devices.items() if index]
+    divided = NamedSharding(nodes.mesh, spec(BATCH, nodes))
+    indices = divided.addressable_devices_indices_map((nodes.count, nodes.size(nodes.fast))).values()
+    own = {str(index[0]): index[0] for index in indices if index}
+    trees = {name: part(index) for name, index in own.items()}
 
-    def whole(*shards):
-        return jax.make_array_from_single_device_arrays((nodes.count, *shards[0].shape[1:]), sharding, shards)
+    def whole(*parts):
+        of_nodes = dict(zip(trees, parts, strict=True))
+        sharding = divided if parts[0].ndim > 1 else NamedSharding(nodes.mesh, spec(LOCAL, nodes))
+        return jax.make_array_from_callback(
+            (nodes.count, *parts[0].shape[1:]), sharding, lambda index: of_nodes[str(index[0])][:, *index[1:]]
+        )
 
-    return jax.tree.map(whole, *parts)
+    return jax.tree.map(whole, *trees.values())
 
 
 def to_host(x: Array) -> np.ndarray:

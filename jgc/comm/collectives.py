@@ -43,9 +43,14 @@ def pmax(x: Array, nodes: Nodes, field: str) -> Array:
     return x
 
 
+def fast_axes(x: Array, nodes: Nodes) -> tuple[str, ...]:
+    """The fast axes along which x differs: between devices of a node that each hold another part."""
+    return tuple(axis for axis in nodes.fast if axis in jax.typeof(x).mat.varying)
+
+
 def any_true(flag: Array, nodes: Nodes, field: str = "flag") -> Array:
     """Whether a bool[] holds on at least one node, or device of a node if it differs there: one i32 all-reduce."""
-    fast = tuple(axis for axis in nodes.fast if axis in jax.typeof(flag).mat.varying)
+    fast = fast_axes(flag, nodes)
     if not fast:
         return psum(flag.astype(jnp.int32), nodes, field) > 0
     axes, x = (*nodes.slow, *fast), emulated_sum(flag.astype(jnp.int32), nodes)
@@ -65,7 +70,7 @@ def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
     """Plain mean over the devices of one node (the fast axes). Does nothing if a node is one device."""
 
     def average(x):
-        axes = tuple(a for a in nodes.fast if a in jax.typeof(x).mat.varying)
+        axes = fast_axes(x, nodes)
         if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))

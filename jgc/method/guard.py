@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.layout.pack import leaf_paths
-from jgc.memory import clip_local, scaled_down, squared_norm
+from jgc.memory import clip_local
 from jgc.method import shards
 from jgc.method.messages import added, scaled
 from jgc.method.shards import first_state, join, joined, key_of, placed, shards_of, split, states_of, sum_of
@@ -150,25 +150,13 @@ def _by_shards(
     for i, own in enumerate(axes):  # a node's mean over the fast axes that do not divide the leaf
         groups[i] = comm.exact_mean(groups[i], nodes._replace(fast=tuple(a for a in nodes.fast if a not in own)))
     skip = _any_not_finite(groups, nodes)
-    groups = _clipped_shards(core, groups, axes, nodes)
+    groups = _clipped(core, groups, nodes)
     results = [
         _checked(core, phase, key_of(key, i, axes[i]), group, one, nodes, skip)
         for i, (group, one) in enumerate(zip(groups, states_of(state), strict=True))
     ]
     aggregated, states, infos = zip(*results, strict=True)
-    return join(aggregated, grads), joined(states, axes, group_of), sum_of(infos, nodes)
-
-
-def _clipped_shards(
-    core: Core, groups: list[dict[str, Array]], axes: tuple[tuple[str, ...], ...], nodes: Nodes
-) -> list[dict[str, Array]]:
-    """`_clipped` of a gradient of which each device holds shards: the norm is that of all of them."""
-    if not core.clip_norm:
-        return groups
-    squares = [
-        comm.sum_inside(squared_norm(group), own, nodes, "clipping") for group, own in zip(groups, axes, strict=True)
-    ]
-    return [scaled_down(group, sum(squares, jnp.float32(0)), core.clip_norm, nodes.count) for group in groups]
+    return join(aggregated, grads), joined(states, axes, group_of), sum_of(infos, axes, nodes)
 
 
 def diagnose(
@@ -193,7 +181,7 @@ def diagnose(
     axes = state.shared.axes
     groups = split(leaf_paths(grads), jax.tree.leaves(grads), state.shared.group_of, len(axes))
     i = max(range(len(axes)), key=lambda i: sum(x.size for x in groups[i].values()))
-    own = _clipped_shards(core, groups, axes, nodes)[i]
+    own = _clipped(core, groups, nodes)[i]
     found = core.diagnose(phase, key_of(key, i, axes[i]), own, states_of(state)[i], nodes)
     scalars = {name: x for name, x in found.items() if x.ndim == 0}
     size = nodes.size(axes[i])
@@ -258,4 +246,4 @@ def not_finite(x: Array) -> Array:
 
 
 def _clipped(core: Core, grads: PyTree, nodes: Nodes) -> PyTree:
-    return clip_local(grads, core.clip_norm, nodes.count) if core.clip_norm else grads
+    return clip_local(grads, core.clip_norm, nodes) if core.clip_norm else grads

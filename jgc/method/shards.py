@@ -127,11 +127,23 @@ def key_of(key: Key, group: int, axes: tuple[str, ...]) -> Key:
     return jax.random.fold_in(key, lax.axis_index(axes)) if axes else key
 
 
-def sum_of(infos: Sequence[Info], nodes: Nodes) -> Info:
-    """The `Info` of a device, from those of all groups. Devices of a node may differ."""
-    norms, elements, overflow, finite = (jnp.stack([comm.vary_over(x, nodes.fast) for x in xs])
-                                         for xs in zip(*infos, strict=True))  # fmt: skip
-    return Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow), jnp.all(finite))
+def sum_of(infos: Sequence[Info], axes: Sequence[tuple[str, ...]], nodes: Nodes) -> Info:
+    """A device's share of its node's `Info`, from those of all groups.
+
+    Figures of a node are the sums over its devices, and of residual norms the root of the sum of squares. So a group
+    that several devices compute alike counts on the first of them only.
+    """
+
+    def counted(x: Array, own: tuple[str, ...]) -> Array:
+        others = tuple(axis for axis in nodes.fast if axis not in own)
+        first = lax.axis_index(others) == 0 if others else jnp.bool_(True)
+        return comm.vary_over(jnp.where(first, x, jnp.zeros_like(x)), nodes.fast)
+
+    norms, elements, overflow = (
+        jnp.stack([counted(info[i], own) for info, own in zip(infos, axes, strict=True)]) for i in range(3)
+    )
+    finite = comm.vary_over(infos[0].finite, nodes.fast)
+    return Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow), finite)
 
 
 def residual(of_group: Callable[[PyTree, Group], Group], own: ByShards, params: PyTree) -> Group:

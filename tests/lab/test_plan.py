@@ -35,7 +35,7 @@ def tiny():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
         for module in (building, needs):
-            patch.setattr(module, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+            patch.setattr(module, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
         yield
 
 
