@@ -14,14 +14,14 @@ from jgc.method.guard import diagnose, residual
 from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import MomentumWarning
 from jgc.nodes import from_mesh, make_nodes, node_grads, on_nodes
-from jgc.placement import BATCH, LOCAL, SHARED, place, place_parts, placements_of, to_host
+from jgc.placement import BATCH, LOCAL, SHARED, Sharded, Stacked, place, place_parts, placements_of, to_host
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "LoopState", "Message", "Metrics", "MomentumWarning", "Nodes",
-    "Phase", "Sent", "State", "StepBytes", "Wire", "bytes_per_step", "compress", "diagnose", "from_mesh", "init_optax",
-    "make_nodes", "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place", "place_parts",
-    "placements_of", "residual", "to_host",
+    "Phase", "Sent", "Sharded", "Stacked", "State", "StepBytes", "Wire", "bytes_per_step", "compress", "diagnose",
+    "from_mesh", "init_optax", "make_nodes", "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place",
+    "place_parts", "placements_of", "residual", "to_host",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from jgc import comm
 from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import check_arrays, check_compressor, holds_state, path_of, warn_of_momentum
 from jgc.nodes import node_grads, on_nodes
-from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, is_placement, place, placements_of
+from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, locally, place, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
 
@@ -164,11 +164,11 @@ def _program(
 ) -> Callable[..., tuple[Arrays, Metrics]]:
     """`(arrays, key, step, batch) -> (arrays, metrics)` for one phase, compiled at the first call."""
     placements = placements_of(arrays)
-    gradients = node_grads(loss, nodes, has_aux=has_aux, unroll=unroll)
+    gradients = node_grads(loss, nodes, has_aux=has_aux, unroll=unroll, placements=placements.params)
     exchange = on_nodes(
         partial(_exchange, compressor, phase, nodes),
         nodes,
-        ins=(SHARED, _on_each_node(placements.params), placements.compressor, LOCAL),
+        ins=(SHARED, locally(placements.params), placements.compressor, LOCAL),
         outs=(placements.params, placements.compressor, SHARED),
     )
 
@@ -194,18 +194,22 @@ def _exchange(
 ) -> tuple[PyTree, State, tuple[Array, Info]]:
     """One node's aggregate and state, and the means over nodes of loss and `Info`, by one collective."""
     mean, state, info = compressor.aggregate(phase, key, grads, state, nodes)
+    info = _of_node(info, nodes)
     own = (loss, info.residual_norm, info.elements_sent, info.overflow)  # all nodes agree on `finite`
     loss, norm, elements, overflow = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
     return mean, state, (loss, Info(norm, elements, overflow, info.finite))
 
 
-def _on_each_node(placements: PyTree) -> PyTree:
-    """The placements of the parameters' gradients: the same, with a leading axis [K]."""
-
-    def own(placement):
-        return LOCAL if placement == SHARED else placement._replace(placement=LOCAL)
-
-    return jax.tree.map(own, placements, is_leaf=is_placement)
+def _of_node(info: Info, nodes: Nodes) -> Info:
+    """A node's `Info`, where each of its devices has a share, for its own shards of the parameters."""
+    axes = comm.fast_axes(info.residual_norm, nodes)
+    if not axes:
+        return info
+    squared, elements, overflow = (
+        comm.sum_inside(x, axes, nodes, "metrics") for x in (info.residual_norm**2, info.elements_sent, info.overflow)
+    )
+    bad = comm.sum_inside((~info.finite).astype(jnp.int32), axes, nodes, "metrics")
+    return Info(jnp.sqrt(squared), elements, overflow, bad == 0)
 
 
 def _put(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: PyTree = None) -> PyTree:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jgc import comm
 from jgc.layout.select import Sparse
-from jgc.types import Array, PyTree
+from jgc.types import Array, Nodes, PyTree
 
 RESIDUAL_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -214,16 +215,22 @@ def make_memory(
     return error_feedback(jnp.dtype(dtype))
 
 
-def clip_local(grads: PyTree, max_norm: float, nodes: int) -> PyTree:
+def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
     """Clip a node's gradient to the norm max_norm / sqrt(K), before it is accumulated.
+
+    Where devices of a node divide the gradient, the norm is that of all shards; a sum over these devices finds it.
 
     Source: Lin et al. 2018, Section 3.2 (local gradient clipping).
     """
     if max_norm <= 0:
         raise ValueError(f"max_norm must be positive, got {max_norm}")
     floats = [g.astype(jnp.float32) for g in jax.tree.leaves(grads) if jnp.issubdtype(g.dtype, jnp.inexact)]
-    norm = jnp.sqrt(sum((jnp.sum(g**2) for g in floats), jnp.float32(0)))
-    scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes) / jnp.maximum(norm, 1e-30))
+    squares: dict[tuple[str, ...], Array] = {}  # by the fast axes that divide the leaves
+    for g in floats:
+        axes = comm.fast_axes(g, nodes)
+        squares[axes] = squares.get(axes, jnp.float32(0)) + jnp.sum(g**2)
+    squared = sum((comm.sum_inside(x, axes, nodes, "clipping") for axes, x in squares.items()), jnp.float32(0))
+    scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes.count) / jnp.maximum(jnp.sqrt(squared), 1e-30))
 
     def scaled(g):
         return (g * scale).astype(g.dtype) if jnp.issubdtype(g.dtype, jnp.inexact) else g

@@ -4,8 +4,9 @@
     2. K nodes emulated on one device: `jax.vmap`;
     3. several nodes per device on several devices: `vmap` inside `shard_map`.
 
-The same method code runs in all three and gives the same result. A node may also own several devices
-(`devices_per_node`, the fast axis); its gradient is then averaged over them before it is compressed.
+The same method code runs in all three and gives the same result. A node may also own several devices, along the fast
+axes of the mesh. They either hold copies of the parameters, and the node's gradient is their mean; or they divide the
+parameters (FSDP, tensor parallel), and each device compresses the gradient of its own shards.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +14,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.misuse import check_arrays, path_of
-from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, check_placements, is_placement, spec, word
-from jgc.types import EMULATED, Nodes, PyTree
+from jgc.placement import (
+    BATCH,
+    LOCAL,
+    SHARED,
+    Placement,
+    Sharded,
+    Stacked,
+    check_node_axes,
+    check_placements,
+    is_placement,
+    locally,
+    on_node_axis,
+    spec,
+)
+from jgc.types import EMULATED, Array, Nodes, PyTree
 
 NODE = "jgc_node"  # default name of the mesh axis between nodes
 FAST = "jgc_fast"  # default name of the mesh axis inside one node
@@ -88,16 +102,33 @@ def _all_devices(count: int, devices_per_node: int) -> list[jax.Device]:
     return [device for devices in own for device in devices[:used]]
 
 
-def from_mesh(mesh: Mesh, slow: Sequence[str], fast: Sequence[str] = (), per_device: int = 1) -> Nodes:
-    """Lay out nodes on a given mesh: compress over the axes `slow`, average exactly over `fast`.
+def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] = (), per_device: int = 1) -> Nodes:
+    """Lay out nodes on a mesh: compress over the axes `slow`; the devices along `fast` are one node.
+
+    Args:
+      mesh: with Auto or Explicit axes.
+      slow: axes between nodes, e.g. "dcn".
+      fast: axes inside a node, e.g. ("fsdp", "tensor"). Parameters may be divided over them, and so are a node's
+        examples. All other axes of the mesh hold copies.
+      per_device: nodes that are emulated on each device, or each group of devices along `fast`.
 
     Raises:
-      ValueError: an axis is not one of the mesh's.
+      ValueError: an axis is not one of the mesh's, or is named twice.
+
+    Example:
+      >>> mesh = jax.make_mesh((1, 1), ("dcn", "fsdp"), devices=jax.devices()[:1])
+      >>> from_mesh(mesh, slow="dcn", fast="fsdp").count
+      1
     """
+    slow, fast = (((axes,) if isinstance(axes, str) else tuple(axes)) for axes in (slow, fast))
     for axis in (*slow, *fast):
         if axis not in mesh.shape:
             raise ValueError(f"mesh axis {axis!r} is not one of {tuple(mesh.shape)}")
-    nodes = Nodes(1, per_device, mesh, tuple(slow), tuple(fast))
+        if (slow + fast).count(axis) > 1:
+            raise ValueError(f"mesh axis {axis!r} is named twice: slow={slow}, fast={fast}")
+    if not slow:
+        raise ValueError(f"slow must name at least one axis of the mesh, which has {tuple(mesh.shape)}")
+    nodes = Nodes(1, per_device, mesh, slow, fast)
     return nodes._replace(count=per_device * nodes.size(slow))
 
 
@@ -107,17 +138,21 @@ def as_one_per_device(nodes: Nodes) -> Nodes:
     return Nodes(nodes.count, 1, mesh, (NODE,))
 
 
-def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False) -> Callable:
+def on_nodes(
+    fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False, partitioned: bool = False
+) -> Callable:
     """Run `fn` once per node, on the node axis that `jgc.comm` communicates over.
 
     Args:
       fn: a function of one node's arguments, without the leading node axis.
       nodes: the layout.
-      ins: for each argument a placement (SHARED, LOCAL, BATCH) or a tree of placements.
+      ins: for each argument a placement (SHARED, LOCAL, BATCH, `Sharded`, `Stacked`) or a tree of placements.
       outs: the placements of `fn`'s outputs. Tracing raises an error if an output is declared SHARED but may
         differ between nodes, because communication was forgotten.
       unroll: run the nodes of one device one after another instead of under `vmap`. Only for functions that
         do not communicate and have LOCAL outputs only. Makes convolutions on CPU much faster.
+      partitioned: where a node has several devices, `fn` sees the node's whole arrays, and XLA divides its work among
+        these devices. If not, `fn` runs on each device and sees that device's part.
 
     Returns:
       A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
@@ -134,8 +169,10 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
     """
 
     check_placements((ins, outs))
-    if unroll and SHARED in jax.tree.leaves(outs, is_leaf=is_placement):
+    if unroll and not all(on_node_axis(x) for x in jax.tree.leaves(outs, is_leaf=is_placement)):
         raise ValueError("unroll=True is for functions that do not communicate; their outputs are LOCAL, not SHARED")
+
+    differing: list[str] = []  # outputs that the last trace has found to differ; JAX's own error under vmap has no name
 
     def one(*args):
         out = fn(*args)
@@ -144,16 +181,18 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
             raise ValueError(_not_shared(differing[0]))
         return out
 
-    differing: list[str] = []  # names that the last trace has found; JAX's own errors under vmap have none
-
     def on_device(*args):  # LOCAL and BATCH leaves: [per_device, ...] on each device
+        args = _map_placed(_unstacked, ins, args)
+        return _map_placed(_stacked, outs, on_its_nodes(*args))
+
+    def on_its_nodes(*args):
         if nodes.mesh is not None and nodes.per_device == 1:
-            return _map_placed(lambda x: x[None], outs, one(*_map_placed(lambda x: x[0], ins, args)))
+            return _map_nodes(lambda x: x[None], outs, one(*_map_nodes(lambda x: x[0], ins, args)))
         if unroll:
-            each = [fn(*_map_placed(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
+            each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
             return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
         in_axes, out_axes = (
-            jax.tree.map(lambda x: None if x == SHARED else 0, tree, is_leaf=is_placement) for tree in (ins, outs)
+            jax.tree.map(lambda x: 0 if on_node_axis(x) else None, tree, is_leaf=is_placement) for tree in (ins, outs)
         )
         on_axis = jax.vmap(one, in_axes=in_axes, out_axes=out_axes, axis_name=EMULATED, axis_size=nodes.per_device)
         try:
@@ -163,12 +202,12 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
                 raise
             raise ValueError(_not_shared(differing[0] if differing else "")) from None
 
-    run = on_device
-    if nodes.mesh is not None:
-        in_specs, out_specs = (
-            jax.tree.map(lambda x: spec(x, nodes), tree, is_leaf=is_placement) for tree in (ins, outs)
-        )
-        run = jax.shard_map(on_device, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+    if nodes.mesh is None:
+        run = on_device
+    elif partitioned and nodes.fast:
+        run = _partitioned(on_its_nodes, nodes, ins, outs)
+    else:
+        run = jax.shard_map(on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes))
 
     def checked(*args):
         if len(args) != len(ins):
@@ -182,11 +221,11 @@ def on_nodes(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool 
 
 
 def _shared_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Any]]:
-    """The leaves of a function's output that are declared SHARED, with their paths."""
+    """The leaves of a function's output that are declared equal on all nodes, with their paths."""
     found: list[tuple[str, Any]] = []
 
     def add(path, placement, sub):
-        if word(placement) == SHARED:
+        if not on_node_axis(placement):
             found.extend((path_of((*path, *rest)), x) for rest, x in jax.tree_util.tree_flatten_with_path(sub)[0])
 
     jax.tree_util.tree_map_with_path(add, outs, out, is_leaf=is_placement)
@@ -209,18 +248,80 @@ def _not_shared(name: str) -> str:
     )
 
 
+def _specs(placements: PyTree, nodes: Nodes) -> PyTree:
+    return jax.tree.map(lambda x: spec(x, nodes), placements, is_leaf=is_placement)
+
+
+def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
+    """`on_its_nodes` with the slow axes divided by `shard_map`, and the fast axes left to XLA's partitioner."""
+    assert nodes.mesh is not None
+    slow_only, explicit = nodes._replace(fast=()), AxisType.Explicit in nodes.mesh.axis_types
+    in_specs, out_specs = (
+        jax.tree.map(lambda x: spec(LOCAL if on_node_axis(x) else SHARED, slow_only), tree, is_leaf=is_placement)
+        for tree in (ins, outs)
+    )
+
+    def on_slow(*args):
+        if not explicit:
+            return on_its_nodes(*args)
+        # model code without annotations fails on Explicit axes
+        shardings = jax.tree.map(_inner_spec, outs, is_leaf=is_placement)
+        others = tuple(axis for axis in nodes.mesh.axis_names if axis not in nodes.slow)
+        return jax.sharding.auto_axes(on_its_nodes, axes=others, out_sharding=shardings)(*args)
+
+    on_axes = jax.shard_map(
+        on_slow, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(nodes.slow)
+    )
+    if explicit:
+        return on_axes
+
+    def constrained(*args):  # without it, XLA returns whole arrays to every device of a node
+        return _map_placed(
+            lambda placement, x: jax.lax.with_sharding_constraint(x, NamedSharding(nodes.mesh, spec(placement, nodes))),
+            outs,
+            on_axes(*args),
+        )
+
+    return constrained
+
+
+def _inner_spec(placement: Placement) -> P:
+    """How the devices of a node divide an array [per_device, ...] of this placement."""
+    return P(None, *placement.spec) if isinstance(placement, Sharded) else P()
+
+
 def _map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
-    """Apply f to all leaves of `tree` whose placement has a node axis."""
+    """`f(placement, leaf)` of all leaves."""
 
     def mapped(placement, sub):
-        return sub if placement == SHARED else jax.tree.map(f, sub)
+        return jax.tree.map(lambda x: f(placement, x), sub)
 
     return jax.tree.map(mapped, placements, tree, is_leaf=is_placement)
 
 
+def _map_nodes(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
+    """`f(leaf)` of all leaves whose placement has a node axis."""
+    return _map_placed(lambda placement, x: f(x) if on_node_axis(placement) else x, placements, tree)
+
+
+def _unstacked(placement: Placement, x: Array) -> Array:
+    """A device's entry of a `Stacked` array, without the axis of the devices; any other array as it is."""
+    if not isinstance(placement, Stacked):
+        return x
+    return x[:, 0] if on_node_axis(placement) else x[0]
+
+
+def _stacked(placement: Placement, x: Array) -> Array:
+    """The inverse of `_unstacked`."""
+    if not isinstance(placement, Stacked):
+        return x
+    return x[:, None] if on_node_axis(placement) else x[None]
+
+
 def node_grads(
-    loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool = True, local: bool = False
-) -> Callable:
+    loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool = True, local: bool = False,
+    placements: PyTree = SHARED,
+) -> Callable:  # fmt: skip
     """Make a function of node-local gradients, for your own training loop.
 
     Args:
@@ -230,6 +331,8 @@ def node_grads(
       has_aux: as in `jax.value_and_grad`.
       unroll: see `on_nodes`; True is much faster for convolutions on CPU.
       local: whether `loss` takes a third, node-local argument, such as batch statistics.
+      placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a node divide the
+        parameters (FSDP, tensor parallel): gradients are then divided alike, and XLA divides the node's work.
 
     Returns:
       `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch` have
@@ -242,9 +345,12 @@ def node_grads(
       Array([1., 2.], dtype=float32)
     """
     gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
+    partitioned = any(isinstance(x, Sharded) for x in jax.tree.leaves(placements, is_leaf=is_placement))
+    seen = nodes._replace(fast=()) if partitioned else nodes  # the axes that the loss is called on
 
     def one(params, *own):
-        return comm.exact_mean(gradient(comm.vary(params, nodes), *own), nodes)
+        return comm.exact_mean(gradient(comm.vary(params, seen), *own), seen)
 
-    ins = (SHARED, BATCH, LOCAL) if local else (SHARED, BATCH)
-    return on_nodes(one, nodes, ins=ins, outs=LOCAL, unroll=unroll)
+    ins = (placements, BATCH, LOCAL) if local else (placements, BATCH)
+    outs = (LOCAL, locally(placements))
+    return on_nodes(one, nodes, ins=ins, outs=outs, unroll=unroll, partitioned=partitioned)

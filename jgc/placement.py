@@ -1,9 +1,13 @@
 """Where arrays lie on the node axis: one copy for all nodes, one entry per node, or each node's examples.
 
-A placement is SHARED, LOCAL or BATCH, or a tree of them.
+A placement is SHARED, LOCAL or BATCH, or a tree of them. Where a node has several devices, `Sharded` says how they
+divide an array, and `Stacked` that each of them has an entry of its own.
 """
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,46 +21,86 @@ from jgc.types import Array, Nodes, PyTree, State
 SHARED = "shared"  # the same on every node
 LOCAL = "local"  # leading axis [K]: one entry per node
 BATCH = "batch"  # leading axes [K, b]: a node's examples, split over the node's own devices
-PLACEMENTS = (SHARED, LOCAL, BATCH)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The placement of an array that the devices of a node divide, e.g. a parameter under FSDP.
+
+    Attributes:
+      placement: SHARED, or LOCAL for an array with a leading axis [K].
+      spec: the fast mesh axes that divide each dimension, without the axis [K].
+    """
+
+    placement: str
+    spec: P
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """The placement of an array with an entry for each device of a node, e.g. the residual of its shards.
+
+    Attributes:
+      placement: SHARED, leading axis [F] of the devices; or LOCAL, leading axes [K, F].
+      axes: the fast mesh axes over which entries differ; F is their size.
+    """
+
+    placement: str
+    axes: tuple[str, ...]
+
+
+Placement = str | Sharded | Stacked
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=["axes", "group_of"])
+@dataclass(frozen=True)
+class ByShards:
+    """Half of the `State` of a compressor whose gradients are divided inside a node.
+
+    Leaves that are divided over the same fast axes form a group. Each device compresses its own shards of a group.
+
+    Attributes:
+      parts: the state of each group; arrays have an axis for the devices (see `Stacked`) outside a step.
+      axes: the fast axes of each group; () for leaves that all devices of a node hold whole.
+      group_of: the group of each leaf of the gradients, in tree order.
+    """
+
+    parts: tuple[PyTree, ...]
+    axes: tuple[tuple[str, ...], ...]
+    group_of: tuple[int, ...]
 
 
 def is_placement(x: Any) -> bool:
     """Whether x is a leaf of a tree of placements."""
-    return isinstance(x, str)
+    return isinstance(x, Placement)
 
 
-def spec(placement: str, nodes: Nodes) -> P:
-    """The mesh axes over which an array of this placement is divided."""
-    slow = nodes.slow or None
-    return {SHARED: P(), LOCAL: P(slow), BATCH: P(slow, nodes.fast or None)}[placement]
-
-
-def word(placement: Any) -> Any:
-    """SHARED, LOCAL or BATCH of a placement that may say more than that."""
-    return getattr(placement, "placement", placement)
+def on_node_axis(placement: Placement) -> bool:
+    """Whether arrays of this placement have a leading axis [K]."""
+    return (placement if isinstance(placement, str) else placement.placement) != SHARED
 
 
 def check_placements(placements: PyTree) -> None:
     """Raise ValueError for a leaf that is not a placement."""
     for x in jax.tree.leaves(placements, is_leaf=is_placement):
-        if not is_placement(x) or word(x) not in PLACEMENTS:
+        if not is_placement(x) or getattr(x, "placement", x) not in (SHARED, LOCAL, BATCH):
             known = f"jgc.SHARED ({SHARED!r}), jgc.LOCAL ({LOCAL!r}) or jgc.BATCH ({BATCH!r})"
             raise ValueError(f"a placement must be {known}, got {x!r}")
 
 
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
-    """Raise ValueError, naming the leaf, unless every LOCAL and BATCH leaf has a leading axis [K]."""
+    """Raise ValueError, naming the leaf, unless every array of each node's own has a leading axis [K]."""
 
     def check(path, placement, sub):
-        for rest, x in jax.tree_util.tree_flatten_with_path(sub)[0] if word(placement) != SHARED else ():
+        for rest, x in jax.tree_util.tree_flatten_with_path(sub)[0] if on_node_axis(placement) else ():
             leaf = path_of((*path, *rest))
             which = f"the leaf {leaf!r} of {name}" if leaf else name
-            _check_node_axis(word(placement), which, getattr(x, "shape", ()), nodes)
+            _check_node_axis(placement, which, getattr(x, "shape", ()), nodes)
 
     jax.tree_util.tree_map_with_path(check, placements, tree, is_leaf=is_placement)
 
 
-def _check_node_axis(placement: str, which: str, shape: tuple[int, ...], nodes: Nodes) -> None:
+def _check_node_axis(placement: Placement, which: str, shape: tuple[int, ...], nodes: Nodes) -> None:
     count, parts = nodes.count, nodes.size(nodes.fast) if nodes.fast else 1
     if not shape or shape[0] != count:
         if placement == BATCH:
@@ -67,14 +111,46 @@ def _check_node_axis(placement: str, which: str, shape: tuple[int, ...], nodes: 
     if placement == BATCH and parts > 1 and (len(shape) < 2 or shape[1] % parts):
         raise ValueError(
             f"{which} has shape {shape}, and its second axis, a node's examples, must be divisible by {parts}: "
-            f"the devices of a node share them"
+            "the devices of a node share them"
         )
 
 
-def placements_of(tree: PyTree) -> PyTree:
-    """SHARED or LOCAL for every leaf of a tree that may hold `State`s, e.g. an optax state.
+def spec(placement: Placement, nodes: Nodes) -> P:
+    """The mesh axes over which an array of this placement is divided."""
+    if isinstance(placement, str):
+        slow = nodes.slow or None
+        return {SHARED: P(), LOCAL: P(slow), BATCH: P(slow, nodes.fast or None)}[placement]
+    inner = tuple(placement.spec) if isinstance(placement, Sharded) else (placement.axes or None,)
+    return P(nodes.slow or None, *inner) if on_node_axis(placement) else P(*inner)
 
-    LOCAL are the local part of a `State`, and what `optax.MultiSteps` around `as_optax` adds up.
+
+def locally(placements: PyTree) -> PyTree:
+    """The placements of one array per node in place of one for all: of gradients, given those of parameters.
+
+    Example:
+      >>> locally({"w": SHARED, "kernel": Sharded(SHARED, P("fsdp"))})["kernel"].placement
+      'local'
+    """
+
+    def own(x):
+        return LOCAL if isinstance(x, str) else type(x)(LOCAL, *list(vars(x).values())[1:])
+
+    return jax.tree.map(own, placements, is_leaf=is_placement)
+
+
+def sharding_spec(x: Any) -> P:
+    """How an array, or a `jax.ShapeDtypeStruct`, is divided; P() if it is not, or if that is unknown (in a trace)."""
+    sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    if isinstance(sharding, NamedSharding) and any(axis is not None for axis in sharding.spec):
+        return sharding.spec
+    return P()
+
+
+def placements_of(tree: PyTree) -> PyTree:
+    """The placement of every leaf of a tree of parameters, or of a tree with `State`s, e.g. an optax state.
+
+    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED; those whose arrays are divided among the devices of
+    a node are `Sharded`. What `optax.MultiSteps` around `as_optax` adds up is LOCAL.
 
     Raises:
       ValueError: an optax wrapper around `as_optax` that cannot work (docs/composing.md).
@@ -86,20 +162,37 @@ def placements_of(tree: PyTree) -> PyTree:
       >>> placements_of((State(1, 2), 3))
       (State(shared='shared', local='local'), 'shared')
     """
+
     check_composition(tree)
 
     def placement(x):
         if isinstance(x, State):
-            return State(jax.tree.map(lambda _: SHARED, x.shared), jax.tree.map(lambda _: LOCAL, x.local))
+            return State(_of_state(x.shared, SHARED), _of_state(x.local, LOCAL))
         if is_accumulator(x):
             rest = jax.tree.map(placement, x._replace(acc_grads=None), is_leaf=is_own)
-            return rest._replace(acc_grads=jax.tree.map(lambda _: LOCAL, x.acc_grads))
-        return SHARED
+            return rest._replace(acc_grads=jax.tree.map(_of_node, x.acc_grads))
+        return Sharded(SHARED, sharding_spec(x)) if sharding_spec(x) != P() else SHARED
 
     def is_own(x):
         return isinstance(x, State) or is_accumulator(x)
 
     return jax.tree.map(placement, tree, is_leaf=is_own)
+
+
+def _of_node(x: Any) -> Placement:
+    """The placement of an array [K, ...] whose entries the devices of a node may divide."""
+    inner = P(*sharding_spec(x)[1:])
+    return Sharded(LOCAL, inner) if any(axis is not None for axis in inner) else LOCAL
+
+
+def _of_state(tree: PyTree, kind: str) -> PyTree:
+    if not isinstance(tree, ByShards):
+        return jax.tree.map(lambda _: kind, tree)
+    parts = [
+        jax.tree.map(lambda _, axes=axes: Stacked(kind, axes) if axes else kind, part)
+        for axes, part in zip(tree.axes, tree.parts, strict=True)
+    ]
+    return dataclasses.replace(tree, parts=tuple(parts))
 
 
 def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
@@ -152,7 +245,7 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
 
     Args:
       part: `slice(a, b) -> tree of host arrays [b - a, ...]`, those of nodes a to b - 1; `slice(None)` means all nodes.
-      nodes: the layout, without a fast axis.
+      nodes: the layout.
 
     Returns:
       The tree of arrays [K, ...], as `place` returns them.
@@ -163,14 +256,19 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
     """
     if nodes.mesh is None or jax.process_count() == 1:
         return place(part(slice(None)), BATCH, nodes)
-    sharding = NamedSharding(nodes.mesh, spec(BATCH, nodes))
-    devices = sharding.addressable_devices_indices_map((nodes.count,))
-    parts = [jax.device_put(part(index[0]), device) for device, index in devices.items() if index]
+    divided = NamedSharding(nodes.mesh, spec(BATCH, nodes))
+    indices = divided.addressable_devices_indices_map((nodes.count, nodes.size(nodes.fast))).values()
+    own = {str(index[0]): index[0] for index in indices if index}
+    trees = {name: part(index) for name, index in own.items()}
 
-    def whole(*shards):
-        return jax.make_array_from_single_device_arrays((nodes.count, *shards[0].shape[1:]), sharding, shards)
+    def whole(*parts):
+        of_nodes = dict(zip(trees, parts, strict=True))
+        sharding = divided if parts[0].ndim > 1 else NamedSharding(nodes.mesh, spec(LOCAL, nodes))
+        return jax.make_array_from_callback(
+            (nodes.count, *parts[0].shape[1:]), sharding, lambda index: of_nodes[str(index[0])][:, *index[1:]]
+        )
 
-    return jax.tree.map(whole, *parts)
+    return jax.tree.map(whole, *trees.values())
 
 
 def to_host(x: Array) -> np.ndarray:

@@ -31,7 +31,8 @@ class Nodes(NamedTuple):
       per_device: nodes on each device; more than one are emulated there.
       mesh: the devices; None means that all nodes are emulated on one device.
       slow: mesh axes between nodes; communication over them is compressed.
-      fast: mesh axes inside a node; gradients are averaged over them before they are compressed.
+      fast: mesh axes inside a node. Its devices divide the parameters along them, and each compresses its own shards;
+        or they hold copies, and gradients are averaged over them before they are compressed.
     """
 
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs here
@@ -122,11 +123,13 @@ class Wire(NamedTuple):
       logical: messages of each role in the paper's topology, per step.
       physical: collectives of the compiled step, bytes per device. Empty where all nodes are on one device.
       once: messages sent once, on entering the phase (e.g. trained weights).
+      devices: devices of a node. Each of them sends `physical`, so a node sends that many times as much.
     """
 
     logical: tuple[Message, ...]
     physical: tuple[Sent, ...]
     once: tuple[Message, ...] = ()
+    devices: int = 1
 
 
 class Phase(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from jgc.comm.axis import node_index, node_key, vary
+from jgc.comm.axis import node_index, node_key, vary, vary_over
 from jgc.comm.collectives import (
     all_gather,
     all_gather_dict,
@@ -10,11 +10,13 @@ from jgc.comm.collectives import (
     broadcast,
     broadcast_dict,
     exact_mean,
+    fast_axes,
     on_leaders_device,
     one_by_one,
     pmax,
     pmean,
     psum,
+    sum_inside,
 )
 from jgc.comm.ledger import ledger, local_copies
 from jgc.comm.ring import ring_mean, ring_mean_of_segments, ring_quantized_mean, ring_size
@@ -24,7 +26,7 @@ MEANS: dict[str, Callable[[Array, Nodes, str], Array]] = {"psum": pmean, "ring":
 """Ways to average, by the name in settings: the runtime's all-reduce, or an explicit ring."""
 
 __all__ = [
-    "MEANS", "all_gather", "all_gather_dict", "any_true", "broadcast", "broadcast_dict", "exact_mean", "ledger",
-    "local_copies", "node_index", "node_key", "on_leaders_device", "one_by_one", "pmax", "pmean", "psum", "ring_mean",
-    "ring_mean_of_segments", "ring_quantized_mean", "ring_size", "vary",
+    "MEANS", "all_gather", "all_gather_dict", "any_true", "broadcast", "broadcast_dict", "exact_mean", "fast_axes",
+    "ledger", "local_copies", "node_index", "node_key", "on_leaders_device", "one_by_one", "pmax", "pmean", "psum",
+    "ring_mean", "ring_mean_of_segments", "ring_quantized_mean", "ring_size", "sum_inside", "vary", "vary_over",
 ]  # fmt: skip

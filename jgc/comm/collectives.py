@@ -43,16 +43,34 @@ def pmax(x: Array, nodes: Nodes, field: str) -> Array:
     return x
 
 
+def fast_axes(x: Array, nodes: Nodes) -> tuple[str, ...]:
+    """The fast axes along which x differs: between devices of a node that each hold another part."""
+    return tuple(axis for axis in nodes.fast if axis in jax.typeof(x).mat.varying)
+
+
 def any_true(flag: Array, nodes: Nodes, field: str = "flag") -> Array:
-    """Whether a bool[] holds on at least one node: one i32 all-reduce."""
-    return psum(flag.astype(jnp.int32), nodes, field) > 0
+    """Whether a bool[] holds on at least one node, or device of a node if it differs there: one i32 all-reduce."""
+    fast = fast_axes(flag, nodes)
+    if not fast:
+        return psum(flag.astype(jnp.int32), nodes, field) > 0
+    axes, x = (*nodes.slow, *fast), emulated_sum(flag.astype(jnp.int32), nodes)
+    record("all-reduce", field, x, devices(nodes) * nodes.size(fast))
+    return lax.psum(vary_over(x, axes), axes) > 0
+
+
+def sum_inside(x: Array, axes: tuple[str, ...], nodes: Nodes, field: str) -> Array:
+    """Sum of x over devices of one node, along fast axes."""
+    if not axes:
+        return x
+    record("all-reduce", field, x, nodes.size(axes))
+    return lax.psum(vary_over(x, axes), axes)
 
 
 def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
     """Plain mean over the devices of one node (the fast axes). Does nothing if a node is one device."""
 
     def average(x):
-        axes = tuple(a for a in nodes.fast if a in jax.typeof(x).mat.varying)
+        axes = fast_axes(x, nodes)
         if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -54,8 +54,12 @@ def memory_of(config: ErrorFeedback) -> Memory:
     """The memory that the settings describe.
 
     Raises:
-      ValueError: momentum outside [0, 1), or an unknown residual_dtype.
+      ValueError: momentum outside [0, 1), an unknown residual_dtype, or a setting of momentum correction without it.
     """
+    for field in dataclasses.fields(config):
+        of_correction = field.name in ("factor_masking", "momentum_at_once")
+        if of_correction and not config.momentum_correction and getattr(config, field.name) and not field.default:
+            raise ValueError(f"{field.name}=True does nothing without momentum_correction=True")
     memory = make_memory(
         config.momentum_correction,
         config.momentum,

@@ -91,7 +91,7 @@ def unpack_positions(packed: Array, layers: tuple[Layer, ...], counts: tuple[int
 
 def scatter(sparse: Sparse, n: int) -> Array:
     """The entries in a vector of zeros, f32[n]. Values at equal positions (of several nodes) add up."""
-    return _added(jnp.zeros((n,), sparse.values.dtype), sparse)
+    return _added(jnp.zeros_like(sparse.values, shape=(n,)), sparse)
 
 
 def _added(x: Array, sparse: Sparse) -> Array:

@@ -9,15 +9,20 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.layout.pack import leaf_paths
 from jgc.memory import clip_local
+from jgc.method import shards
+from jgc.method.messages import added, scaled
+from jgc.method.shards import first_state, join, joined, key_of, placed, shards_of, split, states_of, sum_of
 from jgc.misuse import check_compressor
 from jgc.nodes import on_nodes
-from jgc.placement import LOCAL, SHARED
+from jgc.placement import LOCAL, SHARED, ByShards, Stacked, locally, placed_shapes, placements_of
 from jgc.types import (
     Array,
     Compressor,
     Info,
     Init,
+    Key,
     Message,
     NextPhase,
     Nodes,
@@ -28,9 +33,11 @@ from jgc.types import (
     Wire,
 )
 
+PLACEMENTS = State(SHARED, LOCAL)
 
-def _no_halves(*args: Any) -> Any:
-    raise TypeError("a combination of methods has no step of its own to divide")
+
+def _not_divided(*args: Any) -> Any:
+    raise TypeError("per_layer combines whole methods: its core has no `begin` and `finish`")
 
 
 class Core(NamedTuple):
@@ -46,6 +53,7 @@ class Core(NamedTuple):
       begin, finish: the parts of `aggregate` before and after the step; a combination has none.
       stages: codec and exchange of every phase, if `compose` made the method; lets `per_layer` share collectives.
       clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no clipping.
+      check: raises ValueError if the method does not fit the parameters; None for a method that fits all.
     """
 
     init: Init
@@ -57,10 +65,11 @@ class Core(NamedTuple):
     next_phase: NextPhase | None
     diagnose: Callable[..., dict[str, Array]]
     residual: Callable[[PyTree, PyTree], dict[str, Array]]
-    begin: Callable[..., Any] = _no_halves
-    finish: Callable[..., tuple[PyTree, State, Info]] = _no_halves
+    begin: Callable[..., Any] = _not_divided
+    finish: Callable[..., tuple[PyTree, State, Info]] = _not_divided
     stages: dict[Hashable, Any] | None = None
     clip_norm: float = 0.0
+    check: Callable[[PyTree], None] | None = None
 
 
 def guarded(core: Core) -> Compressor:
@@ -70,30 +79,88 @@ def guarded(core: Core) -> Compressor:
     all-reduce, field "flag". If a node has several devices, it first averages their gradients.
     """
 
+    def init(key, params, nodes):
+        if core.check is not None:
+            core.check(params)
+        divided = shards_of(params, nodes)
+        if divided is None:
+            return core.init(key, params, nodes)
+        if core.next_phase is not None:
+            raise ValueError(
+                "this method, like gradiveq, finds the sizes of its phases in whole vectors during the run, and cannot "
+                "compress shards: use a method with a fixed schedule, or parameters that no device of a node divides"
+            )
+        return placed(partial(first_state, core.init, key, divided, nodes), nodes)
+
     def aggregate(phase, key, grads, state, nodes):
+        if isinstance(state.shared, ByShards):
+            return _by_shards(core, phase, key, grads, state, nodes)
         grads = comm.exact_mean(grads, nodes)
-        floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
-        bad = jnp.any(jnp.stack([not_finite(x) for x in floats])) if floats else jnp.bool_(False)
-        skip = comm.any_true(bad, nodes)
-        aggregated, new, info = core.aggregate(phase, key, _clipped(core, grads, nodes), state, nodes, skip)
-        chex.assert_trees_all_equal_shapes_and_dtypes(aggregated, grads)
-        chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
-        info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), info)
-        return aggregated, new, info._replace(finite=~skip)
+        skip = _any_not_finite(grads, nodes)
+        return _checked(core, phase, key, _clipped(core, grads, nodes), state, nodes, skip)
+
+    def transition(old, new, state, nodes):
+        if not isinstance(state.shared, ByShards):
+            return core.transition(old, new, state, nodes)
+        after = [core.transition(old, new, one, nodes) for one in states_of(state)]
+        return joined(after, state.shared.axes, state.shared.group_of)
 
     def wire(phase, shapes, nodes):
-        key = jax.random.key(0)
-        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
+        key, divided = jax.random.key(0), shards_of(shapes, nodes)
+        if divided is None:
+            state = jax.eval_shape(partial(core.init, nodes=nodes), key, _shapes(shapes))
+        else:
+            state = jax.eval_shape(partial(first_state, core.init, shards=divided, nodes=nodes), key)
+        of_params, of_state = placements_of(shapes), placements_of(state)
+        step = step_on_nodes(aggregate, phase, nodes, of_params, of_state)
         grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct((nodes.count, *x.shape), x.dtype), shapes)
-        state = jax.eval_shape(partial(core.init, nodes=nodes), key, params)
+        # Explicit axes take shapes only with their shardings
+        grads, state = placed_shapes(grads, locally(of_params), nodes), placed_shapes(state, of_state, nodes)
         with comm.ledger() as sent:  # from the collectives that tracing a step calls
-            jax.eval_shape(step_on_nodes(aggregate, phase, nodes), key, grads, state)
+            jax.eval_shape(step, key, grads, state)
         return logical(compressor, phase, shapes, nodes)._replace(physical=tuple(sent))
 
-    compressor = Compressor(
-        core.init, aggregate, core.transition, wire, core.schedule, core.owns_momentum, core.next_phase, core
-    )
+    compressor = Compressor(init, aggregate, transition, wire, core.schedule, core.owns_momentum, core.next_phase, core)
     return compressor
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _any_not_finite(grads: PyTree, nodes: Nodes) -> Array:
+    """Whether a gradient of any node holds NaN or Inf, bool[], equal on all nodes. One all-reduce of an i32."""
+    floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
+    return comm.any_true(jnp.any(jnp.stack([not_finite(x) for x in floats])) if floats else jnp.bool_(False), nodes)
+
+
+def _checked(
+    core: Core, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array
+) -> tuple[PyTree, State, Info]:
+    """`core.aggregate`, with results of the shapes and dtypes that went in, and an `Info` of zeros if `skip`."""
+    aggregated, new, info = core.aggregate(phase, key, grads, state, nodes, skip)
+    chex.assert_trees_all_equal_shapes_and_dtypes(aggregated, grads)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
+    info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), info)
+    return aggregated, new, info._replace(finite=~skip)
+
+
+def _by_shards(
+    core: Core, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes
+) -> tuple[PyTree, State, Info]:
+    """A step on one device's shards, group by group. All devices of all nodes take the same decision to skip it."""
+    axes, group_of = state.shared.axes, state.shared.group_of
+    groups = split(leaf_paths(grads), jax.tree.leaves(grads), group_of, len(axes))
+    for i, own in enumerate(axes):  # a node's mean over the fast axes that do not divide the leaf
+        groups[i] = comm.exact_mean(groups[i], nodes._replace(fast=tuple(a for a in nodes.fast if a not in own)))
+    skip = _any_not_finite(groups, nodes)
+    groups = _clipped(core, groups, nodes)
+    results = [
+        _checked(core, phase, key_of(key, i, axes[i]), group, one, nodes, skip)
+        for i, (group, one) in enumerate(zip(groups, states_of(state), strict=True))
+    ]
+    aggregated, states, infos = zip(*results, strict=True)
+    return join(aggregated, grads), joined(states, axes, group_of), sum_of(infos, axes, nodes)
 
 
 def diagnose(
@@ -109,11 +176,21 @@ def diagnose(
 
     Returns:
       All f32[]: `reconstruction_cosine` and `relative_error` against the mean over nodes of v, gradient plus residual;
-      `true_cosine` against the mean of the gradients. Also the method's own diagnostics.
+      `true_cosine` against the mean of the gradients. Also the method's own diagnostics. Where devices of a node divide
+      the gradients: the mean over these devices, for their shards in the largest group of leaves.
     """
     check_compressor(compressor)
     core: Core = compressor.core
-    return core.diagnose(phase, key, _clipped(core, grads, nodes), state, nodes)
+    if not isinstance(state.shared, ByShards):
+        return core.diagnose(phase, key, _clipped(core, grads, nodes), state, nodes)
+    axes = state.shared.axes
+    groups = split(leaf_paths(grads), jax.tree.leaves(grads), state.shared.group_of, len(axes))
+    i = max(range(len(axes)), key=lambda i: sum(x.size for x in groups[i].values()))
+    own = _clipped(core, groups, nodes)[i]
+    found = core.diagnose(phase, key_of(key, i, axes[i]), own, states_of(state)[i], nodes)
+    scalars = {name: x for name, x in found.items() if x.ndim == 0}
+    size = nodes.size(axes[i])
+    return {name: comm.sum_inside(x, axes[i], nodes, "diagnose") / size for name, x in scalars.items()}
 
 
 def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str, Array]:
@@ -122,29 +199,44 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
     Args:
       compressor: any of `jgc.compress`.
       local: `state.local` of one node, without the node axis.
-      shapes: a tree like the parameters.
+      shapes: a tree like the parameters; the parameters themselves where devices of a node divide them.
 
     Returns:
       The residual by parameter path, with the parameter's shape and dtype. Parameters without one are left out.
     """
     check_compressor(compressor)
-    return compressor.core.residual(local, shapes)
+    core: Core = compressor.core
+    if not isinstance(local, ByShards):
+        return core.residual(local, shapes)
+    return shards.residual(core.residual, local, shapes)
 
 
 def logical(compressor: Compressor, phase: Hashable, shapes: PyTree, nodes: Nodes) -> Wire:
     """`compressor.wire` without the physical bytes, which would need a trace of the whole step."""
-    step, once = compressor.core.messages(phase, shapes, nodes)
-    return Wire(step, (), once)
+    divided = shards_of(shapes, nodes)
+    if divided is None:
+        step, once = compressor.core.messages(phase, shapes, nodes)
+        return Wire(step, (), once, nodes.size(nodes.fast))
+    each = [compressor.core.messages(phase, group, nodes) for group in divided.groups]
+    sizes = [nodes.size(axes) for axes in divided.axes]  # messages of a node, from all of its devices
+    step, once = (added([scaled(m, n) for m, n in zip(ms, sizes, strict=True)]) for ms in zip(*each, strict=True))
+    return Wire(step, (), once, nodes.size(nodes.fast))
 
 
-def step_on_nodes(aggregate: Callable, phase: Hashable, nodes: Nodes) -> Callable:
-    """`aggregate` on whole arrays: (key, grads [K, ...], state) -> (aggregated, state, info [K])."""
+def step_on_nodes(
+    aggregate: Callable, phase: Hashable, nodes: Nodes, params: PyTree = SHARED, state: PyTree = PLACEMENTS
+) -> Callable:
+    """`aggregate` on whole arrays: (key, grads [K, ...], state) -> (aggregated, state, info [K]).
+
+    `params` and `state` are the placements of the parameters and of the compressor's state (`jgc.placements_of`). Where
+    devices of a node divide the parameters, `info` is that of each device, [K, F].
+    """
 
     def one(key, grads, state):
         return aggregate(phase, key, grads, state, nodes)
 
-    placement = State(SHARED, LOCAL)
-    return on_nodes(one, nodes, ins=(SHARED, LOCAL, placement), outs=(SHARED, placement, LOCAL))
+    info = Stacked(LOCAL, nodes.fast) if isinstance(state.shared, ByShards) else LOCAL
+    return on_nodes(one, nodes, ins=(SHARED, locally(params), state), outs=(params, state, info))
 
 
 def not_finite(x: Array) -> Array:
@@ -160,4 +252,4 @@ def not_finite(x: Array) -> Array:
 
 
 def _clipped(core: Core, grads: PyTree, nodes: Nodes) -> PyTree:
-    return clip_local(grads, core.clip_norm, nodes.count) if core.clip_norm else grads
+    return clip_local(grads, core.clip_norm, nodes) if core.clip_norm else grads

@@ -1,5 +1,7 @@
 """Logical messages: the uplink and downlink of each role, from sizes in bytes by field."""
 
+from collections.abc import Sequence
+
 from jgc.types import Message, Nodes
 
 Sizes = dict[str, float]  # bytes by field
@@ -24,3 +26,20 @@ def led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Siz
 def to_all(sizes: Sizes, nodes: Nodes) -> tuple[Message, ...]:
     """Each node's payload to all other nodes."""
     return both_ways(sizes, {field: size * (nodes.count - 1) for field, size in sizes.items()})
+
+
+def scaled(messages: Sequence[Message], factor: float) -> tuple[Message, ...]:
+    """The messages with their bytes multiplied."""
+    return tuple(m._replace(bytes=factor * m.bytes) for m in messages)
+
+
+def added(groups: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:
+    """All groups' messages, added up by role, direction and field. In groups without a leader, it is a worker."""
+    has_leader = any(m.role == "leader" for messages in groups for m in messages)
+    totals: dict[tuple[str, str, str], float] = {}
+    for messages in groups:
+        led = any(m.role == "leader" for m in messages)
+        roles = list(messages) + [m._replace(role="leader") for m in messages if has_leader and not led]
+        for m in roles:
+            totals[m[:3]] = totals.get(m[:3], 0) + m.bytes
+    return tuple(Message(*key, size) for key, size in totals.items())

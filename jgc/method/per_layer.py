@@ -18,6 +18,7 @@ from jgc.method.compose import Exchange, Item, as_step, encoded
 from jgc.method.diagnose import cosine
 from jgc.method.from_step import Begun
 from jgc.method.guard import Core, guarded
+from jgc.method.messages import added
 from jgc.misuse import check_compressor
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State
 
@@ -67,6 +68,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
             diagnose=groups.diagnose,
             residual=groups.residual,
             clip_norm=max(norms, default=0.0),  # of the whole gradient, clipped before it is split into groups
+            check=groups.check,
         )
     )
 
@@ -94,15 +96,20 @@ class _Groups(NamedTuple):
             groups[next(matching, len(self.matchers))][path] = leaf
         return groups
 
-    def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
+    def check(self, params: PyTree) -> None:
+        """Raise ValueError if a pattern matches no leaf."""
         split = self.split(params)
-        for rule, group in zip(self.rules, split, strict=False):
+        leaves = list(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+        for rule, matches, group in zip(self.rules, self.matchers, split, strict=False):
             if not group and not callable(rule):
-                earlier = [path for path in leaf_paths(params) if re.search(rule, path)]
+                earlier = [path for path, leaf in leaves if matches(path, leaf)]
                 if earlier:
                     raise ValueError(f"an earlier rule takes all that the pattern {rule!r} matches, {earlier[0]} first")
-                paths = ", ".join(leaf_paths(params))
+                paths = ", ".join(path for path, _ in leaves)
                 raise ValueError(f"the pattern {rule!r} matches no parameter; there are {paths}")
+
+    def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
+        split = self.split(params)
         states = [core.init(jax.random.fold_in(key, i), split[i], nodes) for i, core in enumerate(self.cores)]
         return _join_states(states)
 
@@ -151,7 +158,7 @@ class _Groups(NamedTuple):
     ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         split = self.split(shapes)
         every = [core.messages(phase[i], split[i], nodes) for i, core in enumerate(self.cores)]
-        return _join_messages([step for step, _ in every]), tuple(message for _, once in every for message in once)
+        return added([step for step, _ in every]), tuple(message for _, once in every for message in once)
 
     def diagnose(
         self, phase: Sequence[Hashable], key: Key, grads: PyTree, state: State, nodes: Nodes
@@ -175,15 +182,3 @@ def _split_state(state: State) -> list[State]:
 
 def _join_states(states: Sequence[State]) -> State:
     return State(tuple(s.shared for s in states), tuple(s.local for s in states))
-
-
-def _join_messages(groups: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:
-    """All groups' messages, added up by role, direction and field. In groups without a leader, it is a worker."""
-    has_leader = any(m.role == "leader" for messages in groups for m in messages)
-    totals: dict[tuple[str, str, str], float] = {}
-    for messages in groups:
-        led = any(m.role == "leader" for m in messages)
-        roles = list(messages) + [m._replace(role="leader") for m in messages if has_leader and not led]
-        for m in roles:
-            totals[m[:3]] = totals.get(m[:3], 0) + m.bytes
-    return tuple(Message(*key, size) for key, size in totals.items())

@@ -15,6 +15,9 @@ def heading(setup: Setup, folder: Path, start: int) -> str:
     """The two lines that a run prints first."""
     config, nodes = setup.parts.config, setup.parts.nodes
     where = "emulated on one device" if nodes.mesh is None else f"{nodes.layout}, {nodes.mesh.size} devices"
+    if nodes.fast:
+        parameters = "divided among a node's devices" if config.layers.shard else "whole on each device"
+        where = f"{config.devices_per_node} devices each, parameters {parameters}"
     if jax.process_count() > 1:
         where += f" of {jax.process_count()} processes"
     begin = f", from step {start}" if start else ""

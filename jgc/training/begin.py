@@ -9,7 +9,7 @@ from jgc.training import checkpoint
 from jgc.training.errors import UserError
 from jgc.training.rundir import compare_configs
 from jgc.training.setup import Setup
-from jgc.training.step import TrainState, place_state
+from jgc.training.step import TrainState, place_state, placements_of_state
 from jgc.types import Phase
 
 
@@ -43,7 +43,8 @@ def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Co
     compare_configs(found.host["config"], config, f"checkpoint {found.step}")
     if found.step > config.steps:
         raise UserError(f"the run has had {found.step} steps already, more than --steps {config.steps}")
-    state = place_state(checkpoint.fit(setup.state, found, config.nodes), setup.parts.nodes)
+    restored = checkpoint.fit(setup.state, found, config.nodes)
+    state = place_state(restored, placements_of_state(setup.state), setup.parts.nodes)
     return Beginning(state, found.step, _entered(setup, found))
 
 

@@ -72,6 +72,9 @@ class LayersConfig:
     none; if not given, the workload's or the method's"""
     value_code: ValueCode = "float32"
     """how values of the top-k layers are written; what a shorter code loses stays in the residual"""
+    shard: bool = False
+    """divide each parameter of two or more dimensions among the devices of its node (FSDP), in its largest dimension
+    that they divide evenly; each device then compresses its own shards. Needs --devices-per-node"""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,8 @@ class Config(Generic[M]):
     layers: LayersConfig = field(default_factory=LayersConfig)
     nodes: int = OPEN
     """data-parallel workers; several share a device if there are fewer devices"""
+    devices_per_node: int = 1
+    """devices of one node: they divide its examples, and with --layers.shard the parameters"""
     steps: int = OPEN
     """length of the run in updates; does not change the length of schedules"""
     batch_size: int = OPEN
@@ -187,6 +192,7 @@ GROUPS: dict[str, Any] = {
 }
 """Nested dataclasses of `Config` by field name, without the compressor's."""
 
+
 def resolve(config: Config) -> Config:
     """The config completed by its workload.
 
@@ -234,7 +240,7 @@ def _with_workload(settings: Any, workload: Workload) -> Any:
 
 def check(config: Config) -> None:
     """Raise UserError for a setting out of range. The compressor checks its own when it is built."""
-    for name in ("nodes", "steps", "batch_size", "schedule_steps", "log_every"):
+    for name in ("nodes", "devices_per_node", "steps", "batch_size", "schedule_steps", "log_every"):
         _require(getattr(config, name) >= 1, config, name, "at least 1")
     for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "seed"):
         _require(getattr(config, name) >= 0, config, name, "at least 0")
@@ -250,6 +256,14 @@ def check(config: Config) -> None:
             f"{config.nodes} nodes do not divide a batch of {config.batch_size} among them; "
             f"--batch-size (of all nodes together) {near} would do"
         )
+    own = config.batch_size // config.nodes
+    if own % config.devices_per_node:
+        raise UserError(
+            f"--devices-per-node {config.devices_per_node} does not divide the {own} examples of a node; "
+            f"--batch-size {config.nodes * config.devices_per_node * -(-own // config.devices_per_node)} would do"
+        )
+    if config.layers.shard and config.devices_per_node == 1:
+        raise UserError("--layers.shard divides parameters among the devices of a node: give --devices-per-node, too")
     if not 0 <= config.data.validation < 1:
         raise UserError(f"--data.validation must be a share of the images, at least 0 and below 1 (0.1), got "
                         f"{config.data.validation}")  # fmt: skip

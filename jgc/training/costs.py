@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jgc.nodes import as_one_per_device
+from jgc.placement import sharding_spec
 from jgc.types import Compressor, Nodes, Phase, PyTree, Wire
 from jgc.wire.account import compression_ratio, logical_bytes, physical_bytes, sent_by, step_total
 
@@ -56,6 +57,9 @@ def phase_costs(compressor: Compressor, params: PyTree, nodes: Nodes) -> tuple[P
 
 def phase_cost(compressor: Compressor, phase: Phase, params: PyTree, nodes: Nodes) -> PhaseCost:
     """The cost of a phase, from shapes alone."""
+    if any(tuple(sharding_spec(x)) for x in jax.tree.leaves(params)):
+        wire = compressor.wire(phase.value, params, nodes)
+        return _cost(phase, wire, wire, params, nodes)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     apart = compressor.wire(phase.value, shapes, as_one_per_device(nodes))
     # tracing a step is slow: reuse `apart` where this run's layout gives the same answer
@@ -65,6 +69,10 @@ def phase_cost(compressor: Compressor, phase: Phase, params: PyTree, nodes: Node
         wire = apart
     else:
         wire = compressor.wire(phase.value, shapes, nodes)
+    return _cost(phase, wire, apart, shapes, nodes)
+
+
+def _cost(phase: Phase, wire: Wire, apart: Wire, shapes: PyTree, nodes: Nodes) -> PhaseCost:
     return PhaseCost(
         phase,
         wire,

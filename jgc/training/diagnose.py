@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jgc.training.costs import Costs
-from jgc.training.step import Gradients, Parts, TrainState, make_compare
+from jgc.training.step import Gradients, Parts, TrainState, make_compare, placements_of_state
 from jgc.types import Phase
 from jgc.wire import elias_fano
 from jgc.wire.positions import deflate_bytes, entropy_bound_bits
@@ -35,7 +35,7 @@ class Diagnosis:
     def run(self, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> dict[str, float]:
         """Figures of the coming update; does not change the state."""
         if phase.value not in self._compare:
-            self._compare[phase.value] = jax.jit(make_compare(self._parts, phase.value))
+            self._compare[phase.value] = jax.jit(make_compare(self._parts, phase.value, placements_of_state(state)))
         figures = jax.device_get(self._compare[phase.value](state, gradients, np.int32(step)))
         return host_figures(figures)
 

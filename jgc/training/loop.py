@@ -31,7 +31,7 @@ from jgc.training.run import Run, cost_of
 from jgc.training.rundir import CONFIG, choose_run_dir, mark_run_dir
 from jgc.training.setup import Setup, build, steps_of_epoch
 from jgc.training.signals import Interrupts
-from jgc.training.step import Batch, Gradients, TrainState, place_state
+from jgc.training.step import Batch, Gradients, TrainState, place_state, placements_of_state
 from jgc.types import Phase
 
 WIDTH = 120  # of the table, where the output is not a terminal
@@ -169,7 +169,8 @@ def change_phase(setup: Setup, old: Phase, new: Phase, state: TrainState) -> Tra
         return state
     nodes = setup.parts.nodes
     compressor = setup.parts.compressor.transition(old.value, new.value, state.compressor, nodes)
-    return place_state(state._replace(compressor=compressor), nodes)
+    state = state._replace(compressor=compressor)
+    return place_state(state, placements_of_state(state), nodes)
 
 
 def record(run: Run, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> None:

@@ -1,6 +1,7 @@
 """Bytes beside the gradients: metrics, batch statistics for evaluation and validation, diagnose steps.
 
-Counted for one device in the layout of one node per device, whatever the run's layout.
+Counted for one device in the layout of one node per device, whatever the run's layout; in the run's own if the devices
+of a node divide the parameters.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.nodes import as_one_per_device
+from jgc.placement import SHARED
 from jgc.training.costs import PhaseCost
 from jgc.training.evaluate import LOSS, on_mean_stats
 from jgc.training.metrics import Line
 from jgc.training.setup import Setup
-from jgc.training.step import METRICS, Gradients, Parts, TrainState, make_compare
+from jgc.training.step import METRICS, Gradients, Parts, TrainState, make_compare, placements_of_state
 from jgc.types import Sent
 
 
@@ -24,7 +26,9 @@ def other_bytes(
 ) -> dict[str, Any]:
     """Bytes each time and number of times, by purpose. `pictures`: whether the run drew masks.png."""
     parts, score = setup.parts, setup.source.score
-    apart = parts._replace(nodes=as_one_per_device(parts.nodes))
+    placements = placements_of_state(state)
+    divided = placements.params != jax.tree.map(lambda _: SHARED, state.params)
+    apart = parts if divided else parts._replace(nodes=as_one_per_device(parts.nodes))
     shapes = jax.eval_shape(lambda: state)
     metrics = jax.ShapeDtypeStruct((parts.nodes.count, len(METRICS)), jnp.float32)
     with comm.ledger() as of_metrics:
@@ -35,18 +39,23 @@ def other_bytes(
     return {
         "metrics": {"times": len(lines), "bytes": _total(of_metrics)},
         "batch statistics": {"times": evaluations, "bytes": _total(of_statistics)},
-        "diagnose": {cost.phase.name: _diagnose(apart, shapes, cost, lines) for cost in costs if cost.compresses},
+        "diagnose": {
+            cost.phase.name: _diagnose(apart, shapes, placements, cost, lines) for cost in costs if cost.compresses
+        },
     }
 
 
-def _diagnose(apart: Parts, shapes: TrainState, cost: PhaseCost, lines: Sequence[Line]) -> dict[str, Any]:
+def _diagnose(
+    apart: Parts, shapes: TrainState, placements: TrainState, cost: PhaseCost, lines: Sequence[Line]
+) -> dict[str, Any]:
     times = sum("true_cosine" in line for line in lines if line["phase"] == cost.phase.name)
     if not times:
         return {"times": 0, "bytes": 0.0}
     grads = jax.tree.map(lambda p: jax.ShapeDtypeStruct((apart.nodes.count, *p.shape), p.dtype), shapes.params)
     gradients = Gradients(None, None, None, grads)  # type: ignore[arg-type]
     with comm.ledger() as sent:
-        jax.eval_shape(make_compare(apart, cost.phase.value), shapes, gradients, jax.ShapeDtypeStruct((), jnp.int32))
+        compare = make_compare(apart, cost.phase.value, placements)
+        jax.eval_shape(compare, shapes, gradients, jax.ShapeDtypeStruct((), jnp.int32))
     return {"times": times, "bytes": _total(sent)}
 
 

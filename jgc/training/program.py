@@ -11,7 +11,7 @@ from jax.stages import Lowered
 
 from jgc import comm
 from jgc.training.distributed import ALONE, Team
-from jgc.training.step import Batch, Gradients, Parts, TrainState, make_gradients, make_update
+from jgc.training.step import Batch, Gradients, Parts, TrainState, make_gradients, make_update, placements_of_state
 from jgc.types import Sent
 
 
@@ -34,7 +34,7 @@ class Program(NamedTuple):
 
 def compile_gradients(parts: Parts, state: TrainState, batch: Batch, team: Team = ALONE) -> Callable[..., Gradients]:
     """Compile the nodes' gradients; one program serves all phases."""
-    lowered = jax.jit(make_gradients(parts)).lower(state.params, state.own, batch)
+    lowered = jax.jit(make_gradients(parts, placements_of_state(state))).lower(state.params, state.own, batch)
     return _compile(lowered, "gradients", team)
 
 
@@ -44,7 +44,9 @@ def compile_update(
     """Compile the update of one phase."""
     started = time.perf_counter()
     shardings = jax.tree.map(lambda x: x.sharding, state)
-    update = jax.jit(make_update(parts, phase), donate_argnums=0, out_shardings=(shardings, None))
+    update = jax.jit(
+        make_update(parts, phase, placements_of_state(state)), donate_argnums=0, out_shardings=(shardings, None)
+    )
     with comm.ledger() as sent:
         lowered = update.lower(state, gradients, np.int32(0))
     compiled = _compile(lowered, "update", team)

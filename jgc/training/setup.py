@@ -57,7 +57,7 @@ def build(config: Config) -> Setup:
       UserError: a setting is wrong, or the data set is missing.
     """
     try:
-        nodes = make_nodes(config.nodes)
+        nodes = make_nodes(config.nodes, devices_per_node=config.devices_per_node)
         source = data_of(config)
         source.epoch_steps(config.batch_size)
         model = model_of(config, source)
@@ -65,7 +65,7 @@ def build(config: Config) -> Setup:
         parts = make_parts(config, nodes, model, source, step_key)
         variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
         state = init_state(parts, variables, compressor_key)
-        costs = phase_costs(parts.compressor, variables["params"], nodes)
+        costs = phase_costs(parts.compressor, state.params, nodes)
     except (MissingDataError, ValueError) as error:
         raise UserError(str(error)) from error
     values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))

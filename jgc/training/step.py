@@ -13,12 +13,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec as P
 
 from jgc import comm
 from jgc.memory import clip_local
 from jgc.method.guard import diagnose
 from jgc.nodes import node_grads, on_nodes
-from jgc.placement import LOCAL, SHARED, per_node, place
+from jgc.placement import LOCAL, SHARED, Sharded, locally, per_node, place, placements_of
 from jgc.training.config import Config
 from jgc.training.data import VOID
 from jgc.training.models import WithAuxiliary
@@ -92,6 +93,8 @@ Batch = tuple[PyTree, Array]
 def init_state(parts: Parts, variables: PyTree, key: Key) -> TrainState:
     """The state before the first step, placed on the devices."""
     params = variables["params"]
+    if parts.config.layers.shard:
+        params = place(params, sharded(params, parts.nodes), parts.nodes)
     state = TrainState(
         params,
         parts.optimizer.init(params),
@@ -99,13 +102,37 @@ def init_state(parts: Parts, variables: PyTree, key: Key) -> TrainState:
         parts.compressor.init(key, params, parts.nodes),
         jax.tree.map(lambda x: per_node(x, parts.nodes), variables.get("carry", {})),
     )
-    return place_state(state, parts.nodes)
+    return place_state(state, placements_of_state(state), parts.nodes)
 
 
-def place_state(state: TrainState, nodes: Nodes) -> TrainState:
+def sharded(params: PyTree, nodes: Nodes) -> PyTree:
+    """Placements that divide parameters among the devices of a node, each in its largest dimension that allows it.
+
+    Parameters of fewer than two dimensions stay whole: they are few values.
+    """
+    count = nodes.size(nodes.fast)
+
+    def one(x):
+        fits = [i for i, size in enumerate(x.shape) if size % count == 0]
+        if x.ndim < 2 or not fits:
+            return SHARED
+        largest = max(fits, key=lambda i: x.shape[i])
+        return Sharded(SHARED, P(*(nodes.fast if i == largest else None for i in range(x.ndim))))
+
+    return jax.tree.map(one, params)
+
+
+def placements_of_state(state: TrainState) -> TrainState:
+    """The placement of every array of a state."""
+    return TrainState(
+        placements_of(state.params), placements_of(state.opt_state), LOCAL, placements_of(state.compressor), LOCAL
+    )
+
+
+def place_state(state: TrainState, placements: TrainState, nodes: Nodes) -> TrainState:
     """The state in buffers of its own (a step donates them), where `on_nodes` expects them."""
     return TrainState(
-        *(place(jax.tree.map(jnp.array, tree), where, nodes) for tree, where in zip(state, PLACEMENTS, strict=True))
+        *(place(jax.tree.map(jnp.array, tree), where, nodes) for tree, where in zip(state, placements, strict=True))
     )
 
 
@@ -141,11 +168,12 @@ def _mean(values: Array, labels: Array, void: bool) -> Array:
     return jnp.sum(jnp.where(counts, values, 0), dtype=jnp.float32) / jnp.maximum(jnp.sum(counts), 1)
 
 
-def make_gradients(parts: Parts) -> Callable[[PyTree, dict[str, PyTree], Batch], Gradients]:
-    """`(params, own [K, ...], batch) -> Gradients`, without communication."""
-    gradients = node_grads(
-        loss_of(parts.apply, parts.void), parts.nodes, has_aux=True, unroll=parts.config.unroll_nodes, local=True
-    )
+def make_gradients(
+    parts: Parts, placements: TrainState = PLACEMENTS
+) -> Callable[[PyTree, dict[str, PyTree], Batch], Gradients]:
+    """`(params, own [K, ...], batch) -> Gradients`, without communication between nodes."""
+    loss, unroll = loss_of(parts.apply, parts.void), parts.config.unroll_nodes
+    gradients = node_grads(loss, parts.nodes, has_aux=True, unroll=unroll, local=True, placements=placements.params)
 
     def flat(params, own, batch):
         (loss, (own, accuracy)), grads = gradients(params, batch, own)
@@ -157,7 +185,7 @@ def make_gradients(parts: Parts) -> Callable[[PyTree, dict[str, PyTree], Batch],
 def before_compression(grads: PyTree, params: PyTree, parts: Parts) -> PyTree:
     """A node's gradient as it enters the compressor: with coupled weight decay, then clipped."""
     grads = add_coupled_decay(grads, params, parts.config)
-    return clip_local(grads, parts.config.clip_norm, parts.nodes.count) if parts.config.clip_norm else grads
+    return clip_local(grads, parts.config.clip_norm, parts.nodes) if parts.config.clip_norm else grads
 
 
 def make_before_compression(parts: Parts) -> Callable[[PyTree, PyTree], PyTree]:
@@ -166,7 +194,9 @@ def make_before_compression(parts: Parts) -> Callable[[PyTree, PyTree], PyTree]:
     return on_nodes(one, parts.nodes, ins=(LOCAL, SHARED), outs=LOCAL)
 
 
-def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradients, Array], tuple[TrainState, dict]]:
+def make_update(
+    parts: Parts, phase: Hashable, placements: TrainState = PLACEMENTS
+) -> Callable[[TrainState, Gradients, Array], tuple[TrainState, dict]]:
     """`(state, gradients, step) -> (state, metrics)` for one phase.
 
     If a gradient is not finite on any node, the state does not change.
@@ -180,8 +210,8 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
     aggregate = on_nodes(
         exchange,
         parts.nodes,
-        ins=(SHARED, SHARED, LOCAL, PLACEMENTS.compressor, LOCAL, LOCAL),
-        outs=(SHARED, PLACEMENTS.compressor, SHARED),
+        ins=(SHARED, placements.params, locally(placements.params), placements.compressor, LOCAL, LOCAL),
+        outs=(placements.params, placements.compressor, SHARED),
     )
 
     def update(state, gradients, number):
@@ -203,22 +233,32 @@ def make_update(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradient
 
 def _metrics(info: Info, loss: Array, accuracy: Array, nodes: Nodes) -> dict[str, Array]:
     """Means over the nodes, f32[] each, by one collective."""
+    if axes := comm.fast_axes(info.residual_norm, nodes):  # each device of a node has its share
+        squared, elements, overflow = (
+            comm.sum_inside(x, axes, nodes, "metrics")
+            for x in (info.residual_norm**2, info.elements_sent, info.overflow)
+        )
+        finite = comm.sum_inside(info.finite.astype(jnp.float32), axes, nodes, "metrics") / nodes.size(axes)
+        info = Info(jnp.sqrt(squared), elements, overflow, finite)
     own = (loss, accuracy, info.residual_norm, info.elements_sent, info.overflow, info.finite)
     means = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
     return dict(zip(METRICS, means, strict=True))
 
 
-def make_compare(parts: Parts, phase: Hashable) -> Callable[[TrainState, Gradients, Array], dict[str, Array]]:
+def make_compare(
+    parts: Parts, phase: Hashable, placements: TrainState = PLACEMENTS
+) -> Callable[[TrainState, Gradients, Array], dict[str, Array]]:
     """`(state, gradients, step) -> figures`: the aggregate of the coming update compared with the true mean.
 
     Uses the gradients and the key of that update.
     """
 
     def compare(key, params, grads, compressor_state):  # one node's, without the axis [K]
-        grads = comm.exact_mean(before_compression(grads, params, parts), parts.nodes)
+        grads = before_compression(grads, params, parts)
         return diagnose(parts.compressor, phase, key, grads, compressor_state, parts.nodes)
 
-    on_axis = on_nodes(compare, parts.nodes, ins=(SHARED, SHARED, LOCAL, PLACEMENTS.compressor), outs=SHARED)
+    ins = (SHARED, placements.params, locally(placements.params), placements.compressor)
+    on_axis = on_nodes(compare, parts.nodes, ins=ins, outs=SHARED)
 
     def on_state(state, gradients, number):
         key = jax.random.fold_in(parts.key, number)

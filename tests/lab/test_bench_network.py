@@ -1,6 +1,7 @@
 """The network benchmark: plans, rows, figures and taking up; with root and iproute2 also a run on real namespaces."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -170,7 +171,9 @@ def test_local_copies_keep_shapes_and_account():
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit),
                                                (signal.SIGINT, KeyboardInterrupt)])  # fmt: skip
-def test_lost_signal_raises_again(number, raised):
+def test_lost_signal_raises_again(number, raised, request):
+    request.addfinalizer(functools.partial(signal.signal, number, signal.getsignal(number)))
+    signal.signal(number, signal.SIG_DFL)  # under nohup SIGHUP is ignored
     before = signal.getsignal(number)
     with pytest.raises(raised), stoppable():
         go_on()

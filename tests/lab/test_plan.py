@@ -35,7 +35,7 @@ def tiny():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
         for module in (building, needs):
-            patch.setattr(module, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+            patch.setattr(module, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
         yield
 
 
@@ -123,6 +123,11 @@ def test_wrong_devices_is_one_line(devices, measure, message):
     with pytest.raises(UserError) as raised:
         planned("dense", measure, nodes=8, devices=devices)
     assert message in str(raised.value)
+
+
+def test_text_is_planned_with_its_whole_batch():
+    (plan,) = needs.plans_of(variants_of(["topk"]), "ptb_lstm", None, 1, "nothing")
+    assert plan.phases[-1].logical and plan.dense == 4.0 * plan.values
 
 
 def test_command_needs_no_data(capsys):

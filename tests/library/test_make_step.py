@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from contract import LAYOUTS, nodes_of, same_bits
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from make_step_process import PARAMS, batch_of, compilations, loss
 from process_helpers import LIMIT, QUICK, free_port
 
@@ -217,3 +218,60 @@ def test_placements_come_from_the_arrays():
         jax.tree.leaves(state.compressor), jax.tree.leaves(placements_of(state.compressor)), strict=True
     ):
         assert x.sharding.is_fully_replicated == (where == jgc.SHARED)
+
+
+# --- parameters that the devices of a node divide -------------------------------------------------------------------
+
+
+def _wide_loss(params, batch):
+    return jnp.mean((jnp.tanh(batch["x"] @ params["in"] + params["bias"]) @ params["out"] - batch["y"]) ** 2)
+
+
+def _wide_batch(i):
+    x = np.random.default_rng(i).normal(size=(2, 8, 12)).astype(np.float32)
+    return {"x": x, "y": x[..., :4]}
+
+
+def _wide_params():
+    random = np.random.default_rng(5)
+    shapes = {"in": (12, 16), "bias": (16,), "out": (16, 4)}
+    return {name: jnp.asarray(0.3 * random.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("compressor", [dense(), topk(alpha=0.3, warmup_steps=2)], ids=["dense", "topk"])
+def test_sharded_parameters_stay_sharded_and_compile_once_a_phase(compressor, axis_type):
+    mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"), axis_types=(axis_type,) * 2)
+    nodes = jgc.from_mesh(mesh, slow="dcn", fast="fsdp")
+    specs = {"in": P(None, "fsdp"), "bias": P(), "out": P("fsdp", None)}
+    init, step = jgc.make_step(_wide_loss, compressor, optax.adamw(0.05), nodes)
+    sharded = {name: jax.device_put(x, NamedSharding(mesh, specs[name])) for name, x in _wide_params().items()}
+    state = init(jax.random.key(0), sharded)
+    shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state, state.compressor))
+    with compilations("update") as compiled:
+        for i in range(5):
+            state, metrics = step(state, _wide_batch(i))
+    assert len(compiled) == len(compressor.schedule)
+    assert jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state, state.compressor)) == shardings
+    for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):
+        assert {name: x.addressable_shards[0].data.shape for name, x in tree.items()} == {
+            "in": (12, 4), "bias": (16,), "out": (4, 4)
+        }  # fmt: skip
+    assert metrics.info.finite and metrics.info.elements_sent > 0
+    if compressor.schedule[0].value == "dense":  # as long as all is sent, the same as with whole parameters
+        whole, run = jgc.make_step(_wide_loss, dense(), optax.adamw(0.05), nodes)
+        both = whole(jax.random.key(0), _wide_params()), init(jax.random.key(0), sharded)
+        for i in range(2):
+            both = run(both[0], _wide_batch(i))[0], step(both[1], _wide_batch(i))[0]
+        for name, x in both[0].params.items():
+            np.testing.assert_allclose(both[1].params[name], x, rtol=1e-4, atol=1e-5)
+
+
+def test_bytes_of_sharded_parameters_are_a_devices_own():
+    mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"))
+    nodes = jgc.from_mesh(mesh, slow="dcn", fast="fsdp")
+    params = {"w": jnp.zeros((64, 64))}
+    sharded = {"w": jax.device_put(params["w"], NamedSharding(mesh, P("fsdp")))}
+    whole, own = (jgc.bytes_per_step(dense(), tree, nodes)["dense"] for tree in (params, sharded))
+    assert own.uncompressed == whole.uncompressed == own.node == whole.node == 4 * 64 * 64
+    assert own.device < 0.3 * whole.device

@@ -20,6 +20,7 @@ from jgc.memory import (
 )
 from jgc.method.ages import with_ages
 from jgc.method.compensate import compensate
+from jgc.types import Nodes
 
 N, STEPS = 20, 12
 
@@ -152,14 +153,14 @@ def test_bad_momentum_is_named(momentum):
 
 def test_local_clipping_keeps_global_bound():
     large = {"a": jnp.full((3, 4), 10.0), "b": jnp.full(4, -10.0, jnp.bfloat16)}
-    clipped = clip_local(large, max_norm=2.0, nodes=4)
+    clipped = clip_local(large, max_norm=2.0, nodes=Nodes(4, 4))
     assert sum(np.sum(x.astype(float) ** 2) for x in clipped.values()) == pytest.approx(1.0, rel=1e-2)
     assert {name: x.dtype for name, x in clipped.items()} == {name: x.dtype for name, x in large.items()}
     small = jax.tree.map(lambda x: (x / 1024).astype(x.dtype), large)
-    assert all(np.array_equal(clip_local(small, 2.0, 4)[name], x) for name, x in small.items())
-    assert not np.any(clip_local({"a": jnp.zeros(3)}, 1.0, 4)["a"])
+    assert all(np.array_equal(clip_local(small, 2.0, Nodes(4, 4))[name], x) for name, x in small.items())
+    assert not np.any(clip_local({"a": jnp.zeros(3)}, 1.0, Nodes(4, 4))["a"])
     with pytest.raises(ValueError, match="max_norm must be positive, got 0"):
-        clip_local(large, 0, 4)
+        clip_local(large, 0, Nodes(4, 4))
 
 
 TREE = {"bias": (3,), "kernel": (4, 5), "other": (2, 3, 2)}

@@ -103,6 +103,13 @@ def test_bad_setting_is_named(method, field, value):
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("setting", ["factor_masking", "momentum_at_once"])
+def test_setting_of_momentum_correction_needs_it(setting):
+    with pytest.raises(ValueError, match=f"{setting}=True does nothing without momentum_correction=True"):
+        jgc.compress.topk(**{setting: True})
+    assert not jgc.compress.dgc(momentum_correction=False).owns_momentum  # masking is on by default there
+
+
 @pytest.mark.parametrize("method, field", FIELDS)
 def test_every_setting_is_checked(method, field):
     assert bad_values(method, field) or type_of(method, field) == "bool"

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("arrays")))
         patch.setattr(building, "make_model", tiny_model)
-        patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+        patch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
         yield write_camvid(tmp_path_factory.mktemp("data")).parent
 
 
@@ -127,7 +127,7 @@ def with_guesses(folder):
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_scores_over_labelled_pixels(folder, devices, monkeypatch):
-    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:devices]))
+    monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:devices]))
     setup, guess = with_guesses(folder)
     found = make_evaluate(setup.parts, setup.source)(setup.state)
     scenes = data.load_camvid(folder)

@@ -29,7 +29,7 @@ def tiny():
     """The tiny model, and all nodes on one device."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", tiny_model)
-        patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+        patch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
         yield
 
 

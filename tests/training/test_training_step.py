@@ -20,7 +20,7 @@ from jgc.wire.hlo import collectives
 def parts_of(config, monkeypatch, devices=1):
     """A run's parts with its nodes on `devices` devices."""
     monkeypatch.setattr(building, "make_model", tiny_model)
-    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:devices]))
+    monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:devices]))
     return building.build(config)
 
 

@@ -50,7 +50,7 @@ def text_config(folder, run_dir=None, method=None, **changes) -> Config:
 
 def built(config, monkeypatch, devices=1):
     """A run's parts with its nodes on `devices` devices."""
-    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:devices]))
+    monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:devices]))
     return building.build(config)
 
 
@@ -204,7 +204,7 @@ def reference(folder, tmp_path_factory):
     """An uninterrupted run over the end of an epoch, first dense, then compressed."""
     path = tmp_path_factory.mktemp("runs") / "reference"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+        patch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
         assert loop.run(sparse(folder, path, evaluate_every=5)) == 0
     return path
 
@@ -239,7 +239,7 @@ def test_run_names_its_score(reference, tmp_path, capsys):
 
 
 def test_run_learns(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+    monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
     config = text_config(folder, tmp_path / "run", steps=20 * EPOCH, log_every=EPOCH, learning_rate=2.0, momentum=0.9)
     assert loop.run(config) == 0
     said = capsys.readouterr().out
@@ -251,7 +251,7 @@ def test_run_learns(folder, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("stop", [2, 7, EPOCH])
 def test_resume_is_exact(folder, tmp_path, reference, monkeypatch, stop):
-    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+    monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
     assert loop.run(sparse(folder, tmp_path, steps=stop)) == 0
     assert loop.run(sparse(folder, tmp_path, resume=True)) == 0
     got, expected = arrays(tmp_path), arrays(reference)
@@ -262,7 +262,7 @@ def test_resume_is_exact(folder, tmp_path, reference, monkeypatch, stop):
 
 def test_carry_with_other_nodes(folder, tmp_path, monkeypatch):
     """Eight streams on four, two or eight nodes give the same uncompressed run."""
-    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+    monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
     whole, moved = (text_config(folder, tmp_path / name, clip_norm=0.0) for name in ("whole", "moved"))
     assert loop.run(whole) == 0
     for nodes, steps in ((4, 4), (2, 9), (8, 14)):

@@ -32,7 +32,7 @@ def tiny():
 
 @pytest.fixture
 def one_device(monkeypatch):
-    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+    monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
 
 
 def validated(run_dir=None, method=None, **changes) -> Config:
@@ -134,7 +134,7 @@ def test_resume_is_exact(one_device, tmp_path, stop):
 
 def test_mesh_matches_one_device(tmp_path, monkeypatch):
     assert loop.run(validated(tmp_path / "mesh")) == 0
-    monkeypatch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+    monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
     assert loop.run(validated(tmp_path / "one")) == 0
     mesh, one = ([line["learning_rate"] for line in read(tmp_path / x / "metrics.jsonl")] for x in ("mesh", "one"))
     np.testing.assert_allclose(mesh, one, rtol=1e-6)

@@ -58,7 +58,7 @@ def tiny():
     """Narrow models, all nodes on one device, in the repository's root."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_model", narrow)
-        patch.setattr(building, "make_nodes", lambda count: make_nodes(count, jax.devices()[:1]))
+        patch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:1]))
         patch.chdir(Path(__file__).parents[2])
         yield
 

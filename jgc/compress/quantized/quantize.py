@@ -139,12 +139,12 @@ def scalar_codec(
 def over_nodes(decode: Callable[[Payload], Array], payloads: Payload, n: int) -> Array:
     """The mean over nodes of their decoded payloads, f32[n], one node after the other."""
     # A scan: [K, n] at once would not fit for a large model.
-    count = jax.tree.leaves(payloads)[0].shape[0]
+    one = jax.tree.leaves(payloads)[0]  # zeros like it vary over the same mesh axes
 
     def add(total, payload):  # the barrier prevents fusion with the sum, so that all layouts give the same bits
         return total + jax.lax.optimization_barrier(decode(payload)), None
 
-    return jax.lax.scan(add, jnp.zeros((n,), jnp.float32), payloads)[0] / count
+    return jax.lax.scan(add, jnp.zeros_like(one, jnp.float32, (n,)), payloads)[0] / one.shape[0]
 
 
 # --- groups of values with a scale of their own: buckets of consecutive values, or with bucket = 0 the layers ----

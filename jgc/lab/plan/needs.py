@@ -4,7 +4,6 @@ Neither the data set nor a device of the right kind has to be there. The bytes t
 follow exactly from shapes; `jgc.lab.plan.memory` estimates the temporaries of its programs.
 """
 
-import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -160,7 +159,7 @@ def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch, P
 
     Nothing is computed.
     """
-    source = random_source(dataclasses.replace(config, batch_size=config.nodes))
+    source = random_source(config, examples=config.nodes)
     model = model_of(config, source)
     parts = make_parts(config, nodes, model, source, jax.random.key(config.seed))
     inputs = source.inputs(config.batch_size // config.nodes)  # zeros: the system never allocates their pages

@@ -56,12 +56,12 @@ def evaluated_at_once(config: Config, source: Source) -> int:
     return {"images": EVALUATED_IMAGES, "scenes": EVALUATED_AT_ONCE, "text": EVALUATED_STREAMS}[source.kind]
 
 
-def random_source(config: Config) -> Source:
-    """A batch of noise in the shapes of a config's data set."""
-    name, count, rng = config.data.name, config.batch_size, np.random.default_rng(0)
+def random_source(config: Config, examples: int | None = None) -> Source:
+    """Noise in the shapes of a config's data set: a batch of text, or so many images or scenes (a batch by default)."""
+    name, count, rng = config.data.name, examples or config.batch_size, np.random.default_rng(0)
     if name in TEXTS:
         words, window = TEXTS[name][0], config.data.window or TEXTS[name][1]
-        text = rng.integers(0, words, count * (window + 1), np.int32)
+        text = rng.integers(0, words, config.batch_size * (window + 1), np.int32)
         return source_of(Text(name, text, text, text, tuple(map(str, range(words))), window))
     if name in SCENES:
         (height, width), classes, crop = SCENES[name]
