@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -70,6 +69,8 @@ def guarded(core: Core) -> Compressor:
     """
 
     def aggregate(phase, key, grads, state, nodes):
+        import chex  # here: `import jgc` must not wait for it
+
         grads = comm.exact_mean(grads, nodes)
         floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
         bad = jnp.any(jnp.stack([not_finite(x) for x in floats])) if floats else jnp.bool_(False)
