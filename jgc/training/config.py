@@ -61,8 +61,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LayersConfig:
-    """Layers that are sent in another way than by the compressor. Patterns are regular expressions, searched for in
-    the parameters' paths, such as ^head/."""
+    """Layers that are sent in another way than by the compressor, and what a layer is. Patterns are regular
+    expressions, searched for in the parameters' paths, such as ^head/."""
 
     dense: str | None = None
     """pattern of layers sent uncompressed, "first" for the model's first layer, "" for none; if not given, the
@@ -72,6 +72,8 @@ class LayersConfig:
     none; if not given, the workload's or the method's"""
     value_code: ValueCode = "float32"
     """how values of the top-k layers are written; what a shorter code loses stays in the residual"""
+    stacked: str = ""
+    """pattern of parameters [L, ...] that hold L layers, as jax.lax.scan has them: each is compressed by itself"""
 
 
 @dataclass(frozen=True)
