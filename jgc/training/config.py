@@ -72,6 +72,10 @@ class LayersConfig:
     none; if not given, the workload's or the method's"""
     value_code: ValueCode = "float32"
     """how values of the top-k layers are written; what a shorter code loses stays in the residual"""
+    embeddings: str = ""
+    """pattern of embeddings [V, D]: the method first selects --layers.rows of their rows, then values in them"""
+    rows: int = 0
+    """how many rows of an embedding a node sends values of; at most the words of its batch"""
     stacked: str = ""
     """pattern of parameters [L, ...] that hold L layers, as jax.lax.scan has them: each is compressed by itself"""
 
@@ -268,6 +272,8 @@ def check(config: Config) -> None:
         seconds = getattr(config.distributed, name)
         if not 1 <= seconds <= 10**6:
             raise UserError(f"--distributed.{name.replace('_', '-')} must be from 1 to 1000000 seconds, got {seconds}")
+    if bool(config.layers.embeddings) != bool(config.layers.rows):
+        raise UserError("--layers.embeddings PATTERN and --layers.rows NUMBER do nothing without each other: give both")
     if config.resume and config.run_dir is None:
         raise UserError("--resume goes on with the run in --run-dir: give both")
 
