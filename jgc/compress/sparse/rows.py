@@ -6,6 +6,21 @@ position is coded as one of V D (12 bits at 0.1 %), though nearly all lie in a f
 log2(V / R) + 2 bits once, and a position among the R chosen rows log2(R D / k) + 2 bits; none if all their values are
 sent. Error feedback keeps the other rows.
 
+Measured on Penn Treebank's LSTM (embedding 10,000 x 200, 4 nodes x 100 words a step, which touch 72 rows). At alpha =
+0.1 %, 250 steps after the warm-up 3,700 rows of the residual are not zero, but the 2,000 values of a message lie in 63
+rows. With rows = 100 a position takes 5.7 bits in place of 12.0. Cosine of the embedding's aggregate with the true mean
+at equal bytes, top-k of all values / of 100 rows:
+
+                    4 steps after the warm-up    100 steps        250 steps
+    f32 values      0.708 / 0.727                0.343 / 0.353    0.240 / 0.246
+    1-bit values    0.662 / 0.746                0.316 / 0.380    0.223 / 0.263
+
+At alpha = 1 % the residual stays nearly empty, and 17 to 32 % of the embedding's values sent are zeros, in every step.
+With rows = 68 the whole model's messages are 20 % shorter and have the same cosine to three digits.
+
+Choose `rows` no larger than the number of rows that a node's batch touches; else rows of zeros are sent. Sizes are
+static, so the share that an embedding does not use shortens the message and does not go to other layers.
+
 Source: to send the rows of embeddings that a batch touches is usual (TensorFlow's IndexedSlices, PyTorch's sparse
 gradients; Kim et al. 2019, "Parallax", EuroSys). To select values within them is ours.
 """
