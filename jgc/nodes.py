@@ -185,11 +185,26 @@ def on_nodes(
         return on_device
     if partitioned and nodes.fast:
         return _partitioned(on_its_nodes, nodes, ins, outs)
-    return jax.shard_map(on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes))
+    on_mesh = jax.shard_map(on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes))
+    return lambda *args: on_mesh(*_resharded(ins, args, nodes))
 
 
 def _specs(placements: PyTree, nodes: Nodes) -> PyTree:
     return jax.tree.map(lambda x: spec(x, nodes), placements, is_leaf=is_placement)
+
+
+def _resharded(placements: PyTree, args: PyTree, nodes: Nodes) -> PyTree:
+    """Arguments as `shard_map` wants them on a mesh with Explicit axes: divided as their placements say."""
+    if nodes.mesh is None or AxisType.Explicit not in nodes.mesh.axis_types:
+        return args  # on Auto axes, shard_map divides them itself
+    mesh = nodes.mesh
+
+    def one(placement, x):
+        if not isinstance(x, jax.Array):  # such as NumPy's
+            return x
+        return jax.sharding.reshard(x, NamedSharding(mesh, spec(placement, nodes)))
+
+    return _map_placed(one, placements, args)
 
 
 def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
@@ -213,7 +228,7 @@ def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree)
         on_slow, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(nodes.slow)
     )
     if explicit:
-        return on_axes
+        return lambda *args: on_axes(*_resharded(ins, args, nodes))
 
     def constrained(*args):  # without it, XLA returns whole arrays to every device of a node
         return _map_placed(

@@ -2,14 +2,16 @@
 
 import itertools
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jgc.placement import LOCAL, SHARED, place
 from jgc.types import Array, Compressor, Key, Nodes, State
+
+if TYPE_CHECKING:
+    import optax
 
 
 class OptaxState(NamedTuple):
@@ -28,7 +30,7 @@ class OptaxState(NamedTuple):
 
 def as_optax(
     compressor: Compressor, nodes: Nodes, phase: Hashable = None, switched: bool = False, seed: int = 0
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation":
     """The compressor as a transform from node-local gradients to their mean over nodes.
 
     Its `update` must run inside the node axis (`jgc.on_nodes`); `init` runs outside. A method with several phases has
@@ -52,7 +54,7 @@ def as_optax(
       RuntimeError: `update` was called outside the node axis.
 
     Example:
-      >>> import jgc
+      >>> import jgc, optax
       >>> nodes = jgc.make_nodes(4, devices=jax.devices()[:1])
       >>> tx = optax.chain(as_optax(jgc.compress.topk(alpha=0.5), nodes), optax.sgd(0.1))
       >>> state = tx.init({"w": jnp.zeros(4)})
@@ -61,6 +63,8 @@ def as_optax(
       >>> update({"w": jnp.ones((4, 4))}, state)[0]["w"][:2]
       Array([-0.1, -0.1], dtype=float32)
     """
+    import optax  # here: `import jgc` must not wait for it
+
     values = [p.value for p in compressor.schedule]
     if phase is None and not switched and len(values) > 1:
         raise ValueError(f"the method has the phases {values}: give phase=, or switched=True to choose by the step")
