@@ -10,12 +10,11 @@ Its parts are public: `jgc.node_grads`, `Compressor.aggregate` inside `jgc.on_no
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import SingleDeviceSharding
 
 from jgc import comm
@@ -24,6 +23,9 @@ from jgc.misuse import check_arrays, check_compressor, holds_state, path_of, war
 from jgc.nodes import node_grads, on_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, locally, place, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
+
+if TYPE_CHECKING:
+    import optax
 
 
 class LoopState(NamedTuple):
@@ -75,7 +77,7 @@ Step = Callable[[LoopState, PyTree], tuple[LoopState, Metrics]]
 def make_step(
     loss: Callable[..., Any],
     compressor: Compressor,
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation",
     nodes: Nodes,
     has_aux: bool = False,
     unroll: bool = True,
@@ -110,7 +112,7 @@ def make_step(
       jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.
 
     Example:
-      >>> import jgc
+      >>> import jgc, optax
       >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
       >>> loss = lambda w, x: jnp.mean((w - x) ** 2)
       >>> init, step = jgc.make_step(loss, jgc.compress.dense(), optax.sgd(0.25), nodes)
@@ -156,13 +158,15 @@ def _program(
     loss: Callable[..., Any],
     compressor: Compressor,
     phase: Hashable,
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation",
     nodes: Nodes,
     has_aux: bool,
     unroll: bool,
     arrays: Arrays,
 ) -> Callable[..., tuple[Arrays, Metrics]]:
     """`(arrays, key, step, batch) -> (arrays, metrics)` for one phase, compiled at the first call."""
+    import optax  # here: `import jgc` must not wait for it
+
     placements = placements_of(arrays)
     gradients = node_grads(loss, nodes, has_aux=has_aux, unroll=unroll, placements=placements.params)
     exchange = on_nodes(

@@ -203,11 +203,14 @@ def on_nodes(
             raise ValueError(_not_shared(differing[0] if differing else "")) from None
 
     if nodes.mesh is None:
-        run = on_device
+        run: Callable = on_device
     elif partitioned and nodes.fast:
         run = _partitioned(on_its_nodes, nodes, ins, outs)
     else:
-        run = jax.shard_map(on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes))
+        on_mesh = jax.shard_map(on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes))
+
+        def run(*args):  # arrays on Explicit axes must lie as in_specs says
+            return on_mesh(*_resharded(ins, args, nodes))
 
     def checked(*args):
         if len(args) != len(ins):
@@ -252,6 +255,20 @@ def _specs(placements: PyTree, nodes: Nodes) -> PyTree:
     return jax.tree.map(lambda x: spec(x, nodes), placements, is_leaf=is_placement)
 
 
+def _resharded(placements: PyTree, args: PyTree, nodes: Nodes) -> PyTree:
+    """Arguments as `shard_map` wants them on a mesh with Explicit axes: divided as their placements say."""
+    if nodes.mesh is None or AxisType.Explicit not in nodes.mesh.axis_types:
+        return args  # on Auto axes, shard_map divides them itself
+    mesh = nodes.mesh
+
+    def one(placement, x):
+        if not isinstance(x, jax.Array):  # such as NumPy's
+            return x
+        return jax.sharding.reshard(x, NamedSharding(mesh, spec(placement, nodes)))
+
+    return _map_placed(one, placements, args)
+
+
 def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
     """`on_its_nodes` with the slow axes divided by `shard_map`, and the fast axes left to XLA's partitioner."""
     assert nodes.mesh is not None
@@ -273,7 +290,7 @@ def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree)
         on_slow, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(nodes.slow)
     )
     if explicit:
-        return on_axes
+        return lambda *args: on_axes(*_resharded(ins, args, nodes))
 
     def constrained(*args):  # without it, XLA returns whole arrays to every device of a node
         return _map_placed(

@@ -42,6 +42,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "topk", {"momentum_correction": True, "factor_masking": True, "warmup_steps": 5, "track_age": True}
     ),
     "topk/bf16 residual": ("topk", {"residual_dtype": "bfloat16"}),
+    "topk/rows": ("topk", {"rows": 4}),
     "dgc/ramp": ("dgc", {"warmup_steps": 5, "layers.dense": "^Conv_0/"}),
     "scalecom/low-pass": (
         "scalecom",

@@ -34,6 +34,7 @@ from jgc.method.as_optax import as_optax, init_optax
 from jgc.method.compose import Codec, Exchange, compose, compose_phases
 from jgc.method.guard import step_on_nodes
 from jgc.method.per_layer import per_layer
+from jgc.method.stacked import stacked
 from jgc.types import Compressor
 
 METHODS: dict[str, Method] = {x.name: x for x in list(globals().values()) if isinstance(x, Method)}

@@ -50,6 +50,15 @@ class Selecting(Sparsifying):
     """code of the values sent; the error of a shorter code stays in the residual"""
 
 
+@dataclasses.dataclass(frozen=True)
+class SelectingRows(Selecting):
+    """Settings of methods that can select rows of a layer first."""
+
+    rows: int = 0
+    """of layers with more rows, embeddings, values are sent only from the rows largest ones; at most the words of a
+    node's batch. 0: select among all values"""
+
+
 def memory_of(config: ErrorFeedback) -> Memory:
     """The memory that the settings describe.
 

@@ -8,7 +8,6 @@ and cost as much as the large layers; the LGC paper, Section V-A, does not menti
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,6 +137,8 @@ def pieces(tree: PyTree, packing: Packing) -> list[tuple[slice, Array]]:
 
 def pack(tree: PyTree, packing: Packing) -> Array:
     """The tree's packed leaves as one vector f32[n]."""
+    import chex  # here: `import jgc` must not wait for it
+
     parts = [part for _, part in pieces(tree, packing)]
     flat = jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.float32)
     chex.assert_shape(flat, (packing.size,))

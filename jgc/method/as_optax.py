@@ -2,15 +2,17 @@
 
 import itertools
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jgc.misuse import OwnsMomentum, check_arrays, check_compressor, is_accumulator
 from jgc.placement import per_node, place, placements_of
 from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
+
+if TYPE_CHECKING:
+    import optax
 
 
 class OptaxState(NamedTuple):
@@ -31,7 +33,7 @@ class OptaxState(NamedTuple):
 
 def as_optax(
     compressor: Compressor, nodes: Nodes, phase: Hashable = None, switched: bool = False, seed: int = 0
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation":
     """The compressor as a transform from node-local gradients to their mean over nodes.
 
     Its `update` must run inside the node axis (`jgc.on_nodes`); `init` runs outside. A method with several phases has
@@ -58,7 +60,7 @@ def as_optax(
       RuntimeError: `update` was called outside the node axis.
 
     Example:
-      >>> import jgc
+      >>> import jgc, optax
       >>> nodes = jgc.make_nodes(4, devices=jax.devices()[:1])
       >>> tx = optax.chain(as_optax(jgc.compress.topk(alpha=0.5), nodes), optax.sgd(0.1))
       >>> state = init_optax(tx, {"w": jnp.zeros(4)}, nodes)
@@ -67,6 +69,8 @@ def as_optax(
       >>> update({"w": jnp.ones((4, 4))}, state)[0]["w"][:2]
       Array([-0.1, -0.1], dtype=float32)
     """
+    import optax  # here: `import jgc` must not wait for it
+
     check_compressor(compressor)
     phase = phase.value if isinstance(phase, Phase) else phase
     values = [p.value for p in compressor.schedule]
@@ -109,7 +113,7 @@ def as_optax(
     return optax.GradientTransformation(init, update)
 
 
-def init_optax(tx: optax.GradientTransformation | optax.MultiSteps, params: PyTree, nodes: Nodes) -> PyTree:
+def init_optax(tx: "optax.GradientTransformation | optax.MultiSteps", params: PyTree, nodes: Nodes) -> PyTree:
     """The first state of an optax optimiser that holds `as_optax`, placed where `jgc.on_nodes` expects it.
 
     Unlike `tx.init(params)` it also serves `optax.MultiSteps` around `as_optax`: every node adds up gradients of its
@@ -128,7 +132,7 @@ def init_optax(tx: optax.GradientTransformation | optax.MultiSteps, params: PyTr
       jgc.MomentumWarning: the method owns the momentum, and the optimiser has one, too.
 
     Example:
-      >>> import jgc
+      >>> import jgc, optax
       >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
       >>> tx = optax.MultiSteps(optax.chain(as_optax(jgc.compress.dense(), nodes), optax.sgd(0.1)), 2)
       >>> init_optax(tx, {"w": jnp.zeros(3)}, nodes).acc_grads["w"].shape

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -138,6 +137,8 @@ def _checked(
     core: Core, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array
 ) -> tuple[PyTree, State, Info]:
     """`core.aggregate`, with results of the shapes and dtypes that went in, and an `Info` of zeros if `skip`."""
+    import chex  # here: `import jgc` must not wait for it
+
     aggregated, new, info = core.aggregate(phase, key, grads, state, nodes, skip)
     chex.assert_trees_all_equal_shapes_and_dtypes(aggregated, grads)
     chex.assert_trees_all_equal_shapes_and_dtypes(new, state)

@@ -55,7 +55,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
     norms = {core.clip_norm for core in cores if core.clip_norm}
     if len(norms) > 1:
         raise ValueError(f"groups of layers must clip to one norm, got {sorted(norms)}")
-    groups = _Groups(tuple(rule for rule, _ in rules), tuple(_matcher(rule) for rule, _ in rules), cores)
+    groups = _Groups(tuple(rule for rule, _ in rules), tuple(matcher(rule) for rule, _ in rules), cores)
     return guarded(
         Core(
             init=groups.first_state,
@@ -73,7 +73,12 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
     )
 
 
-def _matcher(rule: Rule) -> Callable[[str, Any], bool]:
+def matcher(rule: Rule) -> Callable[[str, Any], bool]:
+    """A rule as a function `(path, leaf) -> bool`.
+
+    Raises:
+      ValueError: the pattern is not a regular expression.
+    """
     if callable(rule):
         return rule
     try:

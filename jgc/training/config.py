@@ -61,8 +61,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LayersConfig:
-    """Layers that are sent in another way than by the compressor. Patterns are regular expressions, searched for in
-    the parameters' paths, such as ^head/."""
+    """Layers that are sent in another way than by the compressor, and what a layer is. Patterns are regular
+    expressions, searched for in the parameters' paths, such as ^head/."""
 
     dense: str | None = None
     """pattern of layers sent uncompressed, "first" for the model's first layer, "" for none; if not given, the
@@ -75,6 +75,12 @@ class LayersConfig:
     shard: bool = False
     """divide each parameter of two or more dimensions among the devices of its node (FSDP), in its largest dimension
     that they divide evenly; each device then compresses its own shards. Needs --devices-per-node"""
+    embeddings: str = ""
+    """pattern of embeddings [V, D]: the method first selects --layers.rows of their rows, then values in them"""
+    rows: int = 0
+    """how many rows of an embedding a node sends values of; at most the words of its batch"""
+    stacked: str = ""
+    """pattern of parameters [L, ...] that hold L layers, as jax.lax.scan has them: each is compressed by itself"""
 
 
 @dataclass(frozen=True)
@@ -280,6 +286,8 @@ def check(config: Config) -> None:
         seconds = getattr(config.distributed, name)
         if not 1 <= seconds <= 10**6:
             raise UserError(f"--distributed.{name.replace('_', '-')} must be from 1 to 1000000 seconds, got {seconds}")
+    if bool(config.layers.embeddings) != bool(config.layers.rows):
+        raise UserError("--layers.embeddings PATTERN and --layers.rows NUMBER do nothing without each other: give both")
     if config.resume and config.run_dir is None:
         raise UserError("--resume goes on with the run in --run-dir: give both")
 

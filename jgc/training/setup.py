@@ -180,10 +180,15 @@ def make_compressor(config: Config, model: Model, epoch: int = 1) -> Compressor:
 
 
 def _with_layers(config: Config, model: Model, settings: Any) -> Compressor:
-    """The method, and beside it plain top-k and the uncompressed mean for the layers that are to go so."""
+    """The method, and beside it plain top-k and the uncompressed mean for the layers that are to go so.
+
+    The patterns of both are searched for in the paths of stacked parameters' layers, such as blocks/kernel/0.
+    """
     layers = config.layers
     if layers.dense and isinstance(settings, compress.Dense):
         raise UserError(f"--layers.dense {layers.dense} does nothing here: the method dense sends all layers so")
+    if layers.stacked and isinstance(settings, compress.Dense):
+        raise UserError(f"--layers.stacked {layers.stacked} does nothing here: the method dense sends all layers alike")
     if layers.value_code != "float32" and not layers.top_k:
         raise UserError(f"--layers.value-code {layers.value_code} does nothing without --layers.top-k")
     patterns = {FIRST: model.first_layer, LAST: model.last_layer}
@@ -195,4 +200,11 @@ def _with_layers(config: Config, model: Model, settings: Any) -> Compressor:
         names = (*MEMORY, "alpha", "min_values", "warmup_steps", "strategy")
         shared = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
         rules.append((top_k, compress.topk(**shared | momentum, value_code=layers.value_code)))
-    return compress.per_layer(rules, default=method) if rules else method
+    if layers.embeddings:
+        if not hasattr(settings, "rows"):
+            raise UserError("--layers.embeddings is for methods that select rows: topk or dgc")
+        if settings.rows:
+            raise UserError("--layers.rows is for the embeddings alone, --compressor.rows for all layers: give one")
+        rules.append((layers.embeddings, compress.build(settings, rows=layers.rows)))
+    method = compress.per_layer(rules, default=method) if rules else method
+    return compress.stacked(layers.stacked, method) if layers.stacked else method

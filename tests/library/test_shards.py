@@ -131,7 +131,10 @@ def test_shards_conserve_gradients(name):
         aggregated, state, _ = run.step(jax.random.key(seed), put(grads, run.nodes, local=True), state)
         came = jax.tree.map(lambda total, g: total + g.mean(0), _zeros_if(came), grads)
         sent = jax.tree.map(lambda total, x: total + np.asarray(x), _zeros_if(sent), dict(aggregated))
-    kept = [jgc.residual(compressor, jax.tree.map(lambda x, k=k: x[k], state.local), run.params) for k in range(K)]
+    kept = [
+        jgc.residual(compressor, jax.tree.map(lambda x, k=k: np.asarray(x)[k], state.local), run.params)
+        for k in range(K)
+    ]
     for leaf in SHAPES:
         mean = np.mean([np.asarray(one[leaf]) for one in kept], 0) if leaf in kept[0] else 0.0
         np.testing.assert_allclose(mean + sent[leaf], came[leaf], rtol=0, atol=2e-5)
@@ -263,7 +266,9 @@ def test_axes_divide_leaves_together_or_apart():
     grads = {name: (rng.integers(-63, 64, (2, *shape)) / 1024).astype(np.float32) for name, shape in shapes.items()}
     placed = {name: jax.device_put(x, NamedSharding(nodes.mesh, P("dcn", *specs[name]))) for name, x in grads.items()}
     aggregated, after, _ = step(jax.random.key(0), placed, state)
-    kept = [jgc.residual(compressor, jax.tree.map(lambda x, k=k: x[k], after.local), params) for k in range(2)]
+    kept = [
+        jgc.residual(compressor, jax.tree.map(lambda x, k=k: np.asarray(x)[k], after.local), params) for k in range(2)
+    ]
     for name in shapes:
         mean = np.mean([np.asarray(one[name]) for one in kept], 0)
         np.testing.assert_array_equal(mean + np.asarray(aggregated[name]), grads[name].mean(0))

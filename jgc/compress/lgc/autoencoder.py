@@ -6,14 +6,16 @@ Source: LGC paper, Section IV-A, Tables I and II, equations (3) to (7).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
 from jgc.types import Array, Key, PyTree
+
+if TYPE_CHECKING:
+    import optax
+    from flax import linen as nn
 
 STRIDE = 16  # total stride of the encoder
 CHANNELS = 4  # channels of the code
@@ -70,55 +72,40 @@ def code_size(mu: int) -> int:
     return padded(mu) // STRIDE * CHANNELS
 
 
-class Encoder(nn.Module):
-    """Table I: f32[..., m, 1] -> code f32[..., m / 16, 4]."""
+def _encoder() -> "nn.Module":
+    from jgc.compress.lgc.networks import Encoder  # here: `import jgc` must not wait for Flax
 
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        for filters in ENCODER_FILTERS:
-            x = nn.leaky_relu(nn.Conv(filters, (3,), strides=(2,))(x))
-        return nn.Conv(CHANNELS, (1,))(x)
+    return Encoder(CHANNELS, ENCODER_FILTERS)
 
 
-class Decoder(nn.Module):
-    """Table II: code f32[..., m / 16, 4] -> f32[..., m, 1].
+def _decoder(linear: bool = False) -> "nn.Module":
+    from jgc.compress.lgc.networks import Decoder  # here: `import jgc` must not wait for Flax
 
-    An innovation f32[..., m, 1] is concatenated before the last convolution; the ring's decoder has none.
-    """
-
-    linear: bool = False  # no non-linearities: the mean of codes then decodes to the mean of the decoded vectors
-
-    @nn.compact
-    def __call__(self, code: Array, innovation: Array | None = None) -> Array:
-        x = code
-        for filters, stride in zip(DECODER_FILTERS, DECODER_STRIDES, strict=True):
-            x = nn.ConvTranspose(filters, (3,), strides=(stride,))(x)
-            x = x if self.linear else nn.leaky_relu(x)
-        return nn.Conv(1, (1,))(x if innovation is None else jnp.concatenate([x, innovation], axis=-1))
+    return Decoder(DECODER_FILTERS, DECODER_STRIDES, linear)
 
 
 def encode(encoder: PyTree, x: Array) -> Array:
     """f32[..., m] -> code f32[..., m / 16, 4], equation (3)."""
-    return jnp.asarray(Encoder().apply(encoder, x[..., None]))
+    return jnp.asarray(_encoder().apply(encoder, x[..., None]))
 
 
 def decode(decoder: PyTree, code: Array, innovation: Array) -> Array:
     """One node's decoder: code f32[m / 16, 4], innovation f32[m] -> f32[m], equation (4)."""
-    return jnp.asarray(Decoder().apply(decoder, code, innovation[..., None]))[..., 0]
+    return jnp.asarray(_decoder().apply(decoder, code, innovation[..., None]))[..., 0]
 
 
 def decode_mean(decoder: PyTree, code: Array, linear: bool) -> Array:
     """The ring's one decoder: a code or a mean of codes f32[m / 16, 4] -> f32[m], equation (10)."""
-    return jnp.asarray(Decoder(linear).apply(decoder, code))[..., 0]
+    return jnp.asarray(_decoder(linear).apply(decoder, code))[..., 0]
 
 
 def init(key: Key, mu: int, nodes: int) -> Weights:
     """Fresh weights. All decoders start from equal weights, so that each learns how its node differs."""
     m = padded(mu)
     encoder_key, decoder_key = jax.random.split(key)
-    encoder = Encoder().init(encoder_key, jnp.zeros((1, m, 1)))
+    encoder = _encoder().init(encoder_key, jnp.zeros((1, m, 1)))
     code, innovation = jnp.zeros((1, m // STRIDE, CHANNELS)), jnp.zeros((1, m, 1))
-    decoder = Decoder().init(decoder_key, code, innovation)
+    decoder = _decoder().init(decoder_key, code, innovation)
     return Weights(encoder, jax.tree.map(lambda x: jnp.broadcast_to(x, (nodes, *x.shape)), decoder))
 
 
@@ -127,7 +114,7 @@ def init_pair(key: Key, mu: int, linear: bool) -> Pair:
     m = padded(mu)
     encoder_key, decoder_key = jax.random.split(key)
     code = jnp.zeros((1, m // STRIDE, CHANNELS))
-    return Pair(Encoder().init(encoder_key, jnp.zeros((1, m, 1))), Decoder(linear).init(decoder_key, code))
+    return Pair(_encoder().init(encoder_key, jnp.zeros((1, m, 1))), _decoder(linear).init(decoder_key, code))
 
 
 def losses(weights: Weights, x: Array, innovations: Array, chosen: Array) -> Losses:
@@ -165,10 +152,11 @@ def terms(nodes: int, m: int) -> tuple[float, float]:
 
 
 def descend(
-    trained: Trained, optimiser: optax.GradientTransformation, losses_of: Callable[[Any], Losses],
+    trained: Trained, optimiser: "optax.GradientTransformation", losses_of: Callable[[Any], Losses],
     weight_reconstruction: float = 1.0, weight_similarity: float = 0.0,
 ) -> tuple[Trained, Losses]:
     """One optimiser step on the loss (7), the weighted sum of the losses `losses_of(weights)`."""
+    import optax  # here: `import jgc` must not wait for it
 
     def loss(weights):
         parts = losses_of(weights)
@@ -180,7 +168,7 @@ def descend(
 
 
 def train(
-    trained: Trained, optimiser: optax.GradientTransformation, x: Array, innovations: Array, chosen: Array,
+    trained: Trained, optimiser: "optax.GradientTransformation", x: Array, innovations: Array, chosen: Array,
     weight_reconstruction: float, weight_similarity: float,
 ) -> tuple[Trained, Losses]:
     """One optimiser step with a decoder per node; arguments as in `losses`."""
@@ -192,7 +180,7 @@ def train(
 
 
 def train_mean(
-    trained: Trained, optimiser: optax.GradientTransformation, x: Array, linear: bool, weight: float = 1.0
+    trained: Trained, optimiser: "optax.GradientTransformation", x: Array, linear: bool, weight: float = 1.0
 ) -> tuple[Trained, Losses]:
     """One optimiser step with one decoder for the mean; arguments as in `mean_losses`."""
     return descend(trained, optimiser, lambda weights: mean_losses(weights, x, linear), weight)

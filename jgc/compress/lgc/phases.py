@@ -3,10 +3,9 @@
 Symbols as in `jgc.compress.lgc.server`.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
-import optax
 
 from jgc import comm
 from jgc.compress.lgc import autoencoder as ae
@@ -18,6 +17,9 @@ from jgc.method.exchange import broadcast_top_positions
 from jgc.method.from_step import Step, dense_step, from_step
 from jgc.method.phases import DENSE
 from jgc.types import Array, Compressor, Key, Message, Nodes
+
+if TYPE_CHECKING:
+    import optax
 
 
 class Shared(NamedTuple):
@@ -56,12 +58,14 @@ class Variant(Protocol):
         """Diagnostics in the third phase."""
 
 
-def make_optimiser(config: Lgc) -> optax.GradientTransformation:
+def make_optimiser(config: Lgc) -> "optax.GradientTransformation":
     """The autoencoder's optimiser."""
+    import optax  # here: `import jgc` must not wait for it
+
     return {"adam": optax.adam, "sgd": optax.sgd}[config.autoencoder_optimizer](config.autoencoder_learning_rate)
 
 
-def lgc(config: Lgc, variant: Variant, optimiser: optax.GradientTransformation) -> Compressor:
+def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation") -> Compressor:
     """The three-phase method of a variant."""
 
     def init(key, layers, nodes):

@@ -26,11 +26,10 @@ Differs from the paper (`RING_PAPER_RECIPE` follows the paper, except in the str
 
 import dataclasses
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jgc import comm
 from jgc.compress.lgc import autoencoder as ae, bytes as sizes
@@ -52,6 +51,9 @@ from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Message, Nodes
 from jgc.wire.fixed_point import to_fixed, units
+
+if TYPE_CHECKING:
+    import optax
 
 __all__ = ["RING_PAPER_RECIPE", "LgcRing", "lgc_ring"]
 
@@ -132,7 +134,7 @@ class Ring(NamedTuple):
     """The steps of LGC on a ring."""
 
     config: LgcRing
-    optimiser: optax.GradientTransformation
+    optimiser: "optax.GradientTransformation"
 
     @property
     def linear(self) -> bool:

@@ -36,11 +36,10 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jgc import comm
 from jgc.compress.lgc import autoencoder as ae, bytes as sizes, messages as server
@@ -51,6 +50,9 @@ from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
 from jgc.layout.select import Sparse, SparseSum, pack_positions, top_positions, unpack_positions
 from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Message, Nodes
+
+if TYPE_CHECKING:
+    import optax
 
 __all__ = ["PAPER_RECIPE", "LgcPs", "lgc_ps"]
 
@@ -81,7 +83,7 @@ class ParameterServer(NamedTuple):
     """The steps of LGC with a parameter server."""
 
     config: LgcPs
-    optimiser: optax.GradientTransformation
+    optimiser: "optax.GradientTransformation"
 
     def weights(self, key: Key, selection: Selection, nodes: Nodes) -> ae.Weights:
         return ae.init(key, selection.mu, nodes.count)

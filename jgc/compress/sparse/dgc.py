@@ -19,19 +19,18 @@ Differs from the paper
 """
 
 import dataclasses
-from functools import partial
 
 from jgc.compress.registry import FIRST_DENSE, Method
-from jgc.compress.settings import Selecting, memory_of, schedule_of
+from jgc.compress.settings import SelectingRows, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import Strategy, sparse_stages
-from jgc.compress.sparse.topk import top_k
+from jgc.compress.sparse.topk import codec_of
 from jgc.method.compose import compose_phases
 from jgc.method.exchange import gather
 from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class Dgc(Selecting):
+class Dgc(SelectingRows):
     """Settings of `dgc`."""
 
     momentum_correction: bool = True
@@ -51,8 +50,8 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps` or `clip_norm`, an unknown
-        strategy or value_code.
+      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, `clip_norm` or `rows`, an
+        unknown strategy or value_code; in a step, no layer has more than `rows` rows.
 
     Example:
       >>> [(phase.name, phase.start) for phase in dgc(alpha=0.01, warmup_steps=300).schedule]
@@ -64,8 +63,7 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or Dgc(), **overrides)
     memory, schedule = memory_of(config), schedule_of(config)
-    codec = partial(top_k, min_values=config.min_values, value_code=config.value_code)
-    stages = sparse_stages(schedule, config.alpha, codec, gather())
+    stages = sparse_stages(schedule, config.alpha, codec_of(config), gather())
     return compose_phases(stages, memory, schedule, config.clip_norm)
 
 

@@ -8,15 +8,18 @@ Differs from the paper
   3. The first `warmup_steps` are uncompressed; the LGC paper starts all methods in this way. `strategy` has the other
      two starts of its Section VI-F: sparse from the first step ("fixed") and DGC's ramp ("exponential").
   4. `value_code` can write values in fewer than 32 bits; the error stays in the residual.
+  5. `rows` selects in two stages, for embeddings; see `jgc.compress.sparse.rows`.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import jax
 
 from jgc.compress.registry import FIRST_DENSE, Method
-from jgc.compress.settings import Selecting, memory_of, schedule_of
+from jgc.compress.settings import SelectingRows, memory_of, schedule_of
+from jgc.compress.sparse.rows import check_rows, row_top_k
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.select import (
     Sparse,
@@ -35,7 +38,7 @@ from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_v
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(Selecting):
+class TopK(SelectingRows):
     """Settings of `topk`."""
 
 
@@ -66,6 +69,17 @@ def top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") 
     return Codec("top-k", False, encode, decode, mean, lambda layers: sum(counts_of(layers)))
 
 
+def codec_of(config: SelectingRows) -> Callable[[float], Codec]:
+    """The codec of a share alpha, with the settings' other choices.
+
+    Raises:
+      ValueError: negative `rows`.
+    """
+    check_rows(config.rows)
+    select = partial(row_top_k, rows=config.rows) if config.rows else top_k
+    return partial(select, min_values=config.min_values, value_code=config.value_code)
+
+
 def topk(config: TopK | None = None, **overrides) -> Compressor:
     """Top-k sparsification with error feedback, gathered by all nodes.
 
@@ -73,8 +87,8 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown strategy or
-        value_code.
+      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps` or `rows`, an unknown strategy
+        or value_code; in a step, no layer has more than `rows` rows.
 
     Example:
       >>> [phase.name for phase in topk(alpha=0.01, warmup_steps=100).schedule]
@@ -85,8 +99,8 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or TopK(), **overrides)
     memory, schedule = memory_of(config), schedule_of(config)
-    codec = partial(top_k, min_values=config.min_values, value_code=config.value_code)
-    return compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
+    stages = sparse_stages(schedule, config.alpha, codec_of(config), gather())
+    return compose_phases(stages, memory, schedule)
 
 
 METHOD = Method("topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE)
