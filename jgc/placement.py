@@ -101,7 +101,8 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
 
 
 def _check_node_axis(placement: Placement, which: str, shape: tuple[int, ...], nodes: Nodes) -> None:
-    count, parts = nodes.count, nodes.size(nodes.fast) if nodes.fast else 1
+    # K, but for layouts in which one node stands for all (`comm.local_copies`)
+    count, parts = nodes.per_device * nodes.size(nodes.slow), nodes.size(nodes.fast)
     if not shape or shape[0] != count:
         if placement == BATCH:
             cure = f"a batch has leading axes [K, b]: split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
