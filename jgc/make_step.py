@@ -148,6 +148,8 @@ def make_step(
             arrays, key = put((arrays, key))  # moves nothing, unless the state was restored from somewhere
             programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
         check_node_axes(BATCH, batch, nodes, "the batch")
+        if _shares_threads(nodes):
+            jax.block_until_ready(arrays)
         arrays, metrics = programs[name](arrays, key, np.int32(state.step), put(batch, placements=BATCH))
         return LoopState(state.step + 1, phase, *arrays, key), metrics
 
@@ -221,6 +223,11 @@ def _put(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: P
     if nodes.mesh is None:
         return jax.device_put(tree, device)
     return place(tree, placements_of(tree) if placements is None else placements, nodes)
+
+
+def _shares_threads(nodes: Nodes) -> bool:
+    """Whether devices are threads of one processor: collectives of several steps at once can then wait forever."""
+    return nodes.mesh is not None and nodes.mesh.size > 1 and jax.default_backend() == "cpu"
 
 
 def _device_of(params: PyTree) -> SingleDeviceSharding:

@@ -176,7 +176,7 @@ def on_nodes(
 
     def one(*args):
         out = fn(*args)
-        differing[:] = [name for name, x in _shared_leaves(outs, out) if _differs(x, nodes)]
+        differing[:] = [name for name, placement, x in _shared_leaves(outs, out) if _differs(x, placement, nodes)]
         if differing and nodes.mesh is not None and nodes.per_device == 1:
             raise ValueError(_not_shared(differing[0]))
         return out
@@ -223,31 +223,32 @@ def on_nodes(
     return checked
 
 
-def _shared_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Any]]:
-    """The leaves of a function's output that are declared equal on all nodes, with their paths."""
-    found: list[tuple[str, Any]] = []
+def _shared_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Placement, Any]]:
+    """The leaves of a function's output that are declared equal on all nodes, with their paths and placements."""
+    found: list[tuple[str, Placement, Any]] = []
 
     def add(path, placement, sub):
-        if not on_node_axis(placement):
-            found.extend((path_of((*path, *rest)), x) for rest, x in jax.tree_util.tree_flatten_with_path(sub)[0])
+        leaves = () if on_node_axis(placement) else jax.tree_util.tree_flatten_with_path(sub)[0]
+        found.extend((path_of((*path, *rest)), placement, x) for rest, x in leaves)
 
     jax.tree_util.tree_map_with_path(add, outs, out, is_leaf=is_placement)
     return found
 
 
-def _differs(x: Any, nodes: Nodes) -> bool:
-    """Whether JAX takes x, an output of one node, to differ between nodes: over mesh axes, or over the vmapped axis."""
+def _differs(x: Any, placement: Placement, nodes: Nodes) -> bool:
+    """Whether JAX takes an output of a node to differ, between nodes or their devices, where its placement does not."""
     emulated = nodes.mesh is None or nodes.per_device > 1
-    over_mesh = set(nodes.slow) & set(jax.typeof(x).mat.varying)
+    dims = [dim if isinstance(dim, tuple) else (dim,) for dim in spec(placement, nodes)]
+    over_mesh = set(jax.typeof(x).mat.varying) - {axis for dim in dims for axis in dim}
     return bool(over_mesh) or (emulated and getattr(x, "batch_dim", None) is not None)
 
 
 def _not_shared(name: str) -> str:
     which = f"the output's leaf {name!r}" if name else "an output"
     return (
-        f"{which} is declared SHARED, but differs between nodes: it was not aggregated. Average it, by a compressor or "
-        "by jgc.comm, or declare it LOCAL. In an optax chain every leaf must go through as_optax (optax.masked leaves "
-        "some out: use jgc.compress.per_layer), and momentum comes after it: see docs/composing.md"
+        f"{which} is declared SHARED, but differs between nodes (or their devices): it was not aggregated. Average it, "
+        "by a compressor or jgc.comm, or declare it LOCAL. In an optax chain every leaf must go through as_optax "
+        "(optax.masked leaves some out: use jgc.compress.per_layer), and momentum comes after it: see docs/composing.md"
     )
 
 

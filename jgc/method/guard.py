@@ -151,6 +151,12 @@ def _by_shards(
 ) -> tuple[PyTree, State, Info]:
     """A step on one device's shards, group by group. All devices of all nodes take the same decision to skip it."""
     axes, group_of = state.shared.axes, state.shared.group_of
+    if len(group_of) != len(jax.tree.leaves(grads)):
+        found = ", ".join(leaf_paths(grads))
+        raise ValueError(
+            f"the gradients have {len(jax.tree.leaves(grads))} leaves ({found}), and the parameters had "
+            f"{len(group_of)} at init"
+        )
     groups = split(leaf_paths(grads), jax.tree.leaves(grads), group_of, len(axes))
     for i, own in enumerate(axes):  # a node's mean over the fast axes that do not divide the leaf
         groups[i] = comm.exact_mean(groups[i], nodes._replace(fast=tuple(a for a in nodes.fast if a not in own)))

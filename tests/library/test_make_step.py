@@ -184,6 +184,21 @@ def test_recipe_of_readme_compiles_once(layout, recipe, program, monkeypatch, ca
     assert printed[-1] < 0.2 * printed[0]
 
 
+def test_mesh_of_readme_divides_the_recipes_parameters(capsys):
+    names: dict = {}
+    for block in _blocks():
+        exec(compile(block, "README.md", "exec"), names)
+    nodes, params = names["nodes"], names["params"]
+    init, step = jgc.make_step(names["loss"], topk(alpha=0.25), optax.adam(0.1), nodes)
+    state = init(jax.random.key(0), params)
+    with compilations("update") as compiled:
+        for i in range(3):
+            batch = jax.tree.map(lambda x: x.reshape(2, 128, -1), names["batch_of"](i))
+            state, _ = step(state, batch)
+    assert nodes.count == 2 and len(compiled) == 1
+    assert state.params["w"].addressable_shards[0].data.shape == (4, 1)
+
+
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     port = str(free_port())

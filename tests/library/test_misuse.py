@@ -10,11 +10,12 @@ import numpy as np
 import optax
 import pytest
 from contract import LAYOUTS, nodes_of, same_bits
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from make_step_process import compilations
 
 import jgc
 from jgc.compress import TopK, as_optax, dense, dgc, init_optax, per_layer, step_on_nodes, topk
-from jgc.placement import check_placements
+from jgc.placement import check_placements, locally
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 PARAMS = {"w": jnp.zeros((6, 4)), "b": jnp.zeros(3)}
@@ -156,9 +157,34 @@ def test_output_that_differs_between_nodes_is_named(layout):
     run = jgc.on_nodes(lambda x: {"fine": 0 * x.sum() < 1, "a": [x]}, nodes_of(layout), ("local",), {"fine": "local",
                        "a": "shared"})  # fmt: skip
     with _raises(
-        ValueError, "the output's leaf 'a/0' is declared SHARED, but differs between nodes: it was not aggregated"
+        ValueError, "the output's leaf 'a/0' is declared SHARED, but differs between nodes (or their devices)"
     ):
         jax.jit(run)(jnp.ones((8, 3)))
+
+
+def test_sharded_gradients_of_another_tree_and_outputs_that_differ_inside_a_node_are_named():
+    mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    nodes, compressor = jgc.from_mesh(mesh, "dcn", "fsdp"), topk(alpha=0.5)
+    params = {"w": jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("fsdp"))), "b": jnp.zeros(4)}
+    state, where = compressor.init(jax.random.key(0), params, nodes), jgc.placements_of(params)
+    other = {**params, "w": jax.device_put(jnp.ones((8, 5)), NamedSharding(mesh, P("fsdp")))}
+    for tree, message in (
+        (other, "the gradient of 'w' is float32[2, 5], and the parameter at init was float32[2, 4]"),
+        ({"w": params["w"]}, "the gradients have 1 leaves (w), and the parameters had 2 at init"),
+    ):
+        step = step_on_nodes(
+            compressor.aggregate, "top-k", nodes, {k: where[k] for k in tree}, jgc.placements_of(state)
+        )
+        with _raises(ValueError, message):
+            jax.eval_shape(step, jax.random.key(0), _grads(tree, count=2), state)
+    tx = optax.chain(as_optax(compressor, nodes), optax.clip_by_global_norm(1.0))  # of a device's shards alone
+    state = init_optax(tx, params, nodes)
+    of_state = jgc.placements_of(state)
+    update = jgc.on_nodes(tx.update, nodes, ins=(locally(where), of_state), outs=(where, of_state))
+    with _raises(
+        ValueError, "the output's leaf '0/b' is declared SHARED, but differs between nodes (or their devices)"
+    ):
+        jax.eval_shape(update, _grads(params, count=2), state)
 
 
 def test_missing_argument_is_counted():

@@ -16,7 +16,7 @@ from jgc.nodes import FAST, from_mesh, make_nodes, on_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, place
 from jgc.types import State
 
-NOT_SHARED = "is declared SHARED, but differs between nodes|unroll=True"
+NOT_SHARED = r"is declared SHARED, but differs between nodes \(or their devices\)|unroll=True"
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
