@@ -1,12 +1,14 @@
 """The guard around every method: no NaN or Inf enters a memory, and all nodes take the same decision."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
 
 from jgc import comm
 from jgc.memory import clip_local
@@ -72,7 +74,7 @@ def guarded(core: Core) -> Compressor:
     def aggregate(phase, key, grads, state, nodes):
         grads = comm.exact_mean(grads, nodes)
         floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
-        bad = jnp.any(jnp.stack([not_finite(x) for x in floats])) if floats else jnp.bool_(False)
+        bad = any_not_finite(floats) if floats else jnp.bool_(False)
         skip = comm.any_true(bad, nodes)
         aggregated, new, info = core.aggregate(phase, key, _clipped(core, grads, nodes), state, nodes, skip)
         chex.assert_trees_all_equal_shapes_and_dtypes(aggregated, grads)
@@ -142,6 +144,29 @@ def step_on_nodes(aggregate: Callable, phase: Hashable, nodes: Nodes) -> Callabl
 
     placement = State(SHARED, LOCAL)
     return on_nodes(one, nodes, ins=(SHARED, LOCAL, placement), outs=(SHARED, placement, LOCAL))
+
+
+def any_not_finite(arrays: Sequence[Array]) -> Array:
+    """Whether any of the arrays holds NaN or Inf, bool[]. Emulated nodes get one answer for all of their device."""
+
+    def any_bad(arrays):
+        # Plain sums take a third of the time of `not_finite`. They can overflow, so a bad one is looked at again.
+        wide = [jnp.promote_types(x.dtype, jnp.float32) for x in arrays]
+        sums = jnp.stack([jnp.sum(x, dtype=of).astype(jnp.float32) for x, of in zip(arrays, wide, strict=True)])
+
+        def look_again(arrays):
+            return jnp.any(jnp.stack([not_finite(x) for x in arrays]))
+
+        good = jnp.all(jnp.isfinite(sums))
+        return lax.cond(good, lambda arrays: jnp.isnan(sums[0]), look_again, arrays)
+
+    on_device = custom_vmap(any_bad)  # under a plain `vmap`, `cond` would always take both branches
+
+    @on_device.def_vmap
+    def _(size, batched, arrays):
+        return any_bad(arrays), False
+
+    return on_device(list(arrays))
 
 
 def not_finite(x: Array) -> Array:
