@@ -91,6 +91,9 @@ def _velocity_and_kept(local: PyTree, owns_momentum: bool) -> tuple[np.ndarray, 
         return np.asarray(local.velocity, float), np.asarray(local.residual, float)
     if isinstance(local, np.ndarray):
         return (np.asarray(local, float), none) if owns_momentum else (none, np.asarray(local, float))
+    if isinstance(local, tuple) and local:  # one residual for each layer
+        assert not owns_momentum
+        return none, np.concatenate([np.asarray(x, float).reshape(len(x), -1) for x in local], axis=1)
     assert local == (), f"say here what of a {type(local).__name__} is velocity and what is kept"
     return none, none
 

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from jgc.layout.hidden import hidden
 from jgc.misuse import check_arrays
 from jgc.types import Array, PyTree
 
@@ -145,14 +147,26 @@ def pack(tree: PyTree, packing: Packing) -> Array:
     return flat
 
 
-def unpack(flat: Array, packing: Packing) -> PyTree:
-    """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked leaves are zeros."""
+def unpack(flat: Array, packing: Packing, nothing: Array | bool | None = None) -> PyTree:
+    """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked leaves are zeros.
+
+    With `nothing` (see `hidden`), biases and norms of equal size are compiled once.
+    """
+    pooled = [leaf for leaf in packing.leaves if leaf.start >= 0 and len(leaf.shape) <= 1]
+    first = min((leaf.start for leaf in pooled), default=0)
+    starts: dict[_Leaf, Array] = {}
+    if nothing is not None:
+        starts = dict(zip(pooled, hidden([leaf.start - first for leaf in pooled], nothing), strict=True))
 
     def leaf(spec):
         if spec.start < 0:
             xp = np if spec.dtype == jax.dtypes.float0 else jnp  # float0: the gradient dtype of integers
             return xp.zeros(spec.shape, spec.dtype)
-        return flat[spec.start : spec.start + spec.size].reshape(spec.shape).astype(spec.dtype)
+        if spec in starts:
+            part = lax.dynamic_slice_in_dim(flat[first:], starts[spec], spec.size)
+        else:
+            part = flat[spec.start : spec.start + spec.size]
+        return part.reshape(spec.shape).astype(spec.dtype)
 
     return jax.tree_util.tree_unflatten(packing.treedef, [leaf(spec) for spec in packing.leaves])
 

@@ -1,5 +1,6 @@
 """Positions and values of the largest entries, layer by layer, in buffers of static size."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jgc.layout.hidden import hidden
 from jgc.layout.pack import Layer, layer_ids, values_of
 from jgc.layout.top_k import Range, largest_in_ranges
 from jgc.types import Array
@@ -107,12 +109,15 @@ def scatter_layers(total: SparseSum, layers: tuple[Layer, ...]) -> Array:
     if jax.default_backend() != "cpu" or len(total.counts) < 2:
         return scatter(total.entries, values_of(layers))
     # Layer by layer on CPU: cutting the vector into the layers' tensors then copies nothing.
-    ends = np.cumsum(total.counts)[:-1].tolist()
-    positions, values = (jnp.split(x, ends, axis=-1) for x in total.entries)
-
-    def alone(layer, at, x):
-        # Always 0, but XLA cannot know it: XLA would build equal constants once, and then copy them.
-        zero = jnp.minimum(jnp.sum(at.reshape(-1)[:1]), 0)
-        return _added(jnp.full((layer.size,), zero, x.dtype), Sparse(at - layer.start, x))
-
-    return jnp.concatenate([alone(*one) for one in zip(layers, positions, values, strict=True)])
+    nodes = math.prod(total.entries.positions.shape[:-1])
+    positions, values = (x.reshape(nodes, -1) for x in total.entries)
+    positions -= layer_starts(layers, total.counts)
+    ends = np.cumsum(total.counts)
+    starts = hidden((ends - total.counts).tolist(), jnp.minimum(positions[0, 0], 0))
+    parts = []
+    for layer, count, start in zip(layers, total.counts, starts, strict=True):
+        at, x = (lax.dynamic_slice_in_dim(every, start, count, 1) for every in (positions, values))
+        # Zeros, but XLA cannot know it: it would build equal constants once, and then copy them.
+        zeros = jnp.full((layer.size,), jnp.minimum(start, 0).astype(x.dtype))
+        parts.append(_added(zeros, Sparse(at, x)))
+    return jnp.concatenate(parts)

@@ -16,6 +16,7 @@ values above it, and the first of those that equal it, in a bitmap; the position
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ import numpy as np
 from jax import lax
 
 from jgc.types import Array
-from jgc.wire.elias_fano import ones
+from jgc.wire.elias_fano import ones_of
 
 Variant = Literal["blocks", "threshold", "plain"]
 
@@ -87,20 +88,39 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
             raise ValueError(
                 f"a range must lie within the {values.size} values, got start {start} and size {size}"
             )
-    together = [i for i, one in enumerate(ranges) if (variant or fastest(one.size, one.k)) != "plain" and one.k]
-    found: dict[int, Array] = {}
-    if together:
-        chosen = [ranges[i] for i in together]
-        positions = _selected(values, chosen, 1 if variant == "threshold" else block_of(chosen))
-        ends = np.cumsum([one.k for one in chosen])[:-1].tolist()
-        found = dict(zip(together, jnp.split(positions, ends), strict=True))
-    for i, (start, size, k) in enumerate(ranges):
-        if i not in found and k in (0, size):
-            found[i] = start + jnp.arange(k, dtype=jnp.int32)
-        elif i not in found:
-            found[i] = start + jnp.sort(lax.top_k(jnp.abs(values[start : start + size]), k)[1])
-    parts = [found[i] for i in range(len(ranges))]
+    kinds = [_kind(one, variant) for one in ranges]
+    parts: list[Array] = []
+    found = {kind: _found_by(values, [one for one, of in zip(ranges, kinds, strict=True) if of == kind], kind, variant)
+             for kind in dict.fromkeys(kinds)}  # fmt: skip
+    at = dict.fromkeys(found, 0)
+    for kind, group in groupby(zip(ranges, kinds, strict=True), key=lambda pair: pair[1]):  # neighbours are cut as one
+        end = at[kind] + sum(one.k for one, _ in group)
+        parts.append(found[kind][at[kind] : end])
+        at[kind] = end
     return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.int32)
+
+
+def _kind(one: Range, variant: Variant | None) -> str:
+    """How to select from a range: "all" or nothing, "plain", or "together" with others."""
+    if (variant or fastest(one.size, one.k)) != "plain" and one.k:
+        return "together"
+    return "all" if one.k in (0, one.size) else "plain"
+
+
+def _found_by(values: Array, ranges: Sequence[Range], kind: str, variant: Variant | None) -> Array:
+    """Positions in ranges of one kind, range after range, i32[mu]."""
+    if kind == "together":
+        return _selected(values, ranges, 1 if variant == "threshold" else block_of(ranges))
+    if kind == "all":
+        return jnp.concatenate([one.start + jnp.arange(one.k, dtype=jnp.int32) for one in ranges])
+    found = dict.fromkeys(ranges, jnp.zeros((0,), jnp.int32))
+    for size, k in dict.fromkeys((one.size, one.k) for one in ranges):  # ranges of equal size in one batch
+        alike = [one for one in found if one[1:] == (size, k)]
+        rows = jnp.stack([values[one.start : one.start + size] for one in alike])
+        starts = np.array([[one.start] for one in alike], np.int32)
+        positions = starts + jnp.sort(lax.top_k(jnp.abs(rows), k)[1], axis=1)
+        found |= dict(zip(alike, positions, strict=True))
+    return jnp.concatenate(list(found.values()))
 
 
 def fastest(size: int, k: int) -> Variant:
@@ -133,19 +153,53 @@ def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
     """Both steps, or only the second if b is 1: i32[mu]."""
     counts = [one.k for one in ranges]
     first = jnp.asarray(np.repeat([one.start for one in ranges], counts).astype(np.int32))
-    parts = [values[start : start + size] for start, size, _ in ranges]
+    blocks = _above_threshold(_maxima(values, ranges, b), [_whole_groups(-(-one.size // b)) for one in ranges], counts)
     if b == 1:
-        return first + _above_threshold([_bits(part) for part in parts], counts)
-    blocks = _above_threshold([_block_maxima(part, b) for part in parts], counts)
-    positions = blocks[:, None] * b + jnp.arange(b, dtype=jnp.int32)
-    found = _bits(values.at[first[:, None] + positions].get(mode="clip"))
-    if any(one.size % b for one in ranges):  # then a last block ends beyond its range
-        sizes = np.repeat([one.size for one in ranges], counts).astype(np.int32)
-        found = jnp.where(positions < sizes[:, None], found, _PADDING)
-    ends = np.cumsum(counts)
-    kept = _above_threshold([part.reshape(-1) for part in jnp.split(found, ends[:-1].tolist())], counts)
-    before = np.repeat(ends - counts, counts).astype(np.int32)  # blocks of earlier ranges
-    return first + blocks[before + kept // b] * b + kept % b
+        return first + blocks
+    # The kept blocks of each range, filled up to whole groups of values with blocks of padding.
+    slots = np.array([_whole_groups(k * b) // b for k in counts])
+    before = np.cumsum(counts) - counts  # kept blocks of earlier ranges
+    slot = np.concatenate([np.arange(size) for size in slots])  # of its range
+    used = slot < np.repeat(counts, slots)
+    source = np.where(used, np.repeat(before, slots) + slot, 0).astype(np.int32)
+    limit = np.where(used, np.repeat([one.size for one in ranges], slots), 0).astype(np.int32)
+    start = np.repeat([one.start for one in ranges], slots).astype(np.int32)
+    positions = blocks[source][:, None] * b + jnp.arange(b, dtype=jnp.int32)  # a last block may end beyond its range
+    found = _bits(values.at[start[:, None] + positions].get(mode="clip"))
+    found = jnp.where(positions < limit[:, None], found, _PADDING)
+    kept = _above_threshold(found.reshape(-1), (slots * b).tolist(), counts)
+    return first + blocks[np.repeat(before, counts).astype(np.int32) + kept // b] * b + kept % b
+
+
+def _whole_groups(size: int) -> int:
+    return -(-size // _GROUP) * _GROUP
+
+
+def _maxima(values: Array, ranges: Sequence[Range], b: int) -> Array:
+    """The largest of every b neighbouring magnitudes of each range, as bits, padded to whole groups: i32[m]."""
+    parts = []
+    for start, end in _runs(ranges, b * _GROUP):
+        part = _bits(values[start:end]) if b == 1 else _block_maxima(values[start:end], b)
+        parts.append(jnp.pad(part, (0, -part.size % _GROUP), constant_values=_PADDING) if part.size % _GROUP else part)
+    return jnp.concatenate(parts)
+
+
+def _runs(ranges: Sequence[Range], unit: int) -> list[tuple[int, int]]:
+    """Starts and ends of stretches of adjacent ranges; in each, all ranges but the last consist of whole units.
+
+    Each stretch is one operation, so that the program does not grow with the ranges.
+
+    Example:
+      >>> _runs([Range(0, 512, 1), Range(512, 300, 1), Range(812, 256, 1)], 256)
+      [(0, 812), (812, 1068)]
+    """
+    runs: list[tuple[int, int]] = []
+    for start, size, _ in ranges:
+        if runs and runs[-1][1] == start and (start - runs[-1][0]) % unit == 0:
+            runs[-1] = runs[-1][0], start + size
+        else:
+            runs.append((start, start + size))
+    return runs
 
 
 def _bits(values: Array) -> Array:
@@ -166,25 +220,28 @@ def _block_maxima(values: Array, b: int) -> Array:
     return jnp.concatenate([maxima, jnp.max(_bits(values[whole:]), keepdims=True)])
 
 
-def _above_threshold(parts: Sequence[Array], counts: Sequence[int]) -> Array:
-    """Positions of the k largest values of each part, ascending, ties to the first: i32[n_i] each -> i32[mu].
+def _above_threshold(bits: Array, sizes: Sequence[int], counts: Sequence[int]) -> Array:
+    """Positions of the k largest values of each part, ascending, ties to the first: i32[m] -> i32[mu].
 
-    At least k values of a part must not be padding.
+    Parts lie one after the other and have `sizes`, whole groups. At least k values of a part must not be padding.
     """
-    padded = [jnp.pad(part, (0, -part.size % _GROUP), constant_values=_PADDING) for part in parts]
-    bits, sizes = jnp.concatenate(padded), np.array([part.size for part in padded])
-    owner = np.repeat(np.arange(len(parts), dtype=np.int32), sizes // _GROUP)  # the part of each group
+    starts, parts = np.cumsum([0, *sizes])[:-1], len(sizes)
+    owner = np.repeat(np.arange(parts, dtype=np.int32), np.array(sizes) // _GROUP)  # the part of each group
     threshold = jnp.repeat(_kth_largest(bits, owner, counts)[owner], _LANES)  # per word of 32 values
     rows = bits.reshape(-1, 32)
     above, equal = _bitmap(rows > threshold[:, None]), _bitmap(rows == threshold[:, None])
     owner = np.repeat(owner, _LANES)
-    missing = np.array(counts, np.int32) - _sums(_ones_in(above), owner, len(parts))
-    ties = _ones_in(equal)
-    earlier = jnp.cumsum(ties) - ties  # ties in earlier words, of all parts
-    earlier -= earlier[((np.cumsum(sizes) - sizes) // 32)[owner]]
-    words = above | _first_ones(equal, jnp.clip(missing[owner] - earlier, 0, ties))
-    positions = ones(words, 0, jnp.arange(sum(counts), dtype=jnp.uint32))
-    return (positions - np.repeat(np.cumsum(sizes) - sizes, counts).astype(np.uint32)).astype(jnp.int32)
+    each = jnp.stack([_ones_in(above), _ones_in(equal)])  # in every word
+    upto = jnp.cumsum(each, axis=1)
+    before = (upto - each)[:, starts // 32]  # in all parts before each part
+    total = jnp.diff(before[0], append=upto[0, -1])
+    missing = (np.array(counts, np.int32) - total)[owner]  # of the values equal to the threshold, the first so many
+    ties = upto[1] - before[1][owner]  # up to the end of each word, of its part
+    words = above | _first_ones(equal, jnp.clip(missing - (ties - each[1]), 0, each[1]))
+    earlier = np.cumsum([0, *counts])[:-1].astype(np.int32)[owner]  # chosen in all parts before
+    chosen = jnp.asarray(earlier + upto[0] - before[0][owner] + jnp.minimum(ties, missing), jnp.uint32)
+    positions = ones_of(words, chosen, jnp.arange(sum(counts), dtype=jnp.uint32))
+    return (positions - np.repeat(starts, counts).astype(np.uint32)).astype(jnp.int32)
 
 
 def _kth_largest(bits: Array, owner: np.ndarray, counts: Sequence[int]) -> Array:

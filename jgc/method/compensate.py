@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from jgc.layout.hidden import hidden
 from jgc.layout.pack import Packing, pack, pieces
 from jgc.memory import Memory
 from jgc.types import Array, PyTree
@@ -55,16 +56,16 @@ def _accumulated(accumulate: Callable, local: PyTree, parts: Sequence[tuple[slic
     if jax.default_backend() == "cpu" and same:
         # In place, range by range: on CPU, allocating the state anew in every step costs more than the additions.
         local = lax.optimization_barrier(local)  # without it XLA fuses a reshape with the first write and copies local
-        for at, g in parts:
-            local = _per_emulated_node(partial(_write_range, of_range, at.start))(local, g, skip)
+        # with starts that XLA knows, it goes through all n values, and compiles every range by itself
+        for start, (_, g) in zip(hidden([at.start for at, _ in parts], skip), parts, strict=True):
+            local = _per_emulated_node(partial(_write_range, of_range))(local, g, skip, start)
         return local
     leaves = [of_range(jax.tree.map(lambda x, at=at: x[at], local), g, skip) for at, g in parts]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *leaves)
 
 
-def _write_range(of_range: Callable, start: int, local: PyTree, g: Array, skip: Array) -> PyTree:
-    """local [..., n] with its range [..., m] from `start` on replaced by `of_range` of that range."""
-    at = lax.optimization_barrier(jnp.int32(start))  # with a constant start XLA on CPU goes through all n values
+def _write_range(of_range: Callable, local: PyTree, g: Array, skip: Array, at: Array) -> PyTree:
+    """local [..., n] with its range [..., m] from `at` on replaced by `of_range` of that range."""
     old = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, at, g.shape[-1], -1), local)
 
     def written(x, before, after):
@@ -74,11 +75,17 @@ def _write_range(of_range: Callable, start: int, local: PyTree, g: Array, skip: 
 
 
 def _per_emulated_node(fn: Callable) -> Callable:
-    """Keep `fn`, which works on the last axis, unbatched under `vmap`, which would make its write a slow scatter."""
+    """Keep `fn(local, g, skip, at)`, which works on the last axis, unbatched under `vmap`.
+
+    A batched write would be a slow scatter. `at` is the same on all nodes.
+    """
 
     def batched(size, is_batched, *args):
-        args = jax.tree.map(lambda x, own: x if own else jnp.broadcast_to(x, (size, *x.shape)), args, tuple(is_batched))
-        out = fn(*args)
+        *own, at = args
+        own = jax.tree.map(lambda x, is_own: x if is_own else jnp.broadcast_to(x, (size, *x.shape)), tuple(own),
+                           tuple(is_batched[:-1]))  # fmt: skip
+        assert not is_batched[-1], "a range starts at the same place on all nodes"
+        out = fn(*own, at)
         return out, jax.tree.map(lambda _: True, out)
 
     call = custom_vmap(fn)

@@ -39,6 +39,8 @@ class Codec(NamedTuple):
       mean: `(payloads with a leading axis [K], layers) -> f32[n] or SparseSum`, the mean of the decoded payloads, for
         exchanges that gather.
       elements: `layers -> int`, how many values a payload encodes.
+      encode_and_keep: `encode`, but it returns the payload and what that decodes to, where both are at hand; None if
+        `decode` has to be called.
       agree: `(v, layers) -> f32[m]` or None. Before encoding, an all-reduce takes its elementwise maximum over nodes;
         `encode` gets the result as its last argument (TernGrad's shared scales).
     """
@@ -50,14 +52,16 @@ class Codec(NamedTuple):
     mean: Callable[[Payload, Layers], Array | SparseSum]
     elements: Callable[[Layers], int]
     agree: Callable[[Array, Layers], Array] | None = None
+    encode_and_keep: Callable[..., tuple[Payload, Array | Sparse]] | None = None
 
 
 class Item(NamedTuple):
-    """The payload of one group of leaves, with the codec to decode it."""
+    """The payload of one group of leaves, with the codec to decode it, and what it decodes to if that is known."""
 
     codec: Codec
     layers: Layers
     payload: Payload
+    sent: Array | Sparse | None = None
 
 
 class Exchange(NamedTuple):
@@ -125,13 +129,16 @@ def compose_phases(stages: Stages, memory: Memory, schedule: tuple[Phase, ...], 
 
 def encoded(codec: Codec, key: Key, v: Array, layers: Layers, nodes: Nodes) -> Item:
     """Encode v f32[n] into this node's payload. A codec with `agree` communicates here."""
-    payload = _encode(codec, comm.node_key(key, nodes), v, layers, lambda own: comm.pmax(own, nodes, AGREED))
+    own = comm.node_key(key, nodes)
+    if codec.encode_and_keep is not None:
+        return Item(codec, layers, *codec.encode_and_keep(own, v, layers))
+    payload = _encode(codec, own, v, layers, lambda own: comm.pmax(own, nodes, AGREED))
     return Item(codec, layers, payload)
 
 
 def as_step(item: Item, mean: Array | SparseSum) -> Step:
     """The step of a node that sent `item`; `mean` is the exchange's result for it."""
-    sent = item.codec.decode(item.payload, item.layers)
+    sent = item.codec.decode(item.payload, item.layers) if item.sent is None else item.sent
     return Step(mean, sent, elements=item.codec.elements(item.layers))
 
 

@@ -235,7 +235,7 @@ class _Method(NamedTuple):
         residual = self.memory.residual(kept)
         norm = jnp.float32(0) if residual is None else jnp.linalg.norm(residual.astype(jnp.float32))
         info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
-        return unpack(mean, packing), State(shared, Local(kept, own, state.local.signature)), info
+        return unpack(mean, packing, skip), State(shared, Local(kept, own, state.local.signature)), info
 
     def all_messages(
         self, phase: Hashable, shapes: PyTree, nodes: Nodes

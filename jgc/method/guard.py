@@ -1,11 +1,13 @@
 """The guard around every method: no NaN or Inf enters a memory, and all nodes take the same decision."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
 
 from jgc import comm
 from jgc.layout.pack import leaf_paths
@@ -130,7 +132,7 @@ def _shapes(tree: PyTree) -> PyTree:
 def _any_not_finite(grads: PyTree, nodes: Nodes) -> Array:
     """Whether a gradient of any node holds NaN or Inf, bool[], equal on all nodes. One all-reduce of an i32."""
     floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
-    return comm.any_true(jnp.any(jnp.stack([not_finite(x) for x in floats])) if floats else jnp.bool_(False), nodes)
+    return comm.any_true(any_not_finite(floats) if floats else jnp.bool_(False), nodes)
 
 
 def _checked(
@@ -244,6 +246,29 @@ def step_on_nodes(
 
     info = Stacked(LOCAL, nodes.fast) if isinstance(state.shared, ByShards) else LOCAL
     return on_nodes(one, nodes, ins=(SHARED, locally(params), state), outs=(params, state, info))
+
+
+def any_not_finite(arrays: Sequence[Array]) -> Array:
+    """Whether any of the arrays holds NaN or Inf, bool[]. Emulated nodes get one answer for all of their device."""
+
+    def any_bad(arrays):
+        # Plain sums take a third of the time of `not_finite`. They can overflow, so a bad one is looked at again.
+        wide = [jnp.promote_types(x.dtype, jnp.float32) for x in arrays]
+        sums = jnp.stack([jnp.sum(x, dtype=of).astype(jnp.float32) for x, of in zip(arrays, wide, strict=True)])
+
+        def look_again(arrays):
+            return jnp.any(jnp.stack([not_finite(x) for x in arrays]))
+
+        good = jnp.all(jnp.isfinite(sums))
+        return lax.cond(good, lambda arrays: jnp.isnan(sums[0]), look_again, arrays)
+
+    on_device = custom_vmap(any_bad)  # under a plain `vmap`, `cond` would always take both branches
+
+    @on_device.def_vmap
+    def _(size, batched, arrays):
+        return any_bad(arrays), False
+
+    return on_device(list(arrays))
 
 
 def not_finite(x: Array) -> Array:

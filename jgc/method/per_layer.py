@@ -124,9 +124,10 @@ class _Groups(NamedTuple):
         split, states = self.split(grads), _split_state(state)
         results: dict[int, Result] = {}
         sharing: dict[str, list[tuple[int, Exchange, Begun, Item]]] = {}
+        exchanges = [core.stages and core.stages[phase[i]][1].name for i, core in enumerate(self.cores)]
         for i, core in enumerate(self.cores):
             own_key = jax.random.fold_in(key, i)
-            if core.stages is None:
+            if core.stages is None or exchanges.count(exchanges[i]) == 1:  # no other group's collective to share
                 results[i] = core.aggregate(phase[i], own_key, split[i], states[i], nodes, skip)
             else:
                 codec, exchange = core.stages[phase[i]]

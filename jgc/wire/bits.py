@@ -1,11 +1,16 @@
 """Pack codes of a few bits into 32-bit words inside the compiled step: 4 bits cost 4 bits on the wire.
 
-Words are bit planes: of 32 codes of b bits, word j holds bit j of each. So every width packs without gaps. The only
-overhead is the padding to a multiple of 32 codes.
+A code of b bits is cut into fields of 16, 8, 4, 2 and 1 bits, so 3 bits are a field of 2 and a field of 1. A field of w
+bits of n codes takes n w / 32 words; word j holds the fields of the codes j, j + n w / 32, j + 2 n w / 32, ... So every
+width packs without gaps, and neighbouring codes are in neighbouring words: processors and TPUs pack them side by side.
+The only overhead is the padding to a multiple of 32 codes.
 
     words = pack_bits(codes, bits=3)          # u32[n], below 8 -> u32[3 ceil(n / 32)]
     codes = unpack_bits(words, bits=3, n=n)
 """
+
+import math
+from functools import reduce
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,20 +44,47 @@ def pack_bits(codes: Array, bits: int) -> Array:
       ValueError: bits outside 1 to 32.
     """
     _check(bits)
-    codes = jnp.pad(codes.astype(jnp.uint32), (0, -codes.size % _WIDTH)).reshape(-1, 1, _WIDTH)
-    planes = (codes >> _numbers(bits)[:, None]) & np.uint32(1)  # [n / 32, bits, 32]
-    return jnp.sum(planes << _numbers(_WIDTH), axis=-1, dtype=jnp.uint32).reshape(-1)
+    codes = codes.astype(jnp.uint32)
+    codes = jnp.pad(codes, (0, -codes.size % _WIDTH)) if codes.size % _WIDTH else codes
+    words = []
+    for start, width in _fields(bits):
+        rows = (codes >> np.uint32(start)).reshape(_WIDTH // width, -1, _columns(codes.size * width // _WIDTH))
+        fields = [(row & np.uint32(2**width - 1)) << np.uint32(width * i) for i, row in enumerate(rows)]
+        words.append(reduce(jnp.bitwise_or, fields).reshape(-1))
+    return jnp.concatenate(words)
 
 
 def unpack_bits(words: Array, bits: int, n: int) -> Array:
     """The inverse of `pack_bits`: u32[packed_words(n, bits)] -> u32[n]."""
     _check(bits)
-    planes = (words.reshape(-1, bits, 1) >> _numbers(_WIDTH)) & np.uint32(1)  # [n / 32, bits, 32]
-    return jnp.sum(planes << _numbers(bits)[:, None], axis=1, dtype=jnp.uint32).reshape(-1)[:n]
+    fields, at = [], 0
+    for start, width in _fields(bits):
+        count = words.size // bits * width
+        shifts = np.arange(0, _WIDTH, width, dtype=np.uint32)[:, None, None]
+        rows = words[at : at + count].reshape(-1, _columns(count)) >> shifts  # [32 / width, count / m, m]
+        fields.append(((rows & np.uint32(2**width - 1)) << np.uint32(start)).reshape(-1))
+        at += count
+    return reduce(jnp.bitwise_or, fields)[:n]
 
 
-def _numbers(count: int) -> np.ndarray:
-    return np.arange(count, dtype=np.uint32)
+def _columns(count: int) -> int:
+    """m: words are handled in rows [count / m, m], for XLA on CPU vectorises what cuts the codes into rows, too."""
+    return math.gcd(count, 512) or 1
+
+
+def _fields(bits: int) -> list[tuple[int, int]]:
+    """Lowest bit and width of each field of a code, the widest first.
+
+    Example:
+      >>> _fields(7)
+      [(3, 4), (1, 2), (0, 1)]
+    """
+    fields, left = [], bits
+    for width in (32, 16, 8, 4, 2, 1):
+        if left >= width:
+            left -= width
+            fields.append((left, width))
+    return fields
 
 
 def _check(bits: int) -> None:

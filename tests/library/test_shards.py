@@ -162,7 +162,8 @@ def test_residual_of_a_device_is_that_of_its_shards(name):
     run = run_of(name)
     of_device = [x.addressable_shards[0].data.size for x in jax.tree.leaves(run.first.local.parts[0])]
     values = sum(np.prod(shape) for leaf, shape in SHAPES.items() if leaf in SHARDS)
-    assert max(of_device) == values / F
+    # powersgd has a residual for each layer; the others have vectors, and dgc a velocity beside it
+    assert (sum if name == "powersgd" else max)(of_device) == values / F
 
 
 @every_method

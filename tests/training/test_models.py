@@ -20,7 +20,7 @@ NORMS = [
     (name, norm)
     for name in MODELS
     for norm in ("batch", "group", "none")
-    if name != "lstm" and name[:6] != "pspnet" and (norm != "none" or name[:6] != "resnet")
+    if name != "lstm" and name[:6] != "pspnet" and name[:3] != "gpt" and (norm != "none" or name[:6] != "resnet")
 ]
 
 
@@ -302,3 +302,43 @@ def test_unknown_settings():
         make_model("resnet18", 10, stm="cifar")
     with pytest.raises(TypeError, match="depth"):  # a resnet18 of depth 50 would be a lie in every log
         make_model("resnet18", 10, depth=50)
+
+
+# --- GPT ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "tokens", "want"), [
+    ("gpt800k", 64, 828_544), ("gpt3m", 64, 3_229_952), ("gpt25m", 64, 25_338_368),
+    ("gpt124m", 50_257, 124_337_664)])  # fmt: skip
+def test_gpt_sizes(name, tokens, want):
+    params = abstract(name, tokens)[1]["params"]
+    assert size(params) == want
+    assert len(paths(params)) == {"gpt800k": 27, "gpt3m": 27, "gpt25m": 51, "gpt124m": 75}[name]
+
+
+def test_gpt_looks_at_no_later_token():
+    model = make_model("gpt800k", 16, units=16, layers=2, heads=2, context=8)
+    tokens = jax.random.randint(jax.random.key(1), (2, 8), 0, 16)
+    variables = model.module.init(jax.random.key(0), tokens)
+    before, after = (model.module.apply(variables, x) for x in (tokens, tokens.at[:, 5:].set(3)))
+    np.testing.assert_allclose(before[:, :5], after[:, :5], atol=1e-6)
+    assert np.abs(before[:, 5:] - after[:, 5:]).max() > 1e-3
+
+
+def test_gpt_head_is_tied_or_not():
+    tied, untied = (set(paths(abstract("gpt800k", 64, tied=tied)[1]["params"])) for tied in (True, False))
+    assert untied - tied == {"head/kernel"} and not tied - untied
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"heads": 3}, "`heads` must divide the 128 units, got 3"),
+    ({"layers": 0}, "`layers` must be positive, got 0")])  # fmt: skip
+def test_gpt_wrong_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_model("gpt800k", 64, **settings)
+
+
+def test_gpt_window_longer_than_context():
+    module = make_model("gpt800k", 64, context=8).module
+    with pytest.raises(ValueError, match="at most 8 tokens"):
+        jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 9), int)))

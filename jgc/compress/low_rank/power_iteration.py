@@ -21,26 +21,22 @@ _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 class Matrix(NamedTuple):
-    """A range of the flat vector as a matrix [rows, cols]."""
+    """A layer, by its place among the layers, as a matrix [rows, cols]."""
 
-    start: int
+    layer: int
     rows: int
     cols: int
 
-    def of(self, v: Array) -> Array:
-        """The matrix in a vector f32[n]."""
-        return v[self.start : self.start + self.rows * self.cols].reshape(self.rows, self.cols)
-
 
 class Plan(NamedTuple):
-    """Layers sent as factors, and layers sent uncompressed, each in the order of the flat vector. Static."""
+    """Layers sent as factors, and the places of layers sent uncompressed, each in order. Static."""
 
     matrices: tuple[Matrix, ...]
-    dense: tuple[Layer, ...]
+    dense: tuple[int, ...]
 
-    def elements(self, rank: int) -> tuple[int, int]:
+    def elements(self, layers: Sequence[Layer], rank: int) -> tuple[int, int]:
         """Numbers of values that a node sends: in the factors P and Q, and uncompressed."""
-        return rank * sum(m.rows + m.cols for m in self.matrices), sum(layer.size for layer in self.dense)
+        return rank * sum(m.rows + m.cols for m in self.matrices), sum(layers[i].size for i in self.dense)
 
 
 def make_plan(layers: Sequence[Layer], rank: int) -> Plan:
@@ -50,18 +46,16 @@ def make_plan(layers: Sequence[Layer], rank: int) -> Plan:
       >>> from jgc.layout.pack import make_packing
       >>> tree = {"bias": jnp.zeros(64), "conv": jnp.zeros((3, 3, 8, 64)), "head": jnp.zeros((64, 2))}
       >>> make_plan(make_packing(tree).layers, rank=2)
-      Plan(matrices=(Matrix(start=0, rows=72, cols=64),),
-           dense=(Layer(name='head', start=4608, size=128, shape=(64, 2)),
-                  Layer(name='biases and norms', start=4736, size=64, shape=(64,))))
+      Plan(matrices=(Matrix(layer=0, rows=72, cols=64),), dense=(1, 2))
     """
     matrices, dense = [], []
-    for layer in layers:
+    for i, layer in enumerate(layers):
         *others, cols = layer.shape
         rows = math.prod(others)
         if (rows + cols) * rank < layer.size:
-            matrices.append(Matrix(layer.start, rows, cols))
+            matrices.append(Matrix(i, rows, cols))
         else:
-            dense.append(layer)
+            dense.append(i)
     return Plan(tuple(matrices), tuple(dense))
 
 
@@ -73,45 +67,59 @@ def random_factors(key: Key, plan: Plan, rank: int) -> tuple[Array, ...]:
 
 
 def low_rank(
-    plan: Plan, v: Array, start: Sequence[Array], averaged: Callable[[Sequence[Array], str], list[Array]]
-) -> tuple[Array, Array, tuple[Array, ...]]:
-    """Algorithm 1 of the PowerSGD paper on all matrices of v f32[n].
+    plan: Plan, v: Sequence[Array], start: Sequence[Array], averaged: Callable[[Sequence[Array], str], list[Array]]
+) -> tuple[list[Array], list[Array], tuple[Array, ...]]:
+    """Algorithm 1 of the PowerSGD paper on all matrices of a node's layers.
 
     Args:
       plan: which layers are matrices.
-      v: this node's vector.
+      v: this node's layers, f32 of any shapes.
       start: Q f32[cols, r] of every matrix, equal on all nodes.
       averaged: `(arrays, field) -> their means over nodes`, in one all-reduce.
 
     Returns:
-      The mean f32[n], equal on all nodes; the part of v that counts as sent, f32[n]; the factors Q for the next step,
-      equal on all nodes.
+      The mean of each layer, equal on all nodes; the part of each layer that counts as sent; the factors Q for the next
+      step, equal on all nodes.
     """
-    matrices = [matrix.of(v) for matrix in plan.matrices]
-    dense = [v[layer.start : layer.start + layer.size] for layer in plan.dense]
-    means = averaged([*(_matmul(m, q) for m, q in zip(matrices, start, strict=True)), *dense], "dense+factors")
+    matrices = [v[m.layer].reshape(m.rows, m.cols) for m in plan.matrices]
+    products = [_matmul(m, q) for m, q in zip(matrices, start, strict=True)]
+    means = averaged([*products, *(v[i] for i in plan.dense)], "dense+factors")
     p = alike(orthonormal, means[: len(matrices)])
-    own = [_matmul(m.T, x) for m, x in zip(matrices, p, strict=True)]
+    # P' M [r, cols], not M' P: XLA on CPU takes ten times as long for a product with a transposed large matrix
+    own = [_matmul(x.T, m) for m, x in zip(matrices, p, strict=True)]
     q = averaged(own, "factors")
 
-    starts = [*(matrix.start for matrix in plan.matrices), *(layer.start for layer in plan.dense)]
-
-    def flat(factors, rest):
-        parts = [_matmul(a, b.T).reshape(-1) for a, b in zip(p, factors, strict=True)]
-        by_start = sorted(zip(starts, [*parts, *rest], strict=True), key=lambda pair: pair[0])
-        return jnp.concatenate([part for _, part in by_start]) if by_start else jnp.zeros_like(v)
-
-    # a zero column keeps its old direction, so that no direction is lost for good
-    warm = tuple(jnp.where(jnp.any(x != 0, axis=0), unit(x), old) for x, old in zip(q, start, strict=True))
-    return flat(q, means[len(matrices) :]), flat(own, dense), warm
+    mean, sent = list(v), list(v)
+    for i, x in zip(plan.dense, means[len(matrices) :], strict=True):
+        mean[i] = x
+    for m, left, right, mine in zip(plan.matrices, p, q, own, strict=True):
+        mean[m.layer] = outer(left, right).reshape(v[m.layer].shape)
+        sent[m.layer] = outer(left, mine).reshape(v[m.layer].shape)
+    return mean, sent, tuple(alike(warmed, [x.T for x in q], start))
 
 
-def alike(fn: Callable[[Array], Array], arrays: Sequence[Array]) -> list[Array]:
-    """fn of every array; equal shapes form one batch, so the program grows with the shapes, not with the layers."""
-    out: list[Array] = list(arrays)
-    for shape in dict.fromkeys(x.shape for x in arrays):
-        where = [i for i, x in enumerate(arrays) if x.shape == shape]
-        batch = jax.vmap(fn)(jnp.stack([arrays[i] for i in where]))
+def warmed(q: Array, old: Array) -> Array:
+    """The factor for the next step. A zero column keeps its old direction, so that no direction is lost for good."""
+    return jnp.where(jnp.any(q != 0, axis=0), unit(q), old)
+
+
+def outer(p: Array, q: Array) -> Array:
+    """P Q of p f32[rows, r] and q f32[r, cols]."""
+    if p.shape[1] > 8:
+        return _matmul(p, q)
+    # a sum of few products is fused with what follows; XLA on CPU writes a matrix product to memory first
+    return sum((p[:, i, None] * q[i] for i in range(1, p.shape[1])), p[:, 0, None] * q[0])
+
+
+def alike(fn: Callable[..., Array], *arrays: Sequence[Array]) -> list[Array]:
+    """fn of every array, or of the i-th of each sequence.
+
+    Equal shapes form one batch, so the program grows with the shapes, not with the layers.
+    """
+    out: list[Array] = list(arrays[0])
+    for shape in dict.fromkeys(x.shape for x in arrays[0]):
+        where = [i for i, x in enumerate(arrays[0]) if x.shape == shape]
+        batch = jax.vmap(fn)(*(jnp.stack([of[i] for i in where]) for of in arrays))
         for place, i in enumerate(where):
             out[i] = batch[place]
     return out

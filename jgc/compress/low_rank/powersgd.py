@@ -41,15 +41,15 @@ import dataclasses
 from itertools import pairwise
 from typing import Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
 from jgc.compress.low_rank.power_iteration import low_rank, make_plan, random_factors
 from jgc.compress.registry import Method
+from jgc.layout.pack import values_of
 from jgc.memory import error_feedback, no_memory
 from jgc.method import phases
-from jgc.method.from_step import Step, dense_step, from_step
+from jgc.method.by_layer import LayerStep, by_layer, joined
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
 from jgc.types import Compressor
@@ -100,29 +100,29 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     def init(key, layers, nodes):
         return (random_factors(key, make_plan(layers, config.rank), config.rank) if config.warm_start else ()), ()
 
-    def step(phase, key, v, state, layers, nodes):
-        if phase == DENSE:
-            return dense_step(v, state, nodes, config.algorithm)
-        plan = make_plan(layers, config.rank)
-        start = state.shared if config.warm_start else random_factors(key, plan, config.rank)
-
+    def step(phase, key, v, shared, layers, nodes):
         def averaged(parts, field):  # in one all-reduce; in none, if there are no arrays
             if not parts:
                 return []
-            flat = average(jnp.concatenate([x.reshape(-1) for x in parts]), nodes, field)
+            flat = average(joined(parts), nodes, field)
             edges = np.cumsum([0, *(x.size for x in parts)]).tolist()
             return [flat[a:b].reshape(x.shape) for x, (a, b) in zip(parts, pairwise(edges), strict=True)]
 
+        if phase == DENSE:
+            return LayerStep(averaged(v, "dense"), v, shared, values_of(layers))
+        plan = make_plan(layers, config.rank)
+        start = shared if config.warm_start else random_factors(key, plan, config.rank)
         mean, sent, warm = low_rank(plan, v, start, averaged)
-        return Step(mean, sent, shared=warm if config.warm_start else (), elements=sum(plan.elements(config.rank)))
+        elements = sum(plan.elements(layers, config.rank))
+        return LayerStep(mean, sent, warm if config.warm_start else (), elements)
 
     def messages(phase, layers, nodes):
-        factors, dense = make_plan(layers, config.rank).elements(config.rank)
+        factors, dense = make_plan(layers, config.rank).elements(layers, config.rank)
         sizes = {"factors": 4.0 * factors, "dense": 4.0 * dense}
         return both_ways({field: size for field, size in sizes.items() if size})
 
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (LOW_RANK, 0))
-    return from_step(step, memory=memory, schedule=schedule, messages=messages, init=init)
+    return by_layer(step, memory=memory, schedule=schedule, messages=messages, init=init)
 
 
 # lossless at a rank so large that no layer's factors are smaller than the layer: all layers go uncompressed

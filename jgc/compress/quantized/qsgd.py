@@ -15,25 +15,29 @@ Differs from the paper
   3. Buckets are cut from the whole flat vector, so one can hold the end of a layer and the start of the next.
   4. `error_feedback` is ours. The error of random rounding to few levels can exceed the values, and its residual grows
      without bound. So with feedback, values are scaled by the maximum and rounded to the nearest level.
-  5. `exchange="ring"`, the baseline of the GradiVeQ paper, is not in the QSGD paper: every hop quantises the sum again.
+  5. Random numbers for rounding are a hash of the position and of two words of the step's key (`noise`): 24 bits each,
+     in an eighth of the time of JAX's own.
+  6. `exchange="ring"`, the baseline of the GradiVeQ paper, is not in the QSGD paper: every hop quantises the sum again.
 """
 
 import dataclasses
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jgc.compress.quantized.quantize import (
+    Parts,
     Quantising,
+    beside_scales,
     check_bucket,
     divide,
     each_group,
+    in_parts,
     largest,
-    over_groups,
+    noise,
     quantized,
     root_mean_square,
-    scalar_codec,
 )
 from jgc.compress.registry import Method
 from jgc.layout.pack import values_of
@@ -88,24 +92,27 @@ def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Code
     if norm not in ("max", "l2"):
         raise ValueError(f"norm must be 'max' or 'l2', got {norm!r}")
     levels, sign_bit = 2 ** (bits - 1) - 1, 2 ** (bits - 1)
+    norm_of = largest if norm == "max" else euclidean
 
-    def encode(key, v, layers):
-        scales = each_group(largest if norm == "max" else euclidean, jnp.abs(v), layers, bucket)
-        scale = over_groups(scales, layers, bucket)
-        level = levels * divide(jnp.abs(v), scale)
+    def encode_part(key, x, layers):
+        scales = each_group(norm_of, jnp.abs(x), layers, bucket)
+        x, scale = beside_scales(x, scales, layers, bucket)
+        level = levels * divide(jnp.abs(x), scale)
         low = jnp.floor(level)
-        up = 0.5 if nearest else jax.random.uniform(key, v.shape)
-        level = low + (up < level - low)
-        codes = level.astype(jnp.uint32) + jnp.where(v < 0, jnp.uint32(sign_bit), jnp.uint32(0))
-        return {"codes": pack_bits(codes, bits), "scales": scales}
+        up = 0.5 if nearest else noise(key, x.shape)
+        level = (low + (up < level - low)).astype(jnp.int32)
+        codes = jnp.where(x < 0, level + sign_bit, level)
+        # Without the barrier XLA on CPU computes codes where it packs them, in an order that it cannot vectorise.
+        return {"codes": pack_bits(lax.optimization_barrier(codes).reshape(-1), bits), "scales": scales}
 
-    def decode(payload, layers):
-        codes = unpack_bits(payload["codes"], bits, values_of(layers))
-        level = (codes % sign_bit).astype(jnp.float32) / levels
-        signed = jnp.where(codes >= sign_bit, -level, level)
-        return signed * over_groups(payload["scales"], layers, bucket)
+    def decode_part(payload, layers):
+        codes = unpack_bits(payload["codes"], bits, values_of(layers)).astype(jnp.int32)
+        codes, scale = beside_scales(codes, payload["scales"], layers, bucket)
+        level = codes & (sign_bit - 1)
+        level = jnp.where(codes >= sign_bit, -level, level).astype(jnp.float32) / levels
+        return (level * scale).reshape(-1)
 
-    return scalar_codec(f"qsgd, {bits} bits", encode, decode)
+    return in_parts(Parts(f"qsgd, {bits} bits", encode_part, decode_part, bucket))
 
 
 def euclidean(x: Array) -> Array:

@@ -47,10 +47,13 @@ def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "flo
         n = values_of(layers)
         return (whole(n, "all layers"),) if n else ()
 
+    assert codec.encode_and_keep is not None
+    encode_and_keep = codec.encode_and_keep
     return Codec(
         name="global top-k",
         linear=False,
         encode=lambda key, v, layers: codec.encode(key, v, one(layers)),
+        encode_and_keep=lambda key, v, layers: encode_and_keep(key, v, one(layers)),
         decode=lambda payload, layers: codec.decode(payload, one(layers)),
         mean=lambda payloads, layers: codec.mean(payloads, one(layers)),
         elements=lambda layers: codec.elements(one(layers)),

@@ -55,7 +55,7 @@ def above(threshold: float, capacity: float, min_values: int = 1) -> Codec:
         values = payload["values"]
         return {**payload, "values": jnp.where(jnp.abs(values) > threshold, values, 0)}
 
-    return buffer._replace(name="threshold-v", encode=encode)
+    return buffer._replace(name="threshold-v", encode=encode, encode_and_keep=None)
 
 
 def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:

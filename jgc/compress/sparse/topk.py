@@ -51,10 +51,12 @@ def top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") 
     def counts_of(layers):
         return counts_per_layer(layers, alpha, min_values)
 
-    def encode(key, v, layers):
+    def encode_and_keep(key, v, layers):
         counts = counts_of(layers)
         positions = top_positions(v, layers, counts)
-        return {"positions": pack_positions(positions, layers), **encode_values(value_code, v[positions], counts)}
+        coded = encode_values(value_code, v[positions], counts)
+        sent = Sparse(positions, decode_values(value_code, coded, counts))
+        return {"positions": pack_positions(positions, layers), **coded}, sent
 
     def decode(payload, layers):
         counts = counts_of(layers)
@@ -66,7 +68,13 @@ def top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") 
         everyone = jax.vmap(lambda payload: decode(payload, layers))(payloads)  # positions, values: [K, mu]
         return SparseSum(everyone._replace(values=everyone.values / nodes), counts_of(layers))
 
-    return Codec("top-k", False, encode, decode, mean, lambda layers: sum(counts_of(layers)))
+    def encode(key, v, layers):
+        return encode_and_keep(key, v, layers)[0]
+
+    def elements(layers):
+        return sum(counts_of(layers))
+
+    return Codec("top-k", False, encode, decode, mean, elements, encode_and_keep=encode_and_keep)
 
 
 def codec_of(config: SelectingRows) -> Callable[[float], Codec]:

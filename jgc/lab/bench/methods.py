@@ -4,6 +4,8 @@ All pieces run in turn in one process, round after round, each compiled by itsel
 same for all methods, a step is the compressor's aggregate and the optimiser's update. The aggregate of a composed
 method has two parts: memory and encoder before the exchange, and the rest. Gradients are those of random images, and
 every phase starts from the state before a run's first step. All layers are compressed alike.
+
+With `--model`, compression alone is timed beside plain `pmean` instead: see beside_pmean.py.
 """
 
 import dataclasses
@@ -17,6 +19,7 @@ import jax
 
 from jgc import compress
 from jgc.compress import Method, method_of
+from jgc.lab.bench import beside_pmean
 from jgc.lab.bench.costs import AGGREGATE, BEFORE, DENSE, GRADIENTS, OPTIMIZER, UPDATE, Costs, Row, markdown
 from jgc.lab.bench.lgc_pieces import lgc_pieces
 from jgc.lab.bench.pieces import aggregated, encoded, updated, updater
@@ -45,6 +48,10 @@ class Methods:
     The pieces of lgc_ps are timed by themselves, and times stand beside the LGC paper's Table V. No data set is needed.
 
         python -m jgc bench methods --workload digits_convnet5 --methods topk,qsgd,onebit
+
+    With `--model`, the compression alone is timed, compiled and weighed beside plain `pmean`, on virtual devices:
+
+        python -m jgc bench methods --model gpt25m --methods dense,topk,powersgd:rank=4
     """
 
     methods: tuple[str, ...] = ()
@@ -57,12 +64,20 @@ class Methods:
     """rounds; medians and their spread are shown"""
     alpha: float | None = None
     """share of each layer that is selected; the workload's if not given"""
+    model: str = ""
+    """a model of jgc.training.models, such as gpt25m: compression alone, on random gradients of its shapes"""
+    devices: int = 2
+    """with --model: nodes, each on a device of its own, virtual on CPU"""
     output: Path | None = None
     """Markdown file to write as well"""
 
     def run(self, line: str) -> None:
         """Measure, and print the page."""
         check_repeats(self.repeats)
+        if self.model:
+            found = beside_pmean.measure(self.model, self.devices, self.repeats, words(self.methods))
+            publish("Every method beside plain pmean", beside_pmean.markdown(found, describe()), self.output, line)
+            return
         with values_of_the_user():
             costs = measure(self.workload, self.nodes, self.repeats, words(self.methods), self.alpha)
         publish("Cost of every method", markdown(costs, describe()), self.output, line)

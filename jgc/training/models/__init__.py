@@ -16,12 +16,14 @@ from typing import Any
 from jgc.training.models.alexnet import AlexNet, alexnet
 from jgc.training.models.base import ConvNorm, Model, WithAuxiliary
 from jgc.training.models.convnet5 import ConvNet5, convnet5
+from jgc.training.models.gpt import GPT, gpt
 from jgc.training.models.lstm import LanguageModel, lstm
 from jgc.training.models.pspnet import PSPNet, pspnet
 from jgc.training.models.resnet import ResNet, resnet
 from jgc.training.models.vgg import VGG, vgg
 
 __all__ = [
+    "GPT",
     "MODELS",
     "VGG",
     "AlexNet",
@@ -34,6 +36,7 @@ __all__ = [
     "WithAuxiliary",
     "alexnet",
     "convnet5",
+    "gpt",
     "lstm",
     "make_model",
     "pspnet",
@@ -45,6 +48,11 @@ MODELS: MappingProxyType[str, Callable[..., Model]] = MappingProxyType(
     {
         "alexnet": alexnet,
         "convnet5": convnet5,
+        # parameters without the embeddings; gpt124m has GPT-2's 124 million with its 50,257 tokens
+        "gpt800k": partial(gpt, units=128, layers=4, heads=4, context=256),
+        "gpt3m": partial(gpt, units=256, layers=4, heads=8, context=256),
+        "gpt25m": partial(gpt, units=512, layers=8, heads=8, context=256),
+        "gpt124m": partial(gpt, units=768, layers=12, heads=12, context=1024),
         "lstm": lstm,
         "pspnet18": partial(pspnet, 18),
         "pspnet18_half": partial(pspnet, 18, width=32),

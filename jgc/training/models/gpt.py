@@ -1,0 +1,143 @@
+"""GPT: a decoder-only transformer. Token and position embeddings, pre-norm blocks, a tied or an untied head.
+
+A block with `units` u has four matrices and no biases: `attention/qkv` [u, 3u], `attention/out` [u, u], `mlp/up`
+[u, 4u] and `mlp/down` [4u, u]; with its two norms that is 12 u^2 + 2 u parameters in 6 leaves.
+
+References:
+    Vaswani et al., "Attention Is All You Need", NeurIPS 2017.
+    Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2), 2019.
+
+Differs from GPT-2:
+    1. Matrices and norms have no biases, and there is no dropout.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jgc.training.models.base import Model, Norm, check_model
+
+INIT = 0.02  # standard deviation of embeddings and matrices
+
+
+def normal(scale: float = 1.0) -> jax.nn.initializers.Initializer:
+    """The initialiser of embeddings and matrices."""
+    return nn.initializers.normal(INIT * scale)
+
+
+class Attention(nn.Module):
+    """Causal self-attention, dtype[b, T, units] to the same. `qkv/kernel`, `out/kernel`."""
+
+    heads: int
+    scale: float
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        b, t, units = x.shape
+        qkv = nn.Dense(3 * units, use_bias=False, kernel_init=normal(), dtype=self.dtype, name="qkv")(x)
+        q, k, v = jnp.split(qkv.reshape(b, t, 3 * self.heads, units // self.heads), 3, axis=2)
+        x = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(b, t, units)
+        return nn.Dense(units, use_bias=False, kernel_init=normal(self.scale), dtype=self.dtype, name="out")(x)
+
+
+class Mlp(nn.Module):
+    """Two matrices with a GELU between them, dtype[b, T, units] to the same. `up/kernel`, `down/kernel`."""
+
+    scale: float
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        units = x.shape[-1]
+        x = nn.gelu(nn.Dense(4 * units, use_bias=False, kernel_init=normal(), dtype=self.dtype, name="up")(x))
+        return nn.Dense(units, use_bias=False, kernel_init=normal(self.scale), dtype=self.dtype, name="down")(x)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm and beside a shortcut: `norm1`, `attention`, `norm2`, `mlp`."""
+
+    heads: int
+    scale: float
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        norm1, norm2 = (nn.LayerNorm(use_bias=False, dtype=self.dtype, name=f"norm{i}") for i in (1, 2))
+        x = x + Attention(self.heads, self.scale, self.dtype, name="attention")(norm1(x))
+        return x + Mlp(self.scale, self.dtype, name="mlp")(norm2(x))
+
+
+class GPT(nn.Module):
+    """Tokens i32[b, T] to logits f32[b, T, num_classes] of each next token; T is at most `context`.
+
+    Windows of text, (tokens i32[b, T], start bool[b]), do as well: each is a text of its own, and `start` is not used.
+
+    Parameters: `embedding/embedding`, `positions/embedding`, `block01/attention/qkv/kernel`, ..., `norm/scale`, and
+    `head/kernel` if the head is untied.
+    """
+
+    num_classes: int
+    units: int
+    layers: int
+    heads: int
+    context: int
+    tied: bool = True
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, inputs: Any, train: bool = False) -> jax.Array:
+        tokens = inputs[0] if isinstance(inputs, tuple) else inputs
+        length = tokens.shape[1]
+        if length > self.context:
+            raise ValueError(f"a window must have at most {self.context} tokens, the model's `context`, got {length}")
+        words, places = (
+            nn.Embed(count, self.units, embedding_init=normal(), dtype=self.dtype, name=name)
+            for count, name in ((self.num_classes, "embedding"), (self.context, "positions"))
+        )
+        x = words(tokens) + places(jnp.arange(length))
+        scale = (2 * self.layers) ** -0.5  # as in GPT-2: the sum of all blocks' outputs keeps its size
+        for i in range(1, self.layers + 1):
+            x = Block(self.heads, scale, self.dtype, name=f"block{i:02d}")(x)
+        x = nn.LayerNorm(use_bias=False, dtype=self.dtype, name="norm")(x)
+        if self.tied:
+            return words.attend(x).astype(jnp.float32)
+        return nn.Dense(self.num_classes, use_bias=False, kernel_init=normal(), name="head")(x.astype(jnp.float32))
+
+
+def gpt(
+    num_classes: int, *, units: int = 128, layers: int = 4, heads: int = 4, context: int = 256, tied: bool = True,
+    norm: Norm = "none", dtype: Any = jnp.float32,
+) -> Model:  # fmt: skip
+    """A GPT for windows of up to `context` tokens.
+
+    Args:
+        num_classes: different tokens.
+        units: of embeddings and blocks.
+        layers: number of blocks.
+        heads: of attention; they divide `units`.
+        context: longest window.
+        tied: whether the token embedding is the head's matrix, too.
+        norm: must be "none": the blocks have layer norms of their own.
+        dtype: of the activations; parameters and logits stay f32.
+
+    Raises:
+        ValueError: for a setting out of range, heads that do not divide the units, or, when called, a window longer
+            than `context`.
+
+    Example:
+        >>> gpt(64, tied=False).last_layer
+        '^head/'
+    """
+    check_model(num_classes, norm, ("none",))
+    for name, value in (("units", units), ("layers", layers), ("heads", heads), ("context", context)):
+        if value < 1:
+            raise ValueError(f"`{name}` must be positive, got {value}")
+    if units % heads:
+        raise ValueError(f"`heads` must divide the {units} units, got {heads}")
+    # the embeddings' gradients have few rows that are not zero: no first layer that may go uncompressed
+    last = r"^embedding/" if tied else r"^head/"
+    module = GPT(num_classes, units, layers, heads, context, tied, dtype)
+    return Model(module, first_layer="", last_layer=last, kind="text")
