@@ -13,7 +13,8 @@ from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.guard import diagnose, residual
 from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import MomentumWarning
-from jgc.nodes import from_mesh, make_nodes, node_grads, on_nodes
+from jgc.node_axis import node_grads, on_nodes
+from jgc.nodes import from_mesh, make_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, Sharded, Stacked, place, place_parts, placements_of, to_host
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
 

@@ -20,7 +20,7 @@ from jax.sharding import SingleDeviceSharding
 from jgc import comm
 from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import check_arrays, check_compressor, holds_state, path_of, warn_of_momentum
-from jgc.nodes import node_grads, on_nodes
+from jgc.node_axis import node_grads, on_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, locally, place, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
@@ -148,7 +148,8 @@ def make_step(
             arrays, key = put((arrays, key))  # moves nothing, unless the state was restored from somewhere
             programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
         check_node_axes(BATCH, batch, nodes, "the batch")
-        if _shares_threads(nodes):
+        # Devices of a CPU are threads of one processor: collectives of several steps at once can wait forever.
+        if nodes.mesh is not None and nodes.mesh.size > 1 and jax.default_backend() == "cpu":
             jax.block_until_ready(arrays)
         arrays, metrics = programs[name](arrays, key, np.int32(state.step), put(batch, placements=BATCH))
         return LoopState(state.step + 1, phase, *arrays, key), metrics
@@ -223,11 +224,6 @@ def _put(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: P
     if nodes.mesh is None:
         return jax.device_put(tree, device)
     return place(tree, placements_of(tree) if placements is None else placements, nodes)
-
-
-def _shares_threads(nodes: Nodes) -> bool:
-    """Whether devices are threads of one processor: collectives of several steps at once can then wait forever."""
-    return nodes.mesh is not None and nodes.mesh.size > 1 and jax.default_backend() == "cpu"
 
 
 def _device_of(params: PyTree) -> SingleDeviceSharding:

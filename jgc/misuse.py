@@ -78,7 +78,9 @@ def check_composition(opt_state: PyTree) -> None:
     Warns:
       MomentumWarning: the method owns the momentum, and another transform has one, too.
     """
-    for x in jax.tree.leaves(opt_state, is_leaf=_is_wrapper):
+    for x in jax.tree.leaves(
+        opt_state, is_leaf=lambda x: type(x).__name__ == "ApplyIfFiniteState" or is_accumulator(x)
+    ):
         if type(x).__name__ == "ApplyIfFiniteState" and holds_state(x.inner_state):
             raise ValueError(
                 "optax.apply_if_finite around as_optax: each node would decide by its own gradient, and nodes would "
@@ -93,10 +95,6 @@ def check_composition(opt_state: PyTree) -> None:
     marks = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, OwnsMomentum))
     if any(isinstance(x, OwnsMomentum) and x.value for x in marks):
         warn_of_momentum(opt_state)
-
-
-def _is_wrapper(x: Any) -> bool:
-    return type(x).__name__ == "ApplyIfFiniteState" or is_accumulator(x)
 
 
 def holds_state(tree: PyTree) -> bool:

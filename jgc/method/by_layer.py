@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jgc.layout.pack import Packing, leaf_paths, make_packing, pieces, unpack, values_of
 from jgc.memory import Memory
 from jgc.method.diagnose import compare
-from jgc.method.from_step import InitFn, Layers, Local, MessagesFn, check_signature, signature_of
+from jgc.method.from_step import InitFn, Layers, Local, MessagesFn
 from jgc.method.guard import Core, guarded
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
+from jgc.method.signature import check_signature, signature_of
 from jgc.placement import per_node
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State
 
@@ -87,7 +88,9 @@ class _Method(NamedTuple):
     def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
         layers = make_packing(params).layers
         shared, _ = self.init(key, layers, nodes)
-        kept = tuple(_shaped(self.memory.init(layer.size), layer.shape) for layer in layers)
+        kept = tuple(
+            jax.tree.map(lambda x, of=layer.shape: x.reshape(of), self.memory.init(layer.size)) for layer in layers
+        )
         return State(shared, jax.tree.map(lambda x: per_node(x, nodes), Local(kept, (), signature_of(params))))
 
     def aggregate(
@@ -142,10 +145,6 @@ class _Method(NamedTuple):
             return {}
         tree = from_layers(found, make_packing(shapes))
         return dict(zip(leaf_paths(shapes), jax.tree.leaves(tree), strict=True))
-
-
-def _shaped(local: PyTree, shape: tuple[int, ...]) -> PyTree:
-    return jax.tree.map(lambda x: x.reshape(shape), local)
 
 
 def _unless(skip: Array | bool, old: PyTree, new: PyTree) -> PyTree:

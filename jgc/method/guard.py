@@ -16,7 +16,7 @@ from jgc.method import shards
 from jgc.method.messages import added, scaled
 from jgc.method.shards import first_state, join, joined, key_of, placed, shards_of, split, states_of, sum_of
 from jgc.misuse import check_compressor
-from jgc.nodes import on_nodes
+from jgc.node_axis import on_nodes
 from jgc.placement import LOCAL, SHARED, ByShards, Stacked, locally, placed_shapes, placements_of
 from jgc.types import (
     Array,
@@ -109,7 +109,8 @@ def guarded(core: Core) -> Compressor:
     def wire(phase, shapes, nodes):
         key, divided = jax.random.key(0), shards_of(shapes, nodes)
         if divided is None:
-            state = jax.eval_shape(partial(core.init, nodes=nodes), key, _shapes(shapes))
+            whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
+            state = jax.eval_shape(partial(core.init, nodes=nodes), key, whole)
         else:
             state = jax.eval_shape(partial(first_state, core.init, shards=divided, nodes=nodes), key)
         of_params, of_state = placements_of(shapes), placements_of(state)
@@ -123,10 +124,6 @@ def guarded(core: Core) -> Compressor:
 
     compressor = Compressor(init, aggregate, transition, wire, core.schedule, core.owns_momentum, core.next_phase, core)
     return compressor
-
-
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def _any_not_finite(grads: PyTree, nodes: Nodes) -> Array:

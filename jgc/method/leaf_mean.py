@@ -12,9 +12,9 @@ import numpy as np
 
 from jgc import comm
 from jgc.layout.pack import make_packing
-from jgc.method.from_step import check_signature
 from jgc.method.guard import Core
 from jgc.method.messages import both_ways
+from jgc.method.signature import check_signature
 from jgc.types import Array, Info, Key, Message, Nodes, PyTree, State
 
 BUCKET = 2**20  # bytes: smaller leaves are joined until they have as many
@@ -32,7 +32,7 @@ def aggregate(
     check_signature(grads, state.local.signature)
     packing = make_packing(grads)
     values = jax.tree.leaves(grads)
-    out = [_zeros(x) for x in values]
+    out = [(np if x.dtype == jax.dtypes.float0 else jnp).zeros(x.shape, x.dtype) for x in values]  # float0: of integers
     for bucket in buckets((i, x.size, x.dtype) for i, x in enumerate(packing.leaves) if x.start >= 0):
         for i, mean in zip(bucket, joint_mean([values[i] for i in bucket], nodes), strict=True):
             out[i] = jnp.where(skip, 0, mean).astype(values[i].dtype)
@@ -102,8 +102,3 @@ def _mean(x: Array, nodes: Nodes) -> Array:
         power = 2 ** (nodes.count - 1).bit_length()
         return comm.psum(x / power, nodes, "dense").astype(jnp.float32) * (power / nodes.count)
     return comm.psum(x, nodes, "dense").astype(jnp.float32) / nodes.count
-
-
-def _zeros(x: Array) -> Array:
-    xp = np if x.dtype == jax.dtypes.float0 else jnp  # float0: the gradient dtype of integers
-    return xp.zeros(x.shape, x.dtype)

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jgc import comm
-from jgc.nodes import on_nodes
+from jgc.node_axis import on_nodes
 from jgc.placement import LOCAL, SHARED, place_array, to_host
 from jgc.training.data import ACCURACY, MEAN_IOU, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
 from jgc.training.step import Parts, TrainState

@@ -27,7 +27,7 @@ import numpy as np
 
 from jgc.layout.pack import leaf_paths
 from jgc.method.guard import residual
-from jgc.nodes import on_nodes
+from jgc.node_axis import on_nodes
 from jgc.placement import LOCAL, SHARED, to_host
 from jgc.training.config import RecordConfig
 from jgc.training.errors import UserError

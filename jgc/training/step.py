@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jgc import comm
 from jgc.memory import clip_local
 from jgc.method.guard import diagnose
-from jgc.nodes import node_grads, on_nodes
+from jgc.node_axis import node_grads, on_nodes
 from jgc.placement import LOCAL, SHARED, Sharded, locally, per_node, place, placements_of
 from jgc.training.config import Config
 from jgc.training.data import VOID

@@ -23,7 +23,8 @@ from jgc.lab.bench.network.namespaces import HEADERS, _bucket, check_rate, remov
 from jgc.lab.bench.network.plan import plan_of
 from jgc.lab.bench.network.rounds import _lacking
 from jgc.lab.bench.network.stopping import go_on, stoppable
-from jgc.nodes import NODE, from_mesh, on_nodes
+from jgc.node_axis import on_nodes
+from jgc.nodes import NODE, from_mesh
 from jgc.placement import LOCAL, SHARED
 from jgc.training.errors import UserError
 

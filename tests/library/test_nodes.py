@@ -12,7 +12,8 @@ from jax.sharding import AxisType
 
 import jgc
 from jgc import comm
-from jgc.nodes import FAST, from_mesh, make_nodes, on_nodes
+from jgc.node_axis import on_nodes
+from jgc.nodes import FAST, from_mesh, make_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, place
 from jgc.types import State
 

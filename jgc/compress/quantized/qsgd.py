@@ -26,14 +26,13 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import lax
 
+from jgc.compress.quantized.in_parts import Parts, in_parts
 from jgc.compress.quantized.quantize import (
-    Parts,
     Quantising,
     beside_scales,
     check_bucket,
     divide,
     each_group,
-    in_parts,
     largest,
     noise,
     quantized,

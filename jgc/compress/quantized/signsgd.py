@@ -23,7 +23,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jgc.compress.quantized.quantize import each_group, over_groups, over_nodes, scalar_codec
+from jgc.compress.quantized.in_parts import over_nodes
+from jgc.compress.quantized.quantize import each_group, over_groups, scalar_codec
 from jgc.compress.registry import Method
 from jgc.layout.pack import values_of
 from jgc.memory import error_feedback, no_memory

@@ -13,7 +13,7 @@ import optax
 
 from jgc.compress import step_on_nodes
 from jgc.method.compose import encoded as encode
-from jgc.nodes import on_nodes
+from jgc.node_axis import on_nodes
 from jgc.placement import LOCAL, SHARED, place
 from jgc.training.program import compile_update
 from jgc.training.step import Gradients, Parts, TrainState

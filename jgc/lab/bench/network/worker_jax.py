@@ -22,7 +22,8 @@ from jgc.lab.bench.network import channel, framing
 from jgc.lab.bench.network.jax_methods import Built, build, copied, local
 from jgc.lab.bench.network.methods import model_settings
 from jgc.lab.bench.network.namespaces import INTERFACE
-from jgc.nodes import NODE, make_nodes, node_grads
+from jgc.node_axis import node_grads
+from jgc.nodes import NODE, make_nodes
 from jgc.training.models import make_model
 from jgc.types import PyTree
 

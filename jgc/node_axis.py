@@ -1,0 +1,261 @@
+"""Run functions on the node axis, in one of the three layouts of `jgc.nodes`. No other file does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from jgc import comm
+from jgc.misuse import check_arrays, path_of
+from jgc.placement import (
+    BATCH,
+    LOCAL,
+    SHARED,
+    Placement,
+    Sharded,
+    Stacked,
+    check_node_axes,
+    check_placements,
+    is_placement,
+    locally,
+    on_node_axis,
+    spec,
+)
+from jgc.types import EMULATED, Array, Nodes, PyTree
+
+
+def on_nodes(
+    fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False, partitioned: bool = False
+) -> Callable:
+    """Run `fn` once per node, on the node axis that `jgc.comm` communicates over.
+
+    Args:
+      fn: a function of one node's arguments, without the leading node axis.
+      nodes: the layout.
+      ins: for each argument a placement (SHARED, LOCAL, BATCH, `Sharded`, `Stacked`) or a tree of placements.
+      outs: the placements of `fn`'s outputs. Tracing raises an error if an output is declared SHARED but may
+        differ between nodes, because communication was forgotten.
+      unroll: run the nodes of one device one after another instead of under `vmap`. Only for functions that
+        do not communicate and have LOCAL outputs only. Makes convolutions on CPU much faster.
+      partitioned: where a node has several devices, `fn` sees the node's whole arrays, and XLA divides its work among
+        these devices. If not, `fn` runs on each device and sees that device's part.
+
+    Returns:
+      A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
+
+    Raises:
+      TypeError: when called, a leaf of an argument that is not an array.
+      ValueError: `unroll` with an output declared SHARED: nothing could check it; an unknown placement; when called, a
+        LOCAL or BATCH argument whose first axis is not K, or an output declared SHARED that differs between nodes.
+
+    Example:
+      >>> from jgc.nodes import make_nodes
+      >>> nodes = make_nodes(2, devices=jax.devices()[:1])
+      >>> on_nodes(lambda x: 2 * x, nodes, ins=(LOCAL,), outs=LOCAL)(jnp.arange(2))
+      Array([0, 2], dtype=int32)
+    """
+
+    check_placements((ins, outs))
+    if unroll and not all(on_node_axis(x) for x in jax.tree.leaves(outs, is_leaf=is_placement)):
+        raise ValueError("unroll=True is for functions that do not communicate; their outputs are LOCAL, not SHARED")
+
+    differing: list[str] = []  # outputs that the last trace has found to differ; JAX's own error under vmap has no name
+
+    def one(*args):
+        out = fn(*args)
+        differing[:] = [name for name, placement, x in _shared_leaves(outs, out) if _differs(x, placement, nodes)]
+        if differing and nodes.mesh is not None and nodes.per_device == 1:
+            raise ValueError(_not_shared(differing[0]))
+        return out
+
+    def on_device(*args):  # LOCAL and BATCH leaves: [per_device, ...] on each device
+        args = _map_placed(_unstacked, ins, args)
+        return _map_placed(_stacked, outs, on_its_nodes(*args))
+
+    def on_its_nodes(*args):
+        if nodes.mesh is not None and nodes.per_device == 1:
+            return _map_nodes(lambda x: x[None], outs, one(*_map_nodes(lambda x: x[0], ins, args)))
+        if unroll:
+            each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
+            return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
+        in_axes, out_axes = (
+            jax.tree.map(lambda x: 0 if on_node_axis(x) else None, tree, is_leaf=is_placement) for tree in (ins, outs)
+        )
+        on_axis = jax.vmap(one, in_axes=in_axes, out_axes=out_axes, axis_name=EMULATED, axis_size=nodes.per_device)
+        try:
+            return on_axis(*args)
+        except ValueError as error:
+            if "vmap has mapped output" not in str(error):
+                raise
+            raise ValueError(_not_shared(differing[0] if differing else "")) from None
+
+    if nodes.mesh is None:
+        run: Callable = on_device
+    elif partitioned and nodes.fast:
+        run = _partitioned(on_its_nodes, nodes, ins, outs)
+    else:
+        on_mesh = jax.shard_map(on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes))
+
+        def run(*args):  # arrays on Explicit axes must lie as in_specs says
+            return on_mesh(*_resharded(ins, args, nodes))
+
+    def checked(*args):
+        if len(args) != len(ins):
+            raise ValueError(f"ins has {len(ins)} placements, and the function was called with {len(args)} arguments")
+        for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
+            check_arrays(arg, or_numbers=True)
+            check_node_axes(placements, arg, nodes, f"argument {i}")
+        return run(*args)
+
+    return checked
+
+
+def _shared_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Placement, Any]]:
+    """The leaves of a function's output that are declared equal on all nodes, with their paths and placements."""
+    found: list[tuple[str, Placement, Any]] = []
+
+    def add(path, placement, sub):
+        leaves = () if on_node_axis(placement) else jax.tree_util.tree_flatten_with_path(sub)[0]
+        found.extend((path_of((*path, *rest)), placement, x) for rest, x in leaves)
+
+    jax.tree_util.tree_map_with_path(add, outs, out, is_leaf=is_placement)
+    return found
+
+
+def _differs(x: Any, placement: Placement, nodes: Nodes) -> bool:
+    """Whether JAX takes an output of a node to differ, between nodes or their devices, where its placement does not."""
+    emulated = nodes.mesh is None or nodes.per_device > 1
+    dims = [dim if isinstance(dim, tuple) else (dim,) for dim in spec(placement, nodes)]
+    over_mesh = set(jax.typeof(x).mat.varying) - {axis for dim in dims for axis in dim}
+    return bool(over_mesh) or (emulated and getattr(x, "batch_dim", None) is not None)
+
+
+def _not_shared(name: str) -> str:
+    which = f"the output's leaf {name!r}" if name else "an output"
+    return (
+        f"{which} is declared SHARED, but differs between nodes (or their devices): it was not aggregated. Average it, "
+        "by a compressor or jgc.comm, or declare it LOCAL. In an optax chain every leaf must go through as_optax "
+        "(optax.masked leaves some out: use jgc.compress.per_layer), and momentum comes after it: see docs/composing.md"
+    )
+
+
+def _specs(placements: PyTree, nodes: Nodes) -> PyTree:
+    return jax.tree.map(lambda x: spec(x, nodes), placements, is_leaf=is_placement)
+
+
+def _resharded(placements: PyTree, args: PyTree, nodes: Nodes) -> PyTree:
+    """Arguments as `shard_map` wants them on a mesh with Explicit axes: divided as their placements say."""
+    if nodes.mesh is None or AxisType.Explicit not in nodes.mesh.axis_types:
+        return args  # on Auto axes, shard_map divides them itself
+    mesh = nodes.mesh
+
+    def one(placement, x):
+        if not isinstance(x, jax.Array):  # such as NumPy's
+            return x
+        return jax.sharding.reshard(x, NamedSharding(mesh, spec(placement, nodes)))
+
+    return _map_placed(one, placements, args)
+
+
+def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
+    """`on_its_nodes` with the slow axes divided by `shard_map`, and the fast axes left to XLA's partitioner."""
+    assert nodes.mesh is not None
+    slow_only, explicit = nodes._replace(fast=()), AxisType.Explicit in nodes.mesh.axis_types
+    in_specs, out_specs = (
+        jax.tree.map(lambda x: spec(LOCAL if on_node_axis(x) else SHARED, slow_only), tree, is_leaf=is_placement)
+        for tree in (ins, outs)
+    )
+
+    def on_slow(*args):
+        if not explicit:
+            return on_its_nodes(*args)
+        # model code without annotations fails on Explicit axes
+        shardings = jax.tree.map(  # of arrays [per_device, ...]
+            lambda x: P(None, *x.spec) if isinstance(x, Sharded) else P(), outs, is_leaf=is_placement
+        )
+        others = tuple(axis for axis in nodes.mesh.axis_names if axis not in nodes.slow)
+        return jax.sharding.auto_axes(on_its_nodes, axes=others, out_sharding=shardings)(*args)
+
+    on_axes = jax.shard_map(
+        on_slow, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(nodes.slow)
+    )
+    if explicit:
+        return lambda *args: on_axes(*_resharded(ins, args, nodes))
+
+    def constrained(*args):  # without it, XLA returns whole arrays to every device of a node
+        return _map_placed(
+            lambda placement, x: jax.lax.with_sharding_constraint(x, NamedSharding(nodes.mesh, spec(placement, nodes))),
+            outs,
+            on_axes(*args),
+        )
+
+    return constrained
+
+
+def _map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
+    """`f(placement, leaf)` of all leaves."""
+
+    def mapped(placement, sub):
+        return jax.tree.map(lambda x: f(placement, x), sub)
+
+    return jax.tree.map(mapped, placements, tree, is_leaf=is_placement)
+
+
+def _map_nodes(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
+    """`f(leaf)` of all leaves whose placement has a node axis."""
+    return _map_placed(lambda placement, x: f(x) if on_node_axis(placement) else x, placements, tree)
+
+
+def _unstacked(placement: Placement, x: Array) -> Array:
+    """A device's entry of a `Stacked` array, without the axis of the devices; any other array as it is."""
+    if not isinstance(placement, Stacked):
+        return x
+    return x[:, 0] if on_node_axis(placement) else x[0]
+
+
+def _stacked(placement: Placement, x: Array) -> Array:
+    """The inverse of `_unstacked`."""
+    if not isinstance(placement, Stacked):
+        return x
+    return x[:, None] if on_node_axis(placement) else x[None]
+
+
+def node_grads(
+    loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool = True, local: bool = False,
+    placements: PyTree = SHARED,
+) -> Callable:  # fmt: skip
+    """Make a function of node-local gradients, for your own training loop.
+
+    Args:
+      loss: `(params, batch) -> scalar`, the mean loss over a node's own examples, or with `has_aux`
+        `-> (scalar, aux)`.
+      nodes: the layout.
+      has_aux: as in `jax.value_and_grad`.
+      unroll: see `on_nodes`; True is much faster for convolutions on CPU.
+      local: whether `loss` takes a third, node-local argument, such as batch statistics.
+      placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a node divide the
+        parameters (FSDP, tensor parallel): gradients are then divided alike, and XLA divides the node's work.
+
+    Returns:
+      `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch` have
+      leading axes [K, b]. With `local`, `(params, batch, own) -> (value, grads)`, the leaves of `own` [K, ...].
+
+    Example:
+      >>> from jgc.nodes import make_nodes
+      >>> nodes = make_nodes(2, devices=jax.devices()[:1])
+      >>> loss = lambda w, x: jnp.mean(w * x)
+      >>> node_grads(loss, nodes)(jnp.float32(3.0), jnp.array([[1.0], [2.0]]))[1]
+      Array([1., 2.], dtype=float32)
+    """
+    gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
+    partitioned = any(isinstance(x, Sharded) for x in jax.tree.leaves(placements, is_leaf=is_placement))
+    seen = nodes._replace(fast=()) if partitioned else nodes  # the axes that the loss is called on
+
+    def one(params, *own):
+        return comm.exact_mean(gradient(comm.vary(params, seen), *own), seen)
+
+    ins = (placements, BATCH, LOCAL) if local else (placements, BATCH)
+    outs = (LOCAL, locally(placements))
+    return on_nodes(one, nodes, ins=ins, outs=outs, unroll=unroll, partitioned=partitioned)
