@@ -19,6 +19,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jgc import comm
 from jgc.method.phases import phase_after, phase_at
+from jgc.method.shards import info_of_node
 from jgc.misuse import check_arrays, check_compressor, holds_state, path_of, warn_of_momentum
 from jgc.node_axis import node_grads, on_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, locally, place, placements_of
@@ -201,22 +202,10 @@ def _exchange(
 ) -> tuple[PyTree, State, tuple[Array, Info]]:
     """One node's aggregate and state, and the means over nodes of loss and `Info`, by one collective."""
     mean, state, info = compressor.aggregate(phase, key, grads, state, nodes)
-    info = _of_node(info, nodes)
+    info = info_of_node(info, nodes)
     own = (loss, info.residual_norm, info.elements_sent, info.overflow)  # all nodes agree on `finite`
     loss, norm, elements, overflow = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
     return mean, state, (loss, Info(norm, elements, overflow, info.finite))
-
-
-def _of_node(info: Info, nodes: Nodes) -> Info:
-    """A node's `Info`, where each of its devices has a share, for its own shards of the parameters."""
-    axes = comm.fast_axes(info.residual_norm, nodes)
-    if not axes:
-        return info
-    squared, elements, overflow = (
-        comm.sum_inside(x, axes, nodes, "metrics") for x in (info.residual_norm**2, info.elements_sent, info.overflow)
-    )
-    bad = comm.sum_inside((~info.finite).astype(jnp.int32), axes, nodes, "metrics")
-    return Info(jnp.sqrt(squared), elements, overflow, bad == 0)
 
 
 def _put(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: PyTree = None) -> PyTree:

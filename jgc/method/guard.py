@@ -77,7 +77,8 @@ def guarded(core: Core) -> Compressor:
     """The compressor of a core. If any node's gradient is not finite, all nodes skip the step.
 
     A skipped step returns an aggregate of zeros, the unchanged state and an `Info` of zeros. The flag costs one i32
-    all-reduce, field "flag". If a node has several devices, it first averages their gradients.
+    all-reduce, field "flag". Where devices of a node hold whole gradients, these are averaged first; where they divide
+    the gradients, each compresses its own shards (`jgc.method.shards`).
     """
 
     def init(key, params, nodes):

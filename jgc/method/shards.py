@@ -146,6 +146,18 @@ def sum_of(infos: Sequence[Info], axes: Sequence[tuple[str, ...]], nodes: Nodes)
     return Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow), finite)
 
 
+def info_of_node(info: Info, nodes: Nodes) -> Info:
+    """A node's `Info`, equal on its devices, from each device's share (see `sum_of`); any other `Info` as it is."""
+    axes = comm.fast_axes(info.residual_norm, nodes)
+    if not axes:
+        return info
+    squared, elements, overflow = (
+        comm.sum_inside(x, axes, nodes, "metrics") for x in (info.residual_norm**2, info.elements_sent, info.overflow)
+    )
+    bad = comm.sum_inside((~info.finite).astype(jnp.int32), axes, nodes, "metrics")
+    return Info(jnp.sqrt(squared), elements, overflow, bad == 0)
+
+
 def residual(of_group: Callable[[PyTree, Group], Group], own: ByShards, params: PyTree) -> Group:
     """Whole residuals by path. `own` is a node's local state, with an axis of the devices; `params` have shardings."""
     paths, leaves = leaf_paths(params), jax.tree.leaves(params)

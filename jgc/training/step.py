@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jgc import comm
 from jgc.memory import clip_local
 from jgc.method.guard import diagnose
+from jgc.method.shards import info_of_node
 from jgc.node_axis import node_grads, on_nodes
 from jgc.placement import LOCAL, SHARED, Sharded, locally, per_node, place, placements_of
 from jgc.training.config import Config
@@ -233,13 +234,7 @@ def make_update(
 
 def _metrics(info: Info, loss: Array, accuracy: Array, nodes: Nodes) -> dict[str, Array]:
     """Means over the nodes, f32[] each, by one collective."""
-    if axes := comm.fast_axes(info.residual_norm, nodes):  # each device of a node has its share
-        squared, elements, overflow = (
-            comm.sum_inside(x, axes, nodes, "metrics")
-            for x in (info.residual_norm**2, info.elements_sent, info.overflow)
-        )
-        finite = comm.sum_inside(info.finite.astype(jnp.float32), axes, nodes, "metrics") / nodes.size(axes)
-        info = Info(jnp.sqrt(squared), elements, overflow, finite)
+    info = info_of_node(info, nodes)
     own = (loss, accuracy, info.residual_norm, info.elements_sent, info.overflow, info.finite)
     means = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
     return dict(zip(METRICS, means, strict=True))
