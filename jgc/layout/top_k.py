@@ -88,7 +88,7 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
             raise ValueError(
                 f"a range must lie within the {values.size} values, got start {start} and size {size}"
             )
-    kinds = [_kind(one, variant) for one in ranges]
+    kinds = _kinds(ranges, variant)
     parts: list[Array] = []
     found = {kind: _found_by(values, [one for one, of in zip(ranges, kinds, strict=True) if of == kind], kind, variant)
              for kind in dict.fromkeys(kinds)}  # fmt: skip
@@ -100,11 +100,23 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
     return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.int32)
 
 
-def _kind(one: Range, variant: Variant | None) -> str:
-    """How to select from a range: "all" or nothing, "plain", or "together" with others."""
-    if (variant or fastest(one.size, one.k)) != "plain" and one.k:
-        return "together"
-    return "all" if one.k in (0, one.size) else "plain"
+def _kinds(ranges: Sequence[Range], variant: Variant | None) -> list[str]:
+    """How to select from each range: "all" or nothing, "plain", or "together" with others."""
+
+    def alone(one: Range) -> str:
+        if (variant or fastest(one.size, one.k)) != "plain" and one.k:
+            return "together"
+        return "all" if one.k in (0, one.size) else "plain"
+
+    kinds = [alone(one) for one in ranges]
+    large = [one for one, kind in zip(ranges, kinds, strict=True) if kind == "together"]
+    if variant or not large:
+        return kinds
+    b = block_of(large)  # a small range joins the large ones, unless their blocks would become smaller
+    return [
+        "together" if kind == "plain" and block_of([one]) >= b else kind
+        for one, kind in zip(ranges, kinds, strict=True)
+    ]
 
 
 def _found_by(values: Array, ranges: Sequence[Range], kind: str, variant: Variant | None) -> Array:
@@ -153,22 +165,64 @@ def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
     """Both steps, or only the second if b is 1: i32[mu]."""
     counts = [one.k for one in ranges]
     first = jnp.asarray(np.repeat([one.start for one in ranges], counts).astype(np.int32))
-    blocks = _above_threshold(_maxima(values, ranges, b), [_whole_groups(-(-one.size // b)) for one in ranges], counts)
+    all_blocks = [_whole_groups(-(-one.size // b)) for one in ranges]
+    maxima = _maxima(values, ranges, b)
     if b == 1:
-        return first + blocks
+        return first + _above_threshold(maxima, _parts(all_blocks), counts)
     # The kept blocks of each range, filled up to whole groups of values with blocks of padding.
-    slots = np.array([_whole_groups(k * b) // b for k in counts])
+    kept_values = [_whole_groups(k * b) for k in counts]
+    slots = np.array(kept_values) // b
     before = np.cumsum(counts) - counts  # kept blocks of earlier ranges
     slot = np.concatenate([np.arange(size) for size in slots])  # of its range
     used = slot < np.repeat(counts, slots)
     source = np.where(used, np.repeat(before, slots) + slot, 0).astype(np.int32)
     limit = np.where(used, np.repeat([one.size for one in ranges], slots), 0).astype(np.int32)
     start = np.repeat([one.start for one in ranges], slots).astype(np.int32)
-    positions = blocks[source][:, None] * b + jnp.arange(b, dtype=jnp.int32)  # a last block may end beyond its range
-    found = _bits(values.at[start[:, None] + positions].get(mode="clip"))
-    found = jnp.where(positions < limit[:, None], found, _PADDING)
-    kept = _above_threshold(found.reshape(-1), (slots * b).tolist(), counts)
+
+    size = max(sum(all_blocks), sum(kept_values))
+
+    def values_of(blocks: Array) -> Array:
+        within = jnp.arange(b, dtype=jnp.int32)
+        positions = blocks[source][:, None] * b + within  # a last block may end beyond its range
+        found = _bits(values.at[start[:, None] + positions].get(mode="clip"))
+        return _filled(jnp.where(positions < limit[:, None], found, _PADDING).reshape(-1), size)
+
+    # Both steps are turns of one loop, so that XLA compiles them once.
+    parts = jax.tree.map(lambda *of_step: jnp.stack(of_step), _parts(all_blocks, size), _parts(kept_values, size))
+
+    def step(i, chosen):
+        bits = lax.cond(i == 0, lambda blocks: _filled(maxima, size), values_of, chosen[1])
+        return chosen[1], _above_threshold(bits, jax.tree.map(lambda x: x[i], parts), counts)
+
+    nothing = jnp.zeros_like(maxima, shape=sum(counts))
+    blocks, kept = lax.fori_loop(0, 2, step, (nothing, nothing))
     return first + blocks[np.repeat(before, counts).astype(np.int32) + kept // b] * b + kept % b
+
+
+def _filled(bits: Array, size: int) -> Array:
+    """Bits followed by padding, i32[size]."""
+    return jnp.pad(bits, (0, size - bits.size), constant_values=_PADDING) if bits.size < size else bits
+
+
+class _Parts(NamedTuple):
+    """Parts of a vector, one after the other, each of whole groups.
+
+    Attributes:
+      owner: the part of each group, i32[groups]; the last one's for padding behind it.
+      starts: the first value of each part, i32[parts].
+    """
+
+    owner: Array
+    starts: Array
+
+
+def _parts(sizes: Sequence[int], total: int | None = None) -> _Parts:
+    """The parts of these sizes, in a vector of `total` values, whole groups."""
+    groups = np.array(sizes) // _GROUP
+    owner = np.repeat(np.arange(len(sizes), dtype=np.int32), groups)
+    behind = 0 if total is None else total // _GROUP - owner.size
+    starts = (np.cumsum(sizes) - sizes).astype(np.int32)
+    return _Parts(jnp.asarray(np.pad(owner, (0, behind), mode="edge")), jnp.asarray(starts))
 
 
 def _whole_groups(size: int) -> int:
@@ -220,32 +274,36 @@ def _block_maxima(values: Array, b: int) -> Array:
     return jnp.concatenate([maxima, jnp.max(_bits(values[whole:]), keepdims=True)])
 
 
-def _above_threshold(bits: Array, sizes: Sequence[int], counts: Sequence[int]) -> Array:
+def _above_threshold(bits: Array, parts: _Parts, counts: Sequence[int]) -> Array:
     """Positions of the k largest values of each part, ascending, ties to the first: i32[m] -> i32[mu].
 
-    Parts lie one after the other and have `sizes`, whole groups. At least k values of a part must not be padding.
+    At least k values of a part must not be padding.
     """
-    starts, parts = np.cumsum([0, *sizes])[:-1], len(sizes)
-    owner = np.repeat(np.arange(parts, dtype=np.int32), np.array(sizes) // _GROUP)  # the part of each group
-    threshold = jnp.repeat(_kth_largest(bits, owner, counts)[owner], _LANES)  # per word of 32 values
+    owner = jnp.repeat(parts.owner, _LANES)  # the part of each word of 32 values
+    threshold = _kth_largest(bits, parts.owner, counts)[owner]
     rows = bits.reshape(-1, 32)
     above, equal = _bitmap(rows > threshold[:, None]), _bitmap(rows == threshold[:, None])
-    owner = np.repeat(owner, _LANES)
     each = jnp.stack([_ones_in(above), _ones_in(equal)])  # in every word
     upto = jnp.cumsum(each, axis=1)
-    before = (upto - each)[:, starts // 32]  # in all parts before each part
+    before = (upto - each)[:, parts.starts // 32]  # in all parts before each part
     total = jnp.diff(before[0], append=upto[0, -1])
     missing = (np.array(counts, np.int32) - total)[owner]  # of the values equal to the threshold, the first so many
     ties = upto[1] - before[1][owner]  # up to the end of each word, of its part
     words = above | _first_ones(equal, jnp.clip(missing - (ties - each[1]), 0, each[1]))
-    earlier = np.cumsum([0, *counts])[:-1].astype(np.int32)[owner]  # chosen in all parts before
+    earlier = jnp.asarray(np.cumsum([0, *counts])[:-1].astype(np.int32))[owner]  # chosen in all parts before
     chosen = jnp.asarray(earlier + upto[0] - before[0][owner] + jnp.minimum(ties, missing), jnp.uint32)
     positions = ones_of(words, chosen, jnp.arange(sum(counts), dtype=jnp.uint32))
-    return (positions - np.repeat(starts, counts).astype(np.uint32)).astype(jnp.int32)
+    return positions.astype(jnp.int32) - parts.starts[np.repeat(np.arange(len(counts)), counts)]
 
 
-def _kth_largest(bits: Array, owner: np.ndarray, counts: Sequence[int]) -> Array:
-    """For each part the largest t >= 0 that at least k of its values reach, i32[parts]; highest digit first."""
+def _kth_largest(bits: Array, owner: Array, counts: Sequence[int]) -> Array:
+    """For each part the largest t >= 0 that at least k of its values reach, i32[parts]; highest digit first.
+
+    Args:
+      bits: i32[m].
+      owner: the part of each group, i32[groups].
+      counts: k of each part.
+    """
     width = 1 if jax.default_backend() == "cpu" else 4  # bits per digit: least work on CPU, few passes elsewhere
     digits = jnp.arange(1, 2**width, dtype=jnp.int32)
     groups, wanted = bits.reshape(-1, 1, 32, _LANES), np.array(counts, np.int32)[:, None]
@@ -261,7 +319,7 @@ def _kth_largest(bits: Array, owner: np.ndarray, counts: Sequence[int]) -> Array
     return lax.fori_loop(1 if width == 1 else 0, 32 // width, refine, jnp.zeros_like(bits, shape=len(counts)))
 
 
-def _sums(values: Array, owner: np.ndarray, parts: int) -> Array:
+def _sums(values: Array, owner: Array, parts: int) -> Array:
     """Sums over the groups of each part: i32[groups, ...] -> i32[parts, ...]."""
     if parts == 1:
         return jnp.sum(values, 0, keepdims=True, dtype=jnp.int32)
