@@ -29,7 +29,9 @@ def compensate(
     """
     # Leaf by leaf, so that no vector of all gradients is allocated.
     for add in memory.accumulate if packing.size else ():
-        local = _added(partial(add, complete=complete), local, pieces(grads, packing), jnp.asarray(skip))
+        local = _added(
+            lambda local, g, add=add: add(local, g, complete), local, pieces(grads, packing), jnp.asarray(skip)
+        )
     v, new = memory.compensate(local, pack(grads, packing), complete)
     residual, vectors = memory.residual(local), jax.tree.leaves(local)
     if residual is None and vectors and packing.size and all(v is not x for x in vectors):

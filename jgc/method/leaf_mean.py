@@ -22,8 +22,7 @@ BUCKET = 2**20  # bytes: smaller leaves are joined until they have as many
 
 def leaf_by_leaf(core: Core) -> Core:
     """The core of a method that sends everything and keeps nothing, with the mean taken leaf by leaf."""
-    # without stages: beside other groups of `per_layer`, too, two-byte leaves travel in two bytes, in collectives apart
-    return core._replace(aggregate=aggregate, messages=messages, stages=None)
+    return core._replace(aggregate=aggregate, messages=messages)
 
 
 def aggregate(
