@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from jgc.backend import backend
 from jgc.comm.axis import devices, emulated_gather, emulated_sum, is_emulated, node_index, vary_over
 from jgc.comm.ledger import are_local_copies, record
 from jgc.comm.words import from_words, join_words, split_words, to_words
@@ -87,9 +88,17 @@ def all_gather(x: Array, nodes: Nodes, field: str) -> Array:
         x = emulated_gather(x, nodes.per_device)  # [per_device, ...]
     if nodes.slow:
         record("all-gather", field, x, devices(nodes))
-        x = lax.all_gather(vary_over(x, nodes.slow), nodes.slow, to="invarying", tiled=is_emulated(nodes))
-        x = copies(x, nodes)
+        x = copies(gather_rows(vary_over(x if is_emulated(nodes) else x[None], nodes.slow), nodes.slow), nodes)
     return x
+
+
+def gather_rows(x: Array, axes: tuple[str, ...]) -> Array:
+    """x [m, ...] of all devices along mesh axes, one after the other: [devices m, ...], equal on all of them."""
+    if backend() == "tpu":
+        # XLA for TPU would flatten a gather of rows whose length is no multiple of a tile, 1,024 values, and then make
+        # it an all-reduce of zeros: twice the bytes. The barrier keeps the rows.
+        x = lax.optimization_barrier(x)
+    return lax.all_gather(x, axes, to="invarying", tiled=True)
 
 
 def copies(x: Array, nodes: Nodes) -> Array:

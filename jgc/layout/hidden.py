@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jgc.backend import backend
 from jgc.types import Array
 
 
@@ -24,7 +24,7 @@ def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
       [0, 3, 7]
     """
     first = tuple(jnp.int32(number) for number in numbers)
-    if jax.default_backend() != "cpu" or not first:
+    if backend() != "cpu" or not first:
         return first
 
     def rotated(carry):  # a change that XLA cannot undo

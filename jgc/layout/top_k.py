@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jgc.backend import backend
 from jgc.types import Array
 from jgc.wire.elias_fano import ones_of
 
@@ -246,7 +247,7 @@ def _above_threshold(bits: Array, sizes: Sequence[int], counts: Sequence[int]) -
 
 def _kth_largest(bits: Array, owner: np.ndarray, counts: Sequence[int]) -> Array:
     """For each part the largest t >= 0 that at least k of its values reach, i32[parts]; highest digit first."""
-    width = 1 if jax.default_backend() == "cpu" else 4  # bits per digit: least work on CPU, few passes elsewhere
+    width = 1 if backend() == "cpu" else 4  # bits per digit: least work on CPU, few passes elsewhere
     digits = jnp.arange(1, 2**width, dtype=jnp.int32)
     groups, wanted = bits.reshape(-1, 1, 32, _LANES), np.array(counts, np.int32)[:, None]
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from jgc.backend import backend
 from jgc.layout.hidden import hidden
 from jgc.layout.pack import Packing, pack, pieces
 from jgc.memory import Memory
@@ -53,7 +54,7 @@ def _accumulated(accumulate: Callable, local: PyTree, parts: Sequence[tuple[slic
         return local
     after = jax.eval_shape(accumulate, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
     same = all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(local), jax.tree.leaves(after), strict=True))
-    if jax.default_backend() == "cpu" and same:
+    if backend() == "cpu" and same:
         # In place, range by range: on CPU, allocating the state anew in every step costs more than the additions.
         local = lax.optimization_barrier(local)  # without it XLA fuses a reshape with the first write and copies local
         # with starts that XLA knows, it goes through all n values, and compiles every range by itself
