@@ -4,16 +4,16 @@ Exact top-k of a layer of n values needs several passes over all n or a long sor
 one matrix [chunks, 4096], and `lax.top_k` takes all rows at once. Sizes are static, and no chunk waits for another.
 
 Chunks are cut within layers, and a layer's last chunk may be shorter. A layer smaller than a chunk is one chunk; biases
-and norms are one layer as ever. So a layer's number of values is known, as for exact top-k: scales of value
-codes, `min_values` and shards need no other rule. A chunk across two layers would send nearly nothing of the one with
+and norms are one layer as ever. So a layer's number of values is known, as for exact top-k: scales of value codes,
+`min_values` and shards need no other rule. A chunk across two layers would send nearly nothing of the one with
 the smaller gradients. The cost is one shorter chunk a layer.
 
 Positions travel as indices within their chunk, log2(4096) = 12 bits, if a chunk sends at most 4 values; else in
 Elias-Fano code over all layers, which then is shorter:
 
     values of 4,096    indices    Elias-Fano    entropy of the chunks     sent
-                 4        12.0          12.0                     10.8     12.0 bits a position
-                16        12.0          10.0                      9.0     10.0
+                 4        12.0          12.0                     10.9     12.0 bits a position
+                16        12.0          10.0                      9.2     10.0
                 64        12.0           8.0                      7.4      8.0
 
 Indices pack and unpack without a scatter or gather, which are slow on TPUs. At 4 of 4,096 only the order of a chunk's
@@ -166,8 +166,9 @@ def stretches(starts: np.ndarray, sizes: np.ndarray, length: int) -> list[tuple[
 def largest_of_rows(rows: Array, k: int) -> Array:
     """Where the k largest values of every row are, i32[rows, k], largest first; ties go to the lower position.
 
-    On accelerators `lax.top_k`. On CPU that takes 13 ns a value, and so two searches in fewer values: for the k blocks
-    of b neighbours with the largest maxima, which hold the k largest values (see `jgc.layout.top_k`), and in these.
+    On accelerators `lax.top_k`: of all ways tried it has the fewest cycles on TPU (docs/results/chunks.md). On CPU it takes
+    13 ns a value, and so two searches in fewer values: for the k blocks of b neighbours with the largest maxima, which
+    hold the k largest values (see `jgc.layout.top_k`), and in these.
 
     Example:
       >>> largest_of_rows(jnp.array([[1.0, 4.0, 3.0, 4.0]]), 2)
