@@ -166,9 +166,9 @@ def stretches(starts: np.ndarray, sizes: np.ndarray, length: int) -> list[tuple[
 def largest_of_rows(rows: Array, k: int) -> Array:
     """Where the k largest values of every row are, i32[rows, k], largest first; ties go to the lower position.
 
-    On accelerators `lax.top_k`: of all ways tried it has the fewest cycles on TPU (docs/results/chunks.md). On CPU it takes
-    13 ns a value, and so two searches in fewer values: for the k blocks of b neighbours with the largest maxima, which
-    hold the k largest values (see `jgc.layout.top_k`), and in these.
+    On accelerators `lax.top_k`: of the ways tried it has the fewest cycles on TPU (docs/results/chunks.md). On CPU it
+    takes 13 ns a value, and so there are two searches in fewer values: for the k blocks of b neighbours with the largest
+    maxima, which hold the k largest values (see `jgc.layout.top_k`), and in these.
 
     Example:
       >>> largest_of_rows(jnp.array([[1.0, 4.0, 3.0, 4.0]]), 2)
