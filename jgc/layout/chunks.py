@@ -167,7 +167,7 @@ def largest_of_rows(rows: Array, k: int) -> Array:
     """Where the k largest values of every row are, i32[rows, k], largest first; ties go to the lower position.
 
     On accelerators `lax.top_k`: of the ways tried it has the fewest cycles on TPU (docs/results/chunks.md). On CPU it
-    takes 13 ns a value, and so there are two searches in fewer values: for the k blocks of b neighbours with the largest
+    takes 13 ns a value. So there are two searches in fewer values: for the k blocks of b neighbours with the largest
     maxima, which hold the k largest values (see `jgc.layout.top_k`), and in these.
 
     Example:

@@ -58,7 +58,7 @@ def both(name, layout="1 device"):
     return split, run(method, apart(PARAMS), [apart(grads) for grads in every], layout)
 
 
-@pytest.mark.parametrize("name, layout", [*((name, "1 device") for name in METHODS), ("topk", "4 devices")])
+@pytest.mark.parametrize("name, layout", [*((name, "1 device") for name in (*METHODS, "dgc/chunks")), ("topk", "4 devices")])
 def test_stacked_leaf_equals_leaves_of_its_layers(name, layout):
     (mean, state, info, _), (apart_mean, apart_state, apart_info, _) = both(name, layout)
     assert same_bits(apart(mean), apart_mean)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from jgc.compress import step_of_shapes
 from jgc.lab.plan.cycles import Cycles, cycles_of
-from jgc.lab.plan.targets import Target
+from jgc.lab.plan.targets import Target, compiled_for
 from jgc.placement import SHARED, spec
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.hlo import Collective, collectives
@@ -120,7 +120,7 @@ def _compiled(
     name: str, phase: str, run: Callable, arguments: Sequence[Any], target: Target, donate: tuple[int, ...] = ()
 ) -> Program:
     started, busy = perf_counter(), process_time()
-    compiled = jax.jit(run, donate_argnums=donate).lower(*arguments).compile()
+    compiled = compiled_for(jax.jit(run, donate_argnums=donate).lower(*arguments))
     seconds = perf_counter() - started, process_time() - busy
     text: Any = compiled.as_text()
     memory: Any = compiled.memory_analysis()

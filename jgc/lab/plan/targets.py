@@ -7,15 +7,19 @@ Devices made here can be compiled for (`jax.jit(f).lower(...).compile()`), and n
 import math
 import os
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jgc.nodes import from_mesh, make_nodes
 from jgc.training.errors import UserError
@@ -147,8 +151,34 @@ def _gpus(spec: Spec) -> list[Any]:
 def _tpus(spec: Spec) -> list[Any]:
     slices: Mapping[str, int] = {"num_slices": spec.groups} if spec.groups > 1 else {}
     name = f"{spec.chip}:{'x'.join(map(str, spec.grid))}"
-    found = topologies.get_topology_desc(platform="tpu", topology_name=name, **slices).devices
+    with _without_xla_flags():
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **slices).devices
+        _compile_something(found[0])
     return sorted(found, key=lambda device: device.slice_index) if slices else list(found)
+
+
+@contextmanager
+def _without_xla_flags() -> Iterator[None]:
+    """libtpu reads XLA_FLAGS when it compiles first, and ends the process if flags are those of another compiler."""
+    jax.devices()  # JAX's own compiler reads them now
+    flags = os.environ.pop("XLA_FLAGS", None)
+    try:
+        yield
+    finally:
+        os.environ |= {} if flags is None else {"XLA_FLAGS": flags}
+
+
+@cache
+def _compile_something(device: Any) -> None:
+    one = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=SingleDeviceSharding(device))
+    compiled_for(jax.jit(lambda x: x + 1).lower(one))
+
+
+def compiled_for(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """A compiled program for devices that are not here, which JAX's cache of compiled programs cannot read back."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+        return lowered.compile()
 
 
 # --- the compilers ------------------------------------------------------------------------------------------------
@@ -191,6 +221,7 @@ def check_installed(name: str, kind: str) -> None:
 
 def stay_on_cpu() -> None:
     """Keep JAX from looking for the devices of the compilers' packages. Call it before JAX starts."""
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # several processes may compile at once
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else libtpu asks a cloud's metadata server for minutes
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
