@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jgc import comm
+from jgc.backend import backend_of
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.shards import info_of_node
 from jgc.misuse import check_arrays, check_compressor, holds_state, path_of, warn_of_momentum
@@ -150,7 +151,7 @@ def make_step(
             programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
         check_node_axes(BATCH, batch, nodes, "the batch")
         # Devices of a CPU are threads of one processor: collectives of several steps at once can wait forever.
-        if nodes.mesh is not None and nodes.mesh.size > 1 and jax.default_backend() == "cpu":
+        if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
             jax.block_until_ready(arrays)
         arrays, metrics = programs[name](arrays, key, np.int32(state.step), put(batch, placements=BATCH))
         return LoopState(state.step + 1, phase, *arrays, key), metrics

@@ -3,6 +3,8 @@
 import dataclasses
 
 from jgc.compress.sparse.sparsity import Strategy, sparse_schedule
+from jgc.layout.chunks import CHUNK
+from jgc.layout.selector import SelectBy, Selector, make_selector
 from jgc.memory import Memory, make_memory
 from jgc.method.ages import with_ages
 from jgc.types import Phase
@@ -29,7 +31,18 @@ class ErrorFeedback:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sparsifying(ErrorFeedback):
+class Chunked:
+    """Settings of methods that select the largest values."""
+
+    selection: SelectBy = "layer"
+    """layer: the largest values of each layer, exactly; chunks: of every chunk of each layer, which is made for
+    accelerators"""
+    chunk: int = CHUNK
+    """with selection "chunks": values of a chunk, a power of two"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparsifying(Chunked, ErrorFeedback):
     """Settings of methods that send a share of the values."""
 
     alpha: float = 0.001
@@ -77,6 +90,15 @@ def memory_of(config: ErrorFeedback) -> Memory:
         config.residual_dtype,
     )
     return with_ages(memory) if config.track_age else memory
+
+
+def selector_of(config: Chunked, share: float, min_values: int = 1) -> Selector:
+    """The selector that the settings describe, for a share of the values.
+
+    Raises:
+      ValueError: as `make_selector`.
+    """
+    return make_selector(share, min_values, config.selection, config.chunk)
 
 
 def schedule_of(config: Sparsifying, name: str = "top-k") -> tuple[Phase, ...]:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jgc.backend import backend
 from jgc.types import Array, PyTree
 
 
@@ -24,7 +25,7 @@ def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
       [0, 3, 7]
     """
     first = tuple(jnp.int32(number) for number in numbers)
-    if jax.default_backend() != "cpu" or not first:
+    if backend() != "cpu" or not first:
         return first
 
     def rotated(carry):  # a change that XLA cannot undo
@@ -54,7 +55,7 @@ def sealed(x: PyTree, nothing: Array | bool) -> PyTree:
       x: arrays with at least one value, of equal rank.
       nothing: as in `hidden`. What it depends on is computed before x may be overwritten.
     """
-    if jax.default_backend() != "cpu":
+    if backend() != "cpu":
         return x
 
     def changed(carry):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jgc.backend import backend
 from jgc.layout.hidden import dynamic_part, hidden
 from jgc.layout.pack import Layer, layer_ids, values_of
 from jgc.layout.top_k import Range, largest_in_ranges
@@ -101,7 +102,7 @@ def added(x: Array, more: Array | Sparse) -> Array:
     if not isinstance(more, Sparse):
         return x + more
     sparse = more
-    if jax.default_backend() == "gpu" and sparse.positions.ndim > 1:
+    if backend() == "gpu" and sparse.positions.ndim > 1:
         # One node after another: a GPU adds values at equal positions in any order, but all devices need equal sums.
         each = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), sparse)
         return lax.scan(lambda x, one: (x.at[one.positions].add(one.values), None), x, each)[0]
@@ -110,7 +111,7 @@ def added(x: Array, more: Array | Sparse) -> Array:
 
 def scatter_layers(total: SparseSum, layers: tuple[Layer, ...]) -> Array:
     """The sum of entries as a vector f32[n]."""
-    if jax.default_backend() != "cpu" or len(total.counts) < 2:
+    if backend() != "cpu" or len(total.counts) < 2:
         return scatter(total.entries, values_of(layers))
     # Layer by layer on CPU: cutting the vector into the layers' tensors then copies nothing.
     nodes = math.prod(total.entries.positions.shape[:-1])

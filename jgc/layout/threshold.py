@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jgc.backend import backend
 from jgc.types import Array
 from jgc.wire.elias_fano import ones_of
 
@@ -76,7 +77,7 @@ def _kth_largest(bits: Array, owner: Array, counts: Sequence[int]) -> Array:
       owner: the part of each group, i32[groups].
       counts: k of each part.
     """
-    width = 1 if jax.default_backend() == "cpu" else 4  # bits per digit: least work on CPU, few passes elsewhere
+    width = 1 if backend() == "cpu" else 4  # bits per digit: least work on CPU, few passes elsewhere
     digits = jnp.arange(1, 2**width, dtype=jnp.int32)
     groups, wanted = bits.reshape(-1, 1, 32, LANES), np.array(counts, np.int32)[:, None]
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from jgc.backend import backend
 from jgc.layout.hidden import dynamic_part, hidden, sealed, with_part
 from jgc.layout.pack import Packing, pack, pieces
 from jgc.memory import Memory
@@ -65,15 +66,15 @@ def _added(add: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], s
 
     after = jax.eval_shape(add, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
     same = all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(local), jax.tree.leaves(after), strict=True))
-    if jax.default_backend() == "cpu" and same:
+    if backend() == "cpu" and same:
         # In place, range by range: on CPU, allocating the state anew in every step costs more than the additions.
         local = lax.optimization_barrier(local)  # without it XLA fuses a reshape with the first write and copies local
         # with starts that XLA knows, it goes through all n values, and compiles every range by itself
         for start, (_, g) in zip(hidden([at.start for at, _ in parts], skip), parts, strict=True):
             local = _per_emulated_node(partial(_write_range, of_range))(local, g, skip, start)
         return sealed(local, skip)
-    leaves = [of_range(jax.tree.map(lambda x, at=at: x[at], local), g, skip) for at, g in parts]
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *leaves)
+    # Elsewhere XLA joins the gradients while it adds them. Cutting the state into ranges costs a TPU two more passes.
+    return of_range(local, jnp.concatenate([g for _, g in parts]), skip)
 
 
 def _write_range(of_range: Callable, local: PyTree, g: Array, skip: Array, at: Array) -> PyTree:

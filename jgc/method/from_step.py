@@ -256,7 +256,9 @@ class _Method(NamedTuple):
         found = compare(as_vector(step.mean, layers), v, g, nodes, everything=not isinstance(step.sent, Sparse))
         found |= ages(kept, packing, nodes)
         sent = () if phase == DENSE else self.messages(phase, layers, nodes)
-        if isinstance(step.sent, Sparse) and any(message.field == "positions" for message in sent):
+        size = max((m.bytes for m in sent if (m.direction, m.field) == ("up", "positions")), default=0.0)
+        if isinstance(step.sent, Sparse) and size:
+            found["position_bytes"] = jnp.float32(size)
             found["positions"] = comm.broadcast(step.sent.positions, jnp.int32(0), nodes, "diagnose")
             found["positions_n"] = jnp.int32(packing.size)
         return found | self.figures(phase, key, v, g, step, state, layers, nodes)

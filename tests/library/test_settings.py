@@ -43,6 +43,8 @@ BAD = {
     "refresh": (-1,),
     "decay": (-0.1, 1.0, NAN),
     "max_mode": (0,),
+    "selection": ("rows",),
+    "chunk": (0,),
     "bits": (0, 1, 9),
     "bucket": (-1,),
     "bins": (1, -1),

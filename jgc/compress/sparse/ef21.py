@@ -26,8 +26,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.settings import Chunked, selector_of
 from jgc.compress.sparse.sparsity import sparse_schedule
-from jgc.compress.sparse.topk import top_k
+from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
 from jgc.layout.select import added
 from jgc.memory import Memory, no_memory
@@ -41,7 +42,7 @@ from jgc.types import Array, Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class Ef21:
+class Ef21(Chunked):
     """Settings of `ef21`."""
 
     alpha: float = 0.001
@@ -62,7 +63,8 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha or eta outside (0, 1], min_values below 1, negative `warmup_steps`.
+      ValueError: alpha or eta outside (0, 1], min_values below 1, negative `warmup_steps`, a selection that does not
+        fit (see `make_selector`).
 
     Example:
       >>> [phase.name for phase in ef21(alpha=0.01, warmup_steps=10).schedule]
@@ -75,7 +77,7 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
     config = dataclasses.replace(config or Ef21(), **overrides)
     if not 0 < config.eta <= 1:
         raise ValueError(f"eta must be in (0, 1] (1 for no momentum), got {config.eta}")
-    codec = top_k(config.alpha, config.min_values)
+    codec = selected(selector_of(config, config.alpha, config.min_values))
 
     def init(key, layers, nodes):
         return jnp.zeros((values_of(layers),), jnp.float32), ()  # f

@@ -95,14 +95,28 @@ def plans_of(
     plans = []
     for name, settings in variants.items():
         words = [] if nodes is None else [f"--nodes={nodes}"]
-        if alpha is not None and hasattr(settings, "alpha"):
-            words.append(f"--compressor.alpha={alpha}")
-        words += (options or {}).get(name, [])
-        config = with_options(resolve(Config(settings, workload=workload)), words)
-        check(config)
+        config = config_of(settings, workload, [*words, *(options or {}).get(name, [])], alpha)
         with values_of_the_user():
             plans.append(plan_of(name, config, layout_of(config.nodes, devices, measure), measure, seen))
     return plans
+
+
+def config_of(settings: Any, workload: str, words: list[str], alpha: float | None) -> Config:
+    """The resolved config of a run.
+
+    Args:
+      settings: the method's.
+      workload: a name in `jgc.training.workloads`.
+      words: of `train.py`'s command line.
+      alpha: share of each layer that is selected, if the method selects; the workload's if None.
+
+    Raises:
+      UserError: a setting that no run can have.
+    """
+    share = [f"--compressor.alpha={alpha}"] if alpha is not None and hasattr(settings, "alpha") else []
+    config = with_options(resolve(Config(settings, workload=workload)), [*share, *words])
+    check(config)
+    return config
 
 
 def layout_of(count: int, devices: int | None, measure: Measure) -> Nodes:
