@@ -24,7 +24,7 @@ _TILE = 8 * LANES
 _CHUNK = 64  # tiles that share a threshold: counts of a chunk add up tile by tile, without moving lanes
 _DIGIT = 3  # bits found in a pass: with 7 candidates a pass takes little longer than a read
 _PADDING = -1  # below the bits of every magnitude
-_AT_ONCE = 2**14  # rows looked at together
+_AT_ONCE = 2**13  # rows looked at together
 
 
 def largest_in_tiles(bits: Sequence[Array], counts: Sequence[int]) -> list[Array]:
