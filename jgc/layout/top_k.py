@@ -22,7 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jgc.backend import backend
 from jgc.layout.threshold import GROUP, LANES, PADDING, largest_of_parts, parts_of, whole_groups
+from jgc.layout.top_k_tiles import largest_in_tiles
 from jgc.types import Array
 
 Variant = Literal["blocks", "threshold", "plain"]
@@ -82,6 +84,10 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
             raise ValueError(
                 f"a range must lie within the {values.size} values, got start {start} and size {size}"
             )
+    if variant is None and backend() == "tpu":
+        places = largest_in_tiles([_bits(values[a : a + n]) for a, n, _ in ranges], [one.k for one in ranges])
+        positions = [one.start + x for one, x in zip(ranges, places, strict=True)]
+        return jnp.concatenate([jnp.zeros((0,), jnp.int32), *positions])
     kinds = _kinds(ranges, variant)
     parts: list[Array] = []
     found = {kind: _found_by(values, [one for one, of in zip(ranges, kinds, strict=True) if of == kind], kind, variant)

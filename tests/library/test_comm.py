@@ -242,6 +242,17 @@ def test_joined_words_roundtrip(spec):
     assert same_bits(jax.jit(lambda payload: words.split_words(words.join_words(payload), payload))(payload), payload)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "uint8", "int16", "float8_e4m3fn"])
+@pytest.mark.parametrize("n", [0, 1, 7, 600])
+def test_words_on_tpu_roundtrip_bit_for_bit(dtype, n, monkeypatch):
+    monkeypatch.setattr(words, "backend", lambda: "tpu")
+    raw = np.random.default_rng(n).integers(0, 256, n * np.dtype(jnp.dtype(dtype)).itemsize).astype(np.uint8)
+    x = jnp.asarray(raw.view(jnp.dtype(dtype)))
+    packed = words.to_words(x)
+    assert packed.size == words.word_count(x.shape, x.dtype)
+    assert same_bits(words.from_words(packed, x.shape, x.dtype), x)
+
+
 def test_eight_byte_numbers_become_two_words():
     with jax.enable_x64(True):
         x = jnp.asarray(np.array([1.5, -0.0, np.pi]))
