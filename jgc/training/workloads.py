@@ -39,6 +39,8 @@ class Workload:
       nodes: data-parallel workers.
       norm: of the model; "none" for a model without one.
       momentum: see `Config`.
+      optimizer: see `Config`.
+      adam_beta2: see `Config`.
       clip_norm: see `Config`.
       compressor: settings for every method that has them and leaves them at the default.
       methods: the same for single methods, by name; these take precedence.
@@ -62,6 +64,8 @@ class Workload:
     nodes: int = 8
     norm: Norm = "batch"
     momentum: float = 0.9
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    adam_beta2: float = 0.999
     clip_norm: float = 0.0
     compressor: Mapping[str, Any] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -133,7 +133,7 @@ def test_help_describes_every_option(capsys):
         ([*LGC, "--zzzz"], "unknown option --zzzz; --help lists them all"),
         ([*LGC, "--steps", "many"], "--steps must be a whole number, got 'many'"),
         ([*LGC, "--learning-rate", "fast"], "--learning-rate must be a number, got 'fast'"),
-        ([*LGC, "--optimizer", "sdg"], "--optimizer must be one of 'sgd', 'adam', got 'sdg'"),
+        ([*LGC, "--optimizer", "sdg"], "--optimizer must be one of 'workload', 'sgd', 'adam', got 'sdg'"),
         ([*LGC, "--steps"], "--steps needs a value"),
         ([*LGC, "--resume=yes"], "--resume takes no value, got 'yes'"),
         ([*LGC, "3"], "takes only options, got '3'"),
