@@ -29,7 +29,7 @@ class DataConfig:
     """The data set."""
 
     name: str = ""
-    """data set: digits, cifar10, cifar100, camvid, food101, imagenet, ptb, tiny_imagenet"""
+    """data set: digits, cifar10, cifar100, camvid, food101, imagenet, ptb, ptb_characters, tiny_imagenet"""
     dir: str | None = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
     window: int = 0
@@ -49,7 +49,8 @@ class ModelConfig:
     """The model."""
 
     name: str = ""
-    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19; pspnet18, pspnet18_half, pspnet50; lstm"""
+    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19; pspnet18, pspnet18_half, pspnet50; lstm;
+    gpt800k, gpt3m, gpt25m, gpt124m"""
     norm: Literal["", "batch", "group", "none"] = ""
     """batch norm with statistics of each node, group norm, or no norm (not in ResNets and PSPNets)"""
     stem: Literal["", "cifar", "imagenet"] = ""
@@ -217,9 +218,16 @@ def resolve(config: Config) -> Config:
     return dataclasses.replace(
         config,
         **changes,
-        data=dataclasses.replace(config.data, name=config.data.name or workload.dataset),
+        data=dataclasses.replace(
+            config.data,
+            name=config.data.name or workload.dataset,
+            window=config.data.window or workload.window,
+        ),
         model=dataclasses.replace(
-            config.model, name=config.model.name or workload.model, norm=config.model.norm or workload.norm
+            config.model,
+            name=config.model.name or workload.model,
+            norm=config.model.norm or workload.norm,
+            classes=config.model.classes or workload.classes,
         ),
         layers=_layers(config, workload),
         compressor=_with_workload(config.compressor, workload),

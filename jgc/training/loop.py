@@ -28,6 +28,7 @@ from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
 from jgc.training.run import Run, cost_of
 from jgc.training.rundir import CONFIG, METRICS, choose_run_dir, mark_run_dir
+from jgc.training.sample import sample_of
 from jgc.training.setup import Setup, build
 from jgc.training.signals import Interrupts
 from jgc.training.step import Gradients, TrainState, place_state, placements_of_state
@@ -105,9 +106,9 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
         return interrupts.exit_code
 
     # --- summary, pictures, closing table
-    shown = show(setup.parts, setup.source, state)  # all processes take part
+    shown, sample = show(setup.parts, setup.source, state), sample_of(setup, state)  # all processes take part
     if team.leads:
-        finish(run, state, shown)
+        finish(run, state, shown, sample)
     return 0
 
 

@@ -140,6 +140,8 @@ def model_of(config: Config, source: Source) -> Model:
         if not config.model.name.startswith("resnet"):
             raise ValueError(f"--model.stem is a setting of ResNets, not of {config.model.name}")
         settings["stem"] = config.model.stem
+    if config.model.name.startswith("gpt") and source.kind == "text":
+        settings["context"] = source.inputs(1).words.shape[1]  # one position for each token of a window
     model = make_model(config.model.name, config.model.classes or source.classes, **settings)
     if model.kind != source.kind:
         raise ValueError(

@@ -85,7 +85,7 @@ def test_workload_models_fit_data(workload):
     logits, variables = jax.eval_shape(
         lambda: model.module.init_with_output(jax.random.key(0), inputs, train=False)
     )
-    assert logits.shape == (2, *labels.shape[2:], source.classes)
+    assert logits.shape == (2, *labels.shape[2:], config.model.classes or source.classes)
     assert ("batch_stats" in variables) == (config.model.norm == "batch")
 
 
