@@ -19,6 +19,8 @@ def put_arrays(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placeme
 def device_of(params: PyTree) -> SingleDeviceSharding:
     """The device of the parameters, or the default one. Only for nodes that are all on one device."""
     leaf = next(iter(jax.tree.leaves(params)), 0.0)
+    if isinstance(leaf, jax.core.Tracer):  # only shapes are asked for
+        return SingleDeviceSharding(jax.devices()[0])
     return SingleDeviceSharding(next(iter(jnp.asarray(leaf).devices())))
 
 
