@@ -206,12 +206,13 @@ def check_residual_dtype(dtype: str) -> None:
 
 
 def make_memory(
-    correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str = "float32"
-) -> Memory:
-    """The memory for these settings: momentum correction or plain error feedback.
+    correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str = "float32",
+    decay: float = 1.0,
+) -> Memory:  # fmt: skip
+    """The memory for these settings: momentum correction, or error feedback whose residuals decay.
 
     Raises:
-      ValueError: momentum outside [0, 1), or a dtype that is not in `RESIDUAL_DTYPES`.
+      ValueError: momentum outside [0, 1), decay outside (0, 1], or a dtype that is not in `RESIDUAL_DTYPES`.
     """
     check_momentum(momentum)
     check_residual_dtype(dtype)
@@ -219,7 +220,7 @@ def make_memory(
         return momentum_at_once(momentum, jnp.dtype(dtype))
     if correction:
         return momentum_correction(momentum, masking, jnp.dtype(dtype))
-    return error_feedback(jnp.dtype(dtype))
+    return error_feedback(jnp.dtype(dtype), decay)
 
 
 def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:

@@ -26,6 +26,9 @@ class ErrorFeedback:
     half the state, no masking"""
     residual_dtype: str = "float32"
     """storage dtype of residuals and momentum"""
+    residual_decay: float = 1.0
+    """share of a residual that is kept from step to step, in (0, 1]; below 1 old residuals fade (SparseLoCo: 0.95). Not
+    with momentum correction"""
     track_age: bool = False
     """count the steps that each value has waited, one i32 per value on each node; diagnose steps report them"""
 
@@ -76,18 +79,24 @@ def memory_of(config: ErrorFeedback) -> Memory:
     """The memory that the settings describe.
 
     Raises:
-      ValueError: momentum outside [0, 1), an unknown residual_dtype, or a setting of momentum correction without it.
+      ValueError: momentum outside [0, 1), residual_decay outside (0, 1], an unknown residual_dtype, a setting of
+        momentum correction without it, or residual_decay with it.
     """
     for field in dataclasses.fields(config):
         of_correction = field.name in ("factor_masking", "momentum_at_once")
         if of_correction and not config.momentum_correction and getattr(config, field.name) and not field.default:
             raise ValueError(f"{field.name}=True does nothing without momentum_correction=True")
+    if not 0 < config.residual_decay <= 1:
+        raise ValueError(f"residual_decay must be in (0, 1] (1 keeps all of a residual), got {config.residual_decay}")
+    if config.momentum_correction and config.residual_decay != 1:
+        raise ValueError(f"residual_decay={config.residual_decay} needs momentum_correction=False")
     memory = make_memory(
         config.momentum_correction,
         config.momentum,
         config.factor_masking,
         config.momentum_at_once,
         config.residual_dtype,
+        config.residual_decay,
     )
     return with_ages(memory) if config.track_age else memory
 

@@ -2,36 +2,36 @@
 
 import shlex
 import sys
-from collections.abc import Generator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from jgc.method import phases
-from jgc.placement import SHARED, place, place_parts
-from jgc.training import checkpoint, learning_rate, summary
+from jgc.training import checkpoint, local
 from jgc.training.announce import describe, heading
 from jgc.training.begin import resume_or_start
-from jgc.training.config import Config, as_json, check
-from jgc.training.data import MissingDataError, prefetch
+from jgc.training.between import batches, evaluate, is_every, save, validate
+from jgc.training.config import Config, check
+from jgc.training.data import MissingDataError
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
 from jgc.training.errors import FAILED, UserError
-from jgc.training.evaluate import LOSS, make_evaluate, make_validate, show
+from jgc.training.evaluate import make_evaluate, make_validate, show
 from jgc.training.finish import finish
-from jgc.training.metrics import Metrics, NoMetrics
+from jgc.training.local_step import as_exchanged, exchange_parts
+from jgc.training.metrics import Metrics, NoMetrics, read
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
 from jgc.training.run import Run, cost_of
-from jgc.training.rundir import CONFIG, choose_run_dir, mark_run_dir
-from jgc.training.setup import Setup, build, steps_of_epoch
+from jgc.training.rundir import CONFIG, METRICS, choose_run_dir, mark_run_dir
+from jgc.training.sample import sample_of
+from jgc.training.setup import Setup, build
 from jgc.training.signals import Interrupts
-from jgc.training.step import Batch, Gradients, TrainState, place_state, placements_of_state
+from jgc.training.step import Gradients, TrainState, place_state, placements_of_state
 from jgc.types import Phase
 
 WIDTH = 120  # of the table, where the output is not a terminal
@@ -62,7 +62,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     # --- set-up: data, model, compressor, optimiser
     folder = Path(team.lead(lambda: str(choose_run_dir(config))))
     setup = build(config)
-    recording = Recording(setup.parts, setup.state, folder)
+    recording = Recording(exchange_parts(setup.parts), as_exchanged(setup.state), folder)
     team.require_equal({"data": setup.source.facts})
     first = {"a first state of checksum": team.checksum(setup.state)}
     team.require_equal(first, "JAX_ variables, XLA_FLAGS or processors differ")
@@ -74,7 +74,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     with team.process_0_first():
         manager = checkpoint.open_manager(folder)
         found = checkpoint.restore(manager) if config.resume else None
-    state, start, entered = resume_or_start(setup, found, console)
+    state, start, entered, fragments = resume_or_start(setup, found, console)
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
     team.require_equal(so_far, f"all processes must see the same folder {folder}")
     if team.leads:
@@ -86,15 +86,16 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     display = Display(console, config.steps, start, config.log_every, setup.source.score)
     costs = {phase.value: cost_of(setup, phase) for phase in entered}
     with Metrics(folder, start) if team.leads else NoMetrics() as metrics, Interrupts() as interrupts, display:
-        recorder = Recorder(metrics, display, costs, config.nodes, lambda: checkpoint.kept(manager))
-        diagnosis = Diagnosis(setup.parts, costs, config.diagnose_every)
+        diverges = local.watch(config, setup.parts.local, read(folder / METRICS))
+        recorder = Recorder(metrics, display, costs, config.nodes, lambda: checkpoint.kept(manager), diverges)
+        diagnosis = Diagnosis(exchange_parts(setup.parts), costs, config.diagnose_every)
         evaluate, validate = make_evaluate(setup.parts, setup.source), make_validate(setup.parts, setup.source)
         run = Run(
             team, setup, folder, console, manager, interrupts, recorder, recording, diagnosis, evaluate, validate,
-            entered, costs, updates={},
+            entered, costs, updates={}, fragments=fragments,
         )  # fmt: skip
         try:
-            state, done = train(run, state, start)
+            state, done = (local.train if setup.parts.local else train)(run, state, start)
         except MissingDataError as error:  # an image turns out to be broken, in a thread that reads ahead of the steps
             recorder.write()
             raise UserError(f"{error}; {checkpoint.kept(manager)}", FAILED) from error
@@ -105,9 +106,9 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
         return interrupts.exit_code
 
     # --- summary, pictures, closing table
-    shown = show(setup.parts, setup.source, state)  # all processes take part
+    shown, sample = show(setup.parts, setup.source, state), sample_of(setup, state)  # all processes take part
     if team.leads:
-        finish(run, state, shown)
+        finish(run, state, shown, sample)
     return 0
 
 
@@ -123,7 +124,7 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
             if step == start:
                 compute_gradients = compile_gradients(setup.parts, state, batch, team)
-            gradients = compute_gradients(state.params, state.own, batch)
+            gradients = compute_gradients(state.trained, state.own, batch)
             state = enter(run, phase, state, gradients)
             record(run, step, phase, state, gradients)
             figures = diagnose(run, step, phase, state, gradients)
@@ -187,58 +188,6 @@ def diagnose(run: Run, step: int, phase: Phase, state: TrainState, gradients: Gr
         return {}
     with run.recorder.untimed(gradients):
         return run.diagnosis.run(step, phase, state, gradients)
-
-
-def validate(run: Run, done: int, state: TrainState) -> TrainState:
-    """Once an epoch, the validation loss and the learning rate that follows from it; same state without validation."""
-    if run.validate is None or not is_every(steps_between_validations(run.config, run.setup), done):
-        return state
-    with run.recorder.untimed():
-        loss = run.validate(state)
-        run.recorder.add(**{LOSS: loss})
-        corrected = learning_rate.corrected(state.opt_state, loss)  # unchanged without --schedule validation
-        return state._replace(opt_state=place(corrected, SHARED, run.setup.parts.nodes))
-
-
-def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
-    """Score the model every --evaluate-every steps, before each new kind of phase, and at the end."""
-    new_kind = all(upcoming.name != before.name for before in run.entered)
-    if new_kind or done == run.config.steps or is_every(run.config.evaluate_every, done):
-        with run.recorder.untimed():
-            run.recorder.add(**run.evaluate(state))
-
-
-def save(run: Run, done: int, state: TrainState) -> None:
-    """Write a checkpoint, after the metrics of all steps before it."""
-    host = {
-        "config": as_json(run.config),
-        "versions": summary.versions(),
-        "phases": [phases.as_json(phase) for phase in run.entered],
-    }
-    with run.recorder.untimed():
-        run.recorder.write()
-        checkpoint.save(run.manager, done, state, host)
-        run.team.wait()  # for process 0, which writes
-
-
-def is_every(interval: int, done: int) -> bool:
-    """Whether something that happens every `interval` steps, 0 for never, happens after step `done`."""
-    return interval > 0 and done % interval == 0
-
-
-def steps_between_validations(config: Config, setup: Setup) -> int:
-    """--correction.every, or an epoch."""
-    return config.correction.every or steps_of_epoch(config, setup.source)
-
-
-def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:
-    """The batch of every step from `start` on: a pure function of seed and step, made ahead in a thread."""
-
-    def batch_of(step: int) -> Batch:
-        make = partial(setup.source.batch, config.seed, step, config.nodes, config.batch_size)
-        return place_parts(make, setup.parts.nodes)
-
-    yield from prefetch(batch_of, start, config.steps)
 
 
 def next_phase(setup: Setup, phase: Phase, step: int, state: TrainState) -> Phase:

@@ -8,9 +8,10 @@ import orbax.checkpoint as ocp
 from rich.console import Console
 
 from jgc.training.config import Config
-from jgc.training.costs import Costs, PhaseCost, phase_cost
+from jgc.training.costs import Costs, PhaseCost
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team
+from jgc.training.local_costs import cost_of_phase
 from jgc.training.program import Program
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
@@ -38,6 +39,7 @@ class Run(NamedTuple):
       entered: the phases so far, the newest last; grows.
       costs: bytes by the phase's value; grows.
       updates: compiled updates by the phase's value; grows.
+      fragments: with local steps, the phase of each fragment's last exchange; changes.
     """
 
     team: Team
@@ -54,6 +56,7 @@ class Run(NamedTuple):
     entered: list[Phase]
     costs: Costs
     updates: dict[Hashable, Program]
+    fragments: list[Phase]
 
     @property
     def config(self) -> Config:
@@ -64,4 +67,4 @@ class Run(NamedTuple):
 def cost_of(setup: Setup, phase: Phase) -> PhaseCost:
     """The planned cost of a phase; computed anew where the phase has sizes that were not planned."""
     planned = [cost._replace(phase=phase) for cost in setup.costs if cost.phase.value == phase.value]
-    return planned[0] if planned else phase_cost(setup.parts.compressor, phase, setup.state.params, setup.parts.nodes)
+    return planned[0] if planned else cost_of_phase(setup.parts, phase, setup.state)
