@@ -3,7 +3,7 @@
 Environment of a process: JGC_TEST_DUMP, a folder, gets the parameters as each of its devices holds them in the end;
 JGC_TEST_JAX: it says that its jax is of that version; JGC_TEST_PROGRAM: it compiles another program than the others;
 JGC_TEST_RANDOM: it draws other random numbers than the others;
-JGC_TEST_HANG: its main thread stops for good after that step.
+JGC_TEST_HANG: its main thread stops for good after that step; JGC_TEST_MUTE: its standard error is a closed pipe.
 """
 
 import multiprocessing
@@ -118,6 +118,10 @@ def child(argv: list[str], output: str, environment: dict[str, str]) -> None:
 
 def _change(environment: dict[str, str]) -> None:
     """What the module's docstring says."""
+    if environment.get("JGC_TEST_MUTE"):
+        reading, writing = os.pipe()
+        os.close(reading)
+        sys.stderr = os.fdopen(writing, "w", buffering=1)
     if folder := environment.get("JGC_TEST_DUMP"):
         train = loop.train
 

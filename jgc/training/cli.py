@@ -13,7 +13,7 @@ from typing import Any
 from jgc.training.config import Config, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.data.dataset import reason
-from jgc.training.errors import FAILED, UserError, did_you_mean
+from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, say
 from jgc.training.extra import explain
 from jgc.training.options import read
 
@@ -46,11 +46,10 @@ def in_company(action: Callable[[], int]) -> int:
     except Exception:
         if not started():
             raise
-        traceback.print_exc()
+        say(traceback.format_exc())
         code = FAILED
     if code and started():
-        sys.stdout.flush()
-        sys.stderr.flush()
+        briefly(sys.stdout.flush)
         os._exit(code)
     return code
 
@@ -60,22 +59,22 @@ def exit_code_of(action: Callable[[], int]) -> int:
     try:
         return action()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return error.exit_code
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        print("interrupted: what was saved before stays", file=sys.stderr)
+        say("interrupted: what was saved before stays")
         return 130
     except MissingDataError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return FAILED
     except ModuleNotFoundError as error:
-        print(explain(error), file=sys.stderr)
+        say(explain(error))
         return FAILED
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        print(f"error: {where}{reason(error)}", file=sys.stderr)
+        say(f"error: {where}{reason(error)}")
         return FAILED
 
 

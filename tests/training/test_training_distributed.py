@@ -144,6 +144,15 @@ def test_killed_coordinator(tmp_path):
     assert "process 1 ends: process 0, the coordinator, died; go on" in running[1].error()
 
 
+def test_killed_coordinator_of_a_mute_process(tmp_path):
+    run_dir = tmp_path / "run"
+    running = start_all(tmp_path, "mute", 2, f"{LONG} --run-dir {run_dir}", JGC_TEST_MUTE="1")
+    wait_for_step(run_dir, 5, running)
+    running[0].process.kill()
+    running[1].process.join(30)
+    assert running[1].process.exitcode == 1, running[1].end()
+
+
 def with_one_stopped(folder, process):
     """Two processes in the middle of a run, one of them stopped; the timeout is 5 s."""
     run_dir = folder / "run"
