@@ -22,13 +22,14 @@ from jgc.training.distributed import Team, join
 from jgc.training.errors import FAILED, UserError
 from jgc.training.evaluate import LOSS, make_evaluate, make_validate, show
 from jgc.training.finish import finish
+from jgc.training.lock import sole_writer
 from jgc.training.metrics import Metrics, NoMetrics
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
 from jgc.training.run import Run, cost_of
-from jgc.training.rundir import CONFIG, choose_run_dir, mark_run_dir
+from jgc.training.rundir import CONFIG, check_run_dir, choose_run_dir, mark_run_dir
 from jgc.training.setup import Setup, build, steps_of_epoch
 from jgc.training.signals import Interrupts
 from jgc.training.step import Batch, Gradients, TrainState, place_state, placements_of_state
@@ -59,8 +60,18 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
 
 def run_in(team: Team, config: Config, resume_command: str, console: Console) -> int:
     """`run` in one process of a team; process 0 alone prints, and writes the run folder."""
-    # --- set-up: data, model, compressor, optimiser
     folder = Path(team.lead(lambda: str(choose_run_dir(config))))
+    if not team.leads:
+        return run_in_folder(team, config, folder, resume_command, console)
+    tell = partial(console.print, highlight=False, soft_wrap=True)
+    with sole_writer(folder, tell, team.end):
+        check_run_dir(folder, config)  # again, for another process may have begun a run here meanwhile
+        return run_in_folder(team, config, folder, resume_command, console)
+
+
+def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str, console: Console) -> int:
+    """`run` in a folder that no other run uses."""
+    # --- set-up: data, model, compressor, optimiser
     setup = build(config)
     recording = Recording(setup.parts, setup.state, folder)
     team.require_equal({"data": setup.source.facts})
