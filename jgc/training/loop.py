@@ -14,7 +14,7 @@ from jgc.method import phases
 from jgc.placement import SHARED, place, place_parts
 from jgc.training import checkpoint, learning_rate, summary
 from jgc.training.announce import describe, heading
-from jgc.training.begin import resume_or_start
+from jgc.training.begin import check_own, resume_or_start
 from jgc.training.config import Config, as_json, check
 from jgc.training.data import MissingDataError, prefetch
 from jgc.training.diagnose import Diagnosis
@@ -84,7 +84,7 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
     # --- checkpoint: a new run, or where an old one stopped
     with team.process_0_first():
         manager = checkpoint.open_manager(folder)
-        found = checkpoint.restore(manager) if config.resume else None
+        found = checkpoint.restore(manager, partial(check_own, setup)) if config.resume else None
     state, start, entered = resume_or_start(setup, found, console)
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
     team.require_equal(so_far, f"all processes must see the same folder {folder}")
@@ -97,18 +97,19 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
     display = Display(console, config.steps, start, config.log_every, setup.source.score)
     costs = {phase.value: cost_of(setup, phase) for phase in entered}
     with Metrics(folder, start) if team.leads else NoMetrics() as metrics, Interrupts() as interrupts, display:
-        recorder = Recorder(metrics, display, costs, config.nodes, lambda: checkpoint.kept(manager))
+        proof = checkpoint.proof_of(manager, found)
+        recorder = Recorder(metrics, display, costs, config.nodes, proof, lambda: checkpoint.kept(manager, proof))
         diagnosis = Diagnosis(setup.parts, costs, config.diagnose_every)
         evaluate, validate = make_evaluate(setup.parts, setup.source), make_validate(setup.parts, setup.source)
         run = Run(
             team, setup, folder, console, manager, interrupts, recorder, recording, diagnosis, evaluate, validate,
-            entered, costs, updates={},
+            entered, costs, updates={}, proof=proof,
         )  # fmt: skip
         try:
             state, done = train(run, state, start)
         except MissingDataError as error:  # an image turns out to be broken, in a thread that reads ahead of the steps
             recorder.write()
-            raise UserError(f"{error}; {checkpoint.kept(manager)}", FAILED) from error
+            raise UserError(f"{error}; {checkpoint.kept(manager, proof)}", FAILED) from error
     manager.close()
     if done < config.steps:
         console.print(f"{interrupts.name}: saved after step {done} of {config.steps}. Go on with", highlight=False)
@@ -228,7 +229,7 @@ def save(run: Run, done: int, state: TrainState) -> None:
     }
     with run.recorder.untimed():
         run.recorder.write()
-        checkpoint.save(run.manager, done, state, host)
+        checkpoint.save(run.manager, done, state, host, run.proof)
         run.team.wait()  # for process 0, which writes
 
 

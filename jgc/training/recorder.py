@@ -12,6 +12,7 @@ from jgc.training.costs import Costs
 from jgc.training.errors import NonFinite
 from jgc.training.metrics import Line, Metrics, NoMetrics
 from jgc.training.progress import Display
+from jgc.training.proof import Proof
 from jgc.types import Array
 
 
@@ -23,7 +24,8 @@ class Recorder:
       display: the bar or the lines.
       costs: bytes by the phase's value; the loop adds phases.
       nodes: how many.
-      kept: names the newest checkpoint, for the message of a run that must stop.
+      proof: takes note of each loss.
+      kept: names the last good checkpoint, for the message of a run that must stop.
     """
 
     def __init__(
@@ -32,9 +34,10 @@ class Recorder:
         display: Display,
         costs: Costs,
         nodes: int,
+        proof: Proof,
         kept: Callable[[], str],
     ):
-        self.metrics, self.display, self.kept = metrics, display, kept
+        self.metrics, self.display, self.proof, self.kept = metrics, display, proof, kept
         self._nodes, self._costs = nodes, costs
         self._pending: Line | None = None
         self._outputs: dict[str, Array] | None = None
@@ -81,6 +84,7 @@ class Recorder:
             self._write_pending()
             what = "a gradient of some node is NaN or infinite" if not finite else f"the loss is {values['loss']}"
             raise NonFinite(step, f"{what} (loss {values['loss']:.4g})" if not finite else what, self.kept())
+        self.proof.follow(self._pending["step"], values["loss"])
 
     def write(self) -> None:
         """Fetch, show and write the newest step, if that has not been done."""

@@ -12,6 +12,7 @@ from jgc.training.costs import Costs, PhaseCost, phase_cost
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team
 from jgc.training.program import Program
+from jgc.training.proof import Proof
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
 from jgc.training.setup import Setup
@@ -38,6 +39,7 @@ class Run(NamedTuple):
       entered: the phases so far, the newest last; grows.
       costs: bytes by the phase's value; grows.
       updates: compiled updates by the phase's value; grows.
+      proof: which checkpoint is good.
     """
 
     team: Team
@@ -54,6 +56,7 @@ class Run(NamedTuple):
     entered: list[Phase]
     costs: Costs
     updates: dict[Hashable, Program]
+    proof: Proof
 
     @property
     def config(self) -> Config:
