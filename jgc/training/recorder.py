@@ -82,8 +82,10 @@ class Recorder:
         if not finite or not math.isfinite(values["loss"]):
             step = self._pending["step"]
             self._write_pending()
-            what = "a gradient of some node is NaN or infinite" if not finite else f"the loss is {values['loss']}"
-            raise NonFinite(step, f"{what} (loss {values['loss']:.4g})" if not finite else what, self.kept())
+            what = f"the loss is {values['loss']}"
+            if not finite:
+                what = f"a gradient of some node is NaN, infinite or of norm 1e15 or more (loss {values['loss']:.4g})"
+            raise NonFinite(step, what, self.kept())
         self.proof.follow(self._pending["step"], values["loss"])
 
     def write(self) -> None:
