@@ -20,6 +20,7 @@ from jgc.training.workloads import DEFAULT, Schedule, Workload, workload_named
 from jgc.wire.values import ValueCode
 
 OPEN = -1  # the workload's value
+MOST_NODES = 4096  # each has its own gradients in the program; a million never compile
 M = TypeVar("M")
 
 
@@ -250,6 +251,7 @@ def check(config: Config) -> None:
         _require(getattr(config, name) >= 1, config, name, "at least 1")
     for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "seed"):
         _require(getattr(config, name) >= 0, config, name, "at least 0")
+    _require(config.nodes <= MOST_NODES, config, "nodes", f"at most {MOST_NODES:,}")
     _require(config.seed < 2**32, config, "seed", "below 2**32")
     _require(0 < config.learning_rate < float("inf"), config, "learning_rate", "positive")
     _require(0 <= config.momentum < 1, config, "momentum", "in [0, 1)")

@@ -177,6 +177,18 @@ def test_absurd_parameters_are_not_good(tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "5", "6"]
 
 
+@pytest.mark.parametrize("garbage", [b"\xff\xfe\x00", b"[1]", b"{}", b"5", b'{"step": "3"}', b"\x00" * 40, b""])
+def test_damaged_metrics(tmp_path, reference, garbage):
+    path = tmp_path / "run"
+    shutil.copytree(reference, path)
+    lines = (path / "metrics.jsonl").read_bytes().splitlines()
+    (path / "metrics.jsonl").write_bytes(b"\n".join([*lines[:2], garbage, *lines[3:]]) + b"\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: its line 3 is no step"):
+        loop.run(tiny_config(path, resume=True, steps=7))
+    (path / "metrics.jsonl").write_bytes(b"\n".join([*lines, garbage]))  # half-written, as after a kill
+    assert len(read(path / "metrics.jsonl")) == 6
+
+
 def test_checkpoint_of_another_run(tmp_path, reference, capsys):
     path, other = tmp_path / "run", tmp_path / "other"
     shutil.copytree(reference, path)
