@@ -190,6 +190,9 @@ class Config(Generic[M]):
     """steps between two diagnose steps, which compare the aggregate with the true mean; 0: none"""
     checkpoint_every: int = OPEN
     """steps between two checkpoints, in addition to the one at the end; 0: only that one"""
+    check_replicas_every: int = 100
+    """steps between two comparisons of what devices should hold alike, in addition to one at every checkpoint; 0: only
+    those"""
     record: RecordConfig = field(default_factory=RecordConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
@@ -249,7 +252,8 @@ def check(config: Config) -> None:
     """Raise UserError for a setting out of range. The compressor checks its own when it is built."""
     for name in ("nodes", "devices_per_node", "steps", "batch_size", "schedule_steps", "log_every"):
         _require(getattr(config, name) >= 1, config, name, "at least 1")
-    for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "seed"):
+    for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "check_replicas_every",
+                 "seed"):  # fmt: skip
         _require(getattr(config, name) >= 0, config, name, "at least 0")
     _require(config.nodes <= MOST_NODES, config, "nodes", f"at most {MOST_NODES:,}")
     _require(config.seed < 2**32, config, "seed", "below 2**32")

@@ -37,6 +37,14 @@ class NonFinite(UserError):
         self.step = step
 
 
+class Drift(UserError):
+    """Devices hold different values at `step` where they should hold the same. Every process raises the same error."""
+
+    def __init__(self, step: int, what: str, newest: str):
+        super().__init__(f"stopped at step {step}: {what}; {newest}", FAILED)
+        self.step = step
+
+
 @contextmanager
 def values_of_the_user() -> Iterator[None]:
     """Turn a ValueError into a UserError: the value came from the user."""

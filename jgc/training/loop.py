@@ -19,7 +19,8 @@ from jgc.training.config import Config, as_json, check
 from jgc.training.data import MissingDataError, prefetch
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
-from jgc.training.errors import FAILED, UserError
+from jgc.training.drift import Replicas
+from jgc.training.errors import FAILED, Drift, UserError
 from jgc.training.evaluate import LOSS, make_evaluate, make_validate, show
 from jgc.training.finish import finish
 from jgc.training.lock import sole_writer
@@ -103,7 +104,7 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
         evaluate, validate = make_evaluate(setup.parts, setup.source), make_validate(setup.parts, setup.source)
         run = Run(
             team, setup, folder, console, manager, interrupts, recorder, recording, diagnosis, evaluate, validate,
-            entered, costs, updates={}, proof=proof,
+            entered, costs, updates={}, proof=proof, replicas=Replicas(setup.parts.nodes),
         )  # fmt: skip
         try:
             state, done = train(run, state, start)
@@ -148,7 +149,10 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
             phase = next_phase(setup, phase, done, state)
             state = validate(run, done, state)
             evaluate(run, done, phase, state)
-            if stop or done == config.steps or is_every(config.checkpoint_every, done):
+            due = stop or done == config.steps or is_every(config.checkpoint_every, done)
+            if due or is_every(config.check_replicas_every, done):
+                check_replicas(run, done, state)
+            if due:
                 save(run, done, state)
             if stop:
                 run.interrupts.received = stop  # perhaps by another process
@@ -218,6 +222,16 @@ def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
     if new_kind or done == run.config.steps or is_every(run.config.evaluate_every, done):
         with run.recorder.untimed():
             run.recorder.add(**run.evaluate(state))
+
+
+def check_replicas(run: Run, done: int, state: TrainState) -> None:
+    """Raise Drift if devices hold different values where they should hold the same, so that no checkpoint has these."""
+    if different := run.replicas.difference(state):
+        run.recorder.write()
+        newest = "no checkpoint had been made yet"
+        if run.proof.newest is not None:
+            newest = f"all agreed at the checkpoint of step {run.proof.newest} in {run.manager.directory}"
+        raise Drift(done, different, newest)
 
 
 def save(run: Run, done: int, state: TrainState) -> None:

@@ -11,6 +11,7 @@ from jgc.training.config import Config
 from jgc.training.costs import Costs, PhaseCost, phase_cost
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team
+from jgc.training.drift import Replicas
 from jgc.training.program import Program
 from jgc.training.proof import Proof
 from jgc.training.recorder import Recorder
@@ -40,6 +41,7 @@ class Run(NamedTuple):
       costs: bytes by the phase's value; grows.
       updates: compiled updates by the phase's value; grows.
       proof: which checkpoint is good.
+      replicas: whether devices hold the same.
     """
 
     team: Team
@@ -57,6 +59,7 @@ class Run(NamedTuple):
     costs: Costs
     updates: dict[Hashable, Program]
     proof: Proof
+    replicas: Replicas
 
     @property
     def config(self) -> Config:
