@@ -77,7 +77,8 @@ class Info(NamedTuple):
       elements_sent: f32[], values that this node's message encodes: gradient values, or the coefficients or factors
         sent in their place.
       overflow: i32[], selected values that did not fit into a buffer of fixed size.
-      finite: bool[], False if any node's gradient held NaN or Inf; all nodes then skipped the step.
+      finite: bool[], False if any node's gradient held NaN or Inf, or had a norm of 1e15 or more; all nodes then
+        skipped the step.
     """
 
     residual_norm: Array

@@ -3,7 +3,8 @@
 Environment of a process: JGC_TEST_DUMP, a folder, gets the parameters as each of its devices holds them in the end;
 JGC_TEST_JAX: it says that its jax is of that version; JGC_TEST_PROGRAM: it compiles another program than the others;
 JGC_TEST_RANDOM: it draws other random numbers than the others;
-JGC_TEST_HANG: its main thread stops for good after that step.
+JGC_TEST_HANG: its main thread stops for good after that step; JGC_TEST_MUTE: its standard error is a closed pipe;
+JGC_TEST_FLIP: before that step of the start a bit of its copy of a parameter flips.
 """
 
 import multiprocessing
@@ -26,7 +27,7 @@ if os.environ.get("JGC_TEST_SERVER"):  # in the process that the others are fork
 import jax
 import numpy as np
 from quick import XLA_FLAGS
-from training_helpers import tiny_model
+from training_helpers import tiny_model, with_flipped_bit
 
 from jgc.training import cli, distributed, loop, setup, step
 from jgc.training.metrics import read
@@ -118,6 +119,10 @@ def child(argv: list[str], output: str, environment: dict[str, str]) -> None:
 
 def _change(environment: dict[str, str]) -> None:
     """What the module's docstring says."""
+    if environment.get("JGC_TEST_MUTE"):
+        reading, writing = os.pipe()
+        os.close(reading)
+        sys.stderr = os.fdopen(writing, "w", buffering=1)
     if folder := environment.get("JGC_TEST_DUMP"):
         train = loop.train
 
@@ -138,6 +143,18 @@ def _change(environment: dict[str, str]) -> None:
     if environment.get("JGC_TEST_PROGRAM"):
         decay = step.add_coupled_decay
         step.add_coupled_decay = lambda grads, *rest: jax.tree.map(lambda g: 2 * g, decay(grads, *rest))
+    if flip := environment.get("JGC_TEST_FLIP"):
+        enter, steps = loop.enter, []
+
+        def enter_and_flip(*args):
+            state = enter(*args)
+            steps.append(state)
+            if len(steps) != int(flip):
+                return state
+            kernel = with_flipped_bit(state.params["middle"]["kernel"], jax.local_devices()[0], 1)
+            return state._replace(params={**state.params, "middle": {**state.params["middle"], "kernel": kernel}})
+
+        loop.enter = enter_and_flip
     if last := environment.get("JGC_TEST_HANG"):
         push = Recorder.push
 

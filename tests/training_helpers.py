@@ -6,7 +6,9 @@ import resource
 from pathlib import Path
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jgc import compress
 from jgc.training.config import Config, resolve
@@ -100,6 +102,20 @@ def tiny_config(run_dir: Path | str | None = None, method=None, **changes) -> Co
     }
     config = resolve(Config(compressor=method))
     return dataclasses.replace(config, run_dir=None if run_dir is None else str(run_dir), **{**settings, **changes})
+
+
+def with_flipped_bit(x, device, bit):
+    """An array of which the copy on one device has one bit flipped."""
+    shards = []
+    for shard in x.addressable_shards:
+        data = shard.data
+        if shard.device == device:
+            host = np.array(data)
+            octets = host.reshape(-1).view(np.uint8)
+            octets[bit // 8 % octets.size] ^= 1 << bit % 8
+            data = jax.device_put(host, device)
+        shards.append(data)
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The guard around every method: no NaN or Inf enters a memory, and all nodes take the same decision."""
+"""The guard around every method: no NaN, Inf or absurdly large gradient enters a memory; all nodes decide alike."""
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.custom_batching import custom_vmap
 
 from jgc import comm
 from jgc.layout.pack import leaf_paths
@@ -33,6 +31,9 @@ from jgc.types import (
     Transition,
     Wire,
 )
+
+# Methods square gradients, add them up over nodes and steps, and some square those sums: all of it must fit into f32.
+LARGEST_NORM = 1e15
 
 
 def _not_divided(*args: Any) -> Any:
@@ -72,7 +73,9 @@ class Core(NamedTuple):
 
 
 def guarded(core: Core) -> Compressor:
-    """The compressor of a core. If any node's gradient is not finite, all nodes skip the step.
+    """The compressor of a core. If any node's gradient is not usable, all nodes skip the step.
+
+    Not usable are NaN, Inf, and a norm of `LARGEST_NORM` and more.
 
     A skipped step returns an aggregate of zeros, the unchanged state and an `Info` of zeros. The flag costs one i32
     all-reduce, field "flag". Where devices of a node hold whole gradients, these are averaged first; where they divide
@@ -89,7 +92,7 @@ def guarded(core: Core) -> Compressor:
         if isinstance(state.shared, ByShards):
             return _by_shards(core, phase, key, grads, state, nodes)
         grads = comm.exact_mean(grads, nodes)
-        skip = _any_not_finite(grads, nodes)
+        skip = _unusable_anywhere(grads, nodes)
         return _checked(core, phase, key, _clipped(core, grads, nodes), state, nodes, skip)
 
     def transition(old, new, state, nodes):
@@ -108,10 +111,10 @@ def guarded(core: Core) -> Compressor:
     return compressor
 
 
-def _any_not_finite(grads: PyTree, nodes: Nodes) -> Array:
-    """Whether a gradient of any node holds NaN or Inf, bool[], equal on all nodes. One all-reduce of an i32."""
+def _unusable_anywhere(grads: PyTree, nodes: Nodes) -> Array:
+    """Whether any node's gradient is unusable, bool[], equal on all nodes. One all-reduce of an i32."""
     floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
-    return comm.any_true(any_not_finite(floats) if floats else jnp.bool_(False), nodes)
+    return comm.any_true(unusable(floats), nodes)
 
 
 def _checked(
@@ -141,7 +144,7 @@ def _by_shards(
     groups = split(leaf_paths(grads), jax.tree.leaves(grads), group_of, len(axes))
     for i, own in enumerate(axes):  # a node's mean over the fast axes that do not divide the leaf
         groups[i] = comm.exact_mean(groups[i], nodes._replace(fast=tuple(a for a in nodes.fast if a not in own)))
-    skip = _any_not_finite(groups, nodes)
+    skip = _unusable_anywhere(groups, nodes)
     groups = _clipped(core, groups, nodes)
     results = [
         _checked(core, phase, key_of(key, i, axes[i]), group, one, nodes, skip)
@@ -211,27 +214,17 @@ def logical(compressor: Compressor, phase: Hashable, shapes: PyTree, nodes: Node
     return Wire(step, (), once, nodes.size(nodes.fast))
 
 
-def any_not_finite(arrays: Sequence[Array]) -> Array:
-    """Whether any of the arrays holds NaN or Inf, bool[]. Emulated nodes get one answer for all of their device."""
+def unusable(arrays: Sequence[Array]) -> Array:
+    """Whether the arrays hold NaN or Inf, or have a norm of `LARGEST_NORM` and more together, bool[].
 
-    def any_bad(arrays):
-        # Plain sums take a third of the time of `not_finite`. They can overflow, so a bad one is looked at again.
-        wide = [jnp.promote_types(x.dtype, jnp.float32) for x in arrays]
-        sums = jnp.stack([jnp.sum(x, dtype=of).astype(jnp.float32) for x, of in zip(arrays, wide, strict=True)])
-
-        def look_again(arrays):
-            return jnp.any(jnp.stack([not_finite(x) for x in arrays]))
-
-        good = jnp.all(jnp.isfinite(sums))
-        return lax.cond(good, lambda arrays: jnp.isnan(sums[0]), look_again, arrays)
-
-    on_device = custom_vmap(any_bad)  # under a plain `vmap`, `cond` would always take both branches
-
-    @on_device.def_vmap
-    def _(size, batched, arrays):
-        return any_bad(arrays), False
-
-    return on_device(list(arrays))
+    Example:
+      >>> [bool(unusable([jnp.array([1.0, last])])) for last in (-1e14, 2e15, 3e38, jnp.nan, -jnp.inf)]
+      [False, True, True, True, True]
+    """
+    # One pass, as long as that of a plain sum. A square that overflows is Inf, and NaN goes through the sum.
+    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in arrays]
+    squares = sum((jnp.sum(jnp.square(x)).astype(jnp.float32) for x in wide), start=jnp.float32(0))
+    return ~(squares < LARGEST_NORM**2)  # not `>=`, which is false for NaN
 
 
 def not_finite(x: Array) -> Array:

@@ -33,7 +33,7 @@ def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Co
     """The newest checkpoint, or the first state where there is none.
 
     Raises:
-      UserError: the checkpoint is of another config, has had more steps than the run is to have, or does not fit.
+      UserError: the checkpoint has had more steps than the run is to have.
     """
     config = setup.parts.config
     if found is None:
@@ -43,13 +43,19 @@ def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Co
         return Beginning(setup.state, 0, [first], [first] * config.local.fragments)
     for problem in found.damaged:
         console.print(f"{problem}; using that of step {found.step}", highlight=False, soft_wrap=True)
-    compare_configs(found.host["config"], config, f"checkpoint {found.step}")
     if found.step > config.steps:
         raise UserError(f"the run has had {found.step} steps already, more than --steps {config.steps}")
     restored = checkpoint.fit(setup.state, found, config.nodes)
     state = place_state(restored, placements_of_state(setup.state), setup.parts.nodes)
     fragments = [phases.from_json(phase) for phase in found.host.get("fragments", ())]
     return Beginning(state, found.step, _entered(setup, found), fragments)
+
+
+def check_own(setup: Setup, found: checkpoint.Restored) -> None:
+    """Raise UserError if a checkpoint is of another config, or does not fit this run."""
+    config = setup.parts.config
+    compare_configs(found.host["config"], config, f"checkpoint {found.step}")
+    checkpoint.fit(setup.state, found, config.nodes)
 
 
 def _entered(setup: Setup, found: checkpoint.Restored) -> list[Phase]:

@@ -8,6 +8,7 @@ from jgc.placement import SHARED, place, place_parts
 from jgc.training import checkpoint, learning_rate, summary
 from jgc.training.config import Config, as_json
 from jgc.training.data import prefetch
+from jgc.training.errors import Drift
 from jgc.training.evaluate import LOSS
 from jgc.training.run import Run
 from jgc.training.setup import Setup, steps_of_epoch
@@ -34,6 +35,16 @@ def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
             run.recorder.add(**run.evaluate(state))
 
 
+def check_replicas(run: Run, done: int, state: TrainState) -> None:
+    """Raise Drift if devices hold different values where they should hold the same, so that no checkpoint has these."""
+    if different := run.replicas.difference(state):
+        run.recorder.write()
+        newest = "no checkpoint had been made yet"
+        if run.proof.newest is not None:
+            newest = f"all agreed at the checkpoint of step {run.proof.newest} in {run.manager.directory}"
+        raise Drift(done, different, newest)
+
+
 def save(run: Run, done: int, state: TrainState) -> None:
     """Write a checkpoint, after the metrics of all steps before it."""
     host = {
@@ -44,7 +55,7 @@ def save(run: Run, done: int, state: TrainState) -> None:
     }
     with run.recorder.untimed():
         run.recorder.write()
-        checkpoint.save(run.manager, done, state, host)
+        checkpoint.save(run.manager, done, state, host, run.proof)
         run.team.wait()  # for process 0, which writes
 
 

@@ -1,16 +1,18 @@
 """Checkpoints. Only this file uses Orbax.
 
 A checkpoint holds the train state as a flat dict of named host arrays (StandardSave) and plain data (JsonSave): the
-step, the resolved config, versions and a checksum of every array. Orbax itself does not detect damaged array values.
+step, the resolved config, versions, a checksum of every array and one of the plain data themselves. Orbax itself does
+not detect damaged values. The two newest are kept, and the last good one (`proof`).
 The state saved after step N belongs to the phase of step N - 1: the transition at N runs after a resume.
 """
 
+import json
 import logging
 import math
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +24,13 @@ import orbax.checkpoint as ocp
 
 from jgc.placement import to_host
 from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
+from jgc.training.proof import Proof
 from jgc.training.step import TrainState
 from jgc.types import PyTree
 
-KEEP = 2
+KEEP = 2  # the newest, and one to fall back on
 FOLDER, DAMAGED = "checkpoints", "damaged"
+CHECKSUM = "checksum"  # of the plain data
 
 
 class Restored(NamedTuple):
@@ -51,7 +55,7 @@ def open_manager(run_dir: Path) -> ocp.CheckpointManager:
     # without this the managers of several processes would wait for each other inside Orbax
     only_here = ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=KEEP if process == 0 else None,
+        max_to_keep=None,  # `save` deletes: Orbax does not know which is good
         enable_async_checkpointing=False,  # the next step donates the buffers that are saved
         cleanup_tmp_directories=process == 0,
         read_only=process != 0,
@@ -65,8 +69,15 @@ def open_manager(run_dir: Path) -> ocp.CheckpointManager:
         raise cannot_write(run_dir / FOLDER, error) from error
 
 
-def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
-    """Write a checkpoint, unless the step already has one.
+def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any], proof: Proof) -> None:
+    """Write a checkpoint, unless the step already has one, and delete those not needed any more.
+
+    Args:
+      manager: of the run's checkpoints.
+      step: updates made.
+      state: after them.
+      host: plain data to save beside it.
+      proof: of the checkpoints so far. It takes note of this one, and the last good one is kept.
 
     Raises:
       NonFinite: the parameters are not finite.
@@ -74,15 +85,19 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     """
     arrays = flatten(state)
     if not all(np.all(np.isfinite(x)) for name, x in arrays.items() if name.startswith("params.")):
-        raise NonFinite(step, "a parameter has become NaN or infinite", kept(manager))
+        raise NonFinite(step, "a parameter has become NaN or infinite", kept(manager, proof))
+    before = kept(manager, proof)
+    proof.saved(step)
     if jax.process_index() != 0 or manager.latest_step() == step:
         return
     needed, free = sum(x.nbytes for x in arrays.values()), shutil.disk_usage(manager.directory).free
     what = f"checkpoint {step} to {manager.directory}"
     if free < needed:
-        reason = f"it may need {needed:,} bytes, and {free:,} are free on the disk; {kept(manager)}"
+        reason = f"it may need {needed:,} bytes, and {free:,} are free on the disk; {before}"
         raise UserError(f"cannot write {what}: {reason}", FAILED)
     host = {**host, "step": step, "arrays": {name: label(x) for name, x in arrays.items()}}
+    host |= {"first_loss": proof.first, "good": proof.good}
+    host[CHECKSUM] = checksum(host)
     try:
         with _silent():
             manager.save(
@@ -91,7 +106,16 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     except Exception as error:  # tensorstore reports a full disk as a ValueError
         for half_written in Path(manager.directory).glob(f"{step}.orbax-checkpoint-tmp*"):
             shutil.rmtree(half_written, ignore_errors=True)
-        raise UserError(f"{cannot_write(what, error)}; {kept(manager)}", FAILED) from error
+        raise UserError(f"{cannot_write(what, error)}; {before}", FAILED) from error
+    _delete_all_but(manager, proof.good)
+
+
+def _delete_all_but(manager: ocp.CheckpointManager, good: int | None) -> None:
+    """Delete all checkpoints but the newest ones and the last good one."""
+    steps = sorted(manager.all_steps())
+    for step in steps[:-KEEP]:
+        if step != good:
+            manager.delete(step)
 
 
 @contextmanager
@@ -105,39 +129,60 @@ def _silent() -> Iterator[None]:
         logger.disabled = before
 
 
-def kept(manager: ocp.CheckpointManager) -> str:
-    """Names the newest checkpoint, for the message of a run that must stop."""
-    newest = manager.latest_step()
-    if newest is None:
-        return "no checkpoint had been made yet"
-    return f"the last good checkpoint is that of step {newest} in {manager.directory}"
+def kept(manager: ocp.CheckpointManager, proof: Proof) -> str:
+    """Names the last good checkpoint, for the message of a run that must stop."""
+    return proof.kept(manager.directory)
 
 
-def restore(manager: ocp.CheckpointManager) -> Restored | None:
-    """The newest undamaged checkpoint, or None if there are none at all. Damaged ones are moved to a folder.
+def proof_of(manager: ocp.CheckpointManager, found: "Restored | None") -> Proof:
+    """The proof of a run that goes on from a checkpoint, or begins."""
+    if found is None:
+        return Proof()
+    good = found.host["good"]
+    return Proof(found.host["first_loss"], found.step, good if good in manager.all_steps() else None)
+
+
+def restore(
+    manager: ocp.CheckpointManager, check: Callable[[Restored], object] = lambda found: None
+) -> Restored | None:
+    """The newest checkpoint that is whole and of this run, or None if there are none at all.
+
+    Newer ones are moved to a folder beside.
+
+    Args:
+      manager: of the run's checkpoints.
+      check: raises UserError if a whole checkpoint is not one of this run.
 
     Raises:
-      UserError: there are checkpoints, and all are damaged.
+      UserError: there are checkpoints, and none is whole and of this run.
     """
     damaged: list[str] = []
     steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
         try:
             with _silent():
-                arrays, host = _read(manager, step)
+                found = Restored(step, *_read(manager, step), tuple(damaged))
+            check(found)
+        except UserError as error:
+            damaged.append(f"checkpoint {step} is not of this run: {error}")
+            continue
         except Exception as error:  # Orbax raises many types for damaged files
             damaged.append(f"checkpoint {step} is damaged ({type(error).__name__}: {str(error)[:120]})")
             continue
         if jax.process_index() == 0:
             _move_aside(manager, [s for s in steps if s > step])
-        return Restored(step, arrays, host, tuple(damaged))
+        return found
     if damaged:
-        raise UserError(f"no whole checkpoint in {manager.directory}: {'; '.join(damaged)}")
+        raise UserError(f"no whole checkpoint of this run in {manager.directory}: {'; '.join(damaged)}")
     return None
 
 
 def _read(manager: ocp.CheckpointManager, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     host = manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+    if host.get(CHECKSUM) != checksum(host):
+        raise ValueError("wrong checksum of the plain data")
+    if host["step"] != step:
+        raise ValueError(f"it is that of step {host['step']}, in a folder of another name")
     labels = host["arrays"]
     like = {name: np.empty(shape, jnp.dtype(dtype)) for name, (dtype, shape, _) in labels.items()}
     arrays = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))["state"]
@@ -157,6 +202,12 @@ def _move_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
         (folder / str(step)).rename(target / f"{step}-{number}")
     if steps:
         manager.reload()
+
+
+def checksum(host: dict[str, Any]) -> int:
+    """CRC-32 of plain data, without their own checksum."""
+    rest = {name: value for name, value in host.items() if name != CHECKSUM}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
 def label(x: np.ndarray) -> list[Any]:

@@ -13,9 +13,10 @@ from typing import Any
 from jgc.training.config import Config, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.data.dataset import reason
-from jgc.training.errors import FAILED, UserError, did_you_mean
+from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, say, values_of_the_user
 from jgc.training.extra import explain
 from jgc.training.options import read
+from jgc.training.typed import wrong_value
 
 CONFIGS = Path("configs")
 DEFAULT_CONFIG = CONFIGS / "lgc_ps.py"
@@ -46,11 +47,10 @@ def in_company(action: Callable[[], int]) -> int:
     except Exception:
         if not started():
             raise
-        traceback.print_exc()
+        say(traceback.format_exc())
         code = FAILED
     if code and started():
-        sys.stdout.flush()
-        sys.stderr.flush()
+        briefly(sys.stdout.flush)
         os._exit(code)
     return code
 
@@ -60,22 +60,22 @@ def exit_code_of(action: Callable[[], int]) -> int:
     try:
         return action()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return error.exit_code
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        print("interrupted: what was saved before stays", file=sys.stderr)
+        say("interrupted: what was saved before stays")
         return 130
     except MissingDataError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return FAILED
     except ModuleNotFoundError as error:
-        print(explain(error), file=sys.stderr)
+        say(explain(error))
         return FAILED
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        print(f"error: {where}{reason(error)}", file=sys.stderr)
+        say(f"error: {where}{reason(error)}")
         return FAILED
 
 
@@ -109,7 +109,8 @@ def parse(argv: Sequence[str]) -> Config:
         raise UserError(f"give --config FILE, one of {', '.join(_config_files(CONFIGS))}")
     config = load_config(Path(options or DEFAULT_CONFIG))
     workload, _ = _take(rest, "--workload")
-    config = resolve(dataclasses.replace(config, workload=workload) if workload else config)
+    with values_of_the_user():
+        config = resolve(dataclasses.replace(config, workload=workload) if workload else config)
     return with_options(config, rest)
 
 
@@ -157,10 +158,12 @@ def load_config(path: Path) -> Config:
         config = module.get_config()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit(0) would end the command without a word
         raise UserError(f"config file {path} does not work: {type(error).__name__}: {error}") from error
     if not isinstance(config, Config):
         raise UserError(f"get_config() of {path} must return a jgc.training.config.Config, got {type(config).__name__}")
+    if wrong := wrong_value(config):
+        raise UserError(f"config file {path}: {wrong}")
     return config
 
 

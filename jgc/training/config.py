@@ -21,6 +21,7 @@ from jgc.training.workloads import DEFAULT, Schedule, Workload, workload_named
 from jgc.wire.values import ValueCode
 
 OPEN = -1  # the workload's value
+MOST_NODES = 4096  # each has its own gradients in the program; a million never compile
 M = TypeVar("M")
 
 
@@ -195,6 +196,9 @@ class Config(Generic[M]):
     """steps between two diagnose steps, which compare the aggregate with the true mean; 0: none"""
     checkpoint_every: int = OPEN
     """steps between two checkpoints, in addition to the one at the end; 0: only that one"""
+    check_replicas_every: int = 100
+    """steps between two comparisons of what devices should hold alike, in addition to one at every checkpoint; 0: only
+    those"""
     record: RecordConfig = field(default_factory=RecordConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
@@ -261,8 +265,10 @@ def check(config: Config) -> None:
     """Raise UserError for a setting out of range. The compressor checks its own when it is built."""
     for name in ("nodes", "devices_per_node", "steps", "batch_size", "schedule_steps", "log_every"):
         _require(getattr(config, name) >= 1, config, name, "at least 1")
-    for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "seed"):
+    for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "check_replicas_every",
+                 "seed"):  # fmt: skip
         _require(getattr(config, name) >= 0, config, name, "at least 0")
+    _require(config.nodes <= MOST_NODES, config, "nodes", f"at most {MOST_NODES:,}")
     _require(config.seed < 2**32, config, "seed", "below 2**32")
     _require(0 < config.learning_rate < float("inf"), config, "learning_rate", "positive")
     _require(0 <= config.momentum < 1, config, "momentum", "in [0, 1)")

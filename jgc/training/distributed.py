@@ -25,7 +25,7 @@ from rich.console import Console
 
 from jgc.training.checkpoint import is_key
 from jgc.training.config import Config, DistributedConfig, as_json
-from jgc.training.errors import FAILED, NonFinite, UserError
+from jgc.training.errors import FAILED, Drift, NonFinite, UserError
 from jgc.training.hub import Hub, listen
 from jgc.training.meeting import Meeting, connect, die, relay
 from jgc.training.place import Place, place_of
@@ -142,7 +142,7 @@ class Team:
         if error is None:
             self.wait()
             self.meeting.close(jax.distributed.shutdown)
-        elif isinstance(error, (Disagreement, NonFinite)):
+        elif isinstance(error, (Disagreement, NonFinite, Drift)):
             self.meeting.close()  # every process has raised the same error
         elif isinstance(error, jax.errors.JaxRuntimeError):
             # perhaps a collective failed because another process died: the hub finds out, and ends this process

@@ -1,13 +1,17 @@
 """Errors that reach the user as one line and an exit code, without a traceback."""
 
+import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 BAD_INPUT = 2
 FAILED = 1
+LAST_WORD = 1.0  # seconds that a process which must end spends on printing why
 
 # looked for in the long messages of storage libraries
 _DISK = tuple(os.strerror(e) for e in (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EIO))
@@ -30,6 +34,14 @@ class NonFinite(UserError):
 
     def __init__(self, step: int, what: str, kept: str):
         super().__init__(f"stopped at step {step}: {what}; {kept}", FAILED)
+        self.step = step
+
+
+class Drift(UserError):
+    """Devices hold different values at `step` where they should hold the same. Every process raises the same error."""
+
+    def __init__(self, step: int, what: str, newest: str):
+        super().__init__(f"stopped at step {step}: {what}; {newest}", FAILED)
         self.step = step
 
 
@@ -60,3 +72,24 @@ def did_you_mean(word: str, known: list[str], cutoff: float = 0.6) -> str:
 
     close = get_close_matches(word, known, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def say(text: str) -> None:
+    """Print a line on standard error. Never raises, and never waits long for a reader: see `briefly`."""
+    if sys.stderr is not None:  # as Python sets it where the process began with a closed descriptor
+        briefly(lambda: print(text, file=sys.stderr, flush=True))
+
+
+def briefly(write: Callable[[], object]) -> None:
+    """Call `write`, which prints or flushes, and go on after `LAST_WORD` seconds at the latest.
+
+    The other end of a pipe may be closed, which raises, or it may be full with nobody reading, which blocks for ever.
+    """
+
+    def attempt() -> None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed on this side
+            write()
+
+    writer = threading.Thread(target=attempt, daemon=True)
+    writer.start()
+    writer.join(LAST_WORD)

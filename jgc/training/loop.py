@@ -3,6 +3,7 @@
 import shlex
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,23 +12,25 @@ from rich.console import Console
 from jgc.method import phases
 from jgc.training import checkpoint, local
 from jgc.training.announce import describe, heading
-from jgc.training.begin import resume_or_start
-from jgc.training.between import batches, evaluate, is_every, save, validate
+from jgc.training.begin import check_own, resume_or_start
+from jgc.training.between import batches, check_replicas, evaluate, is_every, save, validate
 from jgc.training.config import Config, check
 from jgc.training.data import MissingDataError
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
+from jgc.training.drift import Replicas
 from jgc.training.errors import FAILED, UserError
 from jgc.training.evaluate import make_evaluate, make_validate, show
 from jgc.training.finish import finish
 from jgc.training.local_step import as_exchanged, exchange_parts
+from jgc.training.lock import sole_writer
 from jgc.training.metrics import Metrics, NoMetrics, read
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
 from jgc.training.run import Run, cost_of
-from jgc.training.rundir import CONFIG, METRICS, choose_run_dir, mark_run_dir
+from jgc.training.rundir import CONFIG, METRICS, check_run_dir, choose_run_dir, mark_run_dir
 from jgc.training.sample import sample_of
 from jgc.training.setup import Setup, build
 from jgc.training.signals import Interrupts
@@ -59,8 +62,18 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
 
 def run_in(team: Team, config: Config, resume_command: str, console: Console) -> int:
     """`run` in one process of a team; process 0 alone prints, and writes the run folder."""
-    # --- set-up: data, model, compressor, optimiser
     folder = Path(team.lead(lambda: str(choose_run_dir(config))))
+    if not team.leads:
+        return run_in_folder(team, config, folder, resume_command, console)
+    tell = partial(console.print, highlight=False, soft_wrap=True)
+    with sole_writer(folder, tell, team.end):
+        check_run_dir(folder, config)  # again, for another process may have begun a run here meanwhile
+        return run_in_folder(team, config, folder, resume_command, console)
+
+
+def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str, console: Console) -> int:
+    """`run` in a folder that no other run uses."""
+    # --- set-up: data, model, compressor, optimiser
     setup = build(config)
     recording = Recording(exchange_parts(setup.parts), as_exchanged(setup.state), folder)
     team.require_equal({"data": setup.source.facts})
@@ -73,7 +86,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     # --- checkpoint: a new run, or where an old one stopped
     with team.process_0_first():
         manager = checkpoint.open_manager(folder)
-        found = checkpoint.restore(manager) if config.resume else None
+        found = checkpoint.restore(manager, partial(check_own, setup)) if config.resume else None
     state, start, entered, fragments = resume_or_start(setup, found, console)
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
     team.require_equal(so_far, f"all processes must see the same folder {folder}")
@@ -86,19 +99,21 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console) ->
     display = Display(console, config.steps, start, config.log_every, setup.source.score)
     costs = {phase.value: cost_of(setup, phase) for phase in entered}
     with Metrics(folder, start) if team.leads else NoMetrics() as metrics, Interrupts() as interrupts, display:
+        proof = checkpoint.proof_of(manager, found)
         diverges = local.watch(config, setup.parts.local, read(folder / METRICS))
-        recorder = Recorder(metrics, display, costs, config.nodes, lambda: checkpoint.kept(manager), diverges)
+        kept = partial(checkpoint.kept, manager, proof)
+        recorder = Recorder(metrics, display, costs, config.nodes, proof, kept, diverges)
         diagnosis = Diagnosis(exchange_parts(setup.parts), costs, config.diagnose_every)
         evaluate, validate = make_evaluate(setup.parts, setup.source), make_validate(setup.parts, setup.source)
         run = Run(
             team, setup, folder, console, manager, interrupts, recorder, recording, diagnosis, evaluate, validate,
-            entered, costs, updates={}, fragments=fragments,
+            entered, costs, updates={}, fragments=fragments, proof=proof, replicas=Replicas(setup.parts.nodes),
         )  # fmt: skip
         try:
             state, done = (local.train if setup.parts.local else train)(run, state, start)
         except MissingDataError as error:  # an image turns out to be broken, in a thread that reads ahead of the steps
             recorder.write()
-            raise UserError(f"{error}; {checkpoint.kept(manager)}", FAILED) from error
+            raise UserError(f"{error}; {kept()}", FAILED) from error
     manager.close()
     if done < config.steps:
         console.print(f"{interrupts.name}: saved after step {done} of {config.steps}. Go on with", highlight=False)
@@ -137,7 +152,10 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
             phase = next_phase(setup, phase, done, state)
             state = validate(run, done, state)
             evaluate(run, done, phase, state)
-            if stop or done == config.steps or is_every(config.checkpoint_every, done):
+            saves = stop or done == config.steps or is_every(config.checkpoint_every, done)
+            if saves or is_every(config.check_replicas_every, done):
+                check_replicas(run, done, state)
+            if saves:
                 save(run, done, state)
             if stop:
                 run.interrupts.received = stop  # perhaps by another process

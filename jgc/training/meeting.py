@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jgc.training.errors import FAILED, UserError
+from jgc.training.errors import FAILED, UserError, say
 from jgc.training.hub import GRACE, HELLO, beat_seconds, silent
 from jgc.training.link import Link, forward
 
@@ -158,8 +158,9 @@ def relay(host: str, port: int) -> int:
 
 
 def die(text: str) -> None:
-    """Print one line and exit at once: the main thread may be in a collective that never returns."""
-    stream = sys.stderr
-    cursor = "\x1b[?25h" if stream.isatty() else ""  # a progress bar hides it
-    print(f"{cursor}error: {text}", file=stream, flush=True)
-    os._exit(FAILED)
+    """Print one line and exit at once, whatever printing does: the main thread may be in a collective for ever."""
+    try:
+        cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides it
+        say(f"{cursor}error: {text}")
+    finally:
+        os._exit(FAILED)

@@ -12,7 +12,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from jgc.training.errors import cannot_write
+from jgc.training.errors import UserError, cannot_write
 from jgc.training.rundir import METRICS
 
 Line = dict[str, Any]
@@ -87,15 +87,29 @@ def _plain(value: Any) -> Any:
 
 
 def read(path: Path) -> list[Line]:
-    """The complete lines of a metrics file, without one that a kill left half-written."""
+    """The lines of a metrics file, without a last one that a kill left half-written.
+
+    Raises:
+      UserError: a line is damaged, and whole ones follow it.
+    """
     lines: list[Line] = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                break
+    texts = path.read_bytes().split(b"\n") if path.exists() else []
+    for number, text in enumerate(texts, start=1):
+        line = _line(text)
+        if line is not None:
+            lines.append(line)
+        elif any(_line(later) for later in texts[number:]):
+            raise UserError(f"{path} is damaged: its line {number} is no step; take it out, or move the file away")
     return lines
+
+
+def _line(text: bytes) -> Line | None:
+    """A line of a metrics file; None if it is none."""
+    try:
+        line = json.loads(text)
+    except ValueError:  # no JSON, or not even text
+        return None
+    return line if isinstance(line, dict) and type(line.get("step")) is int else None
 
 
 def truncate(path: Path, step: int) -> None:

@@ -13,6 +13,7 @@ from jgc.training.costs import Costs
 from jgc.training.errors import NonFinite
 from jgc.training.metrics import Line, Metrics, NoMetrics
 from jgc.training.progress import Display
+from jgc.training.proof import Proof
 from jgc.types import Array
 
 
@@ -24,7 +25,8 @@ class Recorder:
       display: the bar or the lines.
       costs: bytes by the phase's value; the loop adds phases.
       nodes: how many.
-      kept: names the newest checkpoint, for the message of a run that must stop.
+      proof: takes note of each loss.
+      kept: names the last good checkpoint, for the message of a run that must stop.
       diverges: `(step, loss, finite) -> why the run diverges`, or "".
     """
 
@@ -34,10 +36,12 @@ class Recorder:
         display: Display,
         costs: Costs,
         nodes: int,
+        proof: Proof,
         kept: Callable[[], str],
         diverges: Callable[[int, float, bool], str] = lambda step, loss, finite: "",
     ):
-        self.metrics, self.display, self.kept, self._diverges = metrics, display, kept, diverges
+        self.metrics, self.display, self.proof, self.kept = metrics, display, proof, kept
+        self._diverges = diverges
         self._nodes, self._costs = nodes, costs
         self._pending: Line | None = None
         self._outputs: dict[str, Array] | None = None
@@ -85,8 +89,9 @@ class Recorder:
             self._write_pending()
             what = f"the loss is {loss:.4g}"
             if not finite:
-                what = f"a gradient of some node is NaN or infinite (loss {loss:.4g})"
+                what = f"a gradient of some node is NaN, infinite or of norm 1e15 or more (loss {loss:.4g})"
             raise NonFinite(step, f"{what}: {why}" if why else what, self.kept())
+        self.proof.follow(step, loss)
 
     def write(self) -> None:
         """Fetch, show and write the newest step, if that has not been done."""

@@ -11,8 +11,10 @@ from jgc.training.config import Config
 from jgc.training.costs import Costs, PhaseCost
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team
+from jgc.training.drift import Replicas
 from jgc.training.local_costs import cost_of_phase
 from jgc.training.program import Program
+from jgc.training.proof import Proof
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
 from jgc.training.setup import Setup
@@ -40,6 +42,8 @@ class Run(NamedTuple):
       costs: bytes by the phase's value; grows.
       updates: compiled updates by the phase's value; grows.
       fragments: with local steps, the phase of each fragment's last exchange; changes.
+      proof: which checkpoint is good.
+      replicas: whether devices hold the same.
     """
 
     team: Team
@@ -57,6 +61,8 @@ class Run(NamedTuple):
     costs: Costs
     updates: dict[Hashable, Program]
     fragments: list[Phase]
+    proof: Proof
+    replicas: Replicas
 
     @property
     def config(self) -> Config:

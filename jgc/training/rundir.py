@@ -23,6 +23,12 @@ def choose_run_dir(config: Config) -> Path:
       UserError: the folder holds another run, or has none to resume.
     """
     path = Path(config.run_dir) if config.run_dir else _new_name(config)
+    check_run_dir(path, config)
+    return path
+
+
+def check_run_dir(path: Path, config: Config) -> None:
+    """Raise UserError if the folder holds another run, or has none to resume."""
     found = [name for name in _TRACES if (path / name).exists()]
     if path.exists() and not path.is_dir():
         raise UserError(f"--run-dir {path} is not a folder")
@@ -34,7 +40,6 @@ def choose_run_dir(config: Config) -> Path:
         raise UserError(f"nothing to resume: {path} has no {CONFIG}")
     if config.resume and found:
         compare_configs(read_config(path / CONFIG), config, path)
-    return path
 
 
 def read_config(path: Path) -> dict[str, Any]:

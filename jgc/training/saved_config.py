@@ -11,7 +11,7 @@ from jgc.training.workloads import WORKLOADS
 # gaps that its reader cannot see.
 FREE = frozenset(
     "steps run_dir resume nodes distributed data.dir data.threads log_every evaluate_every diagnose_every "
-    "checkpoint_every record.max_megabytes".split()
+    "checkpoint_every check_replicas_every record.max_megabytes".split()
 )
 
 

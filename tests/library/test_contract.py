@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from contract import (
     COMMON,
+    LARGE_EXEMPT,
     LAW_EXEMPT,
     LAYOUT_EXEMPT,
     LAYOUTS,
@@ -39,6 +40,7 @@ from laws import balances
 import jgc
 from jgc.compress import METHODS
 from jgc.layout.pack import leaf_paths, make_packing
+from jgc.method.guard import LARGEST_NORM
 from jgc.wire.hlo import collectives, table
 
 NAMES = (*METHODS, *VARIANTS)
@@ -178,6 +180,58 @@ def test_non_finite_gradient_on_one_node_skips_step_on_all(case, bad):
         assert not np.asarray(info.finite).any() and np.isfinite(info.residual_norm).all()
         assert same_bits(aggregated, jax.tree.map(jnp.zeros_like, PARAMS))
         assert same_bits(after, state)
+
+
+def enlarged(grads, nodes, factor, leaf):
+    """Gradients times a factor as `leaf(x, factor)` has them, on all nodes that it does not leave alone."""
+    return jgc.place(jax.tree.map(lambda x: leaf(np.asarray(x), factor), grads), jgc.LOCAL, nodes)
+
+
+def times(x, factor):
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    largest = float(jnp.finfo(x.dtype).max)
+    return np.clip(np.asarray(x, np.float64) * factor, -largest, largest).astype(x.dtype)
+
+
+def infinite(tree):
+    """How many values are NaN or infinite."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return sum(int(np.sum(~np.isfinite(np.asarray(x, np.float64)))) for x in floats)
+
+
+@every_case_of_a_law
+@pytest.mark.parametrize("size", [1e17, 1e20, 1e30, 3e38], ids=str)
+def test_absurd_gradient_on_one_node_skips_step_on_all(case, size):
+    """Finite, but squares and sums of it are not."""
+    nodes, state = nodes_of(case.layout), history(case)[-1].after
+
+    def of_one_node(x, factor):
+        return np.concatenate([x[:3], times(x[3:4], factor), x[4:]])
+
+    grads = enlarged(gradients(7, nodes), nodes, 16 * size, of_one_node)  # the largest is 1/16
+    aggregated, after, info = program(case)(step_key(7, nodes), grads, state)
+    assert not np.asarray(info.finite).any() and np.isfinite(info.residual_norm).all()
+    assert same_bits(aggregated, jax.tree.map(jnp.zeros_like, PARAMS))
+    assert same_bits(after, state)
+
+
+@every_case_of_a_law
+def test_largest_gradients_that_pass_do_no_harm(case):
+    """Three steps of norms just below the guard's limit leave aggregate and state as finite as they were."""
+    if (case.variant, phase_of(case).name) in LARGE_EXEMPT:
+        pytest.skip(LARGE_EXEMPT[case.variant, phase_of(case).name])
+    nodes, state = nodes_of(case.layout), history(case)[-1].after
+    before = infinite(state)
+    grads = gradients(7, nodes)
+    norm = max(
+        np.sqrt(sum(np.sum(np.square(np.asarray(x[k], np.float64))) for x in jax.tree.leaves(grads))) for k in range(K)
+    )
+    grads = enlarged(grads, nodes, 0.99 * LARGEST_NORM / norm, times)
+    for step in range(3):
+        aggregated, state, info = program(case)(step_key(7 + step, nodes), grads, state)
+        assert np.asarray(info.finite).all() and np.isfinite(info.residual_norm).all()
+        assert infinite(aggregated) == 0 and infinite(state) <= before
 
 
 @every_case_of_a_law

@@ -8,7 +8,7 @@ from contract import K, nodes_of, same_bits
 
 import jgc
 from jgc.compress import dense, topk
-from jgc.method.guard import not_finite
+from jgc.method.guard import not_finite, unusable
 from jgc.types import State
 
 SIZES = (1, 31, 4095, 4096, 4097, 10_000, 100_003)  # XLA's maximum of 4,096 values and more loses NaN on CPU
@@ -24,6 +24,15 @@ def test_guard_finds_non_finite_value_anywhere(size, dtype):
     for place in {0, size // 3, size // 2, size - 1}:
         for bad in (np.nan, np.inf, -np.inf):
             assert found(jnp.asarray(values, dtype).at[place].set(bad)), (place, bad)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_guard_finds_absurd_values_that_cancel(dtype):
+    found = jax.jit(unusable)
+    for size in (1e16, 1e20, 3e38):
+        assert found([jnp.zeros(5), jnp.asarray([size, -size] * 2048, dtype)])
+    assert not found([jnp.zeros(5), jnp.asarray([1e12, -1e12] * 2048, dtype)])
+    assert not found([])
 
 
 @pytest.mark.parametrize("layout", ["1 device", "4 devices", "8 devices"])

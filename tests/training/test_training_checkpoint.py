@@ -11,6 +11,7 @@ from training_helpers import small_files
 
 from jgc.training import checkpoint
 from jgc.training.errors import NonFinite, UserError
+from jgc.training.proof import Proof
 from jgc.training.step import TrainState
 from jgc.types import State
 
@@ -35,7 +36,7 @@ def state_of(value=0.0, nodes=4):
 def saved(path, *values):
     manager = checkpoint.open_manager(path)
     for step, value in enumerate(values, start=1):
-        checkpoint.save(manager, step, state_of(value), HOST)
+        checkpoint.save(manager, step, state_of(value), HOST, Proof())
     return manager
 
 
@@ -80,8 +81,74 @@ def test_damaged_checkpoint_falls_back(tmp_path, damage):
     assert found.step == 1 and "checkpoint 2 is damaged" in found.damaged[0]
     assert same(checkpoint.fit(state_of(), found, nodes=4), state_of(1.0))
     assert (tmp_path / checkpoint.DAMAGED / "2-0").is_dir()
-    checkpoint.save(manager, 2, state_of(5.0), HOST)  # and its step can be saved anew
+    checkpoint.save(manager, 2, state_of(5.0), HOST, Proof())  # and its step can be saved anew
     assert checkpoint.restore(checkpoint.open_manager(tmp_path)).step == 2
+
+
+def plain_file(folder):
+    """The file of a checkpoint that holds its plain data."""
+    return next(f for f in (folder / "host").rglob("*") if f.is_file() and b'"arrays"' in f.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ('"step"', '"stop"'),
+        ('"config"', '"konfig"'),
+        ('"nodes": 4', '"nodes": 5'),
+        ('"checksum"', '"chocksum"'),
+        ('"good"', '"bad"'),
+        ('"arrays"', '"array"'),
+        ('"step": 2', '"step": 3'),
+    ],
+)
+def test_changed_plain_data_fall_back(tmp_path, old, new):
+    """JSON that stays valid: a checksum alone tells."""
+    saved(tmp_path, 1.0, 2.0)
+    file = plain_file(tmp_path / checkpoint.FOLDER / "2")
+    text = json.dumps(json.loads(file.read_text()))
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    found = checkpoint.restore(checkpoint.open_manager(tmp_path))
+    assert found.step == 1 and "checkpoint 2 is damaged" in found.damaged[0]
+    assert same(checkpoint.fit(state_of(), found, nodes=4), state_of(1.0))
+
+
+def test_renamed_checkpoint_falls_back(tmp_path):
+    saved(tmp_path, 1.0, 2.0)
+    folder = tmp_path / checkpoint.FOLDER
+    (folder / "2").rename(folder / "9")
+    found = checkpoint.restore(checkpoint.open_manager(tmp_path))
+    assert found.step == 1
+    assert found.damaged == ("checkpoint 9 is damaged (ValueError: it is that of step 2, in a folder of another name)",)
+
+
+def test_checkpoint_of_another_run_falls_back(tmp_path):
+    saved(tmp_path, 1.0, 2.0)
+
+    def check(found):
+        if found.step == 2:
+            raise UserError("its seed is 1")
+
+    found = checkpoint.restore(checkpoint.open_manager(tmp_path), check)
+    assert (found.step, found.damaged) == (1, ("checkpoint 2 is not of this run: its seed is 1",))
+    assert (tmp_path / checkpoint.DAMAGED / "2-0").is_dir()
+
+
+def test_last_good_checkpoint_is_kept_until_a_later_one_has_proved_itself(tmp_path):
+    manager, proof = checkpoint.open_manager(tmp_path), Proof()
+    kept = []
+    for step, loss in enumerate([2.3, 2.2, 2.1, 1e18, 1e18, np.inf, 1e18, 2.0, 1.9], start=1):
+        proof.follow(step, loss)
+        checkpoint.save(manager, step, state_of(float(step)), HOST, proof)
+        kept.append((sorted(manager.all_steps()), proof.good))
+    assert kept[3:7] == [([2, 3, 4], 2), ([2, 4, 5], 2), ([2, 5, 6], 2), ([2, 6, 7], 2)]
+    assert kept[7:] == [([7, 8], 7), ([8, 9], 8)]
+    again = checkpoint.open_manager(tmp_path)
+    found = checkpoint.restore(again)
+    goes_on = checkpoint.proof_of(again, found)
+    assert (goes_on.first, goes_on.newest, goes_on.good) == (2.3, 9, 8)
+    assert "last good checkpoint is that of step 8 in" in checkpoint.kept(again, goes_on)
 
 
 def test_all_checkpoints_damaged(tmp_path):
@@ -97,14 +164,14 @@ def test_half_written_checkpoint(tmp_path):
     (tmp_path / checkpoint.FOLDER / "2.orbax-checkpoint-tmp").mkdir()
     manager = checkpoint.open_manager(tmp_path)
     assert checkpoint.restore(manager).step == 1
-    checkpoint.save(manager, 2, state_of(2.0), HOST)
+    checkpoint.save(manager, 2, state_of(2.0), HOST, Proof())
     assert sorted(manager.all_steps()) == [1, 2]
 
 
 def test_non_finite_parameters_not_saved(tmp_path):
     manager = saved(tmp_path, 1.0)
     with pytest.raises(NonFinite, match=r"step 2: a parameter has become NaN.*last good checkpoint is that of step 1"):
-        checkpoint.save(manager, 2, state_of(np.nan), HOST)
+        checkpoint.save(manager, 2, state_of(np.nan), HOST, Proof(2.3, newest=1, good=1))
     assert manager.all_steps() == [1]
 
 
@@ -134,7 +201,7 @@ def test_repeated_node_changes_keep_mean(tmp_path):
     state, nodes = before, 4
     for step, new in enumerate((3, 8), start=1):
         manager = checkpoint.open_manager(tmp_path)
-        checkpoint.save(manager, step, state, {"config": {"nodes": nodes}})
+        checkpoint.save(manager, step, state, {"config": {"nodes": nodes}}, Proof())
         found = checkpoint.restore(manager)
         state, nodes = checkpoint.fit(state_of(nodes=new), found, new), new
         assert state.compressor.local["residual"].shape == (new, 3)
@@ -158,7 +225,7 @@ def test_full_disk(tmp_path):
         params={"layer/1": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=100_000))}}
     )
     with small_files(50_000), pytest.raises(UserError, match="cannot write checkpoint 2") as error:
-        checkpoint.save(manager, 2, big, HOST)
+        checkpoint.save(manager, 2, big, HOST, Proof())
     assert "\n" not in str(error.value)
     assert checkpoint.restore(checkpoint.open_manager(tmp_path)).step == 1
 

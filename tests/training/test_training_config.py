@@ -140,6 +140,7 @@ def test_help_describes_every_option(capsys):
         ([*LGC, "--workload", "cifar10_resnet2"], "unknown workload 'cifar10_resnet2'; did you mean cifar10_resnet20?"),
         ([*LGC, "--nodes", "0"], "--nodes must be at least 1, got 0"),
         ([*LGC, "--nodes", "-3"], "--nodes must be at least 1, got -3"),
+        ([*LGC, "--nodes", "1000000", "--batch-size", "1000000"], "--nodes must be at most 4,096, got 1000000"),
         ([*LGC, "--nodes", "12"], "12 nodes do not divide a batch of 128"),
         ([*LGC, "--nodes", "12", "--batch-size", "24"], "12 nodes do not divide among 8 devices"),
         ([*LGC, "--learning-rate", "nan"], "--learning-rate must be positive, got nan"),
@@ -194,9 +195,25 @@ def test_system_errors_in_one_line(error, said, capsys):
 
 
 def test_broken_config_files(tmp_path, capsys):
-    for body, message in (("1 / 0", "ZeroDivisionError"), ("LgcPs()", "must return"), ("Config(stpes=1)", "stpes")):
-        assert cli.main(write_config(tmp_path / "broken.py", body)) == 2
-        assert message in capsys.readouterr().err
+    for body, message in (
+        ("1 / 0", "ZeroDivisionError"),
+        ("LgcPs()", "must return"),
+        ("Config(stpes=1)", "stpes"),
+        ("Config(compressor=None)", "compressor must be the settings of a method, as TopK(), got None"),
+        ("Config(compressor=LgcPs)", "compressor must be the settings of a method, as TopK(), got <class"),
+        ("Config(compressor=DataConfig())", "DataConfig is not the settings class of a method"),
+        ("Config(compressor=LgcPs(), nodes='four')", "nodes must be a whole number, got 'four'"),
+        ("Config(compressor=LgcPs(), nodes=True)", "nodes must be a whole number, got True"),
+        ("Config(compressor=LgcPs(), learning_rate=[1])", "learning_rate must be a number, got [1]"),
+        ("Config(compressor=LgcPs(), data=None)", "data must be DataConfig, got None"),
+        ("Config(compressor=LgcPs(), optimizer='sdg')", "optimizer must be one of 'sgd', 'adam', got 'sdg'"),
+        ("Config(compressor=LgcPs(alpha='x'))", "compressor.alpha must be a number, got 'x'"),
+        ("__import__('sys').exit(0)", "SystemExit: 0"),
+        ("__import__('sys').exit('no')", "SystemExit: no"),
+    ):
+        assert cli.main(write_config(tmp_path / "broken.py", body)) == 2, body
+        said = capsys.readouterr().err
+        assert message in said and said.startswith("error: ") and said.count("\n") == 1
 
 
 def test_differences():

@@ -9,9 +9,9 @@ import signal
 import jax
 import numpy as np
 import pytest
-from training_helpers import small_files, tiny_config, tiny_conv_model, tiny_model
+from training_helpers import small_files, tiny_config, tiny_conv_model, tiny_model, wide_model
 
-from jgc.compress import Gradiveq, TopK
+from jgc.compress import Dense, Gradiveq, TopK
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, data, loop, setup as building
 from jgc.training.errors import NonFinite, UserError
@@ -158,6 +158,48 @@ def test_nan_stops_run(tmp_path, monkeypatch):
     assert error.value.exit_code != 0 and "\n" not in str(error.value)
     assert read(tmp_path / "metrics.jsonl")[-1]["loss"] is None
     arrays(tmp_path, step=2)
+
+
+def test_absurd_parameters_are_not_good(tmp_path, monkeypatch):
+    """A batch that throws the parameters far away, where all is finite: the checkpoint before it is kept and named."""
+    source = data.source_of(data.load_dataset("digits"))
+
+    def poisoned(seed, step, *nodes_and_sizes):
+        images, labels = source.batch(seed, step, *nodes_and_sizes)
+        return (images * 1e6 if step == 2 else images * np.nan if step == 6 else images), labels
+
+    monkeypatch.setattr(building, "data_of", lambda config: source._replace(batch=poisoned))
+    monkeypatch.setattr(building, "make_model", wide_model)  # without a norm
+    with pytest.raises(NonFinite, match=r"stopped at step 7: .*last good checkpoint is that of step 1 in") as error:
+        loop.run(tiny_config(tmp_path, method=Dense(), steps=9, checkpoint_every=1, diagnose_every=0))
+    assert "no good step came after that of step 6" in str(error.value)
+    assert [line["loss"] > 100 for line in read(tmp_path / "metrics.jsonl")[:6]] == [False, False] + 4 * [True]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "5", "6"]
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xfe\x00", b"[1]", b"{}", b"5", b'{"step": "3"}', b"\x00" * 40, b""])
+def test_damaged_metrics(tmp_path, reference, garbage):
+    path = tmp_path / "run"
+    shutil.copytree(reference, path)
+    lines = (path / "metrics.jsonl").read_bytes().splitlines()
+    (path / "metrics.jsonl").write_bytes(b"\n".join([*lines[:2], garbage, *lines[3:]]) + b"\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: its line 3 is no step"):
+        loop.run(tiny_config(path, resume=True, steps=7))
+    (path / "metrics.jsonl").write_bytes(b"\n".join([*lines, garbage]))  # half-written, as after a kill
+    assert len(read(path / "metrics.jsonl")) == 6
+
+
+def test_checkpoint_of_another_run(tmp_path, reference, capsys):
+    path, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(reference, path)
+    loop.run(tiny_config(other, seed=1))
+    shutil.rmtree(path / "checkpoints" / "6")
+    shutil.copytree(other / "checkpoints" / "6", path / "checkpoints" / "6")
+    assert loop.run(tiny_config(path, resume=True)) == 0
+    assert "checkpoint 6 is not of this run: checkpoint 6 was made with another config: seed was 1" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+    assert_same_run(path, reference)
 
 
 @pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")

@@ -1,0 +1,220 @@
+"""One writer a run folder: a lock file with host, process and time, also where hosts share the file system.
+
+The lock is the file `.lock-N` with the highest N; `.lock-N.free` has been given back. Whoever takes it creates the
+next number, which a file system, a shared one too, lets only one process do (O_EXCL). Numbers never fall, so a process
+that was slow to take over from a dead one finds a higher number, and withdraws.
+
+The holder touches its file every few seconds. On its own host others look whether it lives; from another host, or from
+another container, they see it by these touches alone, in times of the file system, never of a host's clock.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from jgc.training.errors import FAILED, UserError, cannot_write
+
+TOUCH = 5.0  # seconds between two signs of life
+STALE = 60.0  # seconds without one after which the holder on another host counts as dead
+FREE = ".free"
+
+
+class Holder(NamedTuple):
+    """Who took a lock.
+
+    Attributes:
+      host, process, since: for people.
+      space: where the process's number means this process: the host, its boot, the container.
+      started: when the process started; tells it from a later one of the same number.
+    """
+
+    host: str
+    process: int
+    since: str
+    space: str
+    started: str
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}, since {self.since}"
+
+
+@contextmanager
+def sole_writer(folder: Path, tell: Callable[[str], object], lost: Callable[[str], object]) -> Iterator[None]:
+    """Hold the lock of a run folder, which is created if need be, and removed again if nothing else came into it.
+
+    Args:
+      folder: of the run.
+      tell: called with a line about a dead process whose lock is taken over, or on whose signs of life this one waits.
+      lost: called with a line, from another thread, if another process takes the lock over: it thought this one dead.
+
+    Raises:
+      UserError: another process holds the lock; or a full or read-only disk.
+    """
+    try:
+        new = not folder.exists()
+        path = _take(folder, tell)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    over = threading.Event()
+    toucher = threading.Thread(target=_touch, args=(path, over, lost), daemon=True)
+    toucher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        toucher.join()
+        _give_back(path, new)
+
+
+def _take(folder: Path, tell: Callable[[str], object]) -> Path:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        last = max(_locks(folder), default=(0, None))
+        dead = None
+        if last[1] is not None and last[1].suffix != FREE:
+            try:
+                dead = _dead_holder(last[1], tell)
+            except FileNotFoundError:
+                continue  # given back, or taken over, since we looked
+        mine = folder / f".lock-{last[0] + 1}"
+        try:
+            with open(mine, "x") as file:
+                json.dump(_this_process()._asdict(), file)
+        except (FileExistsError, FileNotFoundError):  # somebody else was faster; or removed the folder
+            continue
+        except OSError:
+            mine.unlink(missing_ok=True)
+            raise
+        others = [lock for lock in _locks(folder) if lock[1] != mine]
+        if any(number > last[0] for number, _ in others):  # we were slow: the number had been used before
+            mine.unlink(missing_ok=True)
+            continue
+        for _, path in others:
+            path.unlink(missing_ok=True)
+        if dead:
+            tell(f"took {folder} over from {dead}, which is dead")
+        return mine
+
+
+def _locks(folder: Path) -> list[tuple[int, Path]]:
+    found = [path for path in folder.glob(".lock-*") if path.name.removesuffix(FREE)[6:].isdecimal()]
+    return [(int(path.name.removesuffix(FREE)[6:]), path) for path in found]
+
+
+def _dead_holder(path: Path, tell: Callable[[str], object]) -> str:
+    """The dead holder of a lock, in words.
+
+    Raises:
+      UserError: it is alive.
+      FileNotFoundError: the lock has been given back.
+    """
+    holder = _holder(path)
+    if holder and holder.space == _space():
+        alive = _started(holder.process) == holder.started
+    else:
+        alive = _shows_life(path, lambda: tell(f"waiting for signs of life of {holder or 'an unknown process'}"))
+    if alive:
+        raise UserError(
+            f"{path.parent} is in use by {holder or 'an unknown process'}: wait for its end, stop it, or give another "
+            "--run-dir",
+            FAILED,
+        )
+    return str(holder or "an unknown process")
+
+
+def _holder(path: Path) -> Holder | None:
+    """Who took a lock; None if the file does not say."""
+    for _ in range(5):  # it is empty in the moment of its creation
+        try:
+            return Holder(**json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            time.sleep(0.1)
+    return None
+
+
+def _shows_life(path: Path, begin: Callable[[], object]) -> bool:
+    """Whether a lock's file is touched while we watch it; not waited for if the last touch is long ago."""
+    first, now = _touched(path), _now(path.parent)
+    if now - first > STALE:
+        return False
+    begin()
+    deadline = time.monotonic() + STALE - max(0.0, now - first)
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, TOUCH))
+        if _touched(path) != first:
+            return True
+    return False
+
+
+def _touched(path: Path) -> float:
+    with open(path) as file:  # opened: NFS then asks the server, and does not answer from its cache
+        return os.fstat(file.fileno()).st_mtime
+
+
+def _now(folder: Path) -> float:
+    """The time by the file system's clock."""
+    probe = folder / f".clock-{socket.gethostname()}-{os.getpid()}"
+    try:
+        probe.write_text("")
+        return _touched(probe)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _touch(path: Path, over: threading.Event, lost: Callable[[str], object]) -> None:
+    while not over.wait(TOUCH):
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            if not over.is_set():
+                lost(f"another process has taken {path.parent} over: this one showed no life for {STALE:g} s")
+            return
+        except OSError:
+            continue  # the disk may come back
+
+
+def _give_back(path: Path, new: bool) -> None:
+    with contextlib.suppress(OSError):  # a disk that is gone; the next one sees that this process is dead
+        if new and [child.name for child in path.parent.iterdir()] == [path.name]:
+            path.unlink()
+            path.parent.rmdir()
+        else:
+            path.rename(f"{path}{FREE}")  # takes no space on a full disk
+
+
+def _this_process() -> Holder:
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    return Holder(socket.gethostname(), os.getpid(), now, _space(), _started(os.getpid()))
+
+
+def _space() -> str:
+    """Names host, boot and container: two processes of one space see each other's numbers."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # Linux alone has these
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
+
+
+def _started(process: int) -> str:
+    """When a process of this host started, in the kernel's words; "" if there is none, "?" where nothing tells."""
+    if Path("/proc/self/stat").exists():
+        try:
+            state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return ""
+        return "" if state == "Z" else rest[18]  # a killed process stays as Z until its parent has asked for it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return "?"

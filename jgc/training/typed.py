@@ -1,0 +1,62 @@
+"""Check that the values in a dataclass of settings are of the types that its fields have."""
+
+import dataclasses
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+
+def wrong_value(settings: Any, prefix: str = "") -> str:
+    """The first field whose value is not of its type, in words; "" if all are right.
+
+    Example:
+      >>> from jgc.training.config import DataConfig
+      >>> wrong_value(DataConfig(name="digits", crop="wide"), "data.")
+      "data.crop must be a whole number, got 'wide'"
+    """
+    hints = get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        hint, value, name = hints[field.name], getattr(settings, field.name), f"{prefix}{field.name}"
+        inner = get_origin(hint) or hint
+        if dataclasses.is_dataclass(inner) or isinstance(hint, TypeVar):  # the compressor's settings are of any class
+            kind = inner if dataclasses.is_dataclass(inner) else object
+            if not dataclasses.is_dataclass(value) or isinstance(value, type) or not isinstance(value, kind):  # type: ignore[arg-type]
+                what = getattr(kind, "__name__", "") if kind is not object else "the settings of a method, as TopK()"
+                return f"{name} must be {what}, got {value!r}"
+            wrong = wrong_value(value, f"{name}.")
+        else:
+            wrong = "" if fits(hint, value) else f"{name} must be {words(hint)}, got {value!r}"
+        if wrong:
+            return wrong
+    return ""
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether a value is of a type. A whole number is a number; True and False are none.
+
+    Example:
+      >>> fits(float, 1), fits(int, True), fits(int | None, None), fits(Literal["sgd", "adam"], "sdg")
+      (True, False, True, False)
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(fits(part, value) for part in parts)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if origin is tuple:
+        return isinstance(value, (tuple, list)) and all(fits(parts[0], one) for one in value)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def words(hint: Any) -> str:
+    """A type in words."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(words(part) for part in parts)
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
+    if origin is tuple:
+        return f"a tuple, each {words(parts[0])}"
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", NoneType: "None"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))

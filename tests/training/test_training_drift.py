@@ -1,0 +1,120 @@
+"""A flipped bit of one copy of the train state is found, and device and array are named."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training_helpers import tiny_config, tiny_model, with_flipped_bit
+
+from jgc.compress import LgcPs, TopK
+from jgc.nodes import make_nodes
+from jgc.training import drift, loop, setup
+from jgc.training.config import LayersConfig
+from jgc.training.errors import Drift
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(setup, "make_model", tiny_model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8", "bool", "int16"])
+def test_checksum_sees_every_bit(dtype):
+    rng, found = np.random.default_rng(0), jax.jit(drift.checksum)
+    x = np.asarray(jnp.asarray(rng.integers(0, 2, 33), dtype))
+    before = int(found(x))
+    for bit in range(8 * x.nbytes) if dtype != "bool" else range(0, 8 * x.nbytes, 8):
+        octets = x.copy().view(np.uint8)
+        octets[bit // 8] ^= 1 << bit % 8
+        assert int(found(octets.view(x.dtype))) != before
+    assert int(found(np.roll(x, 1))) != before
+
+
+def flip_anywhere(state, dice, wanted):
+    """The state with a bit flipped in a copy of one of the arrays that `wanted` names; its name and device."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    arrays = [x for _, x in leaves]
+    i = dice.choice([i for i, name in enumerate(names) if arrays[i].size and wanted(name)])
+    device = dice.choice(jax.devices())
+    arrays[i] = with_flipped_bit(arrays[i], device, dice.randrange(8 * arrays[i].nbytes))
+    return jax.tree.unflatten(structure, arrays), names[i], device
+
+
+@pytest.mark.parametrize("layout", ["8 nodes", "4 nodes of 2 devices", "2 nodes of 4 devices, sharded"])
+def test_200_flips_are_found_and_named(layout):
+    changes = {
+        "8 nodes": {},
+        "4 nodes of 2 devices": {"nodes": 4, "devices_per_node": 2},
+        "2 nodes of 4 devices, sharded": {
+            "nodes": 2,
+            "devices_per_node": 4,
+            "layers": LayersConfig("", "", shard=True),
+        },
+    }[layout]
+    built = setup.build(tiny_config(method=TopK(alpha=0.1), **{"nodes": 8, **changes}))
+    replicas, dice = drift.Replicas(built.parts.nodes), random.Random(0)
+    assert replicas.difference(built.state) == ""
+    kinds = ["params."] if layout == "8 nodes" or "sharded" in layout else ["params.", "compressor.local"]
+    for number in range(200):
+        kind = kinds[number % len(kinds)]
+        state, name, device = flip_anywhere(built.state, dice, lambda name, kind=kind: name.startswith(kind))
+        found = replicas.difference(state)
+        assert name in found and f"device {device.id}" in found, (name, device, found)
+    assert len(replicas._programs) == 1
+
+
+def test_a_residual_of_its_own_may_differ():
+    built = setup.build(tiny_config(method=TopK(alpha=0.1), nodes=8))
+    local = jax.tree.map(
+        lambda x: x + jnp.arange(8, dtype=x.dtype).reshape(8, *[1] * (x.ndim - 1)), built.state.compressor.local
+    )
+    state = built.state._replace(compressor=built.state.compressor._replace(local=local))
+    assert drift.Replicas(built.parts.nodes).difference(state) == ""
+
+
+def test_one_device_has_nothing_to_compare():
+    nodes = make_nodes(4, jax.devices()[:1])
+    assert drift.Replicas(nodes).difference({"w": jnp.ones(3)}) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["params", "opt_state", "compressor.shared"])
+def test_run_stops_at_next_check(tmp_path, monkeypatch, where):
+    enter, steps, name = loop.enter, [], []
+
+    def enter_and_flip(*args):
+        state = enter(*args)
+        steps.append(0)
+        if len(steps) == 4:
+            state, *found = flip_anywhere(state, random.Random(1), lambda name: name.startswith(where))
+            name.extend(found)
+        return state
+
+    monkeypatch.setattr(loop, "enter", enter_and_flip)
+    method = LgcPs(warmup_steps=2, autoencoder_steps=20, alpha=0.05)
+    config = tiny_config(tmp_path, method=method, nodes=8, steps=20, checkpoint_every=3, check_replicas_every=1)
+    with pytest.raises(Drift, match=r"stopped at step 4: .*; all agreed at the checkpoint of step 3 in") as error:
+        loop.run(config)
+    assert f"device {name[1].id} " in str(error.value)
+    assert where == "opt_state" or name[0] in str(error.value)  # its count reaches the parameters in the same step
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+
+
+@pytest.mark.slow
+def test_checkpoint_is_checked_first(tmp_path, monkeypatch):
+    """Without checks in between, a flip is found before it is saved."""
+    enter, steps = loop.enter, []
+
+    def enter_and_flip(*args):
+        state = enter(*args)
+        steps.append(0)
+        return flip_anywhere(state, random.Random(1), lambda n: n.startswith("params"))[0] if len(steps) == 4 else state
+
+    monkeypatch.setattr(loop, "enter", enter_and_flip)
+    config = tiny_config(tmp_path, method=TopK(alpha=0.1), nodes=8, checkpoint_every=3, check_replicas_every=0)
+    with pytest.raises(Drift, match=r"stopped at step 6: "):
+        loop.run(config)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
