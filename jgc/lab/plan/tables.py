@@ -23,8 +23,8 @@ HOW = {
     ESTIMATED: "an estimate",
 }
 NOTE = (
-    "Logical bytes of one step or round, upper bounds where a method finds its sizes in the run. Positions are part of what a "
-    "node sends up, the leader's first where they differ. Once: on entering the phase, to all nodes together."
+    "Logical bytes of one step or round, upper bounds where a method finds its sizes in the run. Positions are part of "
+    "what a node sends up, the leader's first where they differ. Once: on entering the phase, to all nodes together."
 )
 
 
