@@ -34,7 +34,7 @@ from jgc.compress.settings import Sparsifying, memory_of, schedule_of
 from jgc.compress.sparse.shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
 from jgc.layout.pack import values_of
 from jgc.layout.select import layer_means
-from jgc.memory import Corrected, Memory
+from jgc.memory import Corrected, Memory, accumulated
 from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
 from jgc.method.messages import led
@@ -126,15 +126,13 @@ def low_pass(memory: Memory, beta: float) -> Memory:
         return fn(old, new)
 
     def compensate(local, g, complete):
-        v, new = memory.compensate(memory.accumulate(local, g, complete), g, complete)
+        v, new = memory.compensate(accumulated(memory, local, g, complete), g, complete)
         return v, on_residuals(lambda old, new: old, local, new)  # keep the old residual, which `update` mixes in
 
     def update(local, v, sent, complete):
         return on_residuals(mix, local, memory.update(local, v, sent, complete))
 
-    return memory._replace(
-        accumulate=lambda local, g, complete: local, compensate=compensate, update=update, conserves=False
-    )
+    return memory._replace(accumulate=(), compensate=compensate, update=update, conserves=False)
 
 
 METHOD = Method("scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0}, layers=FIRST_DENSE)
