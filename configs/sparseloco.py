@@ -3,7 +3,7 @@
     python train.py --config configs/sparseloco.py
     python train.py --config configs/sparseloco.py --local.every 10 --compressor.residual-decay 0.999
 
-The share is that of 64 of 4,096 values. Values are selected in each layer; the paper selects them in chunks of 4,096.
+The 64 largest of every chunk of 4,096 values are sent. Chunks lie within layers.
 """
 
 from jgc.compress import TopK
@@ -12,6 +12,7 @@ from jgc.training.local_config import LocalConfig
 
 COMPRESSOR = TopK(
     alpha=64 / 4096,
+    selection="chunks",
     value_code="2bit-codebook",
     residual_decay=0.95,
 )
