@@ -7,6 +7,7 @@ See the README for a training loop, `jgc.types` for the contract, `jgc.compress`
 """
 
 from jgc import compress
+from jgc.local_steps import LocalMetrics, LocalState, LocalSteps, local_steps
 from jgc.make_step import LoopState, Metrics, make_step
 from jgc.method.as_optax import init_optax
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
@@ -21,8 +22,9 @@ from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
 __version__ = "0.1.0"
 
 __all__ = [
-    "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "LoopState", "Message", "Metrics", "MomentumWarning", "Nodes",
-    "Phase", "Sent", "Sharded", "Stacked", "State", "StepBytes", "Wire", "bytes_per_step", "compress", "diagnose",
-    "from_mesh", "init_optax", "make_nodes", "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place",
-    "place_parts", "placements_of", "residual", "to_host",
+    "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "LocalMetrics", "LocalState", "LocalSteps", "LoopState",
+    "Message", "Metrics", "MomentumWarning", "Nodes", "Phase", "Sent", "Sharded", "Stacked", "State", "StepBytes",
+    "Wire", "bytes_per_step", "compress", "diagnose", "from_mesh", "init_optax", "local_steps", "make_nodes",
+    "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place", "place_parts", "placements_of",
+    "residual", "to_host",
 ]  # fmt: skip

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from jgc import comm
+from jgc.backend import backend_of
+from jgc.buffers import check_params, copied, device_of, put_arrays
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.shards import info_of_node
-from jgc.misuse import check_arrays, check_compressor, holds_state, path_of, warn_of_momentum
+from jgc.misuse import check_compressor, holds_state, warn_of_momentum
 from jgc.node_axis import node_grads, on_nodes
-from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, locally, place, placements_of
+from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, locally, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:
@@ -125,24 +126,24 @@ def make_step(
     programs: dict[tuple[Hashable, Any], Callable[..., tuple[Arrays, Metrics]]] = {}
 
     def init(key: Key, params: PyTree) -> LoopState:
-        _check_params(params)
-        put = partial(_put, nodes=nodes, device=_device_of(params))
-        params = put(_copied(params))
-        opt_state = put(_copied(optimizer.init(params)))
+        check_params(params)
+        put = partial(put_arrays, nodes=nodes, device=device_of(params))
+        params = put(copied(params))
+        opt_state = put(copied(optimizer.init(params)))
         if holds_state(opt_state):
             raise ValueError(
                 "the optimiser holds as_optax, and make_step compresses by itself: give it without as_optax"
             )
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
-        inner = put(_copied(compressor.init(key, params, nodes)))
+        inner = put(copied(compressor.init(key, params, nodes)))
         return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key))
 
     def step(state: LoopState, batch: PyTree) -> tuple[LoopState, Metrics]:
-        put = partial(_put, nodes=nodes, device=_device_of(state.params))
+        put = partial(put_arrays, nodes=nodes, device=device_of(state.params))
         phase, inner = phase_after(compressor, state.phase, state.step, state.compressor, nodes), state.compressor
         if phase.value != state.phase.value:
-            inner = put(_copied(compressor.transition(state.phase.value, phase.value, inner, nodes)))
+            inner = put(copied(compressor.transition(state.phase.value, phase.value, inner, nodes)))
         arrays, key = Arrays(state.params, state.opt_state, inner), state.key
         name = phase.value, jax.tree.structure(arrays)
         if name not in programs:
@@ -150,7 +151,7 @@ def make_step(
             programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
         check_node_axes(BATCH, batch, nodes, "the batch")
         # Devices of a CPU are threads of one processor: collectives of several steps at once can wait forever.
-        if nodes.mesh is not None and nodes.mesh.size > 1 and jax.default_backend() == "cpu":
+        if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
             jax.block_until_ready(arrays)
         arrays, metrics = programs[name](arrays, key, np.int32(state.step), put(batch, placements=BATCH))
         return LoopState(state.step + 1, phase, *arrays, key), metrics
@@ -206,32 +207,3 @@ def _exchange(
     own = (loss, info.residual_norm, info.elements_sent, info.overflow)  # all nodes agree on `finite`
     loss, norm, elements, overflow = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
     return mean, state, (loss, Info(norm, elements, overflow, info.finite))
-
-
-def _put(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: PyTree = None) -> PyTree:
-    """The arrays where the program expects them. Where all nodes are on one device, committed to it."""
-    if nodes.mesh is None:
-        return jax.device_put(tree, device)
-    return place(tree, placements_of(tree) if placements is None else placements, nodes)
-
-
-def _device_of(params: PyTree) -> SingleDeviceSharding:
-    """The device of the parameters, or the default one. Only for nodes that are all on one device."""
-    leaf = next(iter(jax.tree.leaves(params)), 0.0)
-    return SingleDeviceSharding(next(iter(jnp.asarray(leaf).devices())))
-
-
-def _copied(tree: PyTree) -> PyTree:
-    """The arrays in buffers of their own, which a step donates, and without weak types, which would compile anew."""
-    return jax.tree.map(lambda x: jnp.array(x, dtype=x.dtype), tree)
-
-
-def _check_params(params: PyTree) -> None:
-    """Raise TypeError, naming the leaf, unless all leaves are arrays of floats, as optax's optimisers expect."""
-    check_arrays(params)
-    for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            raise TypeError(
-                f"the parameter {path_of(path)!r} is {x.dtype}, and optimisers take floats: keep it out of the "
-                "parameters (nnx.split(model, nnx.Param, ...), eqx.partition), e.g. in the loss's closure"
-            )

@@ -1,8 +1,8 @@
 """A node's memory: error feedback, momentum correction with factor masking, and local clipping.
 
-A memory is three pure functions. Every step calls them in this order; none communicates:
+A memory is a few pure functions. Every step calls them in this order; none communicates:
 
-    local = accumulate(local, g, complete)         add the gradient g f32[n] to the state
+    local = accumulated(memory, local, g, ...)     add the gradient g f32[n] to the state
     v, local = compensate(local, g, complete)      v f32[n]: gradient plus residual, the vector to send
     local = update(local, v, sent, complete)       the residual becomes v - sent
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.select import Sparse
+from jgc.layout.select import Sparse, added
 from jgc.types import Array, Nodes, PyTree
 
 RESIDUAL_DTYPES = ("float32", "bfloat16", "float16")
@@ -27,9 +27,9 @@ class Memory(NamedTuple):
 
     Attributes:
       init: `n -> local`, zeros.
-      accumulate: `(local, g, complete) -> local`, elementwise: each vector of the state depends only on itself and g.
-        g is f32[n] or a range of it; local is then the same range of the state.
-      compensate: `(local, g, complete) -> (v, local)`, elementwise; takes the state that `accumulate` returned.
+      accumulate: functions `(local, g, complete) -> local`, elementwise; each runs on all values before the next. g is
+        f32[n] or a range of it; local is then the same range of the state. A function changes one vector of the state.
+      compensate: `(local, g, complete) -> (v, local)`, elementwise; takes the state after the last of `accumulate`.
       update: `(local, v, sent, complete) -> local`; takes the state that `compensate` returned. `sent`, f32[n] or
         Sparse, is the part of v that counts as sent.
       residual: `local -> [n] or None`, the residual in its own dtype.
@@ -39,7 +39,7 @@ class Memory(NamedTuple):
     """
 
     init: Callable[[int], PyTree]
-    accumulate: Callable[[PyTree, Array, bool], PyTree]
+    accumulate: tuple[Callable[[PyTree, Array, bool], PyTree], ...]
     compensate: Callable[[PyTree, Array, bool], tuple[Array, PyTree]]
     update: Callable[[PyTree, Array, Array | Sparse, bool], PyTree]
     residual: Callable[[PyTree], Array | None]
@@ -54,18 +54,23 @@ class Corrected(NamedTuple):
     residual: Array
 
 
+def accumulated(memory: Memory, local: PyTree, g: Array, complete: bool) -> PyTree:
+    """The state after all functions of `memory.accumulate`."""
+    for add in memory.accumulate:
+        local = add(local, g, complete)
+    return local
+
+
 def subtract(v: Array, sent: Array | Sparse) -> Array:
     """v - sent, f32[n]."""
-    if isinstance(sent, Sparse):
-        return v.at[sent.positions].add(-sent.values)
-    return v - sent
+    return added(v, sent._replace(values=-sent.values)) if isinstance(sent, Sparse) else v - sent
 
 
 def no_memory() -> Memory:
     """No residual: v = g."""
     return Memory(
         init=lambda n: (),
-        accumulate=lambda local, g, complete: local,
+        accumulate=(),
         compensate=lambda local, g, complete: (g, local),
         update=lambda local, v, sent, complete: local,
         residual=lambda local: None,
@@ -90,7 +95,7 @@ def error_feedback(dtype: jnp.dtype = jnp.float32, decay: float = 1.0) -> Memory
         raise ValueError(f"decay must be in (0, 1] (1 keeps all of a residual), got {decay}")
     return Memory(
         init=lambda n: jnp.zeros((n,), dtype),
-        accumulate=lambda r, g, complete: decay * r.astype(jnp.float32) + g,
+        accumulate=(lambda r, g, complete: decay * r.astype(jnp.float32) + g,),
         compensate=lambda v, g, complete: (v, v),
         update=lambda r, v, sent, complete: subtract(v, sent).astype(dtype),
         residual=lambda r: r,
@@ -108,12 +113,14 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype
     """
     check_momentum(momentum)
 
-    def accumulate(local, g, complete):
+    def move(local, g, complete):
         return local._replace(velocity=momentum * local.velocity.astype(jnp.float32) + g)
 
+    def add(local, g, complete):  # not in `compensate`, which would need a new vector: here it is done in place
+        return local._replace(residual=local.residual.astype(jnp.float32) + local.velocity)
+
     def compensate(local, g, complete):
-        u = local.velocity
-        return local.residual.astype(jnp.float32) + u, local._replace(velocity=u.astype(dtype))
+        return local.residual, local._replace(velocity=local.velocity.astype(dtype))
 
     def update(local, v, sent, complete):
         u = local.velocity
@@ -123,7 +130,7 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype
 
     return Memory(
         init=lambda n: Corrected(jnp.zeros((n,), dtype), jnp.zeros((n,), dtype)),
-        accumulate=accumulate,
+        accumulate=(move, add),
         compensate=compensate,
         update=update,
         residual=lambda local: local.residual,
@@ -162,7 +169,7 @@ def momentum_at_once(momentum: float, dtype: jnp.dtype = jnp.float32) -> Memory:
 
     return Memory(
         init=lambda n: jnp.zeros((n,), dtype),
-        accumulate=accumulate,
+        accumulate=(accumulate,),
         compensate=compensate,
         update=lambda r, v, sent, complete: r if complete else subtract(v, sent).astype(dtype),
         residual=lambda r: r,
@@ -177,7 +184,7 @@ def momentum_only(momentum: float) -> Memory:
 
     return Memory(
         init=lambda n: jnp.zeros((n,), jnp.float32),
-        accumulate=lambda u, g, complete: momentum * u + g,
+        accumulate=(lambda u, g, complete: momentum * u + g,),
         compensate=lambda u, g, complete: (u, u),
         update=lambda u, v, sent, complete: u,
         residual=lambda u: None,
@@ -199,12 +206,13 @@ def check_residual_dtype(dtype: str) -> None:
 
 
 def make_memory(
-    correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str = "float32"
-) -> Memory:
-    """The memory for these settings: momentum correction or plain error feedback.
+    correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str = "float32",
+    decay: float = 1.0,
+) -> Memory:  # fmt: skip
+    """The memory for these settings: momentum correction, or error feedback whose residuals decay.
 
     Raises:
-      ValueError: momentum outside [0, 1), or a dtype that is not in `RESIDUAL_DTYPES`.
+      ValueError: momentum outside [0, 1), decay outside (0, 1], or a dtype that is not in `RESIDUAL_DTYPES`.
     """
     check_momentum(momentum)
     check_residual_dtype(dtype)
@@ -212,7 +220,7 @@ def make_memory(
         return momentum_at_once(momentum, jnp.dtype(dtype))
     if correction:
         return momentum_correction(momentum, masking, jnp.dtype(dtype))
-    return error_feedback(jnp.dtype(dtype))
+    return error_feedback(jnp.dtype(dtype), decay)
 
 
 def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jgc import comm
+from jgc.backend import traced_for
 from jgc.misuse import check_arrays, path_of
 from jgc.placement import (
     BATCH,
@@ -107,7 +108,8 @@ def on_nodes(
         for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
             check_arrays(arg, or_numbers=True)
             check_node_axes(placements, arg, nodes, f"argument {i}")
-        return run(*args)
+        with traced_for(nodes):
+            return run(*args)
 
     return checked
 

@@ -9,9 +9,11 @@ axes of the mesh. They either hold copies of the parameters, and the node's grad
 parameters (FSDP, tensor parallel), and each device compresses the gradient of its own shards.
 """
 
+import math
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jgc.types import Nodes
@@ -25,7 +27,8 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
 
     With one device, all nodes are emulated on it. With fewer devices than nodes, every device gets equally
     many nodes. With at least `count * devices_per_node` devices, every node gets its own. With several
-    processes (`jax.distributed`), every process gets equally many nodes.
+    processes (`jax.distributed`), every process gets equally many nodes. Devices of several TPU slices are taken slice
+    after slice, equally many of each.
 
     Args:
       count: K, at least 1.
@@ -49,8 +52,7 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
         if len(devices) < needed:
             raise ValueError(f"{count} nodes of {devices_per_node} devices need {needed} devices, got {len(devices)}")
         shape, axes = (count, devices_per_node), (NODE, FAST)
-        mesh = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * 2, devices=devices[:needed])
-        return Nodes(count, 1, mesh, (NODE,), (FAST,))
+        return Nodes(count, 1, _mesh(shape, axes, devices), (NODE,), (FAST,))
     if len(devices) == 1 and count > 1:
         return Nodes(count, count)
     used = min(len(devices), count)
@@ -61,8 +63,24 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
             f"{count} nodes do not divide among {used} devices; "
             f"use {' or '.join(str(k) for k in sorted(nearest))} nodes, or fewer devices"
         )
-    mesh = jax.make_mesh((used,), (NODE,), axis_types=(AxisType.Auto,), devices=devices[:used])
-    return Nodes(count, count // used, mesh, (NODE,))
+    return Nodes(count, count // used, _mesh((used,), (NODE,), devices), (NODE,))
+
+
+def _mesh(shape: tuple[int, ...], axes: tuple[str, ...], devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh of the first devices; of several TPU slices, of equally many of each, slice after slice."""
+    used, auto = math.prod(shape), (AxisType.Auto,) * len(axes)
+    slices: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+    share = -(-used // len(slices))
+    if len(slices) == 1:
+        return jax.make_mesh(shape, axes, axis_types=auto, devices=list(devices[:used]))
+    # jax.make_mesh orders the devices of one slice by the links between them, and refuses those of several
+    order: list[jax.Device] = []
+    for _, own in sorted(slices.items()):
+        part = own[:share] if share <= min(map(len, slices.values())) else own
+        order += jax.make_mesh((len(part),), axes[:1], axis_types=auto[:1], devices=part).devices.tolist()
+    return Mesh(np.array(order[:used]).reshape(shape), axes, axis_types=auto)
 
 
 def _all_devices(count: int, devices_per_node: int) -> list[jax.Device]:

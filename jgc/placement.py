@@ -171,7 +171,7 @@ def placements_of(tree: PyTree) -> PyTree:
             return State(_of_state(x.shared, SHARED), _of_state(x.local, LOCAL))
         if is_accumulator(x):
             rest = jax.tree.map(placement, x._replace(acc_grads=None), is_leaf=is_own)
-            return rest._replace(acc_grads=jax.tree.map(_of_node, x.acc_grads))
+            return rest._replace(acc_grads=jax.tree.map(of_node, x.acc_grads))
         return Sharded(SHARED, sharding_spec(x)) if sharding_spec(x) != P() else SHARED
 
     def is_own(x):
@@ -180,7 +180,7 @@ def placements_of(tree: PyTree) -> PyTree:
     return jax.tree.map(placement, tree, is_leaf=is_own)
 
 
-def _of_node(x: Any) -> Placement:
+def of_node(x: Any) -> Placement:
     """The placement of an array [K, ...] whose entries the devices of a node may divide."""
     inner = P(*sharding_spec(x)[1:])
     return Sharded(LOCAL, inner) if any(axis is not None for axis in inner) else LOCAL

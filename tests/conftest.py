@@ -37,10 +37,10 @@ def paper_filters(monkeypatch):
 
 
 def scope_of(nodeid: str) -> str:
-    """A file's tests go to one process, and of the contract suite those of one variant of a method."""
+    """A file's tests go to one process, and of the contract suites those of one variant of a method."""
     path, _, test = nodeid.partition("::")
     variant = re.search(r"\[(?:nan-|-inf-)?(.+?)(?:, |-\d device|\])", test)
-    return f"{path} {variant[1]}" if path.endswith("test_contract.py") and variant else path
+    return f"{path} {variant[1]}" if path.endswith(("test_contract.py", "test_targets.py")) and variant else path
 
 
 class Together(LoadScopeScheduling):
@@ -68,6 +68,15 @@ def pytest_sessionstart(session):
         for file in _PROGRAMS.glob("*/*"):
             if time.time() - file.stat().st_mtime > 30 * 86400:
                 file.unlink(missing_ok=True)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many programs were compiled for GPUs and TPUs that are not here, and audited."""
+    passed = terminalreporter.getreports("passed")
+    targets = Counter(value for report in passed for name, value in report.user_properties if name == "audited")
+    if targets:
+        each = ", ".join(f"{count} for {target}" for target, count in sorted(targets.items()))
+        terminalreporter.write_line(f"{targets.total()} programs compiled for targets and audited: {each}")
 
 
 def pytest_xdist_auto_num_workers(config):

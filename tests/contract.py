@@ -43,13 +43,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "topk/bf16 residual": ("topk", {"residual_dtype": "bfloat16"}),
     "topk/rows": ("topk", {"rows": 4}),
+    "topk/chunks": ("topk", {"selection": "chunks", "chunk": 16, "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
+    "topk/chunks coded": (
+        "topk", {"selection": "chunks", "chunk": 64, "min_values": 7, "value_code": "2bit", "momentum_correction": True}
+    ),
     "dgc/ramp": ("dgc", {"warmup_steps": 5, "layers.dense": "^Conv_0/"}),
+    "dgc/chunks": ("dgc", {"selection": "chunks", "chunk": 16, "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
+    "scalecom/chunks": ("scalecom", {"selection": "chunks", "chunk": 16, "value_code": "int16"}),
     "scalecom/low-pass": (
         "scalecom",
         {"beta": 0.5, "algorithm": "ring", "momentum_correction": True, "warmup_steps": 5, "layers.dense": "^Conv_0/",
          "track_age": True},
     ),
     "scalecom/fixed point": ("scalecom", {"value_code": "int16", "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
+    "egc/chunks": ("egc", {"selection": "chunks", "chunk": 32, "ratio": 10.0, "momentum_correction": False}),
     "egc/old thresholds": ("egc", {"measure_every": 2, "ratio": 10.0, "warmup_steps": 5, "momentum_correction": False}),
     "egc/literal": ("egc", {"literal": True, "ratio": 10.0, "bins": 4, "factor_masking": True}),
     "klt/at once": ("klt", {"momentum_at_once": True, "share": 0.2, "code_dtype": "int16", "layers.dense": "^Conv_0/"}),
@@ -78,6 +85,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**POLICY, "positions": "own", "leader": "rotating", "momentum_correction": False, "code_dtype": "8bit",
          "innovation_dtype": "bfloat16", "layers.value_code": "4bit"},
     ),
+    "lgc_ring/chunks": ("lgc_ring", {**POLICY, "selection": "chunks", "chunk": 16}),
     "lgc_ps/paper recipe": ("lgc_ps", {**PAPER_RECIPE, **POLICY, "leader": "rotating", "factor_masking": True}),
 }
 

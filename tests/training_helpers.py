@@ -12,7 +12,7 @@ import numpy as np
 
 from jgc import compress
 from jgc.training.config import Config, resolve
-from jgc.training.models import Model, WithAuxiliary, lstm
+from jgc.training.models import Model, WithAuxiliary, gpt, lstm
 from jgc.training.models.pspnet import stretched
 
 SHORT = {"warmup_steps": 2, "autoencoder_steps": 2, "alpha": 0.05}
@@ -82,6 +82,8 @@ def tiny_model(name, num_classes, **settings):
     """In place of `jgc.training.models.make_model`."""
     if name == "lstm":
         return lstm(num_classes, units=8, **settings)
+    if name.startswith("gpt"):
+        return gpt(num_classes, units=16, layers=1, heads=2, **settings)
     if name.startswith("pspnet"):
         return Model(TinyScenes(num_classes), r"^conv/", r"^head/", "scenes")
     return Model(Tiny(num_classes), r"^first/", r"^head/")

@@ -4,13 +4,16 @@ Each call names the payload field that it sends. While a step is traced, `jgc.co
 sends, so `Wire.physical` comes from the same calls that send.
 """
 
+import math
 from collections.abc import Callable
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from jgc.backend import backend
 from jgc.comm.axis import devices, emulated_gather, emulated_sum, is_emulated, node_index, vary_over
 from jgc.comm.ledger import are_local_copies, record
 from jgc.comm.words import from_words, join_words, split_words, to_words
@@ -22,9 +25,38 @@ def psum(x: Array, nodes: Nodes, field: str) -> Array:
     node_index(nodes)  # raises outside the node axis
     x = emulated_sum(x, nodes)
     if nodes.slow:
-        record("all-reduce", field, x, devices(nodes))
-        x = lax.psum(vary_over(x, nodes.slow), nodes.slow)
+        narrow = x.dtype in (jnp.int8, jnp.int16) and backend() != "cpu"
+        sent = side_by_side(x) if narrow else x
+        record("all-reduce", field, sent, devices(nodes))
+        total = _without_padding(partial(lax.psum, axis_name=nodes.slow), vary_over(sent, nodes.slow))
+        x = apart(total, x.shape, x.dtype) if narrow else total
     return x
+
+
+def side_by_side(x: Array) -> Array:
+    """Integers of 8 or 16 bits as i32[m], four or two to a word. GPUs add none of 16 bits, TPUs fill few of them up.
+
+    A sum of such words holds the sums of the integers, if each of these fits its bits: see `apart`.
+    """
+    bits = 8 * x.dtype.itemsize
+    flat = x.reshape(-1).astype(jnp.int32)
+    fields = jnp.pad(flat, (0, -x.size % (32 // bits))).reshape(32 // bits, -1)
+    return reduce(jnp.add, [field << (bits * i) for i, field in enumerate(fields)])
+
+
+def apart(words: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """The inverse of `side_by_side`, also of sums of its results.
+
+    Example:
+      >>> x, y = jnp.int16([-3, 7, 32000]), jnp.int16([1, -9, 700])
+      >>> apart(side_by_side(x) + side_by_side(y), (3,), jnp.int16)
+      Array([   -2,    -2, 32700], dtype=int16)
+    """
+    bits, fields = 8 * jnp.dtype(dtype).itemsize, []
+    for _ in range(32 // bits):
+        fields.append(words << (32 - bits) >> (32 - bits))  # the lowest, with its sign
+        words = (words - fields[-1]) >> bits
+    return jnp.concatenate(fields)[: math.prod(shape)].astype(dtype).reshape(shape)
 
 
 def pmean(x: Array, nodes: Nodes, field: str) -> Array:
@@ -39,8 +71,16 @@ def pmax(x: Array, nodes: Nodes, field: str) -> Array:
         x = jnp.max(emulated_gather(x, nodes.per_device), axis=0)
     if nodes.slow:
         record("all-reduce", field, x, devices(nodes))
-        x = lax.pmax(vary_over(x, nodes.slow), nodes.slow)
+        x = _without_padding(partial(lax.pmax, axis_name=nodes.slow), vary_over(x, nodes.slow))
     return x
+
+
+def _without_padding(all_reduce: Callable[[Array], Array], x: Array) -> Array:
+    """`all_reduce(x)`, which on TPU sends whole tiles of 8 x 128: a vector has almost no padding."""
+    if backend() != "tpu" or x.ndim < 2 or (x.shape[-1] % 128 == 0 and x.shape[-2] % 8 == 0):
+        return all_reduce(x)
+    # without the barrier XLA reshapes before it sends
+    return lax.optimization_barrier(all_reduce(x.reshape(-1))).reshape(x.shape)
 
 
 def fast_axes(x: Array, nodes: Nodes) -> tuple[str, ...]:
@@ -87,9 +127,17 @@ def all_gather(x: Array, nodes: Nodes, field: str) -> Array:
         x = emulated_gather(x, nodes.per_device)  # [per_device, ...]
     if nodes.slow:
         record("all-gather", field, x, devices(nodes))
-        x = lax.all_gather(vary_over(x, nodes.slow), nodes.slow, to="invarying", tiled=is_emulated(nodes))
-        x = copies(x, nodes)
+        x = copies(gather_rows(vary_over(x if is_emulated(nodes) else x[None], nodes.slow), nodes.slow), nodes)
     return x
+
+
+def gather_rows(x: Array, axes: tuple[str, ...]) -> Array:
+    """x [m, ...] of all devices along mesh axes, one after the other: [devices m, ...], equal on all of them."""
+    if backend() == "tpu":
+        # XLA for TPU would flatten a gather of rows whose length is no multiple of a tile, 1,024 values, and then make
+        # it an all-reduce of zeros: twice the bytes. The barrier keeps the rows.
+        x = lax.optimization_barrier(x)
+    return lax.all_gather(x, axes, to="invarying", tiled=True)
 
 
 def copies(x: Array, nodes: Nodes) -> Array:

@@ -20,7 +20,7 @@ from jgc.comm.axis import (
     node_index,
     vary_over,
 )
-from jgc.comm.collectives import copies
+from jgc.comm.collectives import copies, gather_rows
 from jgc.comm.ledger import are_local_copies, record
 from jgc.comm.words import join_words, split_words
 from jgc.types import Array, Key, Nodes
@@ -90,7 +90,7 @@ def _places(nodes: Nodes, field: str) -> _Places:
 
     def join(segment):
         record("all-gather", field, segment, size)
-        return copies(lax.all_gather(segment, nodes.slow, to="invarying"), nodes)
+        return copies(gather_rows(segment[None], nodes.slow), nodes)
 
     def local_sum(x):
         return vary_over(emulated_sum(x, nodes), nodes.slow)

@@ -1,10 +1,12 @@
 """Arrays of any dtype as 32-bit words, bit for bit, to send several of them in one collective."""
 
 import math
+from functools import reduce
 
 import jax.numpy as jnp
 from jax import lax
 
+from jgc.backend import backend
 from jgc.types import Array
 
 
@@ -23,8 +25,11 @@ def to_words(x: Array) -> Array:
     if x.dtype.itemsize == 8:
         return lax.bitcast_convert_type(bits, jnp.uint32).reshape(-1)
     per_word = 4 // x.dtype.itemsize
-    bits = jnp.pad(bits, (0, -bits.size % per_word)).reshape(-1, per_word)
-    return lax.bitcast_convert_type(bits, jnp.uint32)
+    bits = jnp.pad(bits, (0, -bits.size % per_word))
+    if backend() == "tpu":  # there an axis of 2 or 4 at the end is filled up to 128: a word takes values far apart
+        fields = bits.reshape(per_word, -1).astype(jnp.uint32)
+        return reduce(jnp.bitwise_or, [field << (32 // per_word * i) for i, field in enumerate(fields)])
+    return lax.bitcast_convert_type(bits.reshape(-1, per_word), jnp.uint32)
 
 
 def from_words(words: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
@@ -35,6 +40,8 @@ def from_words(words: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         bits = lax.bitcast_convert_type(words.reshape(-1, 2), unsigned)
     elif dtype.itemsize == 4:
         bits = words
+    elif backend() == "tpu":
+        bits = jnp.concatenate([words >> i for i in range(0, 32, 8 * dtype.itemsize)]).astype(unsigned)
     else:
         bits = lax.bitcast_convert_type(words, unsigned)
     return lax.bitcast_convert_type(bits.reshape(-1)[: math.prod(shape)], dtype).reshape(shape)

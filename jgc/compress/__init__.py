@@ -32,9 +32,9 @@ from jgc.compress.sparse.threshold_v import METHOD as _threshold_v, ThresholdV, 
 from jgc.compress.sparse.topk import METHOD as _topk, TopK, topk
 from jgc.method.as_optax import as_optax, init_optax
 from jgc.method.compose import Codec, Exchange, compose, compose_phases
-from jgc.method.guard import step_on_nodes
 from jgc.method.per_layer import per_layer
 from jgc.method.stacked import stacked
+from jgc.method.whole_step import step_of_shapes, step_on_nodes
 from jgc.types import Compressor
 
 METHODS: dict[str, Method] = {x.name: x for x in list(globals().values()) if isinstance(x, Method)}

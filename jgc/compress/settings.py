@@ -3,6 +3,8 @@
 import dataclasses
 
 from jgc.compress.sparse.sparsity import Strategy, sparse_schedule
+from jgc.layout.chunks import CHUNK
+from jgc.layout.selector import SelectBy, Selector, make_selector
 from jgc.memory import Memory, make_memory
 from jgc.method.ages import with_ages
 from jgc.types import Phase
@@ -24,12 +26,26 @@ class ErrorFeedback:
     half the state, no masking"""
     residual_dtype: str = "float32"
     """storage dtype of residuals and momentum"""
+    residual_decay: float = 1.0
+    """share of a residual that is kept from step to step, in (0, 1]; below 1 old residuals fade (SparseLoCo: 0.95). Not
+    with momentum correction"""
     track_age: bool = False
     """count the steps that each value has waited, one i32 per value on each node; diagnose steps report them"""
 
 
 @dataclasses.dataclass(frozen=True)
-class Sparsifying(ErrorFeedback):
+class Chunked:
+    """Settings of methods that select the largest values."""
+
+    selection: SelectBy = "layer"
+    """layer: the largest values of each layer, exactly; chunks: of every chunk of each layer, which is made for
+    accelerators"""
+    chunk: int = CHUNK
+    """with selection "chunks": values of a chunk, a power of two"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparsifying(Chunked, ErrorFeedback):
     """Settings of methods that send a share of the values."""
 
     alpha: float = 0.001
@@ -63,20 +79,35 @@ def memory_of(config: ErrorFeedback) -> Memory:
     """The memory that the settings describe.
 
     Raises:
-      ValueError: momentum outside [0, 1), an unknown residual_dtype, or a setting of momentum correction without it.
+      ValueError: momentum outside [0, 1), residual_decay outside (0, 1], an unknown residual_dtype, a setting of
+        momentum correction without it, or residual_decay with it.
     """
     for field in dataclasses.fields(config):
         of_correction = field.name in ("factor_masking", "momentum_at_once")
         if of_correction and not config.momentum_correction and getattr(config, field.name) and not field.default:
             raise ValueError(f"{field.name}=True does nothing without momentum_correction=True")
+    if not 0 < config.residual_decay <= 1:
+        raise ValueError(f"residual_decay must be in (0, 1] (1 keeps all of a residual), got {config.residual_decay}")
+    if config.momentum_correction and config.residual_decay != 1:
+        raise ValueError(f"residual_decay={config.residual_decay} needs momentum_correction=False")
     memory = make_memory(
         config.momentum_correction,
         config.momentum,
         config.factor_masking,
         config.momentum_at_once,
         config.residual_dtype,
+        config.residual_decay,
     )
     return with_ages(memory) if config.track_age else memory
+
+
+def selector_of(config: Chunked, share: float, min_values: int = 1) -> Selector:
+    """The selector that the settings describe, for a share of the values.
+
+    Raises:
+      ValueError: as `make_selector`.
+    """
+    return make_selector(share, min_values, config.selection, config.chunk)
 
 
 def schedule_of(config: Sparsifying, name: str = "top-k") -> tuple[Phase, ...]:

@@ -1,4 +1,4 @@
-"""Static numbers that XLA on CPU cannot see, so that it compiles the code for leaves of equal size once."""
+"""What XLA on CPU must not see through: static numbers, so that leaves of equal size compile once, and arrays."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jgc.types import Array
+from jgc.backend import backend
+from jgc.types import Array, PyTree
 
 
 def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
@@ -24,7 +25,7 @@ def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
       [0, 3, 7]
     """
     first = tuple(jnp.int32(number) for number in numbers)
-    if jax.default_backend() != "cpu" or not first:
+    if backend() != "cpu" or not first:
         return first
 
     def rotated(carry):  # a change that XLA cannot undo
@@ -32,3 +33,33 @@ def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
         return i + 1, (*numbers[1:], numbers[0])
 
     return lax.while_loop(lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), rotated, (jnp.int32(1), first))[1]
+
+
+def dynamic_part(x: Array, start: Array, size: int) -> Array:
+    """x[..., start : start + size], where `start` i32[] is not static, and not counted from the end."""
+    return lax.dynamic_slice_in_dim(x, start, size, -1, allow_negative_indices=False)
+
+
+def with_part(x: Array, part: Array, start: Array) -> Array:
+    """x[..., n] with x[..., start : start + m] replaced by a part [..., m]; `start` as in `dynamic_part`."""
+    return lax.dynamic_update_slice_in_dim(x, part, start, -1, allow_negative_indices=False)
+
+
+def sealed(x: PyTree, nothing: Array | bool) -> PyTree:
+    """x, with arrays f32[..., n] that XLA on CPU takes for new ones; on other backends x itself.
+
+    XLA on CPU computes what is left of a chain of updates in place again for each use, and copies the whole array every
+    time. It does not compute a loop twice. This one takes no step, as in `hidden`.
+
+    Args:
+      x: arrays with at least one value, of equal rank.
+      nothing: as in `hidden`. What it depends on is computed before x may be overwritten.
+    """
+    if backend() != "cpu":
+        return x
+
+    def changed(carry):
+        i, x = carry
+        return i + 1, jax.tree.map(lambda x: with_part(x, x[..., :1], i), x)
+
+    return lax.while_loop(lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), changed, (jnp.int32(1), x))[1]

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jgc.layout.hidden import hidden
+from jgc.layout.hidden import dynamic_part, hidden
 from jgc.misuse import check_arrays
 from jgc.types import Array, PyTree
 
@@ -163,7 +162,7 @@ def unpack(flat: Array, packing: Packing, nothing: Array | bool | None = None) -
             xp = np if spec.dtype == jax.dtypes.float0 else jnp  # float0: the gradient dtype of integers
             return xp.zeros(spec.shape, spec.dtype)
         if spec in starts:
-            part = lax.dynamic_slice_in_dim(flat[first:], starts[spec], spec.size)
+            part = dynamic_part(flat[first:], starts[spec], spec.size)
         else:
             part = flat[spec.start : spec.start + spec.size]
         return part.reshape(spec.shape).astype(spec.dtype)

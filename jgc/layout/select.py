@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.layout.hidden import hidden
+from jgc.backend import backend
+from jgc.layout.hidden import dynamic_part, hidden
 from jgc.layout.pack import Layer, layer_ids, values_of
 from jgc.layout.top_k import Range, largest_in_ranges
 from jgc.types import Array
@@ -93,20 +94,24 @@ def unpack_positions(packed: Array, layers: tuple[Layer, ...], counts: tuple[int
 
 def scatter(sparse: Sparse, n: int) -> Array:
     """The entries in a vector of zeros, f32[n]. Values at equal positions (of several nodes) add up."""
-    return _added(jnp.zeros_like(sparse.values, shape=(n,)), sparse)
+    return added(jnp.zeros_like(sparse.values, shape=(n,)), sparse)
 
 
-def _added(x: Array, sparse: Sparse) -> Array:
-    if jax.default_backend() == "gpu" and sparse.positions.ndim > 1:
+def added(x: Array, more: Array | Sparse) -> Array:
+    """x f32[n] plus a vector f32[n], or plus entries; those at positions past the end are dropped."""
+    if not isinstance(more, Sparse):
+        return x + more
+    sparse = more
+    if backend() == "gpu" and sparse.positions.ndim > 1:
         # One node after another: a GPU adds values at equal positions in any order, but all devices need equal sums.
         each = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), sparse)
         return lax.scan(lambda x, one: (x.at[one.positions].add(one.values), None), x, each)[0]
-    return x.at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1))
+    return x.at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1), wrap_negative_indices=False)
 
 
 def scatter_layers(total: SparseSum, layers: tuple[Layer, ...]) -> Array:
     """The sum of entries as a vector f32[n]."""
-    if jax.default_backend() != "cpu" or len(total.counts) < 2:
+    if backend() != "cpu" or len(total.counts) < 2:
         return scatter(total.entries, values_of(layers))
     # Layer by layer on CPU: cutting the vector into the layers' tensors then copies nothing.
     nodes = math.prod(total.entries.positions.shape[:-1])
@@ -116,8 +121,8 @@ def scatter_layers(total: SparseSum, layers: tuple[Layer, ...]) -> Array:
     starts = hidden((ends - total.counts).tolist(), jnp.minimum(positions[0, 0], 0))
     parts = []
     for layer, count, start in zip(layers, total.counts, starts, strict=True):
-        at, x = (lax.dynamic_slice_in_dim(every, start, count, 1) for every in (positions, values))
+        at, x = (dynamic_part(every, start, count) for every in (positions, values))
         # Zeros, but XLA cannot know it: it would build equal constants once, and then copy them.
         zeros = jnp.full((layer.size,), jnp.minimum(start, 0).astype(x.dtype))
-        parts.append(_added(zeros, Sparse(at, x)))
+        parts.append(added(zeros, Sparse(at, x)))
     return jnp.concatenate(parts)

@@ -10,9 +10,7 @@ The result is exact, ties included. Take a value x at position p in a block that
 block either exceeds x, or equals both x and the maximum of p's block. In the second case the kept block is the lower
 one, so its maximum lies at a position below p. Hence k values come before x, and x is not among the first k.
 
-Both steps solve the same problem, without sorting. Non-negative floats have the order of their bits, so `_kth_largest`
-finds the k-th largest digit by digit: it counts how many values reach each candidate. `_above_threshold` then marks all
-values above it, and the first of those that equal it, in a bitmap; the positions of its ones are the result, in order.
+Both steps solve the same problem, without sorting: see `jgc.layout.threshold`.
 """
 
 from collections.abc import Sequence
@@ -24,14 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jgc.backend import backend
+from jgc.layout.threshold import GROUP, LANES, PADDING, largest_of_parts, parts_of, whole_groups
+from jgc.layout.top_k_tiles import largest_in_tiles
 from jgc.types import Array
-from jgc.wire.elias_fano import ones_of
 
 Variant = Literal["blocks", "threshold", "plain"]
-
-_LANES = 8
-_GROUP = 32 * _LANES  # values counted together; 32 is the longest axis that XLA unrolls on CPU
-_PADDING = -1  # below the bits of every magnitude
 
 
 class Range(NamedTuple):
@@ -88,7 +84,11 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
             raise ValueError(
                 f"a range must lie within the {values.size} values, got start {start} and size {size}"
             )
-    kinds = [_kind(one, variant) for one in ranges]
+    if variant is None and backend() == "tpu":
+        places = largest_in_tiles([_bits(values[a : a + n]) for a, n, _ in ranges], [one.k for one in ranges])
+        positions = [one.start + x for one, x in zip(ranges, places, strict=True)]
+        return jnp.concatenate([jnp.zeros((0,), jnp.int32), *positions])
+    kinds = _kinds(ranges, variant)
     parts: list[Array] = []
     found = {kind: _found_by(values, [one for one, of in zip(ranges, kinds, strict=True) if of == kind], kind, variant)
              for kind in dict.fromkeys(kinds)}  # fmt: skip
@@ -100,11 +100,23 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
     return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.int32)
 
 
-def _kind(one: Range, variant: Variant | None) -> str:
-    """How to select from a range: "all" or nothing, "plain", or "together" with others."""
-    if (variant or fastest(one.size, one.k)) != "plain" and one.k:
-        return "together"
-    return "all" if one.k in (0, one.size) else "plain"
+def _kinds(ranges: Sequence[Range], variant: Variant | None) -> list[str]:
+    """How to select from each range: "all" or nothing, "plain", or "together" with others."""
+
+    def alone(one: Range) -> str:
+        if (variant or fastest(one.size, one.k)) != "plain" and one.k:
+            return "together"
+        return "all" if one.k in (0, one.size) else "plain"
+
+    kinds = [alone(one) for one in ranges]
+    large = [one for one, kind in zip(ranges, kinds, strict=True) if kind == "together"]
+    if variant or not large:
+        return kinds
+    b = block_of(large)  # a small range joins the large ones, unless their blocks would become smaller
+    return [
+        "together" if kind == "plain" and block_of([one]) >= b else kind
+        for one, kind in zip(ranges, kinds, strict=True)
+    ]
 
 
 def _found_by(values: Array, ranges: Sequence[Range], kind: str, variant: Variant | None) -> Array:
@@ -153,34 +165,51 @@ def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
     """Both steps, or only the second if b is 1: i32[mu]."""
     counts = [one.k for one in ranges]
     first = jnp.asarray(np.repeat([one.start for one in ranges], counts).astype(np.int32))
-    blocks = _above_threshold(_maxima(values, ranges, b), [_whole_groups(-(-one.size // b)) for one in ranges], counts)
+    all_blocks = [whole_groups(-(-one.size // b)) for one in ranges]
+    maxima = _maxima(values, ranges, b)
     if b == 1:
-        return first + blocks
+        return first + largest_of_parts(maxima, parts_of(all_blocks), counts)
     # The kept blocks of each range, filled up to whole groups of values with blocks of padding.
-    slots = np.array([_whole_groups(k * b) // b for k in counts])
+    kept_values = [whole_groups(k * b) for k in counts]
+    slots = np.array(kept_values) // b
     before = np.cumsum(counts) - counts  # kept blocks of earlier ranges
     slot = np.concatenate([np.arange(size) for size in slots])  # of its range
     used = slot < np.repeat(counts, slots)
     source = np.where(used, np.repeat(before, slots) + slot, 0).astype(np.int32)
     limit = np.where(used, np.repeat([one.size for one in ranges], slots), 0).astype(np.int32)
     start = np.repeat([one.start for one in ranges], slots).astype(np.int32)
-    positions = blocks[source][:, None] * b + jnp.arange(b, dtype=jnp.int32)  # a last block may end beyond its range
-    found = _bits(values.at[start[:, None] + positions].get(mode="clip"))
-    found = jnp.where(positions < limit[:, None], found, _PADDING)
-    kept = _above_threshold(found.reshape(-1), (slots * b).tolist(), counts)
+
+    size = max(sum(all_blocks), sum(kept_values))
+
+    def values_of(blocks: Array) -> Array:
+        within = jnp.arange(b, dtype=jnp.int32)
+        positions = blocks[source][:, None] * b + within  # a last block may end beyond its range
+        found = _bits(values.at[start[:, None] + positions].get(mode="clip"))
+        return _filled(jnp.where(positions < limit[:, None], found, PADDING).reshape(-1), size)
+
+    # Both steps are turns of one loop, so that XLA compiles them once.
+    parts = jax.tree.map(lambda *of_step: jnp.stack(of_step), parts_of(all_blocks, size), parts_of(kept_values, size))
+
+    def step(i, chosen):
+        bits = lax.cond(i == 0, lambda blocks: _filled(maxima, size), values_of, chosen[1])
+        return chosen[1], largest_of_parts(bits, jax.tree.map(lambda x: x[i], parts), counts)
+
+    nothing = jnp.zeros_like(maxima, shape=sum(counts))
+    blocks, kept = lax.fori_loop(0, 2, step, (nothing, nothing))
     return first + blocks[np.repeat(before, counts).astype(np.int32) + kept // b] * b + kept % b
 
 
-def _whole_groups(size: int) -> int:
-    return -(-size // _GROUP) * _GROUP
+def _filled(bits: Array, size: int) -> Array:
+    """Bits followed by padding, i32[size]."""
+    return jnp.pad(bits, (0, size - bits.size), constant_values=PADDING) if bits.size < size else bits
 
 
 def _maxima(values: Array, ranges: Sequence[Range], b: int) -> Array:
     """The largest of every b neighbouring magnitudes of each range, as bits, padded to whole groups: i32[m]."""
     parts = []
-    for start, end in _runs(ranges, b * _GROUP):
+    for start, end in _runs(ranges, b * GROUP):
         part = _bits(values[start:end]) if b == 1 else _block_maxima(values[start:end], b)
-        parts.append(jnp.pad(part, (0, -part.size % _GROUP), constant_values=_PADDING) if part.size % _GROUP else part)
+        parts.append(jnp.pad(part, (0, -part.size % GROUP), constant_values=PADDING) if part.size % GROUP else part)
     return jnp.concatenate(parts)
 
 
@@ -210,7 +239,7 @@ def _bits(values: Array) -> Array:
 def _block_maxima(values: Array, b: int) -> Array:
     """The largest of every b neighbouring magnitudes, as bits, i32[ceil(n / b)]; the last block may be shorter."""
     whole = values.size // b * b
-    lanes = min(b, _LANES)
+    lanes = min(b, LANES)
     rows = _bits(values[:whole]).reshape(-1, b // lanes, lanes)
     # Two stages, the first over an axis that leaves lanes of 8 neighbours: XLA on CPU vectorises only that, not one
     # fused loop. It reads the n values as fast as `max(abs)`: 9 ms of processor time, not 27, for 25.6M.
@@ -218,72 +247,3 @@ def _block_maxima(values: Array, b: int) -> Array:
     if whole == values.size:
         return maxima
     return jnp.concatenate([maxima, jnp.max(_bits(values[whole:]), keepdims=True)])
-
-
-def _above_threshold(bits: Array, sizes: Sequence[int], counts: Sequence[int]) -> Array:
-    """Positions of the k largest values of each part, ascending, ties to the first: i32[m] -> i32[mu].
-
-    Parts lie one after the other and have `sizes`, whole groups. At least k values of a part must not be padding.
-    """
-    starts, parts = np.cumsum([0, *sizes])[:-1], len(sizes)
-    owner = np.repeat(np.arange(parts, dtype=np.int32), np.array(sizes) // _GROUP)  # the part of each group
-    threshold = jnp.repeat(_kth_largest(bits, owner, counts)[owner], _LANES)  # per word of 32 values
-    rows = bits.reshape(-1, 32)
-    above, equal = _bitmap(rows > threshold[:, None]), _bitmap(rows == threshold[:, None])
-    owner = np.repeat(owner, _LANES)
-    each = jnp.stack([_ones_in(above), _ones_in(equal)])  # in every word
-    upto = jnp.cumsum(each, axis=1)
-    before = (upto - each)[:, starts // 32]  # in all parts before each part
-    total = jnp.diff(before[0], append=upto[0, -1])
-    missing = (np.array(counts, np.int32) - total)[owner]  # of the values equal to the threshold, the first so many
-    ties = upto[1] - before[1][owner]  # up to the end of each word, of its part
-    words = above | _first_ones(equal, jnp.clip(missing - (ties - each[1]), 0, each[1]))
-    earlier = np.cumsum([0, *counts])[:-1].astype(np.int32)[owner]  # chosen in all parts before
-    chosen = jnp.asarray(earlier + upto[0] - before[0][owner] + jnp.minimum(ties, missing), jnp.uint32)
-    positions = ones_of(words, chosen, jnp.arange(sum(counts), dtype=jnp.uint32))
-    return (positions - np.repeat(starts, counts).astype(np.uint32)).astype(jnp.int32)
-
-
-def _kth_largest(bits: Array, owner: np.ndarray, counts: Sequence[int]) -> Array:
-    """For each part the largest t >= 0 that at least k of its values reach, i32[parts]; highest digit first."""
-    width = 1 if jax.default_backend() == "cpu" else 4  # bits per digit: least work on CPU, few passes elsewhere
-    digits = jnp.arange(1, 2**width, dtype=jnp.int32)
-    groups, wanted = bits.reshape(-1, 1, 32, _LANES), np.array(counts, np.int32)[:, None]
-
-    def refine(i, t):
-        shift = 32 - width - i * width
-        candidates = t[:, None] + (digits << shift)  # from 2^31 on they wrap around to negative numbers
-        reach = groups >= lax.optimization_barrier(candidates[owner])[:, :, None, None]
-        lanes = lax.optimization_barrier(jnp.sum(reach, 2, dtype=jnp.int32))  # two stages, as in `_block_maxima`
-        reached = (_sums(jnp.sum(lanes, 2), owner, len(counts)) >= wanted) & (candidates > 0)
-        return t + (jnp.sum(reached, 1, dtype=jnp.int32) << shift)
-
-    return lax.fori_loop(1 if width == 1 else 0, 32 // width, refine, jnp.zeros_like(bits, shape=len(counts)))
-
-
-def _sums(values: Array, owner: np.ndarray, parts: int) -> Array:
-    """Sums over the groups of each part: i32[groups, ...] -> i32[parts, ...]."""
-    if parts == 1:
-        return jnp.sum(values, 0, keepdims=True, dtype=jnp.int32)
-    return jax.ops.segment_sum(values, owner, parts, indices_are_sorted=True)
-
-
-def _ones_in(words: Array) -> Array:
-    return lax.population_count(words).astype(jnp.int32)
-
-
-def _bitmap(mask: Array) -> Array:
-    """bool[m, 32] as words, u32[m]."""
-    bits = mask.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
-    return jnp.sum(bits, 1, dtype=jnp.uint32)
-
-
-def _first_ones(words: Array, wanted: Array) -> Array:
-    """Words u32[m] with only their lowest ones, `wanted` i32[m] of each, found by bisection."""
-    left, end = wanted.astype(jnp.uint32), jnp.zeros_like(words)
-    for width in (16, 8, 4, 2, 1):
-        below = lax.population_count(words >> end & jnp.uint32(2**width - 1))
-        upper = left > below
-        end, left = jnp.where(upper, end + width, end), jnp.where(upper, left - below, left)
-    mask = (jnp.uint32(2) << end) - 1  # bits 0 to `end`, the last one wanted; 2 << 31 is 0, so all 32 for end = 31
-    return jnp.where(wanted > 0, words & mask, 0)

@@ -24,8 +24,8 @@ class Aged(NamedTuple):
 def with_ages(memory: Memory) -> Memory:
     """The memory with ages. A value v = 0 has age 0; a skipped step does not count."""
 
-    def accumulate(local, g, complete):
-        return local._replace(memory=memory.accumulate(local.memory, g, complete))
+    def inside(add):
+        return lambda local, g, complete: local._replace(memory=add(local.memory, g, complete))
 
     def compensate(local, g, complete):
         v, inner = memory.compensate(local.memory, g, complete)
@@ -41,7 +41,7 @@ def with_ages(memory: Memory) -> Memory:
 
     return memory._replace(
         init=lambda n: Aged(memory.init(n), jnp.zeros((n,), jnp.int32)),
-        accumulate=accumulate,
+        accumulate=tuple(inside(add) for add in memory.accumulate),
         compensate=compensate,
         update=update,
         residual=lambda local: memory.residual(local.memory),

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout.pack import Packing, leaf_paths, make_packing, pieces, unpack, values_of
-from jgc.memory import Memory
+from jgc.memory import Memory, accumulated
 from jgc.method.diagnose import compare
 from jgc.method.from_step import InitFn, Layers, Local, MessagesFn
 from jgc.method.guard import Core, guarded
@@ -113,7 +113,7 @@ class _Method(NamedTuple):
         """Each layer's v and the memory's state; if `skip`, v is the residual and the state does not change."""
         v, after = [], []
         for x, before in zip(g, state.local.memory, strict=True):
-            local = _unless(skip, before, self.memory.accumulate(before, x, complete))
+            local = _unless(skip, before, accumulated(self.memory, before, x, complete))
             sum_, local = self.memory.compensate(local, x, complete)
             v.append(sum_)
             after.append(_unless(skip, before, local) if local is not sum_ else local)

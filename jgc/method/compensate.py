@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jgc.layout.hidden import hidden
+from jgc.backend import backend
+from jgc.layout.hidden import dynamic_part, hidden, sealed, with_part
 from jgc.layout.pack import Packing, pack, pieces
 from jgc.memory import Memory
 from jgc.types import Array, PyTree
@@ -28,14 +29,16 @@ def compensate(
       skip: if true, v is the residual (zeros without one) and `local` does not change.
     """
     # Leaf by leaf, so that no vector of all gradients is allocated.
-
-    def accumulate(local, g):
-        return memory.accumulate(local, g, complete)
-
-    local = _accumulated(accumulate, local, pieces(grads, packing), jnp.asarray(skip)) if packing.size else local
+    for add in memory.accumulate if packing.size else ():
+        local = _added(
+            lambda local, g, add=add: add(local, g, complete), local, pieces(grads, packing), jnp.asarray(skip)
+        )
     v, new = memory.compensate(local, pack(grads, packing), complete)
-    residual = memory.residual(local)
-    v = _unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
+    residual, vectors = memory.residual(local), jax.tree.leaves(local)
+    if residual is None and vectors and packing.size and all(v is not x for x in vectors):
+        v = _new_vector(memory, local, pieces(grads, packing), complete, jnp.asarray(skip))
+    else:
+        v = _unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
     return v, jax.tree.map(partial(_unless, skip), local, new)
 
 
@@ -43,33 +46,43 @@ def _unless(skip: Array | bool, old: Array, new: Array) -> Array:
     return new if new is old else jnp.where(skip, old.astype(new.dtype), new)
 
 
-def _accumulated(accumulate: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], skip: Array) -> PyTree:
-    """`accumulate(local, g)` on every range of the state's vectors; each range keeps its old values if `skip`."""
+def _new_vector(
+    memory: Memory, local: PyTree, parts: Sequence[tuple[slice, Array]], complete: bool, skip: Array
+) -> Array:
+    """v f32[n] of a memory that has no vector to hold it, written range by range; zeros if `skip`."""
+
+    def write(both, g):
+        local, _ = both
+        return local, memory.compensate(local, g, complete)[0]
+
+    return _added(write, (local, jnp.zeros_like(parts[0][1], shape=parts[-1][0].stop)), parts, skip)[1]
+
+
+def _added(add: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], skip: Array) -> PyTree:
+    """`add(local, g)` on every range of the state's vectors; each range keeps its old values if `skip`."""
 
     def of_range(old: PyTree, g: Array, skip: Array) -> PyTree:
-        return jax.tree.map(partial(_unless, skip), old, accumulate(old, g))
+        return jax.tree.map(partial(_unless, skip), old, add(old, g))
 
-    if not jax.tree.leaves(local):
-        return local
-    after = jax.eval_shape(accumulate, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
+    after = jax.eval_shape(add, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
     same = all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(local), jax.tree.leaves(after), strict=True))
-    if jax.default_backend() == "cpu" and same:
+    if backend() == "cpu" and same:
         # In place, range by range: on CPU, allocating the state anew in every step costs more than the additions.
         local = lax.optimization_barrier(local)  # without it XLA fuses a reshape with the first write and copies local
         # with starts that XLA knows, it goes through all n values, and compiles every range by itself
         for start, (_, g) in zip(hidden([at.start for at, _ in parts], skip), parts, strict=True):
             local = _per_emulated_node(partial(_write_range, of_range))(local, g, skip, start)
-        return local
-    leaves = [of_range(jax.tree.map(lambda x, at=at: x[at], local), g, skip) for at, g in parts]
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *leaves)
+        return sealed(local, skip)
+    # Elsewhere XLA joins the gradients while it adds them. Cutting the state into ranges costs a TPU two more passes.
+    return of_range(local, jnp.concatenate([g for _, g in parts]), skip)
 
 
 def _write_range(of_range: Callable, local: PyTree, g: Array, skip: Array, at: Array) -> PyTree:
     """local [..., n] with its range [..., m] from `at` on replaced by `of_range` of that range."""
-    old = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, at, g.shape[-1], -1), local)
+    old = jax.tree.map(lambda x: dynamic_part(x, at, g.shape[-1]), local)
 
     def written(x, before, after):
-        return x if after is before else lax.dynamic_update_slice_in_dim(x, after, at, -1)
+        return x if after is before else with_part(x, after, at)
 
     return jax.tree.map(written, local, old, of_range(old, g, skip[..., None]))
 

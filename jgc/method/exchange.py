@@ -6,14 +6,15 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.layout.pack import values_of
-from jgc.layout.select import SparseSum, pack_positions, top_positions, unpack_positions
+from jgc.layout.select import SparseSum
+from jgc.layout.selector import Selector
 from jgc.method.compose import Exchange, Item, Layers, Payload
 from jgc.method.messages import both_ways, to_all
 from jgc.types import Array, Nodes
 
 
 def broadcast_top_positions(
-    v: Array, leader: Array, layers: Layers, counts: tuple[int, ...], nodes: Nodes,
+    v: Array, leader: Array, layers: Layers, selector: Selector, nodes: Nodes,
     side_information: Callable[[Array], Payload] = lambda own: {},
 ) -> tuple[Array, Payload]:  # fmt: skip
     """Broadcast the leader's top-k positions, with optional side information, in one collective.
@@ -22,18 +23,18 @@ def broadcast_top_positions(
       v: f32[n] of this node.
       leader: i32[], the same on all nodes.
       layers: ranges of v.
-      counts: number of positions of each layer; mu is their sum.
+      selector: chooses mu positions, and codes them.
       nodes: the layout.
       side_information: `values -> payload`, called with this node's values f32[mu] at its own positions.
 
     Returns:
       The leader's positions, i32[mu], and its side information.
     """
-    own = top_positions(v, layers, counts)
+    own = selector.positions(v, layers)
     received = comm.broadcast_dict(
-        {"positions": pack_positions(own, layers), **side_information(v[own])}, leader, nodes
+        {"positions": selector.pack(own, layers), **side_information(v[own])}, leader, nodes
     )
-    return unpack_positions(received.pop("positions"), layers, counts), received
+    return selector.unpack(received.pop("positions"), layers), received
 
 
 def all_reduce(algorithm: str = "psum") -> Exchange:

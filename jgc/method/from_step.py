@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.layout.hidden import sealed
 from jgc.layout.pack import Layer, Packing, leaf_paths, make_packing, pack, unpack, values_of
-from jgc.layout.select import Sparse, SparseSum, scatter_layers
+from jgc.layout.select import Sparse, SparseSum, added, scatter_layers
 from jgc.memory import Memory
 from jgc.method.ages import ages
 from jgc.method.compensate import compensate
@@ -43,6 +44,7 @@ class Step(NamedTuple):
       own: the method's per-node state after the step, without the memory's.
       elements: how many values this node's message encodes.
       overflow: how many selected values did not fit into a buffer of fixed size.
+      onto: f32[n] or None. The aggregate is the mean added to it, and becomes the method's shared state.
     """
 
     mean: Array | SparseSum
@@ -51,6 +53,7 @@ class Step(NamedTuple):
     own: PyTree = ()
     elements: int | Array = 0
     overflow: int | Array = 0
+    onto: Array | None = None
 
 
 class Local(NamedTuple):
@@ -212,11 +215,20 @@ class _Method(NamedTuple):
         """The rest of a step. If `skip`, the aggregate is zeros and the state does not change."""
         v, kept, packing = begun
         mean, sent = result.mean, result.sent
+        if phase == DENSE and packing.size and not isinstance(mean, SparseSum):
+            # v is the memory's own vector: the all-reduce of it comes before it is changed in place
+            v = sent = sealed(v, skip & (mean[0] > 0))
         if isinstance(mean, SparseSum):  # select among mu values before scattering, not among n after it
             values = jnp.where(skip, 0, mean.entries.values)
-            mean = as_vector(mean._replace(entries=mean.entries._replace(values=values)), packing.layers)
+            mean = mean._replace(entries=mean.entries._replace(values=values))
         else:
             mean = jnp.where(skip, 0, mean)
+        if result.onto is None:
+            mean = as_vector(mean, packing.layers)
+        else:  # in place
+            total = added(result.onto, mean.entries if isinstance(mean, SparseSum) else mean)
+            state, result = state._replace(shared=total), result._replace(shared=total)
+            mean = jnp.where(skip, 0, total)
         if isinstance(sent, Sparse):  # if `skip`, positions past the end: JAX drops writes there
             sent = sent._replace(positions=jnp.where(skip, packing.size, sent.positions))
         else:
@@ -244,7 +256,9 @@ class _Method(NamedTuple):
         found = compare(as_vector(step.mean, layers), v, g, nodes, everything=not isinstance(step.sent, Sparse))
         found |= ages(kept, packing, nodes)
         sent = () if phase == DENSE else self.messages(phase, layers, nodes)
-        if isinstance(step.sent, Sparse) and any(message.field == "positions" for message in sent):
+        size = max((m.bytes for m in sent if (m.direction, m.field) == ("up", "positions")), default=0.0)
+        if isinstance(step.sent, Sparse) and size:
+            found["position_bytes"] = jnp.float32(size)
             found["positions"] = comm.broadcast(step.sent.positions, jnp.int32(0), nodes, "diagnose")
             found["positions_n"] = jnp.int32(packing.size)
         return found | self.figures(phase, key, v, g, step, state, layers, nodes)

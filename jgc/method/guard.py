@@ -13,9 +13,9 @@ from jgc.memory import clip_local
 from jgc.method import shards
 from jgc.method.messages import added, scaled
 from jgc.method.shards import first_state, join, joined, key_of, placed, shards_of, split, states_of, sum_of
+from jgc.method.whole_step import checked_shards, step_of_shapes
 from jgc.misuse import check_compressor
-from jgc.node_axis import on_nodes
-from jgc.placement import LOCAL, SHARED, ByShards, Stacked, locally, placed_shapes, placements_of
+from jgc.placement import ByShards
 from jgc.types import (
     Array,
     Compressor,
@@ -32,7 +32,6 @@ from jgc.types import (
     Wire,
 )
 
-PLACEMENTS = State(SHARED, LOCAL)
 # Methods square gradients, add them up over nodes and steps, and some square those sums: all of it must fit into f32.
 LARGEST_NORM = 1e15
 
@@ -84,16 +83,9 @@ def guarded(core: Core) -> Compressor:
     """
 
     def init(key, params, nodes):
-        if core.check is not None:
-            core.check(params)
-        divided = shards_of(params, nodes)
+        divided = checked_shards(core, params, nodes)
         if divided is None:
             return core.init(key, params, nodes)
-        if core.next_phase is not None:
-            raise ValueError(
-                "this method, like gradiveq, finds the sizes of its phases in whole vectors during the run, and cannot "
-                "compress shards: use a method with a fixed schedule, or parameters that no device of a node divides"
-            )
         return placed(partial(first_state, core.init, key, divided, nodes), nodes)
 
     def aggregate(phase, key, grads, state, nodes):
@@ -110,19 +102,9 @@ def guarded(core: Core) -> Compressor:
         return joined(after, state.shared.axes, state.shared.group_of)
 
     def wire(phase, shapes, nodes):
-        key, divided = jax.random.key(0), shards_of(shapes, nodes)
-        if divided is None:
-            whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
-            state = jax.eval_shape(partial(core.init, nodes=nodes), key, whole)
-        else:
-            state = jax.eval_shape(partial(first_state, core.init, shards=divided, nodes=nodes), key)
-        of_params, of_state = placements_of(shapes), placements_of(state)
-        step = step_on_nodes(aggregate, phase, nodes, of_params, of_state)
-        grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct((nodes.count, *x.shape), x.dtype), shapes)
-        # Explicit axes take shapes only with their shardings
-        grads, state = placed_shapes(grads, locally(of_params), nodes), placed_shapes(state, of_state, nodes)
+        step, arguments = step_of_shapes(compressor, phase, shapes, nodes)
         with comm.ledger() as sent:  # from the collectives that tracing a step calls
-            jax.eval_shape(step, key, grads, state)
+            jax.eval_shape(step, *arguments)
         return logical(compressor, phase, shapes, nodes)._replace(physical=tuple(sent))
 
     compressor = Compressor(init, aggregate, transition, wire, core.schedule, core.owns_momentum, core.next_phase, core)
@@ -230,22 +212,6 @@ def logical(compressor: Compressor, phase: Hashable, shapes: PyTree, nodes: Node
     sizes = [nodes.size(axes) for axes in divided.axes]  # messages of a node, from all of its devices
     step, once = (added([scaled(m, n) for m, n in zip(ms, sizes, strict=True)]) for ms in zip(*each, strict=True))
     return Wire(step, (), once, nodes.size(nodes.fast))
-
-
-def step_on_nodes(
-    aggregate: Callable, phase: Hashable, nodes: Nodes, params: PyTree = SHARED, state: PyTree = PLACEMENTS
-) -> Callable:
-    """`aggregate` on whole arrays: (key, grads [K, ...], state) -> (aggregated, state, info [K]).
-
-    `params` and `state` are the placements of the parameters and of the compressor's state (`jgc.placements_of`). Where
-    devices of a node divide the parameters, `info` is that of each device, [K, F].
-    """
-
-    def one(key, grads, state):
-        return aggregate(phase, key, grads, state, nodes)
-
-    info = Stacked(LOCAL, nodes.fast) if isinstance(state.shared, ByShards) else LOCAL
-    return on_nodes(one, nodes, ins=(SHARED, locally(params), state), outs=(params, state, info))
 
 
 def unusable(arrays: Sequence[Array]) -> Array:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
+from jgc.backend import backend, traced_for
 from jgc.layout.pack import make_packing
 from jgc.method.guard import Core
 from jgc.method.messages import both_ways
@@ -43,7 +44,8 @@ def aggregate(
 def messages(phase: Hashable, shapes: PyTree, nodes: Nodes) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Every value once up and once down. See `Core`."""
     leaves = [x for x in make_packing(shapes).leaves if x.start >= 0]
-    return both_ways({"dense": float(sum(x.size * sent_as(x.dtype).itemsize for x in leaves))}), ()
+    with traced_for(nodes):
+        return both_ways({"dense": float(sum(x.size * sent_as(x.dtype).itemsize for x in leaves))}), ()
 
 
 def sent_as(dtype: np.dtype) -> np.dtype:
@@ -53,7 +55,7 @@ def sent_as(dtype: np.dtype) -> np.dtype:
       >>> sent_as(np.dtype("float16")).name, sent_as(np.dtype("float64")).name
       ('float16', 'float32')
     """
-    kept = ["float16"] if jax.default_backend() == "cpu" else ["float16", "bfloat16"]  # on CPU XLA sends bf16 as f32
+    kept = ["float16"] if backend() == "cpu" else ["float16", "bfloat16"]  # on CPU XLA sends bf16 as f32
     return dtype if dtype.name in kept else np.dtype(np.float32)
 
 

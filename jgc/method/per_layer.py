@@ -124,12 +124,14 @@ class _Groups(NamedTuple):
         split, states = self.split(grads), _split_state(state)
         results: dict[int, Result] = {}
         sharing: dict[str, list[tuple[int, Exchange, Begun, Item]]] = {}
-        exchanges = [core.stages and core.stages[phase[i]][1].name for i, core in enumerate(self.cores)]
+        exchanges = [core.stages[phase[i]][1].name if core.stages and _is_f32(split[i]) else None
+                     for i, core in enumerate(self.cores)]  # fmt: skip
         for i, core in enumerate(self.cores):
             own_key = jax.random.fold_in(key, i)
-            if core.stages is None or exchanges.count(exchanges[i]) == 1:  # no other group's collective to share
+            if exchanges[i] is None or exchanges.count(exchanges[i]) == 1:  # no other group's collective to share
                 results[i] = core.aggregate(phase[i], own_key, split[i], states[i], nodes, skip)
             else:
+                assert core.stages is not None
                 codec, exchange = core.stages[phase[i]]
                 begun = core.begin(phase[i], split[i], states[i], skip)
                 item = encoded(codec, own_key, begun.v, begun.packing.layers, nodes)
@@ -180,6 +182,11 @@ class _Groups(NamedTuple):
     def residual(self, local: Sequence[PyTree], shapes: PyTree) -> dict[str, Array]:
         each = zip(self.cores, local, self.split(shapes), strict=True)
         return {path: x for core, own, group in each for path, x in core.residual(own, group).items()}
+
+
+def _is_f32(group: Group) -> bool:
+    """Whether all leaves are f32: `dense` sends others in two bytes, which no vector of f32 values can share."""
+    return all(x.dtype == jnp.float32 for x in group.values())
 
 
 def _split_state(state: State) -> list[State]:

@@ -29,11 +29,12 @@ def heading(setup: Setup, folder: Path, start: int) -> str:
     )
 
 
-def describe(cost: PhaseCost, program: Program) -> str:
-    """The line that a run prints when a phase begins."""
+def describe(cost: PhaseCost, program: Program, every: int | None = None) -> str:
+    """The line that a run prints when a phase begins. `every`: with local steps, those of a round."""
     leader = f"{size(cost.leader)} from the leader, " if cost.leader != cost.worker else ""
+    begin, what = ("step", "a step") if every is None else ("exchange", f"a round of {every} steps")
     return (
-        f"phase {cost.phase.name} from step {cost.phase.start + 1}: {leader}{size(cost.worker)} from each "
-        f"{'other ' if leader else ''}node in a step (uncompressed {size(cost.dense)}); "
+        f"phase {cost.phase.name} from {begin} {cost.phase.start + 1}: {leader}{size(cost.worker)} from each "
+        f"{'other ' if leader else ''}node in {what} (uncompressed {size(cost.dense)}); "
         f"compiled in {program.seconds:.0f} s"
     )

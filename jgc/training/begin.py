@@ -20,11 +20,13 @@ class Beginning(NamedTuple):
       state: the train state, placed on the devices.
       step: updates made so far.
       entered: the phases so far; the state belongs to the last of them.
+      fragments: with local steps, the phase of each fragment's last exchange.
     """
 
     state: TrainState
     step: int
     entered: list[Phase]
+    fragments: list[Phase]
 
 
 def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Console) -> Beginning:
@@ -37,14 +39,16 @@ def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Co
     if found is None:
         if config.resume:
             console.print("no checkpoint yet: starting from the beginning")
-        return Beginning(setup.state, 0, [setup.parts.compressor.schedule[0]])
+        first = setup.parts.compressor.schedule[0]
+        return Beginning(setup.state, 0, [first], [first] * config.local.fragments)
     for problem in found.damaged:
         console.print(f"{problem}; using that of step {found.step}", highlight=False, soft_wrap=True)
     if found.step > config.steps:
         raise UserError(f"the run has had {found.step} steps already, more than --steps {config.steps}")
     restored = checkpoint.fit(setup.state, found, config.nodes)
     state = place_state(restored, placements_of_state(setup.state), setup.parts.nodes)
-    return Beginning(state, found.step, _entered(setup, found))
+    fragments = [phases.from_json(phase) for phase in found.host.get("fragments", ())]
+    return Beginning(state, found.step, _entered(setup, found), fragments)
 
 
 def check_own(setup: Setup, found: checkpoint.Restored) -> None:

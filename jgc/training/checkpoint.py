@@ -9,6 +9,7 @@ The state saved after step N belongs to the phase of step N - 1: the transition 
 import json
 import logging
 import math
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -237,7 +238,8 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
     """The restored arrays in the structure of a new state, redistributed if the number of nodes has changed.
 
     With another number of nodes
-      - local arrays (residuals, momentum, batch statistics) become their mean over the old nodes, on every node;
+      - local arrays (residuals, momentum, batch statistics; with local steps each node's own parameters and optimiser)
+        become their mean over the old nodes, on every node;
       - shared arrays with one entry a node (LGC's decoders) are repeated in turn;
       - carried states keep their order, because the streams of a text do not depend on the number of nodes.
 
@@ -267,7 +269,7 @@ def _redistribute(name: str, x: np.ndarray, shape: tuple[int, ...], before: int,
         return x.reshape(shape)
     if x.ndim == 0 or x.shape[0] != before:
         return x
-    local = name.startswith(("batch_stats.", "compressor.local"))
+    local = name.startswith(("batch_stats.", "local.")) or re.match(r"compressor\.(\d+\.)?local", name)
     if local and jnp.issubdtype(x.dtype, jnp.inexact):  # np.issubdtype does not know bfloat16
         return np.broadcast_to(x.mean(axis=0, dtype=np.float64).astype(x.dtype), (nodes, *x.shape[1:]))
     return x[np.arange(nodes) % before]

@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from jgc import compress
 from jgc.training.errors import UserError
+from jgc.training.local_config import LocalConfig, check_local
 from jgc.training.workloads import DEFAULT, Schedule, Workload, workload_named
 from jgc.wire.values import ValueCode
 
@@ -29,7 +30,7 @@ class DataConfig:
     """The data set."""
 
     name: str = ""
-    """data set: digits, cifar10, cifar100, camvid, food101, imagenet, ptb, tiny_imagenet"""
+    """data set: digits, cifar10, cifar100, camvid, food101, imagenet, ptb, ptb_characters, tiny_imagenet"""
     dir: str | None = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
     window: int = 0
@@ -49,7 +50,8 @@ class ModelConfig:
     """The model."""
 
     name: str = ""
-    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19; pspnet18, pspnet18_half, pspnet50; lstm"""
+    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19; pspnet18, pspnet18_half, pspnet50; lstm;
+    gpt800k, gpt3m, gpt25m, gpt124m"""
     norm: Literal["", "batch", "group", "none"] = ""
     """batch norm with statistics of each node, group norm, or no norm (not in ResNets and PSPNets)"""
     stem: Literal["", "cifar", "imagenet"] = ""
@@ -155,8 +157,11 @@ class Config(Generic[M]):
     """examples in a step on all nodes together: images, or streams of text"""
     seed: int = 0
     """of the parameters, the order of the data and all other random choices"""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """adam decays weights decoupled from the gradient (AdamW)"""
+    local: LocalConfig = field(default_factory=LocalConfig)
+    optimizer: Literal["workload", "sgd", "adam"] = "workload"
+    """adam decays weights decoupled from the gradient (AdamW); if not given, the workload's"""
+    adam_beta2: float = OPEN
+    """of Adam: decay of the mean of squared gradients, in [0, 1)"""
     learning_rate: float = OPEN
     """its highest value"""
     schedule: Schedule = "workload"
@@ -175,7 +180,8 @@ class Config(Generic[M]):
     decay_all: bool = False
     """decay biases and norm parameters too, not only parameters of two or more dimensions"""
     clip_norm: float = OPEN
-    """clip each node's gradient to this norm divided by the root of the number of nodes; 0: no clipping"""
+    """clip each node's gradient to this norm divided by the root of the number of nodes, with --local.every to this
+    norm; 0: no clipping"""
     unroll_nodes: bool = True
     """compute the gradients of a device's nodes one after another, not under vmap; far faster on CPU"""
     run_dir: str | None = None
@@ -216,9 +222,16 @@ def resolve(config: Config) -> Config:
     return dataclasses.replace(
         config,
         **changes,
-        data=dataclasses.replace(config.data, name=config.data.name or workload.dataset),
+        data=dataclasses.replace(
+            config.data,
+            name=config.data.name or workload.dataset,
+            window=config.data.window or workload.window,
+        ),
         model=dataclasses.replace(
-            config.model, name=config.model.name or workload.model, norm=config.model.norm or workload.norm
+            config.model,
+            name=config.model.name or workload.model,
+            norm=config.model.norm or workload.norm,
+            classes=config.model.classes or workload.classes,
         ),
         layers=_layers(config, workload),
         compressor=_with_workload(config.compressor, workload),
@@ -259,6 +272,7 @@ def check(config: Config) -> None:
     _require(config.seed < 2**32, config, "seed", "below 2**32")
     _require(0 < config.learning_rate < float("inf"), config, "learning_rate", "positive")
     _require(0 <= config.momentum < 1, config, "momentum", "in [0, 1)")
+    _require(0 <= config.adam_beta2 < 1, config, "adam_beta2", "in [0, 1)")
     for name in ("weight_decay", "clip_norm"):
         _require(0 <= getattr(config, name) < float("inf"), config, name, "at least 0")
     if config.batch_size % config.nodes:
@@ -294,6 +308,7 @@ def check(config: Config) -> None:
             raise UserError(f"--distributed.{name.replace('_', '-')} must be from 1 to 1000000 seconds, got {seconds}")
     if bool(config.layers.embeddings) != bool(config.layers.rows):
         raise UserError("--layers.embeddings PATTERN and --layers.rows NUMBER do nothing without each other: give both")
+    check_local(config)
     if config.resume and config.run_dir is None:
         raise UserError("--resume goes on with the run in --run-dir: give both")
 

@@ -9,7 +9,6 @@ import numpy as np
 from jgc.training.costs import Costs
 from jgc.training.step import Gradients, Parts, TrainState, make_compare, placements_of_state
 from jgc.types import Phase
-from jgc.wire import elias_fano
 from jgc.wire.positions import deflate_bytes, entropy_bound_bits
 
 
@@ -45,7 +44,6 @@ def host_figures(figures: dict[str, Any]) -> dict[str, float]:
     scalars = {name: float(x) for name, x in figures.items() if not name.startswith("positions")}
     if "positions" in figures:
         positions, n = np.sort(np.asarray(figures["positions"])), int(figures["positions_n"])
-        scalars["position_bytes"] = 4.0 * elias_fano.words(n, positions.size)
         scalars["entropy_position_bytes"] = entropy_bound_bits(n, positions.size) / 8
         scalars["deflate_position_bytes"] = float(deflate_bytes(positions, n))
     return scalars

@@ -106,18 +106,19 @@ class Team:
         if self.leads:
             self.wait()
 
-    def agreed_signal(self, step: int, first: int, signal: int) -> int:
-        """The signal on which all processes stop after this step, or 0.
+    def agreed_signal(self, step: int, first: int, signal: int, unit: str = "step") -> int:
+        """The signal on which all processes stop after this step, or 0. A process that is late with it ends the run.
 
         Args:
-          step: just started.
+          step: just started; with another unit, its number.
           first: the first step of this start of the run.
           signal: received by this process, or 0. All stop `LAG` steps after one process reports a signal.
+          unit: the name of such a step: between two exchanges of a run with local steps, processes agree on nothing.
         """
         if self.meeting is None:
             return signal
-        self.meeting.post(f"step {step + 1}", signal, patient=False)
-        return max(self.meeting.wait(f"step {step + 1 - LAG}")) if step - LAG >= first else 0
+        self.meeting.post(f"{unit} {step + 1}", signal, patient=False)
+        return max(self.meeting.wait(f"{unit} {step + 1 - LAG}")) if step - LAG >= first else 0
 
     def end(self, why: str) -> None:
         """Print one line and exit at once."""

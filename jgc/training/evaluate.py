@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from jgc import comm
 from jgc.node_axis import on_nodes
 from jgc.placement import LOCAL, SHARED, place_array, to_host
-from jgc.training.data import ACCURACY, MEAN_IOU, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
+from jgc.training.data import ACCURACY, BITS, MEAN_IOU, NATS, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
 from jgc.training.step import Parts, TrainState
 from jgc.types import Array, PyTree
 
@@ -42,6 +42,10 @@ def _mean_of(name: str, of_label: Callable[[Array, Array], Array], of_mean: Call
         return jnp.sum(jnp.where(mask, of_label(logits, labels), 0)), jnp.sum(mask)
 
     return Measure(sums, lambda total, count: {name: of_mean(total / count)})
+
+
+def _nats(total: float, count: float) -> dict[str, float]:
+    return {NATS.name: float(total / count), BITS.name: float(total / count / np.log(2))}
 
 
 def _is_right(logits: Array, labels: Array) -> Array:
@@ -76,6 +80,7 @@ def of_confusion(counts: npt.NDArray[np.float64]) -> dict[str, float]:
 MEASURES: dict[str, Measure] = {
     ACCURACY.name: _mean_of(ACCURACY.name, _is_right, float),
     PERPLEXITY.name: _mean_of(PERPLEXITY.name, _cross_entropy, lambda loss: float(np.exp(loss))),
+    NATS.name: _mean_of(NATS.name, _cross_entropy, float)._replace(figures=_nats),
     LOSS: _mean_of(LOSS, _cross_entropy, float),
     PIXEL_ACCURACY.name: Measure(confusion, of_confusion),
 }

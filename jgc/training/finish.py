@@ -7,12 +7,13 @@ from jgc.training.evaluate import Shown
 from jgc.training.metrics import read
 from jgc.training.other import other_bytes
 from jgc.training.run import Run
-from jgc.training.rundir import CURVES, MASKS, METRICS, SUMMARY, write_json
+from jgc.training.rundir import CURVES, MASKS, METRICS, SAMPLE, SUMMARY, write_json, write_whole
 from jgc.training.step import TrainState
 
 
-def finish(run: Run, state: TrainState, shown: Shown | None) -> None:
-    """Write the files and print the closing table. Without example images there is no masks.png."""
+def finish(run: Run, state: TrainState, shown: Shown | None, sample: str | None = None) -> None:
+    """Write the files and print the closing table. Without example images there is no masks.png, without a sample of
+    text no sample.txt."""
     lines, config, source = read(run.folder / METRICS), run.config, run.setup.source
     newest = {phase.name: run.costs[phase.value]._replace(phase=phase) for phase in run.entered}
     costs = tuple(newest.values())  # one a name: cycles enter a phase more than once
@@ -26,5 +27,10 @@ def finish(run: Run, state: TrainState, shown: Shown | None) -> None:
         masks.draw(run.folder, f"{title}, after {result['steps']} steps", shown.pictures, shown.labels)
         files.insert(2, MASKS)
     table.show(result, run.console)
+    if sample is not None:
+        write_whole(run.folder / SAMPLE, sample.encode())
+        files.insert(2, SAMPLE)
+        run.console.print("a sample of the model's text:", highlight=False)
+        run.console.print(sample, highlight=False, markup=False)
     names = f"{', '.join(files[:-1])} and {files[-1]}"
     run.console.print(f"{names} are in {run.folder}", highlight=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -11,29 +10,31 @@ import numpy as np
 from rich.console import Console
 
 from jgc.method import phases
-from jgc.placement import SHARED, place, place_parts
-from jgc.training import checkpoint, learning_rate, summary
+from jgc.training import checkpoint, local
 from jgc.training.announce import describe, heading
 from jgc.training.begin import check_own, resume_or_start
-from jgc.training.config import Config, as_json, check
-from jgc.training.data import MissingDataError, prefetch
+from jgc.training.between import batches, check_replicas, evaluate, is_every, save, validate
+from jgc.training.config import Config, check
+from jgc.training.data import MissingDataError
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
 from jgc.training.drift import Replicas
-from jgc.training.errors import FAILED, Drift, UserError
-from jgc.training.evaluate import LOSS, make_evaluate, make_validate, show
+from jgc.training.errors import FAILED, UserError
+from jgc.training.evaluate import make_evaluate, make_validate, show
 from jgc.training.finish import finish
+from jgc.training.local_step import as_exchanged, exchange_parts
 from jgc.training.lock import sole_writer
-from jgc.training.metrics import Metrics, NoMetrics
+from jgc.training.metrics import Metrics, NoMetrics, read
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
 from jgc.training.run import Run, cost_of
-from jgc.training.rundir import CONFIG, check_run_dir, choose_run_dir, mark_run_dir
-from jgc.training.setup import Setup, build, steps_of_epoch
+from jgc.training.rundir import CONFIG, METRICS, check_run_dir, choose_run_dir, mark_run_dir
+from jgc.training.sample import sample_of
+from jgc.training.setup import Setup, build
 from jgc.training.signals import Interrupts
-from jgc.training.step import Batch, Gradients, TrainState, place_state, placements_of_state
+from jgc.training.step import Gradients, TrainState, place_state, placements_of_state
 from jgc.types import Phase
 
 WIDTH = 120  # of the table, where the output is not a terminal
@@ -74,7 +75,7 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
     """`run` in a folder that no other run uses."""
     # --- set-up: data, model, compressor, optimiser
     setup = build(config)
-    recording = Recording(setup.parts, setup.state, folder)
+    recording = Recording(exchange_parts(setup.parts), as_exchanged(setup.state), folder)
     team.require_equal({"data": setup.source.facts})
     first = {"a first state of checksum": team.checksum(setup.state)}
     team.require_equal(first, "JAX_ variables, XLA_FLAGS or processors differ")
@@ -86,7 +87,7 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
     with team.process_0_first():
         manager = checkpoint.open_manager(folder)
         found = checkpoint.restore(manager, partial(check_own, setup)) if config.resume else None
-    state, start, entered = resume_or_start(setup, found, console)
+    state, start, entered, fragments = resume_or_start(setup, found, console)
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
     team.require_equal(so_far, f"all processes must see the same folder {folder}")
     if team.leads:
@@ -99,18 +100,20 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
     costs = {phase.value: cost_of(setup, phase) for phase in entered}
     with Metrics(folder, start) if team.leads else NoMetrics() as metrics, Interrupts() as interrupts, display:
         proof = checkpoint.proof_of(manager, found)
-        recorder = Recorder(metrics, display, costs, config.nodes, proof, lambda: checkpoint.kept(manager, proof))
-        diagnosis = Diagnosis(setup.parts, costs, config.diagnose_every)
+        diverges = local.watch(config, setup.parts.local, read(folder / METRICS))
+        kept = partial(checkpoint.kept, manager, proof)
+        recorder = Recorder(metrics, display, costs, config.nodes, proof, kept, diverges)
+        diagnosis = Diagnosis(exchange_parts(setup.parts), costs, config.diagnose_every)
         evaluate, validate = make_evaluate(setup.parts, setup.source), make_validate(setup.parts, setup.source)
         run = Run(
             team, setup, folder, console, manager, interrupts, recorder, recording, diagnosis, evaluate, validate,
-            entered, costs, updates={}, proof=proof, replicas=Replicas(setup.parts.nodes),
+            entered, costs, updates={}, fragments=fragments, proof=proof, replicas=Replicas(setup.parts.nodes),
         )  # fmt: skip
         try:
-            state, done = train(run, state, start)
+            state, done = (local.train if setup.parts.local else train)(run, state, start)
         except MissingDataError as error:  # an image turns out to be broken, in a thread that reads ahead of the steps
             recorder.write()
-            raise UserError(f"{error}; {checkpoint.kept(manager, proof)}", FAILED) from error
+            raise UserError(f"{error}; {kept()}", FAILED) from error
     manager.close()
     if done < config.steps:
         console.print(f"{interrupts.name}: saved after step {done} of {config.steps}. Go on with", highlight=False)
@@ -118,9 +121,9 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
         return interrupts.exit_code
 
     # --- summary, pictures, closing table
-    shown = show(setup.parts, setup.source, state)  # all processes take part
+    shown, sample = show(setup.parts, setup.source, state), sample_of(setup, state)  # all processes take part
     if team.leads:
-        finish(run, state, shown)
+        finish(run, state, shown, sample)
     return 0
 
 
@@ -136,7 +139,7 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
             if step == start:
                 compute_gradients = compile_gradients(setup.parts, state, batch, team)
-            gradients = compute_gradients(state.params, state.own, batch)
+            gradients = compute_gradients(state.trained, state.own, batch)
             state = enter(run, phase, state, gradients)
             record(run, step, phase, state, gradients)
             figures = diagnose(run, step, phase, state, gradients)
@@ -149,10 +152,10 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
             phase = next_phase(setup, phase, done, state)
             state = validate(run, done, state)
             evaluate(run, done, phase, state)
-            due = stop or done == config.steps or is_every(config.checkpoint_every, done)
-            if due or is_every(config.check_replicas_every, done):
+            saves = stop or done == config.steps or is_every(config.checkpoint_every, done)
+            if saves or is_every(config.check_replicas_every, done):
                 check_replicas(run, done, state)
-            if due:
+            if saves:
                 save(run, done, state)
             if stop:
                 run.interrupts.received = stop  # perhaps by another process
@@ -203,68 +206,6 @@ def diagnose(run: Run, step: int, phase: Phase, state: TrainState, gradients: Gr
         return {}
     with run.recorder.untimed(gradients):
         return run.diagnosis.run(step, phase, state, gradients)
-
-
-def validate(run: Run, done: int, state: TrainState) -> TrainState:
-    """Once an epoch, the validation loss and the learning rate that follows from it; same state without validation."""
-    if run.validate is None or not is_every(steps_between_validations(run.config, run.setup), done):
-        return state
-    with run.recorder.untimed():
-        loss = run.validate(state)
-        run.recorder.add(**{LOSS: loss})
-        corrected = learning_rate.corrected(state.opt_state, loss)  # unchanged without --schedule validation
-        return state._replace(opt_state=place(corrected, SHARED, run.setup.parts.nodes))
-
-
-def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
-    """Score the model every --evaluate-every steps, before each new kind of phase, and at the end."""
-    new_kind = all(upcoming.name != before.name for before in run.entered)
-    if new_kind or done == run.config.steps or is_every(run.config.evaluate_every, done):
-        with run.recorder.untimed():
-            run.recorder.add(**run.evaluate(state))
-
-
-def check_replicas(run: Run, done: int, state: TrainState) -> None:
-    """Raise Drift if devices hold different values where they should hold the same, so that no checkpoint has these."""
-    if different := run.replicas.difference(state):
-        run.recorder.write()
-        newest = "no checkpoint had been made yet"
-        if run.proof.newest is not None:
-            newest = f"all agreed at the checkpoint of step {run.proof.newest} in {run.manager.directory}"
-        raise Drift(done, different, newest)
-
-
-def save(run: Run, done: int, state: TrainState) -> None:
-    """Write a checkpoint, after the metrics of all steps before it."""
-    host = {
-        "config": as_json(run.config),
-        "versions": summary.versions(),
-        "phases": [phases.as_json(phase) for phase in run.entered],
-    }
-    with run.recorder.untimed():
-        run.recorder.write()
-        checkpoint.save(run.manager, done, state, host, run.proof)
-        run.team.wait()  # for process 0, which writes
-
-
-def is_every(interval: int, done: int) -> bool:
-    """Whether something that happens every `interval` steps, 0 for never, happens after step `done`."""
-    return interval > 0 and done % interval == 0
-
-
-def steps_between_validations(config: Config, setup: Setup) -> int:
-    """--correction.every, or an epoch."""
-    return config.correction.every or steps_of_epoch(config, setup.source)
-
-
-def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:
-    """The batch of every step from `start` on: a pure function of seed and step, made ahead in a thread."""
-
-    def batch_of(step: int) -> Batch:
-        make = partial(setup.source.batch, config.seed, step, config.nodes, config.batch_size)
-        return place_parts(make, setup.parts.nodes)
-
-    yield from prefetch(batch_of, start, config.steps)
 
 
 def next_phase(setup: Setup, phase: Phase, step: int, state: TrainState) -> Phase:

@@ -1,12 +1,14 @@
 """The optimiser and the learning rate's schedule."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from jgc.training.config import Config
 from jgc.training.learning_rate import by_validation, current
-from jgc.types import Array, Compressor, PyTree
+from jgc.types import Array, PyTree
 
 FLOOR = 0.01  # of the highest learning rate: where the cosine ends
 POWER = 0.9  # of the polynomial: PSPNet's (Zhao et al. 2017, Section 5.1)
@@ -47,7 +49,24 @@ def make_schedule(config: Config) -> optax.Schedule:
     return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
 
-def make_optimizer(config: Config, compressor: Compressor) -> optax.GradientTransformation:
+def make_inner(config: Config) -> optax.GradientTransformation:
+    """The optimiser of local steps, each node's own: decay of SGD and clipping of its gradient, then SGD or AdamW."""
+    before = []
+    if config.optimizer == "sgd" and config.weight_decay:
+        decay = partial(decayed, decay_all=config.decay_all)
+        before.append(optax.add_decayed_weights(config.weight_decay, mask=decay))
+    if config.clip_norm:
+        before.append(optax.clip_by_global_norm(config.clip_norm))
+    return optax.chain(*before, make_optimizer(config, owns_momentum=False))
+
+
+def make_outer(config: Config) -> optax.GradientTransformation:
+    """The outer optimiser of local steps: SGD, with Nesterov momentum unless that is 0."""
+    momentum = config.local.outer_momentum
+    return optax.sgd(config.local.outer_learning_rate, momentum=momentum or None, nesterov=momentum > 0)
+
+
+def make_optimizer(config: Config, owns_momentum: bool) -> optax.GradientTransformation:
     """SGD or AdamW; SGD without momentum if the compressor owns the momentum.
 
     Raises:
@@ -55,15 +74,15 @@ def make_optimizer(config: Config, compressor: Compressor) -> optax.GradientTran
     """
     rate = make_rate(config)
     if config.optimizer == "adam":
-        if compressor.owns_momentum:
+        if owns_momentum:
             corrects = getattr(config.compressor, "momentum_correction", False)
             raise ValueError(
                 "the compressor's memory has the momentum, and adam has one of its own: use --optimizer sgd"
                 + (" or --compressor.no-momentum-correction" if corrects else "")
             )
         decay = optax.add_decayed_weights(config.weight_decay, mask=lambda params: decayed(params, config.decay_all))
-        return optax.chain(optax.scale_by_adam(), decay, rate)
-    if compressor.owns_momentum or config.momentum == 0:
+        return optax.chain(optax.scale_by_adam(b2=config.adam_beta2), decay, rate)
+    if owns_momentum or config.momentum == 0:
         return rate
     return optax.chain(optax.trace(config.momentum), rate)
 

@@ -15,6 +15,7 @@ from jgc.nodes import as_one_per_device
 from jgc.placement import SHARED
 from jgc.training.costs import PhaseCost
 from jgc.training.evaluate import LOSS, on_mean_stats
+from jgc.training.local_step import as_exchanged, exchange_parts
 from jgc.training.metrics import Line
 from jgc.training.setup import Setup
 from jgc.training.step import METRICS, Gradients, Parts, TrainState, make_compare, placements_of_state
@@ -25,7 +26,8 @@ def other_bytes(
     setup: Setup, state: TrainState, costs: Sequence[PhaseCost], lines: Sequence[Line], pictures: bool = False
 ) -> dict[str, Any]:
     """Bytes each time and number of times, by purpose. `pictures`: whether the run drew masks.png."""
-    parts, score = setup.parts, setup.source.score
+    parts, score, every = exchange_parts(setup.parts), setup.source.score, setup.parts.config.local.every
+    state = as_exchanged(state)
     placements = placements_of_state(state)
     divided = placements.params != jax.tree.map(lambda _: SHARED, state.params)
     apart = parts if divided else parts._replace(nodes=as_one_per_device(parts.nodes))
@@ -37,7 +39,8 @@ def other_bytes(
         jax.eval_shape(on_mean_stats(apart), shapes.batch_stats)
     evaluations = sum((score.name in line) + (LOSS in line) for line in lines) + pictures
     return {
-        "metrics": {"times": len(lines), "bytes": _total(of_metrics)},
+        # with local steps each node's metrics stay where they are
+        "metrics": {"times": 0 if every else len(lines), "bytes": _total(of_metrics)},
         "batch statistics": {"times": evaluations, "bytes": _total(of_statistics)},
         "diagnose": {
             cost.phase.name: _diagnose(apart, shapes, placements, cost, lines) for cost in costs if cost.compresses

@@ -34,7 +34,7 @@ class Program(NamedTuple):
 
 def compile_gradients(parts: Parts, state: TrainState, batch: Batch, team: Team = ALONE) -> Callable[..., Gradients]:
     """Compile the nodes' gradients; one program serves all phases."""
-    lowered = jax.jit(make_gradients(parts, placements_of_state(state))).lower(state.params, state.own, batch)
+    lowered = jax.jit(make_gradients(parts, placements_of_state(state))).lower(state.trained, state.own, batch)
     return _compile(lowered, "gradients", team)
 
 
@@ -42,14 +42,19 @@ def compile_update(
     parts: Parts, phase: Hashable, state: TrainState, gradients: Gradients, team: Team = ALONE
 ) -> Program:
     """Compile the update of one phase."""
+    update = make_update(parts, phase, placements_of_state(state))
+    return compile_program(update, (state, gradients, np.int32(0)), state, team, "update")
+
+
+def compile_program(
+    function: Callable[..., Any], args: tuple[Any, ...], state: TrainState, team: Team, name: str
+) -> Program:
+    """Compile `(state, ...) -> (state, outputs)`. It donates the state, and leaves each array where it was."""
     started = time.perf_counter()
     shardings = jax.tree.map(lambda x: x.sharding, state)
-    update = jax.jit(
-        make_update(parts, phase, placements_of_state(state)), donate_argnums=0, out_shardings=(shardings, None)
-    )
     with comm.ledger() as sent:
-        lowered = update.lower(state, gradients, np.int32(0))
-    compiled = _compile(lowered, "update", team)
+        lowered = jax.jit(function, donate_argnums=0, out_shardings=(shardings, None)).lower(*args)
+    compiled = _compile(lowered, name, team)
     return Program(compiled, tuple(sent), time.perf_counter() - started)
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 
 from jgc.training.costs import Costs
 from jgc.training.errors import NonFinite
@@ -26,6 +27,7 @@ class Recorder:
       nodes: how many.
       proof: takes note of each loss.
       kept: names the last good checkpoint, for the message of a run that must stop.
+      diverges: `(step, loss, finite) -> why the run diverges`, or "".
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class Recorder:
         nodes: int,
         proof: Proof,
         kept: Callable[[], str],
+        diverges: Callable[[int, float, bool], str] = lambda step, loss, finite: "",
     ):
         self.metrics, self.display, self.proof, self.kept = metrics, display, proof, kept
+        self._diverges = diverges
         self._nodes, self._costs = nodes, costs
         self._pending: Line | None = None
         self._outputs: dict[str, Array] | None = None
@@ -73,20 +77,21 @@ class Recorder:
         """
         if self._pending is None or self._outputs is None:
             return
-        values = {name: float(x) for name, x in jax.device_get(self._outputs).items()}
+        values = {name: _value(x) for name, x in self._outputs.items()}
         now = time.perf_counter()
         finite = values.pop("finite") == 1
         self._outputs = None
         self._pending.update(values, seconds=now - self._started)
         self._started = now
-        if not finite or not math.isfinite(values["loss"]):
-            step = self._pending["step"]
+        step, loss = self._pending["step"], values["loss"]
+        why = self._diverges(step, loss, finite)
+        if why or not finite or not math.isfinite(loss):
             self._write_pending()
-            what = f"the loss is {values['loss']}"
+            what = f"the loss is {loss:.4g}"
             if not finite:
-                what = f"a gradient of some node is NaN, infinite or of norm 1e15 or more (loss {values['loss']:.4g})"
-            raise NonFinite(step, what, self.kept())
-        self.proof.follow(self._pending["step"], values["loss"])
+                what = f"a gradient of some node is NaN, infinite or of norm 1e15 or more (loss {loss:.4g})"
+            raise NonFinite(step, f"{what}: {why}" if why else what, self.kept())
+        self.proof.follow(step, loss)
 
     def write(self) -> None:
         """Fetch, show and write the newest step, if that has not been done."""
@@ -111,3 +116,10 @@ class Recorder:
         begun = time.perf_counter()
         yield
         self._started += time.perf_counter() - begun
+
+
+def _value(x: Array) -> float:
+    """A scalar; of an array [K] the mean over the nodes of this process, which needs no message."""
+    if x.ndim == 0:
+        return float(x)
+    return float(np.mean(np.concatenate([np.asarray(shard.data, np.float64) for shard in x.addressable_shards])))

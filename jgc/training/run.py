@@ -8,10 +8,11 @@ import orbax.checkpoint as ocp
 from rich.console import Console
 
 from jgc.training.config import Config
-from jgc.training.costs import Costs, PhaseCost, phase_cost
+from jgc.training.costs import Costs, PhaseCost
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team
 from jgc.training.drift import Replicas
+from jgc.training.local_costs import cost_of_phase
 from jgc.training.program import Program
 from jgc.training.proof import Proof
 from jgc.training.recorder import Recorder
@@ -40,6 +41,7 @@ class Run(NamedTuple):
       entered: the phases so far, the newest last; grows.
       costs: bytes by the phase's value; grows.
       updates: compiled updates by the phase's value; grows.
+      fragments: with local steps, the phase of each fragment's last exchange; changes.
       proof: which checkpoint is good.
       replicas: whether devices hold the same.
     """
@@ -58,6 +60,7 @@ class Run(NamedTuple):
     entered: list[Phase]
     costs: Costs
     updates: dict[Hashable, Program]
+    fragments: list[Phase]
     proof: Proof
     replicas: Replicas
 
@@ -70,4 +73,4 @@ class Run(NamedTuple):
 def cost_of(setup: Setup, phase: Phase) -> PhaseCost:
     """The planned cost of a phase; computed anew where the phase has sizes that were not planned."""
     planned = [cost._replace(phase=phase) for cost in setup.costs if cost.phase.value == phase.value]
-    return planned[0] if planned else phase_cost(setup.parts.compressor, phase, setup.state.params, setup.parts.nodes)
+    return planned[0] if planned else cost_of_phase(setup.parts, phase, setup.state)

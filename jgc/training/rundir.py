@@ -12,7 +12,7 @@ from jgc.training.errors import UserError, cannot_write
 from jgc.training.saved_config import completed, differences
 
 CONFIG, METRICS, SUMMARY, CURVES, MASKS = "config.json", "metrics.jsonl", "summary.json", "curves.png", "masks.png"
-GRADIENTS = "gradients"
+GRADIENTS, SAMPLE = "gradients", "sample.txt"
 _TRACES = (CONFIG, METRICS, SUMMARY, "checkpoints", GRADIENTS)
 
 

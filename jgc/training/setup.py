@@ -10,13 +10,15 @@ import numpy as np
 from jgc import compress
 from jgc.compress.registry import FIRST, LAST
 from jgc.compress.settings import ErrorFeedback
+from jgc.local_steps import local_steps
 from jgc.nodes import make_nodes
 from jgc.training.config import Config
-from jgc.training.costs import PhaseCost, phase_costs
+from jgc.training.costs import PhaseCost
 from jgc.training.data import MissingDataError, Scenes, Source, Streamed, Text, load_dataset, shrunk, source_of
 from jgc.training.errors import UserError
+from jgc.training.local_costs import costs_of
 from jgc.training.models import Model, make_model
-from jgc.training.optimizer import make_optimizer, make_schedule
+from jgc.training.optimizer import make_inner, make_optimizer, make_outer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
 from jgc.types import Compressor, Key, Nodes, PyTree
 
@@ -65,7 +67,7 @@ def build(config: Config) -> Setup:
         parts = make_parts(config, nodes, model, source, step_key)
         variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
         state = init_state(parts, variables, compressor_key)
-        costs = phase_costs(parts.compressor, state.params, nodes)
+        costs = costs_of(parts, state)
     except (MissingDataError, ValueError) as error:
         raise UserError(str(error)) from error
     values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))
@@ -87,8 +89,15 @@ def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: 
       UserError: the method's momentum contradicts the run's.
     """
     compressor = make_compressor(config, model, steps_of_epoch(config, source))
-    optimizer, schedule = make_optimizer(config, compressor), make_schedule(config)
-    return Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, key, source.void)
+    schedule, local = make_schedule(config), None
+    if config.local.every is None:
+        optimizer = make_optimizer(config, compressor.owns_momentum)
+    else:
+        how, optimizer = config.local, make_inner(config)
+        local = local_steps(
+            optimizer, make_outer(config), compressor, config.local.every, nodes, how.fragments, how.overlap, how.merge
+        ).parts
+    return Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, key, source.void, local)
 
 
 def data_of(config: Config) -> Source:
@@ -131,6 +140,8 @@ def model_of(config: Config, source: Source) -> Model:
         if not config.model.name.startswith("resnet"):
             raise ValueError(f"--model.stem is a setting of ResNets, not of {config.model.name}")
         settings["stem"] = config.model.stem
+    if config.model.name.startswith("gpt") and source.kind == "text":
+        settings["context"] = source.inputs(1).words.shape[1]  # one position for each token of a window
     model = make_model(config.model.name, config.model.classes or source.classes, **settings)
     if model.kind != source.kind:
         raise ValueError(

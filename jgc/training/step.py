@@ -8,7 +8,7 @@ The diagnose step runs between the two on the same gradients.
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,10 @@ from jax.sharding import PartitionSpec as P
 from jgc import comm
 from jgc.memory import clip_local
 from jgc.method.guard import diagnose
+from jgc.method.outer import Parts as LocalParts
 from jgc.method.shards import info_of_node
 from jgc.node_axis import node_grads, on_nodes
-from jgc.placement import LOCAL, SHARED, Sharded, locally, per_node, place, placements_of
+from jgc.placement import LOCAL, SHARED, Sharded, locally, of_node, per_node, place, placements_of
 from jgc.training.config import Config
 from jgc.training.data import VOID
 from jgc.training.models import WithAuxiliary
@@ -28,22 +29,37 @@ from jgc.training.optimizer import add_coupled_decay, rate_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
 
 
+class OfNodes(NamedTuple):
+    """With local steps: each node's own parameters and inner state, [K, ...], and the aggregates that wait."""
+
+    params: PyTree
+    inner: PyTree
+    waiting: PyTree
+
+
 class TrainState(NamedTuple):
     """The state that a run carries from step to step.
 
     Attributes:
-      params: of the model, equal on all nodes.
-      opt_state: of the optimiser, equal on all nodes.
+      params: of the model, equal on all nodes; with local steps as the last outer steps left them.
+      opt_state: of the optimiser, equal on all nodes; with local steps that of the outer one for each fragment.
       batch_stats: running statistics of each node, leading axis [K].
-      compressor: the compressor's `State`.
+      compressor: the compressor's `State`; with local steps a tuple of them, one for each fragment.
       carry: a recurrent model's state after the step, for each node's streams, leading axes [K, b].
+      local: `OfNodes` with local steps, else ().
     """
 
     params: PyTree
     opt_state: PyTree
     batch_stats: PyTree
-    compressor: State
+    compressor: Any
     carry: PyTree = ()
+    local: Any = ()
+
+    @property
+    def trained(self) -> PyTree:
+        """The parameters at which gradients are taken: with local steps each node's own, [K, ...]."""
+        return self.local.params if self.local else self.params
 
     @property
     def own(self) -> dict[str, PyTree]:
@@ -69,6 +85,7 @@ class Parts(NamedTuple):
     schedule: optax.Schedule  # of the learning rate, for the log
     key: Key  # of all random choices in steps; step s uses fold_in(key, s)
     void: bool = False  # whether labels may be VOID: these count neither in the loss nor in the accuracy
+    local: LocalParts | None = None  # with local steps; the optimiser is then the inner one
 
 
 class Gradients(NamedTuple):
@@ -96,13 +113,16 @@ def init_state(parts: Parts, variables: PyTree, key: Key) -> TrainState:
     params = variables["params"]
     if parts.config.layers.shard:
         params = place(params, sharded(params, parts.nodes), parts.nodes)
-    state = TrainState(
-        params,
-        parts.optimizer.init(params),
-        jax.tree.map(lambda x: per_node(x, parts.nodes), variables.get("batch_stats", {})),
-        parts.compressor.init(key, params, parts.nodes),
-        jax.tree.map(lambda x: per_node(x, parts.nodes), variables.get("carry", {})),
+    stats, carry = (
+        jax.tree.map(lambda x: per_node(x, parts.nodes), variables.get(name, {})) for name in ("batch_stats", "carry")
     )
+    if parts.local is None:
+        optimizer, compressor = parts.optimizer.init(params), parts.compressor.init(key, params, parts.nodes)
+        state = TrainState(params, optimizer, stats, compressor, carry)
+    else:
+        first = parts.local.first(key, params)
+        own = OfNodes(first.own, first.inner, first.waiting)
+        state = TrainState(first.params, first.outer, stats, first.compressor, carry, own)
     return place_state(state, placements_of_state(state), parts.nodes)
 
 
@@ -125,9 +145,11 @@ def sharded(params: PyTree, nodes: Nodes) -> PyTree:
 
 def placements_of_state(state: TrainState) -> TrainState:
     """The placement of every array of a state."""
-    return TrainState(
-        placements_of(state.params), placements_of(state.opt_state), LOCAL, placements_of(state.compressor), LOCAL
-    )
+    params, local = placements_of(state.params), state.local
+    if local:
+        inner = jax.tree.map(of_node, local.inner)
+        local = OfNodes(locally(params), inner, placements_of(local.waiting))
+    return TrainState(params, placements_of(state.opt_state), LOCAL, placements_of(state.compressor), LOCAL, local)
 
 
 def place_state(state: TrainState, placements: TrainState, nodes: Nodes) -> TrainState:
@@ -172,9 +194,9 @@ def _mean(values: Array, labels: Array, void: bool) -> Array:
 def make_gradients(
     parts: Parts, placements: TrainState = PLACEMENTS
 ) -> Callable[[PyTree, dict[str, PyTree], Batch], Gradients]:
-    """`(params, own [K, ...], batch) -> Gradients`, without communication between nodes."""
+    """`(params, own [K, ...], batch) -> Gradients`, without communication between nodes; `TrainState.trained`."""
     loss, unroll = loss_of(parts.apply, parts.void), parts.config.unroll_nodes
-    gradients = node_grads(loss, parts.nodes, has_aux=True, unroll=unroll, local=True, placements=placements.params)
+    gradients = node_grads(loss, parts.nodes, has_aux=True, unroll=unroll, local=True, placements=placements.trained)
 
     def flat(params, own, batch):
         (loss, (own, accuracy)), grads = gradients(params, batch, own)

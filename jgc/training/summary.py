@@ -64,11 +64,26 @@ def summarise(
         **{name: _last(lines, name) for name in CORRECTED},
         "total_bytes": sum(line["bytes"] for line in lines),
         "dense_total_bytes": sum(line["bytes_uncompressed"] for line in lines),
+        "sent": sent_by_a_node(setup, lines),
         **{name: _mean(final, name) for name in DIAGNOSTICS},
         "reconstruction_cosine_p5": _percentile(final, "reconstruction_cosine", 5),
         "other": other,
         "versions": versions(),
     }
+
+
+def sent_by_a_node(setup: Setup, lines: Sequence[Line]) -> dict[str, Any]:
+    """Bytes that a node sends up in a step and for each of its labels, the mean over steps and nodes.
+
+    With local steps `every` is the number of steps in a round; without them None. `unit` is what a label stands for.
+    """
+    config, source = setup.parts.config, setup.source
+    step = sum(line["bytes"] for line in lines) / max(len(lines), 1) / config.nodes
+    examples, window = config.batch_size // config.nodes, 1
+    if source.kind == "text":
+        window = source.inputs(1).words.shape[1]
+    unit = "token" if source.kind == "text" else "image"
+    return {"every": config.local.every, "step": step, "label": step / (examples * window), "unit": unit}
 
 
 def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequence[Score]) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def show(summary: dict[str, Any], console: Console) -> None:
     title = f"{summary['method']} on {summary['workload']}, {summary['nodes']} nodes"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     evaluated = score.title.split()[-1]
-    for name in ("phase", "steps", evaluated, "s/step", *(f"{role}\n{x}" for x in ("up", "ratio") for role in ROLES)):
+    up = "up a round" if _every(summary) else "up"
+    for name in ("phase", "steps", evaluated, "s/step", *(f"{role}\n{x}" for x in (up, "ratio") for role in ROLES)):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
     for phase in summary["phases"]:
         seconds, ratio = phase["seconds_per_step"], phase["compression_ratio"]
@@ -71,6 +72,8 @@ def _totals(summary: dict[str, Any]) -> list[str]:
         f"sent up by all nodes in the whole run, trained weights included: {size(sent)}, "
         f"uncompressed {size(dense)}{times}",
     ]
+    if _every(summary) or summary.get("sent", {}).get("unit") == "token":
+        lines.append(_sent(summary["sent"]))
     if summary["deflate_position_bytes"] is not None:
         lines.append(_positions(summary))
     if said := slots(summary):
@@ -81,6 +84,18 @@ def _totals(summary: dict[str, Any]) -> list[str]:
     if summary["reconstruction_cosine"] is not None:
         lines.append(f"last phase, cosine with the true mean where values were sent: {_reconstruction(summary)}")
     return lines
+
+
+def _every(summary: dict[str, Any]) -> int | None:
+    return summary.get("sent", {}).get("every")
+
+
+def _sent(sent: dict[str, Any]) -> str:
+    every, step, label = sent["every"], sent["step"], sent["label"]
+    of_round = f"{size(every * step)} a round of {every} steps, " if every else ""
+    of_label = f"{label:.3g} B" if label < 100 else size(label)
+    unit = "a token" if sent["unit"] == "token" else "an image"
+    return f"a node sends up {of_round}{size(step)} a step, {of_label} {unit}"
 
 
 def slots(summary: dict[str, Any]) -> str:

@@ -39,9 +39,13 @@ class Workload:
       nodes: data-parallel workers.
       norm: of the model; "none" for a model without one.
       momentum: see `Config`.
+      optimizer: see `Config`.
+      adam_beta2: see `Config`.
       clip_norm: see `Config`.
       compressor: settings for every method that has them and leaves them at the default.
       methods: the same for single methods, by name; these take precedence.
+      window: of a text; 0: the text's own.
+      classes: outputs of the model; 0: the data set's.
       layers: patterns of layers that go another way, by method, in place of the method's own.
     """
 
@@ -62,7 +66,11 @@ class Workload:
     nodes: int = 8
     norm: Norm = "batch"
     momentum: float = 0.9
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    adam_beta2: float = 0.999
     clip_norm: float = 0.0
+    window: int = 0
+    classes: int = 0
     compressor: Mapping[str, Any] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -134,6 +142,31 @@ def _long(dataset: str, model: str, steps: int, batch_size: int, **changes: Any)
 def _cifar(dataset: str, model: str, steps: int = 64_000, batch_size: int = 128, **changes: Any) -> Workload:
     """He et al. 2016, Section 4.2: batch 128, 64,000 steps."""
     return _long(dataset, model, steps, batch_size, **changes)
+
+
+def _gpt(dataset: str, model: str, **changes: Any) -> Workload:
+    """A GPT of a few thousand steps: AdamW with a warm-up and a cosine, 4 nodes of 8 windows of 128 tokens."""
+    settings: dict[str, Any] = {
+        "steps": 3000,
+        "batch_size": 32,
+        "nodes": 4,
+        "optimizer": "adam",
+        "adam_beta2": 0.95,
+        "learning_rate": 2e-3,
+        "schedule": "cosine",
+        "schedule_steps": 3000,
+        "learning_rate_warmup": 100,
+        "weight_decay": 0.1,
+        "clip_norm": 1.0,
+        "norm": "none",
+        "window": 128,
+        "warmup_steps": 0,
+        "autoencoder_steps": 100,
+        "evaluate_every": 500,
+        "diagnose_every": 100,
+        "checkpoint_every": 500,
+    }
+    return Workload(dataset, model, **settings | changes)
 
 
 WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
@@ -272,6 +305,13 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
             norm="none",
             momentum=0.0,
             clip_norm=0.5,
+        ),
+        # Characters of Penn Treebank under AdamW, for local steps beside exchanges in every step. 0.8M parameters.
+        "ptb_gpt": _gpt("ptb_characters", "gpt800k"),
+        "ptb_gpt_3m": _gpt("ptb_characters", "gpt3m", learning_rate=1e-3),
+        # GPT-2's size and number of tokens, for `plan` and for times on an accelerator: most of its tokens do not occur
+        "gpt_124m": _gpt(
+            "ptb_characters", "gpt124m", learning_rate=6e-4, learning_rate_warmup=300, window=1024, classes=50_257
         ),
     }
 )

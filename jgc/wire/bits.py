@@ -14,7 +14,9 @@ from functools import reduce
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from jgc.backend import backend
 from jgc.types import Array
 
 _WIDTH = 32  # bits of a word, and codes of a group
@@ -67,9 +69,23 @@ def unpack_bits(words: Array, bits: int, n: int) -> Array:
     return reduce(jnp.bitwise_or, fields)[:n]
 
 
+def ones_at(words: Array, n: int) -> Array:
+    """How many of several nodes' messages have a one as their i-th code of one bit: u32[K, words] -> i32[n]."""
+    shifts = np.arange(_WIDTH, dtype=np.uint32)[:, None]
+
+    def of_node(k):
+        return (words[k] >> shifts & np.uint32(1)).astype(jnp.int32)  # [32, words]
+
+    # node by node, the first ones in one fused operation
+    few = min(words.shape[0], 8)
+    first = reduce(jnp.add, [of_node(k) for k in range(few)])
+    return lax.fori_loop(few, words.shape[0], lambda k, total: total + of_node(k), first).reshape(-1)[:n]
+
+
 def _columns(count: int) -> int:
     """m: words are handled in rows [count / m, m], for XLA on CPU vectorises what cuts the codes into rows, too."""
-    return math.gcd(count, 512) or 1
+    # a TPU fills the last axis up to a multiple of 128
+    return count or 1 if backend() == "tpu" else math.gcd(count, 512) or 1
 
 
 def _fields(bits: int) -> list[tuple[int, int]]:

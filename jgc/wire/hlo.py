@@ -19,6 +19,8 @@ from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jgc.comm.ledger import OPS, UnknownCollectiveError, bytes_sent
 
 # Opcodes known not to communicate. A list of those that do would let an opcode that XLA adds tomorrow pass; this one
@@ -38,6 +40,8 @@ _CALLERS = frozenset({"call", "fusion", "async", "while", "conditional"})
 # A custom call is opaque. One with such a name (NCCL, NVSHMEM, mpi4jax, ...) does not count as local.
 _TALKS = re.compile(r'(?:replica_groups|channel_id)=|target="[^"]*(?:all.?(?:reduce|gather|to.?all)|permute'
                     r'|reduce.?scatter|collective|[nr]ccl|shmem|(?<![a-z])mpi|send|recv)', re.I)
+
+_MEGASCALE = re.compile(r'_host_transfer_handler_name="xla_megascale_runtime"')  # between slices of TPUs
 
 _BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "f4e2m1fn": 4}
 _BITS |= {f"{sign}{bits}": bits for sign in "su" for bits in (1, 2, 4, 8, 16, 32, 64)}
@@ -67,6 +71,8 @@ class Collective(NamedTuple):
     sent_bytes: Fraction  # by the busiest device, in all executions: sum these
     op_name: str  # JAX's name stack, "" where XLA gives none
     times: int  # executions in one call of the program: the product of enclosing trip counts
+    groups: tuple[tuple[int, ...], ...] = ()  # devices that take part together, or pairs of a permute; () if not listed
+    between_slices: bool = False  # of TPUs: over the data-centre network, where whole tiles travel
 
 
 class Total(NamedTuple):
@@ -77,7 +83,7 @@ class Total(NamedTuple):
     sent_bytes: Fraction
 
 
-class _Op(NamedTuple):
+class Op(NamedTuple):
     shape: str  # "f32[8,4]{1,0}" or "(f32[8], s32[])"
     opcode: str  # without -start, -update, -done
     stage: str  # "start", "update", "done" or ""
@@ -85,10 +91,10 @@ class _Op(NamedTuple):
     line: str
 
 
-class _Module(NamedTuple):
+class Module(NamedTuple):
     devices: int
     entry: str
-    computations: dict[str, dict[str, _Op]]
+    computations: dict[str, dict[str, Op]]
 
 
 def collectives(compiled_or_text: Any) -> tuple[Collective, ...]:
@@ -99,7 +105,7 @@ def collectives(compiled_or_text: Any) -> tuple[Collective, ...]:
     Raises UnknownCollectiveError, or its subclass UnknownCountError, with the line that cannot be counted.
     """
     text = compiled_or_text if isinstance(compiled_or_text, str) else compiled_or_text.as_text()
-    module = _parse(text)
+    module = parse(text)
     return _walk(module, module.entry)
 
 
@@ -112,13 +118,13 @@ def table(found: Iterable[Collective]) -> dict[str, Total]:
     return totals
 
 
-def _parse(text: str) -> _Module:
+def parse(text: str) -> Module:
     bodies = _COMPUTATION.findall(text)
     entries = [name for entry, name, _ in bodies if entry]
     if not text.startswith("HloModule ") or len(entries) != 1:
         raise UnknownCollectiveError(f"expected the text of one HLO module with one ENTRY, got {text[:80]!r}")
     sizes = re.findall(r", (?:num_partitions|replica_count)=(\d+)", text.splitlines()[0])
-    computations: dict[str, dict[str, _Op]] = {}
+    computations: dict[str, dict[str, Op]] = {}
     for _, computation, body in bodies:
         ops = computations.setdefault(computation, {})
         for line in filter(str.strip, body.splitlines()):
@@ -126,24 +132,27 @@ def _parse(text: str) -> _Module:
             if not match:
                 raise UnknownCollectiveError(f"cannot read this as an HLO instruction: {line.strip()!r}")
             name, shape, opcode, stage, rest = match.groups(default="")
-            ops[name] = _Op(shape, opcode, stage, re.sub(r'"(?:[^"\\]|\\.)*"', '""', rest), line.strip())
-    return _Module(prod(map(int, sizes)), entries[0], computations)
+            ops[name] = Op(shape, opcode, stage, re.sub(r'"(?:[^"\\]|\\.)*"', '""', rest), line.strip())
+    return Module(prod(map(int, sizes)), entries[0], computations)
 
 
-def _walk(module: _Module, name: str) -> tuple[Collective, ...]:
+def _walk(module: Module, name: str) -> tuple[Collective, ...]:
     if name not in module.computations:
         raise UnknownCollectiveError(f"the module calls a computation that it does not contain: {name!r}")
     ops = module.computations[name]
     return tuple(c for op in ops.values() for c in _found(module, ops, op))
 
 
-def _found(module: _Module, ops: dict[str, _Op], op: _Op) -> tuple[Collective, ...]:
+def _found(module: Module, ops: dict[str, Op], op: Op) -> tuple[Collective, ...]:
     """The collectives of one instruction and of the computations that it calls."""
-    known = op.opcode in LOCAL or op.opcode in _CALLERS or op.opcode in OPS
+    sends = _MEGASCALE.search(op.line) if op.opcode in ("send", "recv") else None
+    known = sends or op.opcode in LOCAL or op.opcode in _CALLERS or op.opcode in OPS
     if not known or (op.opcode == "custom-call" and _TALKS.search(op.line)):
         raise UnknownCollectiveError(f"may communicate (jgc.wire.hlo.LOCAL lists what does not): {op.line}")
-    if op.stage in ("update", "done"):  # counted at its start
+    if op.stage in ("update", "done") or op.opcode == "recv":  # counted at its start, or at its send
         return ()
+    if sends:
+        return (_between_slices(ops, op),)
     if op.opcode in OPS:
         return (_collective(module, ops, op),)
     called = [(role, _walk(module, name)) for role, names in _CALLED.findall(op.rest)
@@ -161,7 +170,7 @@ def _found(module: _Module, ops: dict[str, _Op], op: _Op) -> tuple[Collective, .
     return inner
 
 
-def _loop(op: _Op, called: dict[str, tuple[Collective, ...]]) -> tuple[Collective, ...]:
+def _loop(op: Op, called: dict[str, tuple[Collective, ...]]) -> tuple[Collective, ...]:
     trips = re.search(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)', op.line)
     if not trips:
         raise UnknownCountError(f"collectives in a loop without known_trip_count: {op.line}")
@@ -170,21 +179,46 @@ def _loop(op: _Op, called: dict[str, tuple[Collective, ...]]) -> tuple[Collectiv
                  for part, m in ((called["condition"], n + 1), (called["body"], n)) for c in part)
 
 
-def _collective(module: _Module, ops: dict[str, _Op], op: _Op) -> Collective:
+def _collective(module: Module, ops: dict[str, Op], op: Op) -> Collective:
+    arrays = [array for name in _operands(ops, op) for array in _arrays(op, ops[name])]
+    if op.opcode == "collective-permute":
+        (n, copies), groups = _pairs(op), _listed_pairs(op)
+    else:
+        n, copies, groups = _group_size(module, op), 1, _groups(module, op)
+    return _counted(op, op.opcode, arrays, n, copies)._replace(groups=groups)
+
+
+def _counted(op: Op, kind: str, arrays: list[tuple[str, int, int]], n: int, copies: int = 1) -> Collective:
+    dtypes, elements, sizes = zip(*arrays, strict=True)
+    sent = bytes_sent(kind, sum(sizes) * copies, n)
+    op_name = "".join(re.findall(r'op_name="((?:[^"\\]|\\.)*)"', op.line)[:1])
+    return Collective(kind, "+".join(dict.fromkeys(dtypes)), sum(elements), sum(sizes), n, sent, op_name, 1)
+
+
+def _operands(ops: dict[str, Op], op: Op) -> list[str]:
     operands = re.sub(r"/\*.*?\*/|\[[^\]]*\]|\{[^}]*\}", "", op.rest[1:]).partition(")")[0]  # "%a, f32 %b"
     names = [operand.split()[-1].lstrip("%") for operand in operands.split(",") if operand.strip()]
     if not names or not ops.keys() >= set(names):
         raise UnknownCollectiveError(f"cannot find the operands: {op.line}")
-    arrays = [array for name in names for array in _arrays(op, ops[name])]
-    dtypes, elements, sizes = zip(*arrays, strict=True)
-    n, copies = _pairs(op) if op.opcode == "collective-permute" else (_group_size(module, op), 1)
-    sent = bytes_sent(op.opcode, sum(sizes) * copies, n)
-    dtype = "+".join(dict.fromkeys(dtypes))
-    op_name = "".join(re.findall(r'op_name="((?:[^"\\]|\\.)*)"', op.line)[:1])
-    return Collective(op.opcode, dtype, sum(elements), sum(sizes), n, sent, op_name, 1)
+    return names
 
 
-def _arrays(op: _Op, operand: _Op) -> list[tuple[str, int, int]]:
+def _between_slices(ops: dict[str, Op], op: Op) -> Collective:
+    """A collective over several slices of TPUs: the compiler hands its operand to the runtime by a `send`."""
+    kind = "".join(re.findall(r'_xla_megascale_transfer_type="(\w+)"', op.line)).lower().replace("_", "-")
+    pairs = {pair for pair in re.findall(r"(\d+)\d{5}->(\d+)\d{5}", op.line) if pair[0] != pair[1]}
+    slices = re.search(r'_xla_megascale_target="\{([\d,]+)\}x', op.line)
+    arrays = _arrays(op, ops[_operands(ops, op)[0]])  # the other operand is a token
+    if kind in OPS and slices:
+        found = _counted(op, kind, arrays, slices[1].count(",") + 1)
+    elif kind == "one-to-one" and pairs:  # device 3 of slice 2 is 200003
+        found = _counted(op, "collective-permute", arrays, len({i for pair in pairs for i in pair}))
+    else:
+        raise UnknownCollectiveError(f"unknown form of a transfer between slices: {op.line}")
+    return found._replace(between_slices=True)
+
+
+def _arrays(op: Op, operand: Op) -> list[tuple[str, int, int]]:
     """(dtype, elements, bytes) of each array in an operand. s4 takes a byte unless its layout has E(4)."""
     arrays = []
     for dtype, dims, layout in re.findall(r"(\w+)\[([^\]]*)\](\{[^}]*\})?", operand.shape):
@@ -197,7 +231,7 @@ def _arrays(op: _Op, operand: _Op) -> list[tuple[str, int, int]]:
     return arrays
 
 
-def _group_size(module: _Module, op: _Op) -> int:
+def _group_size(module: Module, op: Op) -> int:
     if listed := re.search("replica_groups" + _LISTED, op.rest):
         groups = [group.count(",") + 1 for group in re.findall(r"\{([^}]*)\}", listed[1])]
         n = max(groups, default=module.devices)
@@ -216,11 +250,29 @@ def _group_size(module: _Module, op: _Op) -> int:
     return n
 
 
-def _pairs(op: _Op) -> tuple[int, int]:
-    """(devices that take part, copies that the busiest one sends to others) of a collective-permute."""
+def _groups(module: Module, op: Op) -> tuple[tuple[int, ...], ...]:
+    """The devices of each group; () in the format that names axes."""
+    if listed := re.search("replica_groups" + _LISTED, op.rest):
+        groups = re.findall(r"\{([^}]*)\}", listed[1])
+        return tuple(tuple(map(int, group.split(","))) for group in groups) or (tuple(range(module.devices)),)
+    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", op.rest):
+        dims = [int(d) for d in iota[3].split(",")]
+        order = [int(d) for d in iota[4].split(",")] if iota[4] else range(len(dims))
+        ids = np.arange(prod(dims)).reshape(dims).transpose(order).reshape(int(iota[1]), int(iota[2]))
+        return tuple(map(tuple, ids.tolist()))
+    return ()
+
+
+def _listed_pairs(op: Op) -> tuple[tuple[int, ...], ...]:
+    """The (source, target) pairs of a collective-permute."""
     listed = re.search("source_target_pairs" + _LISTED, op.rest)
     if not listed or "slice_sizes=" in op.rest:  # in place: the operand is larger than what is sent
         raise UnknownCollectiveError(f"unknown form of collective-permute: {op.line}")
-    pairs = [(int(source), int(target)) for source, target in re.findall(r"(\d+), ?(\d+)", listed[1])]
+    return tuple((int(source), int(target)) for source, target in re.findall(r"(\d+), ?(\d+)", listed[1]))
+
+
+def _pairs(op: Op) -> tuple[int, int]:
+    """(devices that take part, copies that the busiest one sends to others) of a collective-permute."""
+    pairs = _listed_pairs(op)
     sources = Counter(source for source, target in pairs if source != target)
     return max(1, len({device for pair in pairs for device in pair})), max(sources.values(), default=0)

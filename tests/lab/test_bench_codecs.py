@@ -48,6 +48,14 @@ def test_dense_is_the_mean_at_32_bits(rows):
     assert found["dense"].error < 1e-6
 
 
+def test_chunks_have_rows_of_their_own(rows):
+    _, found = rows
+    assert found["topk, chunks"].cosine == found["topk"].cosine  # one layer, smaller than a chunk
+    assert measure.variants(compress.METHODS["topk"], [0.01, 1e-4], np.zeros(1))[2:] == [
+        ({"alpha": 0.01, "selection": "chunks"}, "alpha 0.01")
+    ]
+
+
 def test_top_k_error_and_bytes(rows):
     recording, found = rows
     g = recording.flat[-1].astype(np.float64)

@@ -11,7 +11,7 @@ def test_command_writes_every_row(tmp_path):
     page = tmp_path / "select.md"
     assert main(["bench", "select", "--sizes", "1e4", "--repeats", "2", "--output", str(page)]) == 0
     text = page.read_text()
-    for name in (select.OURS, select.TOP_K, select.APPROXIMATE, select.READ):
+    for name in (select.OURS, select.CHUNKS, select.TOP_K, select.APPROXIMATE, select.READ):
         assert sum(line.startswith(f"| 10,000 | 10 | {name} |") for line in text.splitlines()) == 1
     assert ("| 10,000 | 10 | torch.topk |" in text) == (select.find_torch() is not None)
 

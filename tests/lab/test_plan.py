@@ -130,6 +130,22 @@ def test_text_is_planned_with_its_whole_batch():
     assert plan.phases[-1].logical and plan.dense == 4.0 * plan.values
 
 
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_local_steps_are_planned_by_the_round(capsys, fragments):
+    """Every node has parameters and a state of its own; the ratio is beside a gradient in every step."""
+    words = "plan --workload ptb_gpt --methods baseline --measure nothing --set local.every=30 --devices 2"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "make_model", make_model)
+        assert main([*words.split(), "--set", f"local.fragments={fragments}"]) == 0
+        said = capsys.readouterr().out
+        assert main([*words.split(), "--set", "local.every=30", "--measure", "step"]) == 2
+    assert "Bytes of one round of 30 steps; ratios beside a gradient in every step" in said and "30x" in said
+    rows = {row.split("  ")[0].strip(): row.split("  ")[-1].strip() for row in said.splitlines() if "  " in row.strip()}
+    assert rows["parameters"] == "3.24 MB" and rows["each node's own parameters"] == "6.48 MB"  # two nodes a device
+    assert rows["each node's own optimiser"] == "13 MB" and "3.24 MB" in rows["optimiser, outer"]
+    assert "--measure step compiles ordinary steps" in capsys.readouterr().err
+
+
 def test_command_needs_no_data(capsys):
     words = "plan --workload imagenet_resnet50 --nodes 4 --methods baseline,dgc,lgc_ps --measure nothing"
     words += " --set data.crop=32 --set batch_size=8 --set dgc.alpha=0.01 --set lgc_ps.innovation=0.2"

@@ -1,6 +1,7 @@
 """The collectives, in the three layouts and in some others."""
 
 import functools
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,21 @@ def test_sum_mean_and_ring_match_numpy(layout):
     assert np.array_equal(mean, ring)
     for got, numpys in ((mean, x.mean(0)), (short_ring, short.mean(0))):  # XLA multiplies by 1 / K
         np.testing.assert_allclose(got, numpys, rtol=0 if nodes.count in (1, 4, 8) else 2e-7)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+@pytest.mark.parametrize("n", [1, 5, 8])
+@pytest.mark.parametrize("device", ["gpu", "tpu"])
+def test_narrow_integers_add_up_side_by_side(dtype, n, device, monkeypatch):
+    """As on GPU and TPU: whole words travel, and the sums are exact up to the ends of the range."""
+    monkeypatch.setattr(comm.collectives, "backend", lambda: device)
+    nodes, most = _nodes("8 devices"), np.iinfo(dtype).max // 8
+    x = np.random.default_rng(n).integers(-most, most + 1, (8, n, 3)).astype(dtype)
+    x[:, 0, 0] = -most
+    with comm.ledger() as sent:
+        total = _run(lambda x: comm.psum(x, nodes, "x"), nodes, x)
+    assert total.dtype == dtype and np.array_equal(total, x.sum(0, dtype=np.int64))
+    assert sent[0].bytes == Fraction(14, 8) * 4 * -(-3 * n * x.itemsize // 4)
 
 
 @every_layout
@@ -224,6 +240,17 @@ def test_words_roundtrip_bit_for_bit(dtype, shape, seed):
 def test_joined_words_roundtrip(spec):
     payload = {name: np.arange(n).astype(dtype) for name, (dtype, n) in spec.items()}
     assert same_bits(jax.jit(lambda payload: words.split_words(words.join_words(payload), payload))(payload), payload)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "uint8", "int16", "float8_e4m3fn"])
+@pytest.mark.parametrize("n", [0, 1, 7, 600])
+def test_words_on_tpu_roundtrip_bit_for_bit(dtype, n, monkeypatch):
+    monkeypatch.setattr(words, "backend", lambda: "tpu")
+    raw = np.random.default_rng(n).integers(0, 256, n * np.dtype(jnp.dtype(dtype)).itemsize).astype(np.uint8)
+    x = jnp.asarray(raw.view(jnp.dtype(dtype)))
+    packed = words.to_words(x)
+    assert packed.size == words.word_count(x.shape, x.dtype)
+    assert same_bits(words.from_words(packed, x.shape, x.dtype), x)
 
 
 def test_eight_byte_numbers_become_two_words():

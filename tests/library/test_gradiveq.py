@@ -16,7 +16,7 @@ from jgc.layout.pack import make_packing, pack
 from jgc.method import phases
 from jgc.nodes import as_one_per_device
 from jgc.types import Phase, State
-from jgc.wire.hlo import _parse
+from jgc.wire.hlo import parse
 
 K = 8
 PARAMS = {
@@ -317,7 +317,7 @@ class Graph:
     """Who waits for whom in the entry computation of a compiled program."""
 
     def __init__(self, text: str):
-        self.module = _parse(text)
+        self.module = parse(text)
         self.ops = self.module.computations[self.module.entry]
         found = {name: re.findall(r"%([\w.-]+)", op.rest) for name, op in self.ops.items()}
         self.operands = {name: [o for o in operands if o in self.ops] for name, operands in found.items()}

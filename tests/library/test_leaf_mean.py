@@ -48,3 +48,14 @@ def test_first_layer_dense_still_shares_an_all_reduce():
     compressor = per_layer([("^a$", dense())], default=topk(warmup_steps=5))
     sent = compressor.wire(compressor.schedule[0].value, {"a": SHAPES["a"], "large": SHAPES["large"]}, nodes).physical
     assert [one.field for one in sent] == ["flag", "dense"]
+
+
+def test_half_layers_beside_another_all_reduce_are_sent_in_two_bytes():
+    nodes = jgc.make_nodes(4, devices=jax.devices()[:4])
+    compressor = per_layer([("^half$", dense())], default=topk(warmup_steps=5))
+    shapes = {"half": jnp.zeros((8, 8), jnp.float16), "large": SHAPES["large"]}
+    wire = compressor.wire(compressor.schedule[0].value, shapes, nodes)
+    up = sum(one.bytes for one in wire.logical if (one.role, one.direction) == ("worker", "up"))
+    assert up == 2 * 64 + 4 * SHAPES["large"].size
+    all_reduced = [one.bytes for one in wire.physical if one.field != "flag"]
+    assert sum(all_reduced) == 2 * up * 3 / 4  # of an all-reduce each of 4 devices sends 2 (4 - 1) / 4

@@ -10,6 +10,7 @@ import jgc
 from jgc.layout.pack import make_packing, pack
 from jgc.layout.select import Sparse
 from jgc.memory import (
+    accumulated,
     clip_local,
     error_feedback,
     make_memory,
@@ -31,7 +32,7 @@ def _gradients(seed: int = 0) -> np.ndarray:
 
 def _compensated(memory, local, g, complete):
     """What a node is to send of a gradient f32[n], and its state."""
-    return memory.compensate(memory.accumulate(local, g, complete), g, complete)
+    return memory.compensate(accumulated(memory, local, g, complete), g, complete)
 
 
 def _largest(v: np.ndarray, count: int) -> np.ndarray:

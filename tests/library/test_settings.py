@@ -15,6 +15,7 @@ BAD = {
     "momentum": (-0.1, 1.0, NAN),
     "warmup_steps": (-1,),
     "autoencoder_steps": (-1,),
+    "residual_decay": (0.0, 1.5, NAN),
     "residual_dtype": ("int8", "float31", "float8_e4m3fn"),
     "algorithm": ("tree",),
     "positions": ("mine",),
@@ -43,6 +44,8 @@ BAD = {
     "refresh": (-1,),
     "decay": (-0.1, 1.0, NAN),
     "max_mode": (0,),
+    "selection": ("rows",),
+    "chunk": (0,),
     "bits": (0, 1, 9),
     "bucket": (-1,),
     "bins": (1, -1),
@@ -108,6 +111,11 @@ def test_setting_of_momentum_correction_needs_it(setting):
     with pytest.raises(ValueError, match=f"{setting}=True does nothing without momentum_correction=True"):
         jgc.compress.topk(**{setting: True})
     assert not jgc.compress.dgc(momentum_correction=False).owns_momentum  # masking is on by default there
+
+
+def test_decay_of_residuals_is_none_of_momentum_correction():
+    with pytest.raises(ValueError, match=r"residual_decay=0\.9 needs momentum_correction=False"):
+        jgc.compress.dgc(residual_decay=0.9)
 
 
 @pytest.mark.parametrize("method, field", FIELDS)

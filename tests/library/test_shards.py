@@ -28,7 +28,7 @@ SETTINGS = {  # so that small shards send something, and gradients are conserved
     "dgc": {"momentum": 0.0, "factor_masking": False, "alpha": 0.05},
     "qsgd": {"error_feedback": True},
     "topk": {"alpha": 0.05},
-    "scalecom": {"alpha": 0.05},
+    "scalecom": {"alpha": 0.05, "selection": "chunks", "chunk": 32},
 }
 
 every_method = pytest.mark.parametrize("name", NAMES)

@@ -292,7 +292,7 @@ def test_ef21_is_its_algorithm(eta):
             estimate[node, at] += difference[at]
             shared[at] += difference[at] / K
         np.testing.assert_allclose(aggregated, shared, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(state.local.own[0], estimate, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.local.memory.gradient, estimate, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(shared, estimate.mean(0), atol=1e-6)  # the estimate is the mean of the nodes' own
 
 

@@ -22,6 +22,7 @@ PARAMS = {
     "head": {"bias": jnp.zeros(5), "kernel": jnp.zeros((16, 5))},
 }
 METHODS = ("topk", "powersgd", "dgc", "qsgd", "ef21", "scalecom")
+VARIANTS = (*METHODS, "dgc/chunks")
 
 
 def apart(tree):
@@ -58,7 +59,7 @@ def both(name, layout="1 device"):
     return split, run(method, apart(PARAMS), [apart(grads) for grads in every], layout)
 
 
-@pytest.mark.parametrize("name, layout", [*((name, "1 device") for name in METHODS), ("topk", "4 devices")])
+@pytest.mark.parametrize("name, layout", [*((name, "1 device") for name in VARIANTS), ("topk", "4 devices")])
 def test_stacked_leaf_equals_leaves_of_its_layers(name, layout):
     (mean, state, info, _), (apart_mean, apart_state, apart_info, _) = both(name, layout)
     assert same_bits(apart(mean), apart_mean)

@@ -82,6 +82,7 @@ def test_zeros_and_empty_vectors_roundtrip(code):
 
 @pytest.mark.parametrize("code, values, scales", [
     ("float32", 4 * 1000, 0), ("float16", 2 * 1000, 0), ("bfloat16", 2 * 1000, 0), ("8bit", 1024, 8), ("1bit", 128, 8),
+    ("2bit-codebook", 256, 16),
 ])  # fmt: skip
 def test_values_cost_their_width(code, values, scales):
     sizes = payload_sizes(top_k(0.01, value_code=code), (whole(100_000),))
@@ -89,8 +90,21 @@ def test_values_cost_their_width(code, values, scales):
     assert 8 * sizes["positions"] / 1000 < 8.1 + 1  # log2(100) + 2 bits at most, in whole words
 
 
+def test_codebook_has_the_means_of_four_classes():
+    """Two clusters of either sign are exact, one of five values is its mean, and magnitudes far from 0 cost little."""
+    x = np.float32([1, 9, -2, 9, -7, 1, 3, 3, 3, 3, 3])
+    np.testing.assert_allclose(there_and_back("2bit-codebook", x, (6, 5)), x, rtol=1e-6)
+    x = np.abs(np.random.default_rng(3).normal(size=4000)).astype(np.float32)
+    x = np.sort(x)[-400:]  # as top-k selects
+    codebook, uniform = (np.mean((there_and_back(code, x, (400,)) - x) ** 2) for code in ("2bit-codebook", "2bit"))
+    assert codebook < 0.2 * uniform
+    low, high = x[x < np.mean(x)], x[x >= np.mean(x)]
+    by_mean = (np.var(low) * low.size + np.var(high) * high.size) / 400
+    assert codebook < by_mean  # Lloyd's classes are better than those that the mean divides
+
+
 def test_unknown_value_code_is_named():
-    with pytest.raises(ValueError, match=r"value_code must be one of float32, .*1bit, got '3bit'"):
+    with pytest.raises(ValueError, match=r"value_code must be one of float32, .*codebook, got '3bit'"):
         compress.topk(value_code="3bit")
 
 

@@ -1,11 +1,13 @@
 """Codes in words: every width and every length comes back, and takes what it should."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from jgc.wire.bits import pack_bits, packed_words, unpack_bits
+from jgc.wire import bits
+from jgc.wire.bits import ones_at, pack_bits, packed_words, unpack_bits
 
 
 def there_and_back(codes, bits):
@@ -51,3 +53,20 @@ def test_other_widths_are_an_error(bits):
 def test_outside_jit():
     codes = np.arange(50, dtype=np.uint32) % 16
     assert np.array_equal(unpack_bits(pack_bits(codes, 4), 4, 50), codes)
+
+
+@pytest.mark.parametrize(("nodes", "n"), [(1, 1), (3, 100), (11, 700)])
+def test_ones_of_several_messages_are_counted(nodes, n):
+    codes = np.random.default_rng(n).integers(0, 2, (nodes, n)).astype(np.uint32)
+    words = jnp.stack([pack_bits(jnp.asarray(one), 1) for one in codes])
+    assert np.array_equal(ones_at(words, n), codes.sum(0))
+
+
+@pytest.mark.parametrize("bits_", [1, 3, 4])
+@pytest.mark.parametrize("n", [0, 1, 1000, 33_000])
+def test_words_are_the_same_on_tpu(bits_, n, monkeypatch):
+    codes = jnp.asarray(np.random.default_rng(n).integers(0, 2**bits_, n), jnp.uint32)
+    words = pack_bits(codes, bits_)
+    monkeypatch.setattr(bits, "backend", lambda: "tpu")
+    assert np.array_equal(pack_bits(codes, bits_), words)
+    assert np.array_equal(unpack_bits(words, bits_, n), codes)

@@ -85,7 +85,7 @@ def test_workload_models_fit_data(workload):
     logits, variables = jax.eval_shape(
         lambda: model.module.init_with_output(jax.random.key(0), inputs, train=False)
     )
-    assert logits.shape == (2, *labels.shape[2:], source.classes)
+    assert logits.shape == (2, *labels.shape[2:], config.model.classes or source.classes)
     assert ("batch_stats" in variables) == (config.model.norm == "batch")
 
 
@@ -133,7 +133,7 @@ def test_help_describes_every_option(capsys):
         ([*LGC, "--zzzz"], "unknown option --zzzz; --help lists them all"),
         ([*LGC, "--steps", "many"], "--steps must be a whole number, got 'many'"),
         ([*LGC, "--learning-rate", "fast"], "--learning-rate must be a number, got 'fast'"),
-        ([*LGC, "--optimizer", "sdg"], "--optimizer must be one of 'sgd', 'adam', got 'sdg'"),
+        ([*LGC, "--optimizer", "sdg"], "--optimizer must be one of 'workload', 'sgd', 'adam', got 'sdg'"),
         ([*LGC, "--steps"], "--steps needs a value"),
         ([*LGC, "--resume=yes"], "--resume takes no value, got 'yes'"),
         ([*LGC, "3"], "takes only options, got '3'"),

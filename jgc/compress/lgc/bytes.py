@@ -11,7 +11,6 @@ from jgc.compress.lgc.messages import write_code
 from jgc.compress.lgc.normalise import Selection, header_of, innovation_count
 from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc, LgcPs
 from jgc.layout.pack import values_of
-from jgc.layout.select import top_positions
 from jgc.method.messages import Sizes, both_ways, led, messages
 from jgc.types import Message, Nodes, PyTree
 from jgc.wire import elias_fano
@@ -46,7 +45,7 @@ def _header(config: Lgc, selection: Selection) -> Sizes:
     """Bytes of one node's positions, signs and scales, from the shapes of the payload."""
 
     def header(v):
-        return header_of(config, v, top_positions(v, selection.layers, selection.counts), selection)
+        return header_of(config, v, selection.positions(v), selection)
 
     shapes = jax.eval_shape(header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32))
     return {field: float(x.size * x.dtype.itemsize) for field, x in shapes.items()}

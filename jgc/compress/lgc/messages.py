@@ -22,7 +22,7 @@ from jgc.compress.lgc.normalise import (
     view_of,
 )  # fmt: skip
 from jgc.compress.lgc.settings import LgcPs
-from jgc.layout.select import Sparse, scatter, top_positions, unpack_positions
+from jgc.layout.select import Sparse, scatter
 from jgc.method.compose import Payload
 from jgc.method.diagnose import cosine, relative_error
 from jgc.placement import per_node
@@ -43,8 +43,7 @@ class ServerInbox(NamedTuple):
 
 def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
     """Send one step's messages: the leader's to all nodes, then every node's to the server."""
-    layers, counts = selection.layers, selection.counts
-    own = top_positions(v, layers, counts)
+    own = selection.positions(v)
     header = header_of(config, v, own, selection)  # positions, signs and scales of this node
     # equation (3), on the leader's device: encode once per device, not once per emulated node
     view = view_of(config, v[own], header, selection)
@@ -55,7 +54,7 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
         header = {field: common[field] for field in header}
     else:
         common = comm.broadcast_dict(code, leader, nodes)
-    positions = unpack_positions(header["positions"], layers, counts)
+    positions = selection.unpack(header["positions"])
     view = view_of(config, v[positions], header, selection)
     picked = choose_innovations(config, v[positions], view, selection)
     innovations = encode_values(config.innovation_dtype, v[positions][picked], picked.shape)["values"]
@@ -74,17 +73,17 @@ def write_code(config: LgcPs, code: Array) -> Payload:
 
 def _read_inbox(config: LgcPs, common, every, header, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
     """Decode the messages on the server."""
-    layers, counts, count = selection.layers, selection.counts, nodes.count
+    count = nodes.count
     headers = {field: every[field] if config.positions == "own" else per_node(x, nodes) for field, x in header.items()}
     signs = jax.vmap(lambda h: unpacked_signs(config, h, selection))(headers)
-    means = every["means"] if config.send_means else jnp.zeros((count, len(counts)), jnp.float32)
+    means = every["means"] if config.send_means else jnp.zeros((count, len(selection.layers)), jnp.float32)
     if "scales" in headers:
         scales = headers["scales"]
     elif config.scale == "none":
         scales = jnp.ones_like(means)
     else:
         scales = means if config.positions == "own" else per_node(means[leader], nodes)
-    positions = jax.vmap(lambda p: unpack_positions(p, layers, counts))(headers["positions"])
+    positions = jax.vmap(selection.unpack)(headers["positions"])
     chosen = every["innovations"].shape[1]
     picked = jax.vmap(lambda p: elias_fano.decode(p, selection.mu, chosen))(every["innovation positions"])
     innovations = every["innovations"].astype(jnp.float32)

@@ -11,16 +11,22 @@ import numpy as np
 
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.settings import Lgc, LgcPs
+from jgc.compress.settings import selector_of
 from jgc.layout.pack import Layer, layer_ids
-from jgc.layout.select import counts_per_layer, layer_means, pack_positions
+from jgc.layout.select import layer_means
+from jgc.layout.selector import Selector
 from jgc.types import Array
 
 
 class Selection(NamedTuple):
-    """The layers, and the number of values selected of each. Static."""
+    """The layers, and how values of each are selected. Static."""
 
     layers: tuple[Layer, ...]
-    counts: tuple[int, ...]  # selected values of each layer
+    selector: Selector
+
+    @property
+    def counts(self) -> tuple[int, ...]:  # selected values of each layer
+        return self.selector.counts(self.layers)
 
     @property
     def mu(self) -> int:
@@ -29,6 +35,18 @@ class Selection(NamedTuple):
     @property
     def ids(self) -> np.ndarray:  # layer of each selected value, i32[mu]
         return layer_ids(self.counts)
+
+    def positions(self, v: Array) -> Array:
+        """Positions of the selected values of v f32[n], i32[mu]."""
+        return self.selector.positions(v, self.layers)
+
+    def pack(self, positions: Array) -> Array:
+        """Positions as u32[words]."""
+        return self.selector.pack(positions, self.layers)
+
+    def unpack(self, packed: Array) -> Array:
+        """The inverse of `pack`."""
+        return self.selector.unpack(packed, self.layers)
 
 
 class View(NamedTuple):
@@ -41,7 +59,7 @@ class View(NamedTuple):
 
 def select_layers(config: Lgc, layers: tuple[Layer, ...]) -> Selection:
     """The selection for these layers."""
-    return Selection(layers, counts_per_layer(layers, config.alpha, config.min_values))
+    return Selection(layers, selector_of(config, config.alpha, config.min_values))
 
 
 def innovation_count(config: LgcPs, selection: Selection) -> int:
@@ -99,7 +117,7 @@ def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> 
 def header_of(config: Lgc, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
     """The payload of positions, and of the signs and scales of the values there."""
     x = v[positions]
-    header = {"positions": pack_positions(positions, selection.layers)}
+    header = {"positions": selection.pack(positions)}
     if config.fold_signs:
         header["signs"] = jnp.packbits(x < 0)
     if config.scale == "layer" and not scales_are_means(config):

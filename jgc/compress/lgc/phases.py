@@ -99,5 +99,5 @@ def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation"
 
 def values_at_leaders(v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array]:
     """Broadcast the leader's positions i32[mu] and gather all nodes' values there, f32[K, mu]."""
-    positions, _ = broadcast_top_positions(v, leader, selection.layers, selection.counts, nodes)
+    positions, _ = broadcast_top_positions(v, leader, selection.layers, selection.selector, nodes)
     return positions, comm.all_gather(v[positions], nodes, "values")

@@ -46,7 +46,7 @@ from jgc.compress.lgc.normalise import (
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, Lgc, check_choices, check_common
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
-from jgc.layout.select import Sparse, SparseSum, layer_means, scatter, top_positions, unpack_positions
+from jgc.layout.select import Sparse, SparseSum, layer_means, scatter
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Message, Nodes
@@ -189,14 +189,13 @@ class Ring(NamedTuple):
 
     def header(self, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> Header:
         """Broadcast the leader's positions, signs and scales."""
-        config, layers, counts = self.config, selection.layers, selection.counts
-        own = top_positions(v, layers, counts)
+        config, own = self.config, selection.positions(v)
         header = header_of(config, v, own, selection)
         if config.scale == "layer":  # the unit of all nodes' means
             header["scales"] = scales_of(config, v[own], selection)
         header = comm.broadcast_dict(header, leader, nodes)
-        scales = header["scales"] if config.scale == "layer" else jnp.ones((len(counts),))
-        positions = unpack_positions(header["positions"], layers, counts)
+        scales = header["scales"] if config.scale == "layer" else jnp.ones((len(selection.layers),))
+        positions = selection.unpack(header["positions"])
         return Header(positions, unpacked_signs(config, header, selection), scales)
 
     def encode(self, selection: Selection, nodes: int, known: tuple[Any, Header], x: Array) -> Array:

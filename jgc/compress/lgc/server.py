@@ -47,7 +47,7 @@ from jgc.compress.lgc.normalise import Selection, choose_innovations, server_vie
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, LgcPs, check
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
-from jgc.layout.select import Sparse, SparseSum, pack_positions, top_positions, unpack_positions
+from jgc.layout.select import Sparse, SparseSum
 from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Message, Nodes
 
@@ -128,10 +128,9 @@ class ParameterServer(NamedTuple):
         if self.config.positions == "leader":
             positions, x = values_at_leaders(v, leader, selection, nodes)
             return positions, jnp.broadcast_to(positions, x.shape), x
-        layers, counts = selection.layers, selection.counts
-        positions = top_positions(v, layers, counts)
-        every = comm.all_gather_dict({"positions": pack_positions(positions, layers), "values": v[positions]}, nodes)
-        return positions, jax.vmap(lambda p: unpack_positions(p, layers, counts))(every["positions"]), every["values"]
+        positions = selection.positions(v)
+        every = comm.all_gather_dict({"positions": selection.pack(positions), "values": v[positions]}, nodes)
+        return positions, jax.vmap(selection.unpack)(every["positions"]), every["values"]
 
     def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
         return sizes.server(self.config, phase, selection, nodes)

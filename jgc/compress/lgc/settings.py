@@ -3,15 +3,14 @@
 import dataclasses
 from typing import Any, ClassVar, Literal, get_args
 
-from jgc.compress.settings import ErrorFeedback
-from jgc.layout.select import check_alpha, check_min_values
+from jgc.compress.settings import Chunked, ErrorFeedback, selector_of
 from jgc.wire.values import ValueCode
 
 TOP_K, COMPRESSED = "top-k", "compressed"  # the phases after the dense one
 
 
 @dataclasses.dataclass(frozen=True)
-class Lgc(ErrorFeedback):
+class Lgc(Chunked, ErrorFeedback):
     """Settings that both variants have."""
 
     positions: ClassVar[str] = "leader"  # a setting of the parameter server alone
@@ -81,8 +80,7 @@ PAPER_RECIPE: dict[str, Any] = {
 
 def check_common(config: Lgc) -> None:
     """Raise ValueError, naming the value and the valid ones, unless the settings of both variants are in range."""
-    check_alpha(config.alpha)
-    check_min_values(config.min_values)
+    selector_of(config, config.alpha, config.min_values)
     if config.autoencoder_updates < 1:
         raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")
     if not config.autoencoder_learning_rate > 0:

@@ -42,8 +42,8 @@ from jax import lax
 from jgc import comm
 from jgc.compress.low_rank.klt_bases import Factors, add_moments, eigenbases, nothing_learned, rotate
 from jgc.compress.registry import FIRST_DENSE, Method
-from jgc.compress.settings import ErrorFeedback, memory_of
-from jgc.compress.sparse.topk import top_k
+from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
+from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
 from jgc.layout.select import scatter_layers
 from jgc.memory import subtract
@@ -62,7 +62,7 @@ FINE = 16.0  # steps are powers of 2 ** (1 / FINE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Klt(ErrorFeedback):
+class Klt(Chunked, ErrorFeedback):
     """Settings of `klt`."""
 
     share: float = 0.01
@@ -128,7 +128,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or Klt(), **overrides)
     _check(config)
-    rest_codec = top_k(config.alpha, config.min_values)
+    rest_codec = selected(selector_of(config, config.alpha, config.min_values))
 
     def init(key, layers, nodes):
         kept = jnp.arange(_count(config, layers), dtype=jnp.int32)

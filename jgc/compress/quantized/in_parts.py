@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jgc.backend import backend
 from jgc.layout.pack import values_of, whole
 from jgc.method.compose import Codec, Payload
 from jgc.method.from_step import Layers
@@ -111,7 +112,7 @@ def part_size(n: int, bucket: int) -> int:
       >>> part_size(10**7, 512), part_size(10**7, 100), part_size(1000, 512), part_size(10**7, 0)
       (262144, 261600, 1000, 10000000)
     """
-    most = 2**18 if jax.default_backend() == "cpu" else 2**22  # 1 MB fits a core's cache; other devices need more
+    most = 2**18 if backend() == "cpu" else 2**22  # 1 MB fits a core's cache; other devices need more
     unit = math.lcm(bucket, 32)
     return max(most // unit, 1) * unit if bucket and n > max(most, unit) else n
 

@@ -20,18 +20,16 @@ Differs from the paper
 import dataclasses
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
-from jgc.compress.quantized.in_parts import over_nodes
-from jgc.compress.quantized.quantize import each_group, over_groups, scalar_codec
+from jgc.compress.quantized.quantize import each_group, noise, over_groups, scalar_codec
 from jgc.compress.registry import Method
 from jgc.layout.pack import values_of
 from jgc.memory import error_feedback, no_memory
 from jgc.method.compose import Codec, Layers, Payload, compose
 from jgc.method.exchange import gather, server
 from jgc.types import Array, Compressor
-from jgc.wire.bits import pack_bits, unpack_bits
+from jgc.wire.bits import ones_at, pack_bits, unpack_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +73,12 @@ def majority_vote(magnitude: float) -> Codec:
     """Signs of all values, packed into words. `mean` is the majority sign times the magnitude."""
 
     def encode(key, v, layers):
-        return {"signs": pack_bits(jnp.where(v == 0, jax.random.bernoulli(key, shape=v.shape), v < 0), 1)}
+        return {"signs": pack_bits(jnp.where(v == 0, noise(key, v.shape) < 0.5, v < 0), 1)}
 
     def vote(payloads, layers):
-        mean = over_nodes(lambda payload: signs_of(payload, layers), payloads, values_of(layers))
-        first = signs_of(jax.tree.map(lambda x: x[0], payloads), layers)
-        return magnitude * jnp.where(mean == 0, first, jnp.sign(mean))
+        signs, n = payloads["signs"], values_of(layers)
+        ahead = signs.shape[0] - 2 * ones_at(signs, n)  # nodes with a positive sign, less those with a negative one
+        return magnitude * jnp.where(ahead == 0, signs_of({"signs": signs[0]}, layers), jnp.sign(ahead))
 
     return scalar_codec("majority vote", encode, signs_of)._replace(mean=vote)
 

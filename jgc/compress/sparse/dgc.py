@@ -51,7 +51,8 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, `clip_norm` or `rows`, an
-        unknown strategy or value_code; in a step, no layer has more than `rows` rows.
+        unknown strategy or value_code, a selection that does not fit (see `make_selector`); in a step, no layer has
+        more than `rows` rows.
 
     Example:
       >>> [(phase.name, phase.start) for phase in dgc(alpha=0.01, warmup_steps=300).schedule]

@@ -16,31 +16,33 @@ Differs from the paper
   2. All nodes gather all messages; in the paper a server adds them up and sends the estimate back.
   3. u starts from zero, and grows to the gradient's size in 1 / eta steps; Algorithm 1 of EF21-SGDM starts from the
      first gradient.
-  4. After `warmup_steps` uncompressed steps, g starts from the last u. Without a warm-up it starts from zero, so that
-     the first message makes it C(gradient), the paper's start.
+  4. In `warmup_steps` uncompressed steps c is all of u - g, so that g and f follow u and its mean. Without a warm-up g
+     starts from zero, so that the first message makes it C(gradient), the paper's start.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.settings import Chunked, selector_of
 from jgc.compress.sparse.sparsity import sparse_schedule
-from jgc.compress.sparse.topk import top_k
+from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
-from jgc.layout.select import scatter_layers
-from jgc.memory import no_memory
-from jgc.method.compose import encoded, payload_sizes
+from jgc.layout.select import added
+from jgc.memory import Memory, no_memory
+from jgc.method.compose import as_step, encoded, payload_sizes
 from jgc.method.diagnose import compare
 from jgc.method.exchange import gather
-from jgc.method.from_step import Step, dense_step, from_step
+from jgc.method.from_step import as_vector, dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
-from jgc.types import Compressor
+from jgc.types import Array, Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class Ef21:
+class Ef21(Chunked):
     """Settings of `ef21`."""
 
     alpha: float = 0.001
@@ -61,7 +63,8 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha or eta outside (0, 1], min_values below 1, negative `warmup_steps`.
+      ValueError: alpha or eta outside (0, 1], min_values below 1, negative `warmup_steps`, a selection that does not
+        fit (see `make_selector`).
 
     Example:
       >>> [phase.name for phase in ef21(alpha=0.01, warmup_steps=10).schedule]
@@ -74,32 +77,59 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
     config = dataclasses.replace(config or Ef21(), **overrides)
     if not 0 < config.eta <= 1:
         raise ValueError(f"eta must be in (0, 1] (1 for no momentum), got {config.eta}")
-    codec = top_k(config.alpha, config.min_values)
+    codec = selected(selector_of(config, config.alpha, config.min_values))
 
     def init(key, layers, nodes):
-        zeros = jnp.zeros((values_of(layers),), jnp.float32)
-        return zeros, (zeros, zeros if config.eta < 1 else ())  # f; (g, u) of a node
+        return jnp.zeros((values_of(layers),), jnp.float32), ()  # f
 
     def step(phase, key, v, state, layers, nodes):
-        f, (g, u) = state.shared, state.local.own
-        u = (1 - config.eta) * u + config.eta * v if config.eta < 1 else v
-        momentum = u if config.eta < 1 else ()
         if phase == DENSE:
-            dense = dense_step(u, state, nodes)
-            return dense._replace(shared=dense.mean, own=(u, momentum))
-        message = encoded(codec, key, u - g, layers, nodes)
-        f = f + scatter_layers(gather().run([message], nodes)[0], layers)
-        c = codec.decode(message.payload, layers)
-        g = g.at[c.positions].add(c.values)
-        return Step(f, c, shared=f, own=(g, momentum), elements=codec.elements(layers))
+            return dense_step(v, state, nodes)._replace(onto=state.shared)
+        item = encoded(codec, key, v, layers, nodes)
+        return as_step(item, gather().run([item], nodes)[0])._replace(onto=state.shared)
+
+    def figures(phase, key, v, g, step, state, layers, nodes):
+        return compare(state.shared + as_vector(step.mean, layers), g, g, nodes, everything=True)
 
     return from_step(
         step,
-        memory=no_memory()._replace(owns_momentum=config.eta < 1),
+        memory=estimate(config.eta),
         schedule=sparse_schedule("warmup", config.alpha, config.warmup_steps, "ef21"),
         messages=lambda phase, layers, nodes: to_all(payload_sizes(codec, layers), nodes),
         init=init,
-        figures=lambda phase, key, v, g, step, state, layers, nodes: compare(step.mean, v, g, nodes, everything=True),
+        figures=figures,
+    )
+
+
+class Estimate(NamedTuple):
+    """A node's memory: its estimate g f32[n], and the momentum u f32[n], () for eta = 1."""
+
+    gradient: Array
+    momentum: Array | tuple[()]
+
+
+def estimate(eta: float) -> Memory:
+    """What a node sends is v = u - g, its momentum less its estimate; what it sent is added to g."""
+
+    def init(n):
+        zeros = jnp.zeros((n,), jnp.float32)
+        return Estimate(zeros, zeros if eta < 1 else ())
+
+    def move(local, gradient, complete):
+        return local._replace(momentum=(1 - eta) * local.momentum + eta * gradient)
+
+    def compensate(local, gradient, complete):
+        return (local.momentum if eta < 1 else gradient) - local.gradient, local
+
+    def update(local, v, sent, complete):
+        return local._replace(gradient=added(local.gradient, sent))
+
+    return no_memory()._replace(
+        init=init,
+        accumulate=(move,) if eta < 1 else (),
+        compensate=compensate,
+        update=update,
+        owns_momentum=eta < 1,
     )
 
 

@@ -28,6 +28,8 @@ Differs from the paper (`literal=True` follows the paper in 1 to 4)
   8. Every node gathers all messages, because nodes select different positions. The paper uses an all-reduce.
   9. Momentum correction is a setting (`momentum_correction`), on by default as in the paper. Factor masking, which the
      paper does not mention, is off by default.
+ 10. With `selection="chunks"` the message has room for the largest values of every chunk of a layer; the t n largest of
+     these are sent. Larger ones, for which their own chunk has no room, wait in the residual.
 """
 
 import dataclasses
@@ -40,11 +42,12 @@ import numpy as np
 
 from jgc import comm
 from jgc.compress.registry import Method
-from jgc.compress.settings import ErrorFeedback, memory_of
+from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse import entropy
-from jgc.compress.sparse.topk import top_k
+from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import layer_ids
-from jgc.layout.select import Sparse, check_min_values, counts_per_layer, pack_positions, top_positions
+from jgc.layout.select import Sparse
+from jgc.layout.selector import Selector
 from jgc.method import phases
 from jgc.method.compose import Codec, payload_sizes
 from jgc.method.from_step import Layers, Step, dense_step, from_step
@@ -58,7 +61,7 @@ Counts = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Egc(ErrorFeedback):
+class Egc(Chunked, ErrorFeedback):
     """Settings of `egc`."""
 
     momentum_correction: bool = True
@@ -96,7 +99,8 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: fewer than 2 bins or more than 1,024, a ratio below log2(bins), measure_every or min_values below 1,
-        one of these not a whole number, momentum outside [0, 1), negative `warmup_steps`, an unknown value_code.
+        one of these not a whole number, momentum outside [0, 1), negative `warmup_steps`, an unknown value_code, a
+        selection that does not fit (see `make_selector`).
 
     Example:
       >>> [phase.name for phase in egc(warmup_steps=100).schedule]
@@ -148,14 +152,19 @@ def _check(config: Egc) -> None:
             f"measure_every must be at least 1 step, got {config.measure_every}; for one measurement per epoch "
             "give the number of steps of an epoch"
         )
-    check_min_values(config.min_values)
+    _selector(config)  # raises for settings that do not fit together
     if config.value_code not in ("float32", "float16", "bfloat16"):  # codes of a few bits have no 0 for unused slots
         raise ValueError(f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}")
 
 
+def _selector(config: Egc) -> Selector:
+    """The slots of the message: for each layer, room for the values that an entropy of log2(N) bits asks for."""
+    return selector_of(config, most(config), config.min_values)
+
+
 def _buffer(config: Egc) -> Codec:
-    """The message: for each layer, room for the values that an entropy of log2(N) bits asks for."""
-    return top_k(most(config), config.min_values, config.value_code)
+    """The message: values and positions of all slots."""
+    return selected(_selector(config), config.value_code)
 
 
 def most(config: Egc) -> float:
@@ -165,12 +174,12 @@ def most(config: Egc) -> float:
 
 def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> Step:
     """Algorithm 1 on this node's v f32[n], and the mean of the values that all nodes chose."""
-    slots = counts_per_layer(layers, most(config), config.min_values)
-    positions = top_positions(v, layers, slots)
+    selector = _selector(config)
+    slots, positions = selector.counts(layers), selector.positions(v, layers)
     choice = _choose(config, v, v[positions], layers, slots, state)
     used = jnp.sum(choice.used, dtype=jnp.int32)
     payload = encode_values(config.value_code, jnp.where(choice.used, v[positions], 0), slots)
-    everyone = comm.all_gather_dict({"positions": pack_positions(positions, layers), **payload}, nodes)
+    everyone = comm.all_gather_dict({"positions": selector.pack(positions, layers), **payload}, nodes)
     return Step(
         mean=_buffer(config).mean(everyone, layers),
         sent=Sparse(
@@ -220,11 +229,11 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
 
 def _figures(config: Egc, v: Array, step: Step, layers: Layers, nodes: Nodes) -> dict[str, Array]:
     """Diagnostics of node 0: its layers' entropy as a mean over values, the share of slots in use, its positions."""
-    slots = counts_per_layer(layers, most(config), config.min_values)
+    selector = _selector(config)
     bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
     mean = jnp.sum(jnp.nan_to_num(bits) * np.array([layer.size for layer in layers], np.float32)) / v.size
-    used = jnp.float32(step.elements) / sum(slots)
-    own = {"entropy_bits": mean, "slots_used": used, "positions": top_positions(v, layers, slots)}
+    used = jnp.float32(step.elements) / sum(selector.counts(layers))
+    own = {"entropy_bits": mean, "slots_used": used, "positions": selector.positions(v, layers)}
     return comm.broadcast_dict(own, jnp.int32(0), nodes, "diagnose") | {"positions_n": jnp.int32(v.size)}
 
 

@@ -15,13 +15,14 @@ Differs from the paper
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 from jgc.compress.registry import FIRST_DENSE, Method
-from jgc.compress.settings import Selecting, memory_of, schedule_of
+from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
-from jgc.compress.sparse.topk import top_k
+from jgc.compress.sparse.topk import selected, top_k
 from jgc.layout.pack import values_of, whole
 from jgc.method.compose import Codec, Layers, compose_phases
 from jgc.method.exchange import gather
@@ -68,7 +69,7 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
 
     Raises:
       ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown scope, strategy or
-        value_code.
+        value_code, a selection that does not fit (see `make_selector`), or chunks with scope "global".
 
     Example:
       >>> [phase.name for phase in gradient_dropping(alpha=0.01, warmup_steps=100).schedule]
@@ -81,10 +82,25 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     if config.scope not in ("global", "layer"):
         raise ValueError(f"scope must be 'global' or 'layer', got {config.scope!r}")
     memory, schedule = memory_of(config), schedule_of(config)
-    select = global_top_k if config.scope == "global" else top_k
-    codec = partial(select, min_values=config.min_values, value_code=config.value_code)
-    stages = sparse_stages(schedule, config.alpha, codec, gather())
+    stages = sparse_stages(schedule, config.alpha, codec_of(config), gather())
     return compose_phases(stages, memory, schedule)
+
+
+def codec_of(config: GradientDropping) -> Callable[[float], Codec]:
+    """The codec of a share alpha, with the settings' other choices.
+
+    Raises:
+      ValueError: a selection that does not fit.
+    """
+    selector_of(config, config.alpha, config.min_values)  # raises for settings that do not fit together
+    if config.scope == "layer":
+        return lambda share: selected(selector_of(config, share, config.min_values), config.value_code)
+    if config.selection != "layer":
+        raise ValueError(
+            f"gradient_dropping has one threshold over all layers, got selection={config.selection!r}: "
+            "give scope='layer', or take topk"
+        )
+    return partial(global_top_k, min_values=config.min_values, value_code=config.value_code)
 
 
 METHOD = Method(

@@ -15,13 +15,14 @@ Differs from the paper
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jgc.compress.registry import FIRST_DENSE, Method
-from jgc.compress.settings import Sparsifying, memory_of, schedule_of
+from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.layout.select import layer_starts
 from jgc.method.exchange import both_ways
@@ -44,7 +45,7 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown algorithm or
-        strategy.
+        strategy, a selection other than "layer".
 
     Example:
       >>> [phase.name for phase in random_k(alpha=0.01, warmup_steps=100).schedule]
@@ -55,15 +56,19 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
     """
     config = dataclasses.replace(config or RandomK(), **overrides)
     memory, schedule = memory_of(config), schedule_of(config, "random-k")
-    return shared_positions(random_positions(), memory, schedule, config.alpha, config.min_values, config.algorithm)
+    if config.selection != "layer":
+        raise ValueError(f"random_k draws positions, so selection must be 'layer', got {config.selection!r}")
+    select = partial(selector_of, config, min_values=config.min_values)
+    return shared_positions(random_positions(), memory, schedule, config.alpha, select, config.algorithm)
 
 
 def random_positions() -> Chooser:
     """Draw one position from each of k ranges of every layer, rotated by a random offset, anew in every step."""
 
-    def choose(key, step, v, layers, counts, nodes):
+    def choose(key, step, v, layers, selector, nodes):
         if not layers:
             return Chosen(jnp.zeros((0,), jnp.int32))
+        counts = selector.counts(layers)
         to_start, to_range = jax.random.split(jax.random.fold_in(key, step))
         sizes = np.array([layer.size for layer in layers], np.int32)
         edges = [np.arange(k + 1, dtype=np.int64) * n // k for n, k in zip(sizes, counts, strict=True)]
@@ -75,8 +80,8 @@ def random_positions() -> Chooser:
         wrapped = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]  # < 2^32 as sizes are < 2^31
         return Chosen(wrapped.astype(jnp.int32) + layer_starts(layers, counts))
 
-    def sizes(layers, counts):
-        return both_ways({"values": 4.0 * sum(counts)})
+    def sizes(layers, selector):
+        return both_ways({"values": 4.0 * sum(selector.counts(layers))})
 
     return Chooser(choose, sizes)
 

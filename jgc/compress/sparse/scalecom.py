@@ -12,7 +12,7 @@ Training", NeurIPS, Algorithm 1 and equations (2) to (5).
 
 Differs from the paper
   1. The exact top-k of each layer; the paper's experiments take the largest value of each chunk of a layer, which is
-     faster on an accelerator.
+     faster on an accelerator. `selection="chunks"` takes the k largest of each: alpha=1/64 and chunk=64 is the paper's.
   2. beta is 1 by default: plain error feedback, which the paper uses for batches of the usual size. For large batches
      with high learning rates it uses 0.1. With beta < 1, a sent value keeps (1 - beta) of its residual, and only the
      share beta of an unsent one enters the residual: gradients are not conserved.
@@ -25,21 +25,21 @@ Differs from the paper
 """
 
 import dataclasses
+from functools import partial
 from typing import Literal
 
 import jax.numpy as jnp
 
 from jgc.compress.registry import FIRST_DENSE, Method
-from jgc.compress.settings import Sparsifying, memory_of, schedule_of
+from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
-from jgc.layout.pack import values_of
 from jgc.layout.select import layer_means
-from jgc.memory import Corrected, Memory
+from jgc.layout.selector import position_bytes
+from jgc.memory import Corrected, Memory, accumulated
 from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
 from jgc.method.messages import led
 from jgc.types import Compressor
-from jgc.wire import elias_fano
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: alpha or beta outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown
-        algorithm, strategy or value_code.
+        algorithm, strategy or value_code, a selection that does not fit (see `make_selector`).
 
     Example:
       >>> [phase.name for phase in scalecom(alpha=0.01, warmup_steps=100).schedule]
@@ -77,24 +77,25 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
     if config.value_code not in ("float32", FIXED_POINT):
         raise ValueError(f"value_code must be float32 or {FIXED_POINT}, got {config.value_code!r}")
     chooser = cyclic_top_k(config.value_code)
-    return shared_positions(chooser, memory, schedule, config.alpha, config.min_values, config.algorithm)
+    select = partial(selector_of, config, min_values=config.min_values)
+    return shared_positions(chooser, memory, schedule, config.alpha, select, config.algorithm)
 
 
 def cyclic_top_k(value_code: str = "float32") -> Chooser:
     """The positions of the leader's largest values of each layer; the leader is node step mod K."""
     fixed = value_code == FIXED_POINT
 
-    def choose(key, step, v, layers, counts, nodes):
+    def choose(key, step, v, layers, selector, nodes):
         def scales(own):
-            return {"scales": layer_means(jnp.abs(own), counts)} if fixed else {}
+            return {"scales": layer_means(jnp.abs(own), selector.counts(layers))} if fixed else {}
 
-        positions, received = broadcast_top_positions(v, step % nodes.count, layers, counts, nodes, scales)
+        positions, received = broadcast_top_positions(v, step % nodes.count, layers, selector, nodes, scales)
         return Chosen(positions, received.get("scales"))
 
-    def sizes(layers, counts):
-        mu = sum(counts)
-        values = {"values": float(jnp.dtype(value_code).itemsize * mu)}
-        header = {"positions": 4.0 * elias_fano.words(values_of(layers), mu)}
+    def sizes(layers, selector):
+        counts = selector.counts(layers)
+        values = {"values": float(jnp.dtype(value_code).itemsize * sum(counts))}
+        header = {"positions": position_bytes(selector, layers)}
         if fixed:
             header["scales"] = 4.0 * len(counts)
         return led(header | values, values, values, header | values)
@@ -126,15 +127,13 @@ def low_pass(memory: Memory, beta: float) -> Memory:
         return fn(old, new)
 
     def compensate(local, g, complete):
-        v, new = memory.compensate(memory.accumulate(local, g, complete), g, complete)
+        v, new = memory.compensate(accumulated(memory, local, g, complete), g, complete)
         return v, on_residuals(lambda old, new: old, local, new)  # keep the old residual, which `update` mixes in
 
     def update(local, v, sent, complete):
         return on_residuals(mix, local, memory.update(local, v, sent, complete))
 
-    return memory._replace(
-        accumulate=lambda local, g, complete: local, compensate=compensate, update=update, conserves=False
-    )
+    return memory._replace(accumulate=(), compensate=compensate, update=update, conserves=False)
 
 
 METHOD = Method("scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0}, layers=FIRST_DENSE)

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.compress.sparse.sparsity import share_of
 from jgc.layout.pack import layer_ids
-from jgc.layout.select import Sparse, SparseSum, check_min_values, counts_per_layer
+from jgc.layout.select import Sparse, SparseSum
+from jgc.layout.selector import Selector
 from jgc.memory import Memory
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
 from jgc.wire.fixed_point import to_fixed, units
 
 Algorithm = Literal["psum", "ring"]
-Counts = tuple[int, ...]
 FIXED_POINT = "int16"
 
 
@@ -42,17 +42,19 @@ class Chooser(NamedTuple):
     """How the positions of a step are chosen.
 
     Attributes:
-      choose: `(key, step i32[], v, layers, counts, nodes) -> Chosen`; `key` and `step` are equal on all nodes.
-      messages: `(layers, counts) -> logical messages` of a sparse step: values, and positions if they are sent.
+      choose: `(key, step i32[], v, layers, selector, nodes) -> Chosen`; `key` and `step` are equal on all nodes. The
+        selector says how many positions to choose.
+      messages: `(layers, selector) -> logical messages` of a sparse step: values, and positions if they are sent.
     """
 
-    choose: Callable[[Key, Array, Array, Layers, Counts, Nodes], Chosen]
-    messages: Callable[[Layers, Counts], tuple[Message, ...]]
+    choose: Callable[[Key, Array, Array, Layers, Selector, Nodes], Chosen]
+    messages: Callable[[Layers, Selector], tuple[Message, ...]]
 
 
 def shared_positions(
-    chooser: Chooser, memory: Memory, schedule: tuple[Phase, ...], alpha: float, min_values: int, algorithm: Algorithm
-) -> Compressor:
+    chooser: Chooser, memory: Memory, schedule: tuple[Phase, ...], alpha: float, select: Callable[[float], Selector],
+    algorithm: Algorithm,
+) -> Compressor:  # fmt: skip
     """The method that a chooser makes.
 
     Args:
@@ -60,24 +62,24 @@ def shared_positions(
       memory: the memory of each node.
       schedule: from `sparse_schedule`.
       alpha: share of each layer in the schedule's last phase.
-      min_values: least number of values per layer.
+      select: the selector of a share.
       algorithm: algorithm of the all-reduce, "psum" or "ring".
 
     Raises:
-      ValueError: an unknown algorithm, or min_values below 1.
+      ValueError: an unknown algorithm.
     """
-    check_min_values(min_values)
     if algorithm not in comm.MEANS:
         raise ValueError(f"algorithm must be 'psum' or 'ring', got {algorithm!r}")
     average = comm.MEANS[algorithm]
     shares = {phase.value: share_of(phase, alpha) for phase in schedule}
+    selectors = {value: select(share) for value, share in shares.items() if share is not None}
 
     def step(phase, key, v, state, layers, nodes):
-        share = shares[phase]
-        if share is None:
+        if phase not in selectors:
             return dense_step(v, state, nodes, algorithm)._replace(shared=state.shared + 1)
-        counts = counts_per_layer(layers, share, min_values)
-        chosen = chooser.choose(key, state.shared, v, layers, counts, nodes)
+        selector = selectors[phase]
+        counts = selector.counts(layers)
+        chosen = chooser.choose(key, state.shared, v, layers, selector, nodes)
         values = v[chosen.positions]
         if chosen.scales is None:
             mean, sent = average(values, nodes, "values"), values
@@ -95,7 +97,7 @@ def shared_positions(
         )
 
     def messages(phase, layers, nodes):
-        return chooser.messages(layers, counts_per_layer(layers, shares[phase], min_values))
+        return chooser.messages(layers, selectors[phase])
 
     return from_step(
         step, memory=memory, schedule=schedule, messages=messages, init=lambda key, layers, nodes: (jnp.int32(0), ())

@@ -19,8 +19,9 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc.compress.registry import FIRST_DENSE, Method
-from jgc.compress.settings import ErrorFeedback, memory_of
-from jgc.compress.sparse.topk import top_k
+from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
+from jgc.compress.sparse.topk import selected
+from jgc.layout.selector import Selector
 from jgc.method import phases
 from jgc.method.compose import Codec, as_step, encoded, payload_sizes
 from jgc.method.exchange import gather
@@ -33,7 +34,7 @@ SPARSE = "threshold"
 
 
 @dataclasses.dataclass(frozen=True)
-class ThresholdV(ErrorFeedback):
+class ThresholdV(Chunked, ErrorFeedback):
     """Settings of `threshold_v`."""
 
     threshold: float = 0.01
@@ -46,9 +47,9 @@ class ThresholdV(ErrorFeedback):
     """uncompressed steps before the first sparse one"""
 
 
-def above(threshold: float, capacity: float, min_values: int = 1) -> Codec:
+def above(threshold: float, selector: Selector) -> Codec:
     """Values f32[slots] whose magnitude exceeds the threshold, 0 in unused slots, and distinct positions."""
-    buffer = top_k(capacity, min_values)
+    buffer = selected(selector)
 
     def encode(key, v, layers):
         payload = buffer.encode(key, v, layers)
@@ -65,7 +66,8 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a negative threshold, capacity outside (0, 1], momentum outside [0, 1), negative `warmup_steps`.
+      ValueError: a negative threshold, capacity outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, a
+        selection that does not fit (see `make_selector`).
 
     Example:
       >>> [phase.name for phase in threshold_v(threshold=0.1, warmup_steps=100).schedule]
@@ -80,7 +82,7 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
         raise ValueError(f"threshold must be at least 0, got {config.threshold}")
     if not 0 < config.capacity <= 1:
         raise ValueError(f"capacity must be in (0, 1] (0.01 has room for 1 % of the values), got {config.capacity}")
-    codec = above(config.threshold, config.capacity, config.min_values)
+    codec = above(config.threshold, selector_of(config, config.capacity, config.min_values))
 
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:

@@ -9,6 +9,7 @@ Differs from the paper
      two starts of its Section VI-F: sparse from the first step ("fixed") and DGC's ramp ("exponential").
   4. `value_code` can write values in fewer than 32 bits; the error stays in the residual.
   5. `rows` selects in two stages, for embeddings; see `jgc.compress.sparse.rows`.
+  6. `selection="chunks"` takes the largest values of every 4,096, for accelerators; see `jgc.layout.chunks`.
 """
 
 import dataclasses
@@ -18,19 +19,11 @@ from functools import partial
 import jax
 
 from jgc.compress.registry import FIRST_DENSE, Method
-from jgc.compress.settings import SelectingRows, memory_of, schedule_of
+from jgc.compress.settings import SelectingRows, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.rows import check_rows, row_top_k
 from jgc.compress.sparse.sparsity import sparse_stages
-from jgc.layout.select import (
-    Sparse,
-    SparseSum,
-    check_alpha,
-    check_min_values,
-    counts_per_layer,
-    pack_positions,
-    top_positions,
-    unpack_positions,
-)
+from jgc.layout.select import Sparse, SparseSum
+from jgc.layout.selector import Selector, make_selector
 from jgc.method.compose import Codec, compose_phases
 from jgc.method.exchange import gather
 from jgc.types import Compressor
@@ -44,23 +37,24 @@ class TopK(SelectingRows):
 
 def top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") -> Codec:
     """The share alpha of each layer, at least `min_values`: mu values and their positions."""
-    check_alpha(alpha)
-    check_min_values(min_values)
-    check_value_code(value_code)
+    return selected(make_selector(alpha, min_values), value_code)
 
-    def counts_of(layers):
-        return counts_per_layer(layers, alpha, min_values)
+
+def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
+    """The values that a selector chooses: mu values and their positions."""
+    check_value_code(value_code)
+    counts_of = selector.counts
 
     def encode_and_keep(key, v, layers):
         counts = counts_of(layers)
-        positions = top_positions(v, layers, counts)
+        positions = selector.positions(v, layers)
         coded = encode_values(value_code, v[positions], counts)
         sent = Sparse(positions, decode_values(value_code, coded, counts))
-        return {"positions": pack_positions(positions, layers), **coded}, sent
+        return {"positions": selector.pack(positions, layers), **coded}, sent
 
     def decode(payload, layers):
         counts = counts_of(layers)
-        positions = unpack_positions(payload["positions"], layers, counts)
+        positions = selector.unpack(payload["positions"], layers)
         return Sparse(positions, decode_values(value_code, payload, counts))
 
     def mean(payloads, layers):
@@ -81,11 +75,15 @@ def codec_of(config: SelectingRows) -> Callable[[float], Codec]:
     """The codec of a share alpha, with the settings' other choices.
 
     Raises:
-      ValueError: negative `rows`.
+      ValueError: negative `rows`, or `rows` with selection="chunks".
     """
     check_rows(config.rows)
-    select = partial(row_top_k, rows=config.rows) if config.rows else top_k
-    return partial(select, min_values=config.min_values, value_code=config.value_code)
+    if not config.rows:
+        return lambda share: selected(selector_of(config, share, config.min_values), config.value_code)
+    selector_of(config, config.alpha, config.min_values)  # raises for settings that do not fit together
+    if config.selection != "layer":
+        raise ValueError(f"rows={config.rows} needs selection='layer', got {config.selection!r}: it selects rows first")
+    return partial(row_top_k, rows=config.rows, min_values=config.min_values, value_code=config.value_code)
 
 
 def topk(config: TopK | None = None, **overrides) -> Compressor:
@@ -96,7 +94,8 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps` or `rows`, an unknown strategy
-        or value_code; in a step, no layer has more than `rows` rows.
+        or value_code, a selection that does not fit (see `make_selector`); in a step, no layer has more than `rows`
+        rows.
 
     Example:
       >>> [phase.name for phase in topk(alpha=0.01, warmup_steps=100).schedule]

@@ -105,17 +105,22 @@ def measure(model: str, devices: int, repeats: int, methods: Sequence[str] = (),
 
 
 def nodes_on(devices: int) -> Nodes:
-    """One node on each of so many devices; virtual ones on CPU, if JAX has not started yet.
+    """One node on each of so many devices."""
+    return from_mesh(Mesh(np.array(devices_for(devices)), (NODE,)), (NODE,))
+
+
+def devices_for(count: int) -> list[jax.Device]:
+    """So many devices; virtual ones on CPU, if JAX has not started yet.
 
     Raises:
       UserError: there are fewer devices.
     """
     with suppress(RuntimeError):  # JAX has started
-        jax.config.update("jax_num_cpu_devices", devices)
+        jax.config.update("jax_num_cpu_devices", count)
     found = jax.devices()
-    if len(found) < devices:
-        raise UserError(f"--devices must be at most {len(found)}, the devices that there are, got {devices}")
-    return from_mesh(Mesh(np.array(found[:devices]), (NODE,)), (NODE,))
+    if not 1 <= count <= len(found):
+        raise UserError(f"--devices and --shards ask for {count} devices; there are {len(found)}")
+    return found[:count]
 
 
 def shapes_of(model: str) -> PyTree:

@@ -11,7 +11,7 @@ import optax
 from jgc.compress.lgc import autoencoder as ae
 from jgc.layout.pack import Packing
 from jgc.layout.select import Sparse, counts_per_layer, scatter, top_positions
-from jgc.memory import make_memory
+from jgc.memory import accumulated, make_memory
 
 
 def lgc_pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable[[], Any]]:
@@ -31,7 +31,7 @@ def lgc_pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable
     local = jax.vmap(lambda v: memory.init(n))(v)
 
     def remember(local, g, positions):
-        v, local = memory.compensate(memory.accumulate(local, g, False), g, False)
+        v, local = memory.compensate(accumulated(memory, local, g, False), g, False)
         return memory.update(local, v, Sparse(positions, v[positions]), False)
 
     pieces: dict[str, tuple[Callable, tuple]] = {

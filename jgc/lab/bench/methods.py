@@ -19,7 +19,7 @@ import jax
 
 from jgc import compress
 from jgc.compress import Method, method_of
-from jgc.lab.bench import beside_pmean
+from jgc.lab.bench import beside_pmean, sharded
 from jgc.lab.bench.costs import AGGREGATE, BEFORE, DENSE, GRADIENTS, OPTIMIZER, UPDATE, Costs, Row, markdown
 from jgc.lab.bench.lgc_pieces import lgc_pieces
 from jgc.lab.bench.pieces import aggregated, encoded, updated, updater
@@ -31,7 +31,7 @@ from jgc.lab.shared.timing import Work, rounds
 from jgc.layout.pack import make_packing
 from jgc.method.guard import logical
 from jgc.training.config import Config, LayersConfig, check, resolve
-from jgc.training.errors import values_of_the_user
+from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.program import compile_gradients
 from jgc.training.step import Gradients, Parts, TrainState
 from jgc.training.workloads import DEFAULT
@@ -52,6 +52,10 @@ class Methods:
     With `--model`, the compression alone is timed, compiled and weighed beside plain `pmean`, on virtual devices:
 
         python -m jgc bench methods --model gpt25m --methods dense,topk,powersgd:rank=4
+
+    With `--shards`, devices of each node divide the parameters; programs are compiled and weighed, and not run:
+
+        python -m jgc bench methods --model gpt25m --shards 4 --methods dense,topk,powersgd
     """
 
     methods: tuple[str, ...] = ()
@@ -68,12 +72,20 @@ class Methods:
     """a model of jgc.training.models, such as gpt25m: compression alone, on random gradients of its shapes"""
     devices: int = 2
     """with --model: nodes, each on a device of its own, virtual on CPU"""
+    shards: int = 1
+    """with --model: devices of each node, which divide the parameters (FSDP)"""
     output: Path | None = None
     """Markdown file to write as well"""
 
     def run(self, line: str) -> None:
         """Measure, and print the page."""
         check_repeats(self.repeats)
+        if self.shards < 1 or (self.shards > 1 and not self.model):
+            raise UserError(f"--shards must be at least 1, and needs --model, got {self.shards}")
+        if self.shards > 1:
+            compiled = sharded.measure(self.model, self.devices, self.shards, self.repeats, words(self.methods))
+            publish("Every method on shards", sharded.markdown(compiled, describe()), self.output, line)
+            return
         if self.model:
             found = beside_pmean.measure(self.model, self.devices, self.repeats, words(self.methods))
             publish("Every method beside plain pmean", beside_pmean.markdown(found, describe()), self.output, line)

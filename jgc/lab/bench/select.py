@@ -23,11 +23,15 @@ from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import check_repeats, publish
 from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import Times, rounds
+from jgc.layout.chunks import CHUNK
+from jgc.layout.pack import whole
 from jgc.layout.select import check_alpha
+from jgc.layout.selector import make_selector
 from jgc.layout.top_k import fastest, largest_positions
 from jgc.training.errors import values_of_the_user
 
 OURS, TOP_K, APPROXIMATE, TORCH = "jgc, positions and values", "lax.top_k", "lax.approx_max_k", "torch.topk"
+CHUNKS = "jgc, chunks of 4,096"
 READ = "one read (max of magnitudes)"
 
 
@@ -35,7 +39,8 @@ READ = "one read (max of magnitudes)"
 class Select:
     """Time of selecting the largest values, beside lax.top_k, lax.approx_max_k, torch.topk and one read.
 
-    jgc's selection gives positions in ascending order, and their values.
+    jgc's selections give positions in ascending order, and their values; that by chunks (`selection="chunks"`) needs a
+    share of at least 1/4096.
 
         python -m jgc bench select --sizes 1e6,2.56e7 --alpha 0.001
     """
@@ -136,6 +141,8 @@ def measure(size: int, alpha: float, repeats: int, torch: ModuleType | None) -> 
         APPROXIMATE: partial(_approximate, v, k),
         READ: partial(_read, v),
     }
+    if alpha * CHUNK >= 1:
+        work[CHUNKS] = partial(_chunks, v, alpha)
     if torch is not None:
         same = torch.from_numpy(values)
         work[TORCH] = lambda: torch.topk(same.abs(), k)
@@ -145,6 +152,12 @@ def measure(size: int, alpha: float, repeats: int, torch: ModuleType | None) -> 
 @partial(jax.jit, static_argnums=1)
 def _ours(v, k):
     positions = largest_positions(v, k)
+    return positions, v[positions]
+
+
+@partial(jax.jit, static_argnums=1)
+def _chunks(v, alpha):
+    positions = make_selector(alpha, selection="chunks").positions(v, (whole(v.size),))
     return positions, v[positions]
 
 
@@ -175,8 +188,9 @@ def markdown(timings: Sequence[Timing], machine: str, torch: ModuleType | None, 
     return (
         f"{machine}; {threads}; {load}.\n\n"
         f"{missing}{table(head, rows)}\n\n"
-        f"Normally distributed f32 values, {repeats} rounds in turn. Ratios are medians over rounds. Only the first "
-        "row of a size gives positions in ascending order; all others give values and positions by magnitude. "
+        f"Normally distributed f32 values, {repeats} rounds in turn. Ratios are medians over rounds. Only jgc's "
+        "rows give positions in ascending order; all others give values and positions by magnitude. Chunks select the "
+        "same share of every 4,096 values. "
         f"jgc's way: {', '.join(f'{fastest(t.size, t.k)} at {t.size:,}' for t in timings)}.\n"
     )
 

@@ -1,15 +1,23 @@
 """`python -m jgc plan`."""
 
+import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import tyro
+from rich.console import Console
 
+from jgc.lab.plan.for_target import Asked, plan_for
 from jgc.lab.plan.memory import Measure
 from jgc.lab.plan.needs import plans_of
 from jgc.lab.plan.tables import markdown, show
+from jgc.lab.plan.target_page import draw, markdown as target_markdown, show as show_target, write_json
+from jgc.lab.plan.targets import known, spec_of, stay_on_cpu, target_of
 from jgc.lab.shared.choices import options_of, variants_of, words
 from jgc.lab.shared.page import write_page
+from jgc.training.errors import UserError
 from jgc.training.workloads import DEFAULT
 
 
@@ -20,6 +28,10 @@ class Plan:
     Nothing is trained, and no data is read.
 
         python -m jgc plan --workload imagenet_resnet50 --nodes 8 --devices 8 --methods dgc,lgc_ps
+
+    With `--target`, every phase of every method is compiled for machines that are not here, by their own compiler:
+
+        python -m jgc plan --target h100:4x8,v5e:2x4x2slices --params 25M --bandwidth 100
     """
 
     workload: str = DEFAULT
@@ -38,13 +50,61 @@ class Plan:
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """any other option of train.py, as in compare"""
     output: Path | None = None
-    """Markdown file to write as well, with bytes to the last digit"""
+    """Markdown file to write as well, with bytes to the last digit; with --target also a picture beside it"""
+    target: tuple[str, ...] = ()
+    """machines to compile for, separated by commas: h100:8 (one host), h100:4x8 (hosts x GPUs), v5e:2x4 (a slice),
+    v5e:2x4x2slices, v5p:2x2x1, v6e:2x4 and the like. A node is a device, or one of several hosts or slices"""
+    params: str = ""
+    """with --target: a transformer with so many parameters, such as 25M, in place of the workload's model"""
+    shard: bool = False
+    """with --target: the devices of a host or slice divide the parameters (FSDP), and each compresses its own shards"""
+    bandwidth: float = 0.0
+    """with --target: Gbit/s of the link out of a host or slice, for the time that it needs"""
+    json: Path = Path("plan.json")
+    """with --target: file for all figures"""
 
     def run(self, line: str) -> None:
         """Plan, and print the tables."""
         variants = variants_of(words(self.methods))
         options = options_of(self.set, variants)
+        if self.target:
+            self._compile(line, variants, options)
+            return
+        self._refuse(("params", "shard", "bandwidth", "json"), "goes with --target only")
         plans = plans_of(variants, self.workload, self.nodes, self.devices, self.measure, options, self.alpha)
         show(plans)
         if self.output is not None:
             write_page(self.output, f"Plan of {self.workload}", line, markdown(plans))
+
+    def _compile(self, line: str, variants: dict[str, Any], options: dict[str, list[str]]) -> None:
+        """Compile for the targets, and print their tables."""
+        self._refuse(("nodes", "devices", "measure"), "does not go with --target, which has its own nodes and devices")
+        if self.bandwidth < 0:
+            raise UserError(f"--bandwidth must be positive, in Gbit/s, got {self.bandwidth:g}")
+        stay_on_cpu()
+        names = words(self.target)
+        if not names:
+            raise UserError(f"--target names none: known are {known()}, and the like")
+        for name in names:  # all of them first: a compiler may be missing
+            spec_of(name)
+        targets = [target_of(name) for name in names]
+        asked = Asked(variants, options, self.workload, self.params, self.alpha, self.shard)
+        console, progress = Console(), partial(Console(stderr=True).print, highlight=False, soft_wrap=True)
+        plans = []
+        for target in targets:
+            plans.append(plan_for(target, asked, self.bandwidth, progress))
+            show_target(plans[-1], console)
+        write_json(self.json, plans, line)
+        console.print(f"all figures: {self.json}", highlight=False)
+        if self.output is not None:
+            picture = self.output.with_suffix(".png")
+            text = target_markdown(plans) + f"\n![Bytes of a step by method]({picture.name})\n"
+            write_page(self.output, f"Plan for {', '.join(words(self.target))}", line, text)
+            draw(picture, plans)
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        """Raise UserError for an option that was given and would do nothing."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise UserError(f"--{name} {why}")

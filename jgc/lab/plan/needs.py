@@ -11,7 +11,9 @@ import jax
 
 from jgc.lab.plan.memory import Measure, Seen, Temporary, size_of, temporaries
 from jgc.lab.shared.random_data import evaluated_at_once, random_source
+from jgc.method.fragments import take
 from jgc.method.guard import logical
+from jgc.method.messages import added
 from jgc.nodes import make_nodes
 from jgc.training.cli import with_options
 from jgc.training.config import Config, check, resolve
@@ -19,14 +21,14 @@ from jgc.training.costs import gradient_bytes
 from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.setup import make_parts, model_of
 from jgc.training.step import Batch, Parts, TrainState, init_state
-from jgc.types import Nodes, PyTree
+from jgc.types import Nodes, PyTree, Wire
 from jgc.wire.account import Table, logical_bytes
 
 BATCHES = 3  # on the device: the step's, and two prefetched
 
 
 class PhaseBytes(NamedTuple):
-    """Bytes of one step of a phase.
+    """Bytes of one step of a phase; with local steps of one round.
 
     Attributes:
       name: of the phase.
@@ -95,14 +97,30 @@ def plans_of(
     plans = []
     for name, settings in variants.items():
         words = [] if nodes is None else [f"--nodes={nodes}"]
-        if alpha is not None and hasattr(settings, "alpha"):
-            words.append(f"--compressor.alpha={alpha}")
-        words += (options or {}).get(name, [])
-        config = with_options(resolve(Config(settings, workload=workload)), words)
-        check(config)
+        config = config_of(settings, workload, [*words, *(options or {}).get(name, [])], alpha)
+        if config.local.every and measure == "step":
+            raise UserError("--measure step compiles ordinary steps: with local.every only --measure node or nothing")
         with values_of_the_user():
             plans.append(plan_of(name, config, layout_of(config.nodes, devices, measure), measure, seen))
     return plans
+
+
+def config_of(settings: Any, workload: str, words: list[str], alpha: float | None) -> Config:
+    """The resolved config of a run.
+
+    Args:
+      settings: the method's.
+      workload: a name in `jgc.training.workloads`.
+      words: of `train.py`'s command line.
+      alpha: share of each layer that is selected, if the method selects; the workload's if None.
+
+    Raises:
+      UserError: a setting that no run can have.
+    """
+    share = [f"--compressor.alpha={alpha}"] if alpha is not None and hasattr(settings, "alpha") else []
+    config = with_options(resolve(Config(settings, workload=workload)), [*share, *words])
+    check(config)
+    return config
 
 
 def layout_of(count: int, devices: int | None, measure: Measure) -> Nodes:
@@ -142,8 +160,7 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: See
       ValueError: a setting of the model or the method that is out of range.
     """
     parts, state, batch, evaluated = shapes_of(config, nodes)
-    compressor = parts.compressor
-    wires = [(phase.name, logical(compressor, phase.value, state.params, nodes)) for phase in compressor.schedule]
+    wires = [(phase.name, logical_of(parts, phase.value, state, nodes)) for phase in parts.compressor.schedule]
     phases = tuple(
         PhaseBytes(phase, logical_bytes(wire.logical, nodes.count), logical_bytes(wire.once, nodes.count))
         for phase, wire in wires
@@ -152,6 +169,15 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: See
     held = bytes_held(state, batch, nodes)
     temporary = temporaries(parts, state, batch, evaluated, measure, seen)
     return Plan(name, config, values, gradient_bytes(state.params), nodes.per_device, held, temporary, phases)
+
+
+def logical_of(parts: Parts, phase: Any, state: TrainState, nodes: Nodes) -> Wire:
+    """The messages of a step in a phase; with local steps those of a round, one exchange of each fragment."""
+    if parts.local is None:
+        return logical(parts.compressor, phase, state.params, nodes)
+    fragments = [take(state.params, leaves) for leaves in parts.local.leaves(state.params)]
+    wires = [logical(parts.local.method(), phase, fragment, nodes) for fragment in fragments]
+    return wires[0]._replace(logical=added([w.logical for w in wires]), once=added([w.once for w in wires]))
 
 
 def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch, PyTree]:
@@ -164,6 +190,8 @@ def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch, P
     parts = make_parts(config, nodes, model, source, jax.random.key(config.seed))
     inputs = source.inputs(config.batch_size // config.nodes)  # zeros: the system never allocates their pages
     whole = parts._replace(nodes=Nodes(nodes.count, nodes.count))  # in any layout the shapes are the same
+    if parts.local is not None:
+        whole = whole._replace(local=parts.local._replace(nodes=whole.nodes))
 
     def first(key):
         return init_state(whole, model.module.init(key, inputs, train=False), key)
@@ -185,9 +213,14 @@ def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:
         "optimiser": size_of(state.opt_state),
         "statistics and carry": here(state.own),
     }
-    for part, tree in by_part(state.compressor.shared, "state").items():
+    if state.local:
+        held["optimiser, outer"] = held.pop("optimiser") + size_of(state.local.waiting)
+        held["each node's own parameters"] = here(state.local.params)
+        held["each node's own optimiser"] = here(state.local.inner)
+    compressors = state.compressor if state.local else (state.compressor,)  # one for each fragment
+    for part, tree in by_part([one.shared for one in compressors], "state").items():
         held[f"compressor, shared: {part}"] = size_of(tree)
-    for part, tree in by_part(state.compressor.local, "memory").items():
+    for part, tree in by_part([one.local for one in compressors], "memory").items():
         held[f"compressor, each node's: {part}"] = here(tree)
     held["gradients"] = nodes.per_device * size_of(state.params)
     held["batches, two of them ahead"] = BATCHES * here(batch)

@@ -23,8 +23,8 @@ HOW = {
     ESTIMATED: "an estimate",
 }
 NOTE = (
-    "Logical bytes of one step, upper bounds where a method finds its sizes in the run. Positions are part of what a "
-    "node sends up, the leader's first where they differ. Once: on entering the phase, to all nodes together."
+    "Logical bytes of one step or round, upper bounds where a method finds its sizes in the run. Positions are part of "
+    "what a node sends up, the leader's first where they differ. Once: on entering the phase, to all nodes together."
 )
 
 
@@ -43,7 +43,7 @@ def show(plans: Sequence[Plan], console: Console | None = None) -> None:
         console.print(_grid("Memory of one device", memory(plans[i : i + COLUMNS]), last_apart=True))
     for remark in remarks(plans):
         console.print(remark, highlight=False)
-    console.print(_grid("Bytes of one step", sent_bytes(plans)))
+    console.print(_grid(bytes_title(plans), sent_bytes(plans)))
     console.print(NOTE, highlight=False, soft_wrap=True)
     if beside := beside_papers(plans):
         console.print(_grid("The last phase beside the papers' figures", beside))
@@ -52,7 +52,7 @@ def show(plans: Sequence[Plan], console: Console | None = None) -> None:
 def markdown(plans: Sequence[Plan]) -> str:
     """The tables as a page, bytes to the last digit."""
     beside = beside_papers(plans)
-    parts = [heading(plans[0]), "## Bytes of one step", table(*sent_bytes(plans, _exact)), NOTE]
+    parts = [heading(plans[0]), f"## {bytes_title(plans)}", table(*sent_bytes(plans, _exact)), NOTE]
     if beside:
         parts += ["## The last phase beside the papers' figures", table(*beside)]
     parts += ["## Memory of one device", table(*memory(plans, _exact)), *remarks(plans)]
@@ -102,11 +102,20 @@ def memory(plans: Sequence[Plan], shown: Callable[[float | None], str] = size) -
     return ["", *(plan.method for plan in plans)], rows
 
 
+def bytes_title(plans: Sequence[Plan]) -> str:
+    """What the bytes are those of: one step, or one round of local steps."""
+    rounds = {plan.config.local.every for plan in plans}
+    if rounds == {None}:
+        return "Bytes of one step"
+    steps = " or ".join(f"{every or 1}" for every in sorted(rounds, key=lambda every: every or 1))
+    return f"Bytes of one round of {steps} steps; ratios beside a gradient in every step"
+
+
 def sent_bytes(plans: Sequence[Plan], shown: Callable[[float | None], str] = size) -> Rows:
     """Bytes of a step, a row for each phase of each method."""
     head = ["method", "phase", "leader\nup", "leader\nratio", "worker\nup", "worker\nratio", "of that\npositions",
             "leader\ndown", "worker\ndown", "all nodes\nup", "all nodes\ndown", "once"]  # fmt: skip
-    rows = [["" if i else plan.method, phase.name, *cells(phase, plan.dense, shown)]
+    rows = [["" if i else plan.method, phase.name, *cells(phase, (plan.config.local.every or 1) * plan.dense, shown)]
             for plan in plans for i, phase in enumerate(plan.phases)]  # fmt: skip
     return head, rows
 

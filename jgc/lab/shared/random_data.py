@@ -23,7 +23,7 @@ SHAPES = {
     "imagenet": ((224, 224, 3), 1000),
     "tiny_imagenet": ((64, 64, 3), 200),
 }
-TEXTS = {"ptb": (10_000, 20)}  # different words, words in a window
+TEXTS = {"ptb": (10_000, 20), "ptb_characters": (51, 128)}  # different words, words in a window
 SCENES = {"camvid": ((360, 480), 11, 473)}  # pixels of an image, classes, crop
 DECODED_IN_TRAINING = ("imagenet", "food101")
 
@@ -62,7 +62,7 @@ def random_source(config: Config, examples: int | None = None) -> Source:
     if name in TEXTS:
         words, window = TEXTS[name][0], config.data.window or TEXTS[name][1]
         text = rng.integers(0, words, config.batch_size * (window + 1), np.int32)
-        return source_of(Text(name, text, text, text, tuple(map(str, range(words))), window))
+        return source_of(Text(name, text, text, text, tuple(map(str, range(words))), window, name != "ptb"))
     if name in SCENES:
         (height, width), classes, crop = SCENES[name]
         images = rng.integers(0, 256, (count, height, width, 3), np.uint8)

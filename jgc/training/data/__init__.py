@@ -26,11 +26,13 @@ from jgc.training.data.digits import load_digits
 from jgc.training.data.food101 import load_food101
 from jgc.training.data.imagenet import load_imagenet
 from jgc.training.data.loader import batch_indices, image_source, make_batch, prefetch, test_batches
-from jgc.training.data.ptb import load_ptb
+from jgc.training.data.ptb import load_ptb, load_ptb_characters
 from jgc.training.data.scenes import Labelled, Scenes, scene_source, shrunk
 from jgc.training.data.score import (
     ACCURACY,
+    BITS,
     MEAN_IOU,
+    NATS,
     PERPLEXITY,
     PIXEL_ACCURACY,
     SCORES,
@@ -46,8 +48,10 @@ from jgc.training.data.tiny_imagenet import load_tiny_imagenet
 
 __all__ = [
     "ACCURACY",
+    "BITS",
     "DATASETS",
     "MEAN_IOU",
+    "NATS",
     "PERPLEXITY",
     "PIXEL_ACCURACY",
     "SCORES",
@@ -76,6 +80,7 @@ __all__ = [
     "load_food101",
     "load_imagenet",
     "load_ptb",
+    "load_ptb_characters",
     "load_tiny_imagenet",
     "make_batch",
     "prefetch",
@@ -105,6 +110,7 @@ DATASETS: MappingProxyType[str, Callable[..., AnyData]] = MappingProxyType(
         "food101": load_food101,
         "imagenet": load_imagenet,
         "ptb": load_ptb,
+        "ptb_characters": load_ptb_characters,
         "tiny_imagenet": load_tiny_imagenet,
     }
 )

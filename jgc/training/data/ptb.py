@@ -10,7 +10,7 @@ References:
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,9 @@ from jgc.training.data.text import Text, Words
 FOLDER = "ptb"
 FILES = {split: f"ptb.{split}.txt" for split in ("train", "valid", "test")}
 END, UNKNOWN = "<eos>", "<unk>"
+UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 WINDOW = 20  # Zaremba et al. 2014, the small model
+CHARACTERS = 128  # in a window
 
 
 def load_ptb(data_dir: str | os.PathLike[str] | None = None) -> Text:
@@ -47,6 +49,30 @@ def load_ptb(data_dir: str | os.PathLike[str] | None = None) -> Text:
     vocabulary = vocabulary_of(texts[0])
     train, valid, test = (numbers(words, vocabulary) for words in texts)
     return Text("ptb", train, valid, test, vocabulary, WINDOW)
+
+
+def load_ptb_characters(data_dir: str | os.PathLike[str] | None = None) -> Text:
+    """The three texts of `load_ptb` as numbers of characters: words with a space between them, sentences on lines.
+
+    Args:
+        data_dir: as in `load_ptb`.
+
+    Returns:
+        A Text of characters, in windows of 128. The vocabulary is that of the training text, the most frequent
+        character first; others become the replacement character.
+
+    Raises:
+        MissingDataError: as in `load_ptb`.
+
+    Example:
+        >>> len(load_ptb_characters("../shared/data").vocabulary)  # doctest: +SKIP
+        51
+    """
+    folder = data_folder(data_dir) / FOLDER
+    texts = [" ".join(_read(folder, file)).replace(f" {END} ", "\n").removesuffix(f" {END}") for file in FILES.values()]
+    vocabulary = vocabulary_of(texts[0], UNKNOWN_CHARACTER)
+    train, valid, test = (numbers(text, vocabulary, UNKNOWN_CHARACTER) for text in texts)
+    return Text("ptb_characters", train, valid, test, vocabulary, CHARACTERS, characters=True)
 
 
 def _read(folder: Path, file: str) -> list[str]:
@@ -76,20 +102,20 @@ def words_of(text: str) -> list[str]:
     return [word for line in text.splitlines() for word in (*line.split(), END)]
 
 
-def vocabulary_of(words: Iterable[str]) -> tuple[str, ...]:
-    """The distinct words, by falling frequency and then by alphabet; <unk> at the end if missing.
+def vocabulary_of(words: Iterable[str], unknown: str = UNKNOWN) -> tuple[str, ...]:
+    """The distinct words, or characters, by falling frequency and then by alphabet; `unknown` at the end if missing.
 
     Example:
         >>> vocabulary_of(["b", "a", "b", "<eos>"])
         ('b', '<eos>', 'a', '<unk>')
     """
     counts = Counter(words)
-    counts.setdefault(UNKNOWN, 0)
+    counts.setdefault(unknown, 0)
     return tuple(sorted(counts, key=lambda word: (-counts[word], word)))
 
 
-def numbers(words: list[str], vocabulary: tuple[str, ...]) -> Words:
-    """Each word's position in the vocabulary, int32[n]; that of <unk> for words that it lacks."""
+def numbers(words: Sequence[str], vocabulary: tuple[str, ...], unknown: str = UNKNOWN) -> Words:
+    """Each word's position in the vocabulary, int32[n]; that of `unknown` for words that it lacks."""
     places = {word: place for place, word in enumerate(vocabulary)}
-    unknown = places[UNKNOWN]
-    return np.fromiter((places.get(word, unknown) for word in words), np.int32, len(words))
+    other = places[unknown]
+    return np.fromiter((places.get(word, other) for word in words), np.int32, len(words))

@@ -19,6 +19,7 @@ class Score(NamedTuple):
         unit: of the displayed figure.
         point: unit of differences, in the singular.
         tolerance: points below the baseline that still count as equally good.
+        digits: decimals of the displayed figure.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Score(NamedTuple):
     unit: str = ""
     point: str = ""
     tolerance: float = 0.0
+    digits: int = 2
 
     def text(self, value: float | None) -> str:
         """A displayed value; a dash for None.
@@ -36,7 +38,7 @@ class Score(NamedTuple):
             >>> ACCURACY.text(0.98056)
             '98.06 %'
         """
-        return "-" if value is None else f"{self.scale * value:.2f} {self.unit}".rstrip()
+        return "-" if value is None else f"{self.scale * value:.{self.digits}f} {self.unit}".rstrip()
 
     @property
     def heading(self) -> str:
@@ -55,11 +57,13 @@ class Score(NamedTuple):
 
 ACCURACY = Score("test_accuracy", "test accuracy", True, 100.0, "%", "point", 1.0)
 PERPLEXITY = Score("validation_perplexity", "validation perplexity", False, tolerance=2.0)
+NATS = Score("validation_nats", "validation loss", False, unit="nats", point="nat", tolerance=0.02, digits=3)
+BITS = Score("validation_bits", "validation bits a character", False, unit="bits", point="bit", digits=3)
 PIXEL_ACCURACY = Score("test_pixel_accuracy", "test pixel accuracy", True, 100.0, "%", "point", 1.0)
 MEAN_IOU = Score("test_mean_iou", "test mean IoU", True, 100.0, "%", "point", 1.0)
 
 SCORES: Mapping[str, Score] = MappingProxyType(
-    {score.name: score for score in (ACCURACY, PERPLEXITY, PIXEL_ACCURACY, MEAN_IOU)}
+    {score.name: score for score in (ACCURACY, PERPLEXITY, NATS, BITS, PIXEL_ACCURACY, MEAN_IOU)}
 )
 KEY, FURTHER = "score", "further_scores"  # keys of summary.json
 

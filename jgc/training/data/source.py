@@ -62,6 +62,7 @@ class Source(NamedTuple):
         further: scores beside `score`.
         void: whether training labels may be VOID.
         pictures: examples for masks.png; None without them.
+        vocabulary: of a text of characters, for a sample at the end; else empty.
     """
 
     kind: str
@@ -76,3 +77,4 @@ class Source(NamedTuple):
     further: tuple[Score, ...] = ()
     void: bool = False
     pictures: Callable[[], Pictures] | None = None
+    vocabulary: tuple[str, ...] = ()

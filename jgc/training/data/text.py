@@ -8,8 +8,11 @@ whole run. The labels of a window are the words shifted by one.
 References:
     Zaremba, Sutskever and Vinyals, "Recurrent Neural Network Regularization", arXiv:1409.2329, 2014.
 
-As in their program the text keeps its order, so the seed has no effect, and two remainders are not trained on: n mod B
-words at the end of the text, and the words at the end of each stream that do not fill a window.
+As in their program a text of words keeps its order, so the seed has no effect, and two remainders are not trained on: n
+mod B words at the end of the text, and the words at the end of each stream that do not fill a window.
+
+A text of characters is for models without a carried state: its windows start at random places that seed and step
+choose, independently of the number of nodes, and it is judged by the loss of a character.
 """
 
 import zlib
@@ -20,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jgc.training.data.score import PERPLEXITY
+from jgc.training.data.score import BITS, NATS, PERPLEXITY
 from jgc.training.data.source import EvalBatch, Labels, Source
 
 Words = npt.NDArray[np.int32]  # [n], numbers of words
@@ -38,6 +41,7 @@ class Text(NamedTuple):
         test: int32[k], likewise.
         vocabulary: the words by number.
         window: T, words of each stream in a step.
+        characters: whether the words are characters, for models without a carried state.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Text(NamedTuple):
     test: Words
     vocabulary: tuple[str, ...]
     window: int
+    characters: bool = False
 
 
 class Window(NamedTuple):
@@ -56,7 +61,7 @@ class Window(NamedTuple):
 
 
 def text_source(text: Text) -> Source:
-    """The `Source` of a text, with the next word as label; the score is the validation perplexity.
+    """The `Source` of a text, with the next word as label. Judged by the validation perplexity, of characters the loss.
 
     Raises:
         ValueError: for a window below 1, or a validation text of less than two words.
@@ -71,7 +76,9 @@ def text_source(text: Text) -> Source:
     return Source(
         kind="text",
         classes=len(text.vocabulary),
-        score=PERPLEXITY,
+        score=NATS if text.characters else PERPLEXITY,
+        further=(BITS,) if text.characters else (),
+        vocabulary=text.vocabulary if text.characters else (),
         inputs=lambda count: Window(np.zeros((count, text.window), np.int32), np.zeros(count, bool)),
         batch=partial(text_batch, text),
         evaluation=evaluation,
@@ -107,7 +114,7 @@ def text_batch(
 
     Args:
         text: the text.
-        seed: of the run; without effect.
+        seed: of the run; without effect on a text of words.
         step: from 0.
         nodes: how many nodes share the streams; node k always has the k-th of `nodes` equal, disjoint parts.
         batch_size: B, streams of all nodes.
@@ -125,17 +132,19 @@ def text_batch(
         >>> window.words.tolist(), labels.tolist(), window.start.tolist()
         ([[[3, 4, 5], [10, 11, 12]]], [[[4, 5, 6], [11, 12, 13]]], [[False, False]])
     """
-    del seed
     if nodes < 1 or batch_size % nodes or step < 0:
         raise ValueError(
             f"`nodes` must divide `batch_size` and `step` be at least 0, got {nodes} nodes, a batch of {batch_size} "
             f"and step {step}"
         )
     at = step % epoch_steps(text, batch_size) * text.window
-    stretch = len(text.train) // batch_size
-    streams = np.arange(batch_size).reshape(nodes, -1)[local]
-    words = text.train[streams[..., None] * stretch + at + np.arange(text.window + 1)].astype(np.int32)
-    return Window(words[..., :-1], np.full(streams.shape, at == 0)), words[..., 1:]
+    if text.characters:
+        first = np.random.default_rng([seed, step]).integers(0, len(text.train) - text.window, batch_size)
+    else:
+        first = np.arange(batch_size) * (len(text.train) // batch_size) + at
+    first = first.reshape(nodes, -1)[local]
+    words = text.train[first[..., None] + np.arange(text.window + 1)].astype(np.int32)
+    return Window(words[..., :-1], np.full(first.shape, text.characters or at == 0)), words[..., 1:]
 
 
 def evaluation_windows(words: Words, window: int, multiple: int = 1) -> Iterator[EvalBatch]:

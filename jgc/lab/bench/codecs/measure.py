@@ -18,6 +18,7 @@ from jgc.compress import Method, step_on_nodes
 from jgc.lab.bench.codecs import basis as bases, trivial
 from jgc.lab.bench.codecs.trivial import Code
 from jgc.lab.shared.record import Recording, flat
+from jgc.layout.chunks import CHUNK
 from jgc.layout.pack import make_packing
 from jgc.types import Compressor, Nodes, PyTree, State
 from jgc.wire.account import step_total
@@ -128,7 +129,8 @@ def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passe
                 one = flat(jax.tree.map(lambda x: np.asarray(x)[None], got))[0]
                 found.append(against(one, recording.flat[i].mean(0)))
             error, cosine = np.mean(found, axis=0)
-            yield Row("method", method.name, words, bits / recording.flat[0].size, float(error), float(cosine))
+            name = f"{method.name}, chunks" if change.get("selection") == "chunks" else method.name
+            yield Row("method", name, words, bits / recording.flat[0].size, float(error), float(cosine))
 
 
 def variants(method: Method, alphas: Sequence[float], g: np.ndarray) -> list[tuple[dict[str, Any], str]]:
@@ -137,7 +139,11 @@ def variants(method: Method, alphas: Sequence[float], g: np.ndarray) -> list[tup
     if method.name in SETTINGS:
         return [(change, ", ".join(f"{k} {v}" for k, v in change.items())) for change in SETTINGS[method.name]]
     if "alpha" in names:
-        return [({"alpha": alpha}, f"alpha {alpha:g}") for alpha in alphas]
+        found: list[tuple[dict[str, Any], str]] = [({"alpha": alpha}, f"alpha {alpha:g}") for alpha in alphas]
+        if method.name == "topk":  # other methods select as it does
+            long_enough = [alpha for alpha in alphas if alpha * CHUNK >= 1]
+            found += [({"alpha": a, "selection": "chunks"}, f"alpha {a:g}") for a in long_enough]
+        return found
     if "threshold" in names:
         levels = {alpha: float(np.quantile(np.abs(g), 1 - alpha)) for alpha in alphas}
         buffers = {alpha: {"capacity": alpha} if "capacity" in names else {} for alpha in alphas}

@@ -1,0 +1,46 @@
+"""The kind of device that a program is traced for, which decides between variants that give the same result.
+
+What is fast differs: a scatter is cheap on a CPU, and costs a pass through memory for every value on a TPU. A program
+can be compiled for devices that are not here (`jax.experimental.topologies`), so the devices of its mesh decide, not
+those of this machine.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import jax
+from jax.sharding import Mesh
+
+from jgc.types import Nodes
+
+_backend: ContextVar[str | None] = ContextVar("jgc_backend", default=None)
+
+
+def backend() -> str:
+    """ "cpu", "gpu" or "tpu": of the mesh inside `jgc.on_nodes`, elsewhere `jax.default_backend()`."""
+    return _backend.get() or jax.default_backend()
+
+
+def backend_of(nodes: Nodes) -> str:
+    """The kind of the devices of a layout; the default one if all nodes are emulated on one device."""
+    if not isinstance(nodes.mesh, Mesh):  # an AbstractMesh has no devices
+        return jax.default_backend()
+    platform = nodes.mesh.devices.flat[0].platform
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+@contextmanager
+def traced_for(nodes: Nodes) -> Iterator[None]:
+    """Trace what is inside the block for the devices of a layout.
+
+    Example:
+      >>> with traced_for(Nodes(8, 8)):
+      ...     backend()
+      'cpu'
+    """
+    token = _backend.set(backend_of(nodes))
+    try:
+        yield
+    finally:
+        _backend.reset(token)

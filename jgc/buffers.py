@@ -1,0 +1,40 @@
+"""Arrays of a loop: in buffers of their own, where the compiled programs expect them."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from jgc.misuse import check_arrays, path_of
+from jgc.placement import place, placements_of
+from jgc.types import Nodes, PyTree
+
+
+def put_arrays(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: PyTree = None) -> PyTree:
+    """The arrays where the program expects them. Where all nodes are on one device, committed to it."""
+    if nodes.mesh is None:
+        return jax.device_put(tree, device)
+    return place(tree, placements_of(tree) if placements is None else placements, nodes)
+
+
+def device_of(params: PyTree) -> SingleDeviceSharding:
+    """The device of the parameters, or the default one. Only for nodes that are all on one device."""
+    leaf = next(iter(jax.tree.leaves(params)), 0.0)
+    if isinstance(leaf, jax.core.Tracer):  # only shapes are asked for
+        return SingleDeviceSharding(jax.devices()[0])
+    return SingleDeviceSharding(next(iter(jnp.asarray(leaf).devices())))
+
+
+def copied(tree: PyTree) -> PyTree:
+    """The arrays in buffers of their own, which a step donates, and without weak types, which would compile anew."""
+    return jax.tree.map(lambda x: jnp.array(x, dtype=x.dtype), tree)
+
+
+def check_params(params: PyTree) -> None:
+    """Raise TypeError, naming the leaf, unless all leaves are arrays of floats, as optax's optimisers expect."""
+    check_arrays(params)
+    for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            raise TypeError(
+                f"the parameter {path_of(path)!r} is {x.dtype}, and optimisers take floats: keep it out of the "
+                "parameters (nnx.split(model, nnx.Param, ...), eqx.partition), e.g. in the loss's closure"
+            )

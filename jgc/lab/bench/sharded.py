@@ -1,0 +1,191 @@
+"""`python -m jgc bench methods --model gpt25m --shards 4`: devices of a node divide the parameters (FSDP).
+
+Nothing is run: each method's programs are compiled for virtual devices and weighed, the compression alone by its
+temporary memory, and a whole training step by the seconds that it takes to compile, in turn with the same step with
+plain `pmean`.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import Mesh
+
+from jgc import compress
+from jgc.compress import step_on_nodes
+from jgc.lab.bench.beside_pmean import PMEAN, TOKENS, devices_for, megabytes, shapes_of
+from jgc.lab.bench.network.methods import settings
+from jgc.lab.shared.tables import table
+from jgc.node_axis import node_grads, on_nodes
+from jgc.nodes import from_mesh
+from jgc.placement import BATCH, locally, place, placed_shapes, placements_of
+from jgc.training.errors import UserError
+from jgc.training.models import make_model
+from jgc.training.step import sharded
+from jgc.types import Compressor, Nodes, PyTree
+
+SLOW, FAST = "nodes", "shards"
+LENGTH = 32  # tokens in an example
+RATE = 0.1  # of plain SGD
+
+
+class Row(NamedTuple):
+    """A method's last phase.
+
+    Attributes:
+      method: its name.
+      temporary: bytes that the compression alone allocates on a device.
+      step: seconds to compile a whole training step, one for each repeat.
+      plain: those of the step with `pmean`, compiled just before.
+    """
+
+    method: str
+    temporary: int
+    step: tuple[float, ...]
+    plain: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """The median of the repeats' ratios of seconds."""
+        return statistics.median(own / plain for own, plain in zip(self.step, self.plain, strict=True))
+
+
+class Sharded(NamedTuple):
+    """Outcome of the benchmark. The first row is plain `pmean`'s."""
+
+    model: str
+    values: int
+    shard: int
+    nodes: int
+    shards: int
+    rows: tuple[Row, ...]
+
+
+class Case(NamedTuple):
+    """A model's parameters, divided among the devices of each node, and its loss."""
+
+    nodes: Nodes
+    params: PyTree
+    placements: PyTree
+    loss: Callable[[PyTree, jax.Array], jax.Array]
+
+
+def measure(model: str, nodes: int, shards: int, repeats: int, methods: Sequence[str] = ()) -> Sharded:
+    """Compile methods for nodes whose devices divide the parameters.
+
+    Args:
+      model: a name in `jgc.training.models.MODELS`, of a model of text.
+      nodes: how many.
+      shards: devices of each node, at least 2.
+      repeats: how often a whole step is compiled.
+      methods: names, with settings after colons (powersgd:rank=4); all that can compress shards if there are none.
+
+    Raises:
+      UserError: an unknown model, method or setting, a model of images, or fewer devices.
+    """
+    names = list(methods) or [name for name in compress.METHODS if name != "gradiveq"]
+    chosen = {name: compress.build(settings(name)) for name in names}
+    case = case_of(model, nodes, shards)
+    plain_of, plain = compression(case, None)
+    rows = [Row(PMEAN, temporary(plain), (1.0,), (1.0,))]
+    for name, compressor in chosen.items():
+        aggregate, program = compression(case, compressor)
+        seconds = [(seconds_to_compile(case, aggregate), seconds_to_compile(case, plain_of)) for _ in range(repeats)]
+        rows.append(Row(name, temporary(program), *zip(*seconds, strict=True)))
+    leaves = jax.tree.leaves(case.params)
+    shard = sum(x.addressable_shards[0].data.nbytes for x in leaves)
+    return Sharded(model, sum(x.size for x in leaves), shard, nodes, shards, tuple(rows))
+
+
+def case_of(model: str, count: int, shards: int) -> Case:
+    """A model of text on a mesh of `count` nodes of `shards` devices.
+
+    Raises:
+      UserError: an unknown model, a model of images, fewer devices.
+    """
+    devices = np.array(devices_for(count * shards)).reshape(count, shards)
+    shapes = shapes_of(model)
+    built = make_model(model, TOKENS)
+    if built.kind != "text":
+        raise UserError(f"--shards needs a model of text, such as gpt25m, got {model}")
+    nodes = from_mesh(Mesh(devices, (SLOW, FAST)), SLOW, FAST)
+    params = place(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), sharded(shapes, nodes), nodes)
+
+    def loss(params, tokens):
+        scores = built.module.apply({"params": params}, tokens, train=True)
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores[:, :-1], tokens[:, 1:]))
+
+    return Case(nodes, params, placements_of(params), loss)
+
+
+class Aggregation(NamedTuple):
+    """`(gradients [K, ...], state) -> (mean, state)`, and the state before the first step."""
+
+    run: Callable[[PyTree, Any], tuple[PyTree, Any]]
+    state: Any
+
+
+def compression(case: Case, compressor: Compressor | None) -> tuple[Aggregation, Any]:
+    """The last phase of a method, or `pmean` if it is None, and its program alone."""
+    nodes, placements = case.nodes, case.placements
+    if compressor is None:
+
+        def plain(grads):
+            return jax.tree.map(lambda x: lax.pmean(x, SLOW), grads)
+
+        mean = on_nodes(plain, nodes, (locally(placements),), placements)
+        found = Aggregation(lambda grads, state: (mean(grads), state), ())
+    else:
+        state = compressor.init(jax.random.key(0), case.params, nodes)
+        step = step_on_nodes(
+            compressor.aggregate, compressor.schedule[-1].value, nodes, placements, placements_of(state)
+        )
+        key = jax.random.key(1)
+        found = Aggregation(lambda grads, state: step(key, grads, state)[:2], state)
+    grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct((nodes.count, *x.shape), x.dtype), case.params)
+    grads = placed_shapes(grads, locally(placements), nodes)
+    return found, jax.jit(found.run, donate_argnums=1).lower(grads, found.state).compile()
+
+
+def seconds_to_compile(case: Case, aggregation: Aggregation) -> float:
+    """Seconds to trace and compile a whole step: gradients of the loss, their mean, and plain SGD."""
+    gradients = node_grads(case.loss, case.nodes, placements=case.placements)
+    tokens = place(np.zeros((case.nodes.count, case.nodes.size((FAST,)), LENGTH), np.int32), BATCH, case.nodes)
+
+    def step(params, state, tokens):
+        mean, state = aggregation.run(gradients(params, tokens)[1], state)
+        return jax.tree.map(lambda p, m: p - RATE * m, params, mean), state
+
+    started = perf_counter()
+    jax.jit(step, donate_argnums=(0, 1)).lower(case.params, aggregation.state, tokens).compile()
+    return perf_counter() - started
+
+
+def temporary(program: Any) -> int:
+    """Bytes that a compiled program allocates on a device, beside arguments and results."""
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def markdown(found: Sharded, machine: str) -> str:
+    """The page."""
+
+    def cells(row):
+        own = [megabytes(row.temporary), f"{row.temporary / found.shard:.2f}"]
+        if row.method == PMEAN:
+            return [row.method, *own, "", "1"]
+        return [row.method, *own, f"{statistics.median(row.step):.1f}", f"{row.ratio:.2f}"]
+
+    return "\n\n".join([
+        f"`{found.model}`, {found.values:,} parameters, {found.nodes} nodes of {found.shards} devices that divide the "
+        f"parameters; the gradient's shard of a device has {megabytes(found.shard)} MB; {machine}.",
+        "Nothing was run. Temporary memory: the compression alone, on one device. Compiling: a whole training step of "
+        "the method's last phase, tracing included, over the same step with plain `pmean`, compiled in turn; medians.",
+        table(["method", "temporary, MB", "of the shard", "step, compile s", "of the step with pmean"],
+              [cells(row) for row in found.rows]),
+    ]) + "\n"  # fmt: skip

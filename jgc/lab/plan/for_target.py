@@ -1,0 +1,70 @@
+"""A plan for a target: the methods and parameters that the command line asks for, compiled."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from jgc import compress
+from jgc.lab.plan.needs import config_of, shapes_of
+from jgc.lab.plan.programs import rows_of
+from jgc.lab.plan.shapes import divided, number, transformer
+from jgc.lab.plan.target_page import DENSE, TargetPlan
+from jgc.lab.plan.targets import Target
+from jgc.lab.shared.choices import registered_name
+from jgc.training.errors import values_of_the_user
+from jgc.types import Compressor, Nodes, PyTree
+
+
+class Asked(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+      variants: settings by the method's name.
+      options: words of `train.py`'s command line by the method's name.
+      workload: whose model, and whose settings of methods.
+      params: in place of its model a transformer with so many parameters, such as "25M"; "" for none.
+      alpha: share of each layer that is selected; None for the workload's.
+      shard: whether the devices of a node divide the parameters.
+    """
+
+    variants: dict[str, Any]
+    options: dict[str, list[str]]
+    workload: str
+    params: str = ""
+    alpha: float | None = None
+    shard: bool = False
+
+
+def plan_for(target: Target, asked: Asked, gbits: float, told: Callable[[str], None]) -> TargetPlan:
+    """Compile every phase of the methods for a target, the dense step's first.
+
+    Raises:
+      UserError: a setting that no run can have, or parameters that cannot be divided.
+    """
+    nodes = target.nodes()
+    with values_of_the_user():
+        methods, shapes = methods_of(asked, nodes)
+    whole = jax.tree.leaves(shapes)
+    if asked.shard:
+        shapes = divided(shapes, nodes)
+    model = f"a transformer of {asked.params}" if asked.params else asked.workload
+    rows = rows_of(methods, shapes, target, told)
+    return TargetPlan(target, model, asked.shard, sum(x.size for x in whole), len(whole), tuple(rows), gbits)
+
+
+def methods_of(asked: Asked, nodes: Nodes) -> tuple[dict[str, Compressor], PyTree]:
+    """The compressors, dense first, and the shapes of the parameters."""
+    found: dict[str, Compressor] = {DENSE: compress.dense()}
+    shapes: PyTree = transformer(number(asked.params)) if asked.params else None
+    for name, settings in asked.variants.items():
+        # the batch of a config only has to fit its nodes: nothing but the model and the methods is used
+        words = [f"--nodes={nodes.count}", f"--batch-size={nodes.count}", *asked.options[name]]
+        config = config_of(settings, asked.workload, words, asked.alpha)
+        method = DENSE if registered_name(name) == DENSE else name
+        if asked.params:
+            found[method] = compress.build(config.compressor)  # all layers alike
+        else:
+            parts, state, *_ = shapes_of(config, Nodes(nodes.count, nodes.count))
+            found[method], shapes = parts.compressor, state.params
+    return found, shapes

@@ -1,0 +1,144 @@
+"""Compile every method's step for a target, and read from the program what it sends, needs and takes."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from jgc.compress import step_of_shapes
+from jgc.lab.plan.cycles import Cycles, cycles_of
+from jgc.lab.plan.targets import Target, compiled_for
+from jgc.placement import SHARED, spec
+from jgc.types import Compressor, Nodes, PyTree
+from jgc.wire.hlo import Collective, collectives
+
+READ = "one read"  # the row of a program that reads every gradient once
+
+
+class Program(NamedTuple):
+    """A compiled step of one phase of a method. Figures are those of one device.
+
+    Attributes:
+      method, phase: their names.
+      inside: bytes sent in a step inside a host or slice, by collective.
+      across: bytes sent in a step between hosts or slices, by collective.
+      temporary: bytes of temporary memory.
+      arguments: bytes of arguments: gradients, the method's state, and the key.
+      seconds: to trace and compile; `cpu_seconds` are the processors', which others on the machine do not change.
+      cycles: the compiler's estimate; None where it makes none.
+      collectives: as `jgc.wire.hlo` reads them.
+    """
+
+    method: str
+    phase: str
+    inside: dict[str, float]
+    across: dict[str, float]
+    temporary: int
+    arguments: int
+    seconds: float
+    cpu_seconds: float
+    cycles: Cycles | None
+    collectives: tuple[Collective, ...] = ()
+
+
+class Refusal(NamedTuple):
+    """A method that cannot run on the target, and why."""
+
+    method: str
+    reason: str
+
+
+Row = Program | Refusal
+
+
+def rows_of(
+    methods: dict[str, Compressor], shapes: PyTree, target: Target, told: Callable[[str], None] = lambda line: None
+) -> list[Row]:
+    """Compile every phase of every method.
+
+    Args:
+      methods: by the name of their rows.
+      shapes: of the parameters, with shardings where devices of a node divide them (`divided`).
+      target: the devices.
+      told: called with a line after each program.
+    """
+    nodes = target.nodes()
+    rows: list[Row] = [read_program(shapes, target, nodes)]
+    count = sum(len(method.schedule) for method in methods.values())
+    done = 0
+    for name, method in methods.items():
+        for phase in method.schedule:
+            done += 1
+            try:
+                row: Row = program(name, method, phase.name, phase.value, shapes, target, nodes)
+            except ValueError as error:  # a method that does not take shards
+                row = Refusal(name, " ".join(str(error).split()))
+            told(f"{done} of {count}, {target.name}: {name}, {phase.name}: {said(row)}")
+            rows.append(row)
+            if isinstance(row, Refusal):
+                done += len(method.schedule) - 1
+                break
+    return rows
+
+
+def said(row: Row) -> str:
+    """A row's progress line."""
+    return f"compiled in {row.seconds:.1f} s" if isinstance(row, Program) else f"refused: {row.reason}"
+
+
+def program(
+    name: str, method: Compressor, phase: str, value: Hashable, shapes: PyTree, target: Target, nodes: Nodes
+) -> Program:
+    """Compile one phase. Its state is donated, as a loop does.
+
+    Raises:
+      ValueError: the method does not fit the parameters or their shards.
+    """
+    step, arguments = step_of_shapes(method, value, shapes, nodes)
+    return _compiled(name, phase, step, arguments, target, donate=(2,))
+
+
+def read_program(shapes: PyTree, target: Target, nodes: Nodes) -> Program:
+    """The largest magnitude of a node's whole gradient: one read, to compare cycles with."""
+
+    def run(grads):
+        return jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(grads)]))
+
+    def one(x):
+        own = getattr(x, "sharding", None)
+        return jax.ShapeDtypeStruct(own.shard_shape(x.shape) if own else x.shape, x.dtype, sharding=whole)
+
+    whole = NamedSharding(nodes.mesh, spec(SHARED, nodes))  # type: ignore[arg-type]
+    return _compiled(READ, "", run, (jax.tree.map(one, shapes),), target)
+
+
+def _compiled(
+    name: str, phase: str, run: Callable, arguments: Sequence[Any], target: Target, donate: tuple[int, ...] = ()
+) -> Program:
+    started, busy = perf_counter(), process_time()
+    compiled = compiled_for(jax.jit(run, donate_argnums=donate).lower(*arguments))
+    seconds = perf_counter() - started, process_time() - busy
+    text: Any = compiled.as_text()
+    memory: Any = compiled.memory_analysis()
+    found = collectives(text)
+    inside, across = by_link(found, target)
+    sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes
+    return Program(name, phase, inside, across, *sizes, *seconds, cycles_of(text), found)
+
+
+def by_link(found: Sequence[Collective], target: Target) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes that one device sends, by collective: inside a host or slice, and by those that reach others."""
+    inside, across = Counter[str](), Counter[str]()
+    for one in found:
+        link = across if leaves_group(one, target.per_group) else inside
+        link[one.op] += float(one.sent_bytes)  # type: ignore[assignment]
+    return dict(inside), dict(across)
+
+
+def leaves_group(one: Collective, per_group: int) -> bool:
+    """Whether a collective's devices are of several hosts or slices of so many devices each."""
+    return one.between_slices or any(len({i // per_group for i in group}) > 1 for group in one.groups)

@@ -1,0 +1,297 @@
+"""Local steps: every node takes H steps of its own, then the nodes exchange how far they have come, compressed.
+
+    local = jgc.local_steps(
+        inner=optax.adamw(1e-3), outer=optax.sgd(0.7, momentum=0.9, nesterov=True),
+        compressor=jgc.compress.topk(alpha=0.01), every=30, nodes=nodes,
+    )
+    init, step = local.make_step(loss)
+    state = init(jax.random.key(0), params)
+    for batch in batches:
+        state, metrics = step(state, batch)
+
+With `dense` this is DiLoCo, with fragments Streaming DiLoCo. `jgc.method.outer` has the equations.
+
+References:
+  Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", Algorithm 1.
+  Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", Algorithm 2.
+
+Differs from the papers
+  1. Fragments are ranges of the parameters' arrays in tree order, of about equal size; the paper's are whole blocks.
+  2. With an overlap, the result replaces a node's own parameters (`merge=0`), unless `merge` says otherwise. The paper
+     averages the two (`merge=0.5`).
+"""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jgc.buffers import copied, device_of, put_arrays
+from jgc.method.bytes_per_step import StepBytes
+from jgc.method.outer import Arrays, Due, Parts
+from jgc.method.phases import phase_after, phase_at
+from jgc.misuse import check_compressor
+from jgc.node_axis import node_grads
+from jgc.placement import BATCH, check_node_axes
+from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
+
+if TYPE_CHECKING:
+    import optax
+
+
+class LocalState(NamedTuple):
+    """The state that a loop carries from step to step. `step` donates its arrays: use the returned state alone.
+
+    Attributes:
+      step: inner steps so far, on the host.
+      phases: the compressor's phase of each fragment's last exchange, on the host.
+      params: the parameters that all nodes share, as the last outer steps left them: what to evaluate and to keep.
+      outer: the outer optimiser's states, one for each fragment, equal on all nodes.
+      waiting: with an overlap, the aggregates that wait to be applied.
+      compressor: the compressor's states, one for each fragment; local leaves have a leading axis [K].
+      own: each node's own parameters, leaves [K, ...].
+      inner: each node's own state of the inner optimiser, leaves [K, ...].
+      key: the random key of all exchanges; that after step s uses `fold_in(key, s)`.
+    """
+
+    step: int
+    phases: tuple[Phase, ...]
+    params: PyTree
+    outer: tuple[PyTree, ...]
+    waiting: tuple[PyTree, ...]
+    compressor: tuple[State, ...]
+    own: PyTree
+    inner: PyTree
+    key: Key
+
+
+class LocalMetrics(NamedTuple):
+    """What a step reports, on the devices: reading a value waits for the step. Between exchanges nothing is averaged.
+
+    Attributes:
+      loss: f32[K], each node's own, before its update.
+      finite: bool[K], whether a node's gradient was finite; where it was not, the node left out this step.
+      exchanged: the fragment that was exchanged after the step; None if none was.
+      info: its `Info`, leaves [K]; None without an exchange. If `info.finite` is false, the exchange changed nothing.
+      aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None.
+    """
+
+    loss: Array
+    finite: Array
+    exchanged: int | None
+    info: Info | None
+    aux: PyTree = None
+
+
+Init = Callable[[Key, PyTree], LocalState]
+Step = Callable[[LocalState, PyTree], tuple[LocalState, LocalMetrics]]
+
+
+class LocalSteps(NamedTuple):
+    """Training with local steps; `local_steps` makes it.
+
+    Attributes:
+      parts: the settings, and the pure functions of whole arrays, for a loop of your own.
+    """
+
+    parts: Parts
+
+    def due(self, done: int) -> Due:
+        """The fragment that is exchanged after `done` steps, and the one whose outer step comes then; or None."""
+        return self.parts.due(done)
+
+    def bytes_per_round(self, params: PyTree) -> dict[str, StepBytes]:
+        """The bytes of H steps by the compressor's phase; see `jgc.StepBytes`. `uncompressed` is that of H gradients.
+
+        Example:
+          >>> import jgc, optax
+          >>> nodes = jgc.make_nodes(4, devices=jax.devices()[:1])
+          >>> local = jgc.local_steps(optax.sgd(1), optax.sgd(1), jgc.compress.topk(alpha=0.01), 30, nodes)
+          >>> local.bytes_per_round({"w": jax.ShapeDtypeStruct((100, 100), "float32")})["top-k"]
+          StepBytes(device=0.0, node=508.0, uncompressed=1200000.0)
+        """
+        return self.parts.bytes_per_round(params)
+
+    def make_step(self, loss: Callable[..., Any], has_aux: bool = False, unroll: bool = True) -> tuple[Init, Step]:
+        """Make the two functions of a training loop: `init` and `step`.
+
+        `init(key, params)` copies the parameters to the devices, for all nodes and for each. `step(state, batch)` takes
+        one inner step on every node, which sends nothing; then come the exchange and the outer step that are due. It
+        compiles one program for the inner step and one for each fragment and phase, and donates the state.
+
+        Args:
+          loss: `(params, batch) -> scalar`, the mean loss over a node's own examples; with `has_aux`
+            `-> (scalar, aux)`.
+          has_aux: as in `jax.value_and_grad`.
+          unroll: see `jgc.on_nodes`; True is much faster for convolutions on CPU.
+
+        Returns:
+          `init(key, params) -> LocalState` and `step(state, batch) -> (LocalState, LocalMetrics)`. The leaves of
+          `batch` have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`, `params`
+          and `batch` are equal in all of them, or global arrays (`jgc.place_parts`).
+
+        Raises:
+          TypeError: in `init`, a leaf of the parameters that is not an array of floats.
+          ValueError: in `init`, more fragments than arrays, or an optimiser that holds `as_optax`; in `step`, a leaf of
+            the batch whose first axis is not K.
+        """
+        loop = _Loop(self.parts, loss, has_aux, unroll, {})
+        return loop.init, loop.step
+
+
+def local_steps(
+    inner: "optax.GradientTransformation",
+    outer: "optax.GradientTransformation",
+    compressor: Compressor,
+    every: int,
+    nodes: Nodes,
+    fragments: int = 1,
+    overlap: int = 0,
+    merge: float = 0.0,
+) -> LocalSteps:
+    """Train with H local steps on every node between two exchanges.
+
+    After H inner steps the compressor aggregates the nodes' pseudo-gradients, theta - theta_k: the parameters that all
+    share minus the node's own. The outer optimiser takes a step with the aggregate as its gradient, and every node goes
+    on from the result. Parameters and inner state are each node's own; outer state and aggregate are equal on all.
+    The compressor's memory and phases count exchanges, not steps.
+
+    Args:
+      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has one of its own.
+      outer: any optax optimiser, e.g. `optax.sgd(0.7, momentum=0.9, nesterov=True)`; `optax.sgd(1.0)` takes the mean of
+        the nodes' parameters.
+      compressor: any of `jgc.compress` that leaves the momentum to the optimiser.
+      every: H, inner steps between two exchanges of a parameter, at least 1.
+      nodes: the layout; parameters may be divided among the devices of a node.
+      fragments: parts of the parameters, exchanged one after the other within H steps; from 1 to H, and at most the
+        arrays of the parameters.
+      overlap: steps from an exchange to the outer step with its result, from 0 to H - 1: time in which it can travel.
+      merge: share of its own parameters that a node keeps when it takes over the shared ones, in [0, 1).
+
+    Raises:
+      TypeError: something else in place of an optimiser or a compressor.
+      ValueError: `every` below 1, `fragments`, `overlap` or `merge` out of range, a compressor that owns the momentum.
+
+    Example:
+      >>> import jax.numpy as jnp, jgc, optax
+      >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
+      >>> local = local_steps(optax.sgd(0.25), optax.sgd(1.0), jgc.compress.dense(), every=2, nodes=nodes)
+      >>> init, step = local.make_step(lambda w, x: jnp.mean((w - x) ** 2))
+      >>> state = init(jax.random.key(0), jnp.zeros(1))
+      >>> for _ in range(2):
+      ...     state, metrics = step(state, jnp.array([[1.0], [3.0]]))
+      ...     print(state.params, state.own.tolist(), metrics.exchanged)
+      [0.] [[0.5], [1.5]] None
+      [1.5] [[1.5], [1.5]] 0
+    """
+    for name, x in (("inner", inner), ("outer", outer)):
+        if not (hasattr(x, "init") and hasattr(x, "update")):
+            raise TypeError(f"{name} must be an optax optimiser, e.g. optax.sgd(0.7), got {x!r}")
+    check_compressor(compressor)
+    if compressor.owns_momentum:
+        raise ValueError(
+            "the compressor's memory owns a momentum, and pseudo-gradients get theirs from the outer optimiser: use a "
+            "method without (momentum_correction=False), and optax.sgd(rate, momentum=0.9) as `outer`"
+        )
+    if every < 1:
+        raise ValueError(f"every must be at least 1 step, got {every}")
+    if not 1 <= fragments <= every:
+        raise ValueError(f"fragments must be from 1 to every = {every}, one exchange after a step, got {fragments}")
+    if not 0 <= overlap < every:
+        raise ValueError(f"overlap must be from 0 to every - 1 = {every - 1} steps, got {overlap}")
+    if not 0 <= merge < 1:
+        raise ValueError(f"merge must be in [0, 1) (0: every node takes over the shared parameters), got {merge}")
+    return LocalSteps(Parts(inner, outer, compressor, every, nodes, fragments, overlap, merge))
+
+
+class _Loop(NamedTuple):
+    """A loss with the compiled programs so far, by what they do."""
+
+    parts: Parts
+    loss: Callable[..., Any]
+    has_aux: bool
+    unroll: bool
+    programs: dict[Hashable, Callable[..., Any]]
+
+    def init(self, key: Key, params: PyTree) -> LocalState:
+        parts = self.parts
+        arrays = parts.first(key, params)
+        phases = (phase_at(parts.compressor.schedule, 0),) * parts.fragments
+        return LocalState(0, phases, *arrays, put_arrays(key, parts.nodes, device_of(params)))
+
+    def step(self, state: LocalState, batch: PyTree) -> tuple[LocalState, LocalMetrics]:
+        parts, put = self.parts, partial(put_arrays, nodes=self.parts.nodes, device=device_of(state.params))
+        arrays, key, phases, done = Arrays(*state[2:-1]), state.key, state.phases, state.step + 1
+        if not self.programs:  # moves nothing, unless the state was restored from somewhere
+            arrays, key = put(arrays, placements=parts.placements(arrays)), put(key)
+        check_node_axes(BATCH, batch, parts.nodes, "the batch")
+        taken = self._program("inner", self._inner, arrays)(arrays.own, arrays.inner, put(batch, placements=BATCH))
+        own, inner, loss, finite, aux = taken
+        arrays, info, due = arrays._replace(own=own, inner=inner), None, parts.due(done)
+        if due.exchange is not None:
+            arrays, phase = self._enter(arrays, due.exchange, phases[due.exchange], done)
+            phases = (*phases[: due.exchange], phase, *phases[due.exchange + 1 :])
+            exchange = self._program((due.exchange, phase.value), self._exchange, arrays, due.exchange, phase.value)
+            arrays, info = exchange(arrays, key, np.int32(state.step))
+        if parts.overlap and due.apply is not None:
+            arrays = self._program(("apply", due.apply), self._apply, arrays, due.apply)(arrays)
+        return LocalState(done, phases, *arrays, key), LocalMetrics(loss, finite, due.exchange, info, aux)
+
+    def _enter(self, arrays: Arrays, fragment: int, before: Phase, done: int) -> tuple[Arrays, Phase]:
+        """The phase of a fragment's exchange, and the arrays after the compressor's transition to it."""
+        parts, states = self.parts, list(arrays.compressor)
+        method, round_ = parts.method(), parts.round_of(fragment, done)
+        phase = phase_after(method, before, round_, states[fragment], parts.nodes)
+        if phase.value == before.value:
+            return arrays, phase
+        after = method.transition(before.value, phase.value, states[fragment], parts.nodes)
+        states[fragment] = put_arrays(copied(after), parts.nodes, device_of(arrays.params))
+        return arrays._replace(compressor=tuple(states)), phase
+
+    def _program(self, name: Hashable, make: Callable[..., Any], arrays: Arrays, *args: Any) -> Callable[..., Any]:
+        # Devices of a CPU are threads of one processor: collectives of several programs at once can wait forever.
+        mesh = self.parts.nodes.mesh
+        if mesh is not None and mesh.size > 1 and jax.default_backend() == "cpu":
+            jax.block_until_ready(arrays)
+        name = name, jax.tree.structure(arrays)
+        if name not in self.programs:
+            self.programs[name] = make(arrays, *args)
+        return self.programs[name]
+
+    def _inner(self, arrays: Arrays) -> Callable[..., Any]:
+        parts, placements = self.parts, self.parts.placements(arrays)
+        gradients = node_grads(
+            self.loss, parts.nodes, has_aux=self.has_aux, unroll=self.unroll, placements=placements.own
+        )
+        inner_step = parts.make_inner(placements)
+
+        def inner_update(own, inner, batch):
+            values, grads = gradients(own, batch)  # values: [K], or ([K], aux [K, ...]); grads: [K, ...]
+            loss, aux = values if self.has_aux else (values, None)
+            own, inner, finite = inner_step(own, inner, grads)
+            return own, inner, loss, finite, aux
+
+        shardings = jax.tree.map(lambda x: x.sharding, (arrays.own, arrays.inner))
+        return jax.jit(inner_update, donate_argnums=(0, 1), out_shardings=(*shardings, None, None, None))
+
+    def _exchange(self, arrays: Arrays, fragment: int, phase: Hashable) -> Callable[..., Any]:
+        parts = self.parts
+        leaves = parts.leaves(arrays.params)[fragment]
+        exchange = parts.make_exchange(parts.placements(arrays), leaves, fragment, phase)
+
+        def exchange_update(arrays, key, step):
+            return exchange(jax.random.fold_in(key, step), arrays)
+
+        shardings = jax.tree.map(lambda x: x.sharding, arrays)
+        return jax.jit(exchange_update, donate_argnums=0, out_shardings=(shardings, None))
+
+    def _apply(self, arrays: Arrays, fragment: int) -> Callable[..., Any]:
+        parts = self.parts
+        apply = parts.make_apply(parts.placements(arrays), parts.leaves(arrays.params)[fragment], fragment)
+
+        def outer_update(arrays):
+            return apply(arrays, arrays.waiting[fragment])
+
+        return jax.jit(outer_update, donate_argnums=0, out_shardings=jax.tree.map(lambda x: x.sharding, arrays))

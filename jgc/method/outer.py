@@ -1,0 +1,270 @@
+"""The parts of training with local steps, as pure functions of whole arrays. `jgc.local_steps` makes a loop of them.
+
+With theta the parameters that all nodes share, theta_k those of node k, in every step and then after every H steps:
+
+    theta_k = inner step on node k
+    Delta = aggregate of the pseudo-gradients theta - theta_k     the compressor, over all nodes
+    theta = outer step with the gradient Delta
+    theta_k = merge * theta_k + (1 - merge) * theta
+
+With P fragments each range of leaves has a compressor's state, an outer state and H steps of its own, staggered by
+H / P steps. With `overlap` the last two lines come that many steps after the exchange.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jgc.buffers import check_params, copied, device_of, put_arrays
+from jgc.method.bytes_per_step import StepBytes, bytes_per_step
+from jgc.method.fragments import cut, put_back, take
+from jgc.method.guard import guarded, not_finite
+from jgc.method.shards import info_of_node
+from jgc.misuse import holds_state
+from jgc.node_axis import on_nodes
+from jgc.placement import LOCAL, SHARED, Sharded, is_placement, locally, of_node, placements_of
+from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
+
+if TYPE_CHECKING:
+    import optax
+
+
+class Waiting(NamedTuple):
+    """An aggregate that the outer optimiser has not had yet, and whether it is finite, bool[]."""
+
+    mean: PyTree
+    finite: Any
+
+
+class Arrays(NamedTuple):
+    """The arrays of a run with local steps. Tuples have an entry for each fragment.
+
+    Attributes:
+      params: the parameters that all nodes share, as the last outer steps left them.
+      outer: the outer optimiser's states, equal on all nodes.
+      waiting: with an overlap, the aggregates that wait; else ().
+      compressor: the compressor's states.
+      own: each node's own parameters, [K, ...].
+      inner: each node's own state of the inner optimiser, [K, ...].
+    """
+
+    params: PyTree
+    outer: tuple[PyTree, ...]
+    waiting: tuple[Waiting, ...]
+    compressor: tuple[State, ...]
+    own: PyTree
+    inner: PyTree
+
+
+class Due(NamedTuple):
+    """The fragment to exchange after a step, and the one whose outer step is due; None if there is none."""
+
+    exchange: int | None
+    apply: int | None
+
+
+class Parts(NamedTuple):
+    """The settings of `jgc.local_steps`, checked, and the functions that follow from them."""
+
+    inner: "optax.GradientTransformation"
+    outer: "optax.GradientTransformation"
+    compressor: Compressor
+    every: int
+    nodes: Nodes
+    fragments: int
+    overlap: int
+    merge: float
+
+    def due(self, done: int) -> Due:
+        """What comes after `done` inner steps. At most one fragment is exchanged after a step.
+
+        Example:
+          >>> import jgc, optax
+          >>> parts = jgc.local_steps(optax.sgd(1), optax.sgd(1), jgc.compress.dense(), 6, jgc.make_nodes(1), 2, 1)
+          >>> [parts.due(done).exchange for done in range(1, 7)]
+          [None, None, 0, None, None, 1]
+          >>> [parts.due(done).apply for done in range(1, 8)]
+          [None, None, None, 0, None, None, 1]
+        """
+        ends = [self._first_end(i) for i in range(self.fragments)]
+
+        def fragment(at: int) -> int | None:
+            return next((i for i, end in enumerate(ends) if at >= end and (at - end) % self.every == 0), None)
+
+        return Due(fragment(done), fragment(done - self.overlap))
+
+    def round_of(self, fragment: int, done: int) -> int:
+        """How often a fragment had been exchanged before the exchange that comes after `done` inner steps."""
+        return (done - self._first_end(fragment)) // self.every
+
+    def _first_end(self, fragment: int) -> int:
+        return (fragment + 1) * self.every // self.fragments
+
+    def leaves(self, params: PyTree) -> tuple[tuple[int, ...], ...]:
+        """The leaves of each fragment, by index.
+
+        Raises:
+          ValueError: more fragments than leaves.
+        """
+        sizes = [x.size for x in jax.tree.leaves(params)]
+        if self.fragments > len(sizes):
+            raise ValueError(
+                f"fragments={self.fragments} exceeds the {len(sizes)} arrays of the parameters: "
+                f"give at most {len(sizes)} (jax.lax.scan keeps all layers in one array)"
+            )
+        return cut(sizes, self.fragments)
+
+    def method(self) -> Compressor:
+        """The compressor of one fragment: its patterns of layers need not match in every fragment."""
+        core = self.compressor.core
+        return guarded(core._replace(check=None)) if self.fragments > 1 and core.check else self.compressor
+
+    def first(self, key: Key, params: PyTree) -> Arrays:
+        """The arrays before the first step, placed on the devices. See `jgc.LocalSteps.init`."""
+        check_params(params)
+        leaves, core = self.leaves(params), self.compressor.core
+        if core is not None and core.check is not None:
+            core.check(params)
+        put = partial(put_arrays, nodes=self.nodes, device=device_of(params))
+        params = put(copied(params))
+        inner = put(copied(self.inner.init(params)))
+        parts = [take(params, own) for own in leaves]
+        outer = tuple(put(copied(self.outer.init(part))) for part in parts)
+        for name, state in (("inner", inner), ("outer", outer)):
+            if holds_state(state):
+                raise ValueError(f"the {name} optimiser holds as_optax, and local_steps compresses by itself: "
+                                 "give it without as_optax")  # fmt: skip
+        keys = [key] if self.fragments == 1 else [jax.random.fold_in(key, i) for i in range(self.fragments)]
+        states = tuple(
+            put(copied(self.method().init(own, part, self.nodes))) for own, part in zip(keys, parts, strict=True)
+        )
+        waiting = tuple(put(copied(Waiting(jax.tree.map(jnp.zeros_like, part), jnp.bool_(True)))) for part in parts)
+        copies = _for_every_node((params, inner), self.nodes)
+        arrays = Arrays(params, outer, waiting if self.overlap else (), states, *copies)
+        return put(arrays, placements=self.placements(arrays))
+
+    def placements(self, arrays: Arrays) -> Arrays:
+        """The placement of every array."""
+        shared = placements_of(arrays.params)
+        return Arrays(
+            shared,
+            placements_of(arrays.outer),
+            placements_of(arrays.waiting),
+            placements_of(arrays.compressor),
+            locally(shared),
+            jax.tree.map(of_node, arrays.inner),
+        )
+
+    def make_inner(self, placements: Arrays) -> Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree, Array]]:
+        """`(own, inner, grads), all [K, ...] -> (own, inner, finite bool[K])`: a step of each node, without messages.
+
+        A node whose gradient is not finite leaves its parameters and its inner state as they are.
+        """
+        import optax  # here: `import jgc` must not wait for it
+
+        def one(own, inner, grads):
+            updates, after = self.inner.update(grads, inner, own)
+            fine = ~jnp.any(jnp.stack([not_finite(x) for x in jax.tree.leaves(grads) if x.size]))
+            new = optax.apply_updates(own, updates), after
+            return *jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, (own, inner)), fine
+
+        own, inner = placements.own, placements.inner
+        divided = any(isinstance(x, Sharded) for x in jax.tree.leaves(own, is_leaf=is_placement))
+        return on_nodes(one, self.nodes, (own, inner, own), (own, inner, LOCAL), partitioned=divided)
+
+    def make_exchange(
+        self, placements: Arrays, leaves: tuple[int, ...], fragment: int, phase: Hashable
+    ) -> Callable[[Key, Arrays], tuple[Arrays, Info]]:
+        """`(key, arrays) -> (arrays, info [K])`: aggregate a fragment's pseudo-gradients; without overlap, apply them.
+
+        If a pseudo-gradient is not finite on any node, nothing changes on any node.
+        """
+        method = self.method()
+
+        def one(key, shared, own, state):
+            mean, state, info = method.aggregate(phase, key, difference(shared, own), state, self.nodes)
+            info = info_of_node(info, self.nodes)
+            return Waiting(mean, info.finite), state, info
+
+        shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
+        state = placements.compressor[fragment]
+        aggregate = on_nodes(one, self.nodes, (SHARED, shared, own, state), (Waiting(shared, SHARED), state, LOCAL))
+        apply = self.make_apply(placements, leaves, fragment)
+
+        def exchange(key, arrays):
+            part, own = take(arrays.params, leaves), take(arrays.own, leaves)
+            result, after, info = aggregate(key, part, own, arrays.compressor[fragment])
+            arrays = arrays._replace(compressor=_replaced(arrays.compressor, fragment, after))
+            if self.overlap:
+                return arrays._replace(waiting=_replaced(arrays.waiting, fragment, result)), info
+            return apply(arrays, result), info
+
+        return exchange
+
+    def make_apply(
+        self, placements: Arrays, leaves: tuple[int, ...], fragment: int
+    ) -> Callable[[Arrays, Waiting], Arrays]:
+        """`(arrays, aggregate) -> arrays`: a fragment's outer step, and its result in every node's own parameters."""
+        import optax
+
+        def settle(theta, own, finite):
+            def mixed(a, b):
+                mix = self.merge * b + (1 - self.merge) * a if self.merge else a
+                return jnp.where(finite, mix, b)
+
+            return jax.tree.map(mixed, theta, own)
+
+        shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
+        on_all = on_nodes(settle, self.nodes, (shared, own, SHARED), own)
+
+        def apply(arrays, result):
+            old = take(arrays.params, leaves), arrays.outer[fragment]
+            updates, state = self.outer.update(result.mean, old[1], old[0])
+            new = optax.apply_updates(old[0], updates), state
+            theta, state = jax.tree.map(lambda a, b: jnp.where(result.finite, a, b), new, old)
+            return arrays._replace(
+                params=put_back(arrays.params, theta, leaves),
+                outer=_replaced(arrays.outer, fragment, state),
+                own=put_back(arrays.own, on_all(theta, take(arrays.own, leaves), result.finite), leaves),
+            )
+
+        return apply
+
+    def bytes_per_round(self, params: PyTree) -> dict[str, StepBytes]:
+        """The bytes of H steps, in which every fragment is exchanged once, by the name of the compressor's phase.
+
+        `uncompressed` is what a node sends up in H steps that each send the whole gradient in f32. Computes nothing.
+
+        Args:
+          params: the parameters, or their shapes and dtypes.
+
+        Raises:
+          ValueError: more fragments than leaves.
+        """
+        parts = [bytes_per_step(self.method(), take(params, own), self.nodes) for own in self.leaves(params)]
+        total = {name: StepBytes(*map(sum, zip(*(part[name] for part in parts), strict=True))) for name in parts[0]}
+        return {name: sent._replace(uncompressed=self.every * sent.uncompressed) for name, sent in total.items()}
+
+
+def difference(shared: PyTree, own: PyTree) -> PyTree:
+    """The pseudo-gradient theta - theta_k: the outer optimiser moves against it, towards the node's parameters."""
+    return jax.tree.map(lambda a, b: a - b, shared, own)
+
+
+def _for_every_node(tree: PyTree, nodes: Nodes) -> PyTree:
+    """A copy of every array for each node, [K, ...], placed as LOCAL."""
+    shared = placements_of(tree)
+    copy = on_nodes(lambda x: x, nodes, ins=(shared,), outs=locally(shared))
+    return jax.jit(copy)(tree)
+
+
+def _take_placements(placements: PyTree, leaves: tuple[int, ...]) -> PyTree:
+    flat, treedef = jax.tree.flatten(placements, is_leaf=is_placement)
+    return jax.tree.unflatten(treedef, [x if i in leaves else None for i, x in enumerate(flat)])
+
+
+def _replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
+    return (*items[:index], item, *items[index + 1 :])

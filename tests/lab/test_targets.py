@@ -1,0 +1,140 @@
+"""Every method and phase, compiled for H100s and TPUs that are not here: its collectives are those that it claims.
+
+`pytest -m targets`. The compilers are packages (see `jgc plan --target`); without them these tests are skipped.
+"""
+
+import functools
+from collections import Counter
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import pytest
+from contract import PARAMS, VARIANTS, compressor_of
+
+import jgc
+from jgc.compress import METHODS, step_of_shapes
+from jgc.lab.plan.targets import CHIPS, Target, compiled_for, missing_packages, spec_of, stay_on_cpu, target_of
+from jgc.wire.hlo import Collective, collectives
+
+pytestmark = pytest.mark.targets
+
+TARGETS = ("h100:8", "v5e:2x4", "v5e:2x4x2slices")
+RINGS = ("dense/ring", "qsgd/ring", "gradiveq/ring feedback")  # further exchanges: explicit rings
+SHAPES = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
+TILE = 1024  # values
+# The only exceptions from equality, in bytes of one collective's operand: what the transfer between two slices of TPUs
+# adds to an all-reduce. The operand is filled up to whole registers of 8 x 128 values of 4 bytes.
+FILLED_UP = {("v5e:2x4x2slices", "all-reduce"): 4 * (TILE - 1)}
+
+CASES = [
+    (name, i, target)
+    for name in (*METHODS, *RINGS)
+    for i in range(len(compressor_of(name).schedule))
+    for target in TARGETS
+]
+
+
+@functools.cache
+def devices_of(name: str) -> Target:
+    missing = missing_packages(CHIPS[spec_of(name).chip].kind)
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed")
+    stay_on_cpu()
+    return target_of(name)
+
+
+def compiled(compressor: jgc.Compressor, phase: int, shapes, target: Target) -> tuple[Collective, ...]:
+    step, arguments = step_of_shapes(compressor, compressor.schedule[phase].value, shapes, target.nodes())
+    return collectives(compiled_for(jax.jit(step, donate_argnums=2).lower(*arguments)))
+
+
+def claimed(compressor: jgc.Compressor, phase: int, shapes, target: Target) -> Counter:
+    sums: Counter = Counter()
+    for sent in compressor.wire(compressor.schedule[phase].value, shapes, target.nodes()).physical:
+        sums[sent.op] += sent.bytes
+    return sums
+
+
+def sums_of(found: tuple[Collective, ...]) -> Counter:
+    sums: Counter = Counter()
+    for one in found:
+        sums[one.op] += one.sent_bytes
+    return sums
+
+
+def id_of(name: str, phase: int, target: str) -> str:
+    return f"{name}, {compressor_of(name).schedule[phase].name}, {target}"
+
+
+@pytest.mark.parametrize(("name", "phase", "target"), [pytest.param(*case, id=id_of(*case)) for case in CASES])
+def test_collectives_of_target_equal_physical_bytes(name, phase, target, record_property):
+    devices, compressor = devices_of(target), compressor_of(name)
+    found = compiled(compressor, phase, SHAPES, devices)
+    sent, expected = sums_of(found), claimed(compressor, phase, SHAPES, devices)
+    assert sent.keys() == expected.keys()
+    for op, total in sent.items():
+        share = Fraction(2 * (devices.nodes().count - 1), devices.nodes().count)  # of an all-reduce's operand
+        most = FILLED_UP.get((target, op), 0) * share * sum(one.times for one in found if one.op == op)
+        assert expected[op] <= total <= expected[op] + most, op
+    assert all(one.between_slices for one in found) == (devices.groups > 1) or not found
+    record_property("audited", target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["dense", "cast"])
+def test_messages_of_16_bits_stay_16_bits_wide(name, target, record_property):
+    shapes = {"kernel": jax.ShapeDtypeStruct((96, 130), jnp.bfloat16 if name == "dense" else jnp.float32)}
+    compressor = jgc.compress.dense() if name == "dense" else jgc.compress.cast(format="bfloat16")
+    found = [one for one in compiled(compressor, 0, shapes, devices_of(target)) if one.dtype != "s32"]  # the flag
+    assert {one.dtype for one in found} <= {"bf16", "f16", "u16", "u32"}
+    size = 2 * 96 * 130
+    assert size <= sum(one.payload_bytes for one in found) < size + 4 * TILE  # words of two values have 32 bits
+    record_property("audited", target)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.int16, jnp.bfloat16])
+@pytest.mark.parametrize("target", TARGETS)
+def test_sums_of_narrow_numbers_stay_narrow(dtype, target, record_property):
+    """XLA for GPU adds integers of 16 bits as 32; for TPU it fills up few of them, and matrices of odd columns."""
+    nodes = devices_of(target).nodes()
+    step = jgc.on_nodes(lambda x: jgc.comm.psum(2 * x, nodes, "sum"), nodes, ins=(jgc.LOCAL,), outs=jgc.SHARED)
+    x = jax.ShapeDtypeStruct((nodes.count, 96, 65), dtype, sharding=jax.NamedSharding(nodes.mesh, jax.P(nodes.slow)))
+    (found,) = collectives(compiled_for(jax.jit(step).lower(x)))
+    size = dtype.dtype.itemsize * 96 * 65
+    assert found.op == "all-reduce" and size <= found.payload_bytes <= size + 2 + FILLED_UP.get((target, found.op), 0)
+    record_property("audited", target)
+
+
+@pytest.mark.parametrize("words", [2, 11, 129, 11_530])  # of a single word, TPUs send 2 (n - 1)/n, not n - 1
+@pytest.mark.parametrize("target", TARGETS)
+def test_gathers_of_any_length_stay_gathers(words, target, record_property):
+    """On TPU, XLA makes an all-reduce of a gather whose rows are no whole tiles, unless something keeps the rows."""
+    devices = devices_of(target)
+    nodes = devices.nodes()
+
+    def one(x):  # x: u32[words] of a node, computed and used as methods do: joined, gathered, cut, scattered
+        mine = jnp.concatenate([x[: words // 2] ^ 1, jnp.cumsum(x[words // 2 :])])
+        whole = jgc.comm.all_gather(mine, nodes, "words")
+        return jnp.zeros((words,), jnp.uint32).at[whole[:, : words // 2 + 1].reshape(-1) % words].add(whole[0, -1])
+
+    step = jgc.on_nodes(one, nodes, ins=(jgc.LOCAL,), outs=jgc.SHARED)
+    sharding = jax.NamedSharding(nodes.mesh, jax.P(nodes.slow))
+    x = jax.ShapeDtypeStruct((nodes.count, words), jnp.uint32, sharding=sharding)
+    (found,) = collectives(compiled_for(jax.jit(step).lower(x)))
+    assert (found.op, found.sent_bytes) == ("all-gather", 4 * words * (nodes.count - 1))
+    record_property("audited", target)
+
+
+@pytest.mark.parametrize(("count", "devices_per_node"), [(2, 8), (16, 1), (4, 4), (2, 1), (8, 1)])
+def test_make_nodes_on_two_slices(count, devices_per_node):
+    devices = devices_of("v5e:2x4x2slices").devices
+    nodes = jgc.make_nodes(count, devices[::-1], devices_per_node)
+    slices = [device.slice_index for device in nodes.mesh.devices.flat]
+    used = count * devices_per_node
+    assert nodes.count == count and slices == [0] * (used // 2) + [1] * (used // 2)
+    assert len(set(nodes.mesh.devices.flat)) == used
+
+
+def test_all_variants_named_here_exist():
+    assert set(RINGS) <= set(VARIANTS)

@@ -1,0 +1,58 @@
+"""Selection as on TPUs gives the positions that `lax.top_k` gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jgc.layout import top_k
+from jgc.layout.top_k import Range, largest_in_ranges
+from jgc.layout.top_k_tiles import largest_in_tiles
+
+
+def expected(x: np.ndarray, k: int) -> np.ndarray:
+    """Ascending; ties go to the lower place."""
+    return np.sort(np.lexsort((np.arange(x.size), -x.astype(np.int64)))[:k])
+
+
+def values(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
+    made = {"any": rng.integers(0, 2**31, n), "many ties": rng.integers(0, 5, n), "zeros": np.zeros(n),
+            "largest last": np.arange(n)}[kind].astype(np.int32)  # fmt: skip
+    if kind == "any":
+        made[:3] = 2**31 - 1
+    return made
+
+
+@pytest.mark.parametrize("kind", ["any", "many ties", "zeros", "largest last"])
+@pytest.mark.parametrize(("sizes", "counts"), [
+    ([200_000], [200]),  # by rows
+    ([5000, 300, 7], [5, 300, 0]),  # all of one array, none of another
+    ([130_000, 1000, 20_000], [2000, 10, 1]),  # all values
+    ([20_000, 129], [1, 1]),
+    ([70_000, 65_536, 1], [70, 65, 1]),
+    ([60_000], [60_000]),  # more rows than are looked at together
+    ([1], [1]),
+])  # fmt: skip
+def test_places_are_those_of_a_sort(sizes, counts, kind):
+    xs = [values(kind, n, np.random.default_rng(n)) for n in sizes]
+    found = jax.jit(lambda xs: largest_in_tiles(xs, counts))([jnp.asarray(x) for x in xs])
+    for x, k, places in zip(xs, counts, found, strict=True):
+        assert np.array_equal(places, expected(x, k)) and places.dtype == jnp.int32
+
+
+def test_ranges_of_a_vector_on_tpu_and_cpu_agree(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(np.round(rng.standard_normal(50_000), 2), jnp.float32).at[7].set(jnp.nan).at[9].set(-jnp.inf)
+    ranges = [Range(0, 30_000, 30), Range(30_000, 20, 20), Range(30_020, 19_980, 0), Range(40_000, 10_000, 900)]
+    on_cpu = largest_in_ranges(x, ranges)
+    monkeypatch.setattr(top_k, "backend", lambda: "tpu")
+    calls = []
+    monkeypatch.setattr(top_k, "largest_in_tiles", lambda *args: calls.append(1) or largest_in_tiles(*args))
+    assert np.array_equal(largest_in_ranges(x, ranges), on_cpu) and calls
+    assert largest_in_ranges(x, []).shape == (0,)
+
+
+def test_emulated_nodes_select_each_its_own():
+    xs = np.stack([values("many ties", 40_000, np.random.default_rng(i)) for i in range(3)])
+    found = jax.vmap(lambda x: largest_in_tiles([x], [40])[0])(jnp.asarray(xs))
+    assert all(np.array_equal(places, expected(x, 40)) for places, x in zip(found, xs, strict=True))
