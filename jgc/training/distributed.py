@@ -26,13 +26,14 @@ from rich.console import Console
 from jgc.training.checkpoint import is_key
 from jgc.training.config import Config, DistributedConfig, as_json
 from jgc.training.errors import FAILED, Drift, NonFinite, UserError
-from jgc.training.hub import Hub, listen
+from jgc.training.hub import Hub, address_of, listen
 from jgc.training.meeting import Meeting, connect, die, relay
 from jgc.training.place import Place, place_of
 from jgc.training.summary import versions
 from jgc.types import PyTree
 
 T = TypeVar("T")
+TOKEN = "JGC_RUN_TOKEN"  # environment variable: a secret of the run, the same in all processes
 LAG = 2  # steps from a signal to the stop: the processes agree while these steps run
 NEVER = 10**6  # seconds until JAX's own heartbeat ends the run: it prints a stack dump, the hub one line
 OWN = frozenset(("distributed", "run_dir", "data.dir", "log_every"))  # settings that may differ between processes
@@ -189,16 +190,20 @@ def join(config: Config) -> Iterator[Team]:
     if place is None:
         yield Team()
         return
-    hub = None
+    hub, token = None, os.environ.get(TOKEN, "")
     if place.process == 0:
-        hub = Hub(_listener(place), place.processes, settings.timeout, settings.connect_timeout)
-        place = place._replace(host="127.0.0.1")
+        listener = _listener(place)
+        hub = Hub(listener, place.processes, settings.timeout, settings.connect_timeout, token)
+        place = place._replace(host=address_of(listener))
     team = Team(place.process, place.processes)
     link = connect(place.host, place.port, settings.connect_timeout)
-    team.meeting = Meeting(link, place.process, place.processes, settings.timeout, team.end)
+    team.meeting = Meeting(link, place.process, place.processes, settings.timeout, team.end, token)
     with team:
         team.require_equal(facts(config))
-        _start_jax(place, hub, settings)
+        _start_jax(place, hub, settings, token)
+        team.wait()  # JAX has started everywhere, and needs no further connection
+        if hub:
+            hub.relays_left = 0
         yield team
 
 
@@ -230,7 +235,7 @@ def facts(config: Config) -> dict[str, Any]:
     return found
 
 
-def _start_jax(place: Place, hub: Hub | None, settings: DistributedConfig) -> None:
+def _start_jax(place: Place, hub: Hub | None, settings: DistributedConfig, token: str) -> None:
     """`jax.distributed.initialize`, with a coordination service that listens on localhost only (see `relay`)."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
@@ -239,7 +244,7 @@ def _start_jax(place: Place, hub: Hub | None, settings: DistributedConfig) -> No
     _quiet_gloo()
     if hub:
         hub.jax_port = _free_port()
-    address = f"127.0.0.1:{hub.jax_port if hub else relay(place.host, place.port)}"
+    address = f"127.0.0.1:{hub.jax_port if hub else relay(place.host, place.port, token)}"
     jax.distributed.initialize(
         address,
         place.processes,

@@ -6,6 +6,7 @@ all processes with one line that names the culprit.
 """
 
 import contextlib
+import hmac
 import socket
 import threading
 import time
@@ -17,6 +18,8 @@ from jgc.training.link import Link, Message, forward
 BEATS = 5  # heartbeats within the timeout, at least one a second
 GRACE = 2.0  # seconds to find the cause after a process has failed: perhaps another one died first
 HELLO = 10.0  # seconds in which a new connection must identify itself
+WAITING = 64  # connections that have not done so yet; a further one takes the place of the oldest
+RELAYS = 8  # connections of each process to JAX's coordination service, at most
 
 
 def beat_seconds(timeout: float) -> float:
@@ -55,10 +58,15 @@ class Hub:
       processes: how many must connect.
       timeout: seconds of silence or lateness of one process that end the run.
       connect_timeout: seconds in which all must connect.
+      token: what a connection's first line must have; "" for nothing.
     """
 
-    def __init__(self, listener: socket.socket, processes: int, timeout: float, connect_timeout: float):
+    def __init__(
+        self, listener: socket.socket, processes: int, timeout: float, connect_timeout: float, token: str = ""
+    ):
         self.jax_port = 0  # of JAX's coordination service on localhost
+        self.relays_left = RELAYS * processes  # 0 once JAX has started everywhere
+        self._token, self._unknown = token.encode(), list[socket.socket]()
         self._processes, self._timeout = processes, timeout
         self._deadline, self._connect_timeout = time.monotonic() + connect_timeout, connect_timeout
         self._members: dict[int, Member] = {}
@@ -70,28 +78,45 @@ class Hub:
             threading.Thread(target=target, args=args, daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 connection, _ = listener.accept()
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError):  # no descriptors or threads left: some will come back
+                time.sleep(0.1)
 
     def _serve(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._unknown.append(connection)
+            oldest = self._unknown.pop(0) if len(self._unknown) > WAITING else None
+        if oldest:
+            Link(oldest).close()
         link = Link(connection)
-        connection.settimeout(HELLO)
-        try:
-            hello = link.receive() or {}
-        except TimeoutError:
-            hello = {}
-        connection.settimeout(None)
-        if hello.get("jgc") == "relay":
+        hello = link.first(HELLO)
+        with self._lock, contextlib.suppress(ValueError):
+            self._unknown.remove(connection)
+        if not self._is_of_this_run(hello):
+            link.close()
+        elif hello["jgc"] == "relay":
             self._to_jax(link)
-        elif hello.get("jgc") == "join" and self._admit(int(hello["process"]), int(hello["of"]), link):
-            process = int(hello["process"])
+        elif self._admit(hello["process"], hello["of"], link):
             for message in link:
-                self._take(process, message)
-            self._gone(process)
+                self._take(hello["process"], message)
+            self._gone(hello["process"])
         else:
             link.close()
+
+    def _is_of_this_run(self, hello: Message) -> bool:
+        """Whether a first line has the run's token and is well formed. It takes as long for any wrong token."""
+        kind, process, of = (hello.get(name) for name in ("jgc", "process", "of"))
+        if not hmac.compare_digest(str(hello.get("token", "")).encode(), self._token):
+            return False
+        if kind == "join":
+            return type(process) is int and type(of) is int and 0 <= process < of
+        with self._lock:  # none before all have come, and none after JAX has started everywhere
+            allowed = kind == "relay" and self.relays_left > 0 and len(self._members) == self._processes
+            self.relays_left -= allowed
+        return allowed
 
     def _to_jax(self, link: Link) -> None:
         """Forward a connection to JAX's coordination service, which may not have started yet."""
@@ -216,15 +241,27 @@ def silent(process: int, seconds: float) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that all processes can connect to; on localhost only if `host` names it.
+    """A socket at the address that `host` stands for.
+
+    On all interfaces where that is no address of this host, or one that the others cannot reach: /etc/hosts may say
+    127.0.1.1 for a host's own name.
 
     Raises:
       OSError: the port is taken.
     """
-    local = host == "localhost" or host.startswith("127.")
-    if local:
+    if host == "localhost" or host.startswith("127."):
         return socket.create_server(("127.0.0.1", port), backlog=1024)
+    with contextlib.suppress(OSError):
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if not str(address[0]).startswith("127.") and address[0] != "::1":
+            return socket.create_server(address[:2], family=family, backlog=1024)  # type: ignore[arg-type]
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server(("", port), backlog=1024)
+
+
+def address_of(listener: socket.socket) -> str:
+    """Where process 0 itself reaches the hub."""
+    own = listener.getsockname()[0]
+    return "127.0.0.1" if own in ("0.0.0.0", "::") else own

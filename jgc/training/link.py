@@ -4,18 +4,21 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 Message = dict[str, Any]
 LONGEST = 1 << 24  # bytes of a line; no process of a run sends more
+FIRST = 1 << 12  # bytes of a connection's first line, which says who it is
 
 
 class Link:
     """One end of a connection. Any thread may send; one thread receives."""
 
     def __init__(self, connection: socket.socket):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # the other end may be gone already; `receive` notices
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
         self.rest = b""  # received after the last whole line
         self._sending = threading.Lock()
@@ -26,17 +29,25 @@ class Link:
         with contextlib.suppress(OSError), self._sending:
             self.socket.sendall(line)
 
-    def receive(self) -> Message | None:
-        """The next message, or None if the connection has ended or sends no JSON object.
+    def first(self, seconds: float) -> Message:
+        """The first message, or {} if it is none, longer than `FIRST`, or not whole within `seconds` in all."""
+        deadline = time.monotonic() + seconds
+        try:
+            while b"\n" not in self.rest and len(self.rest) <= FIRST:
+                self.socket.settimeout(max(0.001, deadline - time.monotonic()))
+                if time.monotonic() > deadline or not (data := self.socket.recv(FIRST)):
+                    return {}
+                self.rest += data
+            self.socket.settimeout(None)
+            return (self.receive() or {}) if b"\n" in self.rest else {}
+        except (OSError, RecursionError):  # of JSON that is nested thousands of times
+            return {}
 
-        Raises:
-          TimeoutError: the socket's timeout has passed.
-        """
+    def receive(self) -> Message | None:
+        """The next message, or None if the connection has ended or sends no JSON object."""
         while b"\n" not in self.rest:
             try:
                 data = self.socket.recv(1 << 16)
-            except TimeoutError:
-                raise
             except OSError:
                 return None
             if not data or len(self.rest) > LONGEST:

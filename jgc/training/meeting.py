@@ -20,7 +20,7 @@ from jgc.training.link import Link, forward
 
 RETRY = 0.2  # seconds between two attempts to reach process 0
 JOINED = "joined"
-STRANGER = "what answers at --distributed.coordinator is no process 0 of jgc"
+STRANGER = "what answers at --distributed.coordinator is no process 0 of jgc, or has another JGC_RUN_TOKEN"
 
 
 class Meeting:
@@ -32,16 +32,19 @@ class Meeting:
       processes: how many there are.
       timeout: seconds for which the hub may be silent.
       end: called with a one-line reason when the run must end, in a thread other than the main one.
+      token: of the run.
     """
 
-    def __init__(self, link: Link, process: int, processes: int, timeout: float, end: Callable[[str], None]):
+    def __init__(
+        self, link: Link, process: int, processes: int, timeout: float, end: Callable[[str], None], token: str = ""
+    ):
         self.process, self.processes = process, processes
         self._link, self._timeout, self._end = link, timeout, end
         self._heard, self._joined, self._over = time.monotonic(), False, False
         self._said: dict[str, list[Any]] = {}
         self._news, self._ending = threading.Condition(), threading.Lock()
         self._ended = threading.Event()
-        link.send(jgc="join", process=process, of=processes)
+        link.send(jgc="join", process=process, of=processes, token=token)
         for target in (self._receive, self._beat):
             threading.Thread(target=target, daemon=True).start()
         self.wait(JOINED)
@@ -141,7 +144,7 @@ def connect(host: str, port: int, seconds: float) -> Link:
     )
 
 
-def relay(host: str, port: int) -> int:
+def relay(host: str, port: int, token: str = "") -> int:
     """A local port that is forwarded through the hub to JAX's coordination service."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -150,7 +153,7 @@ def relay(host: str, port: int) -> int:
             while True:
                 inner, _ = listener.accept()
                 outer = Link(socket.create_connection((host, port)))
-                outer.send(jgc="relay")
+                outer.send(jgc="relay", token=token)
                 forward(inner, outer.socket)
 
     threading.Thread(target=serve, daemon=True).start()

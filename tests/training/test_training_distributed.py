@@ -210,7 +210,7 @@ def test_hung_process(tmp_path):
 
 def test_signal_stops_all_processes(tmp_path):
     run_dir = tmp_path / "run"
-    running = start_all(tmp_path, "signal", 2, f"{LONG} --run-dir {run_dir}")
+    running = start_all(tmp_path, "signal", 2, f"{LONG} --run-dir {run_dir}", JGC_RUN_TOKEN="a secret")
     wait_for_step(run_dir, 5, running)
     os.kill(running[1].process.pid, signal.SIGTERM)
     (code, output), (other, quiet) = (r.end() for r in running)
