@@ -209,8 +209,10 @@ def draw(path: Path, plans: Sequence[TargetPlan]) -> None:
         last = {row.method: row for row in plan.rows if isinstance(row, Program) and row.method != READ}
         several = plan.target.groups > 1
         sent = [sum((row.across if several else row.inside).values()) for row in last.values()]
-        axes.bar(range(len(last)), [max(x, 1) for x in sent], color=COLOURS[1])
+        # points: a log scale has no zero for bars to start from
+        axes.plot(range(len(last)), [max(x, 1) for x in sent], "o", color=COLOURS[1])
         axes.set_yscale("log")
+        axes.margins(y=0.2)
         axes.set_xticks(range(len(last)), list(last), rotation=45, ha="right")
         axes.set_ylabel("bytes a device")
         where = plan.target.slow_link if several else f"inside a {plan.target.chip.group}"
