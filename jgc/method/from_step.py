@@ -215,7 +215,7 @@ class _Method(NamedTuple):
         """The rest of a step. If `skip`, the aggregate is zeros and the state does not change."""
         v, kept, packing = begun
         mean, sent = result.mean, result.sent
-        if phase == DENSE and packing.size and not isinstance(mean, SparseSum):
+        if sent is v and packing.size and not isinstance(mean, SparseSum):
             # v is the memory's own vector: the all-reduce of it comes before it is changed in place
             v = sent = sealed(v, skip & (mean[0] > 0))
         if isinstance(mean, SparseSum):  # select among mu values before scattering, not among n after it

@@ -185,8 +185,8 @@ class _Groups(NamedTuple):
 
 
 def _is_f32(group: Group) -> bool:
-    """Whether all leaves are f32: `dense` sends others in two bytes, which no vector of f32 values can share."""
-    return all(x.dtype == jnp.float32 for x in group.values())
+    """Whether all that is compressed is f32: `dense` sends two-byte leaves as such, not in a vector of f32 values."""
+    return all(x.dtype == jnp.float32 for x in jax.tree.leaves(group) if jnp.issubdtype(x.dtype, jnp.inexact))
 
 
 def _split_state(state: State) -> list[State]:

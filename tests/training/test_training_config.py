@@ -206,7 +206,7 @@ def test_broken_config_files(tmp_path, capsys):
         ("Config(compressor=LgcPs(), nodes=True)", "nodes must be a whole number, got True"),
         ("Config(compressor=LgcPs(), learning_rate=[1])", "learning_rate must be a number, got [1]"),
         ("Config(compressor=LgcPs(), data=None)", "data must be DataConfig, got None"),
-        ("Config(compressor=LgcPs(), optimizer='sdg')", "optimizer must be one of 'sgd', 'adam', got 'sdg'"),
+        ("Config(compressor=LgcPs(), optimizer='sdg')", "optimizer must be one of 'workload', 'sgd', 'adam'"),
         ("Config(compressor=LgcPs(alpha='x'))", "compressor.alpha must be a number, got 'x'"),
         ("__import__('sys').exit(0)", "SystemExit: 0"),
         ("__import__('sys').exit('no')", "SystemExit: no"),

@@ -24,7 +24,7 @@ def transformer(count: int) -> PyTree:
     Example:
       >>> shapes = transformer(100_000_000)
       >>> shapes["block01"]["up"].shape, sum(x.size for x in jax.tree.leaves(shapes))
-      ((768, 3072), 100000000)
+      ((832, 3328), 100000000)
     """
     width = int((count / (12 * BLOCKS)) ** 0.5) // UNIT * UNIT
     if width < UNIT:
