@@ -107,7 +107,7 @@ def test_residuals_by_parameter(name):
     own = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape[1:]), x.dtype), local)
     kept = residual(compressor, own, PARAMS)
     groups = own if type(own) is tuple else (own,)  # of a combination one a group
-    assert bool(kept) == any(jax.tree.leaves(group.memory) for group in groups)
+    assert bool(kept) == (name != "ef21" and any(jax.tree.leaves(group.memory) for group in groups))  # an estimate
     if kept:
         paths = ("conv/bias", "conv/kernel", "head/kernel")
         tree = {"conv": {"kernel": kept[paths[1]], "bias": kept[paths[0]]}, "head": {"kernel": kept[paths[2]]}}

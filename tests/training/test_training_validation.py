@@ -12,7 +12,7 @@ from training_helpers import tiny_config, tiny_model
 
 from jgc.compress import Dense, Egc, TopK
 from jgc.nodes import make_nodes
-from jgc.training import checkpoint, cli, data, loop, setup as building
+from jgc.training import between, checkpoint, cli, data, loop, setup as building
 from jgc.training.config import Config, CorrectionConfig, DataConfig, resolve
 from jgc.training.evaluate import make_validate
 from jgc.training.metrics import read
@@ -143,7 +143,7 @@ def test_mesh_matches_one_device(tmp_path, monkeypatch):
 def test_default_interval_is_an_epoch(one_device):
     config = validated(correction=CorrectionConfig())
     setup = building.build(config)
-    assert loop.steps_between_validations(config, setup) == round(len(data.load_digits().train_labels) * 0.9 / 16)
+    assert between.steps_between_validations(config, setup) == round(len(data.load_digits().train_labels) * 0.9 / 16)
 
 
 def test_egc_measures_once_an_epoch():
