@@ -48,8 +48,8 @@ def with_part(x: Array, part: Array, start: Array) -> Array:
 def sealed(x: PyTree, nothing: Array | bool) -> PyTree:
     """x, with arrays f32[..., n] that XLA on CPU takes for new ones; on other backends x itself.
 
-    XLA on CPU computes what is left of a chain of updates in place again for each use, and copies the whole array every
-    time. It does not compute a loop twice. This one takes no step, as in `hidden`.
+    XLA on CPU computes the last of a chain of in-place updates once for each of its uses, and copies the whole array
+    each time. It never computes a loop twice. The loop here takes no step, as in `hidden`.
 
     Args:
       x: arrays with at least one value, of equal rank.

@@ -85,7 +85,7 @@ def _kth_largest(bits: Array, owner: Array, counts: Sequence[int]) -> Array:
         shift = 32 - width - i * width
         candidates = t[:, None] + (digits << shift)  # from 2^31 on they wrap around to negative numbers
         reach = groups >= lax.optimization_barrier(candidates[owner])[:, :, None, None]
-        lanes = lax.optimization_barrier(jnp.sum(reach, 2, dtype=jnp.int32))  # two stages, as in `_block_maxima`
+        lanes = lax.optimization_barrier(jnp.sum(reach, 2, dtype=jnp.int32))  # two stages, as in top_k.py
         reached = (_sums(jnp.sum(lanes, 2), owner, len(counts)) >= wanted) & (candidates > 0)
         return t + (jnp.sum(reached, 1, dtype=jnp.int32) << shift)
 

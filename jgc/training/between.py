@@ -35,6 +35,16 @@ def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
             run.recorder.add(**run.evaluate(state))
 
 
+def check_and_save(run: Run, done: int, state: TrainState, stop: bool) -> None:
+    """Compare what devices should hold alike, and write a checkpoint, where one of them is due; both before a stop."""
+    config = run.config
+    saves = stop or done == config.steps or is_every(config.checkpoint_every, done)
+    if saves or is_every(config.check_replicas_every, done):
+        check_replicas(run, done, state)
+    if saves:
+        save(run, done, state)
+
+
 def check_replicas(run: Run, done: int, state: TrainState) -> None:
     """Raise Drift if devices hold different values where they should hold the same, so that no checkpoint has these."""
     if different := run.replicas.difference(state):

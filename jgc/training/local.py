@@ -10,7 +10,7 @@ import numpy as np
 from jgc.method import phases
 from jgc.method.outer import Parts as LocalParts
 from jgc.training.announce import describe
-from jgc.training.between import batches, check_replicas, evaluate, is_every, save, validate
+from jgc.training.between import batches, check_and_save, evaluate, validate
 from jgc.training.config import Config
 from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.local_costs import cost_of_exchange
@@ -74,11 +74,7 @@ def _train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
                 stop = team.agreed_signal(exchanges_by(local, done) - 1, first, run.interrupts.received, "exchange")
             state = validate(run, done, state)
             evaluate(run, done, run.entered[-1], state)
-            saves = stop or done == config.steps or is_every(config.checkpoint_every, done)
-            if saves or is_every(config.check_replicas_every, done):
-                check_replicas(run, done, state)
-            if saves:
-                save(run, done, state)
+            check_and_save(run, done, state, bool(stop))
             if stop:
                 run.interrupts.received = stop  # perhaps by another process
                 return state, done

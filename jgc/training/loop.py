@@ -13,7 +13,7 @@ from jgc.method import phases
 from jgc.training import checkpoint, local
 from jgc.training.announce import describe, heading
 from jgc.training.begin import check_own, resume_or_start
-from jgc.training.between import batches, check_replicas, evaluate, is_every, save, validate
+from jgc.training.between import batches, check_and_save, evaluate, validate
 from jgc.training.config import Config, check
 from jgc.training.data import MissingDataError
 from jgc.training.diagnose import Diagnosis
@@ -152,11 +152,7 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
             phase = next_phase(setup, phase, done, state)
             state = validate(run, done, state)
             evaluate(run, done, phase, state)
-            saves = stop or done == config.steps or is_every(config.checkpoint_every, done)
-            if saves or is_every(config.check_replicas_every, done):
-                check_replicas(run, done, state)
-            if saves:
-                save(run, done, state)
+            check_and_save(run, done, state, bool(stop))
             if stop:
                 run.interrupts.received = stop  # perhaps by another process
                 return state, done
