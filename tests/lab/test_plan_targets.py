@@ -1,5 +1,6 @@
 """`jgc plan --target` as far as it needs no compiler: names, messages, and what is read from compiled programs."""
 
+import csv
 import json
 
 import jax
@@ -12,7 +13,8 @@ from jgc.lab.plan import targets
 from jgc.lab.plan.cycles import cycles_of
 from jgc.lab.plan.programs import Program, Refusal, by_link, leaves_group, rows_of
 from jgc.lab.plan.shapes import divided, number, transformer
-from jgc.lab.plan.target_page import TargetPlan, draw, markdown, slow_ms, write_json
+from jgc.lab.plan.target_files import known_of, write_csv, write_json
+from jgc.lab.plan.target_page import TargetPlan, draw, markdown, slow_ms
 from jgc.lab.plan.targets import CHIPS, Target, spec_of, target_of
 from jgc.training.errors import UserError
 from jgc.wire.hlo import UnknownCollectiveError, collectives
@@ -72,6 +74,7 @@ def test_installed_packages_are_found():
 @pytest.mark.parametrize(("words", "message"), [
     (["--params", "25M"], "--params goes with --target only"),
     (["--shard"], "--shard goes with --target only"),
+    (["--phases", "last"], "--phases goes with --target only"),
     (["--target", "h100:8", "--nodes", "4"], "--nodes does not go with --target"),
     (["--target", "h100:8", "--measure", "step"], "--measure does not go with --target"),
     (["--target", ","], "--target names none: known are h100:8"),
@@ -141,12 +144,48 @@ def test_pages_and_json_hold_the_figures(plan, tmp_path):
     assert "| between hosts | of dense | between hosts, ms |" in page and "cycles" not in page
     assert "| 1 all-reduce, 1 all-gather |" in page or "| 1 all-gather, 1 all-reduce |" in page
     assert "| gradiveq | refused: cannot compress shards |" in page
+    assert "| method | h100:4x2, between hosts | h100:4x2, between hosts |" in (both := markdown([refused, plan]))
+    assert "| topk | 3.58 kB, 0.23 of dense | 3.58 kB, 0.23 of dense |" in both
+    write_csv(tmp_path / "plan.csv", [refused])
+    lines = list(csv.DictReader((tmp_path / "plan.csv").open()))
+    assert [line["across_bytes"] for line in lines] == ["", "15366", "15366", "3582", ""]
+    assert lines[-1]["refused"] == "cannot compress shards" and lines[1]["collectives"] == "2 all-reduce"
     write_json(tmp_path / "plan.json", [refused], "python -m jgc plan")
     (found,) = json.loads((tmp_path / "plan.json").read_text())["targets"]
     assert found["nodes"] == 4 and found["devices"] == 8 and len(found["programs"]) == 5
     assert found["programs"][1]["across"] == {"all-reduce": 15366.0} and found["programs"][1]["slow_link_ms"] > 0
     draw(tmp_path / "plan.png", [refused])
     assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+def test_programs_of_an_earlier_call_are_not_compiled_again(plan, tmp_path, monkeypatch):
+    from jgc import compress
+    from jgc.lab.plan import programs
+
+    path, told, seen = tmp_path / "plan.json", [], []
+    part = plan._replace(rows=plan.rows[:3])  # a call that was stopped
+    write_json(path, [part], "python -m jgc plan", {plan.rows[3].key: plan.rows[3]})  # and the one before it
+    known = known_of(path)
+    assert known == {row.key: row for row in plan.rows}
+    monkeypatch.setattr(programs, "compiled_for", lambda lowered: pytest.fail("compiled again"))
+    methods = {"dense": compress.dense(), "topk": compress.topk(alpha=0.1, warmup_steps=5)}
+    shapes = {"w": jax.ShapeDtypeStruct((64, 40), "float32")}
+    rows = rows_of(methods, shapes, HERE, told.append, known=known, compiled=seen.append)
+    assert tuple(rows) == plan.rows and not seen
+    assert told[1] == "2 of 3, h100:4x2: topk, dense: compiled in an earlier call"
+    monkeypatch.undo()
+    other = {"topk": compress.topk(alpha=0.2, warmup_steps=5)}
+    rows = rows_of(other, shapes, HERE, told.append, last=True, known=known, compiled=seen.append)
+    assert len(seen) == 1 and rows[1].key not in known and rows[1].phase == "top-k"
+    assert rows_of(other, shapes, HERE._replace(name="h100:2x4"), known=known)[0].key not in known
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"targets": [{"programs": [{"key": "a"}]}]}'])
+def test_file_that_is_no_plan_is_refused(text, tmp_path):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(UserError, match=r"plan.json is no plan of an earlier call: give another file with --json"):
+        known_of(tmp_path / "plan.json")
+    assert known_of(tmp_path / "none.json") == {}
 
 
 def test_method_that_refuses_shards_is_a_row_with_its_reason():

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
@@ -13,7 +13,8 @@ from jgc.lab.plan.for_target import Asked, plan_for
 from jgc.lab.plan.memory import Measure
 from jgc.lab.plan.needs import plans_of
 from jgc.lab.plan.tables import markdown, show
-from jgc.lab.plan.target_page import draw, markdown as target_markdown, show as show_target, write_json
+from jgc.lab.plan.target_files import known_of, write_csv, write_json
+from jgc.lab.plan.target_page import TargetPlan, draw, markdown as target_markdown, show as show_target
 from jgc.lab.plan.targets import known, spec_of, stay_on_cpu, target_of
 from jgc.lab.shared.choices import options_of, variants_of, words
 from jgc.lab.shared.page import write_page
@@ -32,6 +33,8 @@ class Plan:
     With `--target`, every phase of every method is compiled for machines that are not here, by their own compiler:
 
         python -m jgc plan --target h100:4x8,v5e:2x4x2slices --params 25M --bandwidth 100
+
+    plan.json is written after each program. A call that was stopped goes on where it was if it is given again.
     """
 
     workload: str = DEFAULT
@@ -50,7 +53,8 @@ class Plan:
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """any other option of train.py, as in compare"""
     output: Path | None = None
-    """Markdown file to write as well, with bytes to the last digit; with --target also a picture beside it"""
+    """Markdown file to write as well, with bytes to the last digit; with --target also a picture and all figures as CSV
+    beside it"""
     target: tuple[str, ...] = ()
     """machines to compile for, separated by commas: h100:8 (one host), h100:4x8 (hosts x GPUs), v5e:2x4 (a slice),
     v5e:2x4x2slices, v5p:2x2x1, v6e:2x4 and the like. A node is a device, or one of several hosts or slices"""
@@ -60,8 +64,10 @@ class Plan:
     """with --target: the devices of a host or slice divide the parameters (FSDP), and each compresses its own shards"""
     bandwidth: float = 0.0
     """with --target: Gbit/s of the link out of a host or slice, for the time that it needs"""
+    phases: Literal["all", "last"] = "all"
+    """with --target: compile all phases of every method, or the last one only"""
     json: Path = Path("plan.json")
-    """with --target: file for all figures"""
+    """with --target: file for all figures; programs that it holds already are not compiled again"""
 
     def run(self, line: str) -> None:
         """Plan, and print the tables."""
@@ -70,7 +76,7 @@ class Plan:
         if self.target:
             self._compile(line, variants, options)
             return
-        self._refuse(("params", "shard", "bandwidth", "json"), "goes with --target only")
+        self._refuse(("params", "shard", "bandwidth", "phases", "json"), "goes with --target only")
         plans = plans_of(variants, self.workload, self.nodes, self.devices, self.measure, options, self.alpha)
         show(plans)
         if self.output is not None:
@@ -88,18 +94,26 @@ class Plan:
         for name in names:  # all of them first: a compiler may be missing
             spec_of(name)
         targets = [target_of(name) for name in names]
-        asked = Asked(variants, options, self.workload, self.params, self.alpha, self.shard)
+        asked = Asked(variants, options, self.workload, self.params, self.alpha, self.shard, self.phases == "last")
         console, progress = Console(), partial(Console(stderr=True).print, highlight=False, soft_wrap=True)
-        plans = []
+        before = known_of(self.json)
+        plans: list[TargetPlan] = []
+
+        def write(plan: TargetPlan) -> None:
+            write_json(self.json, [*plans, plan], line, before)
+
         for target in targets:
-            plans.append(plan_for(target, asked, self.bandwidth, progress))
-            show_target(plans[-1], console)
+            plan = plan_for(target, asked, self.bandwidth, progress, before, write)
+            plans.append(plan)
+            show_target(plan, console)
         write_json(self.json, plans, line)
         console.print(f"all figures: {self.json}", highlight=False)
         if self.output is not None:
-            picture = self.output.with_suffix(".png")
-            text = target_markdown(plans) + f"\n![Bytes of a step by method]({picture.name})\n"
+            picture, lines = self.output.with_suffix(".png"), self.output.with_suffix(".csv")
+            text = target_markdown(plans, f"All figures: [{lines.name}]({lines.name}).")
+            text += f"\n![Bytes of a step by method]({picture.name})\n"
             write_page(self.output, f"Plan for {', '.join(words(self.target))}", line, text)
+            write_csv(lines, plans)
             draw(picture, plans)
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:

@@ -7,7 +7,7 @@ import jax
 
 from jgc import compress
 from jgc.lab.plan.needs import config_of, shapes_of
-from jgc.lab.plan.programs import rows_of
+from jgc.lab.plan.programs import Program, Row, rows_of
 from jgc.lab.plan.shapes import divided, number, transformer
 from jgc.lab.plan.target_page import DENSE, TargetPlan
 from jgc.lab.plan.targets import Target
@@ -26,6 +26,7 @@ class Asked(NamedTuple):
       params: in place of its model a transformer with so many parameters, such as "25M"; "" for none.
       alpha: share of each layer that is selected; None for the workload's.
       shard: whether the devices of a node divide the parameters.
+      last: only the last phase of every method.
     """
 
     variants: dict[str, Any]
@@ -34,10 +35,22 @@ class Asked(NamedTuple):
     params: str = ""
     alpha: float | None = None
     shard: bool = False
+    last: bool = False
 
 
-def plan_for(target: Target, asked: Asked, gbits: float, told: Callable[[str], None]) -> TargetPlan:
-    """Compile every phase of the methods for a target, the dense step's first.
+def plan_for(
+    target: Target, asked: Asked, gbits: float, told: Callable[[str], None], known: dict[str, Program],
+    compiled: Callable[[TargetPlan], None],
+) -> TargetPlan:  # fmt: skip
+    """Compile the phases of the methods for a target, the dense step's first.
+
+    Args:
+      target: the devices.
+      asked: what to compile.
+      gbits: Gbit/s of the slow link; 0 if not given.
+      told: called with a line after each program.
+      known: programs that need not be compiled, by key.
+      compiled: called with the plan so far after each program that was compiled.
 
     Raises:
       UserError: a setting that no run can have, or parameters that cannot be divided.
@@ -49,8 +62,14 @@ def plan_for(target: Target, asked: Asked, gbits: float, told: Callable[[str], N
     if asked.shard:
         shapes = divided(shapes, nodes)
     model = f"a transformer of {asked.params}" if asked.params else asked.workload
-    rows = rows_of(methods, shapes, target, told)
-    return TargetPlan(target, model, asked.shard, sum(x.size for x in whole), len(whole), tuple(rows), gbits)
+    empty = TargetPlan(target, model, asked.shard, sum(x.size for x in whole), len(whole), (), gbits)
+
+    def plan_of(rows: list[Row]) -> TargetPlan:
+        return empty._replace(rows=tuple(rows))
+
+    rows = rows_of(methods, shapes, target, told, last=asked.last, known=known,
+                   compiled=lambda rows: compiled(plan_of(rows)))  # fmt: skip
+    return plan_of(rows)
 
 
 def methods_of(asked: Asked, nodes: Nodes) -> tuple[dict[str, Compressor], PyTree]:

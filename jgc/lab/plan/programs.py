@@ -1,7 +1,9 @@
 """Compile every method's step for a target, and read from the program what it sends, needs and takes."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from jgc.compress import step_of_shapes
 from jgc.lab.plan.cycles import Cycles, cycles_of
-from jgc.lab.plan.targets import Target, compiled_for
+from jgc.lab.plan.targets import Target, compiled_for, versions
 from jgc.placement import SHARED, spec
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.hlo import Collective, collectives
@@ -30,7 +32,8 @@ class Program(NamedTuple):
       arguments: bytes of arguments: gradients, the method's state, and the key.
       seconds: to trace and compile; `cpu_seconds` are the processors', which others on the machine do not change.
       cycles: the compiler's estimate; None where it makes none.
-      collectives: as `jgc.wire.hlo` reads them.
+      collectives: how many a step runs, by kind.
+      key: a hash of what was compiled, for which target, and by which versions.
     """
 
     method: str
@@ -42,7 +45,8 @@ class Program(NamedTuple):
     seconds: float
     cpu_seconds: float
     cycles: Cycles | None
-    collectives: tuple[Collective, ...] = ()
+    collectives: dict[str, int]
+    key: str
 
 
 class Refusal(NamedTuple):
@@ -56,7 +60,14 @@ Row = Program | Refusal
 
 
 def rows_of(
-    methods: dict[str, Compressor], shapes: PyTree, target: Target, told: Callable[[str], None] = lambda line: None
+    methods: dict[str, Compressor],
+    shapes: PyTree,
+    target: Target,
+    told: Callable[[str], None] = lambda line: None,
+    *,
+    last: bool = False,
+    known: Mapping[str, Program] | None = None,
+    compiled: Callable[[list[Row]], None] = lambda rows: None,
 ) -> list[Row]:
     """Compile every phase of every method.
 
@@ -65,33 +76,42 @@ def rows_of(
       shapes: of the parameters, with shardings where devices of a node divide them (`divided`).
       target: the devices.
       told: called with a line after each program.
+      last: only the last phase of every method.
+      known: programs that were compiled before, by their keys: they are not compiled again.
+      compiled: called with the rows so far after each program that was compiled.
     """
     nodes = target.nodes()
-    rows: list[Row] = [read_program(shapes, target, nodes)]
-    count = sum(len(method.schedule) for method in methods.values())
-    done = 0
+    make = partial(_compiled, target=target, known=known or {})
+    rows: list[Row] = [read_program(shapes, nodes, make)]
+    phases = {name: method.schedule[-1:] if last else method.schedule for name, method in methods.items()}
+    count, done = sum(map(len, phases.values())), 0
     for name, method in methods.items():
-        for phase in method.schedule:
+        for phase in phases[name]:
             done += 1
             try:
-                row: Row = program(name, method, phase.name, phase.value, shapes, target, nodes)
+                row: Row = program(name, method, phase.name, phase.value, shapes, nodes, make)
             except ValueError as error:  # a method that does not take shards
                 row = Refusal(name, " ".join(str(error).split()))
-            told(f"{done} of {count}, {target.name}: {name}, {phase.name}: {said(row)}")
+            kept = isinstance(row, Program) and row.key in (known or {})
+            told(f"{done} of {count}, {target.name}: {name}, {phase.name}: {said(row, kept)}")
             rows.append(row)
+            if not kept:
+                compiled(rows)
             if isinstance(row, Refusal):
-                done += len(method.schedule) - 1
+                done += len(phases[name]) - 1
                 break
     return rows
 
 
-def said(row: Row) -> str:
+def said(row: Row, kept: bool) -> str:
     """A row's progress line."""
-    return f"compiled in {row.seconds:.1f} s" if isinstance(row, Program) else f"refused: {row.reason}"
+    if isinstance(row, Refusal):
+        return f"refused: {row.reason}"
+    return "compiled in an earlier call" if kept else f"compiled in {row.seconds:.1f} s"
 
 
 def program(
-    name: str, method: Compressor, phase: str, value: Hashable, shapes: PyTree, target: Target, nodes: Nodes
+    name: str, method: Compressor, phase: str, value: Hashable, shapes: PyTree, nodes: Nodes, make: Callable
 ) -> Program:
     """Compile one phase. Its state is donated, as a loop does.
 
@@ -99,10 +119,10 @@ def program(
       ValueError: the method does not fit the parameters or their shards.
     """
     step, arguments = step_of_shapes(method, value, shapes, nodes)
-    return _compiled(name, phase, step, arguments, target, donate=(2,))
+    return make(name, phase, step, arguments, donate=(2,))
 
 
-def read_program(shapes: PyTree, target: Target, nodes: Nodes) -> Program:
+def read_program(shapes: PyTree, nodes: Nodes, make: Callable) -> Program:
     """The largest magnitude of a node's whole gradient: one read, to compare cycles with."""
 
     def run(grads):
@@ -113,21 +133,36 @@ def read_program(shapes: PyTree, target: Target, nodes: Nodes) -> Program:
         return jax.ShapeDtypeStruct(own.shard_shape(x.shape) if own else x.shape, x.dtype, sharding=whole)
 
     whole = NamedSharding(nodes.mesh, spec(SHARED, nodes))  # type: ignore[arg-type]
-    return _compiled(READ, "", run, (jax.tree.map(one, shapes),), target)
+    return make(READ, "", run, (jax.tree.map(one, shapes),))
 
 
 def _compiled(
-    name: str, phase: str, run: Callable, arguments: Sequence[Any], target: Target, donate: tuple[int, ...] = ()
-) -> Program:
+    name: str, phase: str, run: Callable, arguments: Sequence[Any], *, target: Target, known: Mapping[str, Program],
+    donate: tuple[int, ...] = (),
+) -> Program:  # fmt: skip
+    """A program of `known` if it is there, else compiled."""
     started, busy = perf_counter(), process_time()
-    compiled = compiled_for(jax.jit(run, donate_argnums=donate).lower(*arguments))
+    lowered = jax.jit(run, donate_argnums=donate).lower(*arguments)
+    key = key_of(lowered.as_text(), target)
+    if key in known:
+        return known[key]._replace(method=name, phase=phase)
+    compiled = compiled_for(lowered)
     seconds = perf_counter() - started, process_time() - busy
     text: Any = compiled.as_text()
     memory: Any = compiled.memory_analysis()
     found = collectives(text)
     inside, across = by_link(found, target)
+    times = Counter[str]()
+    for one in found:
+        times[one.op] += one.times
     sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes
-    return Program(name, phase, inside, across, *sizes, *seconds, cycles_of(text), found)
+    return Program(name, phase, inside, across, *sizes, *seconds, cycles_of(text), dict(times), key)
+
+
+def key_of(text: str, target: Target) -> str:
+    """A hash of a program before it is compiled, of its target, and of the versions that compile and read it."""
+    whole = "\n".join([text, target.name, *map(str, versions([target]).items())])
+    return hashlib.sha256(whole.encode()).hexdigest()[:24]
 
 
 def by_link(found: Sequence[Collective], target: Target) -> tuple[dict[str, float], dict[str, float]]:

@@ -1,29 +1,27 @@
-"""The plan for targets as a table, a page, plan.json and a picture."""
+"""The plan for targets as a table, a page and a picture."""
 
-import json
-from collections import Counter
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
-import jgc
 from jgc.lab.plan.programs import READ, Program, Refusal, Row
-from jgc.lab.plan.targets import PACKAGES, Target
+from jgc.lab.plan.targets import Target, versions
 from jgc.lab.shared.pictures import COLOURS, new_figure, save_figure
 from jgc.lab.shared.tables import filled, table
-from jgc.training.rundir import write_whole
 from jgc.training.table import size
 
 DENSE = "dense"
 LEFT_OUT = (
     "Cycles are the TPU compiler's estimates of fused operations. They leave out sorts, `TopK` calls, gathers, "
     "scatters and collectives, which carry none: plan.json counts those of each program."
+)
+BYTES = (
+    "Bytes are those that one device sends in a step in the method's last phase, read from the compiled program: over "
+    "the slow link where there is one."
 )
 WIDTH = 150  # where the output is not a terminal
 
@@ -79,10 +77,7 @@ def cells(row: Row, plan: TargetPlan) -> list[str]:
     """A row of the table."""
     if isinstance(row, Refusal):
         return [row.method, f"refused: {row.reason}", *[""] * 12]
-    read = next((one.cycles for one in plan.rows if isinstance(one, Program) and one.method == READ), None)
-    cycles = ["", ""]
-    if row.cycles and read:
-        cycles = [f"{row.cycles.total:,}", f"{row.cycles.total / max(read.total, 1):.1f}"]
+    cycles = [f"{row.cycles.total:,}" if row.cycles else "", str(reads(row, plan) or "")]
     memory = [size(row.temporary), f"{row.temporary / (4 * plan.values):.2f}", size(row.arguments)]
     if row.method == READ:
         return [row.method, *[""] * 7, *memory, f"{row.seconds:.1f}", *cycles]
@@ -92,16 +87,14 @@ def cells(row: Row, plan: TargetPlan) -> list[str]:
     sent = [_bytes(inside), _share(inside, dense and sum(dense.inside.values()))]
     sent += [_bytes(across), _share(across, dense and sum(dense.across.values()))] if several else ["", ""]
     ms = slow_ms(row, plan)
-    sent += ["" if ms is None else f"{ms:,.3g}", collectives(row)]
+    sent += ["" if ms is None else f"{ms:,.3g}", ", ".join(f"{count} {op}" for op, count in row.collectives.items())]
     return [row.method, row.phase, *sent, *memory, f"{row.seconds:.1f}", *cycles]
 
 
-def collectives(row: Program) -> str:
-    """How many collectives a step runs, by kind."""
-    times = Counter[str]()
-    for one in row.collectives:
-        times[one.op] += one.times
-    return ", ".join(f"{count} {op}" for op, count in times.items())
+def reads(row: Program, plan: TargetPlan) -> float | None:
+    """A program's estimated cycles over those of one read of the gradient, if the compiler estimates them."""
+    read = next((one.cycles for one in plan.rows if isinstance(one, Program) and one.method == READ), None)
+    return round(row.cycles.total / max(read.total, 1), 1) if row.cycles and read else None
 
 
 def slow_ms(row: Program, plan: TargetPlan) -> float | None:
@@ -150,71 +143,58 @@ def show(plan: TargetPlan, console: Console) -> None:
         console.print(note, highlight=False, soft_wrap=True)
 
 
-def markdown(plans: Sequence[TargetPlan]) -> str:
-    """The page: a section for each target."""
-    parts = [f"Compiled, not run. Versions: {', '.join(f'{name} {of}' for name, of in versions(plans).items())}."]
-    for plan in plans:
-        parts += [f"## {plan.target.name}", heading(plan) + ".", table(*table_of(plan)), *notes(plan)]
-    return "\n\n".join(parts) + "\n"
+def markdown(plans: Sequence[TargetPlan], files: str = "") -> str:
+    """The page: the table of one target, or of several what is sent in the last phase of every method.
 
-
-def versions(plans: Sequence[TargetPlan]) -> dict[str, str]:
-    """Versions of jgc, JAX and the compilers' packages."""
-    found = {"jgc": jgc.__version__, "jax": jax.__version__}
-    for package in dict.fromkeys(name for plan in plans for name in PACKAGES[plan.target.chip.kind].values()):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # put there in another way
-            found[package] = "unknown"
-    return found
-
-
-def write_json(path: Path, plans: Sequence[TargetPlan], line: str) -> None:
-    """Write all figures.
-
-    Raises:
-      UserError: the file cannot be written.
+    Args:
+      plans: of the targets.
+      files: the names of the files with all figures.
     """
-    whole = {"command": line, "versions": versions(plans), "targets": [as_json(plan) for plan in plans]}
-    write_whole(path, (json.dumps(whole, indent=1) + "\n").encode())
+    of = ", ".join(f"{name} {version}" for name, version in versions([plan.target for plan in plans]).items())
+    headings = [heading(plan) + "." for plan in plans]
+    if len(plans) == 1:
+        parts = [*headings, table(*table_of(plans[0])), *notes(plans[0])]
+    else:
+        parts = [table(*bytes_table(plans)), BYTES, "\n".join(f"- {line}" for line in headings)]
+    return "\n\n".join([f"Compiled, not run. Versions: {of}.", *parts, files]).rstrip() + "\n"
 
 
-def as_json(plan: TargetPlan) -> dict[str, Any]:
-    """The figures of one target."""
+def bytes_table(plans: Sequence[TargetPlan]) -> tuple[list[str], list[list[str]]]:
+    """What a device sends in the last phase of every method, by target, with its share of dense."""
+    sent = [last_sent(plan) for plan in plans]
+    rows = []
+    for method in dict.fromkeys(name for found in sent for name in found):
+        row = [method]
+        for found in sent:
+            count = found.get(method)
+            share = f"{count / found[DENSE]:.2g} of dense" if count and DENSE in found and method != DENSE else ""
+            row.append("refused" if count is None else ", ".join(filter(None, [size(count), share])))
+        rows.append(row)
+    return ["method", *(f"{plan.target.name}, {link_of(plan)}" for plan in plans)], rows
 
-    def row(one: Row) -> dict[str, Any]:
-        if isinstance(one, Refusal):
-            return one._asdict()
-        cycles = one.cycles and one.cycles._asdict()
-        return {**one._asdict(), "cycles": cycles, "slow_link_ms": slow_ms(one, plan), "collectives": collectives(one)}
 
-    return {
-        "target": plan.target.name,
-        "devices": len(plan.target.devices),
-        "groups": plan.target.groups,
-        "nodes": plan.target.nodes().count,
-        "model": plan.model,
-        "parameters": plan.values,
-        "leaves": plan.leaves,
-        "shard": plan.shard,
-        "gbits": plan.gbits or None,
-        "programs": [row(one) for one in plan.rows],
-    }
+def last_sent(plan: TargetPlan) -> dict[str, float]:
+    """Bytes that a device sends in the last phase of every method over the slow link, or without one inside."""
+    last = {row.method: row for row in plan.rows if isinstance(row, Program) and row.method != READ}
+    several = plan.target.groups > 1
+    return {name: sum((row.across if several else row.inside).values()) for name, row in last.items()}
+
+
+def link_of(plan: TargetPlan) -> str:
+    """The link that `last_sent` counts."""
+    return plan.target.slow_link if plan.target.groups > 1 else f"inside a {plan.target.chip.group}"
 
 
 def draw(path: Path, plans: Sequence[TargetPlan]) -> None:
     """Bytes that a device sends in the last phase of every method, on every target: over the slow link, if any."""
     figure = new_figure(10, 1 + 2.6 * len(plans))
     for axes, plan in zip(figure.subplots(len(plans), 1, squeeze=False)[:, 0], plans, strict=True):
-        last = {row.method: row for row in plan.rows if isinstance(row, Program) and row.method != READ}
-        several = plan.target.groups > 1
-        sent = [sum((row.across if several else row.inside).values()) for row in last.values()]
+        sent = last_sent(plan)
         # points: a log scale has no zero for bars to start from
-        axes.plot(range(len(last)), [max(x, 1) for x in sent], "o", color=COLOURS[1])
+        axes.plot(range(len(sent)), [max(x, 1) for x in sent.values()], "o", color=COLOURS[1])
         axes.set_yscale("log")
         axes.margins(y=0.2)
-        axes.set_xticks(range(len(last)), list(last), rotation=45, ha="right")
+        axes.set_xticks(range(len(sent)), list(sent), rotation=45, ha="right")
         axes.set_ylabel("bytes a device")
-        where = plan.target.slow_link if several else f"inside a {plan.target.chip.group}"
-        axes.set_title(f"{plan.target.name}, {plan.model}: sent {where} in a step", fontsize=10)
+        axes.set_title(f"{plan.target.name}, {plan.model}: sent {link_of(plan)} in a step", fontsize=10)
     save_figure(figure, path)

@@ -8,9 +8,10 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
+import jgc
 from jgc.nodes import from_mesh, make_nodes
 from jgc.training.errors import UserError
 from jgc.types import Nodes
@@ -204,6 +206,17 @@ def _is_installed(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # of the package around it
         return False
+
+
+def versions(targets: Sequence[Target]) -> dict[str, str]:
+    """Versions of jgc, JAX and the compilers' packages."""
+    found = {"jgc": jgc.__version__, "jax": jax.__version__}
+    for package in dict.fromkeys(name for target in targets for name in PACKAGES[target.chip.kind].values()):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # put there in another way
+            found[package] = "unknown"
+    return found
 
 
 def check_installed(name: str, kind: str) -> None:

@@ -1,0 +1,128 @@
+"""plan.json and the CSV file of a plan for targets. What plan.json holds is not compiled again by a later call."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jgc.lab.plan.cycles import Cycles
+from jgc.lab.plan.programs import READ, Program, Refusal, Row
+from jgc.lab.plan.target_page import TargetPlan, reads, slow_ms
+from jgc.lab.plan.targets import versions
+from jgc.training.errors import UserError
+from jgc.training.rundir import write_whole
+
+Known = dict[str, Program]  # by key
+
+
+def known_of(path: Path) -> Known:
+    """The programs in a plan.json, also in that of a call that did not end; none if there is no such file.
+
+    Raises:
+      UserError: the file is none of a plan.
+    """
+    if not path.exists():
+        return {}
+    try:
+        whole = json.loads(path.read_text())
+        rows = [row for target in whole["targets"] for row in target["programs"]] + whole.get("kept", [])
+        found = [_program(row) for row in rows if "key" in row]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no plan of an earlier call: give another file with --json, or delete it") from error
+    return {one.key: one for one in found}
+
+
+def _program(row: dict[str, Any]) -> Program:
+    fields = {name: row[name] for name in Program._fields}
+    return Program(**fields | {"cycles": fields["cycles"] and Cycles(**fields["cycles"])})
+
+
+def write_json(path: Path, plans: Sequence[TargetPlan], line: str, known: Known | None = None) -> None:
+    """Write all figures.
+
+    Args:
+      path: the file.
+      plans: of the targets.
+      line: the command line.
+      known: programs of earlier calls; those that `plans` does not have yet are written as well.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    whole = {
+        "command": line,
+        "versions": versions([plan.target for plan in plans]),
+        "targets": [as_json(plan) for plan in plans],
+    }
+    here = {row.key for plan in plans for row in plan.rows if isinstance(row, Program)}
+    if kept := [_row(one) for key, one in (known or {}).items() if key not in here]:
+        whole["kept"] = kept
+    write_whole(path, (json.dumps(whole, indent=1) + "\n").encode())
+
+
+def as_json(plan: TargetPlan) -> dict[str, Any]:
+    """The figures of one target."""
+    rows = [_row(one) | ({} if isinstance(one, Refusal) else {"slow_link_ms": slow_ms(one, plan)}) for one in plan.rows]
+    return {
+        "target": plan.target.name,
+        "devices": len(plan.target.devices),
+        "groups": plan.target.groups,
+        "nodes": plan.target.nodes().count,
+        "model": plan.model,
+        "parameters": plan.values,
+        "leaves": plan.leaves,
+        "shard": plan.shard,
+        "gbits": plan.gbits or None,
+        "programs": rows,
+    }
+
+
+def _row(one: Row) -> dict[str, Any]:
+    if isinstance(one, Refusal):
+        return one._asdict()
+    return one._asdict() | {"cycles": one.cycles and one.cycles._asdict()}
+
+
+def write_csv(path: Path, plans: Sequence[TargetPlan]) -> None:
+    """Write every program's figures as a line.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    head = ["target", "model", "parameters", "shard", "method", "phase", "inside_bytes", "across_bytes", "slow_link_ms",
+            "temporary_bytes", "argument_bytes", "seconds", "cpu_seconds", "cycles", "reads", "left_out", "collectives",
+            "refused"]  # fmt: skip
+    text = io.StringIO()
+    lines = csv.DictWriter(text, head, lineterminator="\n")
+    lines.writeheader()
+    for plan in plans:
+        of_plan = {"target": plan.target.name, "model": plan.model, "parameters": plan.values, "shard": plan.shard}
+        lines.writerows(of_plan | _line(row, plan) for row in plan.rows)
+    write_whole(path, text.getvalue().encode())
+
+
+def _line(row: Row, plan: TargetPlan) -> dict[str, Any]:
+    if isinstance(row, Refusal):
+        return {"method": row.method, "refused": row.reason}
+    found = {
+        "method": row.method,
+        "phase": row.phase,
+        "temporary_bytes": row.temporary,
+        "argument_bytes": row.arguments,
+        "seconds": round(row.seconds, 1),
+        "cpu_seconds": round(row.cpu_seconds, 1),
+        "cycles": row.cycles and row.cycles.total,
+        "reads": reads(row, plan),
+        "left_out": "; ".join(f"{count} {kind}" for kind, count in (row.cycles.left_out if row.cycles else {}).items()),
+    }
+    if row.method == READ:
+        return found
+    ms = slow_ms(row, plan)
+    return found | {
+        "inside_bytes": round(sum(row.inside.values())),
+        "across_bytes": round(sum(row.across.values())),
+        "slow_link_ms": None if ms is None else f"{ms:.4g}",
+        "collectives": "; ".join(f"{count} {op}" for op, count in row.collectives.items()),
+    }
