@@ -8,7 +8,8 @@ from training_helpers import tiny_conv_model
 
 from jgc.lab.analysis import correlation, mean_gradients
 from jgc.lab.analysis.correlation import basis, dimension, lost, pca, shares, size, sizes, slices, two_axes
-from jgc.lab.analysis.correlation_age import CURVES, ageing, losses_by_age
+from jgc.lab.analysis.correlation_age import CURVES, Ageing, ageing, losses_by_age
+from jgc.lab.analysis.correlation_conclusions import on_age
 from jgc.lab.analysis.correlation_page import measure, write
 from jgc.lab.analysis.mean_gradients import MeanGradients, choose
 from jgc.lab.commands import main
@@ -118,6 +119,18 @@ def test_renewed_basis_does_not_age():
     early, late = (losses_by_age(found, a, b) for a, b in ((1, S - SAMPLES), (2 * S - SAMPLES - 10, 10**9)))
     assert early["first"] < 1e-6 and late["first"] > 0.5
     assert late["first renewed"] < 0.5 * late["first"]
+
+
+@pytest.mark.parametrize("own, others, said", [
+    (0.5, 0.6, "hardly age"), (1.2, 1.3, "are no good at any age"), (0.5, 1.3, "hardly age"),
+])  # fmt: skip
+def test_a_basis_that_loses_more_than_all_is_not_called_slow_to_age(own, others, said):
+    """Its loss is the same at every age, which says nothing for it."""
+    steps = np.ones(60)
+    left = {name: {"first": own, "others own": own, "others": others}.get(name, 2 * own) * steps for name in CURVES}
+    line = on_age(Ageing(8, 2, 2.0, np.arange(60) - 9, {"first": steps, "others": steps}, left), 0.01)[-1]
+    assert f"(observation 3): the axes {said}.**" in line
+    assert ("the others lose more than 100 %" in line) == (others > 1)
 
 
 def test_shuffling_removes_correlation():

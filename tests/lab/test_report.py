@@ -10,7 +10,7 @@ from training_helpers import tiny_model
 
 from jgc.compress import Dense, Dgc, LgcPs
 from jgc.lab import launch
-from jgc.lab.report import plots
+from jgc.lab.report import page as page_module, plots
 from jgc.lab.report.ages import age_table
 from jgc.lab.report.compare import Compare, compare
 from jgc.lab.report.latency import milliseconds, speed_up_table, values_coded
@@ -81,7 +81,7 @@ def test_tables_match_summaries(trained):
         assert f" {100 * summary['test_accuracy']:.2f} |" in row
         if name != "baseline":
             points = 100 * (summary["test_accuracy"] - base["test_accuracy"])
-            assert f" {points:+.2f} (1 pair) | {'yes' if points >= -1 else 'no'} |" in row
+            assert f" {points:+.2f} (1 pair) |  |" in row
             assert f" {summary['reconstruction_cosine']:.3f} |" in row
         cells = next(line for line in sent.splitlines() if line.startswith(f"| {name} ")).split(" | ")
         wire = summary["phases"][-1]["wire"]
@@ -207,7 +207,7 @@ def test_seeds_are_pooled_and_paired():
     assert f.against.std == pytest.approx(0.70711, abs=1e-4)
     assert f.total == 10 and f.seconds == {"last": 1.0}
     table = score_table(groups, groups)
-    assert "-0.50 ± 0.71 (2 pairs) | yes" in table and "91.82 (LGC, Table VI)" in table
+    assert "-0.50 ± 0.71 (2 pairs) |  |" in table and "91.82 (LGC, Table VI)" in table
     assert "0.102 | 1,000x |" in bytes_table(groups, groups) and "1.00x" not in bytes_table(groups, groups)
     assert "1.50x" in speed_up_table(groups)
 
@@ -297,6 +297,28 @@ def test_figures_13_and_14(tmp_path):
         plots.strategies(groups, tmp_path / "no.png")
     with pytest.raises(UserError, match="figure 14 needs"):
         plots.autoencoder(pool([made_up("a", 0.9)]), tmp_path / "no.png")
+
+
+def test_a_figure_that_does_not_fit_is_left_out(tmp_path, monkeypatch, capsys):
+    lines = [{"step": i, "loss": 1 / i, "test_accuracy": 0.5, "seconds": 0.1, "phase": "last"} for i in range(1, 5)]
+    run = made_up("a", 0.5, "topk", extra={"strategy": "fixed"}, lines=lines)
+    monkeypatch.setattr(page_module, "find", lambda paths: ([run], []))
+    page = write([tmp_path], tmp_path, figures=(7, 13, 10))
+    said, error = page.read_text(), capsys.readouterr().err
+    for number, why in ((7, "figure 7 needs runs of one workload"), (13, "figure 13 compares runs that differ")):
+        line = f"Figure {number} is left out: {why}"
+        assert line in said and line in error
+        assert f"(figure{number}.png)" not in said and not (tmp_path / f"figure{number}.png").exists()
+    assert "(figure10.png)" in said and (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("seeds, said", [(2, ""), (3, "yes")])
+def test_as_good_as_the_baseline_is_said_of_three_pairs_or_more(seeds, said):
+    runs = [made_up(f"{method}{seed}", 0.9, method, seed) for method in ("dense", "topk") for seed in range(seeds)]
+    groups = pool(runs)
+    head, _, _, row = score_table(groups, groups).splitlines()
+    at = head.split(" | ").index("within 1.0 point")
+    assert row.split(" | ")[at] == said and f"+0.00 ± 0.00 ({seeds} pairs)" in row
 
 
 def test_lists_of_methods_and_seeds():

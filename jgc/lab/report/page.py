@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from markdown_it import MarkdownIt
@@ -13,8 +13,9 @@ from markdown_it import MarkdownIt
 from jgc.lab.report import plots, wallclock
 from jgc.lab.report.ages import EXPLANATION, age_table
 from jgc.lab.report.latency import latency_table, speed_up_table
-from jgc.lab.report.runs import Group, find, pool
+from jgc.lab.report.runs import DoesNotFit, Group, find, pool
 from jgc.lab.report.tables import (
+    FEWEST,
     bytes_table,
     paper_table,
     reconstruction_table,
@@ -23,7 +24,7 @@ from jgc.lab.report.tables import (
     time_table,
 )
 from jgc.lab.shared import paper
-from jgc.training.errors import UserError, cannot_write, values_of_the_user
+from jgc.training.errors import UserError, cannot_write, say, values_of_the_user
 from jgc.training.rundir import write_whole
 from jgc.wire.rate import bytes_per_second
 
@@ -62,7 +63,8 @@ class Report:
     output: Path = Path("report")
     """folder of the report"""
     figure: tyro.conf.UseAppendAction[tuple[Literal[7, 10, 11, 13, 14], ...]] = ()
-    """draw this figure of the LGC paper as well, or 7 of the GradiVeQ paper; repeat for several"""
+    """draw this figure of the LGC paper as well, or 7 of the GradiVeQ paper; repeat for several. One that does not fit
+    the runs is left out, with a line"""
     latency: bool = False
     """time the encoder and the decoder of LGC's autoencoder on this machine as well"""
     bandwidth: str = "1gbit"
@@ -94,7 +96,8 @@ def write(
       bandwidth: of each node's link, for figure 7.
 
     Raises:
-      UserError: no finished run, a run that cannot be read, a figure that these runs do not have, a full disk.
+      UserError: no finished run, a run that cannot be read, a full disk. A figure that does not fit the runs is left
+        out, with a line that says why.
     """
     runs, unfinished = find(paths)
     groups = pool(runs)
@@ -108,22 +111,37 @@ def write(
         f"{{score}} against time at {bandwidth}, as Figure 7 of the GradiVeQ paper",
         partial(wallclock.draw, rate=rate, rate_name=bandwidth),
     )}  # fmt: skip
-    pictures = PICTURES | {f"figure{number}.png": (FIGURES | wall_clock)[number] for number in figures}
-    for name, (_, draw) in pictures.items():
+    for name, (_, draw) in PICTURES.items():
         draw(groups, output / name)
+    fitting, left_out = draw_figures(groups, output, {number: (FIGURES | wall_clock)[number] for number in figures})
+    pictures = PICTURES | fitting
     hours = sum(run.hours for run in runs)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     said = [f"{count}, {hours:.2f} hours of training steps in all (the sum of the runs' own step times; "
-            "evaluation and checkpoints come on top).", *remarks]  # fmt: skip
+            "evaluation and checkpoints come on top).", *remarks, *left_out]  # fmt: skip
     if unfinished:
         said.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")
     titles = {name: title.format(score=plots.score_name(groups)) for name, (title, _) in pictures.items()}
     text = markdown(groups, said, titles, latency)
-    if WALL_CLOCK in figures:
+    if f"figure{WALL_CLOCK}.png" in pictures:
         text += f"\n### Time at {bandwidth}\n\n{wallclock.section(groups, rate)}\n"
     write_whole(output / "report.md", text.encode())
     write_whole(output / "report.html", as_html(text).encode())
     return output / "report.md"
+
+
+def draw_figures(groups: Sequence[Group], output: Path, asked: dict[int, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Draw figures, by number title and function; those that fit, by file, and a line for each that does not."""
+    drawn, left_out = {}, []
+    for number, (title, draw) in asked.items():
+        name = f"figure{number}.png"
+        try:
+            draw(groups, output / name)
+            drawn[name] = title, draw
+        except DoesNotFit as error:
+            left_out.append(f"Figure {number} is left out: {error}")
+            say(left_out[-1])
+    return drawn, left_out
 
 
 def markdown(groups: Sequence[Group], remarks: Sequence[str], pictures: dict[str, str], latency: bool) -> str:
@@ -155,7 +173,8 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         score_table(mine, groups),
         "Mean ± sample standard deviation over seeds. Against the baseline: the mean over pairs of runs with equal "
         "seed, which differ in nothing but the method (and in the learning rate where the settings say so); (means) "
-        "where no seed is common, and empty where there is no such baseline. The first cosine compares what was "
+        "where no seed is common, and empty where there is no such baseline. Whether a method is as good is said of "
+        f"{FEWEST} pairs or more. The first cosine compares what was "
         "decoded with the mean over nodes of what they held, at the positions that were sent (of all values where a "
         "method sends a code of all): 1 by nature for exact values at shared positions, so it tells codes of the same "
         "positions apart and not methods. The second compares the aggregate with the mean gradient of that step "

@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from jgc.lab.report.runs import Group
+from jgc.lab.report.runs import DoesNotFit, Group
 from jgc.lab.shared.pictures import look, new_figure, save_figure
-from jgc.training.errors import UserError
 from jgc.training.table import size
 
 BAND = "lines: mean over seeds; bands: lowest to highest seed"
@@ -45,12 +44,12 @@ def strategies(groups: Sequence[Group], path: Path) -> None:
     """The paper's Figure 13: training loss by sparsification strategy, a panel for each model.
 
     Raises:
-      UserError: the runs do not differ in their strategy.
+      DoesNotFit: the runs do not differ in their strategy.
     """
     chosen = [group for group in groups if group.settings.get("compressor.strategy") is not None]
     if len({group.settings["compressor.strategy"] for group in chosen}) < 2:
-        raise UserError("figure 13 compares runs that differ in compressor.strategy (fixed, exponential, warmup): "
-                        "these do not")  # fmt: skip
+        raise DoesNotFit("figure 13 compares runs that differ in compressor.strategy (fixed, exponential, warmup): "
+                         "these do not")  # fmt: skip
     parts = by(chosen, lambda group: f"{group.settings['model.name']}, {group.settings['data.name']}")
     several = len({group.method for group in chosen}) > 1
     names = {id(g): str(g.settings["compressor.strategy"]) + (f", {g.label}" if several else "") for g in chosen}
@@ -67,13 +66,13 @@ def autoencoder(groups: Sequence[Group], path: Path) -> None:
     """The paper's Figure 14: the autoencoder's losses over the steps in which it is trained.
 
     Raises:
-      UserError: no run has them.
+      DoesNotFit: no run has them.
     """
     keys = {"autoencoder_reconstruction": "reconstruction loss, equations (6) and (11)",
             "autoencoder_similarity": "similarity loss, equation (5)"}  # fmt: skip
     chosen = [group for group in groups if any(len(points(group, key)[0]) for key in keys)]
     if not chosen:
-        raise UserError(f"figure 14 needs runs whose metrics have {' or '.join(keys)}: none of these has")
+        raise DoesNotFit(f"figure 14 needs runs whose metrics have {' or '.join(keys)}: none of these has")
     models = len({group.settings["model.name"] for group in chosen}) > 1
     names = [_autoencoder_name(group, models) for group in chosen]
     labels = [name if names.count(name) == 1 else f"{name}, {g.label}" for name, g in zip(names, chosen, strict=True)]

@@ -13,6 +13,8 @@ from jgc.training.data import Score, final
 from jgc.training.summary import POSITIONS
 from jgc.training.table import size, slots
 
+FEWEST = 3  # pairs of runs with equal seed of which a table says whether a method is as good as the baseline
+
 
 class Figures(NamedTuple):
     """The figures of a row, means over its seeds; bytes and ratios are equal for all seeds.
@@ -122,7 +124,7 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     for group, first in zip(groups, before, strict=True):
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
         said = "; ".join(f"{row.accuracy} ({row.paper}, Table {row.table})" for row in theirs)
-        within = "" if f.against is None else "yes" if score.is_as_good(f.against.mean) else "no"
+        within = "" if f.against is None or f.pairs < FEWEST else "yes" if score.is_as_good(f.against.mean) else "no"
         pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
         how = "" if f.against is None else f" ({pairs})"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result),

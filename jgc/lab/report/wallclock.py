@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jgc.lab.report.runs import Group, Run
+from jgc.lab.report.runs import DoesNotFit, Group, Run
 from jgc.lab.shared import paper
 from jgc.lab.shared.pictures import look, new_figure, save_figure
-from jgc.training.errors import UserError
 
 CYCLE = 500  # steps of the paper's breakdown
 
@@ -72,11 +71,11 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     """Draw the score over estimated time, and the breakdown of 500 steps.
 
     Raises:
-      UserError: no uncompressed run among them, or several workloads.
+      DoesNotFit: no uncompressed run among them, or several workloads.
     """
     baselines = [group for group in groups if group.method == "dense"]
     if not baselines or len({group.workload for group in groups}) > 1:
-        raise UserError("figure 7 needs runs of one workload, an uncompressed one (configs/baseline.py) among them")
+        raise DoesNotFit("figure 7 needs runs of one workload, an uncompressed one (configs/baseline.py) among them")
     score, baseline, labels = groups[0].score, baselines[0].runs[0], [group.label for group in groups]
     figure = new_figure(13, 4.8)
     figure.suptitle(f"Time on a link of {rate_name} for each node: sending estimated from bytes, the rest measured")
