@@ -1,9 +1,11 @@
 """What XLA on CPU must not see through: static numbers, so that leaves of equal size compile once, and arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jgc.backend import backend
@@ -24,9 +26,9 @@ def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
       >>> [int(x) for x in hidden([0, 3, 7], jnp.bool_(True))]
       [0, 3, 7]
     """
-    first = tuple(jnp.int32(number) for number in numbers)
-    if backend() != "cpu" or not first:
-        return first
+    if backend() != "cpu" or not numbers:
+        return tuple(jnp.int32(number) for number in numbers)
+    first: Any = tuple(np.int32(number) for number in numbers)  # made by NumPy: JAX would place each on a device
 
     def rotated(carry):  # a change that XLA cannot undo
         i, numbers = carry
@@ -63,3 +65,12 @@ def sealed(x: PyTree, nothing: Array | bool) -> PyTree:
         return i + 1, jax.tree.map(lambda x: with_part(x, x[..., :1], i), x)
 
     return lax.while_loop(lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), changed, (jnp.int32(1), x))[1]
+
+
+def each(fn: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
+    """fn of every entry of the leading axis of x; on CPU one after another, elsewhere all at once (`vmap`).
+
+    On CPU the loop does what no barrier does: it keeps XLA from computing the result once more in each of its uses, and
+    from compiling it there. And fn compiles as what the node did itself.
+    """
+    return lax.map(fn, x) if backend() == "cpu" else jax.vmap(fn)(x)

@@ -6,6 +6,7 @@ and cost as much as the large layers; the LGC paper, Section V-A, does not menti
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jgc.misuse import check_arrays
 from jgc.types import Array, PyTree
 
 POOLED = "biases and norms"
+SMALL = 2**16  # biases and norms of up to so many values are joined; to copy larger ones costs more than it saves
 
 
 class Layer(NamedTuple):
@@ -130,10 +132,20 @@ def make_packing(tree: PyTree) -> Packing:
 
 
 def pieces(tree: PyTree, packing: Packing) -> list[tuple[slice, Array]]:
-    """The packed leaves as flat f32 arrays in the order of the vector, each with its range of the vector."""
-    values = jax.tree_util.tree_leaves(tree)
+    """The packed leaves as flat f32 arrays in the order of the vector, each with its range of the vector.
+
+    Small biases and norms are one array, so that they compile and run as one.
+    """
+    values = [x.reshape(-1) for x in jax.tree_util.tree_leaves(tree)]
     in_order = sorted((leaf.start, i) for i, leaf in enumerate(packing.leaves) if leaf.start >= 0)
-    return [(slice(at, at + values[i].size), values[i].reshape(-1).astype(jnp.float32)) for at, i in in_order]
+    small = [len(packing.leaves[i].shape) <= 1 and values[i].size <= SMALL for _, i in in_order]
+    out = []
+    for together, group in groupby(zip(in_order, small, strict=True), key=lambda pair: pair[1]):
+        parts = [(at, values[i].astype(jnp.float32)) for (at, i), _ in group]
+        if together:
+            parts = [(parts[0][0], jnp.concatenate([x for _, x in parts]))]
+        out += [(slice(at, at + x.size), x) for at, x in parts]
+    return out
 
 
 def pack(tree: PyTree, packing: Packing) -> Array:

@@ -105,7 +105,7 @@ class _Method(NamedTuple):
         after = tuple(self.memory.update(*of_layer, complete) for of_layer in zip(kept, v, sent, strict=True))
         shared = jax.tree.map(lambda a, b: b if b is a else jnp.where(skip, a, b), state.shared, result.shared)
         info = Info(self.residual_norm(after), jnp.float32(result.elements), jnp.int32(0), jnp.bool_(True))
-        return from_layers(mean, packing), State(shared, Local(after, (), state.local.signature)), info
+        return from_layers(mean, packing, skip), State(shared, Local(after, (), state.local.signature)), info
 
     def compensated(
         self, g: Values, state: State, complete: bool, skip: Array | bool
@@ -161,9 +161,9 @@ def layer_values(tree: PyTree, packing: Packing) -> list[Array]:
     return out
 
 
-def from_layers(values: Values, packing: Packing) -> PyTree:
-    """The inverse of `layer_values`: a tree with the original shapes and dtypes. Unpacked leaves are zeros."""
-    return unpack(joined(values), packing)  # XLA cuts nothing out: a part of a concatenation is its operand
+def from_layers(values: Values, packing: Packing, nothing: Array | bool | None = None) -> PyTree:
+    """The inverse of `layer_values`: a tree with the original shapes and dtypes; `nothing` as in `unpack`."""
+    return unpack(joined(values), packing, nothing)  # XLA cuts nothing out: a part of a concatenation is its operand
 
 
 def joined(values: Values) -> Array:

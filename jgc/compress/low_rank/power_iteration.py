@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jgc.compress.low_rank.batches import Batches, in_batches, in_fewer
+from jgc.layout.hidden import hidden
 from jgc.layout.pack import Layer
 from jgc.types import Array, Key
 
@@ -81,26 +83,33 @@ def low_rank(
       The mean of each layer, equal on all nodes; the part of each layer that counts as sent; the factors Q for the next
       step, equal on all nodes.
     """
+    if not plan.matrices:
+        mean = averaged([v[i] for i in plan.dense], "dense+factors")
+        return mean, list(v), ()
     matrices = [v[m.layer].reshape(m.rows, m.cols) for m in plan.matrices]
-    products = [_matmul(m, q) for m, q in zip(matrices, start, strict=True)]
-    means = averaged([*products, *(v[i] for i in plan.dense)], "dense+factors")
-    p = alike(orthonormal, means[: len(matrices)])
+    products = in_batches([_matmul(m, q) for m, q in zip(matrices, start, strict=True)])
+    means = averaged([*products.arrays, *(v[i] for i in plan.dense)], "dense+factors")
+    count = len(products.arrays)
+    columns = in_fewer(Batches(means[:count], products.places))
+    bases = columns._replace(arrays=[jax.vmap(orthonormal)(x) for x in columns.arrays])
+    numbers = hidden(range(len(matrices)), start[0][0, 0] > 2)  # never: columns have length 1, but XLA cannot know
+    p = [x[: m.rows] for x, m in zip(bases.each(numbers), plan.matrices, strict=True)]
     # P' M [r, cols], not M' P: XLA on CPU takes ten times as long for a product with a transposed large matrix
     own = [_matmul(x.T, m) for m, x in zip(matrices, p, strict=True)]
-    q = averaged(own, "factors")
+    to_send = in_batches(own)
+    sums = Batches(averaged(to_send.arrays, "factors"), to_send.places)
+    q = sums.each(numbers)
+    before = in_batches([x.T for x in start])
+    # a zero column keeps its old direction, so that no direction is lost for good
+    warm = [jax.vmap(lambda x, old: unit(x.T, old.T))(*pair) for pair in zip(sums.arrays, before.arrays, strict=True)]
 
     mean, sent = list(v), list(v)
-    for i, x in zip(plan.dense, means[len(matrices) :], strict=True):
+    for i, x in zip(plan.dense, means[count:], strict=True):
         mean[i] = x
-    for m, left, right, mine in zip(plan.matrices, p, q, own, strict=True):
+    for m, left, right, ours in zip(plan.matrices, p, q, own, strict=True):
         mean[m.layer] = outer(left, right).reshape(v[m.layer].shape)
-        sent[m.layer] = outer(left, mine).reshape(v[m.layer].shape)
-    return mean, sent, tuple(alike(warmed, [x.T for x in q], start))
-
-
-def warmed(q: Array, old: Array) -> Array:
-    """The factor for the next step. A zero column keeps its old direction, so that no direction is lost for good."""
-    return jnp.where(jnp.any(q != 0, axis=0), unit(q), old)
+        sent[m.layer] = outer(left, ours).reshape(v[m.layer].shape)
+    return mean, sent, tuple(Batches(warm, sums.places).each(numbers))
 
 
 def outer(p: Array, q: Array) -> Array:
@@ -109,20 +118,6 @@ def outer(p: Array, q: Array) -> Array:
         return _matmul(p, q)
     # a sum of few products is fused with what follows; XLA on CPU writes a matrix product to memory first
     return sum((p[:, i, None] * q[i] for i in range(1, p.shape[1])), p[:, 0, None] * q[0])
-
-
-def alike(fn: Callable[..., Array], *arrays: Sequence[Array]) -> list[Array]:
-    """fn of every array, or of the i-th of each sequence.
-
-    Equal shapes form one batch, so the program grows with the shapes, not with the layers.
-    """
-    out: list[Array] = list(arrays[0])
-    for shape in dict.fromkeys(x.shape for x in arrays[0]):
-        where = [i for i, x in enumerate(arrays[0]) if x.shape == shape]
-        batch = jax.vmap(fn)(*(jnp.stack([of[i] for i in where]) for of in arrays))
-        for place, i in enumerate(where):
-            out[i] = batch[place]
-    return out
 
 
 def orthonormal(p: Array) -> Array:
@@ -136,22 +131,21 @@ def orthonormal(p: Array) -> Array:
              [ 0.,  0., -1.]], dtype=float32)
     """
 
-    def column(i, basis):
-        left = _outside(basis, unit(p[:, i]))
-        left = jnp.where(jnp.linalg.norm(left) > DEPENDENT, left, 0.0)
-        return basis.at[:, i].set(unit(_outside(basis, unit(left))))
+    def turn(j, basis):  # two for each column: the second after a pass that may have been inaccurate
+        i = j // 2
+        x = basis[:, i]
+        earlier = jnp.where(jnp.arange(p.shape[1]) < i, _matmul(basis.T, x), 0)
+        left = x - _matmul(basis, earlier)
+        square = jnp.sum(left**2)
+        depends = square <= DEPENDENT**2 * (square + jnp.sum(earlier**2))  # the two are the square of x
+        return basis.at[:, i].set(jnp.where(depends, 0.0, left / jnp.sqrt(square)))
 
-    first = jnp.zeros_like(p).at[:, 0].set(unit(p[:, 0]))
-    return lax.fori_loop(1, p.shape[1], column, first)
+    largest = jnp.max(jnp.abs(p), axis=0)  # so that no square over- or underflows
+    return lax.fori_loop(0, 2 * p.shape[1], turn, p / jnp.where(largest > 0, largest, 1.0))
 
 
-def _outside(basis: Array, x: Array) -> Array:
-    """The part of x f32[rows] orthogonal to the orthonormal columns of a basis."""
-    return x - _matmul(basis, _matmul(basis.T, x))
-
-
-def unit(x: Array) -> Array:
-    """Scale the columns of x, or x if it is one, to length 1; zeros stay. No square over- or underflows.
+def unit(x: Array, zeros: Array | float = 0.0) -> Array:
+    """Scale the columns of x to length 1. No square over- or underflows. Columns of zeros become those of `zeros`.
 
     Example:
       >>> unit(jnp.array([[3e30, 0.0], [-4e30, 0.0]]))
@@ -159,5 +153,5 @@ def unit(x: Array) -> Array:
              [-0.8,  0. ]], dtype=float32)
     """
     largest = jnp.max(jnp.abs(x), axis=0)
-    x = x / jnp.where(largest > 0, largest, 1.0)  # now of length at least 1, if not zero
-    return x / jnp.maximum(jnp.sqrt(jnp.sum(x * x, axis=0)), 1.0)
+    scaled = x / jnp.where(largest > 0, largest, 1.0)  # now of length at least 1, if not zero
+    return jnp.where(largest > 0, scaled / jnp.maximum(jnp.sqrt(jnp.sum(scaled * scaled, axis=0)), 1.0), zeros)

@@ -16,12 +16,11 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-import jax
-
 from jgc.compress.registry import FIRST_DENSE, Method
 from jgc.compress.settings import SelectingRows, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.rows import check_rows, row_top_k
 from jgc.compress.sparse.sparsity import sparse_stages
+from jgc.layout.hidden import each
 from jgc.layout.select import Sparse, SparseSum
 from jgc.layout.selector import Selector, make_selector
 from jgc.method.compose import Codec, compose_phases
@@ -59,7 +58,7 @@ def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
 
     def mean(payloads, layers):
         nodes = payloads["values"].shape[0]
-        everyone = jax.vmap(lambda payload: decode(payload, layers))(payloads)  # positions, values: [K, mu]
+        everyone = each(lambda payload: decode(payload, layers), payloads)  # positions, values: [K, mu]
         return SparseSum(everyone._replace(values=everyone.values / nodes), counts_of(layers))
 
     def encode(key, v, layers):

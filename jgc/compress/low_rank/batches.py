@@ -1,0 +1,72 @@
+"""Arrays of several shapes, those of one shape stacked: a program then grows with the shapes, not with the layers."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jgc.types import Array
+
+
+class Batches(NamedTuple):
+    """Arrays of several shapes, those of one shape together, so that the program grows with the shapes alone.
+
+    Attributes:
+      arrays: [b, ...], one for each shape.
+      places: for each array, in their order, its batch and its place there. Static.
+    """
+
+    arrays: list[Array]
+    places: list[tuple[int, int]]
+
+    def each(self, numbers: Sequence[Array]) -> list[Array]:
+        """The arrays in their order, cut out by `numbers`, 0, 1, ..., which XLA may not know (see `hidden`)."""
+
+        def one(batch, i):
+            return lax.dynamic_slice_in_dim(batch, i, 1, allow_negative_indices=False)[0]
+
+        return [one(self.arrays[b], numbers[i]) for b, i in self.places]
+
+
+def in_batches(arrays: Sequence[Array]) -> Batches:
+    """Those of equal shape stacked, the shapes in order of their first array."""
+    members: dict[tuple[int, ...], list[Array]] = {}
+    places = []
+    for x in arrays:
+        batch = members.setdefault(x.shape, [])
+        places.append((list(members).index(x.shape), len(batch)))
+        batch.append(x)
+    return Batches([jnp.stack(batch) for batch in members.values()], places)
+
+
+def in_fewer(batches: Batches) -> Batches:
+    """Arrays [b, rows, r] in fewer shapes: some get rows of zeros, at most a quarter of all rows.
+
+    Example:
+      >>> batches = Batches([jnp.ones((1, 2, 3)), jnp.ones((9, 4, 3)), jnp.ones((9, 8, 3))], [(1, 0), (0, 0), (2, 0)])
+      >>> fewer = in_fewer(batches)
+      >>> [x.shape for x in fewer.arrays], fewer.places
+      ([(9, 8, 3), (10, 4, 3)], [(1, 0), (1, 9), (0, 0)])
+    """
+    sizes = [x.shape[:2] for x in batches.arrays]
+    spare = sum(count * rows for count, rows in sizes) // 4
+    joined: list[list[int]] = []  # batches of one height, that of the first, the tallest
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i][1]):
+        count, rows = sizes[i]
+        more = count * (sizes[joined[-1][0]][1] - rows) if joined else 0
+        if joined and more <= spare:
+            joined[-1].append(i)
+            spare -= more
+        else:
+            joined.append([i])
+    arrays: list[Array] = []
+    found: dict[int, tuple[int, int]] = {}  # of each batch, the new one and its place there
+    for members in joined:
+        height, start = sizes[members[0]][1], 0
+        for i in members:
+            found[i] = len(arrays), start
+            start += sizes[i][0]
+        taller = [jnp.pad(batches.arrays[i], ((0, 0), (0, height - sizes[i][1]), (0, 0))) for i in members]
+        arrays.append(jnp.concatenate(taller))
+    return Batches(arrays, [(found[b][0], found[b][1] + i) for b, i in batches.places])
