@@ -21,9 +21,9 @@ from jgc.backend import backend_of
 from jgc.buffers import check_params, copied, device_of, put_arrays
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.shards import info_of_node
-from jgc.misuse import check_compressor, holds_state, warn_of_momentum
+from jgc.misuse import check_arrays, check_compressor, check_model_state, holds_state, warn_of_momentum
 from jgc.node_axis import node_grads, on_nodes
-from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, locally, placements_of
+from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, locally, per_node, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class LoopState(NamedTuple):
       opt_state: the optimiser's state, equal on all nodes.
       compressor: the compressor's state; its local leaves have a leading axis [K].
       key: the random key of all steps; step s uses `fold_in(key, s)`.
+      model_state: each node's own, such as batch statistics, leaves [K, ...]; () if `init` got none.
     """
 
     step: int
@@ -48,6 +49,7 @@ class LoopState(NamedTuple):
     opt_state: PyTree
     compressor: State
     key: Key
+    model_state: PyTree = ()
 
 
 class Metrics(NamedTuple):
@@ -70,9 +72,10 @@ class Arrays(NamedTuple):
     params: PyTree
     opt_state: PyTree
     compressor: State
+    model_state: PyTree
 
 
-Init = Callable[[Key, PyTree], LoopState]
+Init = Callable[..., LoopState]
 Step = Callable[[LoopState, PyTree], tuple[LoopState, Metrics]]
 
 
@@ -87,12 +90,16 @@ def make_step(
     """Make the two functions of a training loop: `init` and `step`.
 
     `init(key, params)` copies the parameters to the devices and makes the states of optimiser and compressor.
+    `init(key, params, model_state)` does so for a model with a state that is no parameter (batch statistics): the loss
+    is then `(params, batch, model_state) -> (scalar, new model_state)`, and every node keeps a state of its own.
     `step(state, batch)` makes one update, in the phase that the step belongs to. It compiles one program for each
     phase, calls the compressor's transition between two phases, and donates the state. If a gradient is not finite on
     any node, no node's state changes.
 
     Args:
       loss: `(params, batch) -> scalar`, the mean loss over a node's own examples; with `has_aux` `-> (scalar, aux)`.
+        With a model state `(params, batch, model_state) -> (scalar, model_state)`, with `has_aux`, too,
+        `-> (scalar, (model_state, aux))`.
       compressor: any of `jgc.compress`.
       optimizer: any optax optimiser; it gets the mean over nodes, and must have no momentum if the compressor owns it.
       nodes: the layout.
@@ -100,13 +107,14 @@ def make_step(
       unroll: see `jgc.on_nodes`; True is much faster for convolutions on CPU.
 
     Returns:
-      `init(key, params) -> LoopState` and `step(state, batch) -> (LoopState, Metrics)`. The leaves of `batch` have
-      leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`, `params` and `batch` are
-      equal in all of them, or global arrays (`jgc.place_parts`).
+      `init(key, params, model_state=()) -> LoopState` and `step(state, batch) -> (LoopState, Metrics)`. The leaves of
+      `batch` have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`, `params` and
+      `batch` are equal in all of them, or global arrays (`jgc.place_parts`).
 
     Raises:
       TypeError: something else in place of a compressor, such as settings; in `init`, a leaf of the parameters that is
-        not an array of floats.
+        not an array of floats, or one of the model state that is not an array; in `step`, a loss that returns another
+        model state than it got.
       ValueError: in `init`, an optimiser that holds `as_optax`; in `step`, a leaf of the batch whose first axis is not
         K.
 
@@ -125,8 +133,9 @@ def make_step(
     check_compressor(compressor)
     programs: dict[tuple[Hashable, Any], Callable[..., tuple[Arrays, Metrics]]] = {}
 
-    def init(key: Key, params: PyTree) -> LoopState:
+    def init(key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
         check_params(params)
+        check_arrays(model_state)
         put = partial(put_arrays, nodes=nodes, device=device_of(params))
         params = put(copied(params))
         opt_state = put(copied(optimizer.init(params)))
@@ -137,26 +146,33 @@ def make_step(
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
         inner = put(copied(compressor.init(key, params, nodes)))
-        return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key))
+        own = put(jax.tree.map(lambda x: per_node(jnp.asarray(x), nodes), model_state), placements=LOCAL)
+        return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key), own)
 
     def step(state: LoopState, batch: PyTree) -> tuple[LoopState, Metrics]:
         put = partial(put_arrays, nodes=nodes, device=device_of(state.params))
         phase, inner = phase_after(compressor, state.phase, state.step, state.compressor, nodes), state.compressor
         if phase.value != state.phase.value:
             inner = put(copied(compressor.transition(state.phase.value, phase.value, inner, nodes)))
-        arrays, key = Arrays(state.params, state.opt_state, inner), state.key
+        arrays, key = Arrays(state.params, state.opt_state, inner, state.model_state), state.key
         name = phase.value, jax.tree.structure(arrays)
         if name not in programs:
-            arrays, key = put((arrays, key))  # moves nothing, unless the state was restored from somewhere
+            arrays, key = put(arrays, placements=_placements(arrays)), put(key)  # moves only what was restored
             programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
         check_node_axes(BATCH, batch, nodes, "the batch")
         # Devices of a CPU are threads of one processor: collectives of several steps at once can wait forever.
         if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
             jax.block_until_ready(arrays)
         arrays, metrics = programs[name](arrays, key, np.int32(state.step), put(batch, placements=BATCH))
-        return LoopState(state.step + 1, phase, *arrays, key), metrics
+        params, opt_state, inner, own = arrays
+        return LoopState(state.step + 1, phase, params, opt_state, inner, key, own), metrics
 
     return init, step
+
+
+def _placements(arrays: Arrays) -> Arrays:
+    """Where the arrays lie; a restored model state does not say that it is each node's own."""
+    return placements_of(arrays)._replace(model_state=LOCAL)
 
 
 def _program(
@@ -172,8 +188,11 @@ def _program(
     """`(arrays, key, step, batch) -> (arrays, metrics)` for one phase, compiled at the first call."""
     import optax  # here: `import jgc` must not wait for it
 
-    placements = placements_of(arrays)
-    gradients = node_grads(loss, nodes, has_aux=has_aux, unroll=unroll, placements=placements.params)
+    placements, has_state = _placements(arrays), bool(jax.tree.leaves(arrays.model_state))
+    gradients = node_grads(
+        _with_state(loss, has_aux) if has_state else _without_state(loss, has_aux), nodes, has_aux=True, unroll=unroll,
+        local=True, placements=placements.params,
+    )  # fmt: skip
     exchange = on_nodes(
         partial(_exchange, compressor, phase, nodes),
         nodes,
@@ -182,20 +201,42 @@ def _program(
     )
 
     def update(arrays, key, step, batch):
-        values, grads = gradients(arrays.params, batch)  # values: [K], or ([K], aux [K, ...]); grads: [K, ...]
-        losses, aux = values if has_aux else (values, None)
+        (losses, (own, aux)), grads = gradients(arrays.params, batch, arrays.model_state)  # all with an axis [K]
         key = jax.random.fold_in(key, step)
         mean, inner, (value, info) = exchange(key, grads, arrays.compressor, losses)
         updates, opt_state = optimizer.update(mean, arrays.opt_state, arrays.params)
-        new = optax.apply_updates(arrays.params, updates), opt_state
-        old = arrays.params, arrays.opt_state
+        new = optax.apply_updates(arrays.params, updates), opt_state, own
+        old = arrays.params, arrays.opt_state, arrays.model_state
         # the compressor restores its own state; `where` also keeps weak types out, which would compile anew
         kept = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), new, old)
-        return Arrays(*kept, inner), Metrics(value, info, aux)
+        params, opt_state, own = kept
+        return Arrays(params, opt_state, inner, own), Metrics(value, info, aux)
 
     # outputs lie exactly where inputs do: left to XLA, the second step would be another program
     shardings = jax.tree.map(lambda x: x.sharding, arrays)
     return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def _without_state(loss: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """`(params, batch, ()) -> (scalar, ((), aux))`."""
+
+    def with_nothing(params, batch, _):
+        value, aux = loss(params, batch) if has_aux else (loss(params, batch), None)
+        return value, ((), aux)
+
+    return with_nothing
+
+
+def _with_state(loss: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """`(params, batch, model_state) -> (scalar, (model_state, aux))`, the state with the leaves it had."""
+
+    def checked(params, batch, state):
+        value, out = loss(params, batch, state)
+        new, aux = out if has_aux else (out, None)
+        check_model_state(state, new)
+        return value, (new, aux)
+
+    return checked
 
 
 def _exchange(

@@ -69,6 +69,20 @@ def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
             )
 
 
+def check_model_state(old: PyTree, new: PyTree) -> None:
+    """Raise TypeError, naming the leaf, unless a loss returns a model state of the leaves that it got."""
+    before, after = (
+        {path_of(path): f"{x.dtype}{list(x.shape)}" for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+        for tree in (old, new)
+    )
+    for name in [*before, *(name for name in after if name not in before)]:
+        if before.get(name) != after.get(name):
+            raise TypeError(
+                f"the loss must return the model state's leaves as they were: {name!r} was "
+                f"{before.get(name, 'not there')}, and is {after.get(name, 'not there')}"
+            )
+
+
 def check_composition(opt_state: PyTree) -> None:
     """Check what stands around and beside `as_optax` in an optax state; states without `as_optax` always pass.
 

@@ -110,6 +110,44 @@ def test_aux_is_each_nodes_own(layout):
 
 
 @every_layout
+def test_model_state_is_each_nodes_own(layout):
+    """A running mean of the inputs: by hand for each node; a step that is skipped leaves it alone; it is restored."""
+
+    def with_state(params, batch, state):
+        mean = 0.5 * state["mean"] + 0.5 * batch["x"].mean(0)
+        return loss(params, batch), ({"mean": mean, "steps": state["steps"] + 1}, batch["y"].sum())
+
+    own = {"mean": jnp.ones(PARAMS["w"].shape[0]), "steps": jnp.int32(0)}
+    init, step = jgc.make_step(with_state, topk(alpha=0.2), optax.adam(0.1), nodes_of(layout), has_aux=True)
+    state, want = init(jax.random.key(0), PARAMS, own), np.ones((8, PARAMS["w"].shape[0]), np.float32)
+    with compilations("update") as compiled:
+        for i in range(3):
+            state, metrics = step(state, batch_of(i))
+            want = 0.5 * want + 0.5 * batch_of(i)["x"].mean(1)
+        np.testing.assert_allclose(state.model_state["mean"], want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(metrics.aux, batch_of(2)["y"].sum((1, 2)), rtol=1e-5)
+        bad = batch_of(3)
+        bad["x"][5, 0, 0] = np.nan
+        state, _ = step(state, bad)
+    assert len(compiled) == 1 and state.model_state["steps"].tolist() == [3] * 8
+    np.testing.assert_allclose(state.model_state["mean"], want, rtol=1e-5, atol=1e-6)
+    sharding = state.model_state["mean"].sharding
+    restored = state._replace(model_state=jax.tree.map(np.array, state.model_state))
+    again, _ = jgc.make_step(with_state, topk(alpha=0.2), optax.adam(0.1), nodes_of(layout), has_aux=True)[1](
+        restored, batch_of(4)
+    )
+    assert again.model_state["mean"].sharding == sharding and again.model_state["steps"].tolist() == [4] * 8
+
+
+def test_loss_must_return_the_model_state_it_got():
+    init, step = jgc.make_step(lambda p, b, s: (loss(p, b), {"mean": s["mean"][:2]}), dense(), optax.sgd(0.1),
+                               nodes_of("1 device"))  # fmt: skip
+    state = init(jax.random.key(0), PARAMS, {"mean": jnp.zeros(3)})
+    with pytest.raises(TypeError, match=r"'mean' was float32\[3\], and is float32\[2\]"):
+        step(state, batch_of(0))
+
+
+@every_layout
 def test_restored_state_goes_on(layout):
     nodes = nodes_of(layout)
     compressor = topk(alpha=0.2, warmup_steps=2)
