@@ -10,15 +10,12 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Programs are kept between runs of the tests for the processes that tests start, and for pytest's own only where the
-# user has named a folder: XLA has crashed while it loaded one of many kernels, and a crash ends the whole run.
+# Programs are kept between runs of the tests, also for the processes that tests start.
 _PROGRAMS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jgc" / "tests-programs"
-_FOLDER = str(_PROGRAMS / f"jax-{importlib.metadata.version('jax')}")
-_KEEP_OWN = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _FOLDER) != _FOLDER
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS / f"jax-{importlib.metadata.version('jax')}"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
-import jax  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from quick import PAPER_FILTERS, XLA_FLAGS, autoencoder  # noqa: E402
@@ -27,8 +24,6 @@ from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 _flags = {"--xla_force_host_platform_device_count": "8", **XLA_FLAGS}
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _flags.items() if k not in _given)]).strip()
-
-jax.config.update("jax_enable_compilation_cache", _KEEP_OWN)
 
 settings.register_profile("jgc", deadline=None, derandomize=True, max_examples=30)  # JAX compiles for every new shape
 settings.load_profile("jgc")
