@@ -1,9 +1,12 @@
 """Eight CPU devices, quick compilation and a kept cache of compiled programs, set before JAX starts; which tests share
 a process."""
 
+import functools
+import gc
 import importlib.metadata
 import os
 import re
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +19,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS / f"jax-{import
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+import jax  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from quick import PAPER_FILTERS, XLA_FLAGS, autoencoder  # noqa: E402
@@ -60,6 +64,26 @@ def pytest_collection_modifyitems(items):
         return scope not in slow, -tests[scope], scope
 
     items.sort(key=place)
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Drop compiled programs before a process has too many, if possible those of tests that are done.
+
+    A program's code lies in mappings of its own. Linux gives a process 65,530 of them (`vm.max_map_count`); XLA crashes on
+    the next one, while it compiles or loads.
+    """
+    maps, done = Path("/proc/self/maps"), nextitem is None or scope_of(nextitem.nodeid) != scope_of(item.nodeid)
+    if maps.exists() and maps.read_bytes().count(b"\n") > (20_000 if done else 50_000):
+        for found in gc.get_objects():
+            if isinstance(found, functools._lru_cache_wrapper) and _is_of_tests(found.__module__):
+                found.cache_clear()
+        jax.clear_caches()
+        gc.collect()
+
+
+def _is_of_tests(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and Path(file).is_relative_to(Path(__file__).parent)
 
 
 def pytest_sessionstart(session):
