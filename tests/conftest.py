@@ -69,8 +69,8 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_teardown(item, nextitem):
     """Drop compiled programs before a process has too many, if possible those of tests that are done.
 
-    A program's code lies in mappings of its own. Linux gives a process 65,530 of them (`vm.max_map_count`); XLA crashes on
-    the next one, while it compiles or loads.
+    A program's code lies in mappings of its own. Linux gives a process 65,530 of them (`vm.max_map_count`); XLA crashes
+    at the next one, while it compiles or loads.
     """
     maps, done = Path("/proc/self/maps"), nextitem is None or scope_of(nextitem.nodeid) != scope_of(item.nodeid)
     if maps.exists() and maps.read_bytes().count(b"\n") > (20_000 if done else 50_000):
