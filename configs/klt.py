@@ -4,7 +4,7 @@
     python train.py --config configs/klt.py --compressor.share 0.05 --compressor.refresh 0
 
 digits_convnet5: 98.3 % with --compressor.share 0.002 --compressor.alpha 0.0005 (seed 0; uncompressed 98.6 %), 3.06 kB
-up from every node in a step (uncompressed 1.56 MB). In longer training it has not beaten sparse_gd:
+up from every node in a step (uncompressed 1.56 MB). In longer training it has not beaten topk:
 docs/results/codecs.md.
 """
 

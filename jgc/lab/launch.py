@@ -33,8 +33,8 @@ class Runs:
 
     run_dir: Path
     """folder of the runs and of the page on them; finished runs in it are not trained again"""
-    methods: tuple[str, ...] = ("baseline", "sparse_gd", "lgc_ps", "control")
-    """baseline, sparse_gd, control and names of methods, by commas or spaces; all: each registered method"""
+    methods: tuple[str, ...] = ("baseline", "topk", "lgc_ps", "control")
+    """baseline, topk, control and names of methods, by commas or spaces; all: each registered method"""
     workload: str = DEFAULT
     """model, data set, batch and settings"""
     seeds: tuple[str, ...] = ("0", "1", "2")

@@ -1,4 +1,4 @@
-"""train.py's command line: a config file, a workload, options. Errors are one line and an exit code."""
+"""train.py's command line: a method or a config file, a workload, options. Errors are one line and an exit code."""
 
 import dataclasses
 import importlib.util
@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jgc.training.config import Config, resolve
+from jgc.compress import METHODS
+from jgc.training.config import Config, method_name, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.data.dataset import reason
 from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, say, values_of_the_user
@@ -19,7 +20,7 @@ from jgc.training.options import read
 from jgc.training.typed import wrong_value
 
 CONFIGS = Path("configs")
-DEFAULT_CONFIG = CONFIGS / "lgc_ps.py"
+DEFAULT_METHOD = "lgc_ps"  # whose options --help shows if none is named
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,11 +104,12 @@ def parse(argv: Sequence[str]) -> Config:
       UserError: an unknown option, a value that does not fit, or a config file that does not work.
       SystemExit: after --help.
     """
-    options, rest = _take(argv, "--config")
+    path, rest = _take(argv, "--config")
+    method, rest = _take(rest, "--method")
     wants_help = any(word in ("-h", "--help") for word in rest)
-    if options is None and not wants_help:
-        raise UserError(f"give --config FILE, one of {', '.join(_config_files(CONFIGS))}")
-    config = load_config(Path(options or DEFAULT_CONFIG))
+    if path is None and method is None and wants_help:
+        method = DEFAULT_METHOD
+    config = given_config(None if path is None else Path(path), method)
     workload, _ = _take(rest, "--workload")
     with values_of_the_user():
         config = resolve(dataclasses.replace(config, workload=workload) if workload else config)
@@ -122,7 +124,7 @@ def with_options(config: Config, argv: Sequence[str]) -> Config:
       SystemExit: after --help.
     """
     kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
-    return read(kind, argv, "train.py --config FILE", config, _about())
+    return read(kind, argv, "train.py", config, _about(config))
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
@@ -138,6 +140,23 @@ def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
         else:
             rest.append(word)
     return value, rest
+
+
+def given_config(path: Path | None, method: str | None) -> Config:
+    """The config of a file, or the default one of a method.
+
+    Raises:
+      UserError: none or both are given, the file does not work, or there is no such method.
+    """
+    if path is not None and method is not None:
+        raise UserError(f"give --config {path} or --method {method}, not both")
+    if path is not None:
+        return load_config(path)
+    if method is None:
+        raise UserError(f"give --method NAME or --config FILE; methods are {', '.join(METHODS)}")
+    if method not in METHODS:
+        raise UserError(f"unknown method {method!r}{did_you_mean(method, list(METHODS))} (one of {', '.join(METHODS)})")
+    return Config(compressor=METHODS[method].settings())
 
 
 def load_config(path: Path) -> Config:
@@ -171,11 +190,24 @@ def _config_files(folder: Path) -> list[str]:
     return sorted(str(file) for file in folder.glob("*.py") if not file.name.startswith("_"))
 
 
-def _about() -> str:
-    return (
-        "Train with a gradient compressor. --config FILE names the method. The defaults shown are those of that file "
-        f"({DEFAULT_CONFIG} if none is given) and of its workload."
-    )
+ABOUT = """Train a network with compressed gradients; ends with a table of accuracy, time and bytes by phase.
+
+--method NAME names the method, one of {methods}. In place of it, --config FILE is a Python file whose get_config()
+returns a Config. The defaults below are those of {method} and of its workload; --method NAME --help shows another's.
+
+    python train.py --method lgc_ps
+
+                                               leader    worker   leader   worker
+     phase        steps   accuracy   s/step        up        up    ratio    ratio
+     dense           20    78.89 %    0.199   1.56 MB   1.56 MB       1x       1x
+     top-k           40    95.56 %    0.501   3.29 kB   2.71 kB   473.4x   574.6x
+     compressed     240    98.06 %    0.231   2.39 kB   1.36 kB   651.2x   1,143x
+
+Settings, metrics, checkpoints and pictures go to --run-dir; --resume goes on with a run that was stopped."""
+
+
+def _about(config: Config) -> str:
+    return ABOUT.format(methods=", ".join(METHODS), method=method_name(config.compressor))
 
 
 def resume_command(argv: Sequence[str]) -> str:

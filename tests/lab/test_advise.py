@@ -114,7 +114,7 @@ def test_turning_point():
 
 def test_run_dir_excludes_config(tmp_path, capsys):
     assert main(["advise", *CONFIG, "--run-dir", str(tmp_path), "--bandwidth", "1gbit", "--hosts", "4"]) == 2
-    assert "give it or --config, not both" in capsys.readouterr().err
+    assert "give it or --method, not both" in capsys.readouterr().err
 
 
 def test_limit_from_unlimited_rate():
@@ -265,11 +265,12 @@ def test_too_few_cells_is_an_error():
 
 # --- the command line -----------------------------------------------------------------------------------------------
 
-CONFIG = ["--config", "configs/sparse_gd.py"]
+CONFIG = ["--method", "topk"]
 
 
 @pytest.mark.parametrize(("words", "line"), [
-    ([], "give --config FILE, or --run-dir"),
+    ([], "give --method NAME or --config FILE, or --run-dir"),
+    (["--method", "topp"], "unknown method 'topp'; did you mean topk?"),
     ([*CONFIG, "--hosts", "1"], "--hosts must be at least 2, got 1"),
     ([*CONFIG, "--latency", "-0.1"], "--latency must be seconds, at least 0, got -0.1"),
     ([*CONFIG, "--computation", "nan"], "--computation must be seconds, at least 0, got nan"),

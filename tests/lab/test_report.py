@@ -200,7 +200,7 @@ def test_seeds_are_pooled_and_paired():
     runs = [made_up("a0", 0.90), made_up("a1", 0.80, seed=1), made_up("a2", 0.70, seed=2),
             made_up("t1", 0.79, "topk", 1, 10), made_up("t0", 0.90, "topk", 0, 10)]  # fmt: skip
     base, topk = groups = pool(runs)
-    assert (topk.label, topk.seeds, base.seeds) == ("sparse_gd", (0, 1), (0, 1, 2))
+    assert (topk.label, topk.seeds, base.seeds) == ("topk", (0, 1), (0, 1, 2))
     f = figures(topk, groups)
     assert f.result.mean == pytest.approx(84.5) and f.result.std == pytest.approx(7.7782, abs=1e-3)
     assert f.against is not None and (f.pairs, f.against.mean) == (2, pytest.approx(-0.5))
@@ -218,7 +218,7 @@ def test_ages_of_last_diagnose_step():
     later = [{"step": 5, "oldest/a": 7.0, "oldest/b": 3.0, "mean_age/a": 5.0, "mean_age/b": 1.0}]
     runs = [made_up("a", 0.9), made_up("t0", 0.8, "topk", 0, lines=lines), made_up("t1", 0.8, "topk", 1, lines=later)]
     _, topk = groups = pool(runs)
-    assert age_table(groups) == "| layer | sparse_gd: oldest / mean |\n|:---|---:|\n| a | 6 / 4 |"  # 3.5 to even
+    assert age_table(groups) == "| layer | topk: oldest / mean |\n|:---|---:|\n| a | 6 / 4 |"  # 3.5 to even
     assert age_table([topk._replace(runs=topk.runs[1:])]).endswith("| a | 7 / 5 |\n| b | 3 / 1 |")
     assert age_table(groups[:1]) == ""
 
@@ -252,7 +252,7 @@ def test_settings_separate_rows():
     runs = [made_up("a", 0.9), made_up("b", 0.8, "topk", extra={"alpha": 0.1}),
             made_up("c", 0.8, "topk", extra={"alpha": 0.2}), made_up("d", 0.8, "lgc_ps", nodes=4)]  # fmt: skip
     groups = pool(runs)
-    assert [group.label for group in groups] == ["baseline", "sparse_gd (alpha=0.1)", "sparse_gd (alpha=0.2)", "lgc_ps"]
+    assert [group.label for group in groups] == ["baseline", "topk (alpha=0.1)", "topk (alpha=0.2)", "lgc_ps"]
     assert baseline_of(groups[1], groups) is groups[0] and baseline_of(groups[3], groups) is None
 
 
@@ -265,8 +265,8 @@ def test_labels_and_settings_table():
             made_up("e", 0.8, "topk", extra={"alpha": 0.2}, **falling)]  # fmt: skip
     groups = pool(runs)
     assert [group.label for group in groups] == [
-        "baseline (schedule=cosine)", "baseline (schedule=validation)", "sparse_gd (alpha=0.1, schedule=cosine)",
-        "sparse_gd (alpha=0.1, schedule=validation)", "sparse_gd (alpha=0.2, schedule=validation)"]  # fmt: skip
+        "baseline (schedule=cosine)", "baseline (schedule=validation)", "topk (alpha=0.1, schedule=cosine)",
+        "topk (alpha=0.1, schedule=validation)", "topk (alpha=0.2, schedule=validation)"]  # fmt: skip
     rows = settings_table(groups, groups).splitlines()[2:]
     assert rows[1] == ("| baseline (schedule=validation) | schedule validation, correction.every 50, "
                        "correction.decay 0.3 |")  # fmt: skip
@@ -327,7 +327,7 @@ def test_lists_of_methods_and_seeds():
     with pytest.raises(UserError, match="whole numbers"):
         seeds_of(["one"])
     with pytest.raises(UserError, match="the same method"):
-        variants_of(["sparse_gd", "topk"])
+        variants_of(["topk", "topk"])
 
 
 def test_paper_figures():

@@ -101,8 +101,8 @@ def fake_run(steps):
 
 
 def test_plan_run_setting():
-    assert list(plan("nodes", ["2", "8"], {"baseline": Dense(), "sparse_gd": TopK()})) == [
-        "baseline-nodes=2", "baseline-nodes=8", "sparse_gd-nodes=2", "sparse_gd-nodes=8"]  # fmt: skip
+    assert list(plan("nodes", ["2", "8"], {"baseline": Dense(), "topk": TopK()})) == [
+        "baseline-nodes=2", "baseline-nodes=8", "topk-nodes=2", "topk-nodes=8"]  # fmt: skip
 
 
 def test_plan_group_setting():

@@ -57,9 +57,9 @@ def test_precedence(tmp_path):
 def test_workload_settings_by_method():
     alphas = {
         name: cli.parse(["--config", f"configs/{name}.py", "--workload", "cifar10_resnet20"]).compressor.alpha
-        for name in ("lgc_ps", "lgc_ring", "scalecom", "sparse_gd")
+        for name in ("lgc_ps", "lgc_ring", "scalecom", "topk")
     }
-    assert alphas == {"lgc_ps": 0.005, "lgc_ring": 0.02, "scalecom": 0.05, "sparse_gd": 0.005}
+    assert alphas == {"lgc_ps": 0.005, "lgc_ring": 0.02, "scalecom": 0.05, "topk": 0.005}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_public_names():
     assert (method.alpha, method.warmup_steps, method.autoencoder_steps) == (0.2, 5, 6)
 
 
-@pytest.mark.parametrize("name", ["baseline", "sparse_gd", "lgc_ps", "control"])
+@pytest.mark.parametrize("name", ["baseline", "topk", "lgc_ps", "control"])
 @pytest.mark.parametrize("workload", list(WORKLOADS))
 def test_configs_with_workloads(name, workload):
     config = cli.parse(["--config", f"configs/{name}.py", "--workload", workload])
@@ -125,7 +125,9 @@ def test_help_describes_every_option(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give --config FILE, one of configs/baseline.py"),
+        ([], "give --method NAME or --config FILE; methods are dense, lgc_ring"),
+        (["--method", "topp"], "unknown method 'topp'; did you mean topk?"),
+        ([*LGC, "--method", "topk"], "give --config configs/lgc_ps.py or --method topk, not both"),
         (["--config"], "--config needs a value"),
         (["--config", "configs/lgc_sp.py"], "did you mean lgc_ps?"),
         ([*LGC, "--stpes", "3"], "unknown option --stpes; did you mean --steps?"),

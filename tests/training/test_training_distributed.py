@@ -20,7 +20,7 @@ from jgc.training.metrics import read
 pytestmark = pytest.mark.slow
 
 COMMON = "--batch-size 24 --evaluate-every 3 --diagnose-every 0"
-SPARSE = f"--config configs/sparse_gd.py --compressor.alpha 0.1 --compressor.warmup-steps 2 {COMMON} --nodes 4"
+SPARSE = f"--config configs/topk.py --compressor.alpha 0.1 --compressor.warmup-steps 2 {COMMON} --nodes 4"
 DENSE = f"--config configs/baseline.py {COMMON}"
 LGC = (
     f"--config configs/lgc_ps.py --compressor.alpha 0.1 --compressor.warmup-steps 1 --compressor.autoencoder-steps 1 "

@@ -13,7 +13,7 @@ from jgc.lab.advise.model import LATENCY, Link, rate_of
 from jgc.lab.bench.methods import names_of
 from jgc.lab.shared.choices import words
 from jgc.lab.shared.machine import describe
-from jgc.training.cli import load_config
+from jgc.training.cli import given_config
 from jgc.training.config import Config, method_name
 from jgc.training.errors import UserError, values_of_the_user
 
@@ -24,11 +24,13 @@ class Advise:
 
     Computation and compression are measured on this device; communication is estimated.
 
-        python -m jgc advise --config configs/sparse_gd.py --workload cifar10_resnet20 --bandwidth 1gbit --hosts 16
+        python -m jgc advise --method topk --workload cifar10_resnet20 --bandwidth 1gbit --hosts 16
     """
 
+    method: str | None = None
+    """name of a method; like that of --config it brings its workload along, digits_convnet5 if not given"""
     config: Path | None = None
-    """config file; its settings count for its method, the workload's for the others"""
+    """config file in place of it; its settings count for its method, the workload's for the others"""
     workload: str | None = None
     """model, data set, batch and settings; the config's if not given"""
     bandwidth: str = "1gbit"
@@ -105,10 +107,10 @@ def check(asked: Advise) -> None:
         raise UserError(f"--repeats must be at least 1, got {asked.repeats}")
     if asked.batch_size is not None and asked.batch_size < 1:
         raise UserError(f"--batch-size must be at least 1, got {asked.batch_size}")
-    if asked.run_dir is None and asked.config is None:
-        raise UserError("give --config FILE, or --run-dir of a run of bench network that has measured the times")
+    if asked.run_dir is None and asked.config is None and asked.method is None:
+        raise UserError("give --method NAME or --config FILE, or --run-dir of a run of bench network")
     if asked.run_dir is not None:
-        for name in ("config", "workload", "batch_size"):
+        for name in ("method", "config", "workload", "batch_size"):
             if getattr(asked, name) is not None:
                 option = name.replace("_", "-")
                 raise UserError(f"--run-dir has a model and a batch of its own: give it or --{option}, not both")
@@ -131,16 +133,15 @@ def link_of(asked: Advise) -> Link:
 
 
 def config_of(asked: Advise) -> Config:
-    """The config file's, with the workload and the batch of the command line, not yet resolved."""
-    assert asked.config is not None
-    given = load_config(asked.config)
+    """The method's or the config file's, with the workload and the batch of the command line, not yet resolved."""
+    given = given_config(asked.config, asked.method)
     changes = {name: getattr(asked, name) for name in ("workload", "batch_size") if getattr(asked, name) is not None}
     return dataclasses.replace(given, **changes)
 
 
 def given_settings(given: Config) -> str:
     """Which settings count."""
-    return f"{method_name(given.compressor)} as in the config file, other methods with the workload's settings"
+    return f"{method_name(given.compressor)} as given, other methods with the workload's settings"
 
 
 def _from_run(asked: Advise, run_dir: Path, names: list[str], link: Link) -> Advice:

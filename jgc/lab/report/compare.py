@@ -15,7 +15,7 @@ class Compare(Runs):
 
     The folder of the runs gets report.md and report.html. A run that was stopped is resumed by the same command.
 
-        python -m jgc compare --methods baseline,sparse_gd,lgc_ps --run-dir runs/compare
+        python -m jgc compare --methods baseline,topk,lgc_ps --run-dir runs/compare
     """
 
     def run(self, line: str) -> None:

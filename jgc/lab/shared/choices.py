@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from jgc.compress import METHODS, Dense, Silent, TopK, method_of
+from jgc.compress import METHODS, Dense, Silent, method_of
 from jgc.training.config import GROUPS
 from jgc.training.errors import UserError, did_you_mean
 
-CONFIGS: dict[str, type] = {"baseline": Dense, "sparse_gd": TopK, "control": Silent}
-"""Methods that go by the name of their config as well."""
+CONFIGS: dict[str, type] = {"baseline": Dense, "control": Silent}
+"""Methods that go by their part in a comparison as well, which is the name of their config."""
 NAMES = {method_of(settings()).name: name for name, settings in CONFIGS.items()}
 """The config's name by the method's own."""
 ALL = "all"
@@ -60,8 +60,8 @@ def registered_name(name: str) -> str:
     """The registry's name of a method, from any name that `--methods` takes.
 
     Example:
-      >>> registered_name("sparse_gd"), registered_name("dgc")
-      ('topk', 'dgc')
+      >>> registered_name("baseline"), registered_name("dgc")
+      ('dense', 'dgc')
     """
     return method_of(known_methods()[name]()).name
 

@@ -3,7 +3,7 @@
 The LGC paper cites Strom 2015 for it, whose method sends what exceeds a fixed threshold, as plus or minus the
 threshold; what it describes and measures is the selection of the top 0.1 %, which stands here.
 
-    python train.py --config configs/sparse_gd.py
+    python train.py --config configs/topk.py
 
 The uncompressed steps before are the workload's, the same as for lgc_ps.
 digits_convnet5: 98.3 % (seed 0; uncompressed 98.6 %), 3.29 kB up from every node in a step (uncompressed 1.56 MB),
