@@ -7,6 +7,7 @@ See the README for a training loop, `jgc.types` for the contract, `jgc.compress`
 """
 
 from jgc import compress
+from jgc.citation import citation
 from jgc.local_steps import LocalMetrics, LocalState, LocalSteps, local_steps
 from jgc.make_step import LoopState, Metrics, make_step
 from jgc.method.as_optax import init_optax
@@ -24,7 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "LocalMetrics", "LocalState", "LocalSteps", "LoopState",
     "Message", "Metrics", "MomentumWarning", "Nodes", "Phase", "Sent", "Sharded", "Stacked", "State", "StepBytes",
-    "Wire", "bytes_per_step", "compress", "diagnose", "from_mesh", "init_optax", "local_steps", "make_nodes",
-    "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place", "place_parts", "placements_of",
-    "residual", "to_host",
+    "Wire", "bytes_per_step", "citation", "compress", "diagnose", "from_mesh", "init_optax", "local_steps",
+    "make_nodes", "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place", "place_parts",
+    "placements_of", "residual", "to_host",
 ]  # fmt: skip

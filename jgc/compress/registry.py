@@ -20,6 +20,7 @@ class Method(NamedTuple):
         (residual and aggregate conserve gradients) and "zeros" (zero gradients give a zero aggregate).
       layers: which layers comparisons send in another way, as in Section VI-A of the LGC paper: `FIRST_DENSE`,
         `FIRST_DENSE_LAST_TOP_K`, or none.
+      citation: its papers in BibTeX; empty for what is jgc's own.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Method(NamedTuple):
     lossless: Mapping[str, Any] | None
     exempt: Mapping[str, str] = MappingProxyType({})
     layers: Mapping[str, str] = MappingProxyType({})
+    citation: str = ""
 
 
 FIRST, LAST = "first", "last"  # a model's own first and last layer, in place of a pattern

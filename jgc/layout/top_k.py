@@ -103,12 +103,12 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
 def _kinds(ranges: Sequence[Range], variant: Variant | None) -> list[str]:
     """How to select from each range: "all" or nothing, "plain", or "together" with others."""
 
-    def alone(one: Range) -> str:
+    def separately(one: Range) -> str:
         if (variant or fastest(one.size, one.k)) != "plain" and one.k:
             return "together"
         return "all" if one.k in (0, one.size) else "plain"
 
-    kinds = [alone(one) for one in ranges]
+    kinds = [separately(one) for one in ranges]
     large = [one for one, kind in zip(ranges, kinds, strict=True) if kind == "together"]
     if variant or not large:
         return kinds

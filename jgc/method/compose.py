@@ -39,7 +39,7 @@ class Codec(NamedTuple):
       mean: `(payloads with a leading axis [K], layers) -> f32[n] or SparseSum`, the mean of the decoded payloads, for
         exchanges that gather.
       elements: `layers -> int`, how many values a payload encodes.
-      encode_and_keep: `encode`, but it returns the payload and what that decodes to, where both are at hand; None if
+      encode_with_sent: `encode`, but it returns the payload and what that decodes to, where both are at hand; None if
         `decode` has to be called.
       agree: `(v, layers) -> f32[m]` or None. Before encoding, an all-reduce takes its elementwise maximum over nodes;
         `encode` gets the result as its last argument (TernGrad's shared scales).
@@ -52,7 +52,7 @@ class Codec(NamedTuple):
     mean: Callable[[Payload, Layers], Array | SparseSum]
     elements: Callable[[Layers], int]
     agree: Callable[[Array, Layers], Array] | None = None
-    encode_and_keep: Callable[..., tuple[Payload, Array | Sparse]] | None = None
+    encode_with_sent: Callable[..., tuple[Payload, Array | Sparse]] | None = None
 
 
 class Item(NamedTuple):
@@ -130,8 +130,8 @@ def compose_phases(stages: Stages, memory: Memory, schedule: tuple[Phase, ...], 
 def encoded(codec: Codec, key: Key, v: Array, layers: Layers, nodes: Nodes) -> Item:
     """Encode v f32[n] into this node's payload. A codec with `agree` communicates here."""
     own = comm.node_key(key, nodes)
-    if codec.encode_and_keep is not None:
-        return Item(codec, layers, *codec.encode_and_keep(own, v, layers))
+    if codec.encode_with_sent is not None:
+        return Item(codec, layers, *codec.encode_with_sent(own, v, layers))
     payload = _encode(codec, own, v, layers, lambda own: comm.pmax(own, nodes, AGREED))
     return Item(codec, layers, payload)
 

@@ -44,7 +44,7 @@ from jgc.compress.lgc.normalise import (
     unpacked_signs,
 )  # fmt: skip
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
-from jgc.compress.lgc.settings import PAPER_RECIPE, Lgc, check_choices, check_common
+from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, Lgc, check_choices, check_common
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
 from jgc.layout.select import Sparse, SparseSum, layer_means, scatter
 from jgc.method.diagnose import cosine, relative_error
@@ -262,4 +262,7 @@ class Ring(NamedTuple):
         }
 
 
-METHOD = Method("lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None, layers=FIRST_DENSE_LAST_TOP_K)
+METHOD = Method(
+    "lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None, layers=FIRST_DENSE_LAST_TOP_K,
+    citation=CITATION,
+)  # fmt: skip

@@ -45,7 +45,7 @@ from jgc import comm
 from jgc.compress.lgc import autoencoder as ae, bytes as sizes, messages as server
 from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views, to_z
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
-from jgc.compress.lgc.settings import PAPER_RECIPE, LgcPs, check
+from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, LgcPs, check
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
 from jgc.layout.select import Sparse, SparseSum
 from jgc.method.from_step import Step
@@ -167,4 +167,5 @@ def training_input(config: LgcPs, x: Array, leader: Array, selection: Selection)
 METHOD = Method(
     "lgc_ps", LgcPs, lgc_ps, "Abrahamyan et al. 2021", lossless={"alpha": 1.0, "innovation": 1.0},
     layers=FIRST_DENSE_LAST_TOP_K,
+    citation=CITATION,
 )  # fmt: skip

@@ -108,3 +108,11 @@ def check_choices(config: Lgc, **choices: tuple[str, ...]) -> None:
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")
+
+
+CITATION = """@article{abrahamyan2021learned,
+  title = {Learned Gradient Compression for Distributed Deep Learning},
+  author = {Abrahamyan, Lusine and Chen, Yiming and Bekoulis, Giannis and Deligiannis, Nikos},
+  journal = {{IEEE} Transactions on Neural Networks and Learning Systems},
+  year = {2021},
+}"""

@@ -155,10 +155,20 @@ def check(config: Gradiveq) -> None:
         raise ValueError(f"rank must be at most slice_size = {config.slice_size}, got {config.rank}")
 
 
+CITATION = """@inproceedings{yu2018gradiveq,
+  title = {{GradiVeQ}: Vector Quantization for Bandwidth-Efficient Gradient Aggregation in Distributed {CNN}
+    Training},
+  author = {Yu, Mingchao and Lin, Zhifeng and Narra, Krishna and Li, Songze and Li, Youjie and Kim, Nam Sung and
+    Schwing, Alexander and Annavaram, Murali and Avestimehr, Salman},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2018},
+}"""
+
 METHOD = Method(
     "gradiveq", Gradiveq, gradiveq, "Yu et al. 2018", lossless=None,
     exempt={
         "conservation": "what components and rounding lose is not kept, as in the paper",
         "zeros": "mu, the mean of the samples, is there whatever comes",
     },
+    citation=CITATION,
 )  # fmt: skip

@@ -126,4 +126,11 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
 
 
 # lossless at a rank so large that no layer's factors are smaller than the layer: all layers go uncompressed
-METHOD = Method("powersgd", PowerSgd, powersgd, "Vogels et al. 2019", lossless={"rank": 65_536})
+CITATION = """@inproceedings{vogels2019powersgd,
+  title = {{PowerSGD}: Practical Low-Rank Gradient Compression for Distributed Optimization},
+  author = {Vogels, Thijs and Karimireddy, Sai Praneeth and Jaggi, Martin},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2019},
+}"""
+
+METHOD = Method("powersgd", PowerSgd, powersgd, "Vogels et al. 2019", lossless={"rank": 65_536}, citation=CITATION)

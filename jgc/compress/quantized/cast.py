@@ -80,9 +80,25 @@ def rounded(name: str, scaled: bool) -> Codec:
     return scalar_codec(name, encode, decode)
 
 
+CITATION = """@inproceedings{micikevicius2018mixed,
+  title = {Mixed Precision Training},
+  author = {Micikevicius, Paulius and Narang, Sharan and Alben, Jonah and Diamos, Gregory and Elsen, Erich and
+    Garcia, David and Ginsburg, Boris and Houston, Michael and Kuchaiev, Oleksii and Venkatesh, Ganesh and Wu, Hao},
+  booktitle = {International Conference on Learning Representations},
+  year = {2018},
+}
+@misc{micikevicius2022fp8,
+  title = {{FP8} Formats for Deep Learning},
+  author = {Micikevicius, Paulius and others},
+  eprint = {2209.05433},
+  archiveprefix = {arXiv},
+  year = {2022},
+}"""
+
 METHOD = Method(
     "cast", Cast, cast, "Micikevicius et al. 2018, 2022", lossless=None,
     exempt={
         "conservation": "what rounding loses is not kept",
     },
+    citation=CITATION,
 )  # fmt: skip

@@ -70,9 +70,19 @@ def powers_of_two() -> Codec:
     return scalar_codec("natural", encode, decode)
 
 
+CITATION = r"""@misc{horvath2019natural,
+  title = {Natural Compression for Distributed Deep Learning},
+  author = {Horv{\'a}th, Samuel and Ho, Chen-Yu and Horv{\'a}th, {\v{L}}udov{\'i}t and Sahu, Atal Narayan and
+    Canini, Marco and Richt{\'a}rik, Peter},
+  eprint = {1905.10988},
+  archiveprefix = {arXiv},
+  year = {2019},
+}"""
+
 METHOD = Method(
     "natural", Natural, natural, "Horvath et al. 2019", lossless=None,
     exempt={
         "conservation": "unbiased, and what is lost is not kept",
     },
+    citation=CITATION,
 )  # fmt: skip

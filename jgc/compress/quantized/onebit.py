@@ -86,4 +86,12 @@ def signs_and_means(bucket: int) -> Codec:
     return scalar_codec("1 bit", encode, decode)
 
 
-METHOD = Method("onebit", OneBit, onebit, "Seide et al. 2014", lossless=None)
+CITATION = """@inproceedings{seide2014onebit,
+  title = {1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech
+    {DNNs}},
+  author = {Seide, Frank and Fu, Hao and Droppo, Jasha and Li, Gang and Yu, Dong},
+  booktitle = {Interspeech},
+  year = {2014},
+}"""
+
+METHOD = Method("onebit", OneBit, onebit, "Seide et al. 2014", lossless=None, citation=CITATION)

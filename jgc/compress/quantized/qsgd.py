@@ -119,9 +119,17 @@ def euclidean(x: Array) -> Array:
     return root_mean_square(x) * jnp.sqrt(jnp.float32(x.shape[-1]))
 
 
+CITATION = """@inproceedings{alistarh2017qsgd,
+  title = {{QSGD}: Communication-Efficient {SGD} via Gradient Quantization and Encoding},
+  author = {Alistarh, Dan and Grubic, Demjan and Li, Jerry and Tomioka, Ryota and Vojnovic, Milan},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2017},
+}"""
+
 METHOD = Method(
     "qsgd", Qsgd, qsgd, "Alistarh et al. 2017", lossless=None,
     exempt={
         "conservation": "unbiased, and what is lost is not kept",
     },
+    citation=CITATION,
 )  # fmt: skip

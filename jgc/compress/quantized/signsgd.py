@@ -101,10 +101,24 @@ def signs_of(payload: Payload, layers: Layers) -> Array:
     return 1 - 2 * unpack_bits(payload["signs"], 1, values_of(layers)).astype(jnp.float32)
 
 
+CITATION = """@inproceedings{bernstein2018signsgd,
+  title = {{signSGD}: Compressed Optimisation for Non-Convex Problems},
+  author = {Bernstein, Jeremy and Wang, Yu-Xiang and Azizzadenesheli, Kamyar and Anandkumar, Animashree},
+  booktitle = {International Conference on Machine Learning},
+  year = {2018},
+}
+@inproceedings{karimireddy2019error,
+  title = {Error Feedback Fixes {SignSGD} and other Gradient Compression Schemes},
+  author = {Karimireddy, Sai Praneeth and Rebjock, Quentin and Stich, Sebastian U. and Jaggi, Martin},
+  booktitle = {International Conference on Machine Learning},
+  year = {2019},
+}"""
+
 METHOD = Method(
     "signsgd", SignSgd, signsgd, "Bernstein et al. 2018; Karimireddy et al. 2019", lossless=None,
     exempt={
         "conservation": "a vote, not a mean",
         "zeros": "one bit cannot say zero",
     },
+    citation=CITATION,
 )  # fmt: skip

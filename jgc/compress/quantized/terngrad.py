@@ -100,9 +100,17 @@ def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
     return codec._replace(agree=scales_of) if shared else codec
 
 
+CITATION = """@inproceedings{wen2017terngrad,
+  title = {{TernGrad}: Ternary Gradients to Reduce Communication in Distributed Deep Learning},
+  author = {Wen, Wei and Xu, Cong and Yan, Feng and Wu, Chunpeng and Wang, Yandan and Chen, Yiran and Li, Hai},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2017},
+}"""
+
 METHOD = Method(
     "terngrad", TernGrad, terngrad, "Wen et al. 2017", lossless=None,
     exempt={
         "conservation": "unbiased but for the clipping, and what is lost is not kept",
     },
+    citation=CITATION,
 )  # fmt: skip

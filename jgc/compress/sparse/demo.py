@@ -205,6 +205,14 @@ def inverse_dct(config: Demo, layers: Layers, coefficients: Array) -> Array:
     return jnp.concatenate(out)
 
 
+CITATION = """@misc{peng2024demo,
+  title = {{DeMo}: Decoupled Momentum Optimization},
+  author = {Peng, Bowen and Quesnelle, Jeffrey and Kingma, Diederik P.},
+  eprint = {2411.19870},
+  archiveprefix = {arXiv},
+  year = {2024},
+}"""
+
 METHOD = Method(
     "demo",
     Demo,
@@ -212,4 +220,5 @@ METHOD = Method(
     "Peng et al. 2024",
     lossless=None,
     exempt={"conservation": "momentum fades, and the aggregate is a sign"},
+    citation=CITATION,
 )

@@ -69,7 +69,15 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
 
 
 # lossless without masking, which would restart the momentum of every value in every step
+CITATION = """@inproceedings{lin2018deep,
+  title = {Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training},
+  author = {Lin, Yujun and Han, Song and Mao, Huizi and Wang, Yu and Dally, William J.},
+  booktitle = {International Conference on Learning Representations},
+  year = {2018},
+}"""
+
 METHOD = Method(
     "dgc", Dgc, dgc, "Lin et al. 2018", lossless={"alpha": 1.0, "factor_masking": False},
     layers=FIRST_DENSE,
+    citation=CITATION,
 )  # fmt: skip

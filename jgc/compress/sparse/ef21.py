@@ -133,6 +133,19 @@ def estimate(eta: float) -> Memory:
     )
 
 
+CITATION = r"""@inproceedings{richtarik2021ef21,
+  title = {{EF21}: A New, Simpler, Theoretically Better, and Practically Faster Error Feedback},
+  author = {Richt{\'a}rik, Peter and Sokolov, Igor and Fatkhullin, Ilyas},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2021},
+}
+@inproceedings{fatkhullin2023momentum,
+  title = {Momentum Provably Improves Error Feedback!},
+  author = {Fatkhullin, Ilyas and Tyurin, Alexander and Richt{\'a}rik, Peter},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2023},
+}"""
+
 METHOD = Method(
     "ef21",
     Ef21,
@@ -144,4 +157,5 @@ METHOD = Method(
         "zeros": "the estimate of earlier gradients is there whatever comes",
     },
     layers=FIRST_DENSE,
+    citation=CITATION,
 )

@@ -237,4 +237,10 @@ def _figures(config: Egc, v: Array, step: Step, layers: Layers, nodes: Nodes) ->
     return comm.broadcast_dict(own, jnp.int32(0), nodes, "diagnose") | {"positions_n": jnp.int32(v.size)}
 
 
-METHOD = Method("egc", Egc, egc, "Kuang et al. 2020", lossless=None)
+CITATION = """@misc{kuang2020entropy,
+  title = {Entropy-based Gradient Compression for Distributed Deep Learning},
+  author = {Kuang, Di and Chen, Mengqiang and Xiao, Danyang and Wu, Weigang},
+  year = {2020},
+}"""
+
+METHOD = Method("egc", Egc, egc, "Kuang et al. 2020", lossless=None, citation=CITATION)

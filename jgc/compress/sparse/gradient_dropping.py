@@ -48,13 +48,13 @@ def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "flo
         n = values_of(layers)
         return (whole(n, "all layers"),) if n else ()
 
-    assert codec.encode_and_keep is not None
-    encode_and_keep = codec.encode_and_keep
+    assert codec.encode_with_sent is not None
+    encode_with_sent = codec.encode_with_sent
     return Codec(
         name="global top-k",
         linear=False,
         encode=lambda key, v, layers: codec.encode(key, v, one(layers)),
-        encode_and_keep=lambda key, v, layers: encode_and_keep(key, v, one(layers)),
+        encode_with_sent=lambda key, v, layers: encode_with_sent(key, v, one(layers)),
         decode=lambda payload, layers: codec.decode(payload, one(layers)),
         mean=lambda payloads, layers: codec.mean(payloads, one(layers)),
         elements=lambda layers: codec.elements(one(layers)),
@@ -103,7 +103,15 @@ def codec_of(config: GradientDropping) -> Callable[[float], Codec]:
     return partial(global_top_k, min_values=config.min_values, value_code=config.value_code)
 
 
+CITATION = """@inproceedings{aji2017sparse,
+  title = {Sparse Communication for Distributed Gradient Descent},
+  author = {Aji, Alham Fikri and Heafield, Kenneth},
+  booktitle = {Conference on Empirical Methods in Natural Language Processing},
+  year = {2017},
+}"""
+
 METHOD = Method(
     "gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017", lossless={"alpha": 1.0},
     layers=FIRST_DENSE,
+    citation=CITATION,
 )  # fmt: skip

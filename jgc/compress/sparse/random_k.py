@@ -86,4 +86,14 @@ def random_positions() -> Chooser:
     return Chooser(choose, sizes)
 
 
-METHOD = Method("random_k", RandomK, random_k, "Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE)
+CITATION = """@inproceedings{stich2018sparsified,
+  title = {Sparsified {SGD} with Memory},
+  author = {Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2018},
+}"""
+
+METHOD = Method(
+    "random_k", RandomK, random_k, "Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
+    citation=CITATION,
+)  # fmt: skip

@@ -136,4 +136,15 @@ def low_pass(memory: Memory, beta: float) -> Memory:
     return memory._replace(accumulate=(), compensate=compensate, update=update, conserves=False)
 
 
-METHOD = Method("scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0}, layers=FIRST_DENSE)
+CITATION = """@inproceedings{chen2020scalecom,
+  title = {{ScaleCom}: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed Training},
+  author = {Chen, Chia-Yu and Ni, Jiamin and Lu, Songtao and Cui, Xiaodong and Chen, Pin-Yu and Sun, Xiao and Wang,
+    Naigang and Venkataramani, Swagath and Srinivasan, Vijayalakshmi and Zhang, Wei and Gopalakrishnan, Kailash},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2020},
+}"""
+
+METHOD = Method(
+    "scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
+    citation=CITATION,
+)  # fmt: skip

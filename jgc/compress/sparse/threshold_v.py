@@ -56,7 +56,7 @@ def above(threshold: float, selector: Selector) -> Codec:
         values = payload["values"]
         return {**payload, "values": jnp.where(jnp.abs(values) > threshold, values, 0)}
 
-    return buffer._replace(name="threshold-v", encode=encode, encode_and_keep=None)
+    return buffer._replace(name="threshold-v", encode=encode, encode_with_sent=None)
 
 
 def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
@@ -108,7 +108,22 @@ def _above(x: Array, threshold: float) -> Array:
     return jnp.sum(jnp.abs(x) > threshold, dtype=jnp.int32)
 
 
+CITATION = """@inproceedings{strom2015scalable,
+  title = {Scalable Distributed {DNN} Training Using Commodity {GPU} Cloud Computing},
+  author = {Strom, Nikko},
+  booktitle = {Interspeech},
+  year = {2015},
+}
+@inproceedings{xu2021grace,
+  title = {{GRACE}: A Compressed Communication Framework for Distributed Machine Learning},
+  author = {Xu, Hang and Ho, Chen-Yu and Abdelmoniem, Ahmed M. and Dutta, Aritra and Bergou, El Houcine and
+    Karatsenidis, Konstantinos and Canini, Marco and Kalnis, Panos},
+  booktitle = {{IEEE} International Conference on Distributed Computing Systems},
+  year = {2021},
+}"""
+
 METHOD = Method(
     "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", lossless={"threshold": 0.0, "capacity": 1.0},
     layers=FIRST_DENSE,
+    citation=CITATION,
 )  # fmt: skip

@@ -44,7 +44,7 @@ def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
     check_value_code(value_code)
     counts_of = selector.counts
 
-    def encode_and_keep(key, v, layers):
+    def encode_with_sent(key, v, layers):
         counts = counts_of(layers)
         positions = selector.positions(v, layers)
         coded = encode_values(value_code, v[positions], counts)
@@ -62,12 +62,12 @@ def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
         return SparseSum(everyone._replace(values=everyone.values / nodes), counts_of(layers))
 
     def encode(key, v, layers):
-        return encode_and_keep(key, v, layers)[0]
+        return encode_with_sent(key, v, layers)[0]
 
     def elements(layers):
         return sum(counts_of(layers))
 
-    return Codec("top-k", False, encode, decode, mean, elements, encode_and_keep=encode_and_keep)
+    return Codec("top-k", False, encode, decode, mean, elements, encode_with_sent=encode_with_sent)
 
 
 def codec_of(config: SelectingRows) -> Callable[[float], Codec]:
@@ -109,4 +109,20 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
     return compose_phases(stages, memory, schedule)
 
 
-METHOD = Method("topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE)
+CITATION = """@inproceedings{strom2015scalable,
+  title = {Scalable Distributed {DNN} Training Using Commodity {GPU} Cloud Computing},
+  author = {Strom, Nikko},
+  booktitle = {Interspeech},
+  year = {2015},
+}
+@inproceedings{stich2018sparsified,
+  title = {Sparsified {SGD} with Memory},
+  author = {Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2018},
+}"""
+
+METHOD = Method(
+    "topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
+    citation=CITATION,
+)  # fmt: skip

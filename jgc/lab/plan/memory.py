@@ -47,11 +47,11 @@ class Temporary(NamedTuple):
     how: str
 
 
-Seen = dict[Any, tuple[Temporary, Temporary]]  # the gradients' and evaluation's
+Measured = dict[Any, tuple[Temporary, Temporary]]  # the gradients' and evaluation's
 
 
 def temporaries(
-    parts: Parts, state: TrainState, batch: Batch, evaluated: PyTree, measure: Measure, seen: Seen
+    parts: Parts, state: TrainState, batch: Batch, evaluated: PyTree, measure: Measure, measured: Measured
 ) -> tuple[Temporary, ...]:
     """Temporaries of the gradients, of the update (of each phase, if compiled) and of evaluation.
 
@@ -61,13 +61,13 @@ def temporaries(
       batch: likewise.
       evaluated: shapes of the device's part of an evaluated batch.
       measure: see the module.
-      seen: gradients and evaluation of other methods, which are the same for the same model and batches; added to.
+      measured: gradients and evaluation of other methods, which are the same for the same model and batches; added to.
     """
     shapes = [(x.shape, x.dtype) for x in jax.tree.leaves((state.params, state.own, batch, evaluated))]
     key = (parts.config.model, parts.config.unroll_nodes, parts.nodes, measure, str(shapes))
-    if key not in seen:
-        seen[key] = of_gradients(parts, state, batch, measure), of_evaluation(parts, state, evaluated)
-    gradients, evaluation = seen[key]
+    if key not in measured:
+        measured[key] = of_gradients(parts, state, batch, measure), of_evaluation(parts, state, evaluated)
+    gradients, evaluation = measured[key]
     if measure == "step":
         return gradients, *of_updates(parts, state, batch), evaluation
     copies = parts.nodes.per_device * size_of(state.params)

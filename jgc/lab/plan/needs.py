@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jgc.lab.plan.memory import Measure, Seen, Temporary, size_of, temporaries
+from jgc.lab.plan.memory import Measure, Measured, Temporary, size_of, temporaries
 from jgc.lab.shared.random_data import evaluated_at_once, random_source
 from jgc.method.fragments import take
 from jgc.method.guard import logical
@@ -93,7 +93,7 @@ def plans_of(
     Raises:
       UserError: a setting that no run can have, or nodes that do not divide among the devices.
     """
-    seen: Seen = {}  # several methods share the programs for gradients and evaluation
+    measured: Measured = {}  # several methods share the programs for gradients and evaluation
     plans = []
     for name, settings in variants.items():
         words = [] if nodes is None else [f"--nodes={nodes}"]
@@ -101,7 +101,7 @@ def plans_of(
         if config.local.every and measure == "step":
             raise UserError("--measure step compiles ordinary steps: with local.every only --measure node or nothing")
         with values_of_the_user():
-            plans.append(plan_of(name, config, layout_of(config.nodes, devices, measure), measure, seen))
+            plans.append(plan_of(name, config, layout_of(config.nodes, devices, measure), measure, measured))
     return plans
 
 
@@ -146,7 +146,7 @@ def layout_of(count: int, devices: int | None, measure: Measure) -> Nodes:
     return Nodes(count, count // devices)
 
 
-def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: Seen) -> Plan:
+def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, measured: Measured) -> Plan:
     """The plan of one run.
 
     Args:
@@ -154,7 +154,7 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: See
       config: resolved and checked.
       nodes: the layout; without a mesh `nodes.per_device` of them share a device, and the others are not here.
       measure: which programs to compile.
-      seen: programs measured for other methods; this method's are added.
+      measured: programs measured for other methods; this method's are added.
 
     Raises:
       ValueError: a setting of the model or the method that is out of range.
@@ -167,7 +167,7 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, seen: See
     )
     values = sum(x.size for x in jax.tree.leaves(state.params))
     held = bytes_held(state, batch, nodes)
-    temporary = temporaries(parts, state, batch, evaluated, measure, seen)
+    temporary = temporaries(parts, state, batch, evaluated, measure, measured)
     return Plan(name, config, values, gradient_bytes(state.params), nodes.per_device, held, temporary, phases)
 
 

@@ -1,0 +1,32 @@
+"""What to cite, in BibTeX: jgc, or a method's papers."""
+
+from jgc.compress import METHODS
+
+JGC = """@software{jgc,
+  title = {{jgc}: gradient compression for {JAX}},
+  author = {{The jgc authors}},
+  version = {VERSION},
+  license = {Apache-2.0},
+  year = {2026},
+}"""
+
+
+def citation(method: str = "") -> str:
+    """BibTeX of a method's papers, by its name in `jgc.compress.METHODS`; of jgc itself without one.
+
+    Methods that are in no paper, such as `klt`, are cited as jgc.
+
+    Raises:
+      ValueError: no method has this name.
+
+    Example:
+      >>> print(citation("powersgd").splitlines()[0])
+      @inproceedings{vogels2019powersgd,
+    """
+    if method and method not in METHODS:
+        raise ValueError(f"no method is called {method!r}; there are {', '.join(METHODS)}")
+    if method and METHODS[method].citation:
+        return METHODS[method].citation
+    from jgc import __version__
+
+    return JGC.replace("VERSION", __version__)
