@@ -1,0 +1,58 @@
+"""The site: `sphinx-build -W -b html docs build/site`."""
+
+import re
+
+import jgc
+import jgc.comm
+import jgc.method
+
+project = "jgc"
+version = release = jgc.__version__
+html_title = "jgc: gradient compression for JAX"
+html_theme = "furo"
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+exclude_patterns = ["jupyter_execute"]
+
+nb_execution_mode = "force"  # every code cell runs in every build: what the pages show is what this version does
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300  # a wait for a busy machine, not a measure of the cells, which take seconds
+nb_merge_streams = True
+
+suppress_warnings = ["ref.python"]  # values of a Literal are looked up as if they were types: 'scale', 'mean'
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings say what arguments are
+autodoc_default_options = {"members": True, "inherited-members": "tuple,object"}
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 100
+napoleon_use_ivar = True
+
+PLACES = {name: f"{module.__name__}.{name}" for module in (jgc.comm, jgc.method, jgc.compress, jgc)
+          for name in vars(module) if not name.startswith("_")}  # fmt: skip
+
+
+def code_of(match):
+    """Docstrings write code in single backticks: a link where it names something public, else literal text."""
+    text = match[1].removesuffix("()")
+    place = PLACES.get(text) or PLACES.get(text.removeprefix("jgc.").removeprefix("compress."))
+    code = f":py:obj:`{text} <{place}>`" if place else f"``{match[1]}``"
+    return code + (r"\ " if match[2] else "") + match[2]
+
+
+def with_code(app, what, name, obj, options, lines):
+    """For autodoc-process-docstring."""
+    lines[:] = re.sub(r"(?<![`:])`([^`\n]+)`(?!`)(\w?)", code_of, "\n".join(lines)).split("\n")
+
+
+def without_tuple_fields(app, what, name, obj, skip, options):
+    """For autodoc-skip-member: a NamedTuple's docstring lists its fields, which have no other text."""
+    return True if type(obj).__name__ == "_tuplegetter" else skip
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", with_code)
+    app.connect("autodoc-skip-member", without_tuple_fields)
