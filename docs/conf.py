@@ -10,6 +10,7 @@ project = "jgc"
 version = release = jgc.__version__
 html_title = "jgc: gradient compression for JAX"
 html_theme = "furo"
+html_show_copyright = False
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 myst_enable_extensions = ["colon_fence"]
@@ -42,9 +43,19 @@ def code_of(match):
     return code + (r"\ " if match[2] else "") + match[2]
 
 
+COLON = "\uf001"  # in place of a colon in the help of a setting, before which Napoleon would read a type
+
+
+def without_colons(app, what, name, obj, options, lines):
+    """For autodoc-process-docstring, before Napoleon."""
+    if what in ("attribute", "property"):
+        lines[:] = [line.replace(":", COLON) for line in lines]
+
+
 def with_code(app, what, name, obj, options, lines):
-    """For autodoc-process-docstring."""
-    lines[:] = re.sub(r"(?<![`:])`([^`\n]+)`(?!`)(\w?)", code_of, "\n".join(lines)).split("\n")
+    """For autodoc-process-docstring, after Napoleon."""
+    text = "\n".join(lines).replace(COLON, ":")
+    lines[:] = re.sub(r"(?<![`:])`([^`\n]+)`(?!`)(\w?)", code_of, text).split("\n")
 
 
 def without_tuple_fields(app, what, name, obj, skip, options):
@@ -54,5 +65,6 @@ def without_tuple_fields(app, what, name, obj, skip, options):
 
 def setup(app):
     """Called by Sphinx."""
-    app.connect("autodoc-process-docstring", with_code)
+    app.connect("autodoc-process-docstring", without_colons, priority=400)
+    app.connect("autodoc-process-docstring", with_code, priority=600)
     app.connect("autodoc-skip-member", without_tuple_fields)

@@ -4,13 +4,21 @@ import dataclasses
 import json
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 from training_helpers import wide_model
 
 from jgc.comm.ledger import bytes_sent
-from jgc.lab.advise import advice as verdicts, check as advise_check, page as pages, results as advise_results
+from jgc.compress import METHODS
+from jgc.lab.advise import (
+    advice as verdicts,
+    check as advise_check,
+    evidence,
+    page as pages,
+    results as advise_results,
+)
 from jgc.lab.advise.model import Example, Link, Row, communication, contention, fit, step
 from jgc.lab.advise.results import Place
 from jgc.lab.commands import main
@@ -142,9 +150,38 @@ def test_two_ranges_of_bandwidth():
 def test_control_is_not_recommended():
     free = [Row("silent", 0.1, 0.0, ()), Row("dense", 0.1, 0.0, ())]
     advice = verdicts.advise([*rows(), *free], 4, Link(math.inf))
-    assert verdicts.best(advice.rows, 4, advice.link, compressed=True).method in COMPUTE
+    assert verdicts.best(advice, compressed=True).method in COMPUTE
     assert verdicts.conclusion(advice)[0].startswith("no: dense takes 0.1 s")
     assert any(cells[0] == "silent (control)" for cells in (pages.cells(row, advice) for row in advice.rows))
+
+
+def test_fast_method_without_accuracy_on_record_is_not_recommended():
+    fast = Row("random_k", 0.1, 0.0, ())
+    advice = verdicts.advise([*rows(), fast], 4, Link(12.5e6), kind="images")
+    said = verdicts.conclusion(advice)
+    assert said[0].startswith("yes: topk takes") and advice.rows[0].method == "topk"
+    assert "On record for topk on images: test accuracy -0.49 points (cifar10_resnet20" in said[1]
+    assert "Faster, but without accuracy on record for images: random_k." in said[1]
+    by_name = {row.method: pages.cells(row, advice)[-1] for row in advice.rows}
+    assert (by_name["random_k"], by_name["topk"], by_name["psum_f32"]) == ("none", "-0.49", "")
+
+
+def test_method_that_loses_accuracy_is_not_recommended():
+    plain, fast = Row("psum_f32", 0.1, 0.0, (sent("all-reduce", 1e9),)), Row("lgc_ring", 0.1, 0.0, ())
+    advice = verdicts.advise([fast, plain], 4, Link(12.5e6), kind="images")
+    assert verdicts.best(advice, compressed=True) is None and advice.rows[0].method == "psum_f32"
+    (said,) = verdicts.conclusion(advice)
+    assert said.startswith("no advice: of lgc_ring none has its accuracy on record for images")
+    assert pages.as_json(advice)["rows"][1]["accuracy"] == "-3.27, too far"
+
+
+@pytest.mark.parametrize("record", evidence.RECORD, ids=lambda x: f"{x.method}-{x.kind}")
+def test_record_stands_on_its_page(record):
+    """The page holds the difference, or both figures whose difference it is."""
+    assert record.method in METHODS and record.kind in ("images", "scenes", "text")
+    page = (Path(__file__).parents[2] / record.page).read_text()
+    shown = {f"{abs(record.difference):.2f}", f"{abs(record.difference):.1f}"}
+    assert record.method.replace("_", " ").split()[0] in page.lower() and any(text in page for text in shown)
 
 
 def test_page_and_json_hold_every_row(tmp_path):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jgc.lab.advise.evidence import keeps_accuracy, on_record
 from jgc.lab.advise.model import Link, Row, step
 
 F32, F16 = "psum_f32", "psum_f16"
@@ -19,11 +20,12 @@ class Advice(NamedTuple):
     """Predicted steps of all methods.
 
     Attributes:
-      rows: by predicted time of a step, the shortest first.
+      rows: by predicted time of a step, the shortest first; methods without accuracy on record after the others.
       hosts: K.
       link: between the hosts.
       about: sentences on the measurement.
       failed: by method, why it has no row.
+      kind: of the workload's data, "images", "scenes" or "text", for which accuracy must be on record; "": any method.
     """
 
     rows: tuple[Row, ...]
@@ -31,19 +33,27 @@ class Advice(NamedTuple):
     link: Link
     about: str
     failed: dict[str, str]
+    kind: str = ""
 
 
 def advise(
-    rows: Sequence[Row], hosts: int, link: Link, about: str = "", failed: dict[str, str] | None = None
+    rows: Sequence[Row], hosts: int, link: Link, about: str = "", failed: dict[str, str] | None = None, kind: str = ""
 ) -> Advice:
-    """Sort the rows by their predicted time of a step."""
-    return Advice(tuple(sorted(rows, key=lambda row: step(row, hosts, link))), hosts, link, about, failed or {})
+    """Sort the rows: those that can be recommended, then the others, each by their predicted time of a step."""
+    order = sorted(rows, key=lambda row: (not ranked(row.method, kind), step(row, hosts, link)))
+    return Advice(tuple(order), hosts, link, about, failed or {}, kind)
 
 
-def best(rows: Sequence[Row], hosts: int, link: Link, compressed: bool) -> Row | None:
-    """The fastest method with or without compression; None if there is none."""
-    mine = [row for row in rows if row.method != CONTROL and (row.method not in UNCOMPRESSED) == compressed]
-    return min(mine, key=lambda row: step(row, hosts, link), default=None)
+def ranked(method: str, kind: str) -> bool:
+    """Whether a method can be recommended: uncompressed, or with accuracy on record for this kind of data."""
+    return method != CONTROL and (method in UNCOMPRESSED or keeps_accuracy(method, kind))
+
+
+def best(advice: Advice, compressed: bool) -> Row | None:
+    """The fastest method with or without compression that can be recommended; None if there is none."""
+    mine = [row for row in advice.rows if (row.method not in UNCOMPRESSED) == compressed]
+    mine = [row for row in mine if ranked(row.method, advice.kind)]
+    return min(mine, key=lambda row: step(row, advice.hosts, advice.link), default=None)
 
 
 def conclusion(advice: Advice) -> list[str]:
@@ -55,9 +65,9 @@ def conclusion(advice: Advice) -> list[str]:
       'no: uncompressed f32 takes 1 s a step, the best method, topk, 1.5 s, 1.5 times as long.'
     """
     rows, hosts, link = advice.rows, advice.hosts, advice.link
-    ours, plain = best(rows, hosts, link, True), best(rows, hosts, link, False)
+    ours, plain = best(advice, True), best(advice, False)
     if ours is None or plain is None:
-        return ["nothing to compare: no method that compresses was measured."]
+        return [_nothing(advice)]
     mine, theirs = step(ours, hosts, link), step(plain, hosts, link)
     f32 = next((row for row in rows if row.method == F32), plain)
     if mine < theirs:
@@ -69,7 +79,29 @@ def conclusion(advice: Advice) -> list[str]:
         verdict = f"no: {name(plain.method)} takes {shown(theirs)} s a step{also}, the best method, {ours.method}, "
         verdict += f"{shown(mine)} s" + (f", {mine / theirs:.3g} times as long." if theirs > 0 else ".")
     close = "The two are within 25 %, which is what such an estimate may well miss." if _close(mine, theirs) else ""
-    return [sentence for sentence in (verdict, _turning_points(advice), close) if sentence]
+    return [sentence for sentence in (verdict, _evidence(advice, ours), _turning_points(advice), close) if sentence]
+
+
+def _nothing(advice: Advice) -> str:
+    """Why there is no verdict."""
+    others = [row.method for row in advice.rows if row.method not in (*UNCOMPRESSED, CONTROL)]
+    if not others:
+        return "nothing to compare: no method that compresses was measured."
+    return (
+        f"no advice: of {', '.join(others)} none has its accuracy on record for {advice.kind}, so the table has times "
+        f"alone. Train with them first: python -m jgc compare --methods dense,{others[0]}"
+    )
+
+
+def _evidence(advice: Advice, ours: Row) -> str:
+    """The record of the recommended method, and which faster ones have none."""
+    record = on_record(ours.method, advice.kind)
+    if record is None:
+        return ""
+    faster = [row.method for row in advice.rows if row.method != CONTROL and not ranked(row.method, advice.kind)
+              and step(row, advice.hosts, advice.link) < step(ours, advice.hosts, advice.link)]  # fmt: skip
+    passed = f" Faster, but without accuracy on record for {advice.kind}: {', '.join(faster)}." if faster else ""
+    return f"On record for {ours.method} on {advice.kind}: {record.text}.{passed}"
 
 
 def _close(mine: float, theirs: float) -> bool:
@@ -99,14 +131,14 @@ def paying(advice: Advice) -> tuple[tuple[float, float], ...] | None:
 
     There are several if one method is quick to compute and another sends little. None if there is nothing to compare.
     """
-    if any(best(advice.rows, advice.hosts, advice.link, compressed) is None for compressed in (True, False)):
+    if any(best(advice, compressed) is None for compressed in (True, False)):
         return None
 
     def pays(rate: float) -> bool:
-        link = advice.link._replace(rate=rate)
-        ours, plain = (best(advice.rows, advice.hosts, link, compressed) for compressed in (True, False))
+        there = advice._replace(link=advice.link._replace(rate=rate))
+        ours, plain = (best(there, compressed) for compressed in (True, False))
         assert ours is not None and plain is not None
-        return step(ours, advice.hosts, link) < step(plain, advice.hosts, link)
+        return step(ours, there.hosts, there.link) < step(plain, there.hosts, there.link)
 
     def turn(low: float, high: float) -> float:
         while high / low > 1.01:

@@ -9,12 +9,13 @@ from rich.console import Console
 
 from jgc.lab.advise import check as predictions, measure, page, results
 from jgc.lab.advise.advice import Advice, advise
+from jgc.lab.advise.evidence import kind_of
 from jgc.lab.advise.model import LATENCY, Link, rate_of
 from jgc.lab.bench.methods import names_of
 from jgc.lab.shared.choices import words
 from jgc.lab.shared.machine import describe
 from jgc.training.cli import given_config
-from jgc.training.config import Config, method_name
+from jgc.training.config import Config, method_name, resolve
 from jgc.training.errors import UserError, values_of_the_user
 
 
@@ -90,7 +91,7 @@ def predict(asked: Advise) -> Advice:
         f"Workload {given.workload}: {found.values:,} parameters, {found.batch} examples a host in a step, computation "
         f"{own}; {given_settings(given)}. {describe()}; medians of {asked.repeats} rounds."
     )
-    return advise(found.rows, asked.hosts, link, about, found.failed)
+    return advise(found.rows, asked.hosts, link, about, found.failed, kind_of(resolve(given).data.name))
 
 
 def check(asked: Advise) -> None:
@@ -156,7 +157,7 @@ def _from_run(asked: Advise, run_dir: Path, names: list[str], link: Link) -> Adv
         f"Times of computing from a run of bench network: processor seconds of a host on one thread, {s.get('model')}, "
         f"{s.get('batch')} images a host in a step, {s.get('machine')}; methods as that benchmark sets them."
     )
-    return advise(rows, asked.hosts, link, about, failed)
+    return advise(rows, asked.hosts, link, about, failed, "images")  # the models of bench network take images
 
 
 def tell(asked: Advise, line: str) -> None:

@@ -9,7 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from jgc.lab.advise.advice import CONTROL, F32, Advice, bits, conclusion, name, paying
+from jgc.lab.advise.advice import CONTROL, F32, UNCOMPRESSED, Advice, bits, conclusion, name, paying
+from jgc.lab.advise.evidence import on_record
 from jgc.lab.advise.model import Row, communication, step
 from jgc.lab.shared.page import write_page
 from jgc.lab.shared.tables import table
@@ -17,7 +18,7 @@ from jgc.training.rundir import write_whole
 from jgc.training.table import size
 
 HEAD = ("method", "sent by a host in a step", "computation, s", "compression, s", "communication, s (estimate)",
-        "step, s", "times faster than f32")  # fmt: skip
+        "step, s", "times faster than f32", "accuracy on record")  # fmt: skip
 
 
 def cells(row: Row, advice: Advice) -> list[str]:
@@ -28,7 +29,15 @@ def cells(row: Row, advice: Advice) -> list[str]:
     control = " (control)" if row.method == CONTROL else ""
     return [name(row.method) + control, size(row.bytes), f"{row.computation:.4f}", f"{row.compression:.4f}",
             f"{communication(row.sent, hosts, link):.4f}", f"{taken:.4f}",
-            "-" if f32 is None or not taken else f"{f32 / taken:.2f}"]  # fmt: skip
+            "-" if f32 is None or not taken else f"{f32 / taken:.2f}", accuracy(row.method, advice.kind)]  # fmt: skip
+
+
+def accuracy(method: str, kind: str) -> str:
+    """The difference from uncompressed runs that is on record for a kind of data."""
+    record = on_record(method, kind)
+    if record is None:
+        return "" if not kind or method in (*UNCOMPRESSED, CONTROL) else "none"
+    return f"{record.difference:+.2f}" + ("" if record.keeps else ", too far")
 
 
 def notes(advice: Advice) -> list[str]:
@@ -41,8 +50,8 @@ def notes(advice: Advice) -> list[str]:
         + advice.about,
         "Computation and compression are measured; communication, and with it the step, is an estimate without overlap "
         "of communication with computation. Bytes are those of `Wire.physical`. Every method is in its last phase, "
-        "which has most steps of a run; an uncompressed step before it takes as long as uncompressed f32. Times say "
-        "nothing about how well a method trains.",
+        "which has most steps of a run; an uncompressed step before it takes as long as uncompressed f32. Recommended "
+        "is only what keeps its accuracy on record for data of this kind, however fast others are.",
     ]
     return lines + [f"Left out: {method}: {why}" for method, why in advice.failed.items()]
 
@@ -58,7 +67,7 @@ def show(advice: Advice, console: Console) -> None:
     """Print the advice."""
     grid = Table(title="Does it pay?", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(("method", "a host\nsends", "compute\ns", "compress\ns", "network\ns*", "step\ns*",
-                                "times\nfaster*")):  # fmt: skip
+                                "times\nfaster*", "accuracy\non record")):  # fmt: skip
         grid.add_column(column, justify="right" if i else "left", no_wrap=True)
     for row in advice.rows:
         grid.add_row(*cells(row, advice))
@@ -74,14 +83,15 @@ def as_json(advice: Advice) -> dict[str, Any]:
     """
     hosts, link = advice.hosts, advice.link
     rows = [{
-        "method": row.method, "bytes": row.bytes, "computation": row.computation, "compression": row.compression,
+        "method": row.method, "accuracy": accuracy(row.method, advice.kind),
+        "bytes": row.bytes, "computation": row.computation, "compression": row.compression,
         "communication": communication(row.sent, hosts, link), "step": step(row, hosts, link),
         "collectives": [{"op": s.op, "kind": s.field, "bytes": float(s.bytes)} for s in row.sent],
     } for row in advice.rows]  # fmt: skip
     ranges = paying(advice)
     between = None if ranges is None else [[low, None if high == math.inf else high] for low, high in ranges]
     return {"hosts": hosts, "link": finite(link._asdict()), "rows": rows, "failed": advice.failed,
-            "conclusion": conclusion(advice), "pays_between": between}  # fmt: skip
+            "kind": advice.kind, "conclusion": conclusion(advice), "pays_between": between}  # fmt: skip
 
 
 def finite(figures: dict[str, float]) -> dict[str, float | None]:
