@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jgc.compress.low_rank.batches import Batches, in_batches, in_fewer
-from jgc.layout.hidden import hidden
+from jgc.layout.hidden import hidden, sealed
 from jgc.layout.pack import Layer
 from jgc.types import Array, Key
 
@@ -92,13 +92,15 @@ def low_rank(
     count = len(products.arrays)
     columns = in_fewer(Batches(means[:count], products.places))
     bases = columns._replace(arrays=[jax.vmap(orthonormal)(x) for x in columns.arrays])
-    numbers = hidden(range(len(matrices)), start[0][0, 0] > 2)  # never: columns have length 1, but XLA cannot know
-    p = [x[: m.rows] for x, m in zip(bases.each(numbers), plan.matrices, strict=True)]
+    never = start[0][0, 0] > 2  # columns have length 1, but XLA cannot know
+    numbers = hidden(range(len(matrices)), never)
+    # sealed: to cut them out in the products' own operations would take as long as all else in these
+    p = sealed([x[: m.rows] for x, m in zip(bases.each(numbers), plan.matrices, strict=True)], never)
     # P' M [r, cols], not M' P: XLA on CPU takes ten times as long for a product with a transposed large matrix
     own = [_matmul(x.T, m) for m, x in zip(matrices, p, strict=True)]
     to_send = in_batches(own)
     sums = Batches(averaged(to_send.arrays, "factors"), to_send.places)
-    q = sums.each(numbers)
+    q = sealed(sums.each(numbers), never)
     before = in_batches([x.T for x in start])
     # a zero column keeps its old direction, so that no direction is lost for good
     warm = [jax.vmap(lambda x, old: unit(x.T, old.T))(*pair) for pair in zip(sums.arrays, before.arrays, strict=True)]
@@ -140,8 +142,7 @@ def orthonormal(p: Array) -> Array:
         depends = square <= DEPENDENT**2 * (square + jnp.sum(earlier**2))  # the two are the square of x
         return basis.at[:, i].set(jnp.where(depends, 0.0, left / jnp.sqrt(square)))
 
-    largest = jnp.max(jnp.abs(p), axis=0)  # so that no square over- or underflows
-    return lax.fori_loop(0, 2 * p.shape[1], turn, p / jnp.where(largest > 0, largest, 1.0))
+    return lax.fori_loop(2, 2 * p.shape[1], turn, unit(p))
 
 
 def unit(x: Array, zeros: Array | float = 0.0) -> Array:
