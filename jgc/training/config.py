@@ -50,7 +50,7 @@ class ModelConfig:
     """The model."""
 
     name: str = ""
-    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 16, 19; pspnet18, pspnet18_half, pspnet50; lstm;
+    """alexnet, convnet5, resnet18, 20, 32, 50, 101, or vgg11, 13, 14, 16, 19; pspnet18, pspnet18_half, pspnet50; lstm;
     gpt800k, gpt3m, gpt25m, gpt124m"""
     norm: Literal["", "batch", "group", "none"] = ""
     """batch norm with statistics of each node, group norm, or no norm (not in ResNets and PSPNets)"""

@@ -246,11 +246,11 @@ WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
             diagnose_every=500,
         ),
         # Section VI-E: SGD at 0.001, 25,000 steps of 128 images. "Each convolution is followed by a ReLU", so without a
-        # norm. The paper does not say where its VGG11 has eleven convolutions; this is the VGG paper's, with eight and
-        # the head, and that paper's decay
+        # norm. The paper's VGG11 has eleven convolutions, the VGG paper's eight: see `models/vgg.py`. The decay is the
+        # VGG paper's
         "food101_vgg11": _long(
             "food101",
-            "vgg11",
+            "vgg14",
             steps=25_000,
             batch_size=128,
             nodes=16,

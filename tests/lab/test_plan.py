@@ -11,7 +11,9 @@ from jgc.compress import METHODS, Dense, LgcPs, PowerSgd, Qsgd, TopK
 from jgc.lab.commands import main
 from jgc.lab.plan import needs, tables
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED, most_alive
+from jgc.lab.plan.whole_run import whole_run
 from jgc.lab.shared.choices import variants_of
+from jgc.lab.shared.tables import ratio
 from jgc.nodes import make_nodes
 from jgc.training import loop, setup as building
 from jgc.training.errors import UserError
@@ -54,6 +56,22 @@ def test_bytes_match_run_summary(name, tmp_path):
     for phase, ran in zip(ours.phases, summary["phases"], strict=True):
         assert (phase.logical, phase.once) == (ran["wire"]["logical"], ran["wire"]["once"])
     assert (ours.values, ours.dense) == (summary["parameters"], 4 * summary["parameters"])
+    *phases, whole = whole_run([ours._replace(config=config)], lambda count: count)[1] * (1 + (name == "qsgd"))
+    assert [int(row[2]) for row in phases] == [phase["steps"] for phase in summary["phases"]]
+    assert whole[7] + whole[9] == summary["total_bytes"]
+    assert whole[10] == ratio(summary["dense_total_bytes"] / summary["total_bytes"])
+
+
+def test_whole_imagenet_run_is_as_long_as_the_papers():
+    """Table IV of the LGC paper: 0.4 TB, all nodes, the whole training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "make_model", make_model)
+        plans = needs.plans_of(variants_of(["lgc_ps", "gradiveq"]), "imagenet_resnet50", None, 8, "nothing")
+    rows = whole_run(plans, lambda count: count)[1]  # gradiveq has none: it chooses its phases
+    assert [(row[1], row[2]) for row in rows] == [
+        ("dense", "200"), ("top-k", "300"), ("compressed", "449,911"), ("whole run", "450,411")]  # fmt: skip
+    assert rows[0][7] == 200 * 8 * 4 * 25_557_032 and rows[-1][-1] == "0.4 TB"
+    assert rows[-1][7] == pytest.approx(0.408e12, rel=2e-3)
 
 
 def test_memory_matches_compiled_step():

@@ -124,7 +124,8 @@ def reference(v, settings, thresholds=None):
     sent, limits, used, reaching = np.zeros_like(v), np.zeros((K, 2), np.float32), np.zeros(K), np.zeros(K)
     for node in range(K):
         for i, at in enumerate((slice(0, 1000), slice(1000, N))):
-            g, room = v[node, at], round((1 + literal) * np.log2(bins) / ratio * v[node, at].size)
+            g = v[node, at]
+            room = g.size if literal else round(np.log2(bins) / ratio * g.size)  # Algorithm 1 has no bound
             largest = np.argsort(-np.abs(g), kind="stable")[:room]
             if thresholds is None:
                 _, count, limits[node, i] = algorithm_1(g, ratio, bins, literal)
@@ -158,12 +159,18 @@ def test_steps_are_those_of_the_algorithm_with_residuals(settings):
         kept = np.asarray(state.local.memory)
 
 
-def test_literal_algorithm_sends_twice_as_much():
-    """A signed selection of t n values, then all with that magnitude: of a symmetric layer twice t n."""
-    asked = 26  # 2 % of 1000 and of 300
-    _, _, info = play(PLAIN | {"literal": True}, range(1))[0]
-    assert info.elements_sent.mean() > 1.6 * asked and np.all(info.elements_sent <= 2 * asked)
-    assert np.all(info.overflow <= 2)
+@pytest.mark.parametrize("shift, expected", [(0.0, 2 * 26), (-100.0, N)])
+def test_literal_algorithm_sends_all_that_algorithm_1_sends(shift, expected):
+    """A signed selection of t n values (2 % of 1000 and of 300), then all with that magnitude: of a symmetric layer
+    twice t n, of a layer whose values are all negative every one, for so is its threshold."""
+    method, nodes = egc(**PLAIN, literal=True), jgc.make_nodes(K, jax.devices()[:1])
+    step = jax.jit(step_on_nodes(method.aggregate, "entropy", nodes))
+    grads = jax.tree.map(lambda x: x + np.float32(shift), gradients(0))
+    aggregated, _, info = step(jax.random.key(1), grads, method.init(jax.random.key(0), PARAMS, nodes))
+    sent, _, used, _ = reference(vector(grads), PLAIN | {"literal": True})
+    np.testing.assert_allclose(vector(aggregated), sent.mean(0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(info.elements_sent, used)
+    assert abs(used.mean() - expected) < 8 and not info.overflow.any()
 
 
 def test_zeros_do_not_reach_old_threshold():

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -380,6 +381,11 @@ def test_wide_kernels_and_other_leaves_go_uncompressed():
     wire = gradiveq(max_slice=10).wire(gradiveq(max_slice=10).schedule[-1].value, PARAMS, nodes)
     sizes = {m.field: m.bytes for m in wire.logical if m.direction == "up"}
     assert sizes == {"codes": 4 * 9 * 8, "dense": 4 * (120 + 24 + 4)}
+    with pytest.warns(UserWarning, match=r"compresses 72 of the model's 220 values: 1 convolutions, wide first, have"):
+        gradiveq(max_slice=10).init(jax.random.key(0), PARAMS, nodes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradiveq(max_slice=24).init(jax.random.key(0), PARAMS, nodes)
 
 
 def test_a_model_without_convolutions_is_sent_uncompressed():

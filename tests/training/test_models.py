@@ -65,6 +65,7 @@ def size(params: Any) -> int:
         ("alexnet", 10, {"norm": "batch"}, 2_472_266 + 64 + 192 + 384 + 256 + 256),  # two numbers for each bias
         ("vgg11", 10, {}, 9_231_114 - 2_752),  # pytorch-cifar's counts, without the biases before the norms
         ("vgg13", 10, {}, 9_416_010 - 2_944),
+        ("vgg14", 10, {}, 14_728_266 - 4_224 - 2 * (9 * 512**2 + 2 * 512)),  # the LGC paper's "VGG11"
         ("vgg16", 10, {}, 14_728_266 - 4_224),
         ("vgg19", 10, {}, 20_040_522 - 5_504),
         ("vgg19", 10, {"norm": "none"}, 20_040_522 - 2 * 5_504),

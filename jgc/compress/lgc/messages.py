@@ -93,12 +93,13 @@ def _read_inbox(config: LgcPs, common, every, header, leader: Array, selection: 
     return ServerInbox(positions, View(signs, means, scales), code, picked, innovations)
 
 
-def decode(weights: ae.Weights, inbox: ServerInbox, selection: Selection) -> Array:
+def decode(config: LgcPs, weights: ae.Weights, inbox: ServerInbox, selection: Selection) -> Array:
     """The server's reconstruction of every node's selected values, equation (12), f32[K, mu]."""
 
     def one(decoder, view, picked, values):
         z = ae.decode(decoder, inbox.code, innovation_vector(view, picked, values, selection))
-        return from_z(z, view, selection).at[picked].set(values)
+        x = from_z(z, view, selection)
+        return x.at[picked].set(values) if config.overwrite else x
 
     return jax.vmap(one)(weights.decoders, inbox.views, inbox.picked, inbox.innovations)
 
@@ -134,7 +135,7 @@ def figures(
     true = jnp.where(used, comm.pmean(v, nodes, "diagnose"), 0.0)
     exact = comm.all_gather(v[inbox.positions[comm.node_index(nodes)]], nodes, "diagnose")  # [K, mu]
     best = exact if config.positions == "own" else _ceiling(exact[leader], leader, inbox, selection)
-    got = average(inbox, decode(weights, inbox, selection), v.size)
+    got = average(inbox, decode(config, weights, inbox, selection), v.size)
     ceiling = average(inbox, best, v.size)
     by_signs = inbox.views.signs * inbox.views.means[:, selection.ids]  # f32[K, mu], from signs and means alone
     trivial = average(inbox, by_signs, v.size)

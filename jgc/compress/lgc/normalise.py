@@ -13,7 +13,7 @@ from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.settings import Lgc, LgcPs
 from jgc.compress.settings import selector_of
 from jgc.layout.pack import Layer, layer_ids
-from jgc.layout.select import layer_means
+from jgc.layout.select import counts_per_layer, layer_means, top_positions
 from jgc.layout.selector import Selector
 from jgc.types import Array
 
@@ -62,9 +62,30 @@ def select_layers(config: Lgc, layers: tuple[Layer, ...]) -> Selection:
     return Selection(layers, selector_of(config, config.alpha, config.min_values))
 
 
+def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]:
+    """How many innovations a node sends of each layer's selected values, in the order of the layers.
+
+    The share `innovation` of them, at least one (Algorithm 1); over all layers together a single number, rounded down.
+    """
+    if config.innovation_by != "layer":
+        return (int(config.innovation * selection.mu),)
+    if not config.innovation:
+        return (0,) * len(selection.counts)
+    return counts_per_layer(_selected(selection), config.innovation)
+
+
+def _selected(selection: Selection) -> tuple[Layer, ...]:
+    """The layers of the vector of selected values, f32[mu]."""
+    starts = np.cumsum((0, *selection.counts))[:-1]
+    return tuple(
+        Layer(layer.name, int(start), count, (count,))
+        for layer, start, count in zip(selection.layers, starts, selection.counts, strict=True)
+    )
+
+
 def innovation_count(config: LgcPs, selection: Selection) -> int:
-    """How many innovations a node sends: the share `innovation` of mu, rounded down."""
-    return int(config.innovation * selection.mu)
+    """How many innovations a node sends."""
+    return sum(innovations_by_layer(config, selection))
 
 
 def signs_of(config: Lgc, x: Array) -> Array:
@@ -100,6 +121,8 @@ def from_z(z: Array, view: View, selection: Selection) -> Array:
 
 def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection) -> Array:
     """Indices of the selected values that a node sends exactly, i32[innovations], ascending."""
+    if config.innovation_by == "layer":
+        return top_positions(x, _selected(selection), innovations_by_layer(config, selection))
     explained = view.signs * view.means[selection.ids] if config.innovation_by == "error" else 0.0
     return jnp.sort(jax.lax.top_k(jnp.abs(x - explained), innovation_count(config, selection))[1])
 

@@ -9,9 +9,10 @@ from a shared key, so it is not sent.
 Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
 Sections IV-B, V-B-2 and VI-A, Algorithm 2, equations (8) to (11) and (17) to (19).
 
-Differs from the paper (`RING_PAPER_RECIPE` follows the paper, except in the strides, 4 and 5)
-  1. As in `jgc.compress.lgc.server`, items 1 to 3 and 8: the strides of the decoder; the normalised input (by the
-     leader's signs and scales, less each node's mean per layer); Adam; losses as means.
+Differs from the paper (`RING_PAPER_RECIPE` follows it, except in the strides, the accumulator, masking, 4 and 5)
+  1. As in `jgc.compress.lgc.server`, items 1 to 3, 8, 11 and 12: the strides of the decoder; the normalised input (by
+     the leader's signs and scales, less each node's mean per layer); Adam; losses as means; a residual that counts
+     once; masking as a setting.
   2. Codes and means travel in fixed point, 32 or 16 bits, in units of the leader's scales: sums of integers are the
      same in any order, so the ring and `psum`, and all layouts of nodes, agree bit for bit (`code_dtype="float32"`
      sends the paper's floats, for which they agree up to rounding; unscaled values need it).
@@ -71,9 +72,9 @@ class LgcRing(Lgc):
 
 
 RING_PAPER_RECIPE: dict[str, Any] = {
-    name: value for name, value in PAPER_RECIPE.items() if name != "innovation_by"
+    name: value for name, value in PAPER_RECIPE.items() if name not in ("innovation_by", "overwrite")
 } | {"decoder": "leaky_relu", "code_dtype": "float32"}
-"""The autoencoder as the paper trains it: `lgc_ring(**RING_PAPER_RECIPE)`."""
+"""The autoencoder as the paper trains and uses it: `lgc_ring(**RING_PAPER_RECIPE)`."""
 
 
 def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:

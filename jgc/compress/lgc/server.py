@@ -11,7 +11,7 @@ autoencoder on them; in "compressed" a leader sends a learned code, and every no
 Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
 Sections IV-A, V and VI-A, Algorithm 1, Tables I and II.
 
-Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` follows the paper in 2, 3, 6 and 8)
+Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` follows it in 2, 3, 5, 6 and 8)
   1. Five strided deconvolutions (Table II) multiply by 32, the encoder (Table I) divides by 16: the first
      deconvolution has stride 1, and inputs are padded to a multiple of 16.
   2. The autoencoder's input is normalised: multiplied by the leader's signs, less each node's mean per layer, divided
@@ -23,8 +23,8 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
      decoded values. By default all nodes use the leader's positions (`positions="leader"`). With `positions="own"`
      every node sends its positions, and they are counted.
   5. The innovations are the values, over all layers together, with the largest error of signs and means
-     (`innovation_by="error"`). The paper takes the largest of each layer (`"magnitude"`: the largest over all layers).
-     The server replaces decoded values by the exact ones.
+     (`innovation_by="error"`), and the server replaces decoded values by them (`overwrite`). The paper takes the
+     largest of each layer (`"layer"`), and its decoder's output stands.
   6. The residual keeps the decoding error (`feedback="exact"`); Algorithm 1 drops it ("paper"). For that every worker
      needs the code and its own decoder, which are counted.
   7. In the top-k phase the leader alone selects, as in the third phase. With `positions="own"` all nodes do.
@@ -32,7 +32,13 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
      (`autoencoder_loss`).
   9. The decoders are trained on the leader's code, which they also get in the third phase. The paper draws the node at
      random in each step.
- 10. The paper says 10 % (Algorithm 1) and 0.001 % (Section V-B-1) for the innovation's share of mu: 10 % here.
+ 10. The paper has three shares for the innovation, with 0.1 % selected: 0.001 % of the gradient, which is 1 % of mu
+     (Section III), 0.001 % of mu (Section V-B-1), and 10 % of each layer's selected values (Algorithm 1). Here it is
+     10 %; what each would send stands in docs/results/papers_numbers.md.
+ 11. The residual counts once. In Algorithms 1 and 2 a value that is not sent, g = gradient + g_acc, is added to g_acc,
+     which it already contains: to the letter g_acc doubles in every step, and after 128 of them has no f32.
+ 12. The paper accumulates "using a momentum correlation similar to" DGC's, which clears the velocity where values were
+     sent. Here that is a setting, off by default (`factor_masking`); local clipping is not the method's.
 """
 
 import dataclasses
@@ -113,7 +119,7 @@ class ParameterServer(NamedTuple):
         """Third phase, Algorithm 1 and equation (16): the leader's code, innovations of all, decoded and averaged."""
         weights, leader = shared.autoencoder.weights, self.leader(shared, nodes)
         inbox = server.receive(self.config, v, weights.encoder, leader, selection, nodes)
-        decoded = server.decode(weights, inbox, selection)  # [K, mu]
+        decoded = server.decode(self.config, weights, inbox, selection)  # [K, mu]
         me = comm.node_index(nodes)
         positions = inbox.positions[me]
         return Step(

@@ -52,8 +52,11 @@ class LgcPs(Lgc):
     """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder"""
     innovation: float = 0.1
     """share of the selected values that every node sends exactly, in [0, 1]"""
-    innovation_by: Literal["error", "magnitude"] = "error"
-    """error: those with the largest error of signs and means; magnitude: the largest, as in the paper"""
+    innovation_by: Literal["error", "magnitude", "layer"] = "error"
+    """error: those with the largest error of signs and means, over all layers together; magnitude: the largest;
+    layer: the largest of each layer, at least one, as in the paper"""
+    overwrite: bool = True
+    """the server replaces decoded values by the innovations; if not they only enter the decoder, as in the paper"""
     lambda_reconstruction: float = 1.0
     """weight of the reconstruction loss (6)"""
     lambda_similarity: float = 0.5
@@ -68,14 +71,15 @@ PAPER_RECIPE: dict[str, Any] = {
     "fold_signs": False,
     "send_means": False,
     "scale": "none",
-    "innovation_by": "magnitude",
+    "innovation_by": "layer",
+    "overwrite": False,
     "feedback": "paper",
     "autoencoder_optimizer": "sgd",
     "autoencoder_learning_rate": 0.001,
     "autoencoder_loss": "sum",
     "autoencoder_updates": 1,
 }
-"""The autoencoder as the paper trains it: `lgc_ps(**PAPER_RECIPE)`."""
+"""The autoencoder as the paper trains and uses it: `lgc_ps(**PAPER_RECIPE)`."""
 
 
 def check_common(config: Lgc) -> None:
@@ -98,8 +102,9 @@ def check(config: LgcPs) -> None:
         if not getattr(config, name) >= 0:
             raise ValueError(f"{name} must be 0 or positive, got {getattr(config, name)}")
     check_choices(
-        config, positions=("leader", "own"), leader=("fixed", "rotating"), innovation_by=("error", "magnitude"),
-        innovation_dtype=("float32", "float16", "bfloat16"), code_dtype=get_args(ValueCode),
+        config, positions=("leader", "own"), leader=("fixed", "rotating"),
+        innovation_by=("error", "magnitude", "layer"), innovation_dtype=("float32", "float16", "bfloat16"),
+        code_dtype=get_args(ValueCode),
     )  # fmt: skip
 
 

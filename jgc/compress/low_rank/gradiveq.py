@@ -37,7 +37,10 @@ Differs from the paper
 """
 
 import dataclasses
+import warnings
 from typing import Literal
+
+import jax
 
 from jgc import comm
 from jgc.compress.dense import dense
@@ -45,8 +48,10 @@ from jgc.compress.low_rank import slices
 from jgc.compress.low_rank.gradiveq_steps import BUCKET, convolutions, kept_samples
 from jgc.compress.quantized.qsgd import qsgd
 from jgc.compress.registry import Method
+from jgc.layout.pack import leaf_paths
+from jgc.method.guard import guarded
 from jgc.method.per_layer import per_layer
-from jgc.types import Compressor
+from jgc.types import Compressor, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Gradiveq:
     slice_size: int = 0
     """K of every layer, a multiple of its filters * depth; 0 for `slice_taps`"""
     max_slice: int = 65_536
-    """the largest K; kernels with more values per tap are not compressed"""
+    """the largest K; kernels with more values per tap are not compressed, and `init` warns of them"""
     reuse: int = 0
     """s, how many slices of a layer share the first one's basis; 0 for all"""
     warmup_steps: int = 2500
@@ -116,7 +121,32 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
         return not slices.is_convolution(leaf, config.max_slice)
 
     rest = by_qsgd if config.others == "qsgd" else dense(algorithm=config.algorithm)
-    return per_layer([(goes_otherwise, rest)], default=convolutions(config))
+    core = per_layer([(goes_otherwise, rest)], default=convolutions(config)).core
+
+    def init(key, params, nodes):
+        warn_of_wide(config, params)
+        return core.init(key, params, nodes)
+
+    return guarded(core._replace(init=init))
+
+
+def warn_of_wide(config: Gradiveq, params: PyTree) -> None:
+    """Warn if kernels are too wide to be compressed: most of a large model's values may be in them."""
+    sizes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+    kernels = {path: leaf for path, leaf in sizes.items() if slices.is_convolution(leaf, 2**62)}
+    wide = {path: leaf for path, leaf in kernels.items() if not slices.is_convolution(leaf, config.max_slice)}
+    if not wide:
+        return
+    total = sum(leaf.size for leaf in sizes.values())
+    left = sum(leaf.size for leaf in kernels.values()) - sum(leaf.size for leaf in wide.values())
+    blocks = [slices.block_of(leaf.shape) for leaf in wide.values()]
+    held = 8.0 * kept_samples(config) * sum(blocks)  # samples and directions, f32, of one basis a layer
+    warnings.warn(
+        f"gradiveq compresses {left:,} of the model's {total:,} values: {len(wide)} convolutions, {next(iter(wide))} "
+        f"first, have more than max_slice = {config.max_slice:,} values per tap. With max_slice={max(blocks)} it "
+        f"compresses them as well, for {held / 1e9:.2g} GB more of state on every device",
+        stacklevel=2,
+    )
 
 
 def check(config: Gradiveq) -> None:

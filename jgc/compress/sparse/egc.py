@@ -13,8 +13,8 @@ IV-A and IV-C. Its Algorithm 2, which corrects the learning rate, is no part of 
 
 Differs from the paper (`literal=True` follows the paper in 1 to 4)
   1. The threshold is selected among magnitudes. Algorithm 1 selects it among the signed values, but then sends values
-     whose magnitude exceeds it: about twice as many as intended if a layer has both signs. So the message has twice
-     the room with `literal=True`.
+     whose magnitude exceeds it: about twice as many as intended if a layer has both signs, and all of a layer whose
+     threshold is negative.
   2. The last bin includes the largest value. Algorithm 1's bins are half open, and none includes it.
   3. If all values of a layer are equal, H = 0 and `min_values` of them are sent. In Algorithm 1 the bins then have no
      width, and the entropy is 0 / 0.
@@ -23,7 +23,9 @@ Differs from the paper (`literal=True` follows the paper in 1 to 4)
      residuals grow after a measurement, so ever more values exceed an old threshold.
   6. The message has a fixed size: room for the values that the largest entropy, log2(N) bits, asks for. All of it is
      sent and counted; an unused slot carries 0. Values that reach the threshold but do not fit stay in the residual
-     and count in `Info.overflow`. `Info.elements_sent` counts the slots in use, as the paper does.
+     and count in `Info.overflow`. `Info.elements_sent` counts the slots in use, as the paper does. With `literal=True`
+     there is room for every value, because Algorithm 1 has no bound: use it for what it does to the training, not for
+     bytes.
   7. Each layer sends at least `min_values`, 1 by default. The paper does not define a share of less than one value.
   8. Every node gathers all messages, because nodes select different positions. The paper uses an all-reduce.
   9. Momentum correction is a setting (`momentum_correction`), on by default as in the paper. Factor masking, which the
@@ -80,7 +82,8 @@ class Egc(Chunked, ErrorFeedback):
     value_code: Literal["float32", "float16", "bfloat16"] = "float32"
     """code of the values sent; the error of a shorter code stays in the residual"""
     literal: bool = False
-    """Algorithm 1 to the letter: signed selection, half-open bins, strictly above the threshold"""
+    """Algorithm 1 to the letter: signed selection, half-open bins, strictly above the threshold; the message has room
+    for all values, so only `elements_sent` shows what it saves"""
 
 
 class Choice(NamedTuple):
@@ -159,7 +162,7 @@ def _check(config: Egc) -> None:
 
 def _selector(config: Egc) -> Selector:
     """The slots of the message: for each layer, room for the values that an entropy of log2(N) bits asks for."""
-    return selector_of(config, most(config), config.min_values)
+    return selector_of(config, 1.0 if config.literal else most(config), config.min_values)
 
 
 def _buffer(config: Egc) -> Codec:
@@ -168,8 +171,8 @@ def _buffer(config: Egc) -> Codec:
 
 
 def most(config: Egc) -> float:
-    """The share of a layer that the message has room for: log2(N) / K, the largest H / K; twice that if literal."""
-    return min(1.0, (2 if config.literal else 1) * math.log2(config.bins) / config.ratio)
+    """The largest share of a layer that an entropy asks for, H / K with H = log2(N)."""
+    return math.log2(config.bins) / config.ratio
 
 
 def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> Step:
@@ -196,12 +199,13 @@ def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> 
 def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts, state: State) -> Choice:
     """Choose which of the slots' values f32[mu] to send. Measures entropy and thresholds if that is due."""
     magnitudes, ids, old = jnp.abs(values), layer_ids(slots), state.local.own
+    asked = selector_of(config, most(config), config.min_values).counts(layers)  # at most; the slots if not literal
 
     def wanted():
         bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
         if not config.literal:  # NaN if v is not finite: send the largest values, so that the loss shows it
             bits = jnp.nan_to_num(bits)
-        return entropy.wanted(bits, layers, config.ratio, slots, config.min_values)
+        return entropy.wanted(bits, layers, config.ratio, asked, config.min_values)
 
     def above(limits, holds):
         """Choose all values above the thresholds, as far as slots go."""
@@ -211,7 +215,7 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
     def measured():
         count = wanted()
         if config.literal:
-            return above(entropy.literal_thresholds(v, layers, count, slots), jnp.greater)
+            return above(entropy.literal_thresholds(v, layers, count, asked), jnp.greater)
         rank = entropy.ranks(magnitudes, slots)
         limits = entropy.thresholds(magnitudes, rank, count, slots)
         return Choice(limits, rank < count[ids], jnp.sum(count, dtype=jnp.int32))  # by rank: exact if values are equal

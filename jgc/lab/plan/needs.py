@@ -53,6 +53,7 @@ class Plan(NamedTuple):
       held: bytes that a device holds from step to step, by name.
       temporary: bytes on top of these, for each program of a step; the programs run one after another.
       phases: as planned; upper bounds where a method finds its sizes in the run.
+      starts: first step of each phase, with local steps first round; None if the method chooses its phases in the run.
     """
 
     method: str
@@ -63,6 +64,7 @@ class Plan(NamedTuple):
     held: dict[str, int]
     temporary: tuple[Temporary, ...]
     phases: tuple[PhaseBytes, ...]
+    starts: tuple[int, ...] | None
 
     @property
     def peak(self) -> float:
@@ -160,15 +162,14 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, measured:
       ValueError: a setting of the model or the method that is out of range.
     """
     parts, state, batch, evaluated = shapes_of(config, nodes)
-    wires = [(phase.name, logical_of(parts, phase.value, state, nodes)) for phase in parts.compressor.schedule]
-    phases = tuple(
-        PhaseBytes(phase, logical_bytes(wire.logical, nodes.count), logical_bytes(wire.once, nodes.count))
-        for phase, wire in wires
-    )
+    method, count = parts.compressor, nodes.count
+    wires = [(phase.name, logical_of(parts, phase.value, state, nodes)) for phase in method.schedule]
+    phases = tuple(PhaseBytes(x, logical_bytes(w.logical, count), logical_bytes(w.once, count)) for x, w in wires)
+    starts = None if method.next_phase else tuple(phase.start for phase in method.schedule)
     values = sum(x.size for x in jax.tree.leaves(state.params))
     held = bytes_held(state, batch, nodes)
     temporary = temporaries(parts, state, batch, evaluated, measure, measured)
-    return Plan(name, config, values, gradient_bytes(state.params), nodes.per_device, held, temporary, phases)
+    return Plan(name, config, values, gradient_bytes(state.params), nodes.per_device, held, temporary, phases, starts)
 
 
 def logical_of(parts: Parts, phase: Any, state: TrainState, nodes: Nodes) -> Wire:

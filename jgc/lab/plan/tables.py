@@ -8,6 +8,7 @@ from rich.table import Table as Grid
 
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED
 from jgc.lab.plan.needs import PhaseBytes, Plan
+from jgc.lab.plan.whole_run import NOTE as WHOLE_RUN, whole_run
 from jgc.lab.shared import paper
 from jgc.lab.shared.choices import registered_name
 from jgc.lab.shared.tables import paper_bytes, ratio, table
@@ -45,6 +46,9 @@ def show(plans: Sequence[Plan], console: Console | None = None) -> None:
         console.print(remark, highlight=False)
     console.print(_grid(bytes_title(plans), sent_bytes(plans)))
     console.print(NOTE, highlight=False, soft_wrap=True)
+    if (whole := whole_run(plans))[1]:
+        console.print(_grid(f"Bytes of the whole run, {plans[0].config.steps:,} steps", whole))
+        console.print(WHOLE_RUN, highlight=False, soft_wrap=True)
     if beside := beside_papers(plans):
         console.print(_grid("The last phase beside the papers' figures", beside))
 
@@ -55,6 +59,8 @@ def markdown(plans: Sequence[Plan]) -> str:
     parts = [heading(plans[0]), f"## {bytes_title(plans)}", table(*sent_bytes(plans, _exact)), NOTE]
     if beside:
         parts += ["## The last phase beside the papers' figures", table(*beside)]
+    if (whole := whole_run(plans, _exact))[1]:
+        parts += [f"## Bytes of the whole run, {plans[0].config.steps:,} steps", table(*whole), WHOLE_RUN]
     parts += ["## Memory of one device", table(*memory(plans, _exact)), *remarks(plans)]
     return "\n\n".join(parts) + "\n"
 

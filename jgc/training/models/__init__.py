@@ -64,6 +64,7 @@ MODELS: MappingProxyType[str, Callable[..., Model]] = MappingProxyType(
         "resnet101": partial(resnet, 101),
         "vgg11": partial(vgg, 11),
         "vgg13": partial(vgg, 13),
+        "vgg14": partial(vgg, 14),
         "vgg16": partial(vgg, 16),
         "vgg19": partial(vgg, 19),
     }

@@ -4,6 +4,7 @@
 |---|---|---|
 | 11 | 1, 1, 2, 2, 2 | 9,228,362 |
 | 13 | 2, 2, 2, 2, 2 | 9,413,066 |
+| 14 | 2, 2, 3, 2, 2 | 10,003,402 |
 | 16 | 2, 2, 3, 3, 3 | 14,724,042 |
 | 19 | 2, 2, 4, 4, 4 | 20,035,018 |
 
@@ -11,6 +12,9 @@ Widths are 64, 128, 256, 512, 512. The EGC paper trains "VGG-19 on Cifar10" in P
 the form for CIFAR in common PyTorch collections: five poolings reduce a 32x32 image to one pixel, the two hidden dense
 layers of 4,096 and their dropout are absent, and a batch norm follows each convolution. The VGG paper has no norm, as
 `norm="none"` here. Published accuracies of such a VGG-19 on CIFAR-10 are 93 %, the paper's runs end at 89 %.
+
+Depth 14 is the LGC paper's "VGG11": a VGG-16 with 11 convolutions in place of 13. It does not say which two are left
+out; here it is one of those from 512 to 512 channels in each of the last two stages.
 
 References:
     Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", ICLR 2015.
@@ -29,7 +33,9 @@ import jax.numpy as jnp
 
 from jgc.training.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_size, check_width, head
 
-STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # by depth
+STAGES = {  # by depth
+    11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 14: (2, 2, 3, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4),
+}  # fmt: skip
 WIDENINGS = (1, 2, 4, 8, 8)  # channels of each stage relative to the first
 
 
@@ -65,7 +71,7 @@ def vgg(
     """A VGG network for images f32[b, h, w, c] of 32x32 pixels or more.
 
     Args:
-        depth: 11, 13, 16 or 19, which counts the two absent dense layers.
+        depth: 11, 13, 14, 16 or 19, which counts the two absent dense layers.
         num_classes: length of the logits.
         width: channels of the first stage; the others have 2, 4, 8 and 8 times as many.
         norm: "batch", "group" or "none".
