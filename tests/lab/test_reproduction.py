@@ -1,0 +1,57 @@
+"""docs/reproduction.md: every row has a command that exists and a verdict; what was not run says what it takes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jgc.lab.commands import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reproduction.md"
+
+
+def sections() -> dict[str, list[list[str]]]:
+    """The cells of every row, by paper."""
+    found: dict[str, list[list[str]]] = {}
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            found[line[3:]] = []
+        elif line.startswith("| ") and not line.startswith("| of the paper"):
+            found[list(found)[-1]].append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def test_the_page_has_the_papers_figures_and_tables():
+    of = {name: " ".join(row[0] for row in rows) for name, rows in sections().items()}
+    assert set(of) == {"LGC", "LGC-conf", "GradiVeQ", "EGC"}
+    for number in ("I", "II", "III", "IV", "V", "VI"):
+        assert f"Table {number}" in of["LGC"]
+    shown = {"LGC": (3, 4, 10, 11, 12, 13, 14), "GradiVeQ": range(1, 8), "EGC": (1, 2, 3, 4, 6, 8, 10)}
+    for paper, figures in shown.items():
+        for number in figures:
+            assert re.search(rf"Figures? (\d+, )?{number}[ab]?\b", of[paper]), (paper, number)
+    for number in ("I", "II", "III", "IV"):
+        assert f"Table {number}" in of["EGC"]
+
+
+@pytest.mark.parametrize("row", [row for rows in sections().values() for row in rows], ids=lambda row: row[0])
+def test_every_row_has_a_command_and_a_verdict(row):
+    assert len(row) == 6 and all(row)
+    commands, verdict = re.findall(r"`([^`]+)`", row[4]), row[5]
+    assert commands and verdict.startswith(("confirmed", "not confirmed", "not run"))
+    if "not run" in verdict or row[2] == "none":
+        assert re.search(r"needs? \d+(\.\d+)? (GPU|core) hours?", verdict), verdict
+    for command in commands:
+        words = command.split()
+        assert words[0] == "python"
+        if words[1:3] == ["-m", "jgc"]:
+            assert any(" ".join(words[3 : 3 + n]) in COMMANDS for n in (1, 2)), command
+        for file in re.findall(r"(?:configs|tests)/\S+\.py|train\.py", command):
+            assert (ROOT / file).exists(), file
+
+
+@pytest.mark.parametrize("page", ["docs/reproduction.md", "docs/results/papers_numbers.md"])
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
+        assert ((ROOT / page).parent / link).exists(), link
