@@ -171,7 +171,7 @@ def local_steps(
       merge: share of its own parameters that a node keeps when it takes over the shared ones, in [0, 1).
 
     Raises:
-      TypeError: something else in place of an optimiser or a compressor.
+      TypeError: something else in place of an optimiser, a compressor or a whole number.
       ValueError: `every` below 1, `fragments`, `overlap` or `merge` out of range, a compressor that owns the momentum.
 
     Example:
@@ -195,6 +195,9 @@ def local_steps(
             "the compressor's memory owns a momentum, and pseudo-gradients get theirs from the outer optimiser: use a "
             "method without (momentum_correction=False), and optax.sgd(rate, momentum=0.9) as `outer`"
         )
+    for name, x in (("every", every), ("fragments", fragments), ("overlap", overlap)):
+        if not isinstance(x, int | np.integer):
+            raise TypeError(f"{name} must be a whole number, got {x!r}")
     if every < 1:
         raise ValueError(f"every must be at least 1 step, got {every}")
     if not 1 <= fragments <= every:

@@ -77,6 +77,13 @@ def test_time_falls_with_bandwidth(rate, times, hosts, limit):
         assert fast <= slow
 
 
+def test_local_steps_share_an_exchange():
+    row, link = Row("topk", 0.1, 0.02, sent_of("topk", 4)), Link(1e6)
+    exchange = step(row, 4, link) - 0.1
+    assert step(row._replace(every=30), 4, link) == pytest.approx(0.1 + exchange / 30)
+    assert row._replace(every=30).bytes == row.bytes / 30
+
+
 @given(st.floats(1e4, 1e10), st.integers(2, 63))
 def test_time_grows_with_hosts(rate, hosts):
     for name in PAYLOADS:
@@ -308,6 +315,8 @@ CONFIG = ["--method", "topk"]
 @pytest.mark.parametrize(("words", "line"), [
     ([], "give --method NAME or --config FILE, or --run-dir"),
     (["--method", "topp"], "unknown method 'topp'; did you mean topk?"),
+    ([*CONFIG, "--every", "0"], "--local.every must be at least 1 step, got 0"),
+    (["--every", "30", "--run-dir", "none"], "--run-dir has a model and steps of its own: give it or --every"),
     ([*CONFIG, "--hosts", "1"], "--hosts must be at least 2, got 1"),
     ([*CONFIG, "--latency", "-0.1"], "--latency must be seconds, at least 0, got -0.1"),
     ([*CONFIG, "--computation", "nan"], "--computation must be seconds, at least 0, got nan"),
@@ -365,3 +374,9 @@ def test_measured_on_this_device(tmp_path, monkeypatch):
     assert 0 < by_name["topk"]["bytes"] < by_name["signsgd"]["bytes"] < by_name["psum_f32"]["bytes"] / 8
     assert all(0 < row["compression"] < 1 and row["computation"] > 0 for row in told["rows"])  # compiled before
     assert told["conclusion"][0].startswith("yes: topk takes")
+    words[words.index("topk,signsgd")] = "topk,dgc"
+    assert main(["advise", *words, "--every", "10", "--computation", "0.1", "--output", str(tmp_path)]) == 0
+    told = json.loads((tmp_path / "advise.json").read_text())
+    rounds = {row["method"]: row for row in told["rows"]}
+    assert rounds["topk"]["bytes"] == by_name["topk"]["bytes"] / 10 and list(told["failed"]) == ["dgc"]
+    assert rounds["psum_f32"]["bytes"] == by_name["psum_f32"]["bytes"] and "outer optimiser" in told["failed"]["dgc"]

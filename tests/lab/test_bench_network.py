@@ -16,15 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jgc
 from jgc import comm
-from jgc.lab.bench.network import methods, plot, results, tables
+from jgc.lab.bench.network import methods, models, plot, results, tables
 from jgc.lab.bench.network.figures import Interval, median, of_cells
+from jgc.lab.bench.network.jax_local import build_rounds, take_round
 from jgc.lab.bench.network.namespaces import HEADERS, _bucket, check_rate, remove_leftovers, why_not
 from jgc.lab.bench.network.plan import plan_of
 from jgc.lab.bench.network.rounds import _lacking
 from jgc.lab.bench.network.stopping import go_on, stoppable
 from jgc.node_axis import on_nodes
-from jgc.nodes import NODE, from_mesh
+from jgc.nodes import NODE, from_mesh, make_nodes
 from jgc.placement import LOCAL, SHARED
 from jgc.training.errors import UserError
 
@@ -59,6 +61,7 @@ def made_up(counts=(2, 4)):
 def test_plan_of():
     plan = plan_of(["2,4"], ["1Gbit", "unlimited"], ["topk", "ddp_f32"], 20, "resnet18", 2)
     assert plan.hosts == (2, 4) and plan.rates == ("1gbit", "unlimited") and plan.methods == ("topk", "ddp_f32")
+    assert [plan_of(["2"], ["1gbit"], [], 20, name).batch for name in ("resnet18", "ptb_gpt")] == [2, 8]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,9 @@ def test_plan_of():
     [({"hosts": ["1"]}, "--hosts"), ({"hosts": ["many"]}, "many"), ({"rates": ["fast"]}, "'fast'"),
      ({"methods": ["topkk"]}, "did you mean topk"), ({"methods": ["topk:alfa=1"]}, "alpha"),
      ({"methods": ["topk:alpha=x"]}, "'x'"), ({"methods": ["topk:alpha=5"]}, "alpha"),
-     ({"steps": 0}, "--steps"), ({"model": "vgg"}, "'vgg'")],
+     ({"steps": 0}, "--steps"), ({"model": "vgg"}, "'vgg'"), ({"methods": ["topk:every=0"]}, "at least 1 step"),
+     ({"methods": ["diloco"]}, "diloco:every=30"), ({"methods": ["ddp_f32:every=30"]}, "no local steps"),
+     ({"methods": ["dgc:every=30"]}, "owns a momentum"), ({"methods": ["sparseloco:every=30:alfa=1"]}, "alpha")],
 )  # fmt: skip
 def test_wrong_plan_is_one_line(changed, said):
     good = {"hosts": ["2"], "rates": ["1gbit"], "methods": [], "steps": 20, "model": "resnet18", "batch": 2}
@@ -82,6 +87,8 @@ def test_default_rows():
     assert set(compress.METHODS) < set(at_four) and set(methods.PLAIN_TORCH) < set(at_four)
     assert len(methods.rows([], 2, torch=True)) < len(at_four)
     assert not set(methods.PLAIN_TORCH) & {row.name for row in methods.rows([], 4, torch=False)}
+    of_gpts = methods.rows([], 4, torch=True, text=True)
+    assert [row.every for row in of_gpts[:3]] == [30] * 3 and {row.every for row in of_gpts[3:]} == {None}
 
 
 def test_bucket_size():
@@ -119,6 +126,16 @@ def test_slow_method_takes_few_steps():
     assert not _lacking(found, 2, "100mbit", row, plan)
 
 
+def test_round_with_many_bytes_is_slow():
+    found, plan = made_up(), plan_of(["2"], ["100mbit"], ["topk:every=10"], 20, "resnet18", 2)._replace(slow_steps=3)
+    row = methods.rows(["topk:every=10"], 2, torch=False)[0]
+    cell = found["cells"]["2/100mbit/topk:every=10"] = {**found["cells"]["2/100mbit/topk"], "method": row.name}
+    cell["tx_bytes"] = 3 * 1e6  # a step's: 0.08 seconds, a round's: 0.8
+    assert _lacking(found, 2, "100mbit", row, plan)
+    cell["tx_bytes"] = 3 * 2e6
+    assert not _lacking(found, 2, "100mbit", row, plan)
+
+
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
@@ -148,9 +165,84 @@ def test_page_shows_every_row(tmp_path):
     pictures = plot.draw(tmp_path, found)
     page = tables.page(found, pictures)
     assert [p.name for p in pictures if p.is_file()] == ["added-2-hosts.png", "added-4-hosts.png"]
-    assert page.count("## ") == 6 and page.count("| PyTorch DDP f32 |") == 2 * 4 + 1
+    assert page.count("## ") == 6 and page.count("| PyTorch DDP f32 |") == 3 * 4 + 1
     assert "(differs)" in page and "cannot build klt" in page
     assert "3.00 times" in page and "1.50 times" in page  # a gather's and a ring's growth from 2 to 4 hosts
+
+
+def test_figures_of_rounds():
+    found = made_up(counts=(4,))
+    for name, seconds in (("no_exchange:every=10", 0.8), ("topk:every=10", 0.84)):
+        cell = results.cell(found, 4, "100mbit", name)
+        for _ in range(5):
+            results.add_step(cell, "full", {"seconds": seconds, "cpu": 0.5})
+        counted = dict.fromkeys(("tx_bytes", "rx_bytes", "tx_packets", "rx_packets"), 0)
+        results.add_counts(cell, 50, [counted] * 4, [{**counted, "tx_bytes": 6000}] * 4)
+    found["methods"]["4/topk:every=10"] = {"physical": 1000.0, "compiled": 1000.0, "collectives": {"all-gather 8": 20}}
+    found["framing"] = {"4": {"all-gather 8": 7.0}}
+    row = next(row for row in of_cells(found, 4, "100mbit") if row.method == "topk:every=10")
+    assert row.added.middle == pytest.approx(0.04) and row.over.middle == pytest.approx(1.05)  # of the rounds without
+    assert (row.steps, row.physical, row.framing, row.sent) == (5, 100.0, 14.0, 120.0)  # of a step
+    assert row.each.middle == pytest.approx(0.84 / (4 * 2)) and row.sent_each == 60.0  # 2 images a host
+    assert row.compression is None
+    one = next(row for row in of_cells(found, 4, "100mbit") if row.method == "topk")
+    assert one.over.middle == 1.5 and one.computation == 1.0
+    page = tables.page(found, [])
+    assert "| jgc topk, H = 10 | 5 | 105000.0 [105000.0, 105000.0] | 1.050 [1.050, 1.050] | 60 |" in page
+    told = next(x for x in tables.summary(found) if x["method"] == "topk:every=10")
+    assert told["seconds_an_image"] == row.each and told["bytes_an_image"] == 60.0
+
+
+# --- local steps -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sparseloco:every=3", "no_exchange:every=3"])
+def test_rounds_are_those_of_the_library(name):
+    nodes = make_nodes(2, devices=jax.devices()[:2])
+    params = jgc.place({"w": jnp.linspace(-1, 1, 80).reshape(16, 5)}, jgc.SHARED, nodes)
+    batches = [np.random.default_rng(i).normal(size=(2, 4, 16)).astype(np.float32) for i in range(6)]
+
+    def loss(params, x):
+        return jnp.mean((x @ params["w"] - x[:, :5]) ** 2)
+
+    placed = [jgc.place(x, jgc.BATCH, nodes) for x in batches]
+    rounds, order = build_rounds(name, nodes, params, loss, placed[0]), iter(placed)
+    if rounds.exchange is not None:
+        assert rounds.audit == "" and rounds.physical == rounds.compiled > 0
+    init, step = methods.local_of(name, nodes).make_step(loss)
+    state = init(jax.random.key(0), params)
+    for i in range(6):
+        state, _ = step(state, placed[i])
+        if (i + 1) % rounds.every == 0:
+            rounds = take_round(rounds, lambda: next(order), i)
+    np.testing.assert_array_equal(rounds.arrays.own["w"], state.own["w"])
+    np.testing.assert_array_equal(rounds.arrays.params["w"], state.params["w"])
+    assert np.any(np.asarray(state.own["w"][0]) != np.asarray(params["w"]))
+
+
+@pytest.mark.parametrize("name", ["ptb_gpt", "convnet5"])
+def test_models_agree_between_frameworks(name):
+    """The same number of parameters, and with the same parameters the same logits of a GPT."""
+    torch = pytest.importorskip("torch")
+    from jgc.lab.bench.network.torch_model import model_of_task
+
+    task, random = models.task_named(name), np.random.default_rng(0)
+    shapes, module = models.shapes_of(task), model_of_task(task)
+    leaves = list(module.parameters())
+    assert sum(p.numel() for p in leaves) == sum(x.size for x in jax.tree.leaves(shapes))
+    assert len(leaves) == len(jax.tree.leaves(shapes))
+    if not task.window:
+        return
+    params = jax.tree.map(lambda x: 0.1 * random.standard_normal(x.shape, np.float32), shapes)
+    blocks = {f"block{i:02d}": f"blocks.{i - 1}" for i in range(1, 5)}
+    theirs = dict(module.named_parameters())
+    for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
+        words = [blocks.get(key.key, key.key) for key in path if key.key not in ("attention", "mlp")][:-1]
+        with torch.no_grad():
+            theirs[".".join([*words, "weight"])].copy_(torch.from_numpy(x.T if path[-1].key == "kernel" else x))
+    tokens, _ = models.random_batch(task, 2, random)
+    ours = models.module_of(task).apply({"params": params}, tokens)
+    np.testing.assert_allclose(module(torch.from_numpy(tokens).long()).detach().numpy(), ours, rtol=2e-3, atol=2e-3)
 
 
 # --- collectives replaced by local copies -----------------------------------------------------------------------------

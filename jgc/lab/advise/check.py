@@ -196,7 +196,7 @@ def markdown(outcome: Check, found: Results) -> str:
                "yes" if w.pays == w.pays_predicted else "no"] for w in outcome.winners]  # fmt: skip
     parts = [*summary(outcome), how]
     if outcome.skipped:
-        parts.append(f"Measured but not predicted, for they are not jgc's to advise on: {', '.join(outcome.skipped)}.")
+        parts.append(f"Measured but not predicted, PyTorch's rows and local steps: {', '.join(outcome.skipped)}.")
     parts += [
         "## The fastest method",
         table(["hosts", "rate", "fastest", "its step, s", "predicted fastest", "its measured step, s", "right",

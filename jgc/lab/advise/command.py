@@ -46,6 +46,8 @@ class Advise:
     """separated by commas or spaces; all if not given. Compiling those of LGC takes minutes for large models"""
     batch_size: int | None = None
     """examples of all hosts in a step; the workload's if not given"""
+    every: int | None = None
+    """H, local steps from one exchange to the next; the config's --local.every if not given"""
     overhead: float = 0.001
     """seconds of a collective of any size"""
     efficiency: float = 0.9415
@@ -111,10 +113,10 @@ def check(asked: Advise) -> None:
     if asked.run_dir is None and asked.config is None and asked.method is None:
         raise UserError("give --method NAME or --config FILE, or --run-dir of a run of bench network")
     if asked.run_dir is not None:
-        for name in ("method", "config", "workload", "batch_size"):
+        for name in ("method", "config", "workload", "batch_size", "every"):
             if getattr(asked, name) is not None:
                 option = name.replace("_", "-")
-                raise UserError(f"--run-dir has a model and a batch of its own: give it or --{option}, not both")
+                raise UserError(f"--run-dir has a model and steps of its own: give it or --{option}, not both")
 
 
 def link_of(asked: Advise) -> Link:
@@ -134,9 +136,11 @@ def link_of(asked: Advise) -> Link:
 
 
 def config_of(asked: Advise) -> Config:
-    """The method's or the config file's, with the workload and the batch of the command line, not yet resolved."""
+    """The method's or the config file's, with what the command line changes, not yet resolved."""
     given = given_config(asked.config, asked.method)
     changes = {name: getattr(asked, name) for name in ("workload", "batch_size") if getattr(asked, name) is not None}
+    if asked.every is not None:
+        changes["local"] = dataclasses.replace(given.local, every=asked.every)
     return dataclasses.replace(given, **changes)
 
 

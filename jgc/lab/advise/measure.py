@@ -1,7 +1,8 @@
 """The measurements of `jgc advise` on this device: a host's gradients and update, and each method's computation.
 
 A host is one node of K. Its gradients are those of its share of the batch, on random data. A method's time is that of
-its aggregate with local copies instead of collectives (`comm.local_copies`): it encodes one message and decodes K.
+its aggregate with local copies instead of collectives (`comm.local_copies`): it encodes one message and decodes K. With
+local steps it is that of an exchange, whose pseudo-gradients have the gradients' shapes.
 """
 
 import dataclasses
@@ -28,6 +29,7 @@ from jgc.nodes import as_one_per_device
 from jgc.placement import LOCAL, SHARED, place
 from jgc.training.config import Config, check, method_name, resolve
 from jgc.training.errors import UserError, values_of_the_user
+from jgc.training.local_config import LocalConfig
 from jgc.training.program import compile_gradients
 from jgc.training.setup import make_compressor, model_of
 from jgc.training.step import Gradients, Parts, TrainState
@@ -71,6 +73,7 @@ def measure(
     """
     config = resolve(dataclasses.replace(given, compressor=Dense(), nodes=hosts))
     check(config)
+    config = dataclasses.replace(config, local=LocalConfig())  # a host's gradients and update are the same
     count = config.batch_size // hosts
     with values_of_the_user():
         parts, state, batch = parts_of(dataclasses.replace(config, nodes=1, batch_size=count))
@@ -94,7 +97,8 @@ def measure(
     seconds = interleaved(work, repeats)
     say(f"measured in {time.monotonic() - started:.1f} s")
     own = computation if computation is not None else seconds[GRADIENTS] + seconds[OPTIMIZER]
-    rows = tuple(Row(name, own, seconds[name], sent[name]) for name in sent)
+    every = given.local.every or 1
+    rows = tuple(Row(name, own, seconds[name], sent[name], 1 if name in BASELINES else every) for name in sent)
     return Measured(rows, make_packing(state.params).size, count, failed)
 
 
@@ -109,6 +113,8 @@ def _method(
     own = given.compressor if method_name(given.compressor) == name else registered.settings()
     config = resolve(dataclasses.replace(given, compressor=own, nodes=hosts))
     compressor = make_compressor(config, model_of(config, random_source(config)))
+    if config.local.every is not None and compressor.owns_momentum:
+        raise UserError("its memory owns a momentum, and with local steps the outer optimiser does")
     phase = compressor.schedule[-1].value
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
     sent = compressor.wire(phase, shapes, as_one_per_device(nodes)).physical

@@ -3,6 +3,8 @@
     step = computation + compression + sum over its collectives of (overhead + hops * latency + bytes * pace)
     pace = the slower of 1 / (bandwidth * efficiency) and contention / limit, in seconds a byte
 
+With local steps compression and collectives come once in H steps, and a step has a part in H of their time.
+
 Bytes and collectives are those of `Wire.physical`. Hops are messages that wait for each other: 2(K-1) in an all-reduce,
 which is a ring, K-1 in a gather, 1 in a permute. Nothing overlaps: neither two collectives nor communication and
 computation. If `contention` hosts share a processor, its work takes `contention` times as long.
@@ -54,19 +56,21 @@ class Row(NamedTuple):
 
     Attributes:
       method: its name.
-      computation, compression: seconds, measured.
-      sent: the collectives of a step.
+      computation, compression: seconds, measured; compression of an exchange.
+      sent: the collectives of an exchange.
+      every: H, steps from one exchange to the next.
     """
 
     method: str
     computation: float
     compression: float
     sent: tuple[Sent, ...]
+    every: int = 1
 
     @property
     def bytes(self) -> float:
         """Bytes that a host sends in a step."""
-        return float(sum(s.bytes for s in self.sent))
+        return float(sum(s.bytes for s in self.sent)) / self.every
 
 
 class Example(NamedTuple):
@@ -143,7 +147,7 @@ def communication(sent: Sequence[Sent], hosts: int, link: Link) -> float:
 
 def step(row: Row, hosts: int, link: Link) -> float:
     """Seconds of a step."""
-    return row.computation + row.compression + communication(row.sent, hosts, link)
+    return row.computation + (row.compression + communication(row.sent, hosts, link)) / row.every
 
 
 def fit(examples: Sequence[Example], hosts: int, rate: float, contention: float) -> Link:

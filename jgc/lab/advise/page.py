@@ -27,8 +27,9 @@ def cells(row: Row, advice: Advice) -> list[str]:
     taken = step(row, hosts, link)
     f32 = next((step(r, hosts, link) for r in advice.rows if r.method == F32), None)
     control = " (control)" if row.method == CONTROL else ""
-    return [name(row.method) + control, size(row.bytes), f"{row.computation:.4f}", f"{row.compression:.4f}",
-            f"{communication(row.sent, hosts, link):.4f}", f"{taken:.4f}",
+    compression, network = (x / row.every for x in (row.compression, communication(row.sent, hosts, link)))
+    return [name(row.method) + control, size(row.bytes), f"{row.computation:.4f}", f"{compression:.4f}",
+            f"{network:.4f}", f"{taken:.4f}",
             "-" if f32 is None or not taken else f"{f32 / taken:.2f}", accuracy(row.method, advice.kind)]  # fmt: skip
 
 
@@ -53,6 +54,13 @@ def notes(advice: Advice) -> list[str]:
         "which has most steps of a run; an uncompressed step before it takes as long as uncompressed f32. Recommended "
         "is only what keeps its accuracy on record for data of this kind, however fast others are.",
     ]
+    every = max((row.every for row in advice.rows), default=1)
+    if every > 1:
+        lines.append(
+            f"Methods exchange pseudo-gradients every {every} steps, uncompressed f32 and f16 gradients in every step: "
+            f"a step has one part in {every} of an exchange's bytes and seconds. The outer step is not counted, "
+            "and accuracies on record are those of exchanges in every step."
+        )
     return lines + [f"Left out: {method}: {why}" for method, why in advice.failed.items()]
 
 
@@ -83,9 +91,9 @@ def as_json(advice: Advice) -> dict[str, Any]:
     """
     hosts, link = advice.hosts, advice.link
     rows = [{
-        "method": row.method, "accuracy": accuracy(row.method, advice.kind),
-        "bytes": row.bytes, "computation": row.computation, "compression": row.compression,
-        "communication": communication(row.sent, hosts, link), "step": step(row, hosts, link),
+        "method": row.method, "accuracy": accuracy(row.method, advice.kind), "every": row.every, "bytes": row.bytes,
+        "computation": row.computation, "compression": row.compression / row.every,
+        "communication": communication(row.sent, hosts, link) / row.every, "step": step(row, hosts, link),
         "collectives": [{"op": s.op, "kind": s.field, "bytes": float(s.bytes)} for s in row.sent],
     } for row in advice.rows]  # fmt: skip
     ranges = paying(advice)

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jgc import compress
 from jgc.comm.ledger import bytes_sent
 from jgc.lab.advise.measure import BASELINES, baseline_sent
 from jgc.lab.advise.model import UNLIMITED, Example, Link, Row, contention, fit, rate_of
-from jgc.lab.bench.network.methods import PLAIN_TORCH, SHARE, model_settings, settings as settings_of
+from jgc.lab.bench.network import models
+from jgc.lab.bench.network.methods import PLAIN_TORCH, SHARE, settings as settings_of, split
 from jgc.lab.bench.network.results import COMPUTATION, NAME, Results, key, parsed
 from jgc.nodes import as_one_per_device
-from jgc.training.errors import UserError, values_of_the_user
-from jgc.training.models import make_model
+from jgc.training.errors import UserError
 from jgc.types import Nodes, PyTree, Sent
 
 OWN = f"{COMPUTATION}_jax"
@@ -127,19 +126,16 @@ def shapes_of(found: Results) -> PyTree:
     Raises:
       UserError: a model that jgc does not have.
     """
-    name = str(found["settings"].get("model"))
-    with values_of_the_user():
-        module = make_model(name, 10, **model_settings(name)).module
-    return jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False)["params"])
+    return models.shapes_of(models.task_named(str(found["settings"].get("model"))))
 
 
 def sent_in(found: Results) -> SentOf:
-    """Collectives of a step by row and number of hosts; None for a row that is not predicted (PyTorch's)."""
+    """Collectives of a step by row and number of hosts; None for rows not predicted: PyTorch's, and local steps."""
     shapes = shapes_of(found)
 
     @cache
     def sent_of(name: str, hosts: int) -> tuple[Sent, ...] | None:
-        if name in PLAIN_TORCH:
+        if name in PLAIN_TORCH or split(name)[1] is not None:
             return None
         if name in BASELINES:
             return baseline_sent(name, shapes, hosts)

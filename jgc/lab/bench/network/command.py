@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from jgc.lab.bench.network import plot, tables
+from jgc.lab.bench.network import plot, results, tables
 from jgc.lab.bench.network.plan import Plan, plan_of, short
 from jgc.lab.bench.network.rounds import measure
 from jgc.training.errors import FAILED, UserError
@@ -27,20 +27,24 @@ class Network:
     rates: tuple[str, ...] = ("100mbit", "1gbit", "unlimited")
     """of each host's link in both directions, such as 100mbit, or unlimited"""
     methods: tuple[str, ...] = ()
-    """separated by commas or spaces; settings after colons (topk:alpha=0.01); if not given, all with 4 hosts and a few
-    with another number"""
+    """separated by commas or spaces; settings after colons (topk:alpha=0.01), local steps as every=H (diloco:every=30,
+    sparseloco:every=30, topk:every=10; no_exchange:every=30 sends nothing); if not given, all with 4 hosts and a few
+    with another number, or with a GPT"""
     steps: int = 20
-    """of each method; at most 4 if sending its bytes alone takes more than a second"""
+    """of each method, or rounds of local steps; at most 4 if sending its bytes alone takes more than a second"""
     model: str = "resnet18"
     """resnet18 (11.2 million parameters), resnet20 or convnet5"""
-    batch: int = 2
-    """images of a host in a step"""
+    workload: str | None = None
+    """ptb_gpt or ptb_gpt_3m in the model's place: a GPT on windows of 128 characters"""
+    batch: int | None = None
+    """examples of a host in a step; if not given 2 images, or as many windows as the workload has"""
     short: bool = False
     """a quick look instead: two hosts, two rates, three methods, a small model"""
 
     def run(self, line: str) -> None:
         """Measure, and print the page."""
-        plan = plan_of(self.hosts, self.rates, self.methods, self.steps, self.model, self.batch)
+        plan = plan_of(self.hosts, self.rates, self.methods, self.steps, self.workload or self.model,
+                       self.batch)  # fmt: skip
         print(write(short(plan) if self.short else plan, self.run_dir, line))
 
 
@@ -56,6 +60,8 @@ def write(plan: Plan, folder: Path, line: str) -> str:
       UserError: no root, no iproute2, an unknown method, or a process that failed.
     """
     found = measure(plan, folder)
+    found["each"] = tables.summary(found)
+    results.save(folder, found)
     page = f"# Methods on a network\n\n    {line}\n\n{tables.page(found, plot.draw(folder, found))}"
     (folder / PAGE).write_text(page)
     if not tables.cells_of(found):

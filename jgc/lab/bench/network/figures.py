@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jgc.lab.bench.network.methods import PLAIN_TORCH, label_of
+from jgc.lab.bench.network.methods import NO_EXCHANGE, PLAIN_TORCH, label_of, split
+from jgc.lab.bench.network.models import task_named
 from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED
 from jgc.lab.bench.network.results import BLOCK, COMPUTATION, Results, key, sessions
 from jgc.wire.rate import bytes_per_second
@@ -25,12 +26,17 @@ class Interval(NamedTuple):
 class Figures(NamedTuple):
     """A cell in numbers: seconds of the slowest host, bytes of one host's interface in a step.
 
+    With local steps they are those of a round divided by its steps.
+
     Attributes:
       method, label: its name, and for people.
-      steps: how many.
+      steps: how many, or rounds.
       step: the whole step.
       added: the step minus the same framework's own computation, with its interval.
-      computation: gradients and update of that framework.
+      over: the step divided by that computation.
+      computation: gradients and update of that framework, with local steps those of a round without an exchange.
+      each: seconds of a token or an image: the step divided by those of all hosts.
+      sent_each: bytes that a host sends in a step, headers included, divided by its own tokens or images.
       compression: the step with local copies instead of collectives, minus computation; None if not measured.
       communication: the rest.
       cpu: processor seconds of a host over those of its computation.
@@ -49,7 +55,10 @@ class Figures(NamedTuple):
     steps: int
     step: Interval
     added: Interval
+    over: Interval
     computation: float
+    each: Interval
+    sent_each: float
     compression: float | None
     communication: float | None
     cpu: float
@@ -74,11 +83,11 @@ def of_cells(found: Results, hosts: int, rate: str) -> list[Figures]:
 
 def _figures(found: Results, cell: dict[str, Any]) -> Figures:
     hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
-    framework = "torch" if method in PLAIN_TORCH else "jax"
-    own = found["cells"][key(hosts, rate, f"{COMPUTATION}_{framework}")]
-    full, alone = cell["full"], cell.get("alone", [])
-    computation, busy = (_of_sessions(own, part, cell) for part in (COMPUTATION, f"cpu_{COMPUTATION}"))
-    told = found["methods"].get(f"{hosts}/{method}", {})
+    full, alone, every = cell["full"], cell.get("alone", []), split(method)[1]
+    computation, busy = _computation(found, cell)
+    told = _of_step(found["methods"].get(f"{hosts}/{method}", {}), every or 1)
+    s = found["settings"]
+    units = task_named(s["model"]).units(s["batch"])  # of a host
     each = {name: cell[name] / cell["steps_counted"] for name in ("tx_bytes", "tx_packets", "rx_bytes", "rx_packets")}
     on_cable = max(each["tx_bytes"], each["rx_bytes"])
     return Figures(
@@ -87,7 +96,10 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
         len(full),
         median(full),
         median(full, computation),
+        median(full, computation, np.divide),
         float(np.median(computation)),
+        Interval(*(x / hosts / units for x in median(full))),
+        each["tx_bytes"] / units,
         float(np.median(alone) - np.median(computation)) if alone else None,
         float(np.median(full) - np.median(alone)) if alone else None,
         float(np.median(cell["cpu_full"]) - np.median(busy)),
@@ -102,11 +114,27 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
     )
 
 
-def _of_sessions(own: dict[str, Any], part: str, cell: dict[str, Any]) -> list[float]:
-    """Computation in the sessions of a row's steps; in all sessions if those have none."""
+def _computation(found: Results, cell: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Seconds and processor seconds of steps that exchange nothing, in the sessions of a row's steps, else in all.
+
+    For local steps those of rounds as long, if they were measured: within a round no host waits for another.
+    """
+    hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
+    rounds = found["cells"].get(key(hosts, rate, f"{NO_EXCHANGE}:every={split(method)[1]}"), {})
+    own, part = rounds, "full"
+    if not rounds.get("full"):
+        framework = "torch" if method in PLAIN_TORCH else "jax"
+        own, part = found["cells"][key(hosts, rate, f"{COMPUTATION}_{framework}")], COMPUTATION
     mine = set(sessions(cell, "full"))
-    found = [x for x, session in zip(own[part], sessions(own, COMPUTATION), strict=True) if session in mine]
-    return found or own[part]
+    chosen = [i for i, session in enumerate(sessions(own, part)) if session in mine] or range(len(own[part]))
+    return [own[part][i] for i in chosen], [own[f"cpu_{part}"][i] for i in chosen]
+
+
+def _of_step(told: dict[str, Any], steps: int) -> dict[str, Any]:
+    """What a program was found to send, divided by the steps of a round."""
+    shared = {name: told[name] / steps for name in ("physical", "compiled") if told.get(name) is not None}
+    counts = {name: times / steps for name, times in told.get("collectives", {}).items()}
+    return {**told, **shared, "collectives": counts}
 
 
 def _framing(found: Results, hosts: int, told: dict[str, Any]) -> float | None:
@@ -117,19 +145,21 @@ def _framing(found: Results, hosts: int, told: dict[str, Any]) -> float | None:
     return float(sum(times * of_one[name] for name, times in counts.items()))
 
 
-def median(values: Sequence[float], less: Sequence[float] | None = None) -> Interval:
-    """The median of values, or its difference from another median, with the bootstrap's interval.
+def median(values: Sequence[float], less: Sequence[float] | None = None, by: Any = np.subtract) -> Interval:
+    """The median of values, or its difference from another median, with the bootstrap's interval; or their ratio.
 
     Whole blocks are drawn: consecutive steps are more alike than steps of two blocks.
 
     Example:
       >>> median([1.0, 1.0, 1.0], less=[0.5, 0.5])
       Interval(middle=0.5, low=0.5, high=0.5)
+      >>> median([1.0, 1.0, 1.0], [0.5, 0.5], by=np.divide).middle
+      2.0
     """
     random = np.random.default_rng(0)
     draws, middle = _drawn(values, random), float(np.median(values))
     if less is not None:
-        draws, middle = draws - _drawn(less, random), middle - float(np.median(less))
+        draws, middle = by(draws, _drawn(less, random)), float(by(middle, np.median(less)))
     low, high = np.percentile(draws, [(100 - COVER) / 2, (100 + COVER) / 2])
     return Interval(middle, float(low), float(high))
 

@@ -70,15 +70,18 @@ def build(name: str, nodes: Nodes, params: PyTree, grads: PyTree) -> Built:
     compiled = run.lower(state, step, grads).compile()
     with comm.local_copies():
         single = jax.jit(program(alone_on(nodes)), donate_argnums=0).lower(local(state), step, local(grads)).compile()
-    counts: dict[str, int] = {}
+    return Built(compiled, state, single, physical, *sent_by(compiled, physical))
+
+
+def sent_by(compiled: Any, physical: float | None) -> tuple[float | None, dict[str, int], str]:
+    """What a compiled program's collectives send, their number by kind and size, and how that differs from `Wire`."""
     try:
         found = collectives(compiled)
-        counts = counted(found)
-        sent: float | None = float(sum(one.sent_bytes for one in found))
-        audit = "" if physical in (None, sent) else f"Wire.physical {physical:.0f} B, the compiled program {sent:.0f} B"
     except UnknownCollectiveError as error:
-        sent, audit = None, str(error)[:200]
-    return Built(compiled, state, single, physical, sent, counts, audit)
+        return None, {}, str(error)[:200]
+    sent = float(sum(one.sent_bytes for one in found))
+    audit = "" if physical in (None, sent) else f"Wire.physical {physical:.0f} B, the compiled program {sent:.0f} B"
+    return sent, counted(found), audit
 
 
 def local(tree: PyTree) -> PyTree:

@@ -1,12 +1,20 @@
-"""The rows of the benchmark: jgc's methods, and the alternatives of a user of JAX or PyTorch."""
+"""The rows of the benchmark: jgc's methods, and the alternatives of a user of JAX or PyTorch.
+
+`every=H` after a method stands for local steps: the nodes exchange pseudo-gradients after every H of them.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import optax
+
 from jgc import compress
+from jgc.lab.bench.network.models import LEARNING_RATE, MOMENTUM
 from jgc.lab.shared.choices import check_method
+from jgc.local_steps import LocalSteps, local_steps
 from jgc.training.errors import UserError, did_you_mean, values_of_the_user
+from jgc.types import Nodes
 
 JAX, TORCH = "jax", "torch"
 SHARE = 0.001  # of each layer's values, for all rows that select
@@ -31,9 +39,18 @@ LABELS = {
 }
 
 
-def model_settings(model: str) -> dict[str, Any]:
-    """Settings of a model of the benchmark: images of 32 x 32, and no statistics between steps."""
-    return {"norm": "group"} if model == "convnet5" else {"norm": "group", "stem": "cifar"}
+# methods with local steps by their own names (configs/diloco.py, configs/sparseloco.py), and steps that send nothing
+NO_EXCHANGE = "no_exchange"
+LOCAL = {
+    "diloco": "dense",
+    "sparseloco": "topk:alpha=0.015625:selection=chunks:value_code=2bit-codebook:residual_decay=0.95",
+    NO_EXCHANGE: "dense",
+}
+OUTER = {"sparseloco": (1.0, 0.0)}  # outer learning rate and Nesterov momentum; of the others DiLoCo's
+DILOCO = (0.7, 0.9)
+NEVER = 10**9  # steps between two exchanges
+OF_GPTS = (f"{NO_EXCHANGE}:every=30", "diloco:every=30", "sparseloco:every=30", "topk", "dense", "ddp_f32",
+           "ddp_powersgd_1")  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -52,6 +69,16 @@ class Row(NamedTuple):
         """For people."""
         return label_of(self.name)
 
+    @property
+    def every(self) -> int | None:
+        """H, local steps in a round; None for an exchange in every step."""
+        return split(self.name)[1]
+
+    @property
+    def steps(self) -> int:
+        """Of what is measured in one go: a round of local steps, or a single step."""
+        return self.every or 1
+
 
 def label_of(name: str) -> str:
     """A row's name for people.
@@ -60,10 +87,33 @@ def label_of(name: str) -> str:
       >>> label_of("topk"), label_of("ddp_f32")
       ('jgc topk', 'PyTorch DDP f32')
     """
-    return {**LABELS, **SET}.get(name, f"jgc {name}")
+    method, every = split(name)
+    if every is None:
+        return {**LABELS, **SET}.get(name, f"jgc {name}")
+    return f"no exchange, {every} steps" if method == NO_EXCHANGE else f"jgc {method}, H = {every}"
 
 
-def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False) -> list[Row]:
+def split(name: str) -> tuple[str, int | None]:
+    """A row's name without `every=H`, and H; None without it.
+
+    Raises:
+      UserError: H is no number above 0.
+
+    Example:
+      >>> split("topk:every=30:alpha=0.01"), split("ddp_f32")
+      (('topk:alpha=0.01', 30), ('ddp_f32', None))
+    """
+    words, every = name.split(":"), None
+    for word in words[1:]:
+        if word.startswith("every="):
+            value = word.removeprefix("every=")
+            if not value.isdecimal() or int(value) < 1:
+                raise UserError(f"every must be at least 1 step, got {value!r} in {name}")
+            every = int(value)
+    return ":".join(word for word in words if not word.startswith("every=")), every
+
+
+def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False, text: bool = False) -> list[Row]:
     """The rows of those names; without names the default rows of this number of hosts.
 
     Args:
@@ -71,6 +121,7 @@ def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False) -> 
       hosts: K.
       torch: whether PyTorch is installed; if not, its rows are left out.
       short: without names, the few rows of a quick look.
+      text: without names, those of a GPT: local steps beside exchanges in every step.
 
     Raises:
       UserError: an unknown name.
@@ -80,13 +131,29 @@ def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False) -> 
       ['jax', 'torch']
     """
     mine = (*compress.METHODS, *SET) if hosts == ALL_AT else NAMED
-    chosen = names or (SHORT if short else (*mine, *PLAIN_JAX, *PLAIN_TORCH))
+    chosen = names or (SHORT if short else OF_GPTS if text else (*mine, *PLAIN_JAX, *PLAIN_TORCH))
     found = [Row(name, TORCH if name in PLAIN_TORCH else JAX) for name in dict.fromkeys(chosen)]
     for row in found:
         if row.name not in LABELS:
             with values_of_the_user():
-                compress.build(settings(row.name))
+                local_of(row.name, Nodes(hosts, hosts)) if row.every else compress.build(settings(row.name))
     return [row for row in found if torch or row.framework == JAX]
+
+
+def local_of(name: str, nodes: Nodes) -> LocalSteps:
+    """The local steps of a row: SGD with momentum inside, Nesterov's outside.
+
+    Raises:
+      UserError: an unknown method or setting, or a value that does not fit.
+      ValueError: likewise.
+    """
+    method, every = split(name)
+    assert every is not None, "only rows with `every`"
+    first, *changes = method.split(":")
+    compressor = compress.build(settings(":".join([LOCAL.get(first, first), *changes])))
+    rate, momentum = OUTER.get(first, DILOCO)
+    inner, outer = optax.sgd(LEARNING_RATE, MOMENTUM), optax.sgd(rate, momentum or None, nesterov=bool(momentum))
+    return local_steps(inner, outer, compressor, NEVER if first == NO_EXCHANGE else every, nodes)
 
 
 def settings(name: str) -> Any:
@@ -102,8 +169,12 @@ def settings(name: str) -> Any:
       0.01
     """
     method, *changes = name.split(":")
+    if method in LABELS:
+        raise UserError(f"{method} has no settings and no local steps, got {name}")
+    if method in LOCAL:
+        raise UserError(f"{method} has local steps: give their number, as in {method}:every=30")
     if method not in compress.METHODS:
-        check_method(method, [*compress.METHODS, *LABELS])
+        check_method(method, [*compress.METHODS, *LOCAL, *LABELS])
     default = compress.METHODS[method].settings()
     return dataclasses.replace(default, **dict(_change(default, change) for change in changes))
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jgc.lab.bench.network.methods import SHORT, rows
+from jgc.lab.bench.network.models import MODELS, task_named
 from jgc.lab.bench.network.namespaces import UNLIMITED, check_rate
 from jgc.lab.shared.choices import words
 from jgc.training.errors import UserError, values_of_the_user
 
 MOST_HOSTS = 100  # addresses of one network
-MODELS = ("resnet18", "resnet20", "convnet5")
 
 
 class Plan(NamedTuple):
@@ -18,9 +18,10 @@ class Plan(NamedTuple):
     Attributes:
       hosts, rates: each combination of them.
       methods: names; if there are none, the default ones of each number of hosts.
-      steps: of each method; slow_steps: of a method whose bytes alone take more than `SLOW` seconds.
+      steps: of each method, or rounds of local steps; slow_steps: if sending its bytes alone takes more than `SLOW`
+        seconds.
       model: of `MODELS`.
-      batch: images of a host in a step.
+      batch: images, or windows of tokens, of a host in a step.
       short: a quick look.
     """
 
@@ -34,24 +35,25 @@ class Plan(NamedTuple):
     short: bool = False
 
 
-def plan_of(hosts: Sequence[str], rates: Sequence[str], methods: Sequence[str], steps: int, model: str, batch: int,
-            ) -> Plan:  # fmt: skip
+def plan_of(hosts: Sequence[str], rates: Sequence[str], methods: Sequence[str], steps: int, model: str,
+            batch: int | None = None) -> Plan:  # fmt: skip
     """A plan from a command line.
 
     Raises:
       UserError: a value that does not fit.
 
     Example:
-      >>> plan_of(["2,4"], ["100Mbit", "unlimited"], [], 20, "resnet18", 2).rates
+      >>> plan_of(["2,4"], ["100Mbit", "unlimited"], [], 20, "resnet18").rates
       ('100mbit', 'unlimited')
     """
     counts = words(hosts)
     if not counts or any(not count.isdecimal() or not 2 <= int(count) <= MOST_HOSTS for count in counts):
         raise UserError(f"--hosts must be numbers from 2 to {MOST_HOSTS}, got {' '.join(hosts) or 'none'}")
-    if steps < 1 or batch < 1:
-        raise UserError(f"--steps and --batch must be at least 1, got {steps} and {batch}")
     if model not in MODELS:
         raise UserError(f"unknown model {model!r} (one of {', '.join(MODELS)})")
+    batch = task_named(model).batch if batch is None else batch
+    if steps < 1 or batch < 1:
+        raise UserError(f"--steps and --batch must be at least 1, got {steps} and {batch}")
     with values_of_the_user():
         speeds = tuple(dict.fromkeys(check_rate(rate) for rate in words(rates)))
     if not speeds:

@@ -72,7 +72,8 @@ def cell(results: Results, hosts: int, rate: str, method: str) -> dict[str, Any]
     """A cell; a new empty one if there is none.
 
     Its lists hold an entry a step: "full", "alone" and "computation" seconds, "cpu_full" and so on processor seconds of
-    a host, "session_full" and so on in which session. "steps_counted" steps made a host's interface count "tx_bytes",
+    a host, "session_full" and so on in which session. With local steps an entry is a whole round, and its seconds are
+    those of the round divided by its H steps. "steps_counted" steps made a host's interface count "tx_bytes",
     "tx_packets", "rx_bytes", "rx_packets".
     """
     return results["cells"].setdefault(key(hosts, rate, method), {"hosts": hosts, "rate": rate, "method": method})

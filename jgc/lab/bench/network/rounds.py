@@ -1,4 +1,4 @@
-"""Steps of all methods in turn, on every number of hosts and at every rate.
+"""Steps of all methods in turn, on every number of hosts and at every rate. With local steps one is a whole round.
 
 One set of processes, a JAX and a PyTorch one on each host, serves all methods and rates; only one framework computes at
 a time. Methods take a few steps each in turn, so that a drifting machine changes all alike.
@@ -16,6 +16,7 @@ from typing import Any
 
 from jgc.lab.bench.network import framing, results
 from jgc.lab.bench.network.methods import Row, rows
+from jgc.lab.bench.network.models import task_named
 from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED, network, remove_leftovers, set_rate, why_not
 from jgc.lab.bench.network.plan import Plan
 from jgc.lab.bench.network.results import BLOCK, COMPUTATION, Results
@@ -47,7 +48,8 @@ def measure(plan: Plan, folder: Path) -> Results:
     torch = importlib.util.find_spec("torch") is not None
     if not torch:
         print("PyTorch is not installed: its rows are left out (pip install 'jgc[bench]')", file=sys.stderr)
-    wanted = {hosts: rows(plan.methods, hosts, torch, plan.short) for hosts in plan.hosts}
+    text = bool(task_named(plan.model).window)
+    wanted = {hosts: rows(plan.methods, hosts, torch, plan.short, text) for hosts in plan.hosts}
     folder.mkdir(parents=True, exist_ok=True)
     found = results.load(folder, {"model": plan.model, "batch": plan.batch, "machine": machine()})
     remove_leftovers()
@@ -123,16 +125,16 @@ def _framing(team: Workers, name: str) -> float:
 
 
 def _warm_up(teams: dict[str, Workers], ready: Sequence[Row]) -> dict[str, float]:
-    """Take the first steps of each method without a rate limit; return the bytes of a step."""
+    """Take the first steps of each method without a rate limit; return the bytes of a step, or of a round."""
     sent = {}
     for row in ready:
         team = teams[row.framework]
-        for part in (COMPUTATION, "alone", "full"):
-            _steps(team, row.name, part, WARM_UP - 1)
+        for part in ("full",) if row.every else (COMPUTATION, "alone", "full"):
+            _steps(team, row.name, part, 1 if row.every else WARM_UP - 1)
             before = _counted(team)
             _steps(team, row.name, part, 1)
             sent[row.name] = float(_counted(team)[0]["tx_bytes"] - before[0]["tx_bytes"])
-        say(f"{row.label}: about {sent[row.name] / 1e6:.3g} MB a step")
+        say(f"{row.label}: about {sent[row.name] / 1e6:.3g} MB {'a round' if row.every else 'a step'}")
     return sent
 
 
@@ -167,16 +169,17 @@ def _measure_rate(plan: Plan, hosts: int, rate: str, ready: Sequence[Row], teams
 
 
 def _block(found: Results, team: Workers, hosts: int, rate: str, row: Row, target: int) -> None:
-    """Take a few steps of a method: alone, then over the network."""
+    """Take a few steps of a method: alone, then over the network. Of local steps, whole rounds over the network."""
     cell = results.cell(found, hosts, rate, row.name)
-    for taken in _steps(team, row.name, "alone", ALONE_BLOCK):
-        results.add_step(cell, "alone", taken, found["session"])
+    if not row.every:
+        for taken in _steps(team, row.name, "alone", ALONE_BLOCK):
+            results.add_step(cell, "alone", taken, found["session"])
     lacking = results.missing(found, hosts, rate, row.name, target)
     count = min(lacking, BLOCK if target > BLOCK else 1)
     before = _counted(team)
     for taken in _steps(team, row.name, "full", count):
-        results.add_step(cell, "full", taken, found["session"])
-    results.add_counts(cell, count, before, _counted(team))
+        results.add_step(cell, "full", {part: x / row.steps for part, x in taken.items()}, found["session"])
+    results.add_counts(cell, count * row.steps, before, _counted(team))
 
 
 def _steps(team: Workers, method: str, part: str, count: int) -> list[dict[str, float]]:
@@ -196,7 +199,7 @@ def _lacking(found: Results, hosts: int, rate: str, row: Row, plan: Plan) -> boo
     have = plan.steps - results.missing(found, hosts, rate, row.name, plan.steps)
     cell = found["cells"].get(results.key(hosts, rate, row.name), {})
     counted = cell.get("tx_bytes", 0.0) / max(1, cell.get("steps_counted", 0))
-    slow = rate != UNLIMITED and counted / bytes_per_second(rate) > SLOW
+    slow = rate != UNLIMITED and row.steps * counted / bytes_per_second(rate) > SLOW
     return have < (plan.slow_steps if slow else plan.steps)
 
 

@@ -1,8 +1,10 @@
 """The page of `bench network`: a table for each number of hosts and rate, and bytes by the number of hosts."""
 
 from pathlib import Path
+from typing import Any
 
 from jgc.lab.bench.network.figures import Figures, Interval, of_cells
+from jgc.lab.bench.network.models import task_named
 from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED
 from jgc.lab.bench.network.results import Results
 from jgc.lab.shared.tables import table
@@ -30,7 +32,7 @@ def page(found: Results, pictures: list[Path]) -> str:
     for hosts, rate in cells_of(found):
         title = f"## {hosts} hosts, {rate if rate != UNLIMITED else 'no limited rate'}"
         rows = of_cells(found, hosts, rate)
-        parts += [title, times(rows), bytes_table(rows)]
+        parts += [title, each_table(rows, task_named(found["settings"]["model"]).unit), times(rows), bytes_table(rows)]
     parts += [note for note in (growth(found), failures(found)) if note]
     return "\n\n".join(parts) + "\n"
 
@@ -38,14 +40,15 @@ def page(found: Results, pictures: list[Path]) -> str:
 def about(found: Results) -> str:
     """How the figures were measured."""
     s = found["settings"]
-    versions = ", ".join(found["versions"].values())
+    task, versions = task_named(s["model"]), ", ".join(found["versions"].values())
+    kind = task.model if task.window else f"{task.model} for CIFAR with group norm"
     return (
-        f"{s['model']} for CIFAR with group norm, {s.get('parameters', 0):,} parameters in {s.get('tensors', 0)} "
-        f"tensors, {s['batch']} images a host and step; {s['machine']}, {versions}. Hosts are network namespaces of "
-        "ONE machine: they share its cores, and all compute at the same time, so that seconds say little, and what "
-        "stands beside what much. Both frameworks use one thread a process. Rates by `tc tbf` in both directions, "
-        f"MTU 1500, offloads: {s.get('offloads', 'not known')}. SGD with momentum; every method in its last phase, its "
-        "state as initialised (an autoencoder untrained); no layer goes a way of its own.\n\n"
+        f"{kind}, {s.get('parameters', 0):,} parameters in {s.get('tensors', 0)} "
+        f"tensors, {s['batch']} {task.examples} a host and step; {s['machine']}, {versions}. Hosts are network "
+        "namespaces of ONE machine: they share its cores, and all compute at the same time, so that seconds say "
+        "little, and what stands beside what much. Both frameworks use one thread a process. Rates by `tc tbf` in both "
+        f"directions, MTU 1500, offloads: {s.get('offloads', 'not known')}. SGD with momentum; every method in its "
+        "last phase, its state as initialised (an autoencoder untrained); no layer goes a way of its own.\n\n"
         "A step begins on all hosts at the same moment and ends when the slowest is done. Medians, with the range of "
         "90 % of bootstrap draws, of whole blocks of steps, in brackets. Computation: gradients and update, of that "
         "framework. Compression: the step with local copies in the place of collectives, less computation (PyTorch: "
@@ -53,8 +56,21 @@ def about(found: Results) -> str:
         "less computation. Processor: processor time of a host over that of its computation. Bytes are those that a "
         "host's interface counts, acknowledgements and retransmissions included; what Gloo adds to a collective was "
         "measured on single ones of the same kind and size. DDP f32 and fp16 send while they still compute, so that "
-        "less may be added than their bytes need."
+        "less may be added than their bytes need.\n\n"
+        "H local steps (H = 30) are measured as whole rounds, which begin on all hosts at the same moment: H steps of "
+        "each host's own and then the exchange. All figures are those of a round divided by H. Their computation is "
+        "that of as many steps without any exchange, if that row was measured."
     )
+
+
+def each_table(rows: list[Figures], unit: str) -> str:
+    """The table of seconds and bytes of a token or an image."""
+    head = ["method", "steps or rounds", f"microseconds {unit}", "over that of no exchange",
+            f"bytes that a host sends {unit}"]  # fmt: skip
+    return table(head, [
+        [row.label, str(row.steps), interval(Interval(*(1e6 * x for x in row.each)), 1), interval(row.over),
+         f"{row.sent_each:,.3g}" if row.sent_each < 100 else f"{row.sent_each:,.0f}"] for row in rows
+    ])  # fmt: skip
 
 
 def times(rows: list[Figures]) -> str:
@@ -122,14 +138,24 @@ def failures(found: Results) -> str:
     return "\n".join(["## What went wrong (hosts/method)", "", *lines]) if lines else ""
 
 
-def interval(value: Interval) -> str:
+def interval(value: Interval, digits: int = 3) -> str:
     """For people.
 
     Example:
       >>> interval(Interval(0.12345, 0.1, 0.2))
       '0.123 [0.100, 0.200]'
     """
-    return f"{value.middle:.3f} [{value.low:.3f}, {value.high:.3f}]"
+    return f"{value.middle:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+
+
+def summary(found: Results) -> list[dict[str, Any]]:
+    """Seconds and bytes of a token or an image of every row, as plain data."""
+    unit = task_named(found["settings"]["model"]).unit.replace(" ", "_")
+    return [
+        {"hosts": hosts, "rate": rate, "method": row.method, f"seconds_{unit}": row.each,
+         f"bytes_{unit}": row.sent_each, "over_no_exchange": row.over}
+        for hosts, rate in cells_of(found) for row in of_cells(found, hosts, rate)
+    ]  # fmt: skip
 
 
 def seconds(value: float | None) -> str:

@@ -1,10 +1,14 @@
-"""Models of `jgc.training.models` in PyTorch, with group norm: the same layers, shapes and number of tensors."""
+"""Models of `jgc.training.models` in PyTorch, ResNets with group norm: the same layers, shapes, number of tensors."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from jgc.lab.bench.network.models import Task
+from jgc.training.models import MODELS
+from jgc.training.models.gpt import INIT
 
 CHANNELS_PER_GROUP = 16
 FAMILIES = {18: ((2, 2, 2, 2), 64, True), 20: ((3, 3, 3), 16, False)}  # blocks a stage, width, projection shortcuts
@@ -41,9 +45,47 @@ class Block(nn.Module):
         return functional.relu(x + y)
 
 
-def model_named(name: str) -> nn.Module:
-    """resnet18, resnet20 or convnet5 for CIFAR."""
-    return convnet5() if name == "convnet5" else resnet(int(name.removeprefix("resnet")))
+class GPTBlock(nn.Module):
+    """Attention and MLP, each behind a norm and beside a shortcut: f32[b, T, units] to the same."""
+
+    def __init__(self, units: int, heads: int):
+        super().__init__()
+        self.norm1, self.norm2 = (nn.LayerNorm(units, eps=1e-6, bias=False) for _ in range(2))
+        self.qkv, self.out = nn.Linear(units, 3 * units, bias=False), nn.Linear(units, units, bias=False)
+        self.up, self.down = nn.Linear(units, 4 * units, bias=False), nn.Linear(4 * units, units, bias=False)
+        self.heads = heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, units = x.shape
+        qkv = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, units // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [b, heads, T, units / heads]
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, units))
+        return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    """Tokens i64[b, T] to logits f32[b, T, classes], with a tied head: `jgc.training.models.gpt` for windows of T."""
+
+    def __init__(self, classes: int, window: int, units: int, layers: int, heads: int):
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(classes, units), nn.Embedding(window, units)
+        self.blocks = nn.Sequential(*(GPTBlock(units, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(units, eps=1e-6, bias=False)
+        for weight in (self.embedding.weight, self.positions.weight):
+            nn.init.normal_(weight, std=INIT)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) + self.positions.weight
+        return functional.linear(self.norm(self.blocks(x)), self.embedding.weight)
+
+
+def model_of_task(task: Task) -> nn.Module:
+    """The model of a task, with random parameters."""
+    if task.window:
+        sizes = MODELS[task.model].keywords  # type: ignore[attr-defined]
+        return GPT(task.classes, task.window, sizes["units"], sizes["layers"], sizes["heads"])
+    return convnet5() if task.model == "convnet5" else resnet(int(task.model.removeprefix("resnet")))
 
 
 def convnet5(classes: int = 10) -> nn.Module:

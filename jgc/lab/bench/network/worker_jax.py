@@ -3,7 +3,8 @@
     python -m jgc.lab.bench.network.worker_jax '{"host": 0, "hosts": 4, "coordinator": "10.77.0.1:9000", ...}'
 
 A step is three programs, as in jgc's own training: this node's gradients, a method's aggregate, the optimiser's update
-(SGD with momentum). All methods share parameters and momentum: only times and bytes count here.
+(SGD with momentum). All methods share parameters and momentum: only times and bytes count here. Methods with local
+steps have arrays of their own, and a round of them counts as one step here.
 """
 
 import json
@@ -19,16 +20,24 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jgc.lab.bench.network import channel, framing
+from jgc.lab.bench.network.jax_local import Rounds, build_rounds, take_round
 from jgc.lab.bench.network.jax_methods import Built, build, copied, local
-from jgc.lab.bench.network.methods import model_settings
+from jgc.lab.bench.network.methods import split
+from jgc.lab.bench.network.models import (
+    LEARNING_RATE,
+    MOMENTUM,
+    POOL,
+    Task,
+    module_of,
+    random_batch,
+    shapes_of,
+    task_named,
+)
 from jgc.lab.bench.network.namespaces import INTERFACE
 from jgc.node_axis import node_grads
 from jgc.nodes import NODE, make_nodes
-from jgc.training.models import make_model
 from jgc.types import PyTree
 
-MOMENTUM, LEARNING_RATE = 0.9, 1e-3
-POOL = 4  # batches, used in turn
 NO_HEARTBEAT = 10**6  # seconds: heartbeats would be counted with a method's bytes; the parent sees a dead host itself
 
 
@@ -37,18 +46,20 @@ class Session:
     """State of a host between steps.
 
     Attributes:
+      loss: `(params, batch) -> f32[]`.
       gradients: `(params, batch) -> (losses [K], grads [K, ...])`, compiled.
       update: `(params, velocity, aggregated) -> (params, velocity)`, compiled.
       params, velocity: replicated.
-      batches: each (images f32[K, b, 32, 32, 3], labels i32[K, b]).
+      batches: each (images f32[K, b, 32, 32, 3], labels i32[K, b]), or tokens of a text.
       nothing: zeros in the shapes of the parameters, an aggregate for steps without one.
       nodes: one per host.
-      built: compiled methods.
+      built: compiled methods; rounds: those with local steps.
       own: by method, this host's state for steps with local copies.
       bare: by kind and size, programs of a single collective.
       step: number of steps taken.
     """
 
+    loss: Callable[..., Any]
     gradients: Any
     update: Any
     params: PyTree
@@ -57,25 +68,25 @@ class Session:
     nothing: PyTree
     nodes: Any
     built: dict[str, Built] = field(default_factory=dict)
+    rounds: dict[str, Rounds] = field(default_factory=dict)
     own: dict[str, PyTree] = field(default_factory=dict)
     bare: dict[str, Callable[[], None]] = field(default_factory=dict)
     step: int = 0
 
 
-def start(model: str, batch: int, hosts: int, host: int) -> Session:
+def start(task: Task, batch: int, hosts: int, host: int) -> Session:
     """Compile gradients and update, and place the arrays."""
     nodes = make_nodes(hosts)
     assert nodes.mesh is not None, "every host has a device of its own"
-    module = make_model(model, 10, **model_settings(model)).module
+    module, shapes = module_of(task), shapes_of(task)
     everywhere, apart = NamedSharding(nodes.mesh, P()), NamedSharding(nodes.mesh, P(NODE))
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False)["params"])
     params = placed(first_params(shapes), everywhere)
     velocity, nothing = (placed(jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes), everywhere)
                          for _ in range(2))  # fmt: skip
 
     def loss(params, examples):
         logits = module.apply({"params": params}, examples[0], train=True)
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), examples[1][:, None], axis=1)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), examples[1][..., None], axis=-1)
         return -jnp.mean(chosen)
 
     def update(params, velocity, aggregated):
@@ -83,15 +94,11 @@ def start(model: str, batch: int, hosts: int, host: int) -> Session:
         return jax.tree.map(lambda p, v: p - LEARNING_RATE * v, params, velocity), velocity
 
     random = np.random.default_rng(host)
-    batches = []
-    for _ in range(POOL):
-        images = random.standard_normal((1, batch, 32, 32, 3), np.float32)
-        labels = random.integers(0, 10, (1, batch)).astype(np.int32)
-        batches.append(placed((images, labels), apart))
+    batches = [placed(jax.tree.map(lambda x: x[None], random_batch(task, batch, random)), apart) for _ in range(POOL)]
     gradients = jax.jit(node_grads(loss, nodes)).lower(params, batches[0]).compile()
     updated = jax.jit(update, donate_argnums=(0, 1), out_shardings=everywhere)
-    return Session(gradients, updated.lower(params, velocity, nothing).compile(), params, velocity, batches, nothing,
-                   nodes)  # fmt: skip
+    return Session(loss, gradients, updated.lower(params, velocity, nothing).compile(), params, velocity, batches,
+                   nothing, nodes)  # fmt: skip
 
 
 def first_params(shapes: PyTree) -> PyTree:
@@ -99,7 +106,7 @@ def first_params(shapes: PyTree) -> PyTree:
     random = np.random.default_rng(0)
 
     def one(path, x):
-        if path[-1].key != "kernel":
+        if path[-1].key not in ("kernel", "embedding"):
             return np.full(x.shape, path[-1].key == "scale", np.float32)
         return random.standard_normal(x.shape, np.float32) * np.float32((2 / np.prod(x.shape[:-1])) ** 0.5)
 
@@ -111,20 +118,28 @@ def placed(tree: PyTree, sharding: NamedSharding) -> PyTree:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)
 
 
+def next_batch(session: Session) -> tuple[jax.Array, jax.Array]:
+    """This step's batch."""
+    session.step += 1
+    return session.batches[session.step % POOL]
+
+
 def grads_of(session: Session) -> PyTree:
     """This step's gradients, [K, ...]."""
-    session.step += 1
-    return session.gradients(session.params, session.batches[session.step % POOL])[1]
+    return session.gradients(session.params, next_batch(session))[1]
 
 
 def take(session: Session, method: str, part: str) -> None:
-    """One step.
+    """One step; with local steps one round.
 
     Args:
       session: changed in place.
       method: its name; not used for "computation".
       part: "full", "alone" (local copies in the place of collectives) or "computation" (gradients and update).
     """
+    if method in session.rounds and part == "full":
+        session.rounds[method] = take_round(session.rounds[method], lambda: next_batch(session), session.step)
+        return
     grads, aggregated = grads_of(session), session.nothing
     if part == "full":
         built = session.built[method]
@@ -155,14 +170,18 @@ def main() -> None:
     sessions: list[Session] = []
 
     def begin() -> dict[str, Any]:
-        sessions.append(start(options["model"], options["batch"], options["hosts"], options["host"]))
+        sessions.append(start(task_named(options["model"]), options["batch"], options["hosts"], options["host"]))
         leaves = jax.tree.leaves(sessions[0].params)
         return {"tensors": len(leaves), "parameters": sum(x.size for x in leaves), "version": f"jax {jax.__version__}"}
 
     def compiled(method: str) -> dict[str, Any]:
         started, session = time.monotonic(), sessions[0]
-        grads = grads_of(session)
-        session.built[method] = built = build(method, session.nodes, session.params, grads)
+        built: Built | Rounds
+        if split(method)[1] is not None:
+            batch = next_batch(session)
+            built = session.rounds[method] = build_rounds(method, session.nodes, session.params, session.loss, batch)
+        else:
+            built = session.built[method] = build(method, session.nodes, session.params, grads_of(session))
         jax.clear_caches()  # traces are not needed again
         channel.give_back_memory()
         return {"physical": built.physical, "compiled": built.compiled, "audit": built.audit,
@@ -174,8 +193,9 @@ def main() -> None:
 
     def digest() -> float:
         """A number that is equal on all hosts if their parameters are."""
+        trees = sessions[0].params, [rounds.arrays.params for rounds in sessions[0].rounds.values()]
         return float(sum(np.abs(np.asarray(x.addressable_data(0), np.float64)).sum()
-                         for x in jax.tree.leaves(sessions[0].params)))  # fmt: skip
+                         for x in jax.tree.leaves(trees)))  # fmt: skip
 
     channel.serve(answers, {
         "begin": begin,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -22,12 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jgc.lab.bench.network import channel
 from jgc.lab.bench.network.methods import SHARE
+from jgc.lab.bench.network.models import LEARNING_RATE, MOMENTUM, POOL, Task, random_batch, task_named
 from jgc.lab.bench.network.namespaces import INTERFACE
 from jgc.lab.bench.network.results import COMPUTATION
-from jgc.lab.bench.network.torch_model import model_named
+from jgc.lab.bench.network.torch_model import model_of_task
 
-MOMENTUM, LEARNING_RATE = 0.9, 1e-3
-POOL = 4  # batches, used in turn
 ONE_BUCKET = 1000  # megabytes
 
 
@@ -77,9 +77,10 @@ class Session:
       models: by (method, part); ("", "computation") is the bare model.
       params, velocity: shared by all models.
       apart: the momentum of steps without the network; they do not change the parameters, or hosts would diverge.
-      batches: each (images f32[b, 3, 32, 32], labels i64[b]).
+      batches: each (images f32[b, 3, 32, 32], labels i64[b]), or tokens i64[b, T] of a text.
       hosts: K.
       alone: the group of this process only.
+      task: what is trained.
     """
 
     models: dict[tuple[str, str], Any]
@@ -89,13 +90,13 @@ class Session:
     batches: list[tuple[torch.Tensor, torch.Tensor]]
     hosts: int
     alone: Any
-    name: str
+    task: Task
     step: int = 0
 
 
 def model_of(session: Session) -> torch.nn.Module:
     """A model on the shared parameters."""
-    model = model_named(session.name)
+    model = model_of_task(session.task)
     for own, shared in zip(model.parameters(), session.params, strict=True):
         own.data = shared.data
     return model
@@ -127,10 +128,10 @@ def built(session: Session, method: str, part: str) -> DistributedDataParallel:
 
 def take(session: Session, method: str, part: str) -> None:
     """One step: forward, backward with the hook in it, update (SGD with momentum)."""
-    images, labels = session.batches[session.step % POOL]
+    inputs, labels = session.batches[session.step % POOL]
     session.step += 1
     model = session.models["" if part == COMPUTATION else method, part]
-    cross_entropy(model(images), labels).backward()
+    cross_entropy(model(inputs).flatten(0, -2), labels.flatten()).backward()
     grads = [p.grad for p in model.parameters()]
     with torch.no_grad():
         velocity = session.velocity if part == "full" else session.apart
@@ -144,15 +145,22 @@ def start(options: dict[str, Any]) -> Session:
     """Join the other hosts and make the model."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    hosts, host, name = options["hosts"], options["host"], options["model"]
+    hosts, host, task = options["hosts"], options["host"], task_named(options["model"])
     dist.init_process_group("gloo", init_method=f"tcp://{options['coordinator']}", rank=host, world_size=hosts)
     alone = [dist.new_group([i]) for i in range(hosts)][host]
-    model = model_named(name)
+    model = model_of_task(task)
     params = [p.data for p in model.parameters()]
-    torch.manual_seed(host)
-    batches = [(torch.randn(options["batch"], 3, 32, 32), torch.randint(10, (options["batch"],))) for _ in range(POOL)]
+    random = np.random.default_rng(host)
+    batches = [as_tensors(*random_batch(task, options["batch"], random)) for _ in range(POOL)]
     velocity, apart = ([torch.zeros_like(p) for p in params] for _ in range(2))
-    return Session({("", COMPUTATION): model}, params, velocity, apart, batches, hosts, alone, name)
+    return Session({("", COMPUTATION): model}, params, velocity, apart, batches, hosts, alone, task)
+
+
+def as_tensors(inputs: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch in PyTorch's layout and types."""
+    image = inputs.ndim == 4
+    found = torch.from_numpy(inputs).permute(0, 3, 1, 2).contiguous() if image else torch.from_numpy(inputs).long()
+    return found, torch.from_numpy(labels).long()
 
 
 def main() -> None:
