@@ -33,6 +33,14 @@ SIGNS, CODE, MEANS, INNOVATIONS = 4, 4 * 8, 4 * LAYERS, 4 * 5  # 25 bits in whol
         "leader": (POSITIONS + SIGNS + CODE + MEANS + INNOVATIONS + WHERE, K * (4 * MU + POSITIONS)),
         "worker": (POSITIONS + SIGNS + MEANS + INNOVATIONS + WHERE, K * (4 * MU + POSITIONS) + CODE),
     }),
+    ({"innovation_by": "layer", "innovation": 0.01}, "compressed", {  # at least one of each layer
+        "leader": (POSITIONS + SIGNS + CODE + MEANS + 4 * 3 + 4, 4 * MU),
+        "worker": (MEANS + 4 * 3 + 4, POSITIONS + SIGNS + 4 * MU + CODE + MEANS),
+    }),
+    ({"innovation": 0.00001}, "compressed", {  # Section V-B-1: of 25 values none
+        "leader": (POSITIONS + SIGNS + CODE + MEANS, 4 * MU),
+        "worker": (MEANS, POSITIONS + SIGNS + 4 * MU + CODE + MEANS),
+    }),
     ({"positions": "own"}, "top-k", {"worker": (POSITIONS + 4 * MU, K * (POSITIONS + 4 * MU))}),
 ])  # fmt: skip
 def test_logical_bytes_are_right_by_hand(settings, phase, expected):

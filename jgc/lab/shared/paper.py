@@ -118,6 +118,8 @@ GRADIVEQ = (
 """Figure 7 of the GradiVeQ paper."""
 
 NOTES = (
+    "Tables IV and VI give one network at one share two ratios each: LGC's leader 386 and 5,709, its other nodes 2,800 "
+    "and 8,616, its ring 202 and 3,193, DGC 277 and 1,000. Row by row: docs/results/papers_numbers.md.",
     "Table VI, CIFAR-10: the baseline's 102.2 MB is the size of the ResNet50 with 1,000 classes, not of one with 10; "
     "the ratios are taken against it.",
     "Table VI: the 0.102 MB of DGC and Sparse GD are the values alone, 0.1 % of 102.2 MB, without their positions.",
