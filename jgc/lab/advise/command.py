@@ -26,6 +26,15 @@ class Advise:
     Computation and compression are measured on this device; communication is estimated.
 
         python -m jgc advise --method topk --workload cifar10_resnet20 --bandwidth 1gbit --hosts 16
+
+    With `--run-dir`, computation and compression are those of a run of `bench network`:
+
+        python -m jgc advise --run-dir docs/results/network --bandwidth 100mbit --hosts 2
+
+        yes: topk takes 0.265 s a step, 16.7 times faster than uncompressed f32 (4.42 s) and 8.7 times faster than
+        uncompressed f16 (2.31 s). On record for topk on images: test accuracy -0.49 points (...)
+
+    Recommended is only what keeps its accuracy on record for data of the workload's kind, however fast others are.
     """
 
     method: str | None = None

@@ -15,6 +15,9 @@ class Correlation:
     Trains without compression, records one layer, and measures the recording.
 
         python -m jgc analyze correlation --workload cifar10_resnet20 --steps 350 --output correlation
+
+        - A slice's own basis loses far more on the next steps than on its samples. First slice: 0.8% lost on the
+          samples (lambda = 0.01), 66.4% at ages 1 to 10.
     """
 
     output: Path = Path("correlation")
@@ -61,6 +64,8 @@ class Information:
     A run recorded with --record.residuals shows ScaleCom's similarity of residuals as well.
 
         python -m jgc analyze information runs/digits-2 runs/digits-8 --output information
+
+        - Two nodes share little: 0.085 bits a value, the mean over layers large and small, by nearest neighbours
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -86,6 +91,8 @@ class Worth:
     Measures the leader's prediction by the share of values, the number of nodes, the batch and the step.
 
         python -m jgc analyze worth runs/digits-8 runs/cifar-16 --output worth
+
+        - With 2 nodes and alpha = 0.10% the correlation adds nothing to what the leader's own share in the mean gives
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]

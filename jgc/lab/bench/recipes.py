@@ -38,6 +38,10 @@ class Autoencoder:
     The runs differ in nothing but the recipe. Those that have finished are not trained again.
 
         python -m jgc bench autoencoder --run-dir runs/recipes --seeds 0 --steps 150
+
+        | recipe | cosine | ceiling | signs, means | test accuracy |
+        | the paper's: index order, raw values, SGD 0.001 | 0.758 | 0.847 | 0.000 | 96.94 % |
+        | ours: and innovations where signs and means fail | 0.989 | 0.989 | 0.967 | 97.78 % |
     """
 
     run_dir: Path

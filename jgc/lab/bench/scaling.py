@@ -40,6 +40,10 @@ class Scaling:
     They follow from the model's shapes: nothing is trained.
 
         python -m jgc bench scaling --workload cifar10_resnet20 --nodes 2 4 8 16
+
+        | bytes a step and node | 2 nodes | 4 nodes | 8 nodes | 16 nodes |
+        | dense, psum | 1.08 MB | 1.62 MB | 1.89 MB | 2.02 MB |
+        | topk, 0.1 % of values, gather | 1.61 kB | 4.82 kB | 11.3 kB | 24.1 kB |
     """
 
     workload: str = "cifar10_resnet20"

@@ -43,6 +43,10 @@ class Select:
     share of at least 1/4096.
 
         python -m jgc bench select --sizes 1e6,2.56e7 --alpha 0.001
+
+        | n | k |  | ms, median (quarter to three quarters) | of lax.top_k |
+        | 1,000,000 | 1,000 | jgc, positions and values | 1.44 (1.18 to 1.62) | 0.26 |
+        | 1,000,000 | 1,000 | lax.top_k | 4.62 (4.56 to 5.46) | 1.00 |
     """
 
     sizes: tuple[str, ...] = ("1e5", "1e6", "1e7", "2.56e7", "1e8")
