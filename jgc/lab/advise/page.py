@@ -21,15 +21,15 @@ HEAD = ("method", "sent by a host in a step", "computation, s", "compression, s"
         "step, s", "times faster than f32", "accuracy on record")  # fmt: skip
 
 
-def cells(row: Row, advice: Advice) -> list[str]:
-    """A row of the table."""
+def cells(row: Row, advice: Advice, digits: int = 4) -> list[str]:
+    """A row of the table, seconds with so many decimals."""
     hosts, link = advice.hosts, advice.link
     taken = step(row, hosts, link)
     f32 = next((step(r, hosts, link) for r in advice.rows if r.method == F32), None)
     control = " (control)" if row.method == CONTROL else ""
     compression, network = (x / row.every for x in (row.compression, communication(row.sent, hosts, link)))
-    return [name(row.method) + control, size(row.bytes), f"{row.computation:.4f}", f"{compression:.4f}",
-            f"{network:.4f}", f"{taken:.4f}",
+    seconds = [f"{x:.{digits}f}" for x in (row.computation, compression, network, taken)]
+    return [name(row.method) + control, size(row.bytes), *seconds,
             "-" if f32 is None or not taken else f"{f32 / taken:.2f}", accuracy(row.method, advice.kind)]  # fmt: skip
 
 
@@ -74,11 +74,11 @@ def markdown(advice: Advice) -> str:
 def show(advice: Advice, console: Console) -> None:
     """Print the advice."""
     grid = Table(title="Does it pay?", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(("method", "a host\nsends", "compute\ns", "compress\ns", "network\ns*", "step\ns*",
+    for i, column in enumerate(("method", "a host\nsends", "com-\npute\ns", "com-\npress\ns", "network\ns*", "step\ns*",
                                 "times\nfaster", "accu-\nracy")):  # fmt: skip
         grid.add_column(column, justify="right" if i else "left", no_wrap=True)
     for row in advice.rows:
-        *figures, record = cells(row, advice)
+        *figures, record = cells(row, advice, 3)
         grid.add_row(*figures, record.removesuffix(", too far"))
     console.print(grid)
     key = "* estimates; times faster: than uncompressed f32; accuracy: on record, beside uncompressed runs"
