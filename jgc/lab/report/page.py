@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 from markdown_it import MarkdownIt
@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from jgc.lab.report import plots, wallclock
 from jgc.lab.report.ages import EXPLANATION, age_table
 from jgc.lab.report.latency import latency_table, speed_up_table
-from jgc.lab.report.runs import DoesNotFit, Group, find, pool
+from jgc.lab.report.runs import Group, find, pool
 from jgc.lab.report.tables import (
     FEWEST,
     bytes_table,
@@ -24,7 +24,7 @@ from jgc.lab.report.tables import (
     time_table,
 )
 from jgc.lab.shared import paper
-from jgc.training.errors import UserError, cannot_write, say, values_of_the_user
+from jgc.training.errors import UserError, cannot_write, values_of_the_user
 from jgc.training.rundir import write_whole
 from jgc.wire.rate import bytes_per_second
 
@@ -117,7 +117,8 @@ def write(
     )}  # fmt: skip
     for name, (_, draw) in PICTURES.items():
         draw(groups, output / name)
-    fitting, left_out = draw_figures(groups, output, {number: (FIGURES | wall_clock)[number] for number in figures})
+    asked = {number: (FIGURES | wall_clock)[number] for number in figures}
+    fitting, left_out = plots.draw_fitting(groups, output, asked)
     pictures = PICTURES | fitting
     hours = sum(run.hours for run in runs)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
@@ -132,20 +133,6 @@ def write(
     write_whole(output / "report.md", text.encode())
     write_whole(output / "report.html", as_html(text).encode())
     return output / "report.md"
-
-
-def draw_figures(groups: Sequence[Group], output: Path, asked: dict[int, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Draw figures, by number title and function; those that fit, by file, and a line for each that does not."""
-    drawn, left_out = {}, []
-    for number, (title, draw) in asked.items():
-        name = f"figure{number}.png"
-        try:
-            draw(groups, output / name)
-            drawn[name] = title, draw
-        except DoesNotFit as error:
-            left_out.append(f"Figure {number} is left out: {error}")
-            say(left_out[-1])
-    return drawn, left_out
 
 
 def markdown(groups: Sequence[Group], remarks: Sequence[str], pictures: dict[str, str], latency: bool) -> str:

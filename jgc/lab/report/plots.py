@@ -12,11 +12,35 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from jgc.lab.report.runs import DoesNotFit, Group
 from jgc.lab.shared.pictures import look, new_figure, save_figure
+from jgc.training.errors import say
 from jgc.training.table import size
 
 BAND = "lines: mean over seeds; bands: lowest to highest seed"
 LEGEND_WIDTH = 34  # letters in a line of the legend; more would leave the curves no room
 Points = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, mean, lowest, highest
+
+
+def draw_fitting(groups: Sequence[Group], output: Path, asked: dict[int, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Draw the papers' figures that fit the runs.
+
+    Args:
+      groups: of runs.
+      output: folder of the pictures.
+      asked: title and function by number.
+
+    Returns:
+      Title and function by file of those drawn, and a line for each that does not fit, which is printed as well.
+    """
+    drawn, left_out = {}, []
+    for number, (title, draw) in asked.items():
+        name = f"figure{number}.png"
+        try:
+            draw(groups, output / name)
+            drawn[name] = title, draw
+        except DoesNotFit as error:
+            left_out.append(f"Figure {number} is left out: {error}")
+            say(left_out[-1])
+    return drawn, left_out
 
 
 def scores(groups: Sequence[Group], path: Path) -> None:
