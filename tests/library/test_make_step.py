@@ -22,7 +22,8 @@ from jgc.compress import build, dense, topk
 from jgc.placement import place, placements_of
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README, DOCS = ROOT / "README.md", ROOT / "docs"
 
 
 @every_layout
@@ -199,11 +200,17 @@ def test_bytes_per_step_are_those_of_wire():
     assert found["dense"].node == found["dense"].uncompressed > 10 * found["compressed"].node
 
 
-def _blocks():
-    """The Python blocks of README's "In your own loop", as they stand."""
-    section = re.split(r"^## ", README.read_text(), flags=re.M)
-    own = next(part for part in section if part.startswith("In your own"))
-    return re.findall(r"```python\n(.*?)```", own, flags=re.S)
+def _cells(page: str) -> list[str]:
+    """The code cells of a page of the site, as they stand."""
+    return re.findall(r"```\{code-cell\}\n(.*?)```", (DOCS / page).read_text(), flags=re.S)
+
+
+def _recipes() -> list[str]:
+    """README's loop, and the same of its parts from the page that goes on with it."""
+    (loop,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
+    cells = _cells("your_loop.md")
+    assert cells[0] == loop
+    return [loop, next(cell for cell in cells if "as_optax" in cell)]
 
 
 @every_layout
@@ -214,7 +221,7 @@ def test_recipe_of_readme_compiles_once(layout, recipe, program, monkeypatch, ca
     monkeypatch.setattr(jgc, "make_nodes", lambda count: whole(count, devices))
     names: dict = {}
     with compilations(program) as compiled:
-        for block in _blocks()[: recipe + 1]:
+        for block in _recipes()[: recipe + 1]:
             before = len(compiled)
             exec(compile(block, "README.md", "exec"), names)
     assert len(compiled) - before == 1, compiled
@@ -222,19 +229,17 @@ def test_recipe_of_readme_compiles_once(layout, recipe, program, monkeypatch, ca
     assert printed[-1] < 0.2 * printed[0]
 
 
-def test_mesh_of_readme_divides_the_recipes_parameters(capsys):
+def test_meshes_page_divides_its_parameters_and_compiles_once(monkeypatch, capsys):
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # which the page sets: put back afterwards
     names: dict = {}
-    for block in _blocks():
-        exec(compile(block, "README.md", "exec"), names)
-    nodes, params = names["nodes"], names["params"]
-    init, step = jgc.make_step(names["loss"], topk(alpha=0.25), optax.adam(0.1), nodes)
-    state = init(jax.random.key(0), params)
     with compilations("update") as compiled:
-        for i in range(3):
-            batch = jax.tree.map(lambda x: x.reshape(2, 128, -1), names["batch_of"](i))
-            state, _ = step(state, batch)
-    assert nodes.count == 2 and len(compiled) == 1
-    assert state.params["w"].addressable_shards[0].data.shape == (4, 1)
+        for cell in _cells("meshes.md")[:2]:
+            exec(compile(cell, "meshes.md", "exec"), names)
+    assert names["nodes"].count == 2 and len(compiled) == 1
+    assert names["losses"][-1] < 0.5 * names["losses"][0]
+    state = names["state"]
+    assert state.params["in"].addressable_shards[0].data.shape == (16, 128)
+    assert state.params["out"].addressable_shards[0].data.shape == (32, 8)
 
 
 @pytest.mark.slow

@@ -142,10 +142,10 @@ def test_an_unknown_setting_is_an_error():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_method_has_config_and_readme_row(method):
+def test_method_has_config_and_a_row_in_readme_and_on_the_site(method):
     root = Path(__file__).parents[2]
     configs = {path.name for path in (root / "configs").glob("*.py")
                if f"compressor={METHODS[method].settings.__name__}(" in path.read_text()}  # fmt: skip
-    rows = [line for line in (root / "README.md").read_text().splitlines() if line.startswith(f"| `{method}` |")]
-    assert configs and len(rows) == 1
-    assert any(f"`configs/{name}`" in rows[0] for name in configs)
+    pages = [(root / name).read_text().splitlines() for name in ("README.md", "docs/train.md")]
+    rows = [sum(line.startswith(f"| `{method}` |") for line in page) for page in pages]
+    assert configs and rows == [1, 1]
