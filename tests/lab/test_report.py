@@ -109,7 +109,8 @@ def test_page_and_pictures(trained, tmp_path):
     for name in ("score.png", "loss.png", "bytes.png", "figure10.png", "figure11.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
         assert f"({name})" in text and f'src="{name}"' in html
-    assert "<table>" in html and "102.2 MB is the size" in text and "without a network" in text
+    assert "<table>" in html and 'name="viewport"' in html
+    assert "102.2 MB is the size" in text and "without a network" in text
     assert "another workload than the runs above" in text
     assert "Latency of the autoencoder" in text
 

@@ -42,10 +42,12 @@ FIGURES = {
 """By their number in the LGC paper."""
 WALL_CLOCK = 7  # of the GradiVeQ paper
 
-STYLE = (
+STYLE = (  # on a phone tables scroll by themselves, under a first column that stays
     "body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em;line-height:1.45}"
     "table{border-collapse:collapse;display:block;overflow-x:auto;font-size:90%}"
-    "td,th{border:1px solid #bbb;padding:.25em .6em}th{background:#eee}img{max-width:100%}"
+    "td,th{border:1px solid #bbb;padding:.25em .6em;min-width:3.5em}th{background:#eee}"
+    "td:first-child,th:first-child{position:sticky;left:0;background:#eee}"
+    "img{max-width:100%}pre{overflow-x:auto}code{overflow-wrap:anywhere}"
 )
 
 
@@ -240,5 +242,6 @@ def as_html(text: str) -> str:
     """A standalone page. Markup in settings is escaped."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     title = html.escape(text.partition("\n")[0].lstrip("# "))
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
             f"<style>{STYLE}</style></head>\n<body>\n{body}</body></html>\n")  # fmt: skip
