@@ -121,14 +121,16 @@ def test_renewed_basis_does_not_age():
     assert late["first renewed"] < 0.5 * late["first"]
 
 
-@pytest.mark.parametrize("own, others, said", [
-    (0.5, 0.6, "hardly age"), (1.2, 1.3, "are no good at any age"), (0.5, 1.3, "hardly age"),
+@pytest.mark.parametrize("own, late, others, said", [
+    (0.5, 0.5, 0.6, "hardly age"), (1.2, 1.2, 1.3, "are no good at any age"), (0.5, 0.5, 1.3, "hardly age"),
+    (0.9, 1.1, 1.3, "age fast"),
 ])  # fmt: skip
-def test_a_basis_that_loses_more_than_all_is_not_called_slow_to_age(own, others, said):
-    """Its loss is the same at every age, which says nothing for it."""
-    steps = np.ones(60)
-    left = {name: {"first": own, "others own": own, "others": others}.get(name, 2 * own) * steps for name in CURVES}
-    line = on_age(Ageing(8, 2, 2.0, np.arange(60) - 9, {"first": steps, "others": steps}, left), 0.01)[-1]
+def test_a_basis_that_loses_more_than_all_is_not_called_slow_to_age(own, late, others, said):
+    """That such a loss is the same at every age says nothing for it."""
+    steps, age = np.ones(60), np.arange(60) - 9
+    loss = np.where(age > 10, late, own)
+    left = {name: {"first": loss, "others own": loss, "others": others * steps}.get(name, 2 * loss) for name in CURVES}
+    line = on_age(Ageing(8, 2, 2.0, age, {"first": steps, "others": steps}, left), 0.01)[-1]
     assert f"(observation 3): the axes {said}.**" in line
     assert ("the others lose more than 100 %" in line) == (others > 1)
 

@@ -105,8 +105,9 @@ def on_age(age: Ageing, loss: float) -> list[str]:
         return [*out, "**Time-domain invariance (observation 3):** too few later steps to say."]
     before, after = (spared(x["first"], x["first mean"]) for x in (early, end))
     say = "hardly age" if after > 0.9 * before else "age slowly" if after > 0.6 * before else "age fast"
-    if max(x[curve] for x in (early, end) for curve in ("first", "others own")) > 1:
-        say = "are no good at any age"  # that a loss above 100 % stays where it is says nothing for the basis
+    at_first, at_last = (max(x["first"], x["others own"]) for x in (early, end))
+    if max(at_first, at_last) > 1:  # that a loss above 100 % stays where it is says nothing for the basis
+        say = "are no good at any age" if at_first > 1 else "age fast"
     worse = " A mean that loses more than 100 % is a worse guess than zeros." if end["first mean"] > 1 else ""
     if max(early["others"], end["others"]) > 1:
         worse += " With the first slice's axes the others lose more than 100 %, more than zeros in their place would."
