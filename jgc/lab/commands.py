@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-from jgc.training.cli import exit_code_of, quiet
+from jgc.training.cli import in_company, quiet
 from jgc.training.errors import BAD_INPUT, did_you_mean
 from jgc.training.options import read
 
@@ -30,6 +30,8 @@ COMMANDS = {
     "analyze information": "jgc.lab.analysis.commands.Information",
     "analyze worth": "jgc.lab.analysis.commands.Worth",
     "advise": "jgc.lab.advise.command.Advise",
+    "doctor": "jgc.lab.doctor.command.Doctor",
+    "chaos": "jgc.lab.chaos.command.Chaos",
 }
 """Class by the words of the command."""
 
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     depth = 2 if words and words[0] in groups() else 1
     name, rest = " ".join(words[:depth]), words[depth:]
     if name in COMMANDS:
-        return exit_code_of(lambda: _run(name, rest))
+        return in_company(lambda: _run(name, rest))
     group = words[0] if depth == 2 else ""
     if words[depth - 1 :] and words[depth - 1] in ("-h", "--help"):
         print(usage(group), *summaries(group), sep="\n")

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from training_helpers import tiny_conv_model
 
 from jgc.lab.analysis import correlation, mean_gradients
 from jgc.lab.analysis.correlation import basis, dimension, lost, pca, shares, size, sizes, slices, two_axes
@@ -12,6 +11,7 @@ from jgc.lab.analysis.correlation_age import CURVES, Ageing, ageing, losses_by_a
 from jgc.lab.analysis.correlation_conclusions import on_age
 from jgc.lab.analysis.correlation_page import measure, write
 from jgc.lab.analysis.mean_gradients import MeanGradients, choose
+from jgc.lab.chaos.tiny import tiny_conv_model
 from jgc.lab.commands import main
 from jgc.training import setup
 from jgc.training.errors import UserError

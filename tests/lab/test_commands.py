@@ -42,7 +42,7 @@ def test_module_runs():
 @pytest.mark.parametrize(
     "argv, said",
     [
-        ([], "{report,compare,sweep,plan,bench,analyze,advise}"),
+        ([], "{report,compare,sweep,plan,bench,analyze,advise,doctor,chaos}"),
         (["reprot"], "did you mean report?"),
         (["report"], "give the folders"),
         (["report", "nowhere"], "nowhere is not a folder"),

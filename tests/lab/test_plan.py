@@ -5,9 +5,10 @@ import json
 import jax
 import numpy as np
 import pytest
-from training_helpers import tiny_config, tiny_model
+from training_helpers import tiny_config
 
 from jgc.compress import METHODS, Dense, LgcPs, PowerSgd, Qsgd, TopK
+from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.commands import main
 from jgc.lab.plan import needs, tables
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED, most_alive

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from training_helpers import tiny_model
 
 from jgc.compress import Dense, Dgc, LgcPs
 from jgc.lab import launch
+from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report import page as page_module, plots
 from jgc.lab.report.ages import age_table
 from jgc.lab.report.compare import Compare, compare

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from image_helpers import bomb
 from PIL import Image
-from training_helpers import tiny_conv_model
 
+from jgc.lab.chaos.tiny import tiny_conv_model
 from jgc.training import cli, data, setup
 from jgc.training.data import Augment, MissingDataError, load_tiny_imagenet, make_batch
 

@@ -146,7 +146,7 @@ def test_killed_coordinator(tmp_path):
 
 def test_killed_coordinator_of_a_mute_process(tmp_path):
     run_dir = tmp_path / "run"
-    running = start_all(tmp_path, "mute", 2, f"{LONG} --run-dir {run_dir}", JGC_TEST_MUTE="1")
+    running = start_all(tmp_path, "mute", 2, f"{LONG} --run-dir {run_dir}", JGC_CHAOS_MUTE="1")
     wait_for_step(run_dir, 5, running)
     running[0].process.kill()
     running[1].process.join(30)
@@ -158,10 +158,8 @@ def test_flipped_bit_of_one_process(tmp_path):
     options += f" --run-dir {tmp_path / 'run'}"
     port = free_port()
     where = f"--distributed.coordinator 127.0.0.1:{port} --distributed.num-processes 3 --distributed.process-id"
-    running = [
-        start(tmp_path, f"flip-{i}", f"{options} {where} {i}", **({"JGC_TEST_FLIP": "5"} if i == 2 else {}))
-        for i in range(3)
-    ]
+    flip = {"JGC_CHAOS_FLIP": "5 0 1 params.middle.kernel"}
+    running = [start(tmp_path, f"flip-{i}", f"{options} {where} {i}", **(flip if i == 2 else {})) for i in range(3)]
     what = r"process 2, device \d+ holds other values of params.middle.kernel than 2 other devices"
     for r in running:
         assert re.search(rf"^error: stopped at step 6: {what}; all agreed at the checkpoint of step 4 in", r.error())

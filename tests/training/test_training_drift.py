@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from training_helpers import tiny_config, tiny_model, with_flipped_bit
+from training_helpers import tiny_config
 
 from jgc.compress import LgcPs, TopK
+from jgc.lab.chaos.tiny import tiny_model, with_flipped_bit
 from jgc.nodes import make_nodes
 from jgc.training import drift, loop, setup
 from jgc.training.config import LayersConfig

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 from text_helpers import write_text
-from training_helpers import tiny_model
 
 from jgc.compress import Dense
+from jgc.lab.chaos.tiny import tiny_model
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, cli, data, loop, setup as building
 from jgc.training.config import Config, DataConfig, check, resolve

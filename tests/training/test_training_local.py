@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from process_helpers import free_port, start, start_all, wait_for_step
-from training_helpers import tiny_config, tiny_conv_model, tiny_model
+from training_helpers import tiny_config
 
 from jgc.compress import Dense, Gradiveq, TopK
+from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, loop, setup as building
 from jgc.training.config import LayersConfig, RecordConfig, check

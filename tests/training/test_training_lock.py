@@ -10,8 +10,9 @@ import threading
 import time
 
 import pytest
-from training_helpers import tiny_config, tiny_model
+from training_helpers import tiny_config
 
+from jgc.lab.chaos.tiny import tiny_model
 from jgc.training import lock, loop, setup
 from jgc.training.errors import UserError
 from jgc.training.lock import sole_writer

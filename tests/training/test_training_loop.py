@@ -9,9 +9,11 @@ import signal
 import jax
 import numpy as np
 import pytest
-from training_helpers import small_files, tiny_config, tiny_conv_model, tiny_model, wide_model
+from training_helpers import tiny_config, wide_model
 
 from jgc.compress import Dense, Gradiveq, TopK
+from jgc.lab.chaos.disks import small_files
+from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, data, loop, setup as building
 from jgc.training.errors import NonFinite, UserError

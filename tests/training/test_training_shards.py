@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from training_helpers import tiny_config, tiny_conv_model
+from training_helpers import tiny_config
 
 from jgc.compress import Dense, Dgc, TopK
+from jgc.lab.chaos.tiny import tiny_conv_model
 from jgc.placement import Sharded
 from jgc.training import checkpoint, loop, setup as building, step as steps
 from jgc.training.config import LayersConfig, check, resolve

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from training_helpers import tiny_config, tiny_model
+from training_helpers import tiny_config
 
 from jgc import comm
 from jgc.compress import Dense, TopK
+from jgc.lab.chaos.tiny import tiny_model
 from jgc.nodes import make_nodes
 from jgc.training import setup as building
 from jgc.training.loop import batches

@@ -10,25 +10,12 @@ import time
 
 import pytest
 
+from jgc.lab.chaos.strangers import BAD_IDS, LINES, joining, shout
 from jgc.training import hub as hubs
 from jgc.training.hub import Hub, listen
-from jgc.training.link import FIRST
 from jgc.training.meeting import Meeting, connect
 
 TOKEN = "a secret of the run"
-LINES = {
-    "relay": b'{"jgc": "relay"}\n',
-    "relay, wrong token": b'{"jgc": "relay", "token": "a secret of the"}\n',
-    "join": b'{"jgc": "join", "process": 1, "of": 2}\n',
-    "join, token no text": b'{"jgc": "join", "process": 1, "of": 2, "token": [1]}\n',
-    "wrong of": b'{"jgc": "join", "process": 1, "of": 3, "token": "x"}\n',
-    "no number": b'{"jgc": "join", "process": "zero", "of": null}\n',
-    "http": b"GET / HTTP/1.1\r\n\r\n",
-    "nested": b"[" * 4000 + b"\n",
-    "long": b"x" * (20 * FIRST),
-    "bytes": bytes(range(256)) * 8 + b"\n",
-}
-BAD_IDS = [(-5, 2), (77, 2), (True, 2), (1.0, 2), ("1", 2), (0, None), (2, 2)]
 
 
 def serve(processes=2, token=TOKEN):
@@ -62,14 +49,6 @@ def gathers(members, tag):
     return all(member.wait(tag, 30) == [0, 1] for member in members)
 
 
-def shout(port, line):
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-        connection.sendall(line)
-        connection.settimeout(20)
-        while connection.recv(1 << 12):  # until the hub closes
-            pass
-
-
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
@@ -93,7 +72,7 @@ def test_strangers_change_nothing(moment):
 def test_strange_ids_are_refused_even_with_the_token():
     hub, port = serve()
     for process, of in BAD_IDS:
-        shout(port, json.dumps({"jgc": "join", "process": process, "of": of, "token": TOKEN}).encode() + b"\n")
+        shout(port, joining(process, of, TOKEN))
     assert hub._members == {} and hub._over == ""
     assert gathers(both(port)[0], "news")
 

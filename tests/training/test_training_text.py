@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from text_helpers import write_text
-from training_helpers import tiny_model
 
 from jgc.compress import Dense, TopK
+from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.page import write
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, cli, data, loop, setup as building

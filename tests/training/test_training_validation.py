@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 from text_helpers import write_text
-from training_helpers import tiny_config, tiny_model
+from training_helpers import tiny_config
 
 from jgc.compress import Dense, Egc, TopK
+from jgc.lab.chaos.tiny import tiny_model
 from jgc.nodes import make_nodes
 from jgc.training import between, checkpoint, cli, data, loop, setup as building
 from jgc.training.config import Config, CorrectionConfig, DataConfig, resolve

@@ -1,0 +1,1 @@
+"""Faults against real runs of several processes: `python -m jgc chaos`."""

@@ -1,0 +1,129 @@
+"""`python -m jgc chaos`: faults against a real run of several processes, counted."""
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jgc.compress import METHODS
+from jgc.lab.chaos import campaign
+from jgc.lab.chaos.campaign import Found, Plan, clock
+from jgc.lab.chaos.flips import flips
+from jgc.lab.chaos.table import FAULTS, FLIPS
+from jgc.lab.chaos.verdict import KINDS
+from jgc.lab.shared.page import publish
+from jgc.lab.shared.tables import table
+from jgc.training.errors import FAILED, UserError, did_you_mean
+
+DEFAULT_MINUTES = 10.0
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """Kills, stops, strangers, full disks and flipped bits against real runs of several processes, counted.
+
+    Each try starts train.py with a tiny network in processes of this machine, does one thing to it, and compares how it
+    ends, or how it ends once it is resumed, with a run that nobody disturbed, bit for bit. Exit code 1 if one went on
+    wrongly without a word (silent), did not end (hang), or ended in a traceback. Ctrl-C ends it with the table so far.
+
+        python -m jgc chaos --minutes 60 --seed 1 --output chaos.md
+        python -m jgc chaos --faults kill,resume --count 20 --methods lgc_ps,dgc --processes 1
+        python -m jgc chaos --faults flips --count 200
+
+    It prints a line on each try, then how many there were, and how many of each kind:
+
+        [8, 8:15, 51:44 left]  rename (topk): survived: checkpoint 11 renamed 5: bit-equal
+        | fault | tried | survived | said | silent | hang | traceback | what |
+        | rename | 1 | 1 | 0 | 0 | 0 | 0 | The newest checkpoint's folder has the name of another step |
+    """
+
+    minutes: float | None = None
+    """how long new faults are begun; 10 if neither this nor --count is given"""
+    count: int | None = None
+    """how often each fault is tried with each method, in place of --minutes"""
+    seed: int = 0
+    """the same seed gives the same faults in the same order"""
+    processes: int = 4
+    """of each run: 1, 2 or 4"""
+    faults: tuple[str, ...] = ()
+    """names, by commas or spaces; all but flips if not given"""
+    methods: tuple[str, ...] = ("topk",)
+    """methods that the runs train with, by commas or spaces"""
+    limit: float = 120.0
+    """seconds after which a process that should have ended counts as hanging; more on a busy machine"""
+    timeout: float = 20.0
+    """--distributed.timeout of the runs, in seconds: stops last from 5 to 150"""
+    run_dir: Path | None = None
+    """folder for the runs; those of tries that went badly stay there. A new folder of the system's if not given"""
+    output: Path | None = None
+    """Markdown file to write as well"""
+
+    def run(self, line: str) -> None:
+        """Run the campaign, and print the table."""
+        plan, found = self.plan(), Found()
+        if self.run_dir is not None:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="jgc-chaos-", dir=self.run_dir))
+        try:
+            campaign.run(plan, folder, found, lambda text: print(text, flush=True))
+        finally:  # after Ctrl-C, too
+            publish("Faults, and what became of them", markdown(plan, found), self.output, line)
+            if not found.bad:
+                shutil.rmtree(folder, ignore_errors=True)
+        if found.bad:
+            raise UserError(f"{len(found.bad)} of {found.tried} tries were silent, hung or ended in a traceback; "
+                            f"their folders are in {folder}", FAILED)  # fmt: skip
+
+    def plan(self) -> Plan:
+        """The plan, checked.
+
+        Raises:
+          UserError: a value out of range, or an unknown name.
+        """
+        faults = _names("--faults", self.faults, [*FAULTS, FLIPS]) or list(FAULTS)
+        methods = _names("--methods", self.methods, list(METHODS))
+        if self.processes not in (1, 2, 4):
+            raise UserError(f"--processes must be 1, 2 or 4, for 4 nodes, got {self.processes}")
+        if self.minutes is not None and self.count is not None:
+            raise UserError("--minutes says how long and --count how often: give one of them")
+        if min(self.minutes or 1, self.count or 1) <= 0 or self.minutes == 0 or self.count == 0:
+            raise UserError(f"--minutes and --count must be above 0, got {self.minutes} and {self.count}")
+        if FLIPS in faults and (self.count is None or len(faults) > 1):
+            raise UserError("--faults flips goes alone, with --count N")
+        if min(self.limit, self.timeout) < 10:
+            raise UserError(f"--limit and --timeout must be at least 10, got {self.limit:g} and {self.timeout:g}")
+        minutes = (self.minutes or DEFAULT_MINUTES) if self.count is None else None
+        return Plan(faults, methods, self.processes, self.seed, minutes, self.count, self.limit, self.timeout)
+
+
+def _names(option: str, words: Sequence[str], known: list[str]) -> list[str]:
+    names = [name for word in words for name in word.replace(",", " ").split()]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{option}: unknown {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})")
+    return names
+
+
+def markdown(plan: Plan, found: Found) -> str:
+    """The table, what went badly, and what was left out."""
+    several = len(plan.methods) > 1
+    head = ["fault", *(["method"] if several else []), "tried", *KINDS, "what"]
+    rows, total = [], Counter[str]()
+    for (fault, method), outcomes in sorted(found.outcomes.items()):
+        kinds = Counter(outcome.kind for outcome in outcomes)
+        total += kinds
+        what = _first_line(flips if fault == FLIPS else FAULTS[fault])
+        rows.append([fault, *([method] if several else []), len(outcomes), *(kinds[kind] for kind in KINDS), what])
+    rows.append(["all", *([""] if several else []), found.tried, *(total[kind] for kind in KINDS), ""])
+    what = f"{plan.processes} processes, {', '.join(plan.methods)}, seed {plan.seed}"
+    lines = [f"{what}; {clock(found.seconds)} minutes.", "", table(head, rows), ""]
+    lines += [f"{remark}\n" for remark in found.remarks if remark]
+    lines += [f"Left out: {fault}, {why}.\n" for fault, why in found.skipped.items()]
+    lines += [f"- {fault}: {outcome.kind}: {outcome.what}" for fault, outcome in found.bad]
+    return "\n".join(lines)
+
+
+def _first_line(function: object) -> str:
+    return (function.__doc__ or "").splitlines()[0].rstrip(".")

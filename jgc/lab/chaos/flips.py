@@ -1,0 +1,162 @@
+"""Many flipped bits in one group of processes: real steps follow each flip, then the check that every run makes."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jgc.lab.chaos.child import prepare
+from jgc.lab.chaos.lab import Lab
+from jgc.lab.chaos.tiny import flipped
+from jgc.lab.chaos.verdict import SAID, SILENT, Outcome, judge
+from jgc.placement import place_parts
+from jgc.training import cli
+from jgc.training.distributed import join
+from jgc.training.drift import Replicas
+from jgc.training.loop import change_phase
+from jgc.training.program import compile_gradients, compile_update
+from jgc.training.setup import Setup, build
+from jgc.types import PyTree
+
+FIRST = 4  # steps in each phase before the flips, so that there are residuals
+MOST = 3  # steps between a flip and the check
+EVERY = 100  # steps between two checks of a run, if --check-replicas-every is not given
+
+
+class Flip(NamedTuple):
+    """A flipped bit, and what became of it.
+
+    Attributes:
+      array: its name.
+      device: that held the copy.
+      bit: which.
+      at_once: the line of a check that follows the flip, "" if it found nothing.
+      found: that of a check one to three steps later.
+      healed: whether these steps overwrote it: all devices then hold what they would without it.
+    """
+
+    array: str
+    device: int
+    bit: int
+    at_once: str
+    found: str
+    healed: bool
+
+
+def flips(lab: Lab, count: int, seed: int) -> tuple[list[Outcome], str]:
+    """Bits of one device's copy of parameters and residuals flip, one after another in one run.
+
+    Returns:
+      The outcome of each, and a paragraph with the cost of a check.
+    """
+    lab.whole = lab.of(lab.whole.recipe._replace(copies=2))
+    report = lab.folder / "flips.json"
+    environment = {"JGC_CHAOS_FLIPS": json.dumps([count, seed, str(report)])}
+    ended = lab.ends(lab.start(environment=environment, target=_child), lab.patience + count)
+    if not report.exists():
+        return [judge(ended, lab.folder / "run", lab.whole.run_dir)], ""
+    told = json.loads(report.read_text())
+    found = [Flip(*values) for values in told["flips"]]
+    return [_outcome(flip) for flip in found], _remark(found, told["check"], told["step"])
+
+
+def _outcome(flip: Flip) -> Outcome:
+    """Found at once, and also later unless the steps overwrote it."""
+    kind = SAID if flip.at_once and (flip.found or flip.healed) else SILENT
+    what = f"bit {flip.bit} of {flip.array} on device {flip.device}"
+    return Outcome(kind, f"{what}: at once {flip.at_once or 'not found'}; later {flip.found or 'not found'}")
+
+
+def _remark(flips: list[Flip], check: float, step: float) -> str:
+    """The flips in a paragraph, and the seconds of a check beside those of a step."""
+    at_once, later = sum(bool(flip.at_once) for flip in flips), sum(bool(flip.found) for flip in flips)
+    gone = sum(flip.healed and not flip.found for flip in flips)
+    named = sum(flip.array in flip.at_once and f"device {flip.device}" in flip.at_once for flip in flips)
+    return (
+        f"A check that followed the flip found {at_once} of {len(flips)}, and named array and device in {named}; one "
+        f"after 1 to {MOST} further steps found {later}, and {gone} others had been overwritten: all devices were "
+        f"equal again, to the state without the flip. A check took {1e3 * check:.2f} ms and a step {1e3 * step:.2f} ms "
+        f"(medians): with a check every {EVERY} steps, {100 * check / EVERY / step:.2f} % of a step."
+    )
+
+
+def _child(argv: list[str], output: str, environment: dict[str, str]) -> None:
+    """One of the processes."""
+    prepare(output, environment)
+    count, seed, report = json.loads(environment["JGC_CHAOS_FLIPS"])
+    sys.exit(cli.in_company(lambda: _train_and_flip(argv, count, seed, Path(report))))
+
+
+def _train_and_flip(argv: list[str], count: int, seed: int, report: Path) -> int:
+    config = cli.parse(argv)
+    with join(config) as team:
+        setup, dice = build(config), Random(seed)
+        take, state = _first_steps(setup, team)
+        replicas = Replicas(setup.parts.nodes)
+        replicas.difference(state)  # compiles
+        found, checks, steps = [], [], []
+        for number in range(count):
+            array, place, bit = _draw(state, dice, "params." if number % 2 else "compressor.local.")
+            device, copy = jax.devices()[place], jax.tree.map(jnp.copy, state)
+            state = flipped(state, array, device, bit) if device in jax.local_devices() else state
+            at_once = replicas.difference(state)
+            for _ in range(dice.randint(1, MOST)):
+                begun = time.perf_counter()
+                state, copy = jax.block_until_ready(take(state)), take(copy)
+                steps.append(time.perf_counter() - begun)
+            jax.block_until_ready((state, copy))
+            begun = time.perf_counter()
+            line = replicas.difference(state)
+            checks.append(time.perf_counter() - begun)
+            found.append(Flip(array, device.id, bit, at_once, line, _same(state, copy)))
+            state = copy
+        if team.leads:
+            figures = {"check": float(np.median(checks)), "step": float(np.median(steps))}
+            report.write_text(json.dumps({"flips": found, **figures}))
+    return 0
+
+
+def _first_steps(setup: Setup, team: Any) -> tuple[Callable[[PyTree], PyTree], PyTree]:
+    """One step of the last phase, as a function, and a state of that phase that has residuals."""
+    config, parts, phases = setup.parts.config, setup.parts, setup.parts.compressor.schedule
+    batch = place_parts(partial(setup.source.batch, config.seed, 0, config.nodes, config.batch_size), parts.nodes)
+    state = setup.state
+    gradients_of = compile_gradients(parts, state, batch, team)
+    for old, phase in zip((phases[0], *phases), phases, strict=False):
+        state = change_phase(setup, old, phase, state)
+        update = compile_update(parts, phase.value, state, gradients_of(state.trained, state.own, batch), team).run
+
+        def take(state: Any, update: Any = update) -> Any:
+            return update(state, gradients_of(state.trained, state.own, batch), np.int32(phases[-1].start))[0]
+
+        for _ in range(FIRST):
+            state = take(state)
+    return take, state
+
+
+def _draw(state: PyTree, dice: Random, prefix: str) -> tuple[str, int, int]:
+    """An array whose name begins so, a device by its place, and a bit of the part that lies there."""
+    found = jax.tree_util.tree_flatten_with_path(state)[0]
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found}
+    array = dice.choice(sorted(name for name, x in named.items() if name.startswith(prefix) and x.size))
+    return array, dice.randrange(jax.device_count()), dice.randrange(8 * named[array].addressable_data(0).nbytes)
+
+
+def _same(one: PyTree, other: PyTree) -> bool:
+    """Whether all devices of all processes hold the same bits in two states."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    mine = all(
+        np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes()
+        for x, y in pairs
+        for a, b in zip(x.addressable_shards, y.addressable_shards, strict=True)
+    )
+    return bool(np.all(multihost_utils.process_allgather(np.array(mine))))

@@ -1,0 +1,112 @@
+"""Networks that compile in a moment, a quick XLA, and flipped bits: what faults and the tests' own processes share."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc.training.models import Model, WithAuxiliary, gpt, lstm
+from jgc.training.models.pspnet import stretched
+from jgc.types import Array, PyTree
+
+# XLA's older code generator compiles in 40 % of the time. Later versions have the newer one alone.
+HAS_OLDER_GENERATOR = jax.__version_info__ < (0, 11)
+
+# The same HLO but for fusions; slower code.
+XLA_FLAGS = {
+    "--xla_backend_optimization_level": "0",
+    "--xla_llvm_disable_expensive_passes": "true",
+}
+if HAS_OLDER_GENERATOR:
+    XLA_FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
+
+FILTERS = (4, 8, 8, 4), (4, 4, 8, 8, 4)  # of LGC's encoder and decoder: with the paper's, one phase trains for 50 s
+
+
+def narrow() -> None:
+    """Make LGC's autoencoder narrow."""
+    from jgc.compress.lgc import autoencoder
+
+    autoencoder.ENCODER_FILTERS, autoencoder.DECODER_FILTERS = FILTERS
+
+
+class Tiny(nn.Module):
+    """Two dense layers and a batch norm."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        """Logits."""
+        x = nn.Dense(16, name="first")(x.reshape(len(x), -1))
+        x = nn.BatchNorm(use_running_average=not train, name="norm")(x)
+        x = nn.Dense(16, name="middle")(nn.relu(x))
+        return nn.Dense(self.classes, name="head")(nn.relu(x)).astype(jnp.float32)
+
+
+class TinyConv(nn.Module):
+    """A convolution and a dense layer."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        """Logits."""
+        x = nn.relu(nn.Conv(4, (3, 3), strides=4, name="conv")(x))
+        return nn.Dense(self.classes, name="head")(x.reshape(len(x), -1)).astype(jnp.float32)
+
+
+class TinyScenes(nn.Module):
+    """A convolution with a batch norm, and two heads for every pixel."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Any:
+        """Logits of every pixel; of both heads while training."""
+        size = x.shape[1:3]
+        x = nn.Conv(8, (4, 4), strides=4, name="conv")(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train, name="norm")(x))
+        heads = (nn.Conv(self.classes, (1, 1), name=name)(x) for name in ("head", "other"))
+        logits, auxiliary = (stretched(x, *size) for x in heads)
+        return WithAuxiliary(logits, auxiliary) if train else logits
+
+
+def tiny_conv_model(name: str, num_classes: int, **settings: Any) -> Model:
+    """In place of `jgc.training.models.make_model`, where a method needs a convolution."""
+    return Model(TinyConv(num_classes), r"^conv/", r"^head/")
+
+
+def tiny_model(name: str, num_classes: int, **settings: Any) -> Model:
+    """In place of `jgc.training.models.make_model`."""
+    if name == "lstm":
+        return lstm(num_classes, units=8, **settings)
+    if name.startswith("gpt"):
+        return gpt(num_classes, units=16, layers=1, heads=2, **settings)
+    if name.startswith("pspnet"):
+        return Model(TinyScenes(num_classes), r"^conv/", r"^head/", "scenes")
+    return Model(Tiny(num_classes), r"^first/", r"^head/")
+
+
+def with_flipped_bit(x: Array, device: jax.Device, bit: int) -> Array:
+    """An array of which the copy on one device has one bit flipped."""
+    shards = []
+    for shard in x.addressable_shards:
+        data = shard.data
+        if shard.device == device:
+            host = np.array(data)
+            octets = host.reshape(-1).view(np.uint8)
+            octets[bit // 8 % octets.size] ^= 1 << bit % 8
+            data = jax.device_put(host, device)
+        shards.append(data)
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
+
+
+def flipped(state: PyTree, name: str, device: jax.Device, bit: int) -> PyTree:
+    """A train state with a bit flipped in one device's copy of the array of that name, such as params.head.kernel."""
+    found, structure = jax.tree_util.tree_flatten_with_path(state)
+    arrays = {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found}
+    arrays[name] = with_flipped_bit(arrays[name], device, bit)
+    return jax.tree.unflatten(structure, arrays.values())

@@ -1,0 +1,114 @@
+"""`python -m jgc doctor`: one line on each thing that a run needs, and exit code 1 if one is wrong."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+
+from jgc.compress import Dense
+from jgc.lab.doctor import collectives, places
+from jgc.lab.doctor.places import Words
+from jgc.nodes import make_nodes
+from jgc.training.config import Config, DataConfig, DistributedConfig, check, resolve
+from jgc.training.distributed import Team, join
+from jgc.training.errors import FAILED, UserError, values_of_the_user
+from jgc.training.summary import versions
+from jgc.training.workloads import DEFAULT
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Devices, versions, run folder, data, and every collective checked for right values and timed.
+
+    With the options that train.py gets on each host, all processes check together, and process 0 prints a line on each
+    thing. Exit code 0 if all is well, 1 if something is wrong.
+
+        python -m jgc doctor
+        python -m jgc doctor --run-dir /shared/run1 --distributed.coordinator host-a:5555 \\
+            --distributed.num-processes 2 --distributed.process-id 0
+
+    It prints:
+
+        ok     descriptors: 20,000 of a process
+        WRONG  run folder: process 1: /shared/run1 is not the folder of process 0, or not on a shared file system: ...
+        ok     all-reduce of float32: right; 4.2 MB of a node in 4.0 ms
+    """
+
+    run_dir: Path | None = None
+    """folder of the run: whether all processes see the same one, and how much space there is"""
+    workload: str = DEFAULT
+    """whose data are looked for"""
+    data_dir: str | None = None
+    """folder of prepared data sets"""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+    def run(self, line: str) -> None:
+        """Check all, and print a line on each."""
+        config = Config(
+            Dense(), workload=self.workload, data=DataConfig(dir=self.data_dir), distributed=self.distributed
+        )
+        with values_of_the_user():
+            config = resolve(config)
+        check(config)
+        with join(config) as team:
+            lines = examine(team, config, self.run_dir)
+            if team.leads:
+                print(*lines, sep="\n", flush=True)
+        wrong = sum(line.startswith("WRONG") for line in lines)
+        if wrong:
+            raise UserError(f"{wrong} of {len(lines)} checks failed", FAILED)
+
+
+class Check(NamedTuple):
+    """A thing that every process looks at.
+
+    Attributes:
+      name: of the thing.
+      look: returns what is wrong, and what was found.
+      show: "each" different statement, the one of process "0", or "equal" ones, where a difference is wrong.
+    """
+
+    name: str
+    look: Callable[[], Words]
+    show: Literal["each", "0", "equal"] = "each"
+
+
+def examine(team: Team, config: Config, run_dir: Path | None) -> list[str]:
+    """The lines of all processes on each thing."""
+    shown = ("jgc", "jax", "jaxlib", "numpy", "python")
+    checks = [
+        Check("versions", lambda: ("", ", ".join(f"{name} {versions()[name]}" for name in shown))),
+        Check("devices", partial(places.devices, team)),
+        Check("descriptors", places.descriptors),
+        Check("data", partial(places.data, config), "equal"),
+    ]
+    if team.count > 1:
+        checks.append(Check("strangers", places.token, "0"))
+    if run_dir is not None:
+        checks.append(Check("run folder", partial(places.run_folder, run_dir, team)))
+    lines = [line for check in checks for line in _lines(team, check)]
+    if run_dir is None:
+        lines.append("-      run folder: give --run-dir to have it checked")
+    if jax.device_count() == 1:
+        return [*lines, "ok     collectives: one device has nobody to exchange with"]
+    nodes = make_nodes(jax.device_count())
+    for kind in collectives.KINDS:
+        lines += _lines(team, Check(f"{kind.name} of {kind.dtype}", partial(collectives.check, kind, nodes), "0"))
+    return lines
+
+
+def _lines(team: Team, check: Check) -> list[str]:
+    """Look at a thing in all processes, and say what they found."""
+    words = check.look()
+    said = [words] if team.meeting is None else team.meeting.gather(f"doctor {check.name}", words)
+    prefixes = [f"{check.name}: " if team.count == 1 else f"{check.name}: process {i}: " for i in range(len(said))]
+    wrong = [f"WRONG  {prefix}{text}" for prefix, (text, _) in zip(prefixes, said, strict=True) if text]
+    found = [text for _, text in said]
+    if not wrong and check.show == "equal":
+        differ = [i for i, text in enumerate(found) if text != found[0]]
+        wrong = [f"WRONG  {check.name}: process {i} has {found[i]}, process 0 has {found[0]}" for i in differ[:1]]
+    told = dict.fromkeys(found) if check.show == "each" else found[:1]
+    return wrong or [f"ok     {check.name}: {text}" for text in told]

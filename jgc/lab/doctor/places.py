@@ -1,0 +1,90 @@
+"""What each process sees: devices, run folder, data, free disk and descriptors."""
+
+import contextlib
+import os
+import resource
+import shutil
+import socket
+import uuid
+from pathlib import Path
+
+import jax
+
+from jgc.training.config import Config
+from jgc.training.data import MissingDataError
+from jgc.training.distributed import TOKEN, Team
+from jgc.training.errors import cannot_write
+from jgc.training.setup import data_of
+
+FREE = 10**9  # bytes on the run folder's disk
+DESCRIPTORS = 512  # of a process: 64 strangers may wait at the coordinator's port, and files and libraries need some
+
+Words = tuple[str, str]  # what is wrong, "" for nothing; and what was found
+
+
+def devices(team: Team) -> Words:
+    """Rank, host and devices of this process."""
+    kinds = ", ".join(sorted({device.device_kind for device in jax.local_devices()}))
+    found = f"{jax.local_device_count()} x {kinds} of {jax.device_count()} in all, on {socket.gethostname()}"
+    return "", f"process {team.process} of {team.count} has {found}"
+
+
+def data(config: Config) -> Words:
+    """The data set of this process: sizes and checksum of its labels."""
+    try:
+        return "", data_of(config).facts
+    except (MissingDataError, ValueError, OSError) as error:
+        return str(error), ""
+
+
+def descriptors() -> Words:
+    """How many files and connections this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"{soft:,} of a process"
+    return ("" if soft >= DESCRIPTORS else f"{found}, should be at least {DESCRIPTORS} (ulimit -n)"), found
+
+
+def run_folder(folder: Path, team: Team) -> Words:
+    """Whether this process finds in its run folder what process 0 has just written into its own.
+
+    Process 0 creates a folder that is not there, and removes it again. All processes must call it.
+    """
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    told = team.lead(lambda: _write(folder))
+    wrong, found = told["wrong"], ""
+    if not wrong:
+        probe = folder / told["name"]
+        try:
+            if probe.read_text() != told["name"]:
+                wrong = f"{probe} has other contents than process 0 wrote"
+        except OSError as error:
+            wrong = f"{folder} is not the folder of process 0, or not on a shared file system: {error.strerror}"
+        if not wrong:
+            free = shutil.disk_usage(folder).free
+            found = f"{folder}: {free / 1e9:,.1f} GB free"
+            wrong = "" if free >= FREE else f"{found}, should be at least {FREE / 1e9:.0f} GB"
+    team.wait()
+    if team.leads:
+        for remove in ((folder / told["name"]).unlink, *(path.rmdir for path in new)):  # the deepest first
+            with contextlib.suppress(OSError):
+                remove()
+    return wrong, found
+
+
+def _write(folder: Path) -> dict[str, str]:
+    name = f".doctor-{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+        return {"name": name, "wrong": ""}
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+        return {"name": name, "wrong": str(cannot_write(folder, error))}
+
+
+def token() -> Words:
+    """Whether strangers can join."""
+    if os.environ.get(TOKEN):
+        return "", f"{TOKEN} is set"
+    return "", f"{TOKEN} is not set: who reaches the coordinator's port can come in the place of a process"
