@@ -9,7 +9,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType
 
 from jgc.lab.commands import main
-from jgc.lab.plan import targets
+from jgc.lab.plan import command, targets
 from jgc.lab.plan.cycles import cycles_of
 from jgc.lab.plan.programs import Program, Refusal, by_link, leaves_group, rows_of
 from jgc.lab.plan.shapes import divided, number, transformer
@@ -77,10 +77,13 @@ def test_installed_packages_are_found():
     (["--phases", "last"], "--phases goes with --target only"),
     (["--target", "h100:8", "--nodes", "4"], "--nodes does not go with --target"),
     (["--target", "h100:8", "--measure", "step"], "--measure does not go with --target"),
+    (["--set", "devices_per_node=2", "--set", "layers.shard=true"], "--set devices_per_node: a plan for nodes of "),
+    (["--target", "h100:8", "--set", "layers.shard=true"], "in place of --set layers.shard and devices_per_node give"),
     (["--target", ","], "--target names none: known are h100:8"),
     (["--target", "h100:8", "--bandwidth", "-1"], "--bandwidth must be positive, in Gbit/s, got -1"),
 ])  # fmt: skip
-def test_options_that_do_nothing_are_refused(words, message, capsys):
+def test_options_that_do_nothing_are_refused(words, message, capsys, monkeypatch):
+    monkeypatch.setattr(command, "target_of", lambda name: ONE)
     assert main(["plan", *words]) == 2
     assert message in capsys.readouterr().err
 

@@ -23,21 +23,30 @@ def values(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
     return made
 
 
+def floats(bits: np.ndarray) -> np.ndarray:
+    """Values whose magnitudes have these bits; every other one is negative."""
+    return (bits | np.where(np.arange(bits.size) % 2, -(2**31), 0)).astype(np.int32).view(np.float32)
+
+
 @pytest.mark.parametrize("kind", ["any", "many ties", "zeros", "largest last"])
 @pytest.mark.parametrize(("sizes", "counts"), [
     ([200_000], [200]),  # by rows
-    ([5000, 300, 7], [5, 300, 0]),  # all of one array, none of another
+    ([128 * 500, 128 * 300, 12_345, 128 * 400], [60, 40, 20, 30]),  # of whole rows, and not
+    ([5000, 300, 7], [5, 300, 0]),  # all of one range, none of another
     ([130_000, 1000, 20_000], [2000, 10, 1]),  # all values
     ([20_000, 129], [1, 1]),
     ([70_000, 65_536, 1], [70, 65, 1]),
     ([60_000], [60_000]),  # more rows than are looked at together
     ([1], [1]),
 ])  # fmt: skip
-def test_places_are_those_of_a_sort(sizes, counts, kind):
-    xs = [values(kind, n, np.random.default_rng(n)) for n in sizes]
-    found = jax.jit(lambda xs: largest_in_tiles(xs, counts))([jnp.asarray(x) for x in xs])
-    for x, k, places in zip(xs, counts, found, strict=True):
-        assert np.array_equal(places, expected(x, k)) and places.dtype == jnp.int32
+def test_positions_are_those_of_a_sort(sizes, counts, kind):
+    parts = [values(kind, n, np.random.default_rng(n)) for n in sizes]
+    starts = np.cumsum(sizes) - sizes
+    ranges = [Range(*one) for one in zip(starts.tolist(), sizes, counts, strict=True)]
+    x = jnp.asarray(floats(np.concatenate(parts)))
+    found = jax.jit(lambda x: largest_in_tiles(x, ranges))(x)
+    wanted = [start + expected(part, k) for start, part, k in zip(starts, parts, counts, strict=True)]
+    assert np.array_equal(found, np.concatenate(wanted)) and found.dtype == jnp.int32
 
 
 def test_ranges_of_a_vector_on_tpu_and_cpu_agree(monkeypatch):
@@ -53,6 +62,7 @@ def test_ranges_of_a_vector_on_tpu_and_cpu_agree(monkeypatch):
 
 
 def test_emulated_nodes_select_each_its_own():
-    xs = np.stack([values("many ties", 40_000, np.random.default_rng(i)) for i in range(3)])
-    found = jax.vmap(lambda x: largest_in_tiles([x], [40])[0])(jnp.asarray(xs))
-    assert all(np.array_equal(places, expected(x, 40)) for places, x in zip(found, xs, strict=True))
+    parts = np.stack([values("many ties", 40_000, np.random.default_rng(i)) for i in range(3)])
+    xs = jnp.asarray(np.stack([floats(part) for part in parts]))
+    found = jax.vmap(lambda x: largest_in_tiles(x, [Range(0, 40_000, 40)]))(xs)
+    assert all(np.array_equal(places, expected(part, 40)) for places, part in zip(found, parts, strict=True))

@@ -12,8 +12,10 @@ from jgc.lab.plan.shapes import divided, number, transformer
 from jgc.lab.plan.target_page import DENSE, TargetPlan
 from jgc.lab.plan.targets import Target
 from jgc.lab.shared.choices import registered_name
-from jgc.training.errors import values_of_the_user
+from jgc.training.errors import UserError, values_of_the_user
 from jgc.types import Compressor, Nodes, PyTree
+
+OF_NODES = ("--layers.shard", "--devices-per-node")  # options of train.py that a target decides
 
 
 class Asked(NamedTuple):
@@ -73,10 +75,17 @@ def plan_for(
 
 
 def methods_of(asked: Asked, nodes: Nodes) -> tuple[dict[str, Compressor], PyTree]:
-    """The compressors, dense first, and the shapes of the parameters."""
+    """The compressors, dense first, and the shapes of the parameters.
+
+    Raises:
+      UserError: an option of `train.py` that a target decides.
+    """
     found: dict[str, Compressor] = {DENSE: compress.dense()}
     shapes: PyTree = transformer(number(asked.params)) if asked.params else None
     for name, settings in asked.variants.items():
+        if any(word.split("=")[0] in OF_NODES for word in asked.options[name]):
+            raise UserError("a target has devices of its own: in place of --set layers.shard and devices_per_node give "
+                            "--shard, which divides the parameters among the devices of a host or slice")  # fmt: skip
         # the batch of a config only has to fit its nodes: nothing but the model and the methods is used
         words = [f"--nodes={nodes.count}", f"--batch-size={nodes.count}", *asked.options[name]]
         config = config_of(settings, asked.workload, words, asked.alpha)

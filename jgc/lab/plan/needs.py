@@ -102,6 +102,8 @@ def plans_of(
         config = config_of(settings, workload, [*words, *(options or {}).get(name, [])], alpha)
         if config.local.every and measure == "step":
             raise UserError("--measure step compiles ordinary steps: with local.every only --measure node or nothing")
+        if config.devices_per_node > 1:
+            raise UserError("--set devices_per_node: a plan for nodes of several devices needs --target, and --shard")
         with values_of_the_user():
             plans.append(plan_of(name, config, layout_of(config.nodes, devices, measure), measure, measured))
     return plans
