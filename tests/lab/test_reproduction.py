@@ -35,6 +35,14 @@ def test_the_page_has_the_papers_figures_and_tables():
         assert f"Table {number}" in of["EGC"]
 
 
+def test_the_summary_counts_the_verdicts():
+    verdicts = [row[5] for rows in sections().values() for row in rows]
+    confirmed, denied, missing = (sum(v.startswith(word) for v in verdicts)
+                                  for word in ("confirmed", "not confirmed", "not run"))  # fmt: skip
+    counts = f"Of {len(verdicts)} rows {confirmed} are confirmed, {denied} are not, and {missing} have not been run."
+    assert counts in PAGE.read_text()
+
+
 @pytest.mark.parametrize("row", [row for rows in sections().values() for row in rows], ids=lambda row: row[0])
 def test_every_row_has_a_command_and_a_verdict(row):
     assert len(row) == 6 and all(row)
