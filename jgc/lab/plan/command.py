@@ -24,7 +24,7 @@ from jgc.training.workloads import DEFAULT
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will need: memory of a device, and bytes that each method sends beside the papers' figures.
+    """What a run will need: memory of a device, bytes of a step and of the whole run, beside the papers' figures.
 
     Nothing is trained, and no data is read.
 
