@@ -148,4 +148,5 @@ def test_method_has_config_and_a_row_in_readme_and_on_the_site(method):
                if f"compressor={METHODS[method].settings.__name__}(" in path.read_text()}  # fmt: skip
     pages = [(root / name).read_text().splitlines() for name in ("README.md", "docs/train.md")]
     rows = [sum(line.startswith(f"| `{method}` |") for line in page) for page in pages]
-    assert configs and rows == [1, 1]
+    assert configs, f"no file in configs/ has Config(compressor={METHODS[method].settings.__name__}(...))"
+    assert rows == [1, 1], f"README.md and docs/train.md need one row | `{method}` | ... | each, have {rows}"
