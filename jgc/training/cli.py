@@ -107,8 +107,9 @@ def parse(argv: Sequence[str]) -> Config:
     path, rest = _take(argv, "--config")
     method, rest = _take(rest, "--method")
     wants_help = any(word in ("-h", "--help") for word in rest)
-    if path is None and method is None and wants_help:
-        method = DEFAULT_METHOD
+    if path is None and method is None:
+        _check_names(rest)
+        method = DEFAULT_METHOD if wants_help else None
     config = given_config(None if path is None else Path(path), method)
     workload, _ = _take(rest, "--workload")
     with values_of_the_user():
@@ -140,6 +141,14 @@ def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
         else:
             rest.append(word)
     return value, rest
+
+
+def _check_names(words: Sequence[str]) -> None:
+    """Raise UserError for --method or --config with a typing error."""
+    for word in words:
+        name = word.partition("=")[0]
+        if hint := did_you_mean(name, ["--method", "--config"], cutoff=0.85):
+            raise UserError(f"unknown option {name}{hint}")
 
 
 def given_config(path: Path | None, method: str | None) -> Config:

@@ -122,7 +122,7 @@ def check(argv: Sequence[str], options: Iterable[Option], prog: str) -> None:
 def _named(name: str, known: dict[str, Option]) -> Option:
     if name in known and name.startswith("--"):
         return known[name]
-    names = [*(word for word in known if word.startswith("--")), "--config", "--help"]
+    names = [*(word for word in known if word.startswith("--")), "--config", "--method", "--help"]
     raise UserError(f"unknown option {name}{did_you_mean(name, names) or '; --help lists them all'}")
 
 

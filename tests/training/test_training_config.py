@@ -126,6 +126,8 @@ def test_help_describes_every_option(capsys):
     ("words", "message"),
     [
         ([], "give --method NAME or --config FILE; methods are dense, lgc_ring"),
+        (["--methd", "topk"], "unknown option --methd; did you mean --method?"),
+        (["--momentum", "0.5"], "give --method NAME or --config FILE; methods are"),
         (["--method", "topp"], "unknown method 'topp'; did you mean topk?"),
         ([*LGC, "--method", "topk"], "give --config configs/lgc_ps.py or --method topk, not both"),
         (["--config"], "--config needs a value"),

@@ -75,7 +75,7 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     """
     baselines = [group for group in groups if group.method == "dense"]
     if not baselines or len({group.workload for group in groups}) > 1:
-        raise DoesNotFit("figure 7 needs runs of one workload, an uncompressed one (configs/baseline.py) among them")
+        raise DoesNotFit("figure 7 needs runs of one workload, an uncompressed one (--method dense) among them")
     score, baseline, labels = groups[0].score, baselines[0].runs[0], [group.label for group in groups]
     figure = new_figure(13, 4.8)
     figure.suptitle(f"Time on a link of {rate_name} for each node: sending estimated from bytes, the rest measured")
