@@ -68,8 +68,8 @@ class LayersConfig:
     expressions, searched for in the parameters' paths, such as ^head/."""
 
     dense: str | None = None
-    """pattern of layers sent uncompressed, "first" for the model's first layer, "" for none; if not given, the
-    workload's or the method's"""
+    """pattern of layers sent uncompressed, "first" for the model's first layer (models of text have none, so there it
+    means no layer), "" for none; if not given, the workload's or the method's"""
     top_k: str | None = None
     """pattern of layers sent by plain top-k after the uncompressed steps, "last" for the model's last layer, "" for
     none; if not given, the workload's or the method's"""
