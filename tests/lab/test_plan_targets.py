@@ -79,6 +79,7 @@ def test_installed_packages_are_found():
     (["--target", "h100:8", "--measure", "step"], "--measure does not go with --target"),
     (["--set", "devices_per_node=2", "--set", "layers.shard=true"], "--set devices_per_node: a plan for nodes of "),
     (["--target", "h100:8", "--set", "layers.shard=true"], "in place of --set layers.shard and devices_per_node give"),
+    (["--target", "h100:4x8", "--measure", "nothing", "--shard"], "--measure nothing does not go with --shard"),
     (["--target", ","], "--target names none: known are h100:8"),
     (["--target", "h100:8", "--bandwidth", "-1"], "--bandwidth must be positive, in Gbit/s, got -1"),
 ])  # fmt: skip
@@ -181,6 +182,22 @@ def test_programs_of_an_earlier_call_are_not_compiled_again(plan, tmp_path, monk
     rows = rows_of(other, shapes, HERE, told.append, last=True, known=known, compiled=seen.append)
     assert len(seen) == 1 and rows[1].key not in known and rows[1].phase == "top-k"
     assert rows_of(other, shapes, HERE._replace(name="h100:2x4"), known=known)[0].key not in known
+
+
+def test_traced_steps_send_what_compiled_ones_send(plan, tmp_path):
+    from jgc import compress
+
+    methods = {"dense": compress.dense(), "topk": compress.topk(alpha=0.1, warmup_steps=5)}
+    rows = rows_of(methods, {"w": jax.ShapeDtypeStruct((64, 40), "float32")}, HERE, traced=True)
+    assert [(row.phase, row.inside, row.across) for row in rows] == [
+        (row.phase, row.inside, row.across) for row in plan.rows[1:]
+    ]
+    traced = plan._replace(rows=tuple(rows))
+    page = markdown([traced])
+    assert "Traced, not run" in page and "nothing was compiled" in page and "temporary |" not in page
+    write_json(tmp_path / "plan.json", [traced], "python -m jgc plan")
+    write_csv(tmp_path / "plan.csv", [traced])
+    assert known_of(tmp_path / "plan.json") == {}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"targets": [{"programs": [{"key": "a"}]}]}'])

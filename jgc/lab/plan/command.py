@@ -53,7 +53,8 @@ class Plan:
     """over which the nodes are spread; as training would on this machine if not given"""
     measure: Measure = "node"
     """what to compile: step, the whole program of each phase, which takes minutes for large models; node, the gradients
-    of one node, from which the others' follow; nothing: all temporaries are estimates"""
+    of one node, from which the others' follow; nothing: all temporaries are estimates. With --target nothing:
+    bytes alone, of steps that are only traced"""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """any other option of train.py, as in compare"""
     output: Path | None = None
@@ -88,7 +89,10 @@ class Plan:
 
     def _compile(self, line: str, variants: dict[str, Any], options: dict[str, list[str]]) -> None:
         """Compile for the targets, and print their tables."""
-        self._refuse(("nodes", "devices", "measure"), "does not go with --target, which has its own nodes and devices")
+        own = ("nodes", "devices") if self.measure == "nothing" else ("nodes", "devices", "measure")
+        self._refuse(own, "does not go with --target, which has its own nodes and devices")
+        if self.measure == "nothing" and self.shard:
+            raise UserError("--measure nothing does not go with --shard: a traced step does not say which link is used")
         if self.bandwidth < 0:
             raise UserError(f"--bandwidth must be positive, in Gbit/s, got {self.bandwidth:g}")
         stay_on_cpu()
@@ -98,7 +102,8 @@ class Plan:
         for name in names:  # all of them first: a compiler may be missing
             spec_of(name)
         targets = [target_of(name) for name in names]
-        asked = Asked(variants, options, self.workload, self.params, self.alpha, self.shard, self.phases == "last")
+        asked = Asked(variants, options, self.workload, self.params, self.alpha, self.shard, self.phases == "last",
+                      self.measure == "nothing")  # fmt: skip
         console, progress = Console(), partial(Console(stderr=True).print, highlight=False, soft_wrap=True)
         before = known_of(self.json)
         plans: list[TargetPlan] = []

@@ -29,6 +29,7 @@ class Asked(NamedTuple):
       alpha: share of each layer that is selected; None for the workload's.
       shard: whether the devices of a node divide the parameters.
       last: only the last phase of every method.
+      traced: compile nothing.
     """
 
     variants: dict[str, Any]
@@ -38,6 +39,7 @@ class Asked(NamedTuple):
     alpha: float | None = None
     shard: bool = False
     last: bool = False
+    traced: bool = False
 
 
 def plan_for(
@@ -69,7 +71,7 @@ def plan_for(
     def plan_of(rows: list[Row]) -> TargetPlan:
         return empty._replace(rows=tuple(rows))
 
-    rows = rows_of(methods, shapes, target, told, last=asked.last, known=known,
+    rows = rows_of(methods, shapes, target, told, last=asked.last, traced=asked.traced, known=known,
                    compiled=lambda rows: compiled(plan_of(rows)))  # fmt: skip
     return plan_of(rows)
 

@@ -23,7 +23,7 @@ READ = "one read"  # the row of a program that reads every gradient once
 
 
 class Program(NamedTuple):
-    """A compiled step of one phase of a method. Figures are those of one device.
+    """A step of one phase of a method. Figures are those of one device, and of a step that was only traced just bytes.
 
     Attributes:
       method, phase: their names.
@@ -34,17 +34,17 @@ class Program(NamedTuple):
       seconds: to trace and compile; `cpu_seconds` are the processors', which others on the machine do not change.
       cycles: the compiler's estimate; None where it makes none.
       collectives: how many a step runs, by kind.
-      key: a hash of what was compiled, for which target, and by which versions.
+      key: a hash of what was compiled, for which target, and by which versions; "" for a step that was only traced.
     """
 
     method: str
     phase: str
     inside: dict[str, float]
     across: dict[str, float]
-    temporary: int
-    arguments: int
-    seconds: float
-    cpu_seconds: float
+    temporary: int | None
+    arguments: int | None
+    seconds: float | None
+    cpu_seconds: float | None
     cycles: Cycles | None
     collectives: dict[str, int]
     key: str
@@ -67,6 +67,7 @@ def rows_of(
     told: Callable[[str], None] = lambda line: None,
     *,
     last: bool = False,
+    traced: bool = False,
     known: Mapping[str, Program] | None = None,
     compiled: Callable[[list[Row]], None] = lambda rows: None,
 ) -> list[Row]:
@@ -78,19 +79,23 @@ def rows_of(
       target: the devices.
       told: called with a line after each program.
       last: only the last phase of every method.
+      traced: compile nothing; the nodes must hold whole parameters.
       known: programs that were compiled before, by their keys: they are not compiled again.
       compiled: called with the rows so far after each program that was compiled.
     """
     nodes = target.nodes()
     make = partial(_compiled, target=target, known=known or {})
-    rows: list[Row] = [read_program(shapes, nodes, make)]
+    rows: list[Row] = [] if traced else [read_program(shapes, nodes, make)]
     phases = {name: method.schedule[-1:] if last else method.schedule for name, method in methods.items()}
     count, done = sum(map(len, phases.values())), 0
     for name, method in methods.items():
         for phase in phases[name]:
             done += 1
             try:
-                row: Row = program(name, method, phase.name, phase.value, shapes, nodes, make)
+                if traced:
+                    row: Row = traced_step(name, method, phase.name, phase.value, shapes, target, nodes)
+                else:
+                    row = program(name, method, phase.name, phase.value, shapes, nodes, make)
             except ValueError as error:  # a method that does not take shards
                 row = Refusal(name, " ".join(str(error).split()))
             kept = isinstance(row, Program) and row.key in (known or {})
@@ -108,7 +113,24 @@ def said(row: Row, kept: bool) -> str:
     """A row's progress line."""
     if isinstance(row, Refusal):
         return f"refused: {row.reason}"
+    if row.seconds is None:
+        return "traced"
     return "compiled in an earlier call" if kept else f"compiled in {row.seconds:.1f} s"
+
+
+def traced_step(
+    name: str, method: Compressor, phase: str, value: Hashable, shapes: PyTree, target: Target, nodes: Nodes
+) -> Program:
+    """The bytes of a phase's collectives, which all go between hosts or slices if there are several.
+
+    Raises:
+      ValueError: the method does not fit the parameters.
+    """
+    physical = method.wire(value, shapes, nodes).physical
+    times = Counter(one.op for one in physical)
+    sent = {op: float(sum(one.bytes for one in physical if one.op == op)) for op in times}
+    inside, across = ({}, sent) if target.groups > 1 else (sent, {})
+    return Program(name, phase, inside, across, None, None, None, None, None, dict(times), "")
 
 
 def program(

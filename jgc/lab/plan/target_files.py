@@ -28,7 +28,7 @@ def known_of(path: Path) -> Known:
     try:
         whole = json.loads(path.read_text())
         rows = [row for target in whole["targets"] for row in target["programs"]] + whole.get("kept", [])
-        found = [_program(row) for row in rows if "key" in row]
+        found = [_program(row) for row in rows if row.get("key")]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no plan of an earlier call: give another file with --json, or delete it") from error
     return {one.key: one for one in found}
@@ -111,8 +111,8 @@ def _line(row: Row, plan: TargetPlan) -> dict[str, Any]:
         "phase": row.phase,
         "temporary_bytes": row.temporary,
         "argument_bytes": row.arguments,
-        "seconds": round(row.seconds, 1),
-        "cpu_seconds": round(row.cpu_seconds, 1),
+        "seconds": round(row.seconds or 0, 1) or None,
+        "cpu_seconds": round(row.cpu_seconds or 0, 1) or None,
         "cycles": row.cycles and row.cycles.total,
         "reads": reads(row, plan),
         "left_out": "; ".join(f"{count} {kind}" for kind, count in (row.cycles.left_out if row.cycles else {}).items()),

@@ -23,6 +23,10 @@ BYTES = (
     "Bytes are those that one device sends in a step in the method's last phase, read from the compiled program: over "
     "the slow link where there is one."
 )
+TRACED = (
+    "Bytes are those that one device sends in a step, counted while the step was traced; nothing was compiled. "
+    "`pytest -m targets` compares such counts with compiled programs, for small parameters and every method."
+)
 WIDTH = 150  # where the output is not a terminal
 
 
@@ -78,9 +82,12 @@ def cells(row: Row, plan: TargetPlan) -> list[str]:
     if isinstance(row, Refusal):
         return [row.method, f"refused: {row.reason}", *[""] * 12]
     cycles = [f"{row.cycles.total:,}" if row.cycles else "", str(reads(row, plan) or "")]
-    memory = [size(row.temporary), f"{row.temporary / (4 * plan.values):.2f}", size(row.arguments)]
+    memory = ["", "", ""]
+    if row.temporary is not None:
+        memory = [size(row.temporary), f"{row.temporary / (4 * plan.values):.2f}", size(row.arguments)]
+    seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
     if row.method == READ:
-        return [row.method, *[""] * 7, *memory, f"{row.seconds:.1f}", *cycles]
+        return [row.method, *[""] * 7, *memory, seconds, *cycles]
     several = plan.target.groups > 1
     dense = plan.dense
     inside, across = sum(row.inside.values()), sum(row.across.values())
@@ -88,13 +95,18 @@ def cells(row: Row, plan: TargetPlan) -> list[str]:
     sent += [_bytes(across), _share(across, dense and sum(dense.across.values()))] if several else ["", ""]
     ms = slow_ms(row, plan)
     sent += ["" if ms is None else f"{ms:,.3g}", ", ".join(f"{count} {op}" for op, count in row.collectives.items())]
-    return [row.method, row.phase, *sent, *memory, f"{row.seconds:.1f}", *cycles]
+    return [row.method, row.phase, *sent, *memory, seconds, *cycles]
 
 
 def reads(row: Program, plan: TargetPlan) -> float | None:
     """A program's estimated cycles over those of one read of the gradient, if the compiler estimates them."""
     read = next((one.cycles for one in plan.rows if isinstance(one, Program) and one.method == READ), None)
     return round(row.cycles.total / max(read.total, 1), 1) if row.cycles and read else None
+
+
+def is_compiled(plan: TargetPlan) -> bool:
+    """Whether the plan's programs were compiled, not only traced."""
+    return any(isinstance(row, Program) and row.method == READ for row in plan.rows)
 
 
 def slow_ms(row: Program, plan: TargetPlan) -> float | None:
@@ -115,7 +127,7 @@ def _share(count: float, dense: float | None) -> str:
 def notes(plan: TargetPlan) -> list[str]:
     """What the columns mean on this target."""
     told = ["Bytes are those that one device sends in a step, read from the compiled program; temporary memory and "
-            "arguments are one device's, too."]  # fmt: skip
+            "arguments are one device's, too." if is_compiled(plan) else TRACED]  # fmt: skip
     if plan.target.groups > 1 and plan.gbits:
         told.append(
             f"The slow link's time is that of the bytes of all {plan.target.per_group} devices of a "
@@ -152,11 +164,13 @@ def markdown(plans: Sequence[TargetPlan], files: str = "") -> str:
     """
     of = ", ".join(f"{name} {version}" for name, version in versions([plan.target for plan in plans]).items())
     headings = [heading(plan) + "." for plan in plans]
+    how = "Compiled" if is_compiled(plans[0]) else "Traced"
     if len(plans) == 1:
         parts = [*headings, table(*table_of(plans[0])), *notes(plans[0])]
     else:
-        parts = [table(*bytes_table(plans)), BYTES, "\n".join(f"- {line}" for line in headings)]
-    return "\n\n".join([f"Compiled, not run. Versions: {of}.", *parts, files]).rstrip() + "\n"
+        parts = [table(*bytes_table(plans)), BYTES if is_compiled(plans[0]) else TRACED]
+        parts.append("\n".join(f"- {line}" for line in headings))
+    return "\n\n".join([f"{how}, not run. Versions: {of}.", *parts, files]).rstrip() + "\n"
 
 
 def bytes_table(plans: Sequence[TargetPlan]) -> tuple[list[str], list[list[str]]]:
