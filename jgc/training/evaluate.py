@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jgc import comm
+from jgc.backend import backend_of
 from jgc.node_axis import on_nodes
 from jgc.placement import LOCAL, SHARED, place_array, to_host
 from jgc.training.data import ACCURACY, BITS, MEAN_IOU, NATS, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
@@ -132,6 +133,7 @@ def _make_variables(parts: Parts) -> Callable[[TrainState], dict[str, PyTree]]:
 def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[TrainState], dict[str, float]]:
     """`state -> figures` over a data set. A recurrent model starts without a carry and hands it from batch to batch."""
     make_variables = _make_variables(parts)
+    in_turn = parts.nodes.mesh is not None and backend_of(parts.nodes) == "cpu"
 
     @jax.jit
     def add_up(variables, inputs, labels, mask):
@@ -144,7 +146,8 @@ def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[Tra
         sums = []
         for batch in _placed(parts, batches):
             carried, of_batch = add_up({**variables, **carried}, *batch)
-            sums.append(of_batch)
+            # Devices of a CPU are threads of one processor: collectives of several batches at once can wait forever.
+            sums.append(jax.block_until_ready(of_batch) if in_turn else of_batch)
         of_batches = zip(*jax.device_get(sums), strict=True)
         return measure.figures(*(np.array(counts, np.float64).sum(axis=0) for counts in of_batches))
 

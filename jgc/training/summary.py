@@ -78,12 +78,14 @@ def sent_by_a_node(setup: Setup, lines: Sequence[Line]) -> dict[str, Any]:
     With local steps `every` is the number of steps in a round; without them None. `unit` is what a label stands for.
     """
     config, source = setup.parts.config, setup.source
-    step = sum(line["bytes"] for line in lines) / max(len(lines), 1) / config.nodes
-    examples, window = config.batch_size // config.nodes, 1
+    count, dense = max(len(lines), 1), setup.costs[0].dense
+    step = sum(line["bytes"] / line["bytes_uncompressed"] for line in lines) / count * dense  # nodes may have changed
+    of_batch, window = sum(line["bytes"] for line in lines) / count, 1
     if source.kind == "text":
         window = source.inputs(1).words.shape[1]
     unit = "token" if source.kind == "text" else "image"
-    return {"every": config.local.every, "step": step, "label": step / (examples * window), "unit": unit}
+    return {"every": config.local.every, "step": step, "label": of_batch / (config.batch_size * window),
+            "unit": unit}  # fmt: skip
 
 
 def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequence[Score]) -> dict[str, Any]:
