@@ -53,7 +53,7 @@ _INSTRUCTION = re.compile(  # name, shape, opcode, stage, the rest
 _CALLED = re.compile(r"\b(body|condition|calls|to_apply|\w+_computations?)=(%?[\w.-]+|\{[^}]*\})")
 _LISTED = r"=\{((?:\{[\d, ]*\}[, ]*)*)\}"  # {{0,1},{2,3}} or {}
 _MESH_GROUPS = re.compile(  # mesh['a'=2,'b'=4] {'b'}, or {'b':(2)2} for a part of an axis
-    r"replica_groups=mesh\[([^\]]+)\](?:, device_ids=\([^{]*\))? \{((?:'[^']*'(?::\(\d+\)\d+)?,?)+)\}")
+    r"replica_groups=mesh\[([^\]]+)\](, device_ids=\([^{]*\))? \{((?:'[^']*'(?::\(\d+\)\d+)?,?)+)\}")
 
 
 class UnknownCountError(UnknownCollectiveError):
@@ -239,7 +239,7 @@ def _group_size(module: Module, op: Op) -> int:
         n = int(iota[1])
     elif mesh := _MESH_GROUPS.search(op.rest):
         sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
-        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2])
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[3])
         n = prod(int(part or sizes[axis]) for axis, part in axes)
     else:
         raise UnknownCollectiveError(f"unknown format of replica_groups: {op.line}")
@@ -251,7 +251,7 @@ def _group_size(module: Module, op: Op) -> int:
 
 
 def _groups(module: Module, op: Op) -> tuple[tuple[int, ...], ...]:
-    """The devices of each group; () in the format that names axes."""
+    """The devices of each group; () where the devices of a mesh are in another order than 0, 1, 2, ..."""
     if listed := re.search("replica_groups" + _LISTED, op.rest):
         groups = re.findall(r"\{([^}]*)\}", listed[1])
         return tuple(tuple(map(int, group.split(","))) for group in groups) or (tuple(range(module.devices)),)
@@ -260,7 +260,29 @@ def _groups(module: Module, op: Op) -> tuple[tuple[int, ...], ...]:
         order = [int(d) for d in iota[4].split(",")] if iota[4] else range(len(dims))
         ids = np.arange(prod(dims)).reshape(dims).transpose(order).reshape(int(iota[1]), int(iota[2]))
         return tuple(map(tuple, ids.tolist()))
-    return ()
+    mesh = _MESH_GROUPS.search(op.rest)
+    return _of_axes(mesh[1], mesh[3]) if mesh and not mesh[2] else ()
+
+
+def _of_axes(mesh: str, axes: str) -> tuple[tuple[int, ...], ...]:
+    """The groups along axes of a mesh of devices 0, 1, 2, ...
+
+    Example:
+      >>> _of_axes("'a'=2,'b'=4", "'b'")
+      ((0, 1, 2, 3), (4, 5, 6, 7))
+      >>> _of_axes("'a'=2,'b'=4", "'a','b':(1)2")
+      ((0, 2, 4, 6), (1, 3, 5, 7))
+    """
+    grouped = {name: (int(before or 1), int(size or 0)) for name, before, size in
+               re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)}  # fmt: skip
+    dims, chosen = list[int](), list[int]()
+    for name, size in re.findall(r"'([^']*)'=(\d+)", mesh):
+        before, part = grouped.get(name, (1, 1))  # an axis is before x part x rest; groups lie along the part
+        part = part or int(size)
+        chosen += [len(dims) + 1] if name in grouped else []
+        dims += [before, part, int(size) // before // part]
+    ids = np.moveaxis(np.arange(prod(dims)).reshape(dims), chosen, range(-len(chosen), 0))
+    return tuple(map(tuple, ids.reshape(-1, prod(dims[i] for i in chosen)).tolist()))
 
 
 def _listed_pairs(op: Op) -> tuple[tuple[int, ...], ...]:

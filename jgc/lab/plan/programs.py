@@ -17,7 +17,7 @@ from jgc.lab.plan.cycles import Cycles, cycles_of
 from jgc.lab.plan.targets import Target, compiled_for, versions
 from jgc.placement import SHARED, spec
 from jgc.types import Compressor, Nodes, PyTree
-from jgc.wire.hlo import Collective, collectives
+from jgc.wire.hlo import Collective, UnknownCollectiveError, collectives
 
 READ = "one read"  # the row of a program that reads every gradient once
 
@@ -202,5 +202,11 @@ def by_link(found: Sequence[Collective], target: Target) -> tuple[dict[str, floa
 
 
 def leaves_group(one: Collective, per_group: int) -> bool:
-    """Whether a collective's devices are of several hosts or slices of so many devices each."""
+    """Whether a collective's devices are of several hosts or slices of so many devices each.
+
+    Raises:
+      UnknownCollectiveError: the program does not list the devices.
+    """
+    if not (one.groups or one.between_slices):
+        raise UnknownCollectiveError(f"cannot tell which devices take part in {one.op} of {one.sent_bytes:g} bytes")
     return one.between_slices or any(len({i // per_group for i in group}) > 1 for group in one.groups)
