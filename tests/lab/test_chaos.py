@@ -31,7 +31,7 @@ def test_same_seed_same_order():
 
 def test_stops_are_below_and_above_the_timeout():
     for timeout in (10.0, 20.0, 60.0):
-        seconds = [seconds_of(Random(i), timeout) for i in range(200)]
+        seconds = [seconds_of(Random(i), timeout, i) for i in range(200)]
         assert all(5 <= s <= 150 for s in seconds)
         assert len([s for s in seconds if s < timeout]) > 50 and len([s for s in seconds if s > timeout]) > 50
 

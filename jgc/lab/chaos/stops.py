@@ -9,6 +9,7 @@ from jgc.lab.chaos.lab import EVERY, STEPS, Lab
 from jgc.lab.chaos.verdict import HANG, SAID, SILENT, CannotTest, Outcome
 
 SHORTEST, LONGEST = 5.0, 150.0  # seconds
+FIRST = (5.0, 75.0, 150.0)  # seconds of the first stops: the default timeout is 60
 MARGIN = 0.75  # of the timeout, that a stop may last without ending the run
 
 
@@ -24,15 +25,17 @@ def stop_another(lab: Lab, dice: Random) -> Outcome:
     return _stand_still(lab, dice, lab.another(dice))
 
 
-def seconds_of(dice: Random, timeout: float) -> float:
-    """How long: as often below the timeout as above it."""
+def seconds_of(dice: Random, timeout: float, number: int) -> float:
+    """How long: at first those of `FIRST`, then as often below the timeout as above it."""
+    if number < len(FIRST):
+        return FIRST[number]
     if dice.random() < 0.5:
         return dice.uniform(SHORTEST, max(SHORTEST, MARGIN * timeout))
     return dice.uniform(min(timeout + SHORTEST, LONGEST), LONGEST)
 
 
 def _stand_still(lab: Lab, dice: Random, victim: int) -> Outcome:
-    seconds, step = seconds_of(dice, lab.timeout), dice.randrange(1, STEPS - 2 * EVERY)
+    seconds, step = seconds_of(dice, lab.timeout, lab.number), dice.randrange(1, STEPS - 2 * EVERY)
     seconds = min(seconds, max(SHORTEST, lab.deadline - time.monotonic()))
     group = lab.start()
     lab.at_step(group, step)
