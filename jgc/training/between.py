@@ -38,6 +38,7 @@ def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
 def check_and_save(run: Run, done: int, state: TrainState, stop: bool) -> None:
     """Compare what devices should hold alike, and write a checkpoint, where one of them is due; both before a stop."""
     config = run.config
+    checkpoint.check(run.manager, run.proof)
     saves = stop or done == config.steps or is_every(config.checkpoint_every, done)
     if saves or is_every(config.check_replicas_every, done):
         check_replicas(run, done, state)
@@ -56,7 +57,7 @@ def check_replicas(run: Run, done: int, state: TrainState) -> None:
 
 
 def save(run: Run, done: int, state: TrainState) -> None:
-    """Write a checkpoint, after the metrics of all steps before it."""
+    """Begin to write a checkpoint, after the metrics of all steps before it."""
     host = {
         "config": as_json(run.config),
         "versions": summary.versions(),
@@ -66,7 +67,7 @@ def save(run: Run, done: int, state: TrainState) -> None:
     with run.recorder.untimed():
         run.recorder.write()
         checkpoint.save(run.manager, done, state, host, run.proof)
-        run.team.wait()  # for process 0, which writes
+        run.team.wait()  # for process 0, which may have waited for the checkpoint before
 
 
 def is_every(interval: int, done: int) -> bool:

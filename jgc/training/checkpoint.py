@@ -3,6 +3,8 @@
 A checkpoint holds the train state as a flat dict of named host arrays (StandardSave) and plain data (JsonSave): the
 step, the resolved config, versions, a checksum of every array and one of the plain data themselves. Orbax itself does
 not detect damaged values. The two newest are kept, and the last good one (`proof`).
+Orbax copies the arrays and writes them in the background, while the next steps reuse the buffers; `check` and `finish`
+raise what goes wrong there.
 The state saved after step N belongs to the phase of step N - 1: the transition at N runs after a resume.
 """
 
@@ -13,7 +15,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,11 +54,11 @@ class Restored(NamedTuple):
 def open_manager(run_dir: Path) -> ocp.CheckpointManager:
     """The manager of a run's checkpoints. Process 0 deletes half-written ones; only process 0 writes."""
     process = jax.process_index()
+    logging.getLogger("absl").disabled = True  # Orbax logs a traceback of each failed thread, beside what it raises
     # without this the managers of several processes would wait for each other inside Orbax
     only_here = ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
     options = ocp.CheckpointManagerOptions(
         max_to_keep=None,  # `save` deletes: Orbax does not know which is good
-        enable_async_checkpointing=False,  # the next step donates the buffers that are saved
         cleanup_tmp_directories=process == 0,
         read_only=process != 0,
         create=False,
@@ -70,7 +72,7 @@ def open_manager(run_dir: Path) -> ocp.CheckpointManager:
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any], proof: Proof) -> None:
-    """Write a checkpoint, unless the step already has one, and delete those not needed any more.
+    """Begin to write a checkpoint, unless the step already has one, after the one before is complete.
 
     Args:
       manager: of the run's checkpoints.
@@ -86,28 +88,64 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
     arrays = flatten(state)
     if not all(np.all(np.isfinite(x)) for name, x in arrays.items() if name.startswith("params.")):
         raise NonFinite(step, "a parameter has become NaN or infinite", kept(manager, proof))
+    finish(manager, proof)
     before = kept(manager, proof)
     proof.saved(step)
     if jax.process_index() != 0 or manager.latest_step() == step:
         return
     needed, free = sum(x.nbytes for x in arrays.values()), shutil.disk_usage(manager.directory).free
-    what = f"checkpoint {step} to {manager.directory}"
     if free < needed:
         reason = f"it may need {needed:,} bytes, and {free:,} are free on the disk; {before}"
-        raise UserError(f"cannot write {what}: {reason}", FAILED)
+        raise UserError(f"cannot write checkpoint {step} to {manager.directory}: {reason}", FAILED)
     host = {**host, "step": step, "arrays": {name: label(x) for name, x in arrays.items()}}
     host |= {"first_loss": proof.first, "good": proof.good}
     host[CHECKSUM] = checksum(host)
+    args = ocp.args.Composite(state=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host))
+    with _failures(manager, proof):
+        manager.save(step, args=args)
+
+
+def check(manager: ocp.CheckpointManager, proof: Proof) -> None:
+    """`finish`, if that needs no waiting: a failure is raised at the next step."""
+    if not manager.is_saving_in_progress():  # Orbax's check_for_errors misses what its own thread has seen first
+        finish(manager, proof)
+
+
+def finish(manager: ocp.CheckpointManager, proof: Proof) -> None:
+    """Wait until the newest checkpoint is complete, and delete those not needed any more.
+
+    Raises:
+      UserError: it has failed. Older checkpoints stay.
+    """
+    with _failures(manager, proof):
+        manager.wait_until_finished()
+    if jax.process_index() == 0:
+        _delete_all_but(manager, proof.good)
+
+
+@contextmanager
+def completed(manager: ocp.CheckpointManager, proof: Proof) -> Iterator[None]:
+    """After the block, wait for the newest checkpoint; also after an error, whose message may name it."""
     try:
-        with _silent():
-            manager.save(
-                step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host))
-            )
+        yield
+    except BaseException:
+        with suppress(UserError):
+            finish(manager, proof)
+        raise
+    finish(manager, proof)
+    manager.close()
+
+
+@contextmanager
+def _failures(manager: ocp.CheckpointManager, proof: Proof) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # tensorstore reports a full disk as a ValueError
-        for half_written in Path(manager.directory).glob(f"{step}.orbax-checkpoint-tmp*"):
+        for half_written in Path(manager.directory).glob(f"{proof.newest}.orbax-checkpoint-tmp*"):
             shutil.rmtree(half_written, ignore_errors=True)
-        raise UserError(f"{cannot_write(what, error)}; {before}", FAILED) from error
-    _delete_all_but(manager, proof.good)
+        failed = cannot_write(f"checkpoint {proof.newest} to {manager.directory}", error)
+        proof.lost()
+        raise UserError(f"{failed}; {kept(manager, proof)}", FAILED) from error
 
 
 def _delete_all_but(manager: ocp.CheckpointManager, good: int | None) -> None:
@@ -116,17 +154,6 @@ def _delete_all_but(manager: ocp.CheckpointManager, good: int | None) -> None:
     for step in steps[:-KEEP]:
         if step != good:
             manager.delete(step)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Silence Orbax's log: it has a traceback for each failed thread, in addition to the exception raised."""
-    logger = logging.getLogger("absl")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def kept(manager: ocp.CheckpointManager, proof: Proof) -> str:
@@ -160,8 +187,7 @@ def restore(
     steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
         try:
-            with _silent():
-                found = Restored(step, *_read(manager, step), tuple(damaged))
+            found = Restored(step, *_read(manager, step), tuple(damaged))
             check(found)
         except UserError as error:
             damaged.append(f"checkpoint {step} is not of this run: {error}")

@@ -36,7 +36,8 @@ T = TypeVar("T")
 TOKEN = "JGC_RUN_TOKEN"  # environment variable: a secret of the run, the same in all processes
 LAG = 2  # steps from a signal to the stop: the processes agree while these steps run
 NEVER = 10**6  # seconds until JAX's own heartbeat ends the run: it prints a stack dump, the hub one line
-OWN = frozenset(("distributed", "run_dir", "data.dir", "log_every"))  # settings that may differ between processes
+# settings that may differ between processes
+OWN = frozenset(("distributed", "run_dir", "compile_cache", "data.dir", "log_every"))
 
 
 class Disagreement(UserError):

@@ -26,6 +26,7 @@ from jgc.training.local_step import as_exchanged, exchange_parts
 from jgc.training.lock import sole_writer
 from jgc.training.metrics import Metrics, NoMetrics, read
 from jgc.training.program import compile_gradients, compile_update
+from jgc.training.programs import kept_programs
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
@@ -63,10 +64,12 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
 def run_in(team: Team, config: Config, resume_command: str, console: Console) -> int:
     """`run` in one process of a team; process 0 alone prints, and writes the run folder."""
     folder = Path(team.lead(lambda: str(choose_run_dir(config))))
+    programs = kept_programs(config.compile_cache, folder, team.leads)
     if not team.leads:
-        return run_in_folder(team, config, folder, resume_command, console)
+        with programs:
+            return run_in_folder(team, config, folder, resume_command, console)
     tell = partial(console.print, highlight=False, soft_wrap=True)
-    with sole_writer(folder, tell, team.end):
+    with sole_writer(folder, tell, team.end), programs:
         check_run_dir(folder, config)  # again, for another process may have begun a run here meanwhile
         return run_in_folder(team, config, folder, resume_command, console)
 
@@ -110,11 +113,11 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
             entered, costs, updates={}, fragments=fragments, proof=proof, replicas=Replicas(setup.parts.nodes),
         )  # fmt: skip
         try:
-            state, done = (local.train if setup.parts.local else train)(run, state, start)
+            with checkpoint.completed(manager, proof):
+                state, done = (local.train if setup.parts.local else train)(run, state, start)
         except MissingDataError as error:  # an image turns out to be broken, in a thread that reads ahead of the steps
             recorder.write()
             raise UserError(f"{error}; {kept()}", FAILED) from error
-    manager.close()
     if done < config.steps:
         console.print(f"{interrupts.name}: saved after step {done} of {config.steps}. Go on with", highlight=False)
         console.print(f"  {team.resume}", highlight=False, soft_wrap=True)

@@ -1,8 +1,6 @@
 """One process's connection to the hub (`hub`): post values, wait for those of all, exit when the run must end.
 
-Not JAX's coordination service, for three reasons: the hub exists before JAX starts, so other versions or configs are
-an error and not a hang; a dead process is noticed at once and a stopped one after the user's timeout; the message is
-one line, not a C++ stack dump.
+Not JAX's coordination service: docs/distributed.md says which promises that cannot keep, and how it was measured.
 """
 
 import contextlib

@@ -26,6 +26,7 @@ class Proof:
 
     def __init__(self, first: float | None = None, newest: int | None = None, good: int | None = None):
         self.first, self.newest, self.good = first, newest, good
+        self._before = newest, good
 
     def follow(self, step: int, loss: float) -> None:
         """Take note of a step's loss, that of its parameters before the update. Steps count from 1."""
@@ -35,8 +36,13 @@ class Proof:
             self.good = self.newest
 
     def saved(self, step: int) -> None:
-        """Take note of a checkpoint after a step."""
+        """Take note of a checkpoint after a step, which is being written from now on."""
+        self._before = self.newest, self.good
         self.newest = step
+
+    def lost(self) -> None:
+        """Forget the newest checkpoint: it could not be written."""
+        self.newest, self.good = self._before
 
     def kept(self, folder: object) -> str:
         """Names the last good checkpoint, for the message of a run that must stop."""

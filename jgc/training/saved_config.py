@@ -10,8 +10,8 @@ from jgc.training.workloads import WORKLOADS
 # Settings that may change on --resume. Recording may not, though it does not change the run: the recording would have
 # gaps that its reader cannot see.
 FREE = frozenset(
-    "steps run_dir resume nodes distributed data.dir data.threads log_every evaluate_every diagnose_every "
-    "checkpoint_every check_replicas_every record.max_megabytes".split()
+    "steps run_dir resume compile_cache nodes distributed data.dir data.threads log_every evaluate_every "
+    "diagnose_every checkpoint_every check_replicas_every record.max_megabytes".split()
 )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +37,14 @@ def state_of(value=0.0, nodes=4):
 def saved(path, *values):
     manager = checkpoint.open_manager(path)
     for step, value in enumerate(values, start=1):
-        checkpoint.save(manager, step, state_of(value), HOST, Proof())
+        write(manager, step, state_of(value))
     return manager
+
+
+def write(manager, step, state, host=HOST, proof=None):
+    proof = proof or Proof()
+    checkpoint.save(manager, step, state, host, proof)
+    checkpoint.finish(manager, proof)
 
 
 def same(a, b):
@@ -81,7 +88,7 @@ def test_damaged_checkpoint_falls_back(tmp_path, damage):
     assert found.step == 1 and "checkpoint 2 is damaged" in found.damaged[0]
     assert same(checkpoint.fit(state_of(), found, nodes=4), state_of(1.0))
     assert (tmp_path / checkpoint.DAMAGED / "2-0").is_dir()
-    checkpoint.save(manager, 2, state_of(5.0), HOST, Proof())  # and its step can be saved anew
+    write(manager, 2, state_of(5.0))  # and its step can be saved anew
     assert checkpoint.restore(checkpoint.open_manager(tmp_path)).step == 2
 
 
@@ -140,7 +147,7 @@ def test_last_good_checkpoint_is_kept_until_a_later_one_has_proved_itself(tmp_pa
     kept = []
     for step, loss in enumerate([2.3, 2.2, 2.1, 1e18, 1e18, np.inf, 1e18, 2.0, 1.9], start=1):
         proof.follow(step, loss)
-        checkpoint.save(manager, step, state_of(float(step)), HOST, proof)
+        write(manager, step, state_of(float(step)), HOST, proof)
         kept.append((sorted(manager.all_steps()), proof.good))
     assert kept[3:7] == [([2, 3, 4], 2), ([2, 4, 5], 2), ([2, 5, 6], 2), ([2, 6, 7], 2)]
     assert kept[7:] == [([7, 8], 7), ([8, 9], 8)]
@@ -164,7 +171,7 @@ def test_half_written_checkpoint(tmp_path):
     (tmp_path / checkpoint.FOLDER / "2.orbax-checkpoint-tmp").mkdir()
     manager = checkpoint.open_manager(tmp_path)
     assert checkpoint.restore(manager).step == 1
-    checkpoint.save(manager, 2, state_of(2.0), HOST, Proof())
+    write(manager, 2, state_of(2.0))
     assert sorted(manager.all_steps()) == [1, 2]
 
 
@@ -201,7 +208,7 @@ def test_repeated_node_changes_keep_mean(tmp_path):
     state, nodes = before, 4
     for step, new in enumerate((3, 8), start=1):
         manager = checkpoint.open_manager(tmp_path)
-        checkpoint.save(manager, step, state, {"config": {"nodes": nodes}}, Proof())
+        write(manager, step, state, {"config": {"nodes": nodes}})
         found = checkpoint.restore(manager)
         state, nodes = checkpoint.fit(state_of(nodes=new), found, new), new
         assert state.compressor.local["residual"].shape == (new, 3)
@@ -225,9 +232,34 @@ def test_full_disk(tmp_path):
         params={"layer/1": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=100_000))}}
     )
     with small_files(50_000), pytest.raises(UserError, match="cannot write checkpoint 2") as error:
-        checkpoint.save(manager, 2, big, HOST, Proof())
+        write(manager, 2, big)
     assert "\n" not in str(error.value)
     assert checkpoint.restore(checkpoint.open_manager(tmp_path)).step == 1
+
+
+def test_failure_in_the_background_is_raised_at_a_later_step(tmp_path):
+    manager, proof = saved(tmp_path, 1.0), Proof(2.3, newest=1, good=1)
+    big = state_of()._replace(params={"kernel": jnp.asarray(np.random.default_rng(0).normal(size=100_000))})
+    said = r"cannot write checkpoint 2 .*last good .* step 1"
+    with small_files(50_000), pytest.raises(UserError, match=said) as error:
+        checkpoint.save(manager, 2, big, HOST, proof)
+        for _ in range(1000):
+            proof.follow(3, 2.0)
+            checkpoint.check(manager, proof)
+            time.sleep(0.01)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in (tmp_path / checkpoint.FOLDER).iterdir()] == ["1"]
+
+
+def test_buffers_donated_while_a_checkpoint_is_written(tmp_path):
+    manager = checkpoint.open_manager(tmp_path)
+    big = jax.random.normal(jax.random.key(0), (3_000_000,))  # jnp.asarray's could not be donated
+    before = np.array(big)
+    checkpoint.save(manager, 1, state_of()._replace(params={"kernel": big}), HOST, proof := Proof())
+    jax.jit(lambda x: x * 0, donate_argnums=0)(big).block_until_ready()
+    checkpoint.finish(manager, proof)
+    found = checkpoint.restore(checkpoint.open_manager(tmp_path))
+    np.testing.assert_array_equal(found.arrays["params.kernel"], before)
 
 
 def test_host_data_is_plain_json(tmp_path):
