@@ -189,8 +189,7 @@ class Config(Generic[M]):
     resume: bool = False
     """continue the run in --run-dir"""
     compile_cache: str = ""
-    """folder that keeps compiled programs for the next start, or none; if not given, programs/ in the run folder on GPU
-    and TPU, and none on CPU: see docs/distributed.md"""
+    """folder that keeps compiled programs for the next start, or none; if not given, programs/ in the run folder"""
     log_every: int = 10
     """steps between two lines of output if it is not a terminal; metrics.jsonl has every step"""
     evaluate_every: int = OPEN

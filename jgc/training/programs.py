@@ -46,13 +46,10 @@ def _set(folder: str | None) -> None:
 
 
 def folder_of(setting: str, run_dir: Path) -> str | None:
-    """Where programs are kept; None for nowhere, as on CPU if there is no setting.
-
-    XLA has crashed on CPU while it loaded a program of very many kernels: docs/distributed.md.
-    """
+    """Where programs are kept; None for nowhere."""
     if setting:
         return None if setting == NONE else setting
-    return None if jax.default_backend() == "cpu" else str(run_dir / FOLDER)
+    return str(run_dir / FOLDER)
 
 
 def drop_damaged(folder: Path) -> None:
