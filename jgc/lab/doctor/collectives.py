@@ -84,7 +84,7 @@ KINDS = (
     Kind("reduce-scatter", "float32", lambda x, nodes: lax.psum_scatter(x, nodes.slow, tiled=True), _scattered),
     Kind("all-to-all", "float32", lambda x, nodes: lax.all_to_all(x, nodes.slow, 0, 0, tiled=True), _exchanged),
 )  # fmt: skip
-"""What `jgc.comm` calls, and beside it the two that a user's own sharding may."""
+"""The collectives of `jgc.comm`, and three bare ones: the ppermute of its rings, and two that a sharded model needs."""
 
 
 def values(kind: Kind, nodes: int, size: int) -> np.ndarray:
