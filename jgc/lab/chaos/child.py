@@ -51,7 +51,7 @@ def prepare(output: str, environment: dict[str, str]) -> None:
     jax.config.update("jax_platforms", "cpu")
     if programs := environment.get("JGC_CHAOS_PROGRAMS"):
         jax.config.update("jax_compilation_cache_dir", programs)
-    else:  # a killed process can leave a damaged program, and XLA has crashed while it loaded a whole one
+    else:  # tries are short: compiling again costs less than the look at what a killed process has left
         jax.config.update("jax_enable_compilation_cache", False)
     narrow()
     setup.make_model = tiny_conv_model if environment.get("JGC_CHAOS_MODEL") == "conv" else tiny_model
