@@ -1,12 +1,13 @@
 """LGC's autoencoder: sizes, losses and what it can learn."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jgc.compress.lgc import autoencoder as ae
+from jgc.compress.lgc import autoencoder as ae, networks
 
 K = 3
 
@@ -35,6 +36,23 @@ def test_parameter_counts_are_those_of_tables_1_and_2(paper_filters):
     assert count(weights.encoder) == sum(width * i * o + o for width, i, o in table_1)
     assert (round(count(weights.encoder), -3), round(count(weights.decoders) / K, -3)) == (173_000, 44_000)
     assert count(weights.decoders) == K * sum(width * i * o + o for width, i, o in table_2)
+
+
+@pytest.mark.parametrize(
+    "layer, flax",
+    [
+        (networks.Conv(5), nn.Conv(5, (1,))),
+        (networks.Conv(5, stride=2), nn.Conv(5, (3,), strides=(2,))),
+        (networks.ConvTranspose(5, 1), nn.ConvTranspose(5, (3,), strides=(1,))),
+        (networks.ConvTranspose(5, 2), nn.ConvTranspose(5, (3,), strides=(2,))),
+    ],
+)
+def test_convolutions_are_those_of_flax(layer, flax):
+    x, key = _numbers(0, 2, 8, 3), jax.random.key(0)
+    weights = flax.init(key, x)
+    jax.tree.map(np.testing.assert_array_equal, layer.init(key, x), weights)  # old checkpoints have weights of Flax
+    weights = jax.tree.map(lambda w: w + 0.1 * _numbers(1, *w.shape), weights)
+    np.testing.assert_allclose(layer.apply(weights, x), flax.apply(weights, x), rtol=0, atol=1e-6)
 
 
 def first_weights() -> ae.Weights:

@@ -1,5 +1,9 @@
 """The networks of LGC's autoencoder as Flax modules. Only `autoencoder` imports this file, when it builds them.
 
+Their convolutions, all with a kernel of 3 or of 1, are matrix products. They have the parameters, names and results of
+Flax's `Conv` and `ConvTranspose`, but XLA on CPU takes three times as long for a convolution whose kernel has a node
+axis, ten times for its gradient.
+
 Source: LGC paper, Section IV-A, Tables I and II.
 """
 
@@ -7,6 +11,58 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jgc.types import Array
+
+
+class Conv(nn.Module):
+    """f32[..., n, c] -> f32[..., n / stride, filters], padded with zeros; a kernel of 3 and stride 2, or both 1."""
+
+    filters: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if self.stride == 1:
+            return _affine(self, x, 1)
+        pairs = x.reshape(*x.shape[:-2], -1, 2 * x.shape[-1])  # x[2 i], x[2 i + 1]
+        return _affine(self, jnp.concatenate([pairs, _next(pairs[..., : x.shape[-1]])], axis=-1), 3)
+
+
+class ConvTranspose(nn.Module):
+    """f32[..., n, c] -> f32[..., stride n, filters], padded with zeros; a kernel of 3, stride 1 or 2."""
+
+    filters: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if self.stride == 1:
+            return _affine(self, jnp.concatenate([_previous(x), x, _next(x)], axis=-1), 3)
+        kernel, bias = _parameters(self, 3, x.shape[-1])
+        before, even, odd = jnp.split(x @ jnp.concatenate([kernel[0], kernel[2], kernel[1]], axis=-1), 3, axis=-1)
+        pairs = jnp.concatenate([_previous(before) + even, odd], axis=-1)  # y[2 i], y[2 i + 1]
+        return pairs.reshape(*x.shape[:-2], -1, self.filters) + bias
+
+
+def _affine(module: Conv | ConvTranspose, windows: Array, size: int) -> Array:
+    """Windows f32[..., n, size c] times the kernel, plus the bias: f32[..., n, filters]."""
+    kernel, bias = _parameters(module, size, windows.shape[-1] // size)
+    return windows @ kernel.reshape(-1, module.filters) + bias
+
+
+def _parameters(module: Conv | ConvTranspose, size: int, channels: int) -> tuple[Array, Array]:
+    """Flax's kernel f32[size, channels, filters] and bias f32[filters]."""
+    kernel = module.param("kernel", nn.initializers.lecun_normal(), (size, channels, module.filters))
+    return kernel, module.param("bias", nn.initializers.zeros, (module.filters,))
+
+
+def _next(x: Array) -> Array:
+    """x[i + 1] at i, zeros at the end; x f32[..., n, c]."""
+    return jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], axis=-2)
+
+
+def _previous(x: Array) -> Array:
+    """x[i - 1] at i, zeros at the start; x f32[..., n, c]."""
+    return jnp.concatenate([jnp.zeros_like(x[..., :1, :]), x[..., :-1, :]], axis=-2)
 
 
 class Encoder(nn.Module):
@@ -18,8 +74,8 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for filters in self.filters:
-            x = nn.leaky_relu(nn.Conv(filters, (3,), strides=(2,))(x))
-        return nn.Conv(self.channels, (1,))(x)
+            x = nn.leaky_relu(Conv(filters, stride=2)(x))
+        return Conv(self.channels)(x)
 
 
 class Decoder(nn.Module):
@@ -36,6 +92,6 @@ class Decoder(nn.Module):
     def __call__(self, code: Array, innovation: Array | None = None) -> Array:
         x = code
         for filters, stride in zip(self.filters, self.strides, strict=True):
-            x = nn.ConvTranspose(filters, (3,), strides=(stride,))(x)
+            x = ConvTranspose(filters, stride)(x)
             x = x if self.linear else nn.leaky_relu(x)
-        return nn.Conv(1, (1,))(x if innovation is None else jnp.concatenate([x, innovation], axis=-1))
+        return Conv(1)(x if innovation is None else jnp.concatenate([x, innovation], axis=-1))

@@ -151,7 +151,7 @@ class Ring(NamedTuple):
         positions, x = values_at_leaders(v, leader, selection, nodes)
         trained = shared.autoencoder
         weight = float(ae.padded(selection.mu)) if self.config.autoencoder_loss == "sum" else 1.0
-        for _ in range(self.config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
+        for _ in range(self.config.autoencoder_updates):
             z = self.training_input(x, leader, selection)
             trained = ae.train_mean(trained, self.optimiser, z, self.linear, weight)[0]
         return Step(

@@ -105,7 +105,7 @@ class ParameterServer(NamedTuple):
         trained = shared.autoencoder
         terms = ae.terms(nodes.count, ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else (1.0, 1.0)
         weights = config.lambda_reconstruction * terms[0], config.lambda_similarity * terms[1]
-        for _ in range(config.autoencoder_updates):  # unrolled: convolutions in a loop are slow on CPU
+        for _ in range(config.autoencoder_updates):
             z, innovations = training_input(config, x, leader, selection)
             trained = ae.train(trained, self.optimiser, z, innovations, leader, *weights)[0]
         return Step(
