@@ -120,7 +120,8 @@ def spec(placement: Placement, nodes: Nodes) -> P:
     """The mesh axes over which an array of this placement is divided."""
     if isinstance(placement, str):
         slow = nodes.slow or None
-        return {SHARED: P(), LOCAL: P(slow), BATCH: P(slow, nodes.fast or None)}[placement]
+        batch = P(slow, nodes.fast) if nodes.fast else P(slow)  # no None for [b]: keys [K] have no such axis
+        return {SHARED: P(), LOCAL: P(slow), BATCH: batch}[placement]
     inner = tuple(placement.spec) if isinstance(placement, Sharded) else (placement.axes or None,)
     return P(nodes.slow or None, *inner) if on_node_axis(placement) else P(*inner)
 

@@ -55,6 +55,18 @@ def test_weak_types_and_placed_batches_do_not_recompile(layout, optimizer):
 
 
 @every_layout
+def test_batch_may_hold_one_key_a_node(layout):
+    nodes = nodes_of(layout)
+    noisy = lambda p, b: loss(p, b["batch"]) + b["weight"] * jax.random.normal(b["key"])  # noqa: E731
+    init, step = jgc.make_step(noisy, dense(), optax.sgd(0.0), nodes)
+    keys, weights = jax.random.split(jax.random.key(1), nodes.count), np.arange(nodes.count, dtype=np.float32)
+    _, metrics = step(init(jax.random.key(0), PARAMS), {"batch": batch_of(0), "key": keys, "weight": weights})
+    own = [loss(PARAMS, jax.tree.map(lambda x, i=i: x[i], batch_of(0))) for i in range(nodes.count)]
+    want = np.mean([a + w * jax.random.normal(k) for a, w, k in zip(own, weights, keys, strict=True)])
+    np.testing.assert_allclose(metrics.loss, want, rtol=1e-5)
+
+
+@every_layout
 def test_equals_its_parts(layout):
     nodes = nodes_of(layout)
     compressor, optimizer, key = topk(alpha=0.2), optax.adamw(0.1), jax.random.key(3)
