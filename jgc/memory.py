@@ -79,7 +79,7 @@ def no_memory() -> Memory:
     )
 
 
-def error_feedback(dtype: jnp.dtype = jnp.float32, decay: float = 1.0) -> Memory:
+def error_feedback(dtype: jax.typing.DTypeLike = jnp.float32, decay: float = 1.0) -> Memory:
     """Residuals: v = decay r + g, then r = v - sent.
 
     Args:
@@ -104,7 +104,7 @@ def error_feedback(dtype: jnp.dtype = jnp.float32, decay: float = 1.0) -> Memory
     )
 
 
-def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype = jnp.float32) -> Memory:
+def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typing.DTypeLike = jnp.float32) -> Memory:
     """Each node accumulates momentum before it sends: u = m u + g, v = r + u, then r = v - sent.
 
     With `masking`, the velocity u restarts from zero at the sent positions (momentum factor masking).
@@ -139,7 +139,7 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jnp.dtype
     )
 
 
-def momentum_at_once(momentum: float, dtype: jnp.dtype = jnp.float32) -> Memory:
+def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32) -> Memory:
     """Momentum without a velocity: a gradient's whole momentum series enters the residual r at once.
 
     The series is g (1 + m + m^2 + ...) = g / (1 - m).

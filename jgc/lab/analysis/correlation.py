@@ -232,7 +232,7 @@ def _alignment(k: int, shape: Sequence[int]) -> str:
 
 def _share(left: np.ndarray, whole: np.ndarray) -> float:
     """Lost energy over energy, summed over steps; 0 if there is no energy."""
-    return float(left.sum() / whole.sum()) if whole.sum() else 0.0
+    return float(left.sum()) / float(whole.sum()) if whole.sum() else 0.0
 
 
 def spared(left: float, without: float) -> float:

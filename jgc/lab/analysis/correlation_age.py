@@ -92,6 +92,6 @@ def losses_by_age(found: Ageing, lowest: int, highest: int) -> dict[str, float]:
     """Loss of each curve over the steps of ages `lowest` to `highest`; NaN if it has none."""
     at = (found.age >= lowest) & (found.age <= highest)
     return {
-        name: float(left[at].sum() / found.energy[name.split()[0]][at].sum()) if at.any() else float("nan")
+        name: float(left[at].sum()) / float(found.energy[name.split()[0]][at].sum()) if at.any() else float("nan")
         for name, left in found.lost.items()
     }

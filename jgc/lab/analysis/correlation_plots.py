@@ -54,7 +54,7 @@ def figure4(path: Path, points: np.ndarray, found: np.ndarray, control: np.ndarr
         f"share of variance: 1' {held[0]:.1f} %, 2' {held[1]:.1f} %, 3' {held[2]:.1f} %",
         fontsize=10,
     )
-    _histogram(figure.add_subplot(1, 3, 3), 100 * found, 100 * control, held[:2].sum())
+    _histogram(figure.add_subplot(1, 3, 3), 100 * found, 100 * control, float(held[:2].sum()))
     write_figure(path, figure)
 
 
