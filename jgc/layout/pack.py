@@ -148,12 +148,16 @@ def pieces(tree: PyTree, packing: Packing) -> list[tuple[slice, Array]]:
     return out
 
 
+def joined(parts: Sequence[tuple[slice, Array]]) -> Array:
+    """Ranges of a vector, in their order, as the vector."""
+    return jnp.concatenate([part for _, part in parts]) if parts else jnp.zeros((0,), jnp.float32)
+
+
 def pack(tree: PyTree, packing: Packing) -> Array:
     """The tree's packed leaves as one vector f32[n]."""
     import chex  # here: `import jgc` must not wait for it
 
-    parts = [part for _, part in pieces(tree, packing)]
-    flat = jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.float32)
+    flat = joined(pieces(tree, packing))
     chex.assert_shape(flat, (packing.size,))
     return flat
 

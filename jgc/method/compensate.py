@@ -10,7 +10,7 @@ from jax.custom_batching import custom_vmap
 
 from jgc.backend import backend
 from jgc.layout.hidden import dynamic_part, hidden, sealed, with_part
-from jgc.layout.pack import Packing, pack, pieces
+from jgc.layout.pack import Packing, joined, pieces
 from jgc.memory import Memory
 from jgc.types import Array, PyTree
 
@@ -22,21 +22,26 @@ def compensate(
 
     Args:
       memory: the node's memory.
-      local: its state.
+      local: its state, of vectors [n], or longer ones that end in zeros; v is then as long.
       grads: the node's gradients.
       packing: their layout.
       complete: whether the phase sends all of v.
       skip: if true, v is the residual (zeros without one) and `local` does not change.
     """
+    vectors = jax.tree.leaves(local)
+    behind = vectors[0].size - packing.size if vectors else 0
+    zeros = [(slice(packing.size, packing.size + behind), jnp.zeros((behind,), jnp.float32))] if behind else []
+
+    def parts() -> list[tuple[slice, Array]]:
+        return pieces(grads, packing) + zeros
+
     # Leaf by leaf, so that no vector of all gradients is allocated.
     for add in memory.accumulate if packing.size else ():
-        local = _added(
-            lambda local, g, add=add: add(local, g, complete), local, pieces(grads, packing), jnp.asarray(skip)
-        )
-    v, new = memory.compensate(local, pack(grads, packing), complete)
+        local = _added(lambda local, g, add=add: add(local, g, complete), local, parts(), jnp.asarray(skip))
+    v, new = memory.compensate(local, joined(parts()), complete)
     residual, vectors = memory.residual(local), jax.tree.leaves(local)
     if residual is None and vectors and packing.size and all(v is not x for x in vectors):
-        v = _new_vector(memory, local, pieces(grads, packing), complete, jnp.asarray(skip))
+        v = _new_vector(memory, local, parts(), complete, jnp.asarray(skip))
     else:
         v = _unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
     return v, jax.tree.map(partial(_unless, skip), local, new)
@@ -74,7 +79,7 @@ def _added(add: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], s
             local = _per_emulated_node(partial(_write_range, of_range))(local, g, skip, start)
         return sealed(local, skip)
     # Elsewhere XLA joins the gradients while it adds them. Cutting the state into ranges costs a TPU two more passes.
-    return of_range(local, jnp.concatenate([g for _, g in parts]), skip)
+    return of_range(local, joined(parts), skip)
 
 
 def _write_range(of_range: Callable, local: PyTree, g: Array, skip: Array, at: Array) -> PyTree:

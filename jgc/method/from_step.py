@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.backend import backend_of
 from jgc.layout.hidden import sealed
 from jgc.layout.pack import Layer, Packing, leaf_paths, make_packing, pack, unpack, values_of
 from jgc.layout.select import Sparse, SparseSum, added, scatter_layers
+from jgc.layout.tiles import as_before, as_flat, cut, filled, in_tiles
 from jgc.memory import Memory
 from jgc.method.ages import ages
 from jgc.method.compensate import compensate
@@ -171,11 +173,22 @@ def from_step(
 
 
 class Begun(NamedTuple):
-    """A node's step before anything is sent."""
+    """A node's step before anything is sent.
 
-    v: Array
+    Attributes:
+      filled: v, and the zeros behind it that the memory's vectors have (`jgc.layout.tiles`).
+      memory: the memory's state, in vectors of that length.
+      packing: the layout of the gradients.
+    """
+
+    filled: Array
     memory: PyTree
     packing: Packing
+
+    @property
+    def v(self) -> Array:
+        """v f32[n]."""
+        return cut(self.filled, self.packing.size)
 
 
 class _Method(NamedTuple):
@@ -191,19 +204,22 @@ class _Method(NamedTuple):
     def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
         packing = make_packing(params)
         shared, own = self.init(key, packing.layers, nodes)
-        local = Local(self.memory.init(packing.size), own, signature_of(params))
+        kept = self.memory.init(packing.size)
+        if backend_of(nodes) == "tpu":
+            kept = jax.tree.map(in_tiles, kept)
+        local = Local(kept, own, signature_of(params))
         return State(shared, jax.tree.map(lambda x: per_node(x, nodes), local))
 
     def aggregate(
         self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array | bool
     ) -> tuple[PyTree, State, Info]:
         begun = self.begin(phase, grads, state, skip)
-        result = self.step(phase, key, begun.v, state, begun.packing.layers, nodes)
+        result = self.step(phase, key, begun.v, _seen(state, begun.packing), begun.packing.layers, nodes)
         return self.finish(phase, begun, result, state, skip)
 
     def begin(self, phase: Hashable, grads: PyTree, state: State, skip: Array | bool) -> Begun:
         check_signature(grads, state.local.signature)
-        packing, kept = make_packing(grads), state.local.memory
+        packing, kept = make_packing(grads), jax.tree.map(as_flat, state.local.memory)
         if not jax.tree.leaves(kept):  # no state that a bad gradient could spoil; `finish` discards the rest
             skip = False
         v, kept = compensate(self.memory, kept, grads, packing, phase == DENSE, skip)
@@ -214,7 +230,7 @@ class _Method(NamedTuple):
     ) -> tuple[PyTree, State, Info]:
         """The rest of a step. If `skip`, the aggregate is zeros and the state does not change."""
         v, kept, packing = begun
-        mean, sent = result.mean, result.sent
+        mean, sent, n = result.mean, result.sent, begun.packing.size
         if sent is v and packing.size and not isinstance(mean, SparseSum):
             # v is the memory's own vector: the all-reduce of it comes before it is changed in place
             v = sent = sealed(v, skip & (mean[0] > 0))
@@ -230,15 +246,17 @@ class _Method(NamedTuple):
             state, result = state._replace(shared=total), result._replace(shared=total)
             mean = jnp.where(skip, 0, total)
         if isinstance(sent, Sparse):  # if `skip`, positions past the end: JAX drops writes there
-            sent = sent._replace(positions=jnp.where(skip, packing.size, sent.positions))
+            outside = skip if v.size == n else skip | (sent.positions >= n)
+            sent = sent._replace(positions=jnp.where(outside, v.size, sent.positions))
         else:
-            sent = jnp.where(skip, 0, sent)
+            sent = filled(jnp.where(skip, 0, sent), v.size)
         kept = self.memory.update(kept, v, sent, phase == DENSE)
         before, after = (state.shared, state.local.own), (result.shared, result.own)
         shared, own = jax.tree.map(lambda a, b: b if b is a else jnp.where(skip, a, b), before, after)
         residual = self.memory.residual(kept)
         norm = jnp.float32(0) if residual is None else jnp.linalg.norm(residual.astype(jnp.float32))
         info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
+        kept = jax.tree.map(as_before, kept, state.local.memory)
         return unpack(mean, packing, skip), State(shared, Local(kept, own, state.local.signature)), info
 
     def all_messages(
@@ -250,8 +268,9 @@ class _Method(NamedTuple):
         return step, self.sent_once(phase, layers, nodes)
 
     def diagnose(self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes) -> dict[str, Array]:
-        v, kept, packing = self.begin(phase, grads, state, skip=False)
-        g, layers = pack(grads, packing), packing.layers
+        begun = self.begin(phase, grads, state, skip=False)
+        v, kept, packing = begun.v, begun.memory, begun.packing
+        g, layers, state = pack(grads, packing), packing.layers, _seen(state, packing)
         step = self.step(phase, key, v, state, layers, nodes)
         found = compare(as_vector(step.mean, layers), v, g, nodes, everything=not isinstance(step.sent, Sparse))
         found |= ages(kept, packing, nodes)
@@ -267,7 +286,14 @@ class _Method(NamedTuple):
         kept = self.memory.residual(local.memory)
         if kept is None:
             return {}
-        return dict(zip(leaf_paths(shapes), jax.tree.leaves(unpack(kept, make_packing(shapes))), strict=True))
+        tree = unpack(as_flat(kept), make_packing(shapes))
+        return dict(zip(leaf_paths(shapes), jax.tree.leaves(tree), strict=True))
+
+
+def _seen(state: State, packing: Packing) -> State:
+    """The state as a step sees it: the memory's vectors have n values."""
+    memory = jax.tree.map(lambda x: cut(as_flat(x), packing.size), state.local.memory)
+    return state._replace(local=state.local._replace(memory=memory))
 
 
 def as_vector(mean: Array | SparseSum, layers: Layers) -> Array:

@@ -3,8 +3,7 @@
 A checkpoint holds the train state as a flat dict of named host arrays (StandardSave) and plain data (JsonSave): the
 step, the resolved config, versions, a checksum of every array and one of the plain data themselves. Orbax itself does
 not detect damaged values. The two newest are kept, and the last good one (`proof`).
-Orbax copies the arrays and writes them in the background, while the next steps reuse the buffers; `check` and `finish`
-raise what goes wrong there.
+Orbax copies the arrays and writes them in the background; `check` and `finish` raise what goes wrong there.
 The state saved after step N belongs to the phase of step N - 1: the transition at N runs after a resume.
 """
 
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jgc.layout.tiles import in_form
 from jgc.placement import to_host
 from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
 from jgc.training.proof import Proof
@@ -220,9 +220,8 @@ def _read(manager: ocp.CheckpointManager, step: int) -> tuple[dict[str, np.ndarr
 
 
 def _move_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
-    folder = Path(manager.directory)
+    folder, target = Path(manager.directory), Path(manager.directory).parent / DAMAGED
     for step in steps:
-        target = folder.parent / DAMAGED
         target.mkdir(exist_ok=True)
         number = len(list(target.glob(f"{step}-*")))
         (folder / str(step)).rename(target / f"{step}-{number}")
@@ -272,13 +271,13 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
     Raises:
       UserError: an array that this state needs is absent, or has another shape or dtype.
     """
-    before = int(restored.host["config"]["nodes"])
-    leaves, out = _named(state), []
+    before, leaves, out = int(restored.host["config"]["nodes"]), _named(state), []
     for name, like in leaves.items():
         data = jax.random.key_data(like) if is_key(like) else like
         x = restored.arrays.get(name) if data.size else np.zeros(data.shape, data.dtype)
-        if x is not None and x.shape != data.shape and before != nodes:
-            x = _redistribute(name, x, data.shape, before, nodes)
+        if x is not None and x.shape != data.shape:
+            x = x if before == nodes else _redistribute(name, x, data.shape, before, nodes)
+            x = in_form(x, data.shape) if ".local." in name else x  # saved on TPU, which keeps vectors in tiles
         if x is None or x.shape != data.shape or x.dtype != data.dtype:
             found = "absent" if x is None else f"{x.dtype}{list(x.shape)}"
             raise UserError(

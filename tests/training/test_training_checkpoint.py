@@ -219,6 +219,21 @@ def test_repeated_node_changes_keep_mean(tmp_path):
         np.testing.assert_array_equal(state.compressor.shared[0]["decoders"], np.resize(decoders, (new, 2)))
 
 
+def test_vectors_in_tiles_fit_those_of_other_devices(tmp_path):
+    def on_tpu(state):
+        tiles = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 1021))).reshape(-1, 8, 128), state.compressor.local)
+        return state._replace(compressor=state.compressor._replace(local=tiles))
+
+    for i, (wrote, reads) in enumerate([(on_tpu, lambda state: state), (lambda state: state, on_tpu)]):
+        manager = checkpoint.open_manager(tmp_path / str(i))
+        write(manager, 1, wrote(state_of(3.5)))
+        for nodes in (4, 2):
+            got = checkpoint.fit(reads(state_of(nodes=nodes)), checkpoint.restore(manager), nodes)
+            residual = np.asarray(reads(state_of(3.5)).compressor.local["residual"])
+            expected = residual if nodes == 4 else np.broadcast_to(residual.mean(0), (2, *residual.shape[1:]))
+            np.testing.assert_array_equal(got.compressor.local["residual"], expected)
+
+
 def test_mismatched_checkpoint(tmp_path):
     saved(tmp_path, 1.0)
     found = checkpoint.restore(checkpoint.open_manager(tmp_path))
