@@ -9,6 +9,7 @@ Other devices keep f32[n]. A step takes either form, whatever device it runs on.
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jgc.types import Array
 
@@ -27,7 +28,8 @@ def in_tiles(x: Array) -> Array:
 
 def as_flat(x: Array) -> Array:
     """A vector in either form as a vector; of rows, with the zeros at their end."""
-    return x.reshape(-1)
+    # behind a barrier, or XLA puts the reshape into the addition of two vectors, and then copies one before
+    return x if x.ndim == 1 else lax.optimization_barrier(x.reshape(-1))
 
 
 def as_before(x: Array, before: Array) -> Array:

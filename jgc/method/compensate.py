@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,28 @@ from jax.custom_batching import custom_vmap
 from jgc.backend import backend
 from jgc.layout.hidden import dynamic_part, hidden, sealed, with_part
 from jgc.layout.pack import Packing, joined, pieces
+from jgc.layout.tiles import cut
 from jgc.memory import Memory
 from jgc.types import Array, PyTree
+
+
+class Begun(NamedTuple):
+    """A node's step before anything is sent.
+
+    Attributes:
+      filled: v, and the zeros behind it that the memory's vectors have (`jgc.layout.tiles`).
+      memory: the memory's state, in vectors of that length.
+      packing: the layout of the gradients.
+    """
+
+    filled: Array
+    memory: PyTree
+    packing: Packing
+
+    @property
+    def v(self) -> Array:
+        """v f32[n]."""
+        return cut(self.filled, self.packing.size)
 
 
 def compensate(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.layout.pack import values_of
 from jgc.layout.select import Sparse, SparseSum
+from jgc.layout.tiles import cut
 from jgc.memory import Memory
 from jgc.method import phases
 from jgc.method.from_step import Layers, Step, from_step
@@ -40,7 +41,7 @@ class Codec(NamedTuple):
         exchanges that gather.
       elements: `layers -> int`, how many values a payload encodes.
       encode_with_sent: `encode`, but it returns the payload and what that decodes to, where both are at hand; None if
-        `decode` has to be called.
+        `decode` has to be called. v may have zeros at its end.
       agree: `(v, layers) -> f32[m]` or None. Before encoding, an all-reduce takes its elementwise maximum over nodes;
         `encode` gets the result as its last argument (TernGrad's shared scales).
     """
@@ -124,15 +125,16 @@ def compose_phases(stages: Stages, memory: Memory, schedule: tuple[Phase, ...], 
         agreed = jax.eval_shape(partial(codec.agree, layers=layers), _vector(layers))  # once up, once down
         return both_ways({AGREED: float(agreed.size * agreed.dtype.itemsize)}) + sent
 
-    return from_step(step, memory=memory, schedule=schedule, messages=messages, clip_norm=clip_norm, stages=stages)
+    return from_step(step, memory=memory, schedule=schedule, messages=messages, clip_norm=clip_norm, stages=stages,
+                     takes_filled=True)  # fmt: skip
 
 
 def encoded(codec: Codec, key: Key, v: Array, layers: Layers, nodes: Nodes) -> Item:
-    """Encode v f32[n] into this node's payload. A codec with `agree` communicates here."""
+    """Encode v f32[n], or with zeros at its end, into this node's payload. A codec with `agree` communicates here."""
     own = comm.node_key(key, nodes)
     if codec.encode_with_sent is not None:
         return Item(codec, layers, *codec.encode_with_sent(own, v, layers))
-    payload = _encode(codec, own, v, layers, lambda own: comm.pmax(own, nodes, AGREED))
+    payload = _encode(codec, own, cut(v, values_of(layers)), layers, lambda own: comm.pmax(own, nodes, AGREED))
     return Item(codec, layers, payload)
 
 

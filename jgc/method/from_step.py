@@ -24,7 +24,7 @@ from jgc.layout.select import Sparse, SparseSum, added, scatter_layers
 from jgc.layout.tiles import as_before, as_flat, cut, filled, in_tiles
 from jgc.memory import Memory
 from jgc.method.ages import ages
-from jgc.method.compensate import compensate
+from jgc.method.compensate import Begun, compensate
 from jgc.method.diagnose import compare
 from jgc.method.guard import Core, guarded
 from jgc.method.messages import both_ways
@@ -119,6 +119,7 @@ def from_step(
     figures: FiguresFn = lambda *args: {},
     clip_norm: float = 0.0,
     stages: dict[Hashable, Any] | None = None,
+    takes_filled: bool = False,
 ) -> Compressor:
     """Make a compressor of a step.
 
@@ -134,6 +135,8 @@ def from_step(
       figures: the method's diagnostics; they extend the default ones, or replace those of the same name.
       clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no clipping.
       stages: codec and exchange of every phase value; only `compose` gives them.
+      takes_filled: whether v may have zeros behind its n values, as on TPU (`jgc.layout.tiles`), where a copy may be
+        needed to cut them off. `mean` has n values all the same, and so has `sent` unless it is Sparse.
 
     Raises:
       ValueError: a negative `clip_norm`.
@@ -152,7 +155,7 @@ def from_step(
     """
     if not 0 <= clip_norm < float("inf"):
         raise ValueError(f"clip_norm must be at least 0 (0 for no clipping), got {clip_norm}")
-    method = _Method(step, memory, messages, init, sent_once, figures)
+    method = _Method(step, memory, messages, init, sent_once, figures, takes_filled)
     return guarded(
         Core(
             init=method.first_state,
@@ -172,25 +175,6 @@ def from_step(
     )
 
 
-class Begun(NamedTuple):
-    """A node's step before anything is sent.
-
-    Attributes:
-      filled: v, and the zeros behind it that the memory's vectors have (`jgc.layout.tiles`).
-      memory: the memory's state, in vectors of that length.
-      packing: the layout of the gradients.
-    """
-
-    filled: Array
-    memory: PyTree
-    packing: Packing
-
-    @property
-    def v(self) -> Array:
-        """v f32[n]."""
-        return cut(self.filled, self.packing.size)
-
-
 class _Method(NamedTuple):
     """A step with the arguments of `from_step` that its functions, those of a `Core`, need."""
 
@@ -200,6 +184,7 @@ class _Method(NamedTuple):
     init: InitFn
     sent_once: MessagesFn
     figures: FiguresFn
+    takes_filled: bool
 
     def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
         packing = make_packing(params)
@@ -214,8 +199,11 @@ class _Method(NamedTuple):
         self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array | bool
     ) -> tuple[PyTree, State, Info]:
         begun = self.begin(phase, grads, state, skip)
-        result = self.step(phase, key, begun.v, _seen(state, begun.packing), begun.packing.layers, nodes)
-        return self.finish(phase, begun, result, state, skip)
+        return self.finish(phase, begun, self.result(phase, key, begun, state, nodes), state, skip)
+
+    def result(self, phase: Hashable, key: Key, begun: Begun, state: State, nodes: Nodes) -> Step:
+        v = begun.filled if self.takes_filled else begun.v
+        return self.step(phase, key, v, _seen(state, begun.packing), begun.packing.layers, nodes)
 
     def begin(self, phase: Hashable, grads: PyTree, state: State, skip: Array | bool) -> Begun:
         check_signature(grads, state.local.signature)
@@ -270,8 +258,8 @@ class _Method(NamedTuple):
     def diagnose(self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes) -> dict[str, Array]:
         begun = self.begin(phase, grads, state, skip=False)
         v, kept, packing = begun.v, begun.memory, begun.packing
-        g, layers, state = pack(grads, packing), packing.layers, _seen(state, packing)
-        step = self.step(phase, key, v, state, layers, nodes)
+        g, layers = pack(grads, packing), packing.layers
+        step = self.result(phase, key, begun, state, nodes)
         found = compare(as_vector(step.mean, layers), v, g, nodes, everything=not isinstance(step.sent, Sparse))
         found |= ages(kept, packing, nodes)
         sent = () if phase == DENSE else self.messages(phase, layers, nodes)

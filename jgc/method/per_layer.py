@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.layout.pack import leaf_paths, make_packing, pack
 from jgc.method import phases
+from jgc.method.compensate import Begun
 from jgc.method.compose import Exchange, Item, as_step, encoded
 from jgc.method.diagnose import cosine
-from jgc.method.from_step import Begun
 from jgc.method.guard import Core, guarded
 from jgc.method.messages import added
 from jgc.misuse import check_compressor
@@ -134,7 +134,7 @@ class _Groups(NamedTuple):
                 assert core.stages is not None
                 codec, exchange = core.stages[phase[i]]
                 begun = core.begin(phase[i], split[i], states[i], skip)
-                item = encoded(codec, own_key, begun.v, begun.packing.layers, nodes)
+                item = encoded(codec, own_key, begun.filled, begun.packing.layers, nodes)
                 sharing.setdefault(exchange.name, []).append((i, exchange, begun, item))
         for together in sharing.values():
             means = together[0][1].run([item for *_, item in together], nodes)

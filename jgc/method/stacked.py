@@ -70,6 +70,10 @@ class _Begun(NamedTuple):
         return self.layers.v
 
     @property
+    def filled(self) -> Array:
+        return self.layers.filled
+
+    @property
     def packing(self) -> Packing:
         return self.layers.packing
 

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.compress.sparse.sparsity import share_of
-from jgc.layout.pack import layer_ids
+from jgc.layout.pack import layer_ids, values_of
 from jgc.layout.select import Sparse, SparseSum
 from jgc.layout.selector import Selector
+from jgc.layout.tiles import cut
 from jgc.memory import Memory
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
@@ -76,7 +77,7 @@ def shared_positions(
 
     def step(phase, key, v, state, layers, nodes):
         if phase not in selectors:
-            return dense_step(v, state, nodes, algorithm)._replace(shared=state.shared + 1)
+            return dense_step(cut(v, values_of(layers)), state, nodes, algorithm)._replace(shared=state.shared + 1)
         selector = selectors[phase]
         counts = selector.counts(layers)
         chosen = chooser.choose(key, state.shared, v, layers, selector, nodes)
@@ -100,5 +101,6 @@ def shared_positions(
         return chooser.messages(layers, selectors[phase])
 
     return from_step(
-        step, memory=memory, schedule=schedule, messages=messages, init=lambda key, layers, nodes: (jnp.int32(0), ())
-    )
+        step, memory=memory, schedule=schedule, messages=messages, init=lambda key, layers, nodes: (jnp.int32(0), ()),
+        takes_filled=True,
+    )  # fmt: skip
