@@ -180,6 +180,23 @@ def test_method_that_loses_accuracy_is_not_recommended():
     (said,) = verdicts.conclusion(advice)
     assert said.startswith("no advice: of lgc_ring none has its accuracy on record for images")
     assert pages.as_json(advice)["rows"][1]["accuracy"] == "-3.27, too far"
+    assert "faster than uncompressed f32 (85.1 s): lgc_ring. Train" in said
+    assert said.endswith("compare --methods dense,lgc_ring --workload cifar10_resnet20")
+
+
+def test_dense_with_local_steps_saves():
+    plain, local = (
+        Row(name, 0.1, 0.0, sent_of("psum_f32", 4), every) for name, every in (("psum_f32", 1), ("dense", 30))
+    )
+    said = verdicts.conclusion(verdicts.advise([plain, local], 4, Link(12.5e6), kind="text"))
+    assert said[0].startswith("yes: dense every 30 steps takes 0.117 s a step, 5.2"), said
+    assert said[1] == "No accuracy with local steps is on record."
+
+
+def test_no_method_is_faster_and_none_on_record():
+    plain, slow = Row("psum_f32", 0.1, 0.0, ()), Row("topk", 0.1, 0.1, ())
+    (said,) = verdicts.conclusion(verdicts.advise([slow, plain], 4, Link(12.5e6), kind="text"))
+    assert said == "no: uncompressed f32 takes 0.1 s a step, and no method takes less."
 
 
 @pytest.mark.parametrize("record", evidence.RECORD, ids=lambda x: f"{x.method}-{x.kind}")
@@ -313,7 +330,7 @@ CONFIG = ["--method", "topk"]
 
 
 @pytest.mark.parametrize(("words", "line"), [
-    ([], "give --method NAME or --config FILE, or --run-dir"),
+    ([], "give --workload NAME, --method NAME or --config FILE, or --run-dir"),
     (["--method", "topp"], "unknown method 'topp'; did you mean topk?"),
     ([*CONFIG, "--every", "0"], "--local.every must be at least 1 step, got 0"),
     (["--every", "30", "--run-dir", "none"], "--run-dir has a model and steps of its own: give it or --every"),

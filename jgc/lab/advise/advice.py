@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jgc.lab.advise.evidence import keeps_accuracy, on_record
+from jgc.lab.advise.evidence import SMALL, keeps_accuracy, on_record
 from jgc.lab.advise.model import Link, Row, step
 
 F32, F16 = "psum_f32", "psum_f16"
@@ -49,9 +49,14 @@ def ranked(method: str, kind: str) -> bool:
     return method != CONTROL and (method in UNCOMPRESSED or keeps_accuracy(method, kind))
 
 
+def saves(row: Row) -> bool:
+    """Whether less is sent than the gradient in every step: compressed, or `dense` with local steps."""
+    return row.method not in UNCOMPRESSED or row.every > 1
+
+
 def best(advice: Advice, compressed: bool) -> Row | None:
     """The fastest method with or without compression that can be recommended; None if there is none."""
-    mine = [row for row in advice.rows if (row.method not in UNCOMPRESSED) == compressed]
+    mine = [row for row in advice.rows if saves(row) == compressed]
     mine = [row for row in mine if ranked(row.method, advice.kind)]
     return min(mine, key=lambda row: step(row, advice.hosts, advice.link), default=None)
 
@@ -73,10 +78,10 @@ def conclusion(advice: Advice) -> list[str]:
     if mine < theirs:
         over = [f"{step(row, hosts, link) / mine:.3g} times faster than {name(row.method)} "
                 f"({shown(step(row, hosts, link))} s)" for row in dict.fromkeys((f32, plain))]  # fmt: skip
-        verdict = f"yes: {ours.method} takes {shown(mine)} s a step, {' and '.join(over)}."
+        verdict = f"yes: {titled(ours)} takes {shown(mine)} s a step, {' and '.join(over)}."
     else:
         also = "" if plain is f32 else f" ({name(f32.method)} {shown(step(f32, hosts, link))} s)"
-        verdict = f"no: {name(plain.method)} takes {shown(theirs)} s a step{also}, the best method, {ours.method}, "
+        verdict = f"no: {name(plain.method)} takes {shown(theirs)} s a step{also}, the best method, {titled(ours)}, "
         verdict += f"{shown(mine)} s" + (f", {mine / theirs:.3g} times as long." if theirs > 0 else ".")
     close = "The two are within 25 %, which is what such an estimate may well miss." if _close(mine, theirs) else ""
     return [sentence for sentence in (verdict, _evidence(advice, ours), _turning_points(advice), close) if sentence]
@@ -84,24 +89,32 @@ def conclusion(advice: Advice) -> list[str]:
 
 def _nothing(advice: Advice) -> str:
     """Why there is no verdict."""
-    others = [row.method for row in advice.rows if row.method not in (*UNCOMPRESSED, CONTROL)]
+    others = [row for row in advice.rows if saves(row) and row.method != CONTROL]
     if not others:
         return "nothing to compare: no method that compresses was measured."
+    none = f"of {', '.join(row.method for row in others)} none has its accuracy on record for {advice.kind}"
+    plain = best(advice, False)
+    theirs = math.inf if plain is None else step(plain, advice.hosts, advice.link)
+    faster = [row.method for row in others if step(row, advice.hosts, advice.link) < theirs]
+    if plain is not None and not faster:
+        return f"no: {name(plain.method)} takes {shown(theirs)} s a step, and no method takes less."
+    over = "" if plain is None else f" than {name(plain.method)} ({shown(theirs)} s)"
     return (
-        f"no advice: of {', '.join(others)} none has its accuracy on record for {advice.kind}, so the table has times "
-        f"alone. Train with them first: python -m jgc compare --methods dense,{others[0]}"
+        f"no advice: {none}. In time alone these are faster{over}: {', '.join(faster)}. Train with them before a long "
+        f"run: python -m jgc compare --methods dense,{','.join(faster)} --workload {SMALL[advice.kind]}"
     )
 
 
 def _evidence(advice: Advice, ours: Row) -> str:
     """The record of the recommended method, and which faster ones have none."""
     record = on_record(ours.method, advice.kind)
+    local = " No accuracy with local steps is on record." if ours.every > 1 else ""
     if record is None:
-        return ""
+        return local.strip()
     faster = [row.method for row in advice.rows if row.method != CONTROL and not ranked(row.method, advice.kind)
               and step(row, advice.hosts, advice.link) < step(ours, advice.hosts, advice.link)]  # fmt: skip
     passed = f" Faster, but without accuracy on record for {advice.kind}: {', '.join(faster)}." if faster else ""
-    return f"On record for {ours.method} on {advice.kind}: {record.text}.{passed}"
+    return f"On record for {ours.method} on {advice.kind}: {record.text}.{local}{passed}"
 
 
 def _close(mine: float, theirs: float) -> bool:
@@ -151,6 +164,11 @@ def paying(advice: Advice) -> tuple[tuple[float, float], ...] | None:
     bounds = [turn(rates[i], rates[i + 1]) for i in range(RATES - 1) if verdicts[i] != verdicts[i + 1]]
     bounds = ([0.0] if verdicts[0] else []) + bounds + ([math.inf] if verdicts[-1] else [])
     return tuple(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def titled(row: Row) -> str:
+    """A method, and how often it exchanges if not in every step."""
+    return row.method if row.every == 1 else f"{row.method} every {row.every} steps"
 
 
 def name(method: str) -> str:

@@ -25,7 +25,7 @@ class Advise:
 
     Computation and compression are measured on this device; communication is estimated.
 
-        python -m jgc advise --method topk --workload cifar10_resnet20 --bandwidth 1gbit --hosts 16
+        python -m jgc advise --workload cifar10_resnet20 --bandwidth 1gbit --hosts 16
 
     With `--run-dir`, computation and compression are those of a run of `bench network`:
 
@@ -38,11 +38,11 @@ class Advise:
     """
 
     method: str | None = None
-    """name of a method; like that of --config it brings its workload along, digits_convnet5 if not given"""
+    """name of a method; it brings its workload along, digits_convnet5, unless --workload is given"""
     config: Path | None = None
     """config file in place of it; its settings count for its method, the workload's for the others"""
     workload: str | None = None
-    """model, data set, batch and settings; the config's if not given"""
+    """model, data set, batch and settings; that of --method or --config if not given"""
     bandwidth: str = "1gbit"
     """of each host's link in both directions, such as 100mbit or 1gbit, or unlimited"""
     hosts: int = 4
@@ -50,7 +50,7 @@ class Advise:
     latency: float | None = None
     """seconds that a message travels; if not given, 0.0001 or fitted by --calibrate"""
     computation: float | None = None
-    """seconds of a host's gradients and update; measured if not given"""
+    """seconds of a host's gradients and update, if the hosts have other devices; measured on this one if not given"""
     methods: tuple[str, ...] = ()
     """separated by commas or spaces; all if not given. Compiling those of LGC takes minutes for large models"""
     batch_size: int | None = None
@@ -119,8 +119,8 @@ def check(asked: Advise) -> None:
         raise UserError(f"--repeats must be at least 1, got {asked.repeats}")
     if asked.batch_size is not None and asked.batch_size < 1:
         raise UserError(f"--batch-size must be at least 1, got {asked.batch_size}")
-    if asked.run_dir is None and asked.config is None and asked.method is None:
-        raise UserError("give --method NAME or --config FILE, or --run-dir of a run of bench network")
+    if asked.run_dir is None and asked.config is None and asked.method is None and asked.workload is None:
+        raise UserError("give --workload NAME, --method NAME or --config FILE, or --run-dir of a run of bench network")
     if asked.run_dir is not None:
         for name in ("method", "config", "workload", "batch_size", "every"):
             if getattr(asked, name) is not None:
@@ -146,7 +146,7 @@ def link_of(asked: Advise) -> Link:
 
 def config_of(asked: Advise) -> Config:
     """The method's or the config file's, with what the command line changes, not yet resolved."""
-    given = given_config(asked.config, asked.method)
+    given = given_config(asked.config, asked.method or (None if asked.config else "dense"))
     changes = {name: getattr(asked, name) for name in ("workload", "batch_size") if getattr(asked, name) is not None}
     if asked.every is not None:
         changes["local"] = dataclasses.replace(given.local, every=asked.every)

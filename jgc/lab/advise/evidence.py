@@ -9,6 +9,8 @@ from typing import NamedTuple
 from jgc.training.data.score import ACCURACY, PERPLEXITY, PIXEL_ACCURACY, Score
 
 KINDS = {"camvid": "scenes", "ptb": "text", "ptb_characters": "text"}  # by data set; all others are images
+SMALL = {"images": "cifar10_resnet20", "scenes": "camvid_pspnet", "text": "ptb_gpt"}
+"""A workload of each kind that a CPU can train."""
 
 
 class Evidence(NamedTuple):

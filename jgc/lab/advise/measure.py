@@ -6,8 +6,6 @@ local steps it is that of an exchange, whose pseudo-gradients have the gradients
 """
 
 import dataclasses
-import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +20,7 @@ from jgc.lab.advise.model import Row
 from jgc.lab.bench.network.jax_methods import alone_on
 from jgc.lab.bench.network.twenty_lines import psum
 from jgc.lab.bench.pieces import aggregated, updated
+from jgc.lab.shared.progress import each, say
 from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.timing import interleaved
 from jgc.layout.pack import make_packing
@@ -58,7 +57,9 @@ class Measured(NamedTuple):
 def measure(
     given: Config, hosts: int, methods: Sequence[str], repeats: int, computation: float | None = None
 ) -> Measured:
-    """Time one host's part of a step for the baselines and methods, all in turn.
+    """Time one host's part of a step for the baselines and methods, one after another: all at once may not fit.
+
+    Ctrl-C keeps the methods that are done.
 
     Args:
       given: the config of a file, not yet resolved. Its compressor's settings count for that method, the workload's for
@@ -80,26 +81,30 @@ def measure(
     say(f"compiling the gradients of {config.model.name}, {count} examples")
     gradients_of = compile_gradients(parts, state, batch)
     gradients = gradients_of(state.params, state.own, batch)
-    work: dict[str, Callable[[], Any]] = {}
     if computation is None:
-        work[GRADIENTS] = partial(gradients_of, state.params, state.own, batch)
-        work[OPTIMIZER] = updated(parts, state, gradients.grads)
-    sent, failed = {}, {}
+        say("timing gradients and update")
+        own: dict[str, Callable[[], Any]] = {
+            GRADIENTS: partial(gradients_of, state.params, state.own, batch),
+            OPTIMIZER: updated(parts, state, gradients.grads),
+        }
+        computation = sum(interleaved(own, repeats).values(), 0.0)
+        del own  # its buffers
+    failed: dict[str, str] = {}
     nodes = alone_on(Nodes(hosts, 1))
-    for name in (*BASELINES, *methods):
-        say(f"compiling {name}")
+
+    def row(name: str) -> Row | None:
         try:
-            work[name], sent[name] = _method(name, given, parts, state, gradients, nodes)
+            work, sent = _method(name, given, parts, state, gradients, nodes)
         except (ValueError, UserError) as error:
             failed[name] = " ".join(str(error).split())[:300]
-    say(f"{repeats} rounds")
-    started = time.monotonic()
-    seconds = interleaved(work, repeats)
-    say(f"measured in {time.monotonic() - started:.1f} s")
-    own = computation if computation is not None else seconds[GRADIENTS] + seconds[OPTIMIZER]
-    every = given.local.every or 1
-    rows = tuple(Row(name, own, seconds[name], sent[name], 1 if name in BASELINES else every) for name in sent)
-    return Measured(rows, make_packing(state.params).size, count, failed)
+            return None
+        every = 1 if name in BASELINES else given.local.every or 1
+        return Row(name, seconds_of_host, interleaved({name: work}, repeats)[name], sent, every)
+
+    seconds_of_host, names = computation, (*BASELINES, *methods)
+    found = each(names, row)
+    failed |= dict.fromkeys(names[len(found) :], "not measured, interrupted")
+    return Measured(tuple(row for row in found if row), make_packing(state.params).size, count, failed)
 
 
 def _method(
@@ -151,8 +156,3 @@ def baseline_sent(name: str, shapes: PyTree, hosts: int) -> tuple[Sent, ...]:
     """
     size = sum(x.size for x in jax.tree.leaves(shapes)) * jnp.dtype(BASELINES[name]).itemsize
     return (Sent("all-reduce", "dense", bytes_sent("all-reduce", size, hosts)),)
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from jgc.lab.chaos.flips import flips
 from jgc.lab.chaos.lab import Lab, Recipe, Whole, undisturbed
 from jgc.lab.chaos.table import FAULTS, FLIPS
 from jgc.lab.chaos.verdict import GOOD, TRACEBACK, CannotTest, Outcome
+from jgc.lab.shared.progress import clock
 
 
 class Plan(NamedTuple):
@@ -134,13 +135,3 @@ def progress(plan: Plan, number: int, found: Found) -> str:
         return f"[{number}, {clock(found.seconds)}, {clock(left)} left]"
     tries = (1 if FLIPS in plan.faults else plan.times or 1) * len(plan.faults) * len(plan.methods)
     return f"[{number}/{tries}, {clock(found.seconds)}, about {clock(found.seconds / number * (tries - number))} left]"
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds.
-
-    Example:
-      >>> clock(125.4)
-      '2:05'
-    """
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from jgc.compress import METHODS
 from jgc.lab.chaos import campaign
-from jgc.lab.chaos.campaign import Found, Plan, clock
+from jgc.lab.chaos.campaign import Found, Plan
 from jgc.lab.chaos.flips import flips
 from jgc.lab.chaos.table import FAULTS, FLIPS
 from jgc.lab.chaos.verdict import KINDS
 from jgc.lab.shared.page import publish
+from jgc.lab.shared.progress import clock
 from jgc.lab.shared.tables import table
 from jgc.training.errors import FAILED, UserError, did_you_mean
 

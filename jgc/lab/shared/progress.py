@@ -1,0 +1,59 @@
+"""Progress of long commands: a count and the time left on standard error, and Ctrl-C keeps what is done."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def each(items: Sequence[T], work: Callable[[T], R], name: Callable[[T], str] = str) -> list[R]:
+    """`work` of each item, after a line of progress each; if Ctrl-C stops it, of those that are done.
+
+    Raises:
+      KeyboardInterrupt: nothing is done yet.
+
+    Example:
+      >>> each([1, 2], lambda x: x * x)
+      [1, 4]
+    """
+    done: list[R] = []
+    started = time.monotonic()
+    for item in items:
+        say(f"{count(len(done), len(items), time.monotonic() - started)} {name(item)}")
+        try:
+            done.append(work(item))
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            say(f"interrupted at {name(item)}: the results are those of the {len(done)} before it")
+            break
+    return done
+
+
+def count(done: int, of: int, seconds: float) -> str:
+    """How far a command is, and how long it will take if the rest goes as what is done.
+
+    Example:
+      >>> count(0, 4, 0.0), count(3, 4, 90.0)
+      ('[1/4]', '[4/4, 1:30, about 0:30 left]')
+    """
+    left = f", {clock(seconds)}, about {clock(seconds / done * (of - done))} left" if done else ""
+    return f"[{done + 1}/{of}{left}]"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds.
+
+    Example:
+      >>> clock(125.4)
+      '2:05'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
