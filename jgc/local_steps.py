@@ -32,7 +32,7 @@ from jgc.buffers import copied, device_of, put_arrays
 from jgc.method.bytes_per_step import StepBytes
 from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
-from jgc.misuse import check_compressor
+from jgc.misuse import check_compressor, check_nodes, check_optimizer
 from jgc.node_axis import node_grads
 from jgc.placement import BATCH, check_node_axes
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
@@ -187,9 +187,9 @@ def local_steps(
       [1.5] [[1.5], [1.5]] 0
     """
     for name, x in (("inner", inner), ("outer", outer)):
-        if not (hasattr(x, "init") and hasattr(x, "update")):
-            raise TypeError(f"{name} must be an optax optimiser, e.g. optax.sgd(0.7), got {x!r}")
+        check_optimizer(x, name)
     check_compressor(compressor)
+    check_nodes(nodes)
     if compressor.owns_momentum:
         raise ValueError(
             "the compressor's memory owns a momentum, and pseudo-gradients get theirs from the outer optimiser: use a "

@@ -20,10 +20,19 @@ from jgc import comm
 from jgc.backend import backend_of
 from jgc.buffers import check_params, copied, device_of, put_arrays
 from jgc.method.phases import phase_after, phase_at
-from jgc.method.shards import info_of_node
-from jgc.misuse import check_arrays, check_compressor, check_model_state, holds_state, warn_of_momentum
+from jgc.method.shards import info_of_node, shards_of
+from jgc.misuse import (
+    check_arrays,
+    check_compressor,
+    check_model_state,
+    check_nodes,
+    check_optimizer,
+    check_restored,
+    holds_state,
+    warn_of_momentum,
+)
 from jgc.node_axis import node_grads, on_nodes
-from jgc.placement import BATCH, LOCAL, SHARED, check_node_axes, locally, per_node, placements_of
+from jgc.placement import BATCH, LOCAL, SHARED, ByShards, check_node_axes, locally, per_node, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:
@@ -58,7 +67,8 @@ class Metrics(NamedTuple):
     Attributes:
       loss: f32[], the mean over nodes, before the update.
       info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, the step changed nothing.
-      aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else None.
+      aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else None. Where the devices
+        of a node share its examples, an entry is the mean over them: return means, not counts or values of examples.
     """
 
     loss: Array
@@ -112,11 +122,12 @@ def make_step(
       `batch` are equal in all of them, or global arrays (`jgc.place_parts`).
 
     Raises:
-      TypeError: something else in place of a compressor, such as settings; in `init`, a leaf of the parameters that is
-        not an array of floats, or one of the model state that is not an array; in `step`, a loss that returns another
-        model state than it got.
-      ValueError: in `init`, an optimiser that holds `as_optax`; in `step`, a leaf of the batch whose first axis is not
-        K.
+      TypeError: something else in place of a compressor, such as settings, of an optimiser or of the nodes; in `init`,
+        a leaf of the parameters that is not an array of floats, or one of the model state that is not an array; in
+        `step`, a loss that returns another model state than it got.
+      ValueError: in `init`, an optimiser that holds `as_optax`, or a leaf that is divided over another axis than the
+        fast ones; in `step`, a leaf of the batch whose first axis is not K, a loss that nodes have averaged, or whole
+        arrays restored in place of divided ones.
 
     Warns:
       jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.
@@ -131,11 +142,15 @@ def make_step(
       (5.0, Array([1.], dtype=float32), 1)
     """
     check_compressor(compressor)
+    check_optimizer(optimizer)
+    check_nodes(nodes)
     programs: dict[tuple[Hashable, Any], Callable[..., tuple[Arrays, Metrics]]] = {}
 
     def init(key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
         check_params(params)
         check_arrays(model_state)
+        if nodes.mesh is not None:
+            shards_of(params, nodes)  # names a leaf that is divided over another axis
         put = partial(put_arrays, nodes=nodes, device=device_of(params))
         params = put(copied(params))
         opt_state = put(copied(optimizer.init(params)))
@@ -157,6 +172,8 @@ def make_step(
         arrays, key = Arrays(state.params, state.opt_state, inner, state.model_state), state.key
         name = phase.value, jax.tree.structure(arrays)
         if name not in programs:
+            if isinstance(inner.shared, ByShards):
+                check_restored((state.params, state.opt_state))
             arrays, key = put(arrays, placements=_placements(arrays)), put(key)  # moves only what was restored
             programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
         check_node_axes(BATCH, batch, nodes, "the batch")
@@ -233,8 +250,7 @@ def _with_state(loss: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     def checked(params, batch, state):
         value, out = loss(params, batch, state)
         new, aux = out if has_aux else (out, None)
-        check_model_state(state, new)
-        return value, (new, aux)
+        return value, (check_model_state(state, new), aux)
 
     return checked
 

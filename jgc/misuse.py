@@ -6,8 +6,10 @@ import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
 
-from jgc.types import Compressor, PyTree, State
+from jgc.types import Compressor, Nodes, PyTree, State
 
 MOMENTA = ("trace", "mu", "ema")  # fields of optax states that hold a running mean of gradients
 
@@ -57,6 +59,19 @@ def check_compressor(x: Any) -> None:
     raise TypeError(f"expected a compressor, e.g. jgc.compress.topk(), got {x!r}")
 
 
+def check_nodes(x: Any) -> None:
+    """Raise TypeError, naming the cure, unless x is a layout of nodes."""
+    if not isinstance(x, Nodes):
+        cure = "jgc.from_mesh(mesh, slow=...)" if isinstance(x, Mesh) else "jgc.make_nodes(K), or jgc.from_mesh"
+        raise TypeError(f"expected the layout of the nodes, got {x!r}: make it by {cure}")
+
+
+def check_optimizer(x: Any, name: str = "optimizer") -> None:
+    """Raise TypeError, naming the cure, unless x is an optax optimiser."""
+    if not (hasattr(x, "init") and hasattr(x, "update")):
+        raise TypeError(f"{name} must be an optax optimiser, e.g. optax.sgd(0.7), got {x!r}")
+
+
 def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
     """Raise TypeError, naming the leaf, unless all leaves are arrays (or have a shape and a dtype)."""
     for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -69,17 +84,32 @@ def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
             )
 
 
-def check_model_state(old: PyTree, new: PyTree) -> None:
-    """Raise TypeError, naming the leaf, unless a loss returns a model state of the leaves that it got."""
+def check_model_state(old: PyTree, new: PyTree) -> PyTree:
+    """The new model state in the containers of the old one: Flax returns a dict for a FrozenDict.
+
+    Raises:
+      TypeError: a loss returns other leaves than it got; the message names one.
+    """
+    had, has = ({path_of(p): x for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]} for tree in (old, new))
     before, after = (
-        {path_of(path): f"{x.dtype}{list(x.shape)}" for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
-        for tree in (old, new)
+        {name: f"{jnp.result_type(x)}{list(jnp.shape(x))}" for name, x in leaves.items()} for leaves in (had, has)
     )
     for name in [*before, *(name for name in after if name not in before)]:
         if before.get(name) != after.get(name):
             raise TypeError(
                 f"the loss must return the model state's leaves as they were: {name!r} was "
                 f"{before.get(name, 'not there')}, and is {after.get(name, 'not there')}"
+            )
+    return jax.tree.unflatten(jax.tree.structure(old), [has[name] for name in had])
+
+
+def check_restored(tree: PyTree) -> None:
+    """Raise ValueError, naming the leaf, unless all arrays say how the devices of a node divide them."""
+    for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if not isinstance(x, jax.core.Tracer) and not isinstance(getattr(x, "sharding", None), NamedSharding):
+            raise ValueError(
+                f"the devices of a node divide this state, and the leaf {path_of(path)!r} is a whole array: restore "
+                "the state into that of init, whose leaves have shardings (docs/your_loop.md, Checkpoints)"
             )
 
 

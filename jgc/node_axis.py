@@ -66,9 +66,11 @@ def on_nodes(
 
     def one(*args):
         out = fn(*args)
-        differing[:] = [name for name, placement, x in _shared_leaves(outs, out) if _differs(x, placement, nodes)]
-        if differing and nodes.mesh is not None and nodes.per_device == 1:
-            raise ValueError(_not_shared(differing[0]))
+        found = [leaf for leaf in _placed_leaves(outs, out) if _differs(leaf[2], leaf[1], nodes)]
+        differing[:] = [name for name, *_ in found]
+        if found and nodes.mesh is not None and nodes.per_device == 1:
+            name, placement, _ = found[0]
+            raise ValueError(_inside_a_node(name) if on_node_axis(placement) else _not_shared(name))
         return out
 
     def on_device(*args):  # LOCAL and BATCH leaves: [per_device, ...] on each device
@@ -77,7 +79,7 @@ def on_nodes(
 
     def on_its_nodes(*args):
         if nodes.mesh is not None and nodes.per_device == 1:
-            return _map_nodes(lambda x: x[None], outs, one(*_map_nodes(lambda x: x[0], ins, args)))
+            return _map_nodes(lambda x: jnp.asarray(x)[None], outs, one(*_map_nodes(lambda x: x[0], ins, args)))
         if unroll:
             each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
             return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
@@ -114,12 +116,12 @@ def on_nodes(
     return checked
 
 
-def _shared_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Placement, Any]]:
-    """The leaves of a function's output that are declared equal on all nodes, with their paths and placements."""
+def _placed_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Placement, Any]]:
+    """The leaves of a function's output, with their paths and placements."""
     found: list[tuple[str, Placement, Any]] = []
 
     def add(path, placement, sub):
-        leaves = () if on_node_axis(placement) else jax.tree_util.tree_flatten_with_path(sub)[0]
+        leaves = jax.tree_util.tree_flatten_with_path(sub)[0]
         found.extend((path_of((*path, *rest)), placement, x) for rest, x in leaves)
 
     jax.tree_util.tree_map_with_path(add, outs, out, is_leaf=is_placement)
@@ -128,7 +130,7 @@ def _shared_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Placement, Any]
 
 def _differs(x: Any, placement: Placement, nodes: Nodes) -> bool:
     """Whether JAX takes an output of a node to differ, between nodes or their devices, where its placement does not."""
-    emulated = nodes.mesh is None or nodes.per_device > 1
+    emulated = (nodes.mesh is None or nodes.per_device > 1) and not on_node_axis(placement)
     dims = [dim if isinstance(dim, tuple) else (dim,) for dim in spec(placement, nodes)]
     over_mesh = set(jax.typeof(x).mat.varying) - {axis for dim in dims for axis in dim}
     return bool(over_mesh) or (emulated and getattr(x, "batch_dim", None) is not None)
@@ -143,6 +145,13 @@ def _not_shared(name: str) -> str:
     )
 
 
+def _inside_a_node(name: str) -> str:
+    return (
+        f"the output's leaf {name!r} differs between the devices of a node, which share its examples: return a mean of "
+        "floats, which jgc.node_grads averages over them, not an integer such as a count"
+    )
+
+
 def _specs(placements: PyTree, nodes: Nodes) -> PyTree:
     return jax.tree.map(lambda x: spec(x, nodes), placements, is_leaf=is_placement)
 
@@ -154,9 +163,7 @@ def _resharded(placements: PyTree, args: PyTree, nodes: Nodes) -> PyTree:
     mesh = nodes.mesh
 
     def one(placement, x):
-        if not isinstance(x, jax.Array):  # such as NumPy's
-            return x
-        return jax.sharding.reshard(x, NamedSharding(mesh, spec(placement, nodes)))
+        return jax.sharding.reshard(jnp.asarray(x), NamedSharding(mesh, spec(placement, nodes)))
 
     return _map_placed(one, placements, args)
 
@@ -224,6 +231,17 @@ def _stacked(placement: Placement, x: Array) -> Array:
     return x[:, None] if on_node_axis(placement) else x[None]
 
 
+def _check_own(loss: Any, nodes: Nodes) -> None:
+    """Raise ValueError if a loss was averaged over devices: gradients would come out as a share of what they are."""
+    missing = [axis for axis in (*nodes.slow, *nodes.fast) if axis not in jax.typeof(loss).mat.varying]
+    if missing:
+        raise ValueError(
+            f"the loss is the same on all devices along the mesh axis {missing[0]!r}: it does not depend on the "
+            "parameters, or it was averaged. A loss sees one node's examples, and jgc takes the mean itself: leave "
+            "pmean (psum) out of it"
+        )
+
+
 def node_grads(
     loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool = True, local: bool = False,
     placements: PyTree = SHARED,
@@ -244,6 +262,9 @@ def node_grads(
       `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch` have
       leading axes [K, b]. With `local`, `(params, batch, own) -> (value, grads)`, the leaves of `own` [K, ...].
 
+    Raises:
+      ValueError: when called, a loss that was averaged over the nodes, or a node's devices.
+
     Example:
       >>> from jgc.nodes import make_nodes
       >>> nodes = make_nodes(2, devices=jax.devices()[:1])
@@ -256,7 +277,9 @@ def node_grads(
     seen = nodes._replace(fast=()) if partitioned else nodes  # the axes that the loss is called on
 
     def one(params, *own):
-        return comm.exact_mean(gradient(comm.vary(params, seen), *own), seen)
+        out = gradient(comm.vary(params, seen), *own)
+        _check_own(out[0][0] if has_aux else out[0], seen)
+        return comm.exact_mean(out, seen)
 
     ins = (placements, BATCH, LOCAL) if local else (placements, BATCH)
     outs = (LOCAL, locally(placements))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jgc.misuse import OwnsMomentum, check_arrays, check_compressor, is_accumulator
+from jgc.misuse import OwnsMomentum, check_arrays, check_compressor, check_nodes, is_accumulator
 from jgc.placement import per_node, place, placements_of
 from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
 
@@ -72,6 +72,7 @@ def as_optax(
     import optax  # here: `import jgc` must not wait for it
 
     check_compressor(compressor)
+    check_nodes(nodes)
     phase = phase.value if isinstance(phase, Phase) else phase
     values = [p.value for p in compressor.schedule]
     if phase is None and not switched and len(values) > 1:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from jgc.layout.pack import make_packing
-from jgc.misuse import check_compressor
+from jgc.misuse import check_compressor, check_nodes
 from jgc.types import Compressor, Nodes, PyTree, Wire
 
 
@@ -40,6 +40,7 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
       StepBytes(device=0.0, node=508.0, uncompressed=40000.0)
     """
     check_compressor(compressor)
+    check_nodes(nodes)
     uncompressed = 4.0 * make_packing(params).size
     found = {}
     for phase in compressor.schedule:

@@ -39,7 +39,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
       default: compressor of all other leaves.
 
     Raises:
-      TypeError: something else in place of a compressor, such as settings.
+      TypeError: rules that are not pairs; something else in place of a compressor, such as settings.
       ValueError: some groups own their momentum and others do not; two groups clip to different norms; a pattern is not
         a regular expression; or, at `init`, a pattern matches no leaf.
 
@@ -47,6 +47,8 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
       >>> from jgc.compress import dense, topk
       >>> compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.01))
     """
+    if isinstance(rules, dict) or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in rules):
+        raise TypeError(f"rules must be pairs, e.g. [('^head/', jgc.compress.dense())], got a {type(rules).__name__}")
     for compressor in (*(c for _, c in rules), default):
         check_compressor(compressor)
     cores = tuple(c.core for c in (*(c for _, c in rules), default))

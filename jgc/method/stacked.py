@@ -14,6 +14,7 @@ from jgc.layout.pack import Packing, leaf_paths
 from jgc.method.from_step import Step
 from jgc.method.guard import Core, guarded
 from jgc.method.per_layer import Rule, matcher
+from jgc.misuse import check_compressor
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, PyTree, State
 
 
@@ -32,6 +33,7 @@ def stacked(rule: Rule, compressor: Compressor) -> Compressor:
       compressor: a method, or a combination of methods.
 
     Raises:
+      TypeError: something else in place of a compressor, such as settings.
       ValueError: the rule is not a regular expression; or, at `init`, it matches no leaf, or one of fewer than two
         dimensions.
 
@@ -43,6 +45,7 @@ def stacked(rule: Rule, compressor: Compressor) -> Compressor:
       >>> [q.shape for q in state.shared] == 12 * [(32, 2)]
       True
     """
+    check_compressor(compressor)
     core: Core = compressor.core
     of_leaves = _Stacked(rule, matcher(rule), core)
     return guarded(

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from contract import LAYOUTS, nodes_of, same_bits
+from flax.core import FrozenDict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from make_step_process import PARAMS, batch_of, compilations, loss
 from process_helpers import LIMIT, QUICK, free_port
@@ -114,12 +115,12 @@ def test_caller_keeps_own_parameters_and_key():
 @every_layout
 def test_aux_is_each_nodes_own(layout):
     def with_aux(params, batch):
-        return loss(params, batch), {"first": batch["x"][0, 0], "half": params["w"].astype(jnp.bfloat16)}
+        return loss(params, batch), {"first": batch["x"][0, 0], "half": params["w"].astype(jnp.bfloat16), "n": 3}
 
     init, step = jgc.make_step(with_aux, dense(), optax.sgd(0.1), nodes_of(layout), has_aux=True)
     _, metrics = step(init(jax.random.key(0), PARAMS), batch_of(0))
     np.testing.assert_array_equal(metrics.aux["first"], batch_of(0)["x"][:, 0, 0])
-    assert metrics.aux["half"].shape == (8, 6, 4)
+    assert metrics.aux["half"].shape == (8, 6, 4) and metrics.aux["n"].tolist() == [3] * 8
 
 
 @every_layout
@@ -158,6 +159,14 @@ def test_loss_must_return_the_model_state_it_got():
     state = init(jax.random.key(0), PARAMS, {"mean": jnp.zeros(3)})
     with pytest.raises(TypeError, match=r"'mean' was float32\[3\], and is float32\[2\]"):
         step(state, batch_of(0))
+
+
+def test_model_state_keeps_its_containers():
+    """Flax's `apply` returns a dict of what was given as a FrozenDict."""
+    init, step = jgc.make_step(lambda p, b, s: (loss(p, b), {"n": s["n"] + 1}), dense(), optax.sgd(0.1),
+                               nodes_of("8 devices"))  # fmt: skip
+    state, _ = step(init(jax.random.key(0), PARAMS, FrozenDict(n=jnp.int32(0))), batch_of(0))
+    assert isinstance(state.model_state, FrozenDict) and state.model_state["n"].tolist() == [1] * 8
 
 
 @every_layout
@@ -239,6 +248,18 @@ def test_recipe_of_readme_compiles_once(layout, recipe, program, monkeypatch, ca
     assert len(compiled) - before == 1, compiled
     printed = [float(x) for x in capsys.readouterr().out.split()]
     assert printed[-1] < 0.2 * printed[0]
+
+
+@pytest.mark.parametrize("layout", ["1 device", "8 devices"])
+def test_checkpoint_of_the_page_goes_on(layout, monkeypatch):
+    whole, devices, names = jgc.make_nodes, jax.devices()[: int(layout.split()[0])], {}
+    monkeypatch.setattr(jgc, "make_nodes", lambda count: whole(count, devices))
+    cells = _cells("your_loop.md")
+    (checkpoint,) = [cell for cell in cells if "orbax" in cell]
+    code, last = checkpoint.replace(":tags: [remove-stderr]\n", "").strip().rsplit("\n", 1)
+    exec(cells[0].replace("range(60)", "range(1)") + code, names)
+    (once, again) = eval(last, names)
+    assert once == again
 
 
 def test_meshes_page_divides_its_parameters_and_compiles_once(monkeypatch, capsys):

@@ -214,6 +214,7 @@ def test_what_is_not_a_compressor_is_named(other, message):
         lambda: as_optax(other, nodes),
         lambda: per_layer([("w", other)], default=dense()),
         lambda: per_layer([("w", dense())], default=other),
+        lambda: jgc.compress.stacked("w", other),
         lambda: jgc.bytes_per_step(other, PARAMS, nodes),
         lambda: jgc.phase_after(other, dense().schedule[0], 1, None, nodes),
         lambda: jgc.residual(other, (), PARAMS),
@@ -221,6 +222,25 @@ def test_what_is_not_a_compressor_is_named(other, message):
     ):
         with _raises(TypeError, message):
             call()
+
+
+def test_what_is_no_layout_no_optimiser_and_no_pair_is_named():
+    nodes, sgd = nodes_of("8 devices"), optax.sgd(0.1)
+    for call in (
+        lambda x: jgc.make_step(_loss, topk(), sgd, x),
+        lambda x: as_optax(topk(), x),
+        lambda x: jgc.bytes_per_step(topk(), PARAMS, x),
+        lambda x: jgc.local_steps(sgd, sgd, topk(), every=2, nodes=x),
+    ):
+        with _raises(TypeError, "expected the layout of the nodes, got 8: make it by jgc.make_nodes(K), or"):
+            call(8)
+        with pytest.raises(TypeError, match=r"got Mesh.*: make it by jgc.from_mesh\(mesh, slow=...\)"):
+            call(nodes.mesh)
+    with _raises(TypeError, "optimizer must be an optax optimiser, e.g. optax.sgd(0.7), got <function adam"):
+        jgc.make_step(_loss, topk(), optax.adam, nodes)
+    for rules in ({"w": dense()}, ("w", dense()), [dense()]):
+        with _raises(TypeError, "rules must be pairs, e.g. [('^head/', jgc.compress.dense())], got a "):
+            per_layer(rules, default=topk())
 
 
 @pytest.mark.parametrize("layout", [EMULATED, "8 devices"])
@@ -258,6 +278,51 @@ def test_optimiser_that_compresses_in_make_step_is_refused():
         ValueError, "the optimiser holds as_optax, and make_step compresses by itself: give it without as_optax"
     ):
         init(jax.random.key(0), PARAMS)
+
+
+# --- losses and parameters on a mesh ------------------------------------------------------------------------------
+
+
+def _hosts_of_chips():
+    mesh = jax.make_mesh((2, 4), ("host", "chip"))
+    nodes = jgc.from_mesh(mesh, slow="host", fast="chip")
+    divided = {"w": jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("chip"))), "b": jnp.zeros(3)}
+    return nodes, divided, {"x": np.ones((2, 4, 8), np.float32)}
+
+
+@pytest.mark.parametrize("axis", ["host", "chip"])
+def test_loss_that_was_averaged_over_devices_is_named(axis):
+    nodes, params, batch = _hosts_of_chips()
+    whole = jax.tree.map(np.asarray, params)
+    with _raises(ValueError, f"the loss is the same on all devices along the mesh axis {axis!r}: "):
+        jgc.node_grads(lambda p, b: jax.lax.pmean(_loss(p, b), axis), nodes)(whole, batch)
+    assert jgc.node_grads(_loss, nodes)(whole, batch)[0].shape == (2,)  # NumPy's arrays, Explicit axes
+
+
+def test_aux_that_differs_inside_a_node_is_named():
+    nodes, params, batch = _hosts_of_chips()
+    whole = jax.tree.map(np.asarray, params)
+    with _raises(ValueError, "the output's leaf '0/1/count' differs between the devices of a node, which share its "):
+        jgc.node_grads(lambda p, b: (_loss(p, b), {"count": jnp.sum(b["x"] > 0)}), nodes, has_aux=True)(whole, batch)
+
+
+def test_parameters_divided_on_another_mesh_are_named():
+    _, params, _ = _hosts_of_chips()
+    init, _ = jgc.make_step(_loss, topk(), optax.sgd(0.1), jgc.make_nodes(2, devices_per_node=4))
+    with _raises(ValueError, "'w' is divided over the mesh axis 'chip', which is not one of the fast axes ('jgc_f"):
+        init(jax.random.key(0), params)
+
+
+@pytest.mark.parametrize("part", ["params", "opt_state"])
+def test_whole_arrays_restored_in_place_of_divided_ones_are_named(part):
+    nodes, params, batch = _hosts_of_chips()
+    init, step = jgc.make_step(_loss, topk(), optax.adam(0.1), nodes)
+    state = init(jax.random.key(0), params)
+    restored = state._replace(**{part: jax.tree.map(np.asarray, getattr(state, part))})
+    name = {"params": "0/b", "opt_state": "1/0/count"}[part]
+    with _raises(ValueError, f"the devices of a node divide this state, and the leaf {name!r} is a whole array: "):
+        step(restored, batch)
+    step(state, batch)
 
 
 # --- momentum twice -----------------------------------------------------------------------------------------------
