@@ -29,8 +29,8 @@ PHRASES = {  # in strings, docstrings and pages
 def parsed(path: Path) -> Iterator[ast.AST]:
     """The nodes of a file's syntax tree, without garbage collection while it is parsed.
 
-    What is collected may log a traceback (a failed task of asyncio, left by another test in this process). In Python 3.11 this
-    parses too, and the outer parse then ends in "AST constructor recursion depth mismatch".
+    What is collected may log a traceback (a failed task of asyncio, left by another test in this process). In Python
+    3.11 this parses too, and the outer parse then ends in "AST constructor recursion depth mismatch".
     """
     gc.disable()
     try:
