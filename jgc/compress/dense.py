@@ -9,7 +9,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.memory import check_momentum, momentum_only, no_memory
 from jgc.method.compose import Codec, Exchange, compose
@@ -67,7 +67,7 @@ def dense(config: Dense | None = None, **overrides) -> Compressor:
     References:
       Li et al. 2014 (parameter server); Patarasuk and Yuan 2009 (ring all-reduce).
     """
-    config = dataclasses.replace(config or Dense(), **overrides)
+    config = settings_of(Dense, config, overrides)
     check_momentum(config.momentum)
     memory = momentum_only(config.momentum) if config.momentum_correction else no_memory()
     composed = compose(identity(), memory, dense_exchange(config.algorithm))

@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc.compress.dense import identity
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
 from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.layout.pack import values_of
 from jgc.method import phases
@@ -48,7 +48,7 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
       >>> [phase.name for phase in silent(warmup_steps=100).schedule]
       ['dense', 'silent']
     """
-    config = dataclasses.replace(config or Silent(), **overrides)
+    config = settings_of(Silent, config, overrides)
     stages: Stages = {DENSE: (identity(), all_reduce()), "silent": (nothing(), nowhere())}
     schedule = phases.in_sequence((DENSE, config.warmup_steps), ("silent", 0))
     return compose_phases(stages, memory_of(config), schedule)

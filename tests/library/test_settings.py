@@ -1,6 +1,7 @@
 """Bad settings of every method: one clear line when it is built, with the name, the bad value and good ones."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,15 @@ def test_unknown_settings_class_is_an_error_that_lists_known_ones():
 def test_an_unknown_setting_is_an_error():
     with pytest.raises(TypeError, match="alfa"):
         jgc.compress.topk(alfa=0.1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_setting_without_its_name_is_an_error_that_lists_the_names(method):
+    own = METHODS[method].settings
+    names = ", ".join(field.name for field in dataclasses.fields(own))
+    message = f"expected settings {own.__name__}, or single ones by name ({names}), got 0"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        getattr(jgc.compress, method)(0)  # 0 is false, too
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -46,7 +46,7 @@ from jgc.compress.lgc.normalise import (
 )  # fmt: skip
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, Lgc, check_choices, check_common
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
 from jgc.layout.select import Sparse, SparseSum, layer_means, scatter
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
@@ -93,7 +93,7 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     References:
       Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS.
     """
-    config = dataclasses.replace(config or LgcRing(), **overrides)
+    config = settings_of(LgcRing, config, overrides)
     check_common(config)
     check_choices(
         config, algorithm=("psum", "ring"), decoder=("linear", "leaky_relu"), code_dtype=("int32", "int16", "float32")

@@ -41,7 +41,6 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
      sent. Here that is a setting, off by default (`factor_masking`); local clipping is not the method's.
 """
 
-import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -52,7 +51,7 @@ from jgc.compress.lgc import autoencoder as ae, bytes as sizes, messages as serv
 from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views, to_z
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, LgcPs, check
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
 from jgc.layout.select import Sparse, SparseSum
 from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Message, Nodes
@@ -79,7 +78,7 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
     References:
       Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS; the same authors 2021, conference text.
     """
-    config = dataclasses.replace(config or LgcPs(), **overrides)
+    config = settings_of(LgcPs, config, overrides)
     check(config)
     optimiser = make_optimiser(config)
     return lgc(config, ParameterServer(config, optimiser), optimiser)

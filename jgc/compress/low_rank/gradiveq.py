@@ -47,7 +47,7 @@ from jgc.compress.dense import dense
 from jgc.compress.low_rank import slices
 from jgc.compress.low_rank.gradiveq_steps import BUCKET, convolutions, kept_samples
 from jgc.compress.quantized.qsgd import qsgd
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import leaf_paths
 from jgc.method.guard import guarded
 from jgc.method.per_layer import per_layer
@@ -113,7 +113,7 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
     References:
       Yu, Lin, Narra, Li, Li, Kim, Schwing, Annavaram, Avestimehr 2018, "GradiVeQ", NeurIPS.
     """
-    config = dataclasses.replace(config or Gradiveq(), **overrides)
+    config = settings_of(Gradiveq, config, overrides)
     check(config)
     by_qsgd = qsgd(bits=4, bucket=BUCKET, exchange="ring" if config.algorithm == "ring" else "gather")
 

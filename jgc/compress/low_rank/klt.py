@@ -41,7 +41,7 @@ from jax import lax
 
 from jgc import comm
 from jgc.compress.low_rank.klt_bases import Factors, add_moments, eigenbases, nothing_learned, rotate
-from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
@@ -126,7 +126,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
     References:
       docs/results/codecs.md; Huang and Schultheiss 1963, "Block Quantization of Correlated Gaussian Random Variables".
     """
-    config = dataclasses.replace(config or Klt(), **overrides)
+    config = settings_of(Klt, config, overrides)
     _check(config)
     rest_codec = selected(selector_of(config, config.alpha, config.min_values))
 

@@ -45,7 +45,7 @@ import numpy as np
 
 from jgc import comm
 from jgc.compress.low_rank.power_iteration import low_rank, make_plan, random_factors
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.memory import error_feedback, no_memory
 from jgc.method import phases
@@ -89,7 +89,7 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     References:
       Vogels, Karimireddy, Jaggi 2019, "PowerSGD", NeurIPS.
     """
-    config = dataclasses.replace(config or PowerSgd(), **overrides)
+    config = settings_of(PowerSgd, config, overrides)
     if config.rank < 1:
         raise ValueError(f"rank must be at least 1, got {config.rank}")
     if config.algorithm not in comm.MEANS:

@@ -15,7 +15,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, each_group, largest, over_groups, quantized, scalar_codec
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.method.compose import Codec
 from jgc.types import Compressor
 
@@ -53,7 +53,7 @@ def cast(config: Cast | None = None, **overrides) -> Compressor:
     References:
       Micikevicius et al. 2018, "Mixed Precision Training", ICLR; 2022, "FP8 Formats for Deep Learning".
     """
-    config = dataclasses.replace(config or Cast(), **overrides)
+    config = settings_of(Cast, config, overrides)
     if config.format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {config.format!r}")
     return quantized(rounded(config.format, config.scaled and config.format != "bfloat16"), config)

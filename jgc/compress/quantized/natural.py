@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.compress.quantized.quantize import Quantising, quantized, scalar_codec
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Compressor
@@ -49,7 +49,7 @@ def natural(config: Natural | None = None, **overrides) -> Compressor:
     References:
       Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, "Natural Compression for Distributed Deep Learning".
     """
-    config = dataclasses.replace(config or Natural(), **overrides)
+    config = settings_of(Natural, config, overrides)
     return quantized(powers_of_two(), config)
 
 

@@ -25,7 +25,7 @@ from jgc.compress.quantized.quantize import (
     scalar_codec,
     summed,
 )
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Compressor
@@ -58,7 +58,7 @@ def onebit(config: OneBit | None = None, **overrides) -> Compressor:
     References:
       Seide, Fu, Droppo, Li, Yu 2014, "1-Bit Stochastic Gradient Descent", Interspeech.
     """
-    config = dataclasses.replace(config or OneBit(), **overrides)
+    config = settings_of(OneBit, config, overrides)
     return quantized(signs_and_means(config.bucket), config, config.bucket)
 
 

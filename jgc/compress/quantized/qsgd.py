@@ -38,7 +38,7 @@ from jgc.compress.quantized.quantize import (
     quantized,
     root_mean_square,
 )
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Array, Compressor
@@ -76,7 +76,7 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
     References:
       Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, "QSGD", NeurIPS.
     """
-    config = dataclasses.replace(config or Qsgd(), **overrides)
+    config = settings_of(Qsgd, config, overrides)
     if config.error_feedback and config.norm == "l2":
         raise ValueError("error_feedback needs norm 'max', got 'l2', whose lowest level most values never reach")
     codec = levels_of(config.bits, config.bucket, config.norm, nearest=config.error_feedback)

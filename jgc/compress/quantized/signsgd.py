@@ -23,7 +23,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import each_group, noise, over_groups, scalar_codec
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.memory import error_feedback, no_memory
 from jgc.method.compose import Codec, Layers, Payload, compose
@@ -59,7 +59,7 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
       Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, "signSGD", ICML; Karimireddy, Rebjock, Stich, Jaggi 2019,
       "Error Feedback Fixes SignSGD", ICML.
     """
-    config = dataclasses.replace(config or SignSgd(), **overrides)
+    config = settings_of(SignSgd, config, overrides)
     if config.combine not in ("vote", "feedback"):
         raise ValueError(f"combine must be 'vote' or 'feedback', got {config.combine!r}")
     if not 0 < config.magnitude < float("inf"):

@@ -31,7 +31,7 @@ from jgc.compress.quantized.quantize import (
     root_mean_square,
     scalar_codec,
 )
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Compressor
@@ -66,7 +66,7 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
     References:
       Wen, Xu, Yan, Wu, Wang, Chen, Li 2017, "TernGrad", NeurIPS.
     """
-    config = dataclasses.replace(config or TernGrad(), **overrides)
+    config = settings_of(TernGrad, config, overrides)
     if config.exchange == "ring" and config.scaler_sharing:
         raise ValueError("scaler_sharing must be False with exchange 'ring', got True: sums exceed a shared scale")
     return quantized(ternary(config.clip, config.scaler_sharing, nearest=config.error_feedback), config)

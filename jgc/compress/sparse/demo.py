@@ -35,7 +35,7 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import Layer
 from jgc.layout.select import Sparse, scatter
 from jgc.memory import error_feedback
@@ -79,7 +79,7 @@ def demo(config: Demo | None = None, **overrides) -> Compressor:
     References:
       Peng, Quesnelle, Kingma 2024, "DeMo: Decoupled Momentum Optimization".
     """
-    config = dataclasses.replace(config or Demo(), **overrides)
+    config = settings_of(Demo, config, overrides)
     if not 0 < config.decay < 1:
         raise ValueError(f"decay must be in (0, 1), got {config.decay}")
     if not 0 < config.magnitude < float("inf"):

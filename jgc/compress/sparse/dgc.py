@@ -20,7 +20,7 @@ Differs from the paper
 
 import dataclasses
 
-from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import SelectingRows, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import Strategy, sparse_stages
 from jgc.compress.sparse.topk import codec_of
@@ -62,7 +62,7 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
       Lin, Han, Mao, Wang, Dally 2018, "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
       Training", ICLR.
     """
-    config = dataclasses.replace(config or Dgc(), **overrides)
+    config = settings_of(Dgc, config, overrides)
     memory, schedule = memory_of(config), schedule_of(config)
     stages = sparse_stages(schedule, config.alpha, codec_of(config), gather())
     return compose_phases(stages, memory, schedule, config.clip_norm)

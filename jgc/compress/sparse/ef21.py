@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, selector_of
 from jgc.compress.sparse.sparsity import sparse_schedule
 from jgc.compress.sparse.topk import selected
@@ -74,7 +74,7 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
       Richtarik, Sokolov, Fatkhullin 2021, "EF21", NeurIPS; Fatkhullin, Tyurin, Richtarik 2023, "Momentum Provably
       Improves Error Feedback!", NeurIPS.
     """
-    config = dataclasses.replace(config or Ef21(), **overrides)
+    config = settings_of(Ef21, config, overrides)
     if not 0 < config.eta <= 1:
         raise ValueError(f"eta must be in (0, 1] (1 for no momentum), got {config.eta}")
     codec = selected(selector_of(config, config.alpha, config.min_values))

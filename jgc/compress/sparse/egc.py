@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
-from jgc.compress.registry import Method
+from jgc.compress.registry import Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse import entropy
 from jgc.compress.sparse.topk import selected
@@ -112,7 +112,7 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
     References:
       Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning".
     """
-    config = dataclasses.replace(config or Egc(), **overrides)
+    config = settings_of(Egc, config, overrides)
     _check(config)
 
     def init(key, layers, nodes):

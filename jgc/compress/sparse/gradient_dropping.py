@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.compress.sparse.topk import selected, top_k
@@ -78,7 +78,7 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     References:
       Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent", EMNLP.
     """
-    config = dataclasses.replace(config or GradientDropping(), **overrides)
+    config = settings_of(GradientDropping, config, overrides)
     if config.scope not in ("global", "layer"):
         raise ValueError(f"scope must be 'global' or 'layer', got {config.scope!r}")
     memory, schedule = memory_of(config), schedule_of(config)

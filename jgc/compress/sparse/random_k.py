@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.layout.select import layer_starts
@@ -54,7 +54,7 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
     References:
       Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory", NeurIPS.
     """
-    config = dataclasses.replace(config or RandomK(), **overrides)
+    config = settings_of(RandomK, config, overrides)
     memory, schedule = memory_of(config), schedule_of(config, "random-k")
     if config.selection != "layer":
         raise ValueError(f"random_k draws positions, so selection must be 'layer', got {config.selection!r}")

@@ -30,7 +30,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
 from jgc.layout.select import layer_means
@@ -72,7 +72,7 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
       Chen et al. 2020, "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed
       Training", NeurIPS.
     """
-    config = dataclasses.replace(config or ScaleCom(), **overrides)
+    config = settings_of(ScaleCom, config, overrides)
     memory, schedule = low_pass(memory_of(config), config.beta), schedule_of(config)
     if config.value_code not in ("float32", FIXED_POINT):
         raise ValueError(f"value_code must be float32 or {FIXED_POINT}, got {config.value_code!r}")

@@ -18,7 +18,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.layout.selector import Selector
@@ -77,7 +77,7 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
       Strom 2015, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech;
       Xu et al. 2021, "GRACE: A Compressed Communication Framework for Distributed Machine Learning", ICDCS.
     """
-    config = dataclasses.replace(config or ThresholdV(), **overrides)
+    config = settings_of(ThresholdV, config, overrides)
     if not 0 <= config.threshold < float("inf"):
         raise ValueError(f"threshold must be at least 0, got {config.threshold}")
     if not 0 < config.capacity <= 1:

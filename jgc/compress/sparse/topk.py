@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from jgc.compress.registry import FIRST_DENSE, Method
+from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import SelectingRows, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.rows import check_rows, row_top_k
 from jgc.compress.sparse.sparsity import sparse_stages
@@ -103,7 +103,7 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
     References:
       Strom 2015; Aji and Heafield 2017; Stich et al. 2018 (Sparsified SGD with memory); LGC paper, Section II-B.
     """
-    config = dataclasses.replace(config or TopK(), **overrides)
+    config = settings_of(TopK, config, overrides)
     memory, schedule = memory_of(config), schedule_of(config)
     stages = sparse_stages(schedule, config.alpha, codec_of(config), gather())
     return compose_phases(stages, memory, schedule)
