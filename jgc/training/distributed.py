@@ -11,6 +11,7 @@ main thread hangs outside the steps (while it compiles, evaluates or saves).
 
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -36,6 +37,8 @@ T = TypeVar("T")
 TOKEN = "JGC_RUN_TOKEN"  # environment variable: a secret of the run, the same in all processes
 LAG = 2  # steps from a signal to the stop: the processes agree while these steps run
 NEVER = 10**6  # seconds until JAX's own heartbeat ends the run: it prints a stack dump, the hub one line
+LOST = re.compile(r"Gloo context initialization failed.*remote=\[(127\.|::1)")  # an address that means each host itself
+OWN_NAME = "each host's own name must stand for its address in their network, not for 127.0.1.1 (/etc/hosts)"
 # settings that may differ between processes
 OWN = frozenset(("distributed", "run_dir", "compile_cache", "data.dir", "log_every"))
 
@@ -158,7 +161,10 @@ ALONE = Team()
 
 def _line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text[:300]}"
+    if isinstance(error, UserError):
+        return text
+    hint = f": if there are several hosts, {OWN_NAME}" if LOST.search(text) else ""
+    return f"{type(error).__name__}: {text[:300]}{hint}"
 
 
 def difference(everybody: list[dict[str, Any]]) -> str:

@@ -1,8 +1,10 @@
 """`python -m jgc doctor`: a line on each thing, in one process and in two, and exit code 1 where something is wrong."""
 
 import os
+import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,6 +15,8 @@ from jgc import comm
 from jgc.lab.commands import main
 from jgc.lab.doctor import collectives, places
 from jgc.nodes import make_nodes
+from jgc.training import distributed
+from jgc.training.distributed import Team
 
 
 def test_all_is_well(tmp_path, capsys, monkeypatch):
@@ -89,6 +93,24 @@ def test_two_processes(tmp_path, folders, request):
         assert wrong == [f"WRONG  run folder: process 1: {tmp_path / 'another'} is not the folder of process 0, or not "
                          "on a shared file system: No such file or directory"]  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("own, others, wrong", [
+    ("127.0.1.1", ["a", "b"], True), ("10.0.0.1", ["a", "b"], False), ("127.0.1.1", ["a", "a"], False),
+])  # fmt: skip
+def test_own_name_on_loopback_is_wrong_where_there_are_other_hosts(own, others, wrong, monkeypatch):
+    team = Team(0, 2)
+    team.meeting = SimpleNamespace(gather=lambda name, value: others)
+    monkeypatch.setattr(socket, "gethostname", lambda: "a")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(2, 1, 6, "", (own, 0))])
+    said, found = places.address(team)
+    assert found == f"a is {own}" and (said.startswith("a stands for 127.0.1.1 on its own host: ") == wrong)
+
+
+def test_gloo_that_reaches_its_own_host_says_why():
+    text = "UNKNOWN: Gloo context initialization failed: timed out connecting: remote=[{}]:9100"
+    assert distributed._line(RuntimeError(text.format("127.0.1.1"))).endswith("not for 127.0.1.1 (/etc/hosts)")
+    assert distributed._line(RuntimeError(text.format("10.0.0.1"))).endswith("]:9100")
 
 
 def test_values_differ_between_nodes():

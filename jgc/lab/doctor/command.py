@@ -1,6 +1,6 @@
 """`python -m jgc doctor`: one line on each thing that a run needs, and exit code 1 if one is wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -54,10 +54,12 @@ class Doctor:
             config = resolve(config)
         check(config)
         with join(config) as team:
-            lines = examine(team, config, self.run_dir)
-            if team.leads:
-                print(*lines, sep="\n", flush=True)
-        wrong = sum(line.startswith("WRONG") for line in lines)
+            lines = []
+            for found in examine(team, config, self.run_dir):
+                lines.append(found)
+                if team.leads:
+                    print(found, flush=True)  # at once: a later check may end all processes
+        wrong = sum(found.startswith("WRONG") for found in lines)
         if wrong:
             raise UserError(f"{wrong} of {len(lines)} checks failed", FAILED)
 
@@ -76,7 +78,7 @@ class Check(NamedTuple):
     show: Literal["each", "0", "equal"] = "each"
 
 
-def examine(team: Team, config: Config, run_dir: Path | None) -> list[str]:
+def examine(team: Team, config: Config, run_dir: Path | None) -> Iterator[str]:
     """The lines of all processes on each thing."""
     shown = ("jgc", "jax", "jaxlib", "numpy", "python")
     checks = [
@@ -87,17 +89,19 @@ def examine(team: Team, config: Config, run_dir: Path | None) -> list[str]:
     ]
     if team.count > 1:
         checks.append(Check("strangers", places.token, "0"))
+        checks.append(Check("address", partial(places.address, team)))
     if run_dir is not None:
         checks.append(Check("run folder", partial(places.run_folder, run_dir, team)))
-    lines = [line for check in checks for line in _lines(team, check)]
+    for one in checks:
+        yield from _lines(team, one)
     if run_dir is None:
-        lines.append("-      run folder: give --run-dir to have it checked")
+        yield "-      run folder: give --run-dir to have it checked"
     if jax.device_count() == 1:
-        return [*lines, "ok     collectives: one device has nobody to exchange with"]
+        yield "ok     collectives: one device has nobody to exchange with"
+        return
     nodes = make_nodes(jax.device_count())
     for kind in collectives.KINDS:
-        lines += _lines(team, Check(f"{kind.name} of {kind.dtype}", partial(collectives.check, kind, nodes), "0"))
-    return lines
+        yield from _lines(team, Check(f"{kind.name} of {kind.dtype}", partial(collectives.check, kind, nodes), "0"))
 
 
 def _lines(team: Team, check: Check) -> list[str]:

@@ -12,7 +12,7 @@ import jax
 
 from jgc.training.config import Config
 from jgc.training.data import MissingDataError
-from jgc.training.distributed import TOKEN, Team
+from jgc.training.distributed import OWN_NAME, TOKEN, Team
 from jgc.training.errors import cannot_write
 from jgc.training.setup import data_of
 
@@ -81,6 +81,18 @@ def _write(folder: Path) -> dict[str, str]:
         with contextlib.suppress(OSError):
             (folder / name).unlink()
         return {"name": name, "wrong": str(cannot_write(folder, error))}
+
+
+def address(team: Team) -> Words:
+    """Whether other hosts can reach the address of this host's own name, where Gloo listens. All must call it."""
+    name = socket.gethostname()
+    hosts = {name} if team.meeting is None else set(team.meeting.gather("doctor hosts", name))
+    try:
+        found = str(socket.getaddrinfo(name, None)[0][4][0])
+    except OSError:
+        return f"{name} does not know its own name: {OWN_NAME}", ""
+    lost = len(hosts) > 1 and jax.default_backend() == "cpu" and (found.startswith("127.") or found == "::1")
+    return f"{name} stands for {found} on its own host: {OWN_NAME}" if lost else "", f"{name} is {found}"
 
 
 def token() -> Words:
