@@ -116,13 +116,13 @@ def scatter_layers(total: SparseSum, layers: tuple[Layer, ...]) -> Array:
     # Layer by layer on CPU: cutting the vector into the layers' tensors then copies nothing.
     nodes = math.prod(total.entries.positions.shape[:-1])
     positions, values = (x.reshape(nodes, -1) for x in total.entries)
-    positions -= layer_starts(layers, total.counts)
     ends = np.cumsum(total.counts)
-    starts = hidden((ends - total.counts).tolist(), jnp.minimum(positions[0, 0], 0))
+    numbers = (ends - total.counts).tolist() + [layer.start for layer in layers]
+    seen = hidden(numbers, jnp.minimum(positions[0, 0], 0))
     parts = []
-    for layer, count, start in zip(layers, total.counts, starts, strict=True):
+    for layer, count, start, first in zip(layers, total.counts, seen[: len(layers)], seen[len(layers) :], strict=True):
         at, x = (dynamic_part(every, start, count) for every in (positions, values))
         # Zeros, but XLA cannot know it: it would build equal constants once, and then copy them.
         zeros = jnp.full((layer.size,), jnp.minimum(start, 0).astype(x.dtype))
-        parts.append(added(zeros, Sparse(at, x)))
+        parts.append(added(zeros, Sparse(at - first, x)))
     return jnp.concatenate(parts)

@@ -34,7 +34,7 @@ class Parts(NamedTuple):
     starts: Array
 
 
-def parts_of(sizes: Sequence[int], total: int | None = None) -> Parts:
+def parts_of(sizes: Sequence[int] | np.ndarray, total: int | None = None) -> Parts:
     """The parts of these sizes, in a vector of `total` values, whole groups."""
     groups = np.array(sizes) // GROUP
     owner = np.repeat(np.arange(len(sizes), dtype=np.int32), groups)
@@ -48,7 +48,7 @@ def whole_groups(size: int) -> int:
 
 
 def largest_of_parts(bits: Array, parts: Parts, counts: Sequence[int]) -> Array:
-    """Positions of the k largest values of each part, ascending, ties to the first: i32[m] -> i32[mu].
+    """Positions in `bits` of the k largest values of each part, ascending, ties to the first: i32[m] -> i32[mu].
 
     At least k values of a part must not be padding.
     """
@@ -65,8 +65,7 @@ def largest_of_parts(bits: Array, parts: Parts, counts: Sequence[int]) -> Array:
     words = above | _first_ones(equal, jnp.clip(missing - (ties - each[1]), 0, each[1]))
     earlier = jnp.asarray(np.cumsum([0, *counts])[:-1].astype(np.int32))[owner]  # chosen in all parts before
     chosen = jnp.asarray(earlier + upto[0] - before[0][owner] + jnp.minimum(ties, missing), jnp.uint32)
-    positions = ones_of(words, chosen, jnp.arange(sum(counts), dtype=jnp.uint32))
-    return positions.astype(jnp.int32) - parts.starts[np.repeat(np.arange(len(counts)), counts)]
+    return ones_of(words, chosen, jnp.arange(sum(counts), dtype=jnp.uint32)).astype(jnp.int32)
 
 
 def _kth_largest(bits: Array, owner: Array, counts: Sequence[int]) -> Array:

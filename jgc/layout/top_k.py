@@ -155,28 +155,32 @@ def block_of(ranges: Sequence[Range]) -> int:
 def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
     """Both steps, or only the second if b is 1: i32[mu]."""
     counts = [one.k for one in ranges]
-    first = jnp.asarray(np.repeat([one.start for one in ranges], counts).astype(np.int32))
-    all_blocks = [whole_groups(-(-one.size // b)) for one in ranges]
+    all_blocks = np.array([whole_groups(-(-one.size // b)) for one in ranges])
+    shifts = [one.start for one in ranges] - b * _before(all_blocks)
     maxima = _maxima(values, ranges, b)
     if b == 1:
-        return first + largest_of_parts(maxima, parts_of(all_blocks), counts)
+        found = largest_of_parts(maxima, parts_of(all_blocks), counts)
+        return found + np.repeat(shifts, counts).astype(np.int32)
+    # Constants have one entry a group, not a value: XLA takes a second for each of millions of entries.
+    shift = _of_groups(shifts, all_blocks)
     # The kept blocks of each range, filled up to whole groups of values with blocks of padding.
-    kept_values = [whole_groups(k * b) for k in counts]
-    slots = np.array(kept_values) // b
-    before = np.cumsum(counts) - counts  # kept blocks of earlier ranges
-    slot = np.concatenate([np.arange(size) for size in slots])  # of its range
-    used = slot < np.repeat(counts, slots)
-    source = np.where(used, np.repeat(before, slots) + slot, 0).astype(np.int32)
-    limit = np.where(used, np.repeat([one.size for one in ranges], slots), 0).astype(np.int32)
-    start = np.repeat([one.start for one in ranges], slots).astype(np.int32)
+    kept_values = np.array([whole_groups(k * b) for k in counts])
+    slots, kept_before = _before(kept_values) // b, _before(counts)
+    source = _of_groups(kept_before - slots, kept_values)[:, None]  # a kept block's number, less its slot's
+    used = _of_groups(slots + counts, kept_values)[:, None]  # up to this slot
+    end = _of_groups([one.start + one.size for one in ranges], kept_values)[:, None]
+    size = int(max(sum(all_blocks), sum(kept_values)))
 
-    size = max(sum(all_blocks), sum(kept_values))
+    def starts_of(blocks: Array) -> Array:
+        return blocks * b + shift[blocks // GROUP]
 
     def values_of(blocks: Array) -> Array:
+        slot = jnp.arange(sum(kept_values) // b, dtype=jnp.int32).reshape(-1, GROUP // b)
+        first = starts_of(blocks).at[slot + source].get(mode="clip")[..., None]
         within = jnp.arange(b, dtype=jnp.int32)
-        positions = blocks[source][:, None] * b + within  # a last block may end beyond its range
-        found = bits_of(values.at[start[:, None] + positions].get(mode="clip"))
-        return _filled(jnp.where(positions < limit[:, None], found, PADDING).reshape(-1), size)
+        limit = jnp.where(slot < used, end, 0)[..., None]  # a last block may end beyond its range
+        found = bits_of(values.at[first + within].get(mode="clip"))
+        return _filled(jnp.where(within < limit - first, found, PADDING).reshape(-1), size)
 
     # Both steps are turns of one loop, so that XLA compiles them once.
     parts = jax.tree.map(lambda *of_step: jnp.stack(of_step), parts_of(all_blocks, size), parts_of(kept_values, size))
@@ -187,7 +191,18 @@ def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
 
     nothing = jnp.zeros_like(maxima, shape=sum(counts))
     blocks, kept = lax.fori_loop(0, 2, step, (nothing, nothing))
-    return first + blocks[np.repeat(before, counts).astype(np.int32) + kept // b] * b + kept % b
+    block = kept // b + source[kept // GROUP, 0]
+    return starts_of(blocks)[block] + kept % b
+
+
+def _before(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The sum of all earlier sizes."""
+    return np.cumsum(sizes) - sizes
+
+
+def _of_groups(numbers: Sequence[int] | np.ndarray, sizes: np.ndarray) -> Array:
+    """The number of the part that each group belongs to, i32[groups]; all sizes are whole groups."""
+    return jnp.asarray(np.repeat(np.asarray(numbers), sizes // GROUP).astype(np.int32))
 
 
 def _filled(bits: Array, size: int) -> Array:
