@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jgc.comm.ledger import OPS, UnknownCollectiveError, bytes_sent
+from jgc.wire.mesh_groups import groups_of_axes
 
 # Opcodes known not to communicate. A list of those that do would let an opcode that XLA adds tomorrow pass; this one
 # makes the audit fail until somebody has looked at it.
@@ -40,6 +41,10 @@ _CALLERS = frozenset({"call", "fusion", "async", "while", "conditional"})
 # A custom call is opaque. One with such a name (NCCL, NVSHMEM, mpi4jax, ...) does not count as local.
 _TALKS = re.compile(r'(?:replica_groups|channel_id)=|target="[^"]*(?:all.?(?:reduce|gather|to.?all)|permute'
                     r'|reduce.?scatter|collective|[nr]ccl|shmem|(?<![a-z])mpi|send|recv)', re.I)
+
+# XLA for TPU runs some collectives in several fusions, beside what these compute: each fusion repeats the collective
+_IN_STEPS = re.compile(r'target="AsyncCollective(Start|Done)"')
+_CHAIN = re.compile(r'channel_id=\d+|chain_id="\d+"')
 
 _MEGASCALE = re.compile(r'_host_transfer_handler_name="xla_megascale_runtime"')  # between slices of TPUs
 
@@ -147,14 +152,15 @@ def _found(module: Module, ops: dict[str, Op], op: Op) -> tuple[Collective, ...]
     """The collectives of one instruction and of the computations that it calls."""
     sends = _MEGASCALE.search(op.line) if op.opcode in ("send", "recv") else None
     known = sends or op.opcode in LOCAL or op.opcode in _CALLERS or op.opcode in OPS
-    if not known or (op.opcode == "custom-call" and _TALKS.search(op.line)):
+    a_step = _IN_STEPS.search(op.line) and any(ops[name].opcode in OPS for name in _operands(ops, op))
+    if not known or (op.opcode == "custom-call" and _TALKS.search(op.line) and not a_step):
         raise UnknownCollectiveError(f"may communicate (jgc.wire.hlo.LOCAL lists what does not): {op.line}")
     if op.stage in ("update", "done") or op.opcode == "recv":  # counted at its start, or at its send
         return ()
     if sends:
         return (_between_slices(ops, op),)
     if op.opcode in OPS:
-        return (_collective(module, ops, op),)
+        return () if _goes_on(module, op, _started(ops)) else (_collective(module, ops, op),)
     called = [(role, _walk(module, name)) for role, names in _CALLED.findall(op.rest)
               for name in re.findall(r"[\w.-]+", names)]
     inner = tuple(c for _, part in called for c in part)
@@ -168,6 +174,22 @@ def _found(module: Module, ops: dict[str, Op], op: Op) -> tuple[Collective, ...]
     if inner and op.opcode in LOCAL:
         raise UnknownCollectiveError(f"a collective inside an operation that should be local: {op.line}")
     return inner
+
+
+def _started(ops: dict[str, Op]) -> list[Op]:
+    """The collectives that a computation starts and leaves others to go on with."""
+    calls = [op for op in ops.values() if 'target="AsyncCollectiveStart"' in op.line]
+    return [ops[name] for op in calls for name in _operands(ops, op)]
+
+
+def _goes_on(module: Module, op: Op, started: list[Op]) -> bool:
+    """Whether a collective was started, and counted, in another computation."""
+    if "chain_id=" not in op.line or op in started:
+        return False
+    chain = _CHAIN.findall(op.line)
+    if not any(chain == _CHAIN.findall(one.line) for ops in module.computations.values() for one in _started(ops)):
+        raise UnknownCollectiveError(f"no computation starts this collective: {op.line}")
+    return True
 
 
 def _loop(op: Op, called: dict[str, tuple[Collective, ...]]) -> tuple[Collective, ...]:
@@ -261,28 +283,7 @@ def _groups(module: Module, op: Op) -> tuple[tuple[int, ...], ...]:
         ids = np.arange(prod(dims)).reshape(dims).transpose(order).reshape(int(iota[1]), int(iota[2]))
         return tuple(map(tuple, ids.tolist()))
     mesh = _MESH_GROUPS.search(op.rest)
-    return _of_axes(mesh[1], mesh[3]) if mesh and not mesh[2] else ()
-
-
-def _of_axes(mesh: str, axes: str) -> tuple[tuple[int, ...], ...]:
-    """The groups along axes of a mesh of devices 0, 1, 2, ...
-
-    Example:
-      >>> _of_axes("'a'=2,'b'=4", "'b'")
-      ((0, 1, 2, 3), (4, 5, 6, 7))
-      >>> _of_axes("'a'=2,'b'=4", "'a','b':(1)2")
-      ((0, 2, 4, 6), (1, 3, 5, 7))
-    """
-    grouped = {name: (int(before or 1), int(size or 0)) for name, before, size in
-               re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)}  # fmt: skip
-    dims, chosen = list[int](), list[int]()
-    for name, size in re.findall(r"'([^']*)'=(\d+)", mesh):
-        before, part = grouped.get(name, (1, 1))  # an axis is before x part x rest; groups lie along the part
-        part = part or int(size)
-        chosen += [len(dims) + 1] if name in grouped else []
-        dims += [before, part, int(size) // before // part]
-    ids = np.moveaxis(np.arange(prod(dims)).reshape(dims), chosen, range(-len(chosen), 0))
-    return tuple(map(tuple, ids.reshape(-1, prod(dims[i] for i in chosen)).tolist()))
+    return groups_of_axes(mesh[1], mesh[3]) if mesh and not mesh[2] else ()
 
 
 def _listed_pairs(op: Op) -> tuple[tuple[int, ...], ...]:

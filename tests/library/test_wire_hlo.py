@@ -252,6 +252,34 @@ def test_wrappers_count_what_they_hold(lines):
     assert only(collectives(module(*lines, before=WRAPPED))).sent_bytes == 112
 
 
+IN_STEPS = '%g = f32[64,4]{1,0} all-gather(%q), channel_id=CHANNEL, replica_groups={{0,1,2,3,4,5,6,7}}, \
+dimensions={0}, use_global_device_ids=true, frontend_attributes={chain_id="0"}'
+
+
+def in_steps(first=1, second=1, start="AsyncCollectiveStart"):
+    """A gather as TPUs run it beside other work: started in one fusion, gone on with in the next."""
+    fusions = (
+        f"%first (q: f32[8,4]) -> f32[64,4] {{\n  %q = f32[8,4]{{1,0}} parameter(0)\n"
+        f"  {IN_STEPS.replace('CHANNEL', str(first))}\n"
+        f'  ROOT %r = (f32[64,4]{{1,0}}, u32[]) custom-call(%g), custom_call_target="{start}"\n}}\n',
+        f"%second (q: f32[8,4]) -> f32[64,4] {{\n  %q = f32[8,4]{{1,0}} parameter(0)\n"
+        f"  {IN_STEPS.replace('CHANNEL', str(second))}\n"
+        '  ROOT %r = f32[64,4]{1,0} custom-call(%q, %g), custom_call_target="AsyncCollectiveDone"\n}\n',
+    )
+    calls = [f"%{name} = f32[64,4]{{1,0}} fusion(%p), kind=kCustom, calls=%{name}" for name in ("first", "second")]
+    return module(*calls, before="\n".join(fusions))
+
+
+def test_collective_in_steps_counts_once():
+    assert only(collectives(in_steps())).sent_bytes == 7 * 128
+
+
+@pytest.mark.parametrize("broken", [{"second": 2}, {"start": "AsyncCollectiveDone"}], ids=str)
+def test_collective_in_steps_that_nothing_starts_raises(broken):
+    with pytest.raises(UnknownCollectiveError, match="no computation starts"):
+        collectives(in_steps(**broken))
+
+
 def test_each_call_counts():
     call = "%%%s = f32[1,4]{1,0} call(%%p), to_apply=%%wrapped"
     assert len(collectives(module(call % "one", call % "two", before=WRAPPED))) == 2
