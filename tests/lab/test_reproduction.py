@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jgc.compress import METHODS
 from jgc.lab.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +24,7 @@ def sections() -> dict[str, list[list[str]]]:
 
 
 def test_the_page_has_the_papers_figures_and_tables():
-    of = {name: " ".join(row[0] for row in rows) for name, rows in sections().items()}
+    of = {name: " ".join(row[0] for row in rows) for name, rows in sections().items() if rows}
     assert set(of) == {"LGC", "LGC-conf", "GradiVeQ", "EGC"}
     for number in ("I", "II", "III", "IV", "V", "VI"):
         assert f"Table {number}" in of["LGC"]
@@ -55,6 +56,8 @@ def test_every_row_has_a_command_and_a_verdict(row):
         assert words[0] == "python"
         if words[1:3] == ["-m", "jgc"]:
             assert any(" ".join(words[3 : 3 + n]) in COMMANDS for n in (1, 2)), command
+        for method in re.findall(r"train\.py --method (\S+)", command):
+            assert method in METHODS, command
         for file in re.findall(r"(?:configs|tests)/\S+\.py|train\.py", command):
             assert (ROOT / file).exists(), file
 
