@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from jgc import compress
 from jgc.lab.shared.choices import seeds_of
+from jgc.lab.shared.progress import clock
 from jgc.nodes import make_nodes
 from jgc.training.cli import with_options
 from jgc.training.config import Config, DataConfig, check, resolve
@@ -67,16 +69,22 @@ class Runs:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
+class Stopped(UserError):
+    """A signal stopped a run, with its checkpoint saved."""
+
+
 class Outcome(NamedTuple):
     """The outcome of the wanted runs.
 
     Attributes:
       folders: of the finished runs, by variant.
       failed: by folder, why a run did not finish.
+      stopped: the signal that stopped the others.
     """
 
     folders: dict[str, list[Path]]
     failed: dict[str, str]
+    stopped: Stopped | None = None
 
     @property
     def remarks(self) -> list[str]:
@@ -85,6 +93,8 @@ class Outcome(NamedTuple):
 
     def check(self, page: Path) -> None:
         """Raise UserError if a run did not finish, once `page` on the others is written."""
+        if self.stopped:
+            raise Stopped(f"{self.stopped}; {page} is on the finished runs", self.stopped.exit_code)
         if self.failed:
             wanted = len(self.failed) + sum(map(len, self.folders.values()))
             raise UserError(f"{len(self.failed)} of {wanted} runs did not finish; {page} is on the others", FAILED)
@@ -102,12 +112,18 @@ def launch(asked: Runs, variants: Mapping[str, Any], options: Mapping[str, Seque
       UserError: a setting that no run can have, a folder that holds another run, or no run finished.
     """
     seeds, failed = seeds_of(asked.seeds), dict[str, str]()
-    train_all(variants, asked.run_dir, asked.workload, seeds, asked.data_dir, asked.changes, options, say, failed)
+    stopped = None
+    try:
+        train_all(variants, asked.run_dir, asked.workload, seeds, asked.data_dir, asked.changes, options, say, failed)
+    except Stopped as error:
+        stopped = error
     wanted = {name: [asked.run_dir / f"{name}-seed{seed}" for seed in seeds] for name in variants}
     folders = {name: [folder for folder in mine if str(folder) not in failed] for name, mine in wanted.items()}
+    if stopped:
+        folders = {name: [folder for folder in mine if (folder / SUMMARY).exists()] for name, mine in folders.items()}
     if not any(folders.values()):
-        raise UserError(f"no run finished: {next(iter(failed.values()))}", FAILED)
-    return Outcome(folders, failed)
+        raise stopped or UserError(f"no run finished: {next(iter(failed.values()))}", FAILED)
+    return Outcome(folders, failed, stopped)
 
 
 def say(line: str) -> None:
@@ -162,9 +178,14 @@ def train_all(
         check_folder(job)
     check_parts([job for job in jobs if not (job.folder / SUMMARY).exists()])
     out: dict[str, list[Summary]] = {name: [] for name in variants}
+    took: list[float] = []  # seconds of runs trained now
     for number, job in enumerate(jobs, 1):
+        begun, done = time.monotonic(), (job.folder / SUMMARY).exists()
+        waiting = sum(not (later.folder / SUMMARY).exists() for later in jobs[number - 1 :])
+        left = f", about {clock(sum(took) / len(took) * waiting)} left" if took else ""
         try:
-            out[job.name].append(train_one(job, say, f"[{number}/{len(jobs)}] {job.name}, seed {job.seed}"))
+            out[job.name].append(train_one(job, say, f"[{number}/{len(jobs)}] {job.name}, seed {job.seed}", left))
+            took += [] if done else [time.monotonic() - begun]
         except NonFinite as error:
             if failed is None:
                 raise
@@ -231,18 +252,19 @@ def check_folder(job: Job) -> None:
         raise UserError(f"{job.folder} holds a run with other settings: {'; '.join(changed)}; give another --run-dir")
 
 
-def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: str = "") -> Summary:
+def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: str = "", left: str = "") -> Summary:
     """Train or resume a run unless it has finished, and return its summary.
 
     Raises:
-      UserError: it cannot be trained, or a signal stopped it.
+      UserError: it cannot be trained.
+      Stopped: a signal stopped it.
     """
     done = (job.folder / SUMMARY).exists()
     if not done:
-        say(f"{title}: {'resumed' if job.config.resume else 'started'}")
+        say(f"{title}: {'resumed' if job.config.resume else 'started'}{left}")
         exit_code = run(job.config, console=Console(quiet=True))
         if exit_code:  # stopped by a signal, with its checkpoint saved
-            raise UserError(f"stopped; {job.folder} is kept, and the same command goes on", exit_code)
+            raise Stopped(f"stopped; {job.folder} is kept, and the same command goes on", exit_code)
         jax.clear_caches()  # the next run compiles its own steps
         gc.collect()
     summary = json.loads((job.folder / SUMMARY).read_text())

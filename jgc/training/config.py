@@ -107,8 +107,7 @@ class RecordConfig:
     """Gradients that a run records in its folder, for `jgc analyze`; jgc/training/recording.py describes the files."""
 
     every: int = 0
-    """interval of recorded steps, from the first on; 0: none. Must stay the same on --resume, as must all of these but
-    the limit"""
+    """interval of recorded steps, from the first on; 0: none. On --resume only the limit may differ from before"""
     layers: str = ""
     """regular expression that parameter paths such as layer3/conv/kernel must match; all if not given"""
     max_megabytes: float = 1000.0

@@ -1,6 +1,6 @@
 """One process's connection to the hub (`hub`): post values, wait for those of all, exit when the run must end.
 
-Not JAX's coordination service: docs/distributed.md says which promises that cannot keep, and how it was measured.
+Not JAX's coordination service: docs/results/coordination.md says which promises that cannot keep, as measured.
 """
 
 import contextlib

@@ -24,6 +24,7 @@ import numpy as np
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
+from jgc.compress.sparse.topk import STICH
 from jgc.layout.select import layer_starts
 from jgc.method.exchange import both_ways
 from jgc.types import Compressor
@@ -86,14 +87,7 @@ def random_positions() -> Chooser:
     return Chooser(choose, sizes)
 
 
-CITATION = """@inproceedings{stich2018sparsified,
-  title = {Sparsified {SGD} with Memory},
-  author = {Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2018},
-}"""
-
 METHOD = Method(
     "random_k", RandomK, random_k, "Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
-    citation=CITATION,
+    citation=STICH,
 )  # fmt: skip

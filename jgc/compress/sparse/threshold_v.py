@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
-from jgc.compress.sparse.topk import selected
+from jgc.compress.sparse.topk import STROM, selected
 from jgc.layout.selector import Selector
 from jgc.method import phases
 from jgc.method.compose import Codec, as_step, encoded, payload_sizes
@@ -108,13 +108,7 @@ def _above(x: Array, threshold: float) -> Array:
     return jnp.sum(jnp.abs(x) > threshold, dtype=jnp.int32)
 
 
-CITATION = """@inproceedings{strom2015scalable,
-  title = {Scalable Distributed {DNN} Training Using Commodity {GPU} Cloud Computing},
-  author = {Strom, Nikko},
-  booktitle = {Interspeech},
-  year = {2015},
-}
-@inproceedings{xu2021grace,
+GRACE = """@inproceedings{xu2021grace,
   title = {{GRACE}: A Compressed Communication Framework for Distributed Machine Learning},
   author = {Xu, Hang and Ho, Chen-Yu and Abdelmoniem, Ahmed M. and Dutta, Aritra and Bergou, El Houcine and
     Karatsenidis, Konstantinos and Canini, Marco and Kalnis, Panos},
@@ -125,5 +119,5 @@ CITATION = """@inproceedings{strom2015scalable,
 METHOD = Method(
     "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", lossless={"threshold": 0.0, "capacity": 1.0},
     layers=FIRST_DENSE,
-    citation=CITATION,
+    citation=f"{STROM}\n{GRACE}",
 )  # fmt: skip

@@ -109,13 +109,13 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
     return compose_phases(stages, memory, schedule)
 
 
-CITATION = """@inproceedings{strom2015scalable,
+STROM = """@inproceedings{strom2015scalable,
   title = {Scalable Distributed {DNN} Training Using Commodity {GPU} Cloud Computing},
   author = {Strom, Nikko},
   booktitle = {Interspeech},
   year = {2015},
-}
-@inproceedings{stich2018sparsified,
+}"""
+STICH = """@inproceedings{stich2018sparsified,
   title = {Sparsified {SGD} with Memory},
   author = {Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin},
   booktitle = {Advances in Neural Information Processing Systems},
@@ -124,5 +124,5 @@ CITATION = """@inproceedings{strom2015scalable,
 
 METHOD = Method(
     "topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
-    citation=CITATION,
+    citation=f"{STROM}\n{STICH}",
 )  # fmt: skip

@@ -22,13 +22,14 @@ from jgc import compress
 from jgc.compress import step_on_nodes
 from jgc.lab.bench.costs import shown
 from jgc.lab.bench.network.methods import settings
+from jgc.lab.shared.progress import each
 from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import Times, rounds
 from jgc.nodes import NODE, from_mesh
 from jgc.placement import LOCAL, SHARED, place
 from jgc.training.errors import UserError
 from jgc.training.models import MODELS, make_model
-from jgc.types import Compressor, Nodes, PyTree, State
+from jgc.types import Compressor, Nodes, Phase, PyTree, State
 
 TOKENS = 64  # different ones, of models of text
 IMAGE = (32, 32, 3)
@@ -93,13 +94,16 @@ def measure(model: str, devices: int, repeats: int, methods: Sequence[str] = (),
     plain = pmean_program(nodes, grads)
     alone = rounds({PMEAN: plain.call}, repeats)[PMEAN]
     rows = [Row(PMEAN, "", alone, alone, plain.compile_seconds, plain.temporary)]
-    for name, config in chosen.items():
-        compressor = compress.build(config)
-        for phase in compressor.schedule if phases else compressor.schedule[-1:]:
-            program = method_program(compressor, phase.value, nodes, shapes, grads)
-            seconds = rounds({PMEAN: plain.call, name: program.call}, repeats)
-            times = seconds[name], seconds[PMEAN]
-            rows.append(Row(name, phase.name, *times, program.compile_seconds, program.temporary))
+    built = {name: compress.build(config) for name, config in chosen.items()}
+    wanted = [(name, phase) for name, one in built.items() for phase in (one.schedule if phases else one.schedule[-1:])]
+
+    def row(one: tuple[str, Phase]) -> Row:
+        name, phase = one
+        program = method_program(built[name], phase.value, nodes, shapes, grads)
+        seconds = rounds({PMEAN: plain.call, name: program.call}, repeats)
+        return Row(name, phase.name, seconds[name], seconds[PMEAN], program.compile_seconds, program.temporary)
+
+    rows += each(wanted, row, lambda one: f"{one[0]}, {one[1].name}")
     leaves = jax.tree.leaves(shapes)
     return Beside(model, sum(math.prod(x.shape) for x in leaves), len(leaves), devices, repeats, tuple(rows))
 

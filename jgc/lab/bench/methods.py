@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import jax
@@ -26,8 +27,9 @@ from jgc.lab.bench.pieces import aggregated, encoded, updated, updater
 from jgc.lab.shared.choices import check_method, words
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import check_repeats, publish
+from jgc.lab.shared.progress import count, say
 from jgc.lab.shared.random_data import parts_of, variables_of
-from jgc.lab.shared.timing import Work, rounds
+from jgc.lab.shared.timing import Work, rounds_shown
 from jgc.layout.pack import make_packing
 from jgc.method.guard import logical
 from jgc.training.config import Config, LayersConfig, check, resolve
@@ -117,7 +119,9 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
     work: dict[str, Callable[[], Any]] = {}
     phases: list[tuple[str, str, dict[str, str], tuple[float, float]]] = []  # method, phase, names in `work`, bytes up
     held = {}
-    for config in configs:
+    started = monotonic()
+    for i, config in enumerate(configs):
+        say(f"{count(i, len(configs), monotonic() - started)} compiling {method_of(config.compressor).name}")
         parts, state, batch = parts_of(config, variables)
         compressor, name = parts.compressor, method_of(config.compressor).name
         if not work:  # the same for all methods
@@ -136,14 +140,14 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
                 work[names[piece]] = run
             wire = logical(compressor, phase.value, state.params, parts.nodes)
             phases.append((name, phase.name, names, (sent_by("worker", wire), sent_by("leader", wire))))
-    seconds = rounds(work, repeats)
+    seconds = rounds_shown(work, repeats)
     rows = tuple(
         Row(name, phase_name, {piece: seconds[key] for piece, key in names.items()}, up)
         for name, phase_name, names, up in phases
     )
     values = make_packing(variables["params"]).size
     lgc = {key.removeprefix(LGC_PIECE): times for key, times in seconds.items() if key.startswith(LGC_PIECE)}
-    return Costs(workload, nodes, repeats, values, seconds[GRADIENTS], rows, held, lgc)
+    return Costs(workload, nodes, len(seconds[GRADIENTS]), values, seconds[GRADIENTS], rows, held, lgc)
 
 
 def names_of(wanted: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jgc.compress import PAPER_RECIPE, LgcPs
-from jgc.lab.launch import Summary, train_all
+from jgc.lab.launch import Summary, say, train_all
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.reconstruction import FIGURES, figures_of, mean_of
@@ -69,7 +69,7 @@ def measure(asked: Autoencoder) -> dict[str, list[Summary]]:
     changed = [dataclasses.replace(defaults, **changes) for changes in RECIPES.values()]
     variants = {f"recipe{number}": settings for number, settings in enumerate(changed)}
     steps = {"steps": asked.steps} if asked.steps else {}
-    summaries = train_all(variants, asked.run_dir, asked.workload, asked.seeds, asked.data_dir, steps)
+    summaries = train_all(variants, asked.run_dir, asked.workload, asked.seeds, asked.data_dir, steps, say=say)
     return dict(zip(RECIPES, summaries.values(), strict=True))
 
 

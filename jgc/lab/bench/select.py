@@ -21,6 +21,7 @@ from jax import lax
 from jgc.lab.shared.choices import words
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import check_repeats, publish
+from jgc.lab.shared.progress import each
 from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import Times, rounds
 from jgc.layout.chunks import CHUNK
@@ -39,8 +40,8 @@ READ = "one read (max of magnitudes)"
 class Select:
     """Time of selecting the largest values, beside lax.top_k, lax.approx_max_k, torch.topk and one read.
 
-    jgc's selections give positions in ascending order, and their values; that by chunks (`selection="chunks"`) needs a
-    share of at least 1/4096.
+    jgc's selections give positions in ascending order, and their values. Selection by chunks is measured for shares of
+    at least 1/4096.
 
         python -m jgc bench select --sizes 1e6,2.56e7 --alpha 0.001
 
@@ -65,7 +66,8 @@ class Select:
             check_alpha(self.alpha)
             counts = sizes_of(self.sizes)
         torch, before = find_torch(), load()
-        timings = [measure(size, self.alpha, self.repeats, torch) for size in counts]
+        one = partial(measure, alpha=self.alpha, repeats=self.repeats, torch=torch)
+        timings = each(counts, one, "{:,} values".format)
         page = markdown(timings, describe(), torch, f"load average {before} before and {load()} after")
         publish("Selection of the largest values", page, self.output, line)
 

@@ -21,6 +21,7 @@ from jgc import compress
 from jgc.compress import step_on_nodes
 from jgc.lab.bench.beside_pmean import PMEAN, TOKENS, devices_for, megabytes, shapes_of
 from jgc.lab.bench.network.methods import settings
+from jgc.lab.shared.progress import each
 from jgc.lab.shared.tables import table
 from jgc.node_axis import node_grads, on_nodes
 from jgc.nodes import from_mesh
@@ -94,10 +95,13 @@ def measure(model: str, nodes: int, shards: int, repeats: int, methods: Sequence
     case = case_of(model, nodes, shards)
     plain_of, plain = compression(case, None)
     rows = [Row(PMEAN, temporary(plain), (1.0,), (1.0,))]
-    for name, compressor in chosen.items():
-        aggregate, program = compression(case, compressor)
+
+    def row(name: str) -> Row:
+        aggregate, program = compression(case, chosen[name])
         seconds = [(seconds_to_compile(case, aggregate), seconds_to_compile(case, plain_of)) for _ in range(repeats)]
-        rows.append(Row(name, temporary(program), *zip(*seconds, strict=True)))
+        return Row(name, temporary(program), *zip(*seconds, strict=True))
+
+    rows += each(list(chosen), row)
     leaves = jax.tree.leaves(case.params)
     shard = sum(x.addressable_shards[0].data.nbytes for x in leaves)
     return Sharded(model, sum(x.size for x in leaves), shard, nodes, shards, tuple(rows))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jgc.lab.plan.memory import Measure, Measured, Temporary, size_of, temporaries
+from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import evaluated_at_once, random_source
 from jgc.method.fragments import take
 from jgc.method.guard import logical
@@ -96,17 +97,18 @@ def plans_of(
       UserError: a setting that no run can have, or nodes that do not divide among the devices.
     """
     measured: Measured = {}  # several methods share the programs for gradients and evaluation
-    plans = []
-    for name, settings in variants.items():
+
+    def plan(name: str) -> Plan:
         words = [] if nodes is None else [f"--nodes={nodes}"]
-        config = config_of(settings, workload, [*words, *(options or {}).get(name, [])], alpha)
+        config = config_of(variants[name], workload, [*words, *(options or {}).get(name, [])], alpha)
         if config.local.every and measure == "step":
             raise UserError("--measure step compiles ordinary steps: with local.every only --measure node or nothing")
         if config.devices_per_node > 1:
             raise UserError("--set devices_per_node: a plan for nodes of several devices needs --target, and --shard")
         with values_of_the_user():
-            plans.append(plan_of(name, config, layout_of(config.nodes, devices, measure), measure, measured))
-    return plans
+            return plan_of(name, config, layout_of(config.nodes, devices, measure), measure, measured)
+
+    return [plan(name) for name in variants] if measure == "nothing" else each(list(variants), plan)
 
 
 def config_of(settings: Any, workload: str, words: list[str], alpha: float | None) -> Config:

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jgc.compress import step_of_shapes
 from jgc.lab.plan.cycles import Cycles, cycles_of
 from jgc.lab.plan.targets import Target, compiled_for, versions
+from jgc.lab.shared.progress import clock
 from jgc.placement import SHARED, spec
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.hlo import Collective, UnknownCollectiveError, collectives
@@ -87,7 +88,7 @@ def rows_of(
     make = partial(_compiled, target=target, known=known or {})
     rows: list[Row] = [] if traced else [read_program(shapes, nodes, make)]
     phases = {name: method.schedule[-1:] if last else method.schedule for name, method in methods.items()}
-    count, done = sum(map(len, phases.values())), 0
+    total, done, begun = sum(map(len, phases.values())), 0, perf_counter()
     for name, method in methods.items():
         for phase in phases[name]:
             done += 1
@@ -99,7 +100,8 @@ def rows_of(
             except ValueError as error:  # a method that does not take shards
                 row = Refusal(name, " ".join(str(error).split()))
             kept = isinstance(row, Program) and row.key in (known or {})
-            told(f"{done} of {count}, {target.name}: {name}, {phase.name}: {said(row, kept)}")
+            left = "" if done == total else f", about {clock((perf_counter() - begun) / done * (total - done))} left"
+            told(f"[{done}/{total}{left}] {target.name}: {name}, {phase.name}: {said(row, kept)}")
             rows.append(row)
             if not kept:
                 compiled(rows)

@@ -34,7 +34,7 @@ class Sweep(Runs):
 
     The folder of the runs, {method}-{setting}={value}-seed{seed}, gets sweep.md and sweep.png.
 
-        python -m jgc sweep --field compressor.ratio --values 256,512,1024 --methods egc,baseline --run-dir runs/sweep
+        python -m jgc sweep --field compressor.ratio --values 256,512,1024 --methods egc,dense --run-dir runs/sweep
 
         | method | ratio | test accuracy, % | ratio in elements | ratio in bytes, worker up |
         | egc | 256 | 98.33 ± 0.00 | 256.4x | 195x |

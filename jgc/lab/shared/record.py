@@ -10,12 +10,14 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jgc.compress import Dense
+from jgc.lab.shared.progress import count, say
 from jgc.layout.pack import make_packing, pack, unpack
 from jgc.placement import place
 from jgc.training.config import Config, DataConfig, as_json, resolve
@@ -92,7 +94,10 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
     partial = path.with_suffix(".partial")
     shape = (config.steps - start, config.nodes, setup.values)
     kept = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+    begun = monotonic()
     for step, grads in training_gradients(config, setup):
+        if step % 10 == 0:
+            say(f"{count(step, config.steps, monotonic() - begun)} recording gradients")
         if step >= start:
             kept[step - start] = flat(grads)
     kept.flush()

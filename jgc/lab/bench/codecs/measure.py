@@ -7,7 +7,8 @@ their rows through `jgc.compress.METHODS`.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jgc import compress
 from jgc.compress import Method, step_on_nodes
 from jgc.lab.bench.codecs import basis as bases, trivial
 from jgc.lab.bench.codecs.trivial import Code
+from jgc.lab.shared.progress import each
 from jgc.lab.shared.record import Recording, flat
 from jgc.layout.chunks import CHUNK
 from jgc.layout.pack import make_packing
@@ -74,7 +76,7 @@ def measure(recording: Recording, hold_out: int, alphas: Sequence[float], passes
       alphas: shares selected.
       passes: how often a method that learns sees those steps.
     """
-    rows = list(_methods(recording, hold_out, alphas, passes))
+    rows = _methods(recording, hold_out, alphas, passes)
     learned, held = recording.flat[:-hold_out], [np.asarray(g) for g in recording.flat[-hold_out:]]
     packing = make_packing(recording.shapes)
     codes = trivial.codes(packing.layers, alphas)
@@ -110,27 +112,30 @@ def against(got: np.ndarray, true: np.ndarray) -> tuple[float, float]:
     return float(np.linalg.norm(got - true) / np.linalg.norm(true)), cosine
 
 
-def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passes: int) -> Iterator[Row]:
+def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passes: int) -> list[Row]:
+    wanted = [(method, *variant) for method in compress.METHODS.values() if method.name not in SKIPPED
+              for variant in variants(method, alphas, recording.flat[0])]  # fmt: skip
+    row = partial(_row, recording, hold_out, passes)
+    return each(wanted, lambda one: row(*one), lambda one: f"{one[0].name} {one[2]}".rstrip())
+
+
+def _row(recording: Recording, hold_out: int, passes: int, method: Method, change: dict[str, Any], words: str) -> Row:
     nodes, steps = recording.setup.parts.nodes, len(recording.flat)
-    for method in compress.METHODS.values():
-        if method.name in SKIPPED:
-            continue
-        for change, words in variants(method, alphas, recording.flat[0]):
-            compressor = method.factory(_settings(method, change))
-            step = _steps(compressor, nodes)
-            state = compressor.init(jax.random.key(0), recording.setup.state.params, nodes)
-            if jax.tree.leaves(state.shared):
-                state = _learn(compressor, step, state, recording, range(steps - hold_out), passes)
-            last = compressor.schedule[-1].value
-            bits = 8 * step_total(compressor.wire(last, recording.shapes, nodes).logical, nodes.count, "up")
-            found = []
-            for i in range(steps - hold_out, steps):
-                got = step(last, i, recording.tree(i), state)[0]
-                one = flat(jax.tree.map(lambda x: np.asarray(x)[None], got))[0]
-                found.append(against(one, recording.flat[i].mean(0)))
-            error, cosine = np.mean(found, axis=0)
-            name = f"{method.name}, chunks" if change.get("selection") == "chunks" else method.name
-            yield Row("method", name, words, bits / recording.flat[0].size, float(error), float(cosine))
+    compressor = method.factory(_settings(method, change))
+    step = _steps(compressor, nodes)
+    state = compressor.init(jax.random.key(0), recording.setup.state.params, nodes)
+    if jax.tree.leaves(state.shared):
+        state = _learn(compressor, step, state, recording, range(steps - hold_out), passes)
+    last = compressor.schedule[-1].value
+    bits = 8 * step_total(compressor.wire(last, recording.shapes, nodes).logical, nodes.count, "up")
+    found = []
+    for i in range(steps - hold_out, steps):
+        got = step(last, i, recording.tree(i), state)[0]
+        one = flat(jax.tree.map(lambda x: np.asarray(x)[None], got))[0]
+        found.append(against(one, recording.flat[i].mean(0)))
+    error, cosine = np.mean(found, axis=0)
+    name = f"{method.name}, chunks" if change.get("selection") == "chunks" else method.name
+    return Row("method", name, words, bits / recording.flat[0].size, float(error), float(cosine))
 
 
 def variants(method: Method, alphas: Sequence[float], g: np.ndarray) -> list[tuple[dict[str, Any], str]]:

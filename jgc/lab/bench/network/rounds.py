@@ -22,6 +22,7 @@ from jgc.lab.bench.network.plan import Plan
 from jgc.lab.bench.network.results import BLOCK, COMPUTATION, Results
 from jgc.lab.bench.network.stopping import stoppable
 from jgc.lab.bench.network.workers import Workers, ask, ask_in_turn, scratch, step, workers
+from jgc.lab.shared.progress import count, say
 from jgc.training.errors import FAILED, UserError
 from jgc.wire.rate import bytes_per_second
 
@@ -146,7 +147,10 @@ def _measure_rate(plan: Plan, hosts: int, rate: str, ready: Sequence[Row], teams
         slow = rate != UNLIMITED and bytes_of[row.name] / bytes_per_second(rate) > SLOW
         return plan.slow_steps if slow else plan.steps
 
-    lacking = True
+    def missing() -> int:
+        return sum(results.missing(found, hosts, rate, row.name, target(row)) for row in ready)
+
+    lacking, begun, total = True, time.monotonic(), missing()
     while lacking:
         lacking = False
         for framework, team in teams.items():
@@ -159,10 +163,10 @@ def _measure_rate(plan: Plan, hosts: int, rate: str, ready: Sequence[Row], teams
                 results.add_step(own, COMPUTATION, taken, found["session"])
             for row in mine:
                 lacking = True
-                started = time.monotonic()
+                done = count(total - missing(), total, time.monotonic() - begun)
+                say(f"{hosts} hosts, {rate}: {done} {row.label}")
                 _block(found, team, hosts, rate, row, target(row))
                 results.save(folder, found)
-                say(f"{hosts} hosts, {rate}: {row.label}, {time.monotonic() - started:.1f} s")
     for name, team in teams.items():
         if len(set(ask(team, "digest"))) != 1:
             raise UserError(f"a method gave hosts different results: their parameters differ in {name}", FAILED)
@@ -201,8 +205,3 @@ def _lacking(found: Results, hosts: int, rate: str, row: Row, plan: Plan) -> boo
     counted = cell.get("tx_bytes", 0.0) / max(1, cell.get("steps_counted", 0))
     slow = rate != UNLIMITED and row.steps * counted / bytes_per_second(rate) > SLOW
     return have < (plan.slow_steps if slow else plan.steps)
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)
