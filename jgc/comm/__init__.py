@@ -11,7 +11,6 @@ from jgc.comm.collectives import (
     broadcast_dict,
     exact_mean,
     fast_axes,
-    on_leader_only,
     on_leaders_device,
     one_by_one,
     pmax,
@@ -28,7 +27,6 @@ MEANS: dict[str, Callable[[Array, Nodes, str], Array]] = {"psum": pmean, "ring":
 
 __all__ = [
     "MEANS", "all_gather", "all_gather_dict", "any_true", "broadcast", "broadcast_dict", "exact_mean", "fast_axes",
-    "ledger", "local_copies", "node_index", "node_key", "on_leader_only", "on_leaders_device", "one_by_one", "pmax",
-    "pmean", "psum", "ring_mean", "ring_mean_of_segments", "ring_quantized_mean", "ring_size", "sum_inside", "vary",
-    "vary_over",
+    "ledger", "local_copies", "node_index", "node_key", "on_leaders_device", "one_by_one", "pmax", "pmean", "psum",
+    "ring_mean", "ring_mean_of_segments", "ring_quantized_mean", "ring_size", "sum_inside", "vary", "vary_over",
 ]  # fmt: skip

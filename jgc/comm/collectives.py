@@ -169,21 +169,6 @@ def on_leaders_device(x: Array, leader: Array, nodes: Nodes) -> Array:
     return emulated_sum(mine, nodes)
 
 
-def on_leader_only(fn: Callable[[Array], PyTree], x: Array, leader: Array, nodes: Nodes) -> PyTree:
-    """`fn(x)` on node `leader`, for what is broadcast next; what other nodes get must not be used. Sends nothing.
-
-    With a CPU for every node the others save the time, and get zeros: hosts of one machine share its cores. GPUs and
-    TPUs compute it everywhere: they would wait for the leader.
-    """
-    if backend() != "cpu" or is_emulated(nodes):
-        return fn(x)
-
-    def nothing(x):
-        return jax.tree.map(lambda y: jnp.zeros_like(x, shape=y.shape, dtype=y.dtype), jax.eval_shape(fn, x))
-
-    return lax.cond(node_index(nodes) == leader, fn, nothing, x)
-
-
 def one_by_one(fn: Callable[[PyTree, Array], Array], shared: PyTree, x: Array) -> Array:
     """`fn(shared, x)` for one emulated node after another, not batched. Sends nothing.
 

@@ -30,12 +30,10 @@ def broadcast_top_positions(
     Returns:
       The leader's positions, i32[mu], and its side information.
     """
-
-    def message(v):
-        own = selector.positions(v, layers)
-        return {"positions": selector.pack(own, layers), **side_information(v[own])}
-
-    received = comm.broadcast_dict(comm.on_leader_only(message, v, leader, nodes), leader, nodes)
+    own = selector.positions(v, layers)
+    received = comm.broadcast_dict(
+        {"positions": selector.pack(own, layers), **side_information(v[own])}, leader, nodes
+    )
     return selector.unpack(received.pop("positions"), layers), received
 
 

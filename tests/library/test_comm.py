@@ -138,16 +138,6 @@ def test_only_leaders_device_holds_leaders_value(layout):
 
 
 @every_layout
-def test_leader_computes_its_message_and_no_other_device_does(layout):
-    nodes = _nodes(layout)
-    x, leader = _integers(nodes, 4), nodes.count - 1
-    made = _run(lambda x: comm.on_leader_only(lambda x: x + 1, x, jnp.int32(leader), nodes), nodes, x, outs=LOCAL)
-    assert np.array_equal(made[leader], x[leader] + 1)
-    if nodes.per_device == 1:
-        assert not np.any(made[:leader])
-
-
-@every_layout
 def test_node_keys_do_not_depend_on_layout(layout):
     nodes = _nodes(layout)
     draw = lambda x: jax.random.bits(comm.node_key(jax.random.key(5), nodes), (2,))  # noqa: E731

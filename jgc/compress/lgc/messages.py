@@ -43,21 +43,16 @@ class ServerInbox(NamedTuple):
 
 def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
     """Send one step's messages: the leader's to all nodes, then every node's to the server."""
-
-    def to_all(v):
-        own = selection.positions(v)
-        header = header_of(config, v, own, selection)  # positions, signs and scales of this node
-        # equation (3), on the leader's device: encode once per device, not once per emulated node
-        view = view_of(config, v[own], header, selection)
-        z = comm.on_leaders_device(to_z(v[own], view, selection), leader, nodes)
-        return header, write_code(config, ae.encode(encoder, z))
-
+    own = selection.positions(v)
+    header = header_of(config, v, own, selection)  # positions, signs and scales of this node
+    # equation (3), on the leader's device: encode once per device, not once per emulated node
+    view = view_of(config, v[own], header, selection)
+    z = comm.on_leaders_device(to_z(v[own], view, selection), leader, nodes)
+    code = write_code(config, ae.encode(encoder, z))
     if config.positions == "leader":
-        header, code = comm.on_leader_only(to_all, v, leader, nodes)
         common = comm.broadcast_dict({**header, **code}, leader, nodes)
         header = {field: common[field] for field in header}
     else:
-        header, code = to_all(v)
         common = comm.broadcast_dict(code, leader, nodes)
     positions = selection.unpack(header["positions"])
     view = view_of(config, v[positions], header, selection)

@@ -51,8 +51,8 @@ def _affine(module: Conv | ConvTranspose, windows: Array, size: int) -> Array:
 
 def _parameters(module: Conv | ConvTranspose, size: int, channels: int) -> tuple[Array, Array]:
     """Flax's kernel f32[size, channels, filters] and bias f32[filters]."""
-    kernel = module.param("kernel", nn.initializers.lecun_normal(), (size, channels, module.filters))
-    return kernel, module.param("bias", nn.initializers.zeros, (module.filters,))
+    kernel = module.param("kernel", nn.initializers.lecun_normal(), (size, channels, module.filters), jnp.float32)
+    return kernel, module.param("bias", nn.initializers.zeros, (module.filters,), jnp.float32)
 
 
 def _next(x: Array) -> Array:
