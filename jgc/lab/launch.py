@@ -15,7 +15,7 @@ from rich.console import Console
 
 from jgc import compress
 from jgc.lab.shared.choices import seeds_of
-from jgc.lab.shared.progress import clock
+from jgc.lab.shared.progress import left
 from jgc.nodes import make_nodes
 from jgc.training.cli import with_options
 from jgc.training.config import Config, DataConfig, check, resolve
@@ -182,9 +182,9 @@ def train_all(
     for number, job in enumerate(jobs, 1):
         begun, done = time.monotonic(), (job.folder / SUMMARY).exists()
         waiting = sum(not (later.folder / SUMMARY).exists() for later in jobs[number - 1 :])
-        left = f", about {clock(sum(took) / len(took) * waiting)} left" if took else ""
+        rest = left(len(took), len(took) + waiting, sum(took))
         try:
-            out[job.name].append(train_one(job, say, f"[{number}/{len(jobs)}] {job.name}, seed {job.seed}", left))
+            out[job.name].append(train_one(job, say, f"[{number}/{len(jobs)}] {job.name}, seed {job.seed}", rest))
             took += [] if done else [time.monotonic() - begun]
         except NonFinite as error:
             if failed is None:
@@ -252,7 +252,7 @@ def check_folder(job: Job) -> None:
         raise UserError(f"{job.folder} holds a run with other settings: {'; '.join(changed)}; give another --run-dir")
 
 
-def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: str = "", left: str = "") -> Summary:
+def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: str = "", rest: str = "") -> Summary:
     """Train or resume a run unless it has finished, and return its summary.
 
     Raises:
@@ -261,7 +261,7 @@ def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: s
     """
     done = (job.folder / SUMMARY).exists()
     if not done:
-        say(f"{title}: {'resumed' if job.config.resume else 'started'}{left}")
+        say(f"{title}: {'resumed' if job.config.resume else 'started'}{rest}")
         exit_code = run(job.config, console=Console(quiet=True))
         if exit_code:  # stopped by a signal, with its checkpoint saved
             raise Stopped(f"stopped; {job.folder} is kept, and the same command goes on", exit_code)

@@ -20,14 +20,14 @@ from jgc.lab.advise.model import Row
 from jgc.lab.bench.network.jax_methods import alone_on
 from jgc.lab.bench.network.twenty_lines import psum
 from jgc.lab.bench.pieces import aggregated, updated
-from jgc.lab.shared.progress import each, say
+from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.timing import interleaved
 from jgc.layout.pack import make_packing
 from jgc.nodes import as_one_per_device
 from jgc.placement import LOCAL, SHARED, place
 from jgc.training.config import Config, check, method_name, resolve
-from jgc.training.errors import UserError, values_of_the_user
+from jgc.training.errors import UserError, say, values_of_the_user
 from jgc.training.local_config import LocalConfig
 from jgc.training.program import compile_gradients
 from jgc.training.setup import make_compressor, model_of

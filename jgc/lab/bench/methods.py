@@ -27,13 +27,13 @@ from jgc.lab.bench.pieces import aggregated, encoded, updated, updater
 from jgc.lab.shared.choices import check_method, words
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import check_repeats, publish
-from jgc.lab.shared.progress import count, say
+from jgc.lab.shared.progress import count
 from jgc.lab.shared.random_data import parts_of, variables_of
 from jgc.lab.shared.timing import Work, rounds_shown
 from jgc.layout.pack import make_packing
 from jgc.method.guard import logical
 from jgc.training.config import Config, LayersConfig, check, resolve
-from jgc.training.errors import UserError, values_of_the_user
+from jgc.training.errors import UserError, say, values_of_the_user
 from jgc.training.program import compile_gradients
 from jgc.training.step import Gradients, Parts, TrainState
 from jgc.training.workloads import DEFAULT

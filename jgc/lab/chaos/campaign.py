@@ -14,7 +14,7 @@ from jgc.lab.chaos.flips import flips
 from jgc.lab.chaos.lab import Lab, Recipe, Whole, undisturbed
 from jgc.lab.chaos.table import FAULTS, FLIPS
 from jgc.lab.chaos.verdict import GOOD, TRACEBACK, CannotTest, Outcome
-from jgc.lab.shared.progress import clock
+from jgc.lab.shared.progress import clock, left
 
 
 class Plan(NamedTuple):
@@ -131,7 +131,7 @@ def _try(lab: Lab, fault: str, dice: Random, plan: Plan, found: Found) -> list[O
 def progress(plan: Plan, number: int, found: Found) -> str:
     """How far the campaign is: the try's number, and time or tries left."""
     if plan.minutes is not None:
-        left = max(0.0, 60 * plan.minutes - found.seconds)
-        return f"[{number}, {clock(found.seconds)}, {clock(left)} left]"
+        rest = max(0.0, 60 * plan.minutes - found.seconds)
+        return f"[{number}, {clock(found.seconds)}, {clock(rest)} left]"
     tries = (1 if FLIPS in plan.faults else plan.times or 1) * len(plan.faults) * len(plan.methods)
-    return f"[{number}/{tries}, {clock(found.seconds)}, about {clock(found.seconds / number * (tries - number))} left]"
+    return f"[{number}/{tries}, {clock(found.seconds)}{left(number, tries, found.seconds)}]"

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jgc.compress import step_of_shapes
 from jgc.lab.plan.cycles import Cycles, cycles_of
 from jgc.lab.plan.targets import Target, compiled_for, versions
-from jgc.lab.shared.progress import clock
+from jgc.lab.shared.progress import left
 from jgc.placement import SHARED, spec
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.hlo import Collective, UnknownCollectiveError, collectives
@@ -100,8 +100,8 @@ def rows_of(
             except ValueError as error:  # a method that does not take shards
                 row = Refusal(name, " ".join(str(error).split()))
             kept = isinstance(row, Program) and row.key in (known or {})
-            left = "" if done == total else f", about {clock((perf_counter() - begun) / done * (total - done))} left"
-            told(f"[{done}/{total}{left}] {target.name}: {name}, {phase.name}: {said(row, kept)}")
+            rest = "" if done == total else left(done, total, perf_counter() - begun)
+            told(f"[{done}/{total}{rest}] {target.name}: {name}, {phase.name}: {said(row, kept)}")
             rows.append(row)
             if not kept:
                 compiled(rows)

@@ -1,9 +1,10 @@
 """Progress of long commands: a count and the time left on standard error, and Ctrl-C keeps what is done."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+from jgc.training.errors import say
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,8 +41,18 @@ def count(done: int, of: int, seconds: float) -> str:
       >>> count(0, 4, 0.0), count(3, 4, 90.0)
       ('[1/4]', '[4/4, 1:30, about 0:30 left]')
     """
-    left = f", {clock(seconds)}, about {clock(seconds / done * (of - done))} left" if done else ""
-    return f"[{done + 1}/{of}{left}]"
+    so_far = f", {clock(seconds)}" if done else ""
+    return f"[{done + 1}/{of}{so_far}{left(done, of, seconds)}]"
+
+
+def left(done: int, of: int, seconds: float) -> str:
+    """The time left if the rest goes as what is done; nothing before anything is done.
+
+    Example:
+      >>> left(0, 4, 0.0), left(3, 4, 90.0)
+      ('', ', about 0:30 left')
+    """
+    return f", about {clock(seconds / done * (of - done))} left" if done else ""
 
 
 def clock(seconds: float) -> str:
@@ -52,8 +63,3 @@ def clock(seconds: float) -> str:
       '2:05'
     """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
-
-
-def say(text: str) -> None:
-    """Print a line on standard error."""
-    print(text, file=sys.stderr, flush=True)

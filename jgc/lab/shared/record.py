@@ -17,11 +17,11 @@ import jax
 import numpy as np
 
 from jgc.compress import Dense
-from jgc.lab.shared.progress import count, say
+from jgc.lab.shared.progress import count
 from jgc.layout.pack import make_packing, pack, unpack
 from jgc.placement import place
 from jgc.training.config import Config, DataConfig, as_json, resolve
-from jgc.training.errors import UserError
+from jgc.training.errors import UserError, say
 from jgc.training.loop import batches
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.setup import Setup, build

@@ -22,8 +22,8 @@ from jgc.lab.bench.network.plan import Plan
 from jgc.lab.bench.network.results import BLOCK, COMPUTATION, Results
 from jgc.lab.bench.network.stopping import stoppable
 from jgc.lab.bench.network.workers import Workers, ask, ask_in_turn, scratch, step, workers
-from jgc.lab.shared.progress import count, say
-from jgc.training.errors import FAILED, UserError
+from jgc.lab.shared.progress import count
+from jgc.training.errors import FAILED, UserError, say
 from jgc.wire.rate import bytes_per_second
 
 ALONE_BLOCK = 2  # consecutive steps alone, as `BLOCK` over the network
