@@ -112,7 +112,7 @@ def _check_node_axis(placement: Placement, which: str, shape: tuple[int, ...], n
     if placement == BATCH and parts > 1 and (len(shape) < 2 or shape[1] % parts):
         raise ValueError(
             f"{which} has shape {shape}, and its second axis, a node's examples, must be divisible by {parts}: "
-            "the devices of a node share them. Of what a node has one, such as a random key, give one for each example"
+            "the devices of a node share them. Give one entry for each example, of random keys too"
         )
 
 

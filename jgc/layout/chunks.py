@@ -177,7 +177,7 @@ def largest_of_rows(rows: Array, k: int) -> Array:
     length = rows.shape[1]
     b = max(b for b in (1, 8, 16, 32) if b == 1 or b * b * k <= 2 * length)
     if backend() != "cpu" or b == 1:
-        # flat behind a barrier, or what sorts them next makes XLA on TPU turn all rows into another layout before
+        # The barrier keeps XLA on TPU from copying all rows into the layout that a later sort of the indices wants.
         return lax.optimization_barrier(lax.top_k(rows, k)[1].reshape(-1)).reshape(-1, k)
     # Two stages, the first over an axis that leaves 8 neighbours: XLA on CPU vectorises only that.
     lanes = lax.optimization_barrier(jnp.max(rows.reshape(-1, b // 8, 8), 1))

@@ -27,8 +27,8 @@ def in_tiles(x: Array) -> Array:
 
 
 def as_flat(x: Array) -> Array:
-    """A vector in either form as a vector; of rows, with the zeros at their end."""
-    # behind a barrier, or XLA puts the reshape into the addition of two vectors, and then copies one before
+    """The vector [n] itself, or rows as one vector with the zeros at its end."""
+    # The barrier keeps XLA from moving the reshape into the addition that follows, for which it would copy a vector.
     return x if x.ndim == 1 else lax.optimization_barrier(x.reshape(-1))
 
 

@@ -41,7 +41,7 @@ _CALLERS = frozenset({"call", "fusion", "async", "while", "conditional"})
 _TALKS = re.compile(r'(?:replica_groups|channel_id)=|target="[^"]*(?:all.?(?:reduce|gather|to.?all)|permute'
                     r'|reduce.?scatter|collective|[nr]ccl|shmem|(?<![a-z])mpi|send|recv)', re.I)
 
-# XLA for TPU runs some collectives in several fusions, beside what these compute: each fusion repeats the collective
+# On TPU XLA spreads some collectives over several fusions that compute something else, too, and repeats them in each.
 _IN_STEPS = re.compile(r'target="AsyncCollective(Start|Done)"')
 _CHAIN = re.compile(r'channel_id=\d+|chain_id="\d+"')
 
@@ -176,7 +176,7 @@ def _found(module: Module, ops: dict[str, Op], op: Op) -> tuple[Collective, ...]
 
 
 def _started(ops: dict[str, Op]) -> list[Op]:
-    """The collectives that a computation starts and leaves others to go on with."""
+    """The collectives that this computation starts and others finish."""
     calls = [op for op in ops.values() if 'target="AsyncCollectiveStart"' in op.line]
     return [ops[name] for op in calls for name in _operands(ops, op)]
 
