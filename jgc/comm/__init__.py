@@ -23,7 +23,7 @@ from jgc.comm.ring import ring_mean, ring_mean_of_segments, ring_quantized_mean,
 from jgc.types import Array, Nodes
 
 MEANS: dict[str, Callable[[Array, Nodes, str], Array]] = {"psum": pmean, "ring": ring_mean}
-"""Ways to average, by the name in settings: the runtime's all-reduce, or an explicit ring."""
+"""The means by their name in settings, the runtime's all-reduce or an explicit ring."""
 
 __all__ = [
     "MEANS", "all_gather", "all_gather_dict", "any_true", "broadcast", "broadcast_dict", "exact_mean", "fast_axes",
