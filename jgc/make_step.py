@@ -21,6 +21,7 @@ from jgc.backend import backend_of
 from jgc.buffers import check_params, copied, device_of, put_arrays
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.shards import info_of_node, shards_of
+from jgc.method.signature import check_state
 from jgc.misuse import (
     check_arrays,
     check_compressor,
@@ -68,7 +69,9 @@ class Metrics(NamedTuple):
       loss: f32[], the mean over nodes, before the update.
       info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, the step changed nothing.
       aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else None. Where the devices
-        of a node share its examples, an entry is the mean over them: return means, not counts or values of examples.
+        of a node hold whole parameters, the loss runs on each device's share of the examples, and an entry is the mean
+        over them; where they divide the parameters, the loss runs on all of the node's examples. Return means, equal in
+        both cases, not counts or values of examples.
     """
 
     loss: Array
@@ -144,6 +147,7 @@ def make_step(
     check_compressor(compressor)
     check_optimizer(optimizer)
     check_nodes(nodes)
+    fitting: set[Any] = set()  # structures of this compressor's state
     programs: dict[tuple[Hashable, Any], Callable[..., tuple[Arrays, Metrics]]] = {}
 
     def init(key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
@@ -166,6 +170,9 @@ def make_step(
 
     def step(state: LoopState, batch: PyTree) -> tuple[LoopState, Metrics]:
         put = partial(put_arrays, nodes=nodes, device=device_of(state.params))
+        if (structure := jax.tree.structure(state.compressor)) not in fitting:
+            check_state(compressor.init, state.params, state.compressor, nodes)
+            fitting.add(structure)
         phase, inner = phase_after(compressor, state.phase, state.step, state.compressor, nodes), state.compressor
         if phase.value != state.phase.value:
             inner = put(copied(compressor.transition(state.phase.value, phase.value, inner, nodes)))
@@ -176,6 +183,7 @@ def make_step(
                 check_restored((state.params, state.opt_state))
             arrays, key = put(arrays, placements=_placements(arrays)), put(key)  # moves only what was restored
             programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
+        check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, nodes, "the batch")
         # Devices of a CPU are threads of one processor: collectives of several steps at once can wait forever.
         if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":

@@ -78,9 +78,12 @@ def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
         is_array = hasattr(x, "shape") and hasattr(x, "dtype")
         if not (is_array or (or_numbers and isinstance(x, numbers.Number))):
             name, found = path_of(path), getattr(x, "__name__", repr(x))
+            module = (
+                ". For an Equinox module: params, static = eqx.partition(model, eqx.is_inexact_array), or eqx.filter"
+            )
             raise TypeError(
-                f"the leaf {name!r} is not an array but the {type(x).__name__} {found}: give the arrays alone. For an "
-                "Equinox module: params, static = eqx.partition(model, eqx.is_inexact_array), or eqx.filter"
+                f"the leaf {name!r} is not an array but the {type(x).__name__} {found}: give the arrays alone"
+                f"{'' if isinstance(x, str) else module}"
             )
 
 

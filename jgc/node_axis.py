@@ -252,7 +252,7 @@ def node_grads(
       loss: `(params, batch) -> scalar`, the mean loss over a node's own examples, or with `has_aux`
         `-> (scalar, aux)`.
       nodes: the layout.
-      has_aux: as in `jax.value_and_grad`.
+      has_aux: as in `jax.value_and_grad`; `aux` on nodes of several devices: see `jgc.Metrics`.
       unroll: see `on_nodes`; True is much faster for convolutions on CPU.
       local: whether `loss` takes a third, node-local argument, such as batch statistics.
       placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a node divide the

@@ -10,6 +10,7 @@ parameters (FSDP, tensor parallel), and each device compresses the gradient of i
 """
 
 import math
+import numbers
 from collections.abc import Sequence
 
 import jax
@@ -36,16 +37,18 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
       devices_per_node: devices of one node; its gradient is their exact mean.
 
     Raises:
+      TypeError: `count` or `devices_per_node` is not an integer.
       ValueError: `count` is not positive, or the nodes do not divide among the devices or the processes.
 
     Example:
       >>> make_nodes(8, devices=jax.devices()[:1]).layout
       'emulated'
     """
-    if count < 1:
-        raise ValueError(f"the number of nodes must be at least 1, got {count}")
-    if devices_per_node < 1:
-        raise ValueError(f"devices_per_node must be at least 1, got {devices_per_node}")
+    for name, number in (("the number of nodes", count), ("devices_per_node", devices_per_node)):
+        if not isinstance(number, numbers.Integral) or isinstance(number, bool):
+            raise TypeError(f"{name} must be an integer, got {number!r}")
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
     devices = _all_devices(count, devices_per_node) if devices is None else list(devices)
     if devices_per_node > 1:
         needed = count * devices_per_node

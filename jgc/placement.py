@@ -104,7 +104,9 @@ def _check_node_axis(placement: Placement, which: str, shape: tuple[int, ...], n
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
     count, parts = nodes.per_device * nodes.size(nodes.slow), nodes.size(nodes.fast)
     if not shape or shape[0] != count:
-        if placement == BATCH:
+        if placement == BATCH and not shape:
+            cure = f"a batch has leading axes [K, b]: repeat a number for each example, jnp.full(({count}, b), x)"
+        elif placement == BATCH:
             cure = f"a batch has leading axes [K, b]: split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
         else:
             cure = "jgc.node_grads returns such gradients, compressor.init such a state, jgc.init_optax that of optax"

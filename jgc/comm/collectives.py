@@ -106,6 +106,16 @@ def sum_inside(x: Array, axes: tuple[str, ...], nodes: Nodes, field: str) -> Arr
     return lax.psum(vary_over(x, axes), axes)
 
 
+def at_least_f32(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype for sums of values of a float dtype. JAX does not promote those of 8 bits by itself.
+
+    Example:
+      >>> at_least_f32(jnp.dtype(jnp.float8_e4m3fn)), at_least_f32(jnp.dtype(jnp.float64))
+      (dtype('float32'), dtype('float64'))
+    """
+    return jnp.dtype(jnp.float32) if dtype.itemsize < 4 else dtype
+
+
 def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
     """Plain mean over the devices of one node (the fast axes). Does nothing if a node is one device."""
 
@@ -113,7 +123,7 @@ def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
         axes = fast_axes(x, nodes)
         if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(at_least_f32(x.dtype))
         record("all-reduce", "exact mean", wide, nodes.size(axes))
         return lax.pmean(wide, axes).astype(x.dtype)
 

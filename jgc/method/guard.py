@@ -13,6 +13,7 @@ from jgc.memory import clip_local
 from jgc.method import shards
 from jgc.method.messages import added, scaled
 from jgc.method.shards import first_state, join, joined, key_of, placed, shards_of, split, states_of, sum_of
+from jgc.method.signature import check_state
 from jgc.method.whole_step import checked_shards, step_of_shapes
 from jgc.misuse import check_compressor
 from jgc.placement import ByShards
@@ -123,6 +124,7 @@ def _checked(
     """`core.aggregate`, with results of the shapes and dtypes that went in, and an `Info` of zeros if `skip`."""
     import chex  # here: `import jgc` must not wait for it
 
+    check_state(core.init, grads, state, nodes)
     aggregated, new, info = core.aggregate(phase, key, grads, state, nodes, skip)
     chex.assert_trees_all_equal_shapes_and_dtypes(aggregated, grads)
     chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
@@ -222,7 +224,7 @@ def unusable(arrays: Sequence[Array]) -> Array:
       [False, True, True, True, True]
     """
     # One pass, as long as that of a plain sum. A square that overflows is Inf, and NaN goes through the sum.
-    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in arrays]
+    wide = [x.astype(comm.at_least_f32(x.dtype)) for x in arrays]
     small = [x.reshape(-1) for x in wide if x.size <= SMALL]
     if len(small) > 1:  # one sum of all
         wide = [jnp.concatenate(small), *(x for x in wide if x.size > SMALL)]

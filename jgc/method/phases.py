@@ -40,10 +40,15 @@ def in_sequence(*spans: tuple[str, int]) -> tuple[Phase, ...]:
 def phase_at(schedule: Sequence[Phase], step: int) -> Phase:
     """The phase that a step belongs to.
 
+    Raises:
+      ValueError: a negative step.
+
     Example:
       >>> phase_at(in_sequence(("dense", 2), ("compressed", 0)), 2).name
       'compressed'
     """
+    if step < 0:
+        raise ValueError(f"steps count from 0, got step {step}")
     return schedule[bisect_right([phase.start for phase in schedule], step) - 1]
 
 

@@ -1,4 +1,4 @@
-"""The paths, shapes and dtypes that a compressor's state was made for, compared with those of every gradient."""
+"""What a compressor's state was made for: the parameters' paths, shapes and dtypes, and the compressor itself."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout.pack import leaf_paths
-from jgc.types import PyTree
+from jgc.misuse import path_of
+from jgc.types import Init, Nodes, PyTree, State
 
 
 @jax.tree_util.register_static
@@ -53,6 +54,36 @@ def check_signature(grads: PyTree, at_init: Signature) -> None:
                 f"{right_dtype}{list(right_shape)}: {cure}"
             )
     raise ValueError("the leaves of the gradients come in another order than those of the parameters at init")
+
+
+def check_state(init: Init, params: PyTree, state: State, nodes: Nodes) -> None:
+    """Raise ValueError, naming a leaf, unless a state has the leaves of those that `init` makes.
+
+    `check_signature` finds a state that was made for other parameters; here it passes.
+    """
+
+    def shape(x):
+        sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    shapes = jax.tree.map(shape, params)
+    made = jax.eval_shape(lambda: init(jax.random.key(0), shapes, nodes))
+    if _signed(made) != _signed(state):
+        return
+    own, found = ([path_of(path) for path, _ in jax.tree_util.tree_flatten_with_path(x)[0]] for x in (made, state))
+    for name in [*own, *found]:
+        if (name in own) != (name in found):
+            differs = "lacks" if name in own else "has"
+            raise ValueError(
+                f"this state was made by another compressor, or with other settings: it {differs} the leaf {name!r}. "
+                "Make it by the init of the compressor that takes it"
+            )
+
+
+def _signed(state: State) -> set[tuple[str, tuple[int, ...], str]]:
+    """The leaves of the parameters that a state was made for."""
+    parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Signature))
+    return {leaf for part in parts if isinstance(part, Signature) for leaf in part.leaves}
 
 
 def _names(leaves: dict[str, Any]) -> str:

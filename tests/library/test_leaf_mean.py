@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jgc
-from jgc.compress import dense, per_layer, step_on_nodes, topk
+from jgc.compress import dense, dgc, per_layer, step_on_nodes, topk
 from jgc.wire.account import logical_bytes
 from jgc.wire.hlo import collectives
 
@@ -59,3 +60,19 @@ def test_half_layers_beside_another_all_reduce_are_sent_in_two_bytes():
     assert up == 2 * 64 + 4 * SHAPES["large"].size
     all_reduced = [one.bytes for one in wire.physical if one.field != "flag"]
     assert sum(all_reduced) == 2 * up * 3 / 4  # of an all-reduce each of 4 devices sends 2 (4 - 1) / 4
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "method", [dense(), topk(alpha=1.0), dgc(alpha=1.0), per_layer([("a", dense())], topk(alpha=1.0))]
+)
+def test_leaves_of_eight_bits_are_averaged(method, dtype):
+    nodes = jgc.make_nodes(2, devices_per_node=2)
+    grads = {name: jnp.asarray([[1.0, -2.0], [2.0, 8.0]], dtype).reshape(2, *shape) for name, shape in
+             (("a", (1, 2)), ("b", (2,)))}  # fmt: skip
+    state = method.init(jax.random.key(0), jax.tree.map(lambda x: x[0], grads), nodes)
+    step = step_on_nodes(method.aggregate, method.schedule[-1].value, nodes)
+    mean, _, info = jax.jit(step)(jax.random.key(0), grads, state)
+    assert info.finite.all() and {x.dtype.name for x in mean.values()} == {dtype}
+    for x in mean.values():
+        np.testing.assert_array_equal(np.asarray(x, np.float32).reshape(-1), [1.5, 3.0])

@@ -74,6 +74,40 @@ def test_gradients_of_another_tree_are_named_in_groups_of_layers():
         _step(compressor, _grads({**PARAMS, "c": jnp.zeros(5)}))
 
 
+@every_layout
+@pytest.mark.parametrize(
+    "made, taken, message",
+    [
+        (dense(), topk(), "it lacks the leaf 'local/memory'"),
+        (topk(), dense(), "it has the leaf 'local/memory'"),
+        (topk(), dgc(), "it lacks the leaf 'local/memory/velocity'"),
+        (dgc(), topk(), "it lacks the leaf 'local/memory'"),
+        (topk(), jgc.compress.powersgd(), "it lacks the leaf 'shared/0'"),
+        (per_layer([("^w", dense())], default=topk()), topk(), "it lacks the leaf 'local/memory'"),
+        (topk(), per_layer([("^w", dense())], default=topk()), "it lacks the leaf 'local/1/memory'"),
+    ],
+    ids=["dense topk", "topk dense", "topk dgc", "dgc topk", "topk powersgd", "per_layer topk", "topk per_layer"],
+)
+def test_state_of_another_compressor_is_named(made, taken, message, layout):
+    nodes = nodes_of(layout)
+    other = made.init(jax.random.key(0), PARAMS, nodes)
+    step = step_on_nodes(taken.aggregate, taken.schedule[-1].value, nodes)
+    with _raises(ValueError, f"this state was made by another compressor, or with other settings: {message}. Make it"):
+        jax.eval_shape(step, jax.random.key(0), _grads(), other)
+    (init, _), (_, step) = (jgc.make_step(_loss, one, optax.sgd(0.1), nodes) for one in (made, taken))
+    with _raises(ValueError, message):
+        step(init(jax.random.key(0), PARAMS), {"x": np.ones((8, 5, 6), np.float32)})
+
+
+def test_state_of_another_compressor_is_named_where_devices_of_a_node_divide_it():
+    mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    nodes = jgc.from_mesh(mesh, "dcn", "fsdp")
+    params = {"w": jax.device_put(jnp.ones((6, 4)), NamedSharding(mesh, P(None, "fsdp"))), "b": jnp.zeros(3)}
+    (init, _), (_, step) = (jgc.make_step(_loss, one, optax.sgd(0.1), nodes) for one in (topk(), dgc()))
+    with _raises(ValueError, "it lacks the leaf 'local/parts/0/memory/velocity'"):
+        step(init(jax.random.key(0), params), {"x": np.ones((2, 8, 6), np.float32)})
+
+
 def test_leaves_in_another_order_are_an_error():
     class Tree(NamedTuple):
         w: jax.Array
@@ -129,6 +163,26 @@ def test_batch_that_is_not_split_by_nodes_is_named(layout):
     init, step = jgc.make_step(_loss, topk(), optax.sgd(0.1), nodes)
     with _raises(ValueError, f"the leaf 'x' of the batch {shape}{cure}"):
         step(init(jax.random.key(0), PARAMS), batch)
+
+
+@every_layout
+def test_batch_of_a_number_or_a_string_is_named(layout):
+    nodes = nodes_of(layout)
+    init, step = jgc.make_step(_loss, topk(), optax.sgd(0.1), nodes)
+    x = np.ones((8, 5, 6), np.float32)
+    for batch, error, message in (
+        ({"x": x, "rate": 0.5}, ValueError, "a batch has leading axes [K, b]: repeat a number for each example, "
+         "jnp.full((8, b), x)"),
+        ({"x": x, "rate": np.float32(1)}, ValueError, "repeat a number for each example, jnp.full((8, b), x)"),
+        ({"x": x, "split": "train"}, TypeError, "'split' is not an array but the str 'train': give the arrays alone"),
+    ):  # fmt: skip
+        for call in (
+            lambda batch: step(init(jax.random.key(0), PARAMS), batch),
+            lambda batch: jgc.node_grads(_loss, nodes)(PARAMS, batch),
+            lambda batch: jgc.place(batch, jgc.BATCH, nodes),
+        ):
+            with pytest.raises(error, match=f"{re.escape(message)}$"):
+                call(batch)
 
 
 def test_batch_that_a_nodes_devices_cannot_share_is_named():

@@ -35,3 +35,8 @@ def test_a_common_phase_has_the_name_of_the_longest_schedule():
 def test_negative_phase_length_is_named():
     with pytest.raises(ValueError, match="the dense phase must last 0 or more steps, got -1"):
         in_sequence(("dense", -1), ("top-k", 0))
+
+
+def test_negative_step_is_named():
+    with pytest.raises(ValueError, match="steps count from 0, got step -1"):
+        phase_at(in_sequence(("dense", 2), ("top-k", 0)), -1)
