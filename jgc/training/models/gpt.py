@@ -27,6 +27,20 @@ def normal(scale: float = 1.0) -> jax.nn.initializers.Initializer:
     return nn.initializers.normal(INIT * scale)
 
 
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """`softmax(q k^T / sqrt(d)) v` over what is not later, dtype[b, heads, T, d]; logits and weights in f32.
+
+    With its gradient it takes half the time of `jax.nn.dot_product_attention` on CPU: heads stand before tokens, and
+    division by the sum of the weights comes after the product.
+    """
+    t, d = q.shape[-2:]
+    logits = jnp.einsum("bhtd,bhsd->bhts", q * d**-0.5, k, preferred_element_type=jnp.float32)
+    logits = jnp.where(jnp.tri(t, dtype=bool), logits, -jnp.inf)
+    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    x = jnp.einsum("bhts,bhsd->bhtd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return (x / weights.sum(-1, keepdims=True)).astype(v.dtype)
+
+
 class Attention(nn.Module):
     """Causal self-attention, dtype[b, T, units] to the same. `qkv/kernel`, `out/kernel`."""
 
@@ -38,8 +52,9 @@ class Attention(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         b, t, units = x.shape
         qkv = nn.Dense(3 * units, use_bias=False, kernel_init=normal(), dtype=self.dtype, name="qkv")(x)
-        q, k, v = jnp.split(qkv.reshape(b, t, 3 * self.heads, units // self.heads), 3, axis=2)
-        x = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(b, t, units)
+        qkv = jnp.split(qkv.reshape(b, t, 3 * self.heads, units // self.heads), 3, axis=2)
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in qkv)
+        x = jnp.swapaxes(causal_attention(q, k, v), 1, 2).reshape(b, t, units)
         return nn.Dense(units, use_bias=False, kernel_init=normal(self.scale), dtype=self.dtype, name="out")(x)
 
 
