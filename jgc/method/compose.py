@@ -29,6 +29,20 @@ AGREED = "agreed scales"  # the payload field of `Codec.agree`
 Payload = dict[str, Array]
 
 
+class Tiled(NamedTuple):
+    """How a TPU takes the mean of payloads whose largest field is words of whole tiles.
+
+    Attributes:
+      field: the name of that field.
+      fits: `(number of words, layers) -> bool`.
+      mean: `(words u32[K, tiles, 8, 128], other fields with a leading axis [K], layers) -> f32[n]`.
+    """
+
+    field: str
+    fits: Callable[[int, Layers], bool]
+    mean: Callable[[Array, Payload, Layers], Array]
+
+
 class Codec(NamedTuple):
     """How a node encodes a vector v f32[n] with static layers.
 
@@ -42,6 +56,7 @@ class Codec(NamedTuple):
       elements: `layers -> int`, how many values a payload encodes.
       encode_with_sent: `encode`, but it returns the payload and what that decodes to, where both are at hand; None if
         `decode` has to be called. v may have zeros at its end.
+      tiled: None, or how a TPU takes the mean of payloads whose words are whole tiles.
       agree: `(v, layers) -> f32[m]` or None. Before encoding, an all-reduce takes its elementwise maximum over nodes;
         `encode` gets the result as its last argument (TernGrad's shared scales).
     """
@@ -54,6 +69,7 @@ class Codec(NamedTuple):
     elements: Callable[[Layers], int]
     agree: Callable[[Array, Layers], Array] | None = None
     encode_with_sent: Callable[..., tuple[Payload, Array | Sparse]] | None = None
+    tiled: Tiled | None = None
 
 
 class Item(NamedTuple):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.backend import backend
 from jgc.layout.pack import values_of
 from jgc.layout.select import SparseSum
 from jgc.layout.selector import Selector
@@ -64,7 +65,30 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
 
 
 def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
+    """The mean of each item's decoded payloads, of all nodes."""
+    tiled = [_is_tiled(item) for item in items]
+    others = iter(_gathered_at_once([item for item, of in zip(items, tiled, strict=True) if not of], nodes))
+    return [_gathered_in_tiles(item, nodes) if of else next(others) for item, of in zip(items, tiled, strict=True)]
+
+
+def _is_tiled(item: Item) -> bool:
+    tiled = item.codec.tiled
+    return backend() == "tpu" and tiled is not None and tiled.fits(item.payload[tiled.field].size, item.layers)
+
+
+def _gathered_in_tiles(item: Item, nodes: Nodes) -> Array:
+    """Gather an item's words as tiles, of which a TPU moves none to decode them, and its other fields apart."""
+    tiled = item.codec.tiled
+    assert tiled is not None
+    words = comm.all_gather(item.payload[tiled.field].reshape(-1, 8, 128), nodes, tiled.field)
+    rest = {field: x for field, x in item.payload.items() if field != tiled.field}
+    return tiled.mean(words, comm.all_gather_dict(rest, nodes) if rest else {}, item.layers)
+
+
+def _gathered_at_once(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
     """Gather all items' payloads in one collective, then compute the mean of each item's decoded payloads."""
+    if not items:
+        return []
     joined = {f"{i:03d} {field}": x for i, item in enumerate(items) for field, x in item.payload.items()}
     fields = "+".join(sorted({field for item in items for field in item.payload}))
     everyone = comm.all_gather_dict(joined, nodes, fields)

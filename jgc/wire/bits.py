@@ -20,6 +20,8 @@ from jgc.backend import backend
 from jgc.types import Array
 
 _WIDTH = 32  # bits of a word, and codes of a group
+TILE = 8 * 128  # values of a TPU's tile
+MANY = 2**20  # codes; the padding of as many adds 3 % at most
 
 
 def packed_words(n: int, bits: int) -> int:
@@ -29,7 +31,18 @@ def packed_words(n: int, bits: int) -> int:
       >>> packed_words(100, 4)
       16
     """
-    return -(-n // _WIDTH) * bits
+    return whole_words(n) // _WIDTH * bits
+
+
+def whole_words(n: int) -> int:
+    """How many codes the words of n codes hold. On a TPU the words of many codes are whole tiles of 8 x 128.
+
+    Example:
+      >>> whole_words(100)
+      128
+    """
+    unit = _WIDTH * TILE if backend() == "tpu" and n >= MANY else _WIDTH
+    return -(-n // unit) * unit
 
 
 def pack_bits(codes: Array, bits: int) -> Array:
@@ -47,9 +60,10 @@ def pack_bits(codes: Array, bits: int) -> Array:
     """
     _check(bits)
     codes = codes.astype(jnp.uint32)
-    codes = jnp.pad(codes, (0, -codes.size % _WIDTH)) if codes.size % _WIDTH else codes
+    behind = whole_words(codes.size) - codes.size
+    codes = jnp.pad(codes, (0, behind)) if behind else codes
     words = []
-    for start, width in _fields(bits):
+    for start, width in fields_of(bits):
         rows = (codes >> np.uint32(start)).reshape(_WIDTH // width, -1, _columns(codes.size * width // _WIDTH))
         fields = [(row & np.uint32(2**width - 1)) << np.uint32(width * i) for i, row in enumerate(rows)]
         words.append(reduce(jnp.bitwise_or, fields).reshape(-1))
@@ -60,7 +74,7 @@ def unpack_bits(words: Array, bits: int, n: int) -> Array:
     """The inverse of `pack_bits`: u32[packed_words(n, bits)] -> u32[n]."""
     _check(bits)
     fields, at = [], 0
-    for start, width in _fields(bits):
+    for start, width in fields_of(bits):
         count = words.size // bits * width
         shifts = np.arange(0, _WIDTH, width, dtype=np.uint32)[:, None, None]
         rows = words[at : at + count].reshape(-1, _columns(count)) >> shifts  # [32 / width, count / m, m]
@@ -85,14 +99,14 @@ def ones_at(words: Array, n: int) -> Array:
 def _columns(count: int) -> int:
     """m: words are handled in rows [count / m, m], for XLA on CPU vectorises what cuts the codes into rows, too."""
     # a TPU fills the last axis up to a multiple of 128
-    return count or 1 if backend() == "tpu" else math.gcd(count, 512) or 1
+    return math.gcd(count, 512 if backend() != "tpu" else 128 if count % TILE == 0 else count) or 1
 
 
-def _fields(bits: int) -> list[tuple[int, int]]:
+def fields_of(bits: int) -> list[tuple[int, int]]:
     """Lowest bit and width of each field of a code, the widest first.
 
     Example:
-      >>> _fields(7)
+      >>> fields_of(7)
       [(3, 4), (1, 2), (0, 1)]
     """
     fields, left = [], bits

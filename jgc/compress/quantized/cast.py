@@ -13,11 +13,16 @@ import math
 from typing import Literal
 
 import jax.numpy as jnp
+from jax import lax
 
+from jgc.backend import backend
+from jgc.compress.quantized.in_tiles import InTiles
 from jgc.compress.quantized.quantize import Quantising, each_group, largest, over_groups, quantized, scalar_codec
 from jgc.compress.registry import Method, settings_of
+from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Compressor
+from jgc.wire.bits import MANY, pack_bits, unpack_bits
 
 FORMATS = {
     "bfloat16": jnp.bfloat16,
@@ -62,22 +67,41 @@ def cast(config: Cast | None = None, **overrides) -> Compressor:
 def rounded(name: str, scaled: bool) -> Codec:
     """All values in that format; if `scaled`, also the exponent of each layer's scale, i32."""
     dtype, top = FORMATS[name], float(jnp.finfo(FORMATS[name]).max)
-    room = math.frexp(top)[1] - 1
+    room, bits = math.frexp(top)[1] - 1, 8 * jnp.dtype(dtype).itemsize
+    unsigned = jnp.dtype(f"uint{bits}")
 
     def factors(exponents, layers):
         return jnp.ldexp(jnp.float32(1), over_groups(exponents, layers, 0))
 
     def encode(key, v, layers):
         if not scaled:
-            return {"values": jnp.clip(v, -top, top).astype(dtype)}
+            return {"values": packed(v)}
         exponents = jnp.clip(room - jnp.frexp(each_group(largest, jnp.abs(v), layers, 0))[1], -100, 100)
-        return {"values": jnp.clip(v * factors(exponents, layers), -top, top).astype(dtype), "scales": exponents}
+        return {"values": packed(v * factors(exponents, layers)), "scales": exponents}
+
+    def packed(v):
+        if backend() != "tpu" or v.size < MANY:
+            return jnp.clip(v, -top, top).astype(dtype)
+        v = jnp.clip(v, -top, top)
+        if dtype == jnp.bfloat16:  # its bits are those of an f32; libtpu 0.0.52 dies of 16-bit ones here
+            rounded = lax.reduce_precision(v, exponent_bits=8, mantissa_bits=7)
+            return pack_bits(lax.bitcast_convert_type(rounded, jnp.uint32) >> 16, bits)
+        return pack_bits(lax.bitcast_convert_type(v.astype(dtype), unsigned), bits)
+
+    def unpacked(codes):
+        return lax.bitcast_convert_type(codes.astype(unsigned), dtype).astype(jnp.float32)
 
     def decode(payload, layers):
-        values = payload["values"].astype(jnp.float32)
+        values = payload["values"]
+        n = values_of(layers)
+        values = values.astype(jnp.float32) if values.dtype == dtype else unpacked(unpack_bits(values, bits, n))
         return values * factors(-payload["scales"], layers) if scaled else values
 
-    return scalar_codec(name, encode, decode)
+    def scales(rest):
+        return (jnp.ldexp(jnp.float32(1), -rest["scales"]),) if scaled else ()
+
+    tiled = InTiles("values", bits, lambda codes, *scale: math.prod(scale, start=unpacked(codes)), scales)
+    return scalar_codec(name, encode, decode, tiled)
 
 
 CITATION = """@inproceedings{micikevicius2018mixed,

@@ -112,6 +112,8 @@ def part_size(n: int, bucket: int) -> int:
       >>> part_size(10**7, 512), part_size(10**7, 100), part_size(1000, 512), part_size(10**7, 0)
       (262144, 261600, 1000, 10000000)
     """
+    if backend() == "tpu":  # there the whole vector is one range of tiles: `in_tiles`
+        return n
     most = 2**18 if backend() == "cpu" else 2**22  # 1 MB fits a core's cache; other devices need more
     unit = math.lcm(bucket, 32)
     return max(most // unit, 1) * unit if bucket and n > max(most, unit) else n

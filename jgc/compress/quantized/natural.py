@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.compress.quantized.in_tiles import InTiles
 from jgc.compress.quantized.quantize import Quantising, quantized, scalar_codec
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
@@ -64,10 +65,12 @@ def powers_of_two() -> Codec:
         return {"codes": pack_bits((sign | rounded) >> np.uint32(MANTISSA), BITS)}
 
     def decode(payload, layers):
-        codes = unpack_bits(payload["codes"], BITS, values_of(layers))
+        return value(unpack_bits(payload["codes"], BITS, values_of(layers)))
+
+    def value(codes):
         return jax.lax.bitcast_convert_type(codes << np.uint32(MANTISSA), jnp.float32)
 
-    return scalar_codec("natural", encode, decode)
+    return scalar_codec("natural", encode, decode, InTiles("codes", BITS, value))
 
 
 CITATION = r"""@misc{horvath2019natural,

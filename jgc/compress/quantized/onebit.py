@@ -16,6 +16,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from jgc.compress.quantized.in_tiles import InTiles
 from jgc.compress.quantized.quantize import (
     Quantising,
     check_bucket,
@@ -83,7 +84,11 @@ def signs_and_means(bucket: int) -> Codec:
         plus, minus = (over_groups(scales, layers, bucket) for scales in jnp.split(payload["scales"], 2))
         return jnp.where(negative, -minus, plus)
 
-    return scalar_codec("1 bit", encode, decode)
+    def scales(rest):
+        return tuple(jnp.split(rest["scales"], 2, axis=1))
+
+    tiled = InTiles("signs", 1, lambda negative, plus, minus: jnp.where(negative > 0, -minus, plus), scales, bucket)
+    return scalar_codec("1 bit", encode, decode, tiled)
 
 
 CITATION = """@inproceedings{seide2014onebit,

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jgc.compress.quantized.in_parts import Parts, in_parts
+from jgc.compress.quantized.in_tiles import InTiles
 from jgc.compress.quantized.quantize import (
     Quantising,
     beside_scales,
@@ -37,6 +38,7 @@ from jgc.compress.quantized.quantize import (
     noise,
     quantized,
     root_mean_square,
+    with_tiles,
 )
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
@@ -107,11 +109,15 @@ def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Code
     def decode_part(payload, layers):
         codes = unpack_bits(payload["codes"], bits, values_of(layers)).astype(jnp.int32)
         codes, scale = beside_scales(codes, payload["scales"], layers, bucket)
-        level = codes & (sign_bit - 1)
-        level = jnp.where(codes >= sign_bit, -level, level).astype(jnp.float32) / levels
-        return (level * scale).reshape(-1)
+        return value(codes, scale).reshape(-1)[: values_of(layers)]
 
-    return in_parts(Parts(f"qsgd, {bits} bits", encode_part, decode_part, bucket))
+    def value(codes, scale):
+        level = codes & (sign_bit - 1)
+        return jnp.where(codes >= sign_bit, -level, level).astype(jnp.float32) / levels * scale
+
+    codec = in_parts(Parts(f"qsgd, {bits} bits", encode_part, decode_part, bucket))
+    return with_tiles(codec, InTiles("codes", bits, lambda codes, scale: value(codes.astype(jnp.int32), scale),
+                                     lambda rest: (rest["scales"],), bucket))  # fmt: skip
 
 
 def euclidean(x: Array) -> Array:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import jax
@@ -11,15 +12,19 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
+from jgc.backend import backend
 from jgc.compress.quantized.in_parts import over_nodes
+from jgc.compress.quantized.in_tiles import InTiles, fits, layers_of_tiles, mean_in_tiles, repeated
 from jgc.layout.pack import values_of, whole
+from jgc.layout.tiles import LANES, TILE, filled
 from jgc.memory import Memory, error_feedback, no_memory
 from jgc.method import phases
-from jgc.method.compose import Codec, Payload, compose, payload_sizes
+from jgc.method.compose import Codec, Payload, Tiled, compose, payload_sizes
 from jgc.method.exchange import gather
 from jgc.method.from_step import Layers, Step, from_step
 from jgc.method.messages import both_ways
 from jgc.types import Array, Compressor, Key, Nodes
+from jgc.wire.bits import MANY, whole_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,20 +129,40 @@ def ring_sizes(codec: Codec, bucket: int, n: int, places: int) -> dict[str, floa
 
 
 def scalar_codec(
-    name: str, encode: Callable[[Key, Array, Layers], Payload], decode: Callable[[Payload, Layers], Array]
-) -> Codec:
+    name: str, encode: Callable[[Key, Array, Layers], Payload], decode: Callable[[Payload, Layers], Array],
+    tiled: InTiles | None = None,
+) -> Codec:  # fmt: skip
     """A codec with a code for every value.
 
     Args:
       name: name of the codec and of the phase.
       encode: `(key, v f32[n], layers) -> payload`.
       decode: `(payload, layers) -> f32[n]`.
+      tiled: how a TPU decodes it.
     """
 
     def mean(payloads, layers):
         return over_nodes(lambda payload: decode(payload, layers), payloads, values_of(layers))
 
-    return Codec(name, False, encode, decode, mean, values_of)
+    return with_tiles(Codec(name, False, encode, decode, mean, values_of), tiled)
+
+
+def with_tiles(codec: Codec, tiled: InTiles | None) -> Codec:
+    """The codec with a way to decode on a TPU, of this node's payload, too."""
+    if tiled is None:
+        return codec
+
+    def mean(words, rest, layers):
+        return mean_in_tiles(tiled, words, rest, layers)
+
+    def decode(payload, layers):
+        words = payload[tiled.field]
+        if backend() != "tpu" or not fits(tiled, words.size, layers):
+            return codec.decode(payload, layers)
+        rest = {field: x[None] for field, x in payload.items() if field != tiled.field}
+        return mean(words.reshape(1, -1, 8, 128), rest, layers)
+
+    return codec._replace(decode=decode, tiled=Tiled(tiled.field, partial(fits, tiled), mean))
 
 
 # --- groups of values with a scale of their own: buckets of consecutive values, or with bucket = 0 the layers ----
@@ -159,6 +184,9 @@ def each_group(reduced: Callable[[Array], Array], x: Array, layers: Layers, buck
       bucket: number of values in a group, or 0 for one group per layer.
     """
     bucket = min(bucket, x.size)
+    if bucket and are_rows(x.size, bucket) and reduced in (largest, summed):  # over rows first, then over lanes
+        rows = filled(x, whole_words(x.size)).reshape(-1, bucket // LANES, LANES)
+        return reduced(reduced(jnp.swapaxes(rows, 1, 2)))[: -(-x.size // bucket)]
     if bucket:
         return reduced(jnp.pad(x, (0, -x.size % bucket)).reshape(-1, bucket))
     parts = [reduced(x[layer.start : layer.start + layer.size]) for layer in layers if layer.size]
@@ -181,14 +209,25 @@ def root_mean_square(x: Array) -> Array:
     return top * jnp.sqrt(jnp.mean(divide(x, top[..., None]) ** 2, axis=-1))
 
 
+def are_rows(n: int, bucket: int) -> bool:
+    """Whether buckets of n values are whole rows of a TPU's tiles. It would move all values to make [G, bucket]."""
+    return backend() == "tpu" and bucket % LANES == 0 and whole_words(n) % math.lcm(bucket, TILE) == 0
+
+
 def divide(x: Array, by: Array) -> Array:
     """x / by in [0, 1] for 0 <= x <= by; 0 where both are 0."""
     return jnp.minimum(x / jnp.where(by > 0, by, 1), 1)
 
 
 def beside_scales(x: Array, scales: Array, layers: Layers, bucket: int) -> tuple[Array, Array]:
-    """x [n] and the scales of its values, in shapes that broadcast: [G, bucket] and [G, 1] if all buckets are full."""
+    """x [n] and the scales of its values, in shapes that broadcast: [G, bucket] and [G, 1] if all buckets are full.
+
+    On a TPU x may get zeros at its end, as many as `pack_bits` would add to it.
+    """
     bucket = min(bucket, x.size)
+    if bucket and are_rows(x.size, bucket):
+        x = filled(x, whole_words(x.size)).reshape(-1, bucket // LANES, LANES)
+        return x, filled(scales, len(x))[:, None, None]
     if bucket and x.size % bucket == 0:
         return x.reshape(-1, bucket), scales[:, None]
     return x, over_groups(scales, layers, bucket)
@@ -216,5 +255,20 @@ def over_groups(scales: Array, layers: Layers, bucket: int) -> Array:
     bucket = min(bucket, n)
     if bucket:
         return jnp.broadcast_to(scales[:, None], (scales.size, bucket)).reshape(-1)[:n]
+    if backend() == "tpu" and n >= MANY:
+        return _over_tiles(scales, layers)
     sizes = [layer.size for layer in layers if layer.size]
     return jnp.concatenate([jnp.broadcast_to(scales[i], (size,)) for i, size in enumerate(sizes)]) if sizes else scales
+
+
+def _over_tiles(scales: Array, layers: Layers) -> Array:
+    """`over_groups` of layers, tile by tile: few tiles have values of several layers.
+
+    XLA for TPU compiles a vector that is joined of many parts for long, and moves each part.
+    """
+    n = values_of(layers)
+    place = np.arange(TILE, dtype=np.int32).reshape(1, -1, LANES)
+    out = jnp.zeros((1, 1, 1), scales.dtype)
+    for which, start in layers_of_tiles(layers, -(-n // TILE)):
+        out = jnp.where(place < start[:, None, None], out, repeated(scales[None], which)[0, :, None, None])
+    return out.reshape(-1)[:n]

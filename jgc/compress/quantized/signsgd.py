@@ -22,6 +22,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jgc.compress.quantized.in_tiles import InTiles
 from jgc.compress.quantized.quantize import each_group, noise, over_groups, scalar_codec
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
@@ -80,7 +81,11 @@ def majority_vote(magnitude: float) -> Codec:
         ahead = signs.shape[0] - 2 * ones_at(signs, n)  # nodes with a positive sign, less those with a negative one
         return magnitude * jnp.where(ahead == 0, signs_of({"signs": signs[0]}, layers), jnp.sign(ahead))
 
-    return scalar_codec("majority vote", encode, signs_of)._replace(mean=vote)
+    def outcome(ahead, first, nodes):
+        return magnitude * jnp.where(ahead == 0, first, jnp.sign(ahead))
+
+    tiled = InTiles("signs", 1, _sign, finish=outcome)
+    return scalar_codec("majority vote", encode, signs_of, tiled)._replace(mean=vote)
 
 
 def scaled_signs() -> Codec:
@@ -93,12 +98,17 @@ def scaled_signs() -> Codec:
     def decode(payload, layers):
         return signs_of(payload, layers) * over_groups(payload["scales"], layers, 0)
 
-    return scalar_codec("scaled signs", encode, decode)
+    tiled = InTiles("signs", 1, lambda negative, scale: _sign(negative) * scale, lambda rest: (rest["scales"],))
+    return scalar_codec("scaled signs", encode, decode, tiled)
 
 
 def signs_of(payload: Payload, layers: Layers) -> Array:
     """The signs that were sent, as +1 or -1, f32[n]."""
-    return 1 - 2 * unpack_bits(payload["signs"], 1, values_of(layers)).astype(jnp.float32)
+    return _sign(unpack_bits(payload["signs"], 1, values_of(layers)))
+
+
+def _sign(negative: Array) -> Array:
+    return 1 - 2 * negative.astype(jnp.float32)
 
 
 CITATION = """@inproceedings{bernstein2018signsgd,

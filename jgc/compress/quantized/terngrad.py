@@ -21,6 +21,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jgc.compress.quantized.in_tiles import InTiles
 from jgc.compress.quantized.quantize import (
     Quantising,
     divide,
@@ -93,10 +94,12 @@ def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
 
     def decode(payload, layers):
         codes = unpack_bits(payload["codes"], BITS, values_of(layers))
-        signs = (codes == PLUS).astype(jnp.float32) - (codes == MINUS)
-        return signs * over_groups(payload["scales"], layers, 0)
+        return value(codes, over_groups(payload["scales"], layers, 0))
 
-    codec = scalar_codec("ternary", encode, decode)
+    def value(codes, scale):
+        return ((codes == PLUS).astype(jnp.float32) - (codes == MINUS)) * scale
+
+    codec = scalar_codec("ternary", encode, decode, InTiles("codes", BITS, value, lambda rest: (rest["scales"],)))
     return codec._replace(agree=scales_of) if shared else codec
 
 
