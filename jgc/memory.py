@@ -34,6 +34,7 @@ class Memory(NamedTuple):
         Sparse, is the part of v that counts as sent.
       residual: `local -> [n] or None`, the residual in its own dtype.
       owns_momentum: whether this memory holds the momentum; the optimiser must then have none.
+      advance: `local -> local`, elementwise, after the last of `accumulate`, without the gradient; None for nothing.
       conserves: whether mean over nodes of (residual after + sent) = mean of (residual before + gradient). With
         momentum correction, the velocity takes the gradient's place.
     """
@@ -45,6 +46,7 @@ class Memory(NamedTuple):
     residual: Callable[[PyTree], Array | None]
     owns_momentum: bool
     conserves: bool
+    advance: Callable[[PyTree], PyTree] | None = None
 
 
 class Corrected(NamedTuple):
@@ -55,10 +57,10 @@ class Corrected(NamedTuple):
 
 
 def accumulated(memory: Memory, local: PyTree, g: Array, complete: bool) -> PyTree:
-    """The state after all functions of `memory.accumulate`."""
+    """The state after all functions of `memory.accumulate`, and `memory.advance`."""
     for add in memory.accumulate:
         local = add(local, g, complete)
-    return local
+    return local if memory.advance is None else memory.advance(local)
 
 
 def subtract(v: Array, sent: Array | Sparse) -> Array:
@@ -116,7 +118,7 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typin
     def move(local, g, complete):
         return local._replace(velocity=momentum * local.velocity.astype(jnp.float32) + g)
 
-    def add(local, g, complete):  # not in `compensate`, which would need a new vector: here it is done in place
+    def add(local):  # not in `compensate`, which would need a new vector: here it is done in place
         return local._replace(residual=local.residual.astype(jnp.float32) + local.velocity)
 
     def compensate(local, g, complete):
@@ -125,17 +127,18 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typin
     def update(local, v, sent, complete):
         u = local.velocity
         if masking and isinstance(sent, Sparse):  # a dense `sent` delays nothing: no velocity is stale
-            u = u.at[sent.positions].set(0)
+            u = u.at[sent.positions].set(0, wrap_negative_indices=False)
         return Corrected(u, subtract(v, sent).astype(dtype))
 
     return Memory(
         init=lambda n: Corrected(jnp.zeros((n,), dtype), jnp.zeros((n,), dtype)),
-        accumulate=(move, add),
+        accumulate=(move,),
         compensate=compensate,
         update=update,
         residual=lambda local: local.residual,
         owns_momentum=True,
         conserves=True,
+        advance=add,
     )
 
 

@@ -30,11 +30,11 @@ def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
         return tuple(jnp.int32(number) for number in numbers)
     first: Any = tuple(np.int32(number) for number in numbers)  # made by NumPy: JAX would place each on a device
 
-    def rotated(carry):  # a change that XLA cannot undo
+    def changed(carry):  # in place, in a way that XLA cannot undo
         i, numbers = carry
-        return i + 1, (*numbers[1:], numbers[0])
+        return i + 1, tuple(number + i for number in numbers)
 
-    return lax.while_loop(lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), rotated, (jnp.int32(1), first))[1]
+    return lax.while_loop(lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), changed, (jnp.int32(1), first))[1]
 
 
 def dynamic_part(x: Array, start: Array, size: int) -> Array:

@@ -15,7 +15,7 @@ from jax import lax
 
 from jgc.backend import backend
 from jgc.types import Array
-from jgc.wire.elias_fano import ones_of
+from jgc.wire.elias_fano import ones_of, running_sum
 
 LANES = 8
 GROUP = 32 * LANES  # values counted together; 32 is the longest axis that XLA unrolls on CPU
@@ -52,20 +52,35 @@ def largest_of_parts(bits: Array, parts: Parts, counts: Sequence[int]) -> Array:
 
     At least k values of a part must not be padding.
     """
-    owner = jnp.repeat(parts.owner, LANES)  # the part of each word of 32 values
-    threshold = _kth_largest(bits, parts.owner, counts)[owner]
-    rows = bits.reshape(-1, 32)
-    above, equal = _bitmap(rows > threshold[:, None]), _bitmap(rows == threshold[:, None])
-    each = jnp.stack([_ones_in(above), _ones_in(equal)])  # in every word
-    upto = jnp.cumsum(each, axis=1)
-    before = (upto - each)[:, parts.starts // 32]  # in all parts before each part
+    threshold = _kth_largest(bits, parts.owner, counts)
+    rows = bits.reshape(-1, LANES, 32)
+    least = _of_groups(threshold[:, None], parts.owner)[:, :, None]
+    above, equal = _bitmap(rows > least), _bitmap(rows == least)
+    ones = jnp.stack([_ones_in(above), _ones_in(equal)])  # in every word
+    upto = running_sum(ones)
+    before = (upto - ones)[:, parts.starts // 32]  # in all parts before each part
     total = jnp.diff(before[0], append=upto[0, -1])
-    missing = (np.array(counts, np.int32) - total)[owner]  # of the values equal to the threshold, the first so many
-    ties = upto[1] - before[1][owner]  # up to the end of each word, of its part
-    words = above | _first_ones(equal, jnp.clip(missing - (ties - each[1]), 0, each[1]))
-    earlier = jnp.asarray(np.cumsum([0, *counts])[:-1].astype(np.int32))[owner]  # chosen in all parts before
-    chosen = jnp.asarray(earlier + upto[0] - before[0][owner] + jnp.minimum(ties, missing), jnp.uint32)
-    return ones_of(words, chosen, jnp.arange(sum(counts), dtype=jnp.uint32)).astype(jnp.int32)
+    # of the values equal to the threshold, the first so many, counted from the first part on
+    ties = _of_words(before[1] + np.array(counts, np.int32) - total, parts.owner)
+    words = above | _first_ones(equal, jnp.clip(ties - (upto[1] - ones[1]), 0, ones[1]))
+    earlier = np.cumsum([0, *counts])[:-1].astype(np.int32)  # chosen in all parts before
+    chosen = _of_words(-before[0] - before[1] + earlier, parts.owner) + upto[0] + jnp.minimum(upto[1], ties)
+    return ones_of(words, chosen.astype(jnp.uint32), jnp.arange(sum(counts), dtype=jnp.uint32)).astype(jnp.int32)
+
+
+def entries_at(x: Array, i: Array) -> Array:
+    """x[i] for i that lie in its bounds: nothing is compiled to count others from its end."""
+    return x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _of_groups(x: Array, owner: Array) -> Array:
+    """Each group's entry of x [parts, ...]. Behind a barrier, so that it compiles once for all of its uses."""
+    return lax.optimization_barrier(entries_at(x, owner))
+
+
+def _of_words(x: Array, owner: Array) -> Array:
+    """The same for each word of 32 values."""
+    return jnp.repeat(_of_groups(x, owner), LANES)
 
 
 def _kth_largest(bits: Array, owner: Array, counts: Sequence[int]) -> Array:
@@ -83,7 +98,7 @@ def _kth_largest(bits: Array, owner: Array, counts: Sequence[int]) -> Array:
     def refine(i, t):
         shift = 32 - width - i * width
         candidates = t[:, None] + (digits << shift)  # from 2^31 on they wrap around to negative numbers
-        reach = groups >= lax.optimization_barrier(candidates[owner])[:, :, None, None]
+        reach = groups >= _of_groups(candidates, owner)[:, :, None, None]
         lanes = lax.optimization_barrier(jnp.sum(reach, 2, dtype=jnp.int32))  # two stages, as in top_k.py
         reached = (_sums(jnp.sum(lanes, 2), owner, len(counts)) >= wanted) & (candidates > 0)
         return t + (jnp.sum(reached, 1, dtype=jnp.int32) << shift)
@@ -103,9 +118,9 @@ def _ones_in(words: Array) -> Array:
 
 
 def _bitmap(mask: Array) -> Array:
-    """bool[m, 32] as words, u32[m]."""
+    """bool[..., 32] as words, u32[m]."""
     bits = mask.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
-    return jnp.sum(bits, 1, dtype=jnp.uint32)
+    return jnp.sum(bits, -1, dtype=jnp.uint32).reshape(-1)
 
 
 def _first_ones(words: Array, wanted: Array) -> Array:

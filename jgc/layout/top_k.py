@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from jgc.backend import backend
-from jgc.layout.threshold import GROUP, LANES, PADDING, largest_of_parts, parts_of, whole_groups
+from jgc.layout.threshold import GROUP, LANES, PADDING, entries_at, largest_of_parts, parts_of, whole_groups
 from jgc.layout.top_k_tiles import Range, bits_of, largest_in_tiles
 from jgc.types import Array
 
@@ -172,14 +172,14 @@ def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
     size = int(max(sum(all_blocks), sum(kept_values)))
 
     def starts_of(blocks: Array) -> Array:
-        return blocks * b + shift[blocks // GROUP]
+        return blocks * b + entries_at(shift, blocks // GROUP)
 
     def values_of(blocks: Array) -> Array:
         slot = jnp.arange(sum(kept_values) // b, dtype=jnp.int32).reshape(-1, GROUP // b)
-        first = starts_of(blocks).at[slot + source].get(mode="clip")[..., None]
+        first = starts_of(blocks).at[slot + source].get(mode="clip", wrap_negative_indices=False)[..., None]
         within = jnp.arange(b, dtype=jnp.int32)
         limit = jnp.where(slot < used, end, 0)[..., None]  # a last block may end beyond its range
-        found = bits_of(values.at[first + within].get(mode="clip"))
+        found = bits_of(values.at[first + within].get(mode="clip", wrap_negative_indices=False))
         return _filled(jnp.where(within < limit - first, found, PADDING).reshape(-1), size)
 
     # Both steps are turns of one loop, so that XLA compiles them once.
@@ -191,8 +191,8 @@ def _selected(values: Array, ranges: Sequence[Range], b: int) -> Array:
 
     nothing = jnp.zeros_like(maxima, shape=sum(counts))
     blocks, kept = lax.fori_loop(0, 2, step, (nothing, nothing))
-    block = kept // b + source[kept // GROUP, 0]
-    return starts_of(blocks)[block] + kept % b
+    block = kept // b + entries_at(source[:, 0], kept // GROUP)
+    return entries_at(starts_of(blocks), block) + kept % b
 
 
 def _before(sizes: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -39,7 +39,11 @@ def with_ages(memory: Memory) -> Memory:
             age = jnp.where(sent != 0, 0, local.age)
         return Aged(memory.update(local.memory, v, sent, complete), age)
 
+    def advance(local):
+        return local._replace(memory=memory.advance(local.memory))
+
     return memory._replace(
+        advance=None if memory.advance is None else advance,
         init=lambda n: Aged(memory.init(n), jnp.zeros((n,), jnp.int32)),
         accumulate=tuple(inside(add) for add in memory.accumulate),
         compensate=compensate,

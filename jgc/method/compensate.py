@@ -39,7 +39,7 @@ class Begun(NamedTuple):
 def compensate(
     memory: Memory, local: PyTree, grads: PyTree, packing: Packing, complete: bool, skip: Array | bool = False
 ) -> tuple[Array, PyTree]:
-    """Run `memory.accumulate` and `memory.compensate` on a tree of gradients; return v f32[n] and the new state.
+    """Run `memory.accumulate`, `advance` and `compensate` on a tree of gradients; return v f32[n] and the new state.
 
     Args:
       memory: the node's memory.
@@ -59,6 +59,8 @@ def compensate(
     # Leaf by leaf, so that no vector of all gradients is allocated.
     for add in memory.accumulate if packing.size else ():
         local = _added(lambda local, g, add=add: add(local, g, complete), local, parts(), jnp.asarray(skip))
+    if memory.advance is not None and packing.size:
+        local = sealed(jax.tree.map(partial(_unless, skip), local, memory.advance(local)), jnp.asarray(skip))
     v, new = memory.compensate(local, joined(parts()), complete)
     residual, vectors = memory.residual(local), jax.tree.leaves(local)
     if residual is None and vectors and packing.size and all(v is not x for x in vectors):

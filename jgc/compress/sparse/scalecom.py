@@ -133,7 +133,7 @@ def low_pass(memory: Memory, beta: float) -> Memory:
     def update(local, v, sent, complete):
         return on_residuals(mix, local, memory.update(local, v, sent, complete))
 
-    return memory._replace(accumulate=(), compensate=compensate, update=update, conserves=False)
+    return memory._replace(accumulate=(), advance=None, compensate=compensate, update=update, conserves=False)
 
 
 CITATION = """@inproceedings{chen2020scalecom,

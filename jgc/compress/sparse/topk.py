@@ -23,6 +23,7 @@ from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.hidden import each
 from jgc.layout.select import Sparse, SparseSum
 from jgc.layout.selector import Selector, make_selector
+from jgc.layout.threshold import entries_at
 from jgc.method.compose import Codec, compose_phases
 from jgc.method.exchange import gather
 from jgc.types import Compressor
@@ -47,7 +48,7 @@ def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
     def encode_with_sent(key, v, layers):
         counts = counts_of(layers)
         positions = selector.positions(v, layers)
-        coded = encode_values(value_code, v[positions], counts)
+        coded = encode_values(value_code, entries_at(v, positions), counts)
         sent = Sparse(positions, decode_values(value_code, coded, counts))
         return {"positions": selector.pack(positions, layers), **coded}, sent
 
