@@ -1,6 +1,7 @@
 """Settings that methods share: the memory, the share of values that is sent, and the warm-up."""
 
 import dataclasses
+from typing import Literal
 
 from jgc.compress.sparse.sparsity import Strategy, sparse_schedule
 from jgc.layout.chunks import CHUNK
@@ -9,6 +10,8 @@ from jgc.memory import Memory, make_memory
 from jgc.method.ages import with_ages
 from jgc.types import Phase
 from jgc.wire.values import ValueCode
+
+CANDIDATES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,11 @@ class Selecting(Sparsifying):
 
     value_code: ValueCode = "float32"
     """code of the values sent; the error of a shorter code stays in the residual"""
+    positions: Literal["own", "learned"] = "own"
+    """own: each node searches all values; learned: all search the same part of them in a step, in turns learned from
+    earlier messages, so that a position takes log2(candidates) + 2 bits"""
+    candidates: int = CANDIDATES
+    """with positions "learned": values searched for each value sent, at least 2"""
 
 
 @dataclasses.dataclass(frozen=True)

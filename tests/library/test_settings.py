@@ -20,6 +20,7 @@ BAD = {
     "residual_dtype": ("int8", "float31", "float8_e4m3fn"),
     "algorithm": ("tree",),
     "positions": ("mine",),
+    "candidates": (1, -1),
     "leader": ("random",),
     "innovation": (-0.1, 1.1, NAN),
     "innovation_by": ("size",),

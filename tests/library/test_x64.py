@@ -26,9 +26,14 @@ def kept_and_sent(compressor, nodes):
     return jax.tree.map(lambda x: (x.shape, x.dtype), state), [(w.physical, w.logical, w.once) for w in wires]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_state_and_bytes_are_those_of_32_bits(name, request):
-    compressor, nodes = build(METHODS[name].settings()), jgc.make_nodes(8)
+LEARNED = {"positions": "learned", "value_code": "1bit", "warmup_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [*((name, {}) for name in METHODS), ("topk", LEARNED), ("dgc", LEARNED)], ids=str
+)
+def test_state_and_bytes_are_those_of_32_bits(name, settings, request):
+    compressor, nodes = build(METHODS[name].settings(**settings)), jgc.make_nodes(8)
     expected = kept_and_sent(compressor, nodes)
     request.getfixturevalue("sixty_four_bits")
     assert kept_and_sent(compressor, nodes) == expected

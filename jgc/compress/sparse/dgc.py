@@ -21,11 +21,9 @@ Differs from the paper
 import dataclasses
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
-from jgc.compress.settings import SelectingRows, memory_of, schedule_of
-from jgc.compress.sparse.sparsity import Strategy, sparse_stages
-from jgc.compress.sparse.topk import codec_of
-from jgc.method.compose import compose_phases
-from jgc.method.exchange import gather
+from jgc.compress.settings import SelectingRows
+from jgc.compress.sparse.sparsity import Strategy
+from jgc.compress.sparse.topk import codec_of, sparsified
 from jgc.types import Compressor
 
 
@@ -63,9 +61,7 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
       Training", ICLR.
     """
     config = settings_of(Dgc, config, overrides)
-    memory, schedule = memory_of(config), schedule_of(config)
-    stages = sparse_stages(schedule, config.alpha, codec_of(config), gather())
-    return compose_phases(stages, memory, schedule, config.clip_norm)
+    return sparsified(config, codec_of(config), config.clip_norm)
 
 
 # lossless without masking, which would restart the momentum of every value in every step

@@ -20,12 +20,10 @@ from functools import partial
 from typing import Literal
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
-from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
-from jgc.compress.sparse.sparsity import sparse_stages
-from jgc.compress.sparse.topk import selected, top_k
+from jgc.compress.settings import Selecting, selector_of
+from jgc.compress.sparse.topk import selected, sparsified, top_k
 from jgc.layout.pack import values_of, whole
-from jgc.method.compose import Codec, Layers, compose_phases
-from jgc.method.exchange import gather
+from jgc.method.compose import Codec, Layers
 from jgc.types import Compressor
 from jgc.wire.values import ValueCode
 
@@ -43,11 +41,6 @@ class GradientDropping(Selecting):
 def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") -> Codec:
     """The share alpha of all values, over all layers, at least `min_values`: mu values and their positions."""
     codec = top_k(alpha, min_values, value_code)
-
-    def one(layers: Layers) -> Layers:
-        n = values_of(layers)
-        return (whole(n, "all layers"),) if n else ()
-
     assert codec.encode_with_sent is not None
     encode_with_sent = codec.encode_with_sent
     return Codec(
@@ -59,6 +52,12 @@ def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "flo
         mean=lambda payloads, layers: codec.mean(payloads, one(layers)),
         elements=lambda layers: codec.elements(one(layers)),
     )
+
+
+def one(layers: Layers) -> Layers:
+    """All layers as one."""
+    n = values_of(layers)
+    return (whole(n, "all layers"),) if n else ()
 
 
 def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Compressor:
@@ -81,9 +80,8 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     config = settings_of(GradientDropping, config, overrides)
     if config.scope not in ("global", "layer"):
         raise ValueError(f"scope must be 'global' or 'layer', got {config.scope!r}")
-    memory, schedule = memory_of(config), schedule_of(config)
-    stages = sparse_stages(schedule, config.alpha, codec_of(config), gather())
-    return compose_phases(stages, memory, schedule)
+    codec = codec_of(config)
+    return sparsified(config, codec, scope=one) if config.scope == "global" else sparsified(config, codec)
 
 
 def codec_of(config: GradientDropping) -> Callable[[float], Codec]:

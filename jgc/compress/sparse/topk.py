@@ -10,6 +10,8 @@ Differs from the paper
   4. `value_code` can write values in fewer than 32 bits; the error stays in the residual.
   5. `rows` selects in two stages, for embeddings; see `jgc.compress.sparse.rows`.
   6. `selection="chunks"` takes the largest values of every 4,096, for accelerators; see `jgc.layout.chunks`.
+  7. `positions="learned"` searches a part of the values in each step, learned from earlier ones, so that positions
+     take 8 bits; see `jgc.compress.sparse.learned`.
 """
 
 import dataclasses
@@ -17,7 +19,8 @@ from collections.abc import Callable
 from functools import partial
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
-from jgc.compress.settings import SelectingRows, memory_of, schedule_of, selector_of
+from jgc.compress.settings import CANDIDATES, Selecting, SelectingRows, memory_of, schedule_of, selector_of
+from jgc.compress.sparse.learned import check_candidates, learned_positions
 from jgc.compress.sparse.rows import check_rows, row_top_k
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.hidden import each
@@ -26,6 +29,7 @@ from jgc.layout.selector import Selector, make_selector
 from jgc.layout.threshold import entries_at
 from jgc.method.compose import Codec, compose_phases
 from jgc.method.exchange import gather
+from jgc.method.from_step import Layers
 from jgc.types import Compressor
 from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_values
 
@@ -94,8 +98,8 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps` or `rows`, an unknown strategy
-        or value_code, a selection that does not fit (see `make_selector`); in a step, no layer has more than `rows`
-        rows.
+        or value_code, a selection that does not fit (see `make_selector`), fewer than 2 candidates, or
+        candidates without positions="learned"; in a step, no layer has more than `rows` rows.
 
     Example:
       >>> [phase.name for phase in topk(alpha=0.01, warmup_steps=100).schedule]
@@ -105,9 +109,40 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
       Strom 2015; Aji and Heafield 2017; Stich et al. 2018 (Sparsified SGD with memory); LGC paper, Section II-B.
     """
     config = settings_of(TopK, config, overrides)
+    return sparsified(config, codec_of(config))
+
+
+def sparsified(
+    config: Selecting, codec: Callable[[float], Codec], clip_norm: float = 0.0,
+    scope: Callable[[Layers], Layers] = lambda layers: layers,
+) -> Compressor:  # fmt: skip
+    """The method whose nodes send `codec(share)` in each phase, or as many values at learned positions.
+
+    Args:
+      config: its settings.
+      codec: of a share of the values.
+      clip_norm: see `from_step`.
+      scope: what the selection takes for layers.
+
+    Raises:
+      ValueError: a setting out of range, or one that does nothing.
+    """
     memory, schedule = memory_of(config), schedule_of(config)
-    stages = sparse_stages(schedule, config.alpha, codec_of(config), gather())
-    return compose_phases(stages, memory, schedule)
+    if config.positions not in ("own", "learned"):
+        raise ValueError(f"positions must be 'own' or 'learned', got {config.positions!r}")
+    check_candidates(config.candidates)
+    if config.positions == "own":
+        if config.candidates != CANDIDATES:
+            raise ValueError(f"candidates={config.candidates} does nothing without positions='learned'")
+        stages = sparse_stages(schedule, config.alpha, codec, gather())
+        return compose_phases(stages, memory, schedule, clip_norm)
+    for setting, default in (("rows", 0), ("selection", "layer")):
+        if (value := getattr(config, setting, default)) != default:
+            raise ValueError(f"{setting}={value!r} needs positions='own': learned positions select in another way")
+    return learned_positions(
+        lambda share: selector_of(config, share, config.min_values), config.candidates, config.value_code,
+        memory, schedule, config.alpha, clip_norm, scope,
+    )  # fmt: skip
 
 
 STROM = """@inproceedings{strom2015scalable,

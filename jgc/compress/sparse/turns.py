@@ -1,0 +1,113 @@
+"""Whose turn it is: a step searches a few blocks of neighbouring values, and the nodes learn how often each is due.
+
+A value waits for hundreds of steps until it is among the largest, and need not be looked at in all of them. So a step
+searches a few blocks of each layer, the most due ones, the same on all nodes. A position then is one among the values
+of these blocks: with 64 candidates for each value sent it takes 8 bits, however long the vector is.
+
+All nodes receive all positions, and so learn alike how often values of a block are sent. A block is due in proportion:
+when about as many of its values should have become large as of any other. In turns of equal length, values that are
+sent often would wait too long. A block of which nothing is sent counts for a quarter of the mean, so that its turn
+comes, too. Rates and turns are integers: nodes hold the same bits in every layout.
+
+    turns = first(layers)
+    blocks = due(turns, cut)                      # i32[m], ascending within each layer
+    turns = taken(turns, blocks, sent, cut, K)    # sent: i32[K, k], the block of each position that the nodes sent
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jgc.layout.pack import Layer
+from jgc.layout.top_k import Range, largest_in_ranges
+from jgc.types import Array
+
+Layers = tuple[Layer, ...]
+
+BLOCK = 32
+_UNIT = 16  # of the rates: one value sent
+_FADING = 9  # a step takes the 2^-9-th part off the rates: they stand for some 512 steps
+
+
+class Turns(NamedTuple):
+    """What the nodes know of each block, i32[blocks]. Equal on all of them.
+
+    Attributes:
+      rate: how many of its values were sent lately.
+      due: its rate, added up since its last turn.
+    """
+
+    rate: Array
+    due: Array
+
+
+class Cut(NamedTuple):
+    """The blocks of all layers. Static.
+
+    Attributes:
+      starts, ends: i32[blocks], where each block is in the vector; a layer's last one may be shorter.
+      searched: the blocks of each layer, and how many of them a step searches.
+      selected: the values of these in a row, a block after the other, and how many of them a step sends.
+      mean: i32[blocks], the mean rate in each block's layer if one node sends.
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
+    searched: tuple[Range, ...]
+    selected: tuple[Range, ...]
+    mean: np.ndarray
+
+    @property
+    def candidates(self) -> int:
+        """How many values a step searches; a shorter block is filled up."""
+        return sum(part.size for part in self.selected)
+
+
+@lru_cache
+def cut_in_blocks(layers: Layers, counts: tuple[int, ...], candidates: int) -> Cut:
+    """The blocks of these layers, which send so many values each, out of `candidates` for each value sent.
+
+    Example:
+      >>> cut_in_blocks((Layer("a", 0, 1000, (10, 100)), Layer("b", 1000, 40, (40,))), (2, 1), 64).searched
+      (Range(start=0, size=32, k=4), Range(start=32, size=2, k=2))
+    """
+    starts: list[np.ndarray] = []
+    ends: list[np.ndarray] = []
+    mean: list[np.ndarray] = []
+    searched: list[Range] = []
+    selected: list[Range] = []
+    for layer, count in zip(layers, counts, strict=True):
+        own = np.arange(layer.start, layer.start + layer.size, BLOCK, dtype=np.int32)
+        few = min(own.size, -(-candidates * count // BLOCK))
+        searched.append(Range(sum(map(len, starts)), own.size, few))
+        selected.append(Range(sum(part.size for part in selected), BLOCK * few, count))
+        starts.append(own)
+        ends.append(np.minimum(own + BLOCK, layer.start + layer.size).astype(np.int32))
+        mean.append(np.full(own.size, max(1, (_UNIT << _FADING) * count // own.size), np.int32))
+    return Cut(np.concatenate(starts), np.concatenate(ends), tuple(searched), tuple(selected), np.concatenate(mean))
+
+
+def first(layers: Layers) -> Turns:
+    """Nothing is known."""
+    blocks = sum(-(-layer.size // BLOCK) for layer in layers)
+    return Turns(jnp.zeros((blocks,), jnp.int32), jnp.zeros((blocks,), jnp.int32))
+
+
+def due(turns: Turns, cut: Cut) -> Array:
+    """The blocks whose turn it is, i32[m]: of each layer those most due, ascending; ties go to the lower block."""
+    return largest_in_ranges(turns.due.astype(jnp.float32), cut.searched)
+
+
+def taken(turns: Turns, blocks: Array, sent: Array, cut: Cut, nodes: int) -> Turns:
+    """The turns after a step that searched `blocks` i32[m], and in which nodes sent values of the blocks i32[K, k]."""
+    rate = turns.rate - ((turns.rate >> _FADING) + (turns.rate & (2**_FADING - 1) > 0))  # rounded up, so that all fade
+    rate = rate.at[sent.reshape(-1)].add(_UNIT)
+    return Turns(rate, turns.due.at[blocks].set(0) + rate + nodes * cut.mean // 4)
+
+
+def members(blocks: Array, cut: Cut, n: int) -> Array:
+    """Positions of the values of blocks i32[m], i32[m, BLOCK]; n behind the end of a shorter block."""
+    at = jnp.asarray(cut.starts)[blocks][:, None] + np.arange(BLOCK, dtype=np.int32)
+    return jnp.where(at < jnp.asarray(cut.ends)[blocks][:, None], at, n)

@@ -1,0 +1,101 @@
+"""Learned positions: short; the plain ones if all is searched; all blocks have turns, in proportion to what is sent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jgc
+from jgc.compress import dgc, gradient_dropping, step_on_nodes, topk
+from jgc.compress.sparse import turns
+from jgc.layout.pack import Layer
+from jgc.wire.account import logical_bytes
+
+K = 4
+PARAMS = {"a": jnp.zeros((300, 200)), "b": jnp.zeros((50, 70)), "bias": jnp.zeros(37)}
+
+
+def steps(compressor, count):
+    """The aggregates and the last state of some steps on random gradients."""
+    nodes = jgc.make_nodes(K, jax.devices()[:1])
+    step = jax.jit(step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes))
+    state, out = compressor.init(jax.random.key(0), PARAMS, nodes), []
+    for i in range(count):
+        random = np.random.default_rng(i)
+        grads = jax.tree.map(lambda x, r=random: r.normal(size=(K, *x.shape)).astype(np.float32), PARAMS)
+        aggregated, state, info = step(jax.random.key(i), grads, state)
+        assert not info.overflow.any()
+        out.append(jax.tree.map(np.asarray, aggregated))
+    return out, state
+
+
+@pytest.mark.parametrize("method", [topk, dgc, gradient_dropping])
+def test_with_all_blocks_searched_the_values_sent_are_those_of_own_positions(method):
+    own, _ = steps(method(alpha=0.01, value_code="1bit"), 3)
+    learned, _ = steps(method(alpha=0.01, value_code="1bit", positions="learned", candidates=10**6), 3)
+    for a, b in zip(own, learned, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_positions_take_few_bits_whatever_the_length():
+    def bytes_of(**settings):
+        compressor = topk(alpha=0.001, **settings)
+        shapes = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
+        return logical_bytes(compressor.wire("top-k", shapes, jgc.make_nodes(K)).logical, K)["worker"]["up"]
+
+    own, learned = bytes_of(), bytes_of(positions="learned", candidates=64)
+    assert learned["values"] == own["values"]
+    assert learned["positions"] * 8 / (learned["values"] / 4) == pytest.approx(8, abs=0.01)
+    assert learned["positions"] < 0.7 * own["positions"]
+
+
+def test_only_searched_blocks_are_sent_from_and_all_have_their_turn():
+    compressor = topk(alpha=0.001, positions="learned", candidates=64)
+    out, _ = steps(compressor, 40)
+    nonzero = np.array([x["a"].reshape(-1, turns.BLOCK).any(axis=1) for x in out])
+    searched = -(-60 * 64 // turns.BLOCK)  # 60 values of each node, of 60,000
+    assert nonzero.sum(axis=1).max() <= searched
+    assert nonzero.any(axis=0).mean() > 0.75  # 120 of 1,875 blocks in each of 40 steps
+
+
+def test_turns_are_in_proportion_to_what_is_sent():
+    """One block in ten is sent from nine times as often as the others: it has most of the turns, but not all."""
+    layers = (Layer("a", 0, 100 * turns.BLOCK, (100, turns.BLOCK)),)
+    cut = turns.cut_in_blocks(layers, (10,), 32)  # 10 of 100 blocks in a step
+    hot, random = np.arange(0, 100, 10), np.random.default_rng(0)
+
+    @jax.jit
+    def step(known, sent):
+        blocks = turns.due(known, cut)
+        return blocks, turns.taken(known, blocks, sent, cut, K)
+
+    known, had = turns.first(layers), np.zeros(100, int)
+    for i in range(1500):
+        sent = np.where(random.random((K, 10)) < 0.5, random.choice(hot, (K, 10)), random.integers(0, 100, (K, 10)))
+        blocks, known = step(known, jnp.asarray(sent, jnp.int32))
+        assert np.all(np.diff(blocks) > 0)
+        if i >= 1000:
+            had[np.asarray(blocks)] += 1
+    others = np.setdiff1d(np.arange(100), hot)
+    assert 3 < had[hot].mean() / had[others].mean() < 11
+    assert had.min() >= 500 / 100  # each at least once in a hundred steps
+
+
+def test_shorter_blocks_hold_no_position_past_their_layer():
+    layers = (Layer("a", 0, 40, (40,)), Layer("b", 40, 33, (33,)))
+    cut = turns.cut_in_blocks(layers, (1, 1), 64)
+    at = np.asarray(turns.members(jnp.arange(4), cut, 73))
+    assert sorted(at[at < 73].tolist()) == list(range(73))
+    assert (at[1] == 73).sum() == 24 and (at[3] == 73).sum() == 31
+
+
+@pytest.mark.parametrize("setting", [{"rows": 3}, {"selection": "chunks"}])
+def test_settings_that_select_in_another_way_are_refused(setting):
+    name = next(iter(setting))
+    with pytest.raises(ValueError, match=f"{name}=.* needs positions='own'"):
+        topk(positions="learned", **setting)
+
+
+def test_candidates_without_learned_positions_do_nothing_and_are_refused():
+    with pytest.raises(ValueError, match="candidates=16 does nothing without positions='learned'"):
+        topk(candidates=16)
