@@ -9,6 +9,7 @@ import pytest
 
 import jgc
 from jgc.compress import klt, step_on_nodes
+from jgc.compress.low_rank import klt_bases
 from jgc.layout.pack import make_packing, pack
 from jgc.memory import Corrected
 from jgc.types import State
@@ -191,3 +192,10 @@ def test_momentum_at_once_gives_common_part_uncompressed_momentum():
 def test_settings_without_effect_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         klt(**bad)
+
+
+def test_positions_of_most_energy_are_those_of_a_sort(monkeypatch):
+    energies = jnp.asarray(np.random.default_rng(0).integers(0, 50, 5000), jnp.float32)  # many ties
+    want = klt_bases._largest(energies, 300)
+    monkeypatch.setattr(klt_bases, "backend", lambda: "tpu")
+    assert np.array_equal(klt_bases._largest(energies, 300), want)

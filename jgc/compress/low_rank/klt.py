@@ -22,7 +22,8 @@ All nodes see the same means and compute the same bases, so no basis is ever sen
 uncompressed warm-up, and again every `refresh` steps, from moments that weight recent aggregates most.
 
 Limits. Eigenvectors must be equal on all nodes to the bit. So all nodes need the same kind of device and the same
-software versions, as programs of several processes do anyway. A refresh costs an eigendecomposition per mode, O(r^3).
+software versions, as programs of several processes do anyway. A refresh costs an eigendecomposition per mode, O(r^3):
+on TPU by Jacobi's iterations, which compile but have not run there.
 Moments and bases take 8 r^2 bytes per mode.
 
 Source: ours; how it came about is in docs/results/codecs.md. Its parts: transform coding (Huang and Schultheiss 1963);

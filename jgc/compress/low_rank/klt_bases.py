@@ -1,17 +1,20 @@
 """Learned bases, from mean gradients, in which a few coefficients hold most of a layer's energy.
 
-    M_i = decay M_i + unfold_i(G) unfold_i(G)'       second moments of mode i, for each mean gradient G of a layer
-    M_i = U_i diag(l_i) U_i'                         its basis
-    energy of a coefficient = trace(M) times the product of its l_i / trace(M), as if modes were independent
+M_i = decay M_i + unfold_i(G) unfold_i(G)'       second moments of mode i, for each mean gradient G of a layer
+M_i = U_i diag(l_i) U_i'                         its basis
+energy of a coefficient = trace(M) times the product of its l_i / trace(M), as if modes were independent
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
 
+from jgc.backend import backend
 from jgc.layout.pack import Layer
+from jgc.layout.top_k import largest_positions
 from jgc.types import Array
 
 Factors = tuple[tuple[Array, ...], ...]  # per layer, one array per mode
@@ -76,13 +79,37 @@ def add_moments(decay: float, old: Factors, mean: Array, layers: Sequence[Layer]
 def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array]:
     """Eigenvectors of the moments, and the positions of the `count` coefficients with most energy, i32[count]."""
     bases, energies = [], [jnp.zeros((0,), jnp.float32)]
+    found = iter(_decomposed([moment for layer in moments for moment in layer if moment.ndim == 2]))
     for layer in moments:
         nothing = jnp.zeros((0,), jnp.float32)
-        pairs = [jnp.linalg.eigh(moment) if moment.ndim == 2 else (moment, nothing) for moment in layer]
+        pairs = [next(found) if moment.ndim == 2 else (moment, nothing) for moment in layer]
         values = [jnp.maximum(value, 0) for value, _ in pairs]
         whole = energy = jnp.sum(values[0])
         for value in values:  # as if the modes were independent
             energy = jnp.multiply.outer(energy, value / jnp.maximum(whole, 1e-30))
         bases.append(tuple(vectors for _, vectors in pairs))
         energies.append(energy.reshape(-1))
-    return tuple(bases), lax.top_k(jnp.concatenate(energies), count)[1].astype(jnp.int32)
+    return tuple(bases), _largest(jnp.concatenate(energies), count)
+
+
+def _decomposed(moments: list[Array]) -> list[tuple[Array, Array]]:
+    """Eigenvalues and eigenvectors of matrices."""
+    if backend() != "tpu":
+        return [jnp.linalg.eigh(moment) for moment in moments]
+    # XLA for TPU compiles JAX's choice, QDWH, for 44 s for each matrix of 512 x 512, Jacobi's iterations for 1 s; and a
+    # loop over matrices of one size once.
+    decompose = partial(lax.linalg.eigh, implementation=lax.linalg.EighImplementation.JACOBI)
+    found: dict[int, tuple[Array, Array]] = {}
+    for r in sorted({len(moment) for moment in moments}):
+        alike = [i for i, moment in enumerate(moments) if len(moment) == r]
+        vectors, values = lax.map(decompose, jnp.stack([moments[i] for i in alike]))
+        found |= {i: (values[j], vectors[j]) for j, i in enumerate(alike)}
+    return [found[i] for i in range(len(moments))]
+
+
+def _largest(energies: Array, count: int) -> Array:
+    """Positions of the largest of f32[n], largest first, ties to the lower position, i32[count]."""
+    if backend() == "cpu":
+        return lax.top_k(energies, count)[1].astype(jnp.int32)
+    positions = largest_positions(energies, count)  # other compilers sort all n values for `lax.top_k`
+    return positions[jnp.argsort(-energies[positions], stable=True)]
