@@ -9,6 +9,7 @@ Its parts are public: `jgc.node_grads`, `Compressor.aggregate` inside `jgc.on_no
 """
 
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,6 +100,7 @@ def make_step(
     nodes: Nodes,
     has_aux: bool = False,
     unroll: bool = True,
+    ahead: bool = False,
 ) -> tuple[Init, Step]:
     """Make the two functions of a training loop: `init` and `step`.
 
@@ -118,6 +120,8 @@ def make_step(
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`.
       unroll: see `jgc.on_nodes`; True is much faster for convolutions on CPU.
+      ahead: whether a thread compiles the next phase of the schedule while the steps of a phase run, so that no step
+        waits for it. On CPU that takes processor time from those steps.
 
     Returns:
       `init(key, params, model_state=()) -> LoopState` and `step(state, batch) -> (LoopState, Metrics)`. The leaves of
@@ -148,7 +152,17 @@ def make_step(
     check_optimizer(optimizer)
     check_nodes(nodes)
     fitting: set[Any] = set()  # structures of this compressor's state
-    programs: dict[tuple[Hashable, Any], Callable[..., tuple[Arrays, Metrics]]] = {}
+    programs: dict[tuple[Hashable, Any], Any] = {}  # compiled at the first call, `(arrays, key, step, batch)`
+    coming: dict[tuple[Hashable, Any], Future] = {}  # those that a thread compiles
+    thread = ThreadPoolExecutor(1) if ahead and compressor.next_phase is None else None
+
+    def compile_next(step: int, structure: Any, args: tuple) -> None:
+        phase = next((phase for phase in compressor.schedule if phase.start > step), None)
+        if thread is not None and phase is not None and (phase.value, structure) not in programs:
+            name = phase.value, structure
+            programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, args[0])
+            shapes = jax.tree.map(_shape, args)
+            coming[name] = thread.submit(lambda: programs[name].lower(*shapes).compile())
 
     def init(key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
         check_params(params)
@@ -188,11 +202,23 @@ def make_step(
         # Devices of a CPU are threads of one processor: collectives of several steps at once can wait forever.
         if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
             jax.block_until_ready(arrays)
-        arrays, metrics = programs[name](arrays, key, np.int32(state.step), put(batch, placements=BATCH))
+        args = arrays, key, np.int32(state.step), put(batch, placements=BATCH)
+        compile_next(state.step, name[1], args)
+        if name in coming:
+            coming.pop(name).exception()  # waits; the call raises an error of its own
+        arrays, metrics = programs[name](*args)
         params, opt_state, inner, own = arrays
         return LoopState(state.step + 1, phase, params, opt_state, inner, key, own), metrics
 
     return init, step
+
+
+def _shape(x: Any) -> Any:
+    """What a program is compiled for. Arrays that JAX may move have no sharding."""
+    if not isinstance(x, Array):
+        return x
+    weak, sharding = getattr(x, "weak_type", False), x.sharding if x.committed else None
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=sharding)
 
 
 def _placements(arrays: Arrays) -> Arrays:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -19,7 +20,7 @@ from make_step_process import PARAMS, batch_of, compilations, loss
 from process_helpers import LIMIT, QUICK, free_port
 
 import jgc
-from jgc.compress import build, dense, topk
+from jgc.compress import build, dense, dgc, topk
 from jgc.placement import place, placements_of
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -38,6 +39,27 @@ def test_each_phase_compiles_once(layout):
             losses.append(float(metrics.loss))
             assert len(compiled) == (1 if i < 3 else 2), compiled
     assert losses[-1] < losses[0] and state.step == 7 and state.phase.name == "top-k"
+
+
+@every_layout
+def test_next_phase_is_compiled_by_a_thread(layout):
+    nodes, compressor, main = nodes_of(layout), dgc(alpha=0.01, warmup_steps=6), threading.main_thread()
+    ends, compiled = [], []
+
+    def listen(event, duration, **about):
+        if "backend_compile" in event and "update" in about.get("fun_name", ""):
+            compiled.append(threading.current_thread() is main)
+
+    for ahead in (False, True):
+        init, step = jgc.make_step(loss, compressor, optax.sgd(0.1), nodes, ahead=ahead)
+        state = init(jax.random.key(0), PARAMS)
+        if ahead:
+            jax.monitoring.register_event_duration_secs_listener(listen)
+        for i in range(8):
+            state, _ = step(state, batch_of(i))
+        ends.append((state.params, state.compressor))
+    assert sorted(compiled) == [False] * (len(compressor.schedule) - 1) + [True] and len(compiled) > 1
+    assert same_bits(*ends)
 
 
 @every_layout
