@@ -84,9 +84,12 @@ def test_turns_are_in_proportion_to_what_is_sent():
 def test_shorter_blocks_hold_no_position_past_their_layer():
     layers = (Layer("a", 0, 40, (40,)), Layer("b", 40, 33, (33,)))
     cut = turns.cut_in_blocks(layers, (1, 1), 64)
-    at = np.asarray(turns.members(jnp.arange(4), cut, 73))
+    every = jnp.arange(4 * turns.BLOCK)
+    at = np.asarray(turns.positions_of(every, jnp.arange(4), cut, 73)).reshape(4, turns.BLOCK)
     assert sorted(at[at < 73].tolist()) == list(range(73))
     assert (at[1] == 73).sum() == 24 and (at[3] == 73).sum() == 31
+    values = np.asarray(turns.candidates_of(jnp.arange(1.0, 74.0), jnp.arange(4), cut)).reshape(at.shape)
+    np.testing.assert_array_equal(values, np.where(at < 73, at + 1, 0))
 
 
 @pytest.mark.parametrize("setting", [{"rows": 3}, {"selection": "chunks"}])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jgc import comm
 from jgc.compress.sparse import turns
@@ -73,19 +74,20 @@ def learned_positions(
             return dense_step(cut(v, n), state, nodes)
         counts, blocks_of = plan(phase, layers)
         blocks = turns.due(state.shared, blocks_of)
-        where = turns.members(blocks, blocks_of, n).reshape(-1)
-        chosen = largest_in_ranges(v.at[where].get(mode="fill", fill_value=0), blocks_of.selected)
-        values = encode_values(value_code, v.at[where[chosen]].get(mode="fill", fill_value=0), counts)
-        payload = {"positions": elias_fano.encode(chosen, where.size), **values}
+        x = lax.optimization_barrier(turns.candidates_of(v, blocks, blocks_of))  # or XLA gathers in each use of it
+        chosen = largest_in_ranges(x, blocks_of.selected)
+        values = encode_values(value_code, x[chosen], counts)
+        payload = {"positions": elias_fano.encode(chosen, x.size), **values}
 
         def decode(payload):
-            chosen = elias_fano.decode(payload["positions"], where.size, sum(counts))
+            chosen = elias_fano.decode(payload["positions"], x.size, sum(counts))
             return chosen, decode_values(value_code, payload, counts)
 
         chosen_by, values_by = each(decode, comm.all_gather_dict(payload, nodes))  # [K, mu] each
+        where, where_by = (turns.positions_of(at, blocks, blocks_of, n) for at in (chosen, chosen_by))
         return Step(
-            mean=SparseSum(Sparse(where[chosen_by], values_by / nodes.count), counts),
-            sent=Sparse(where[chosen], decode_values(value_code, values, counts)),
+            mean=SparseSum(Sparse(where_by, values_by / nodes.count), counts),
+            sent=Sparse(where, decode_values(value_code, values, counts)),
             shared=turns.taken(state.shared, blocks, blocks[chosen_by // turns.BLOCK], blocks_of, nodes.count),
             elements=sum(counts),
         )

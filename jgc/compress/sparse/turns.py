@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.layout.pack import Layer
+from jgc.layout.threshold import entries_at
 from jgc.layout.top_k import Range, largest_in_ranges
 from jgc.types import Array
 
@@ -107,7 +108,15 @@ def taken(turns: Turns, blocks: Array, sent: Array, cut: Cut, nodes: int) -> Tur
     return Turns(rate, turns.due.at[blocks].set(0) + rate + nodes * cut.mean // 4)
 
 
-def members(blocks: Array, cut: Cut, n: int) -> Array:
-    """Positions of the values of blocks i32[m], i32[m, BLOCK]; n behind the end of a shorter block."""
+def candidates_of(v: Array, blocks: Array, cut: Cut) -> Array:
+    """The values of blocks i32[m] in a row, f32[m BLOCK]; zeros behind the end of a shorter block."""
     at = jnp.asarray(cut.starts)[blocks][:, None] + np.arange(BLOCK, dtype=np.int32)
-    return jnp.where(at < jnp.asarray(cut.ends)[blocks][:, None], at, n)
+    values = entries_at(v, jnp.minimum(at, v.size - 1))
+    return jnp.where(at < jnp.asarray(cut.ends)[blocks][:, None], values, 0).reshape(-1)
+
+
+def positions_of(chosen: Array, blocks: Array, cut: Cut, n: int) -> Array:
+    """The positions in v f32[n] of candidates i32[...], given where they are in that row; n for one behind an end."""
+    block = blocks[chosen // BLOCK]
+    at = jnp.asarray(cut.starts)[block] + chosen % BLOCK
+    return jnp.where(at < jnp.asarray(cut.ends)[block], at, n)
