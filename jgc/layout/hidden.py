@@ -67,10 +67,13 @@ def sealed(x: PyTree, nothing: Array | bool) -> PyTree:
     return lax.while_loop(lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), changed, (jnp.int32(1), x))[1]
 
 
-def each(fn: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
-    """fn of every entry of the leading axis of x; on CPU one after another, elsewhere all at once (`vmap`).
+def each(fn: Callable[[PyTree], PyTree], x: PyTree, few: bool = False) -> PyTree:
+    """fn of every entry of the leading axis of x; on CPU one after another, on GPU all at once (`vmap`).
+
+    On TPU all at once if `few` values are gathered: then an axis of K entries is the last one, and filled up to 128.
 
     On CPU the loop does what no barrier does: it keeps XLA from computing the result once more in each of its uses, and
     from compiling it there. And fn compiles as what the node did itself.
     """
-    return lax.map(fn, x) if backend() == "cpu" else jax.vmap(fn)(x)
+    at_once = backend() == "gpu" or (backend() == "tpu" and few)
+    return jax.vmap(fn)(x) if at_once else lax.map(fn, x)

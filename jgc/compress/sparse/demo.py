@@ -29,13 +29,13 @@ import dataclasses
 import math
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jgc import comm
 from jgc.compress.registry import Method, settings_of
+from jgc.layout.hidden import each
 from jgc.layout.pack import Layer
 from jgc.layout.select import Sparse, scatter
 from jgc.memory import error_feedback
@@ -110,7 +110,7 @@ def dct_top_k(config: Demo) -> Codec:
         return comm.one_by_one(lambda _, c: inverse_dct(config, layers, c), (), coefficients)
 
     def mean(payloads, layers):
-        everyone = jax.vmap(lambda payload: sparse(payload, layers))(payloads)
+        everyone = each(lambda payload: sparse(payload, layers), payloads)
         nodes = payloads["values"].shape[0]
         coefficients = scatter(everyone, _coefficients(config, layers)) / nodes
         aggregate = inverse_dct(config, layers, coefficients)
