@@ -1,6 +1,6 @@
 """Learned positions: nodes agree on where to search, from all that was sent before, and positions say where in there.
 
-    b     blocks of 32 values whose turn it is, the same on all nodes     see `jgc.compress.sparse.turns`
+    b     blocks of 8 values whose turn it is, the same on all nodes     see `jgc.compress.sparse.turns`
     x     v at the values of these blocks, one after the other
     send  the largest |x| of each layer, with their positions in x
 

@@ -6,8 +6,9 @@ of these blocks: with 64 candidates for each value sent it takes 8 bits, however
 
 All nodes receive all positions, and so learn alike how often values of a block are sent. A block is due in proportion:
 when about as many of its values should have become large as of any other. In turns of equal length, values that are
-sent often would wait too long. A block of which nothing is sent counts for a quarter of the mean, so that its turn
-comes, too. Rates and turns are integers: nodes hold the same bits in every layout.
+sent often would wait too long. Every block counts for one value and a quarter of its layer's mean more than was sent of
+it: so one value more or less does not decide at first, and the turn of all comes. Rates and turns are integers: nodes
+hold the same bits in every layout.
 
     turns = first(layers)
     blocks = due(turns, cut)                      # i32[m], ascending within each layer
@@ -20,28 +21,31 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.backend import backend
 from jgc.layout.pack import Layer
 from jgc.layout.threshold import entries_at
-from jgc.layout.top_k import Range, largest_in_ranges
+from jgc.layout.top_k import Range, Variant, largest_in_ranges
 from jgc.types import Array
 
 Layers = tuple[Layer, ...]
 
-BLOCK = 32
+BLOCK = 8
 _UNIT = 16  # of the rates: one value sent
 _FADING = 9  # a step takes the 2^-9-th part off the rates: they stand for some 512 steps
 
 
 class Turns(NamedTuple):
-    """What the nodes know of each block, i32[blocks]. Equal on all of them.
+    """What the nodes know. Equal on all of them.
 
     Attributes:
-      rate: how many of its values were sent lately.
-      due: its rate, added up since its last turn.
+      rate: i32[blocks], how many values of each block were sent lately.
+      due: i32[blocks], its rate, added up since its last turn.
+      steps: i32[], the rate of a block of which one value is sent in a step.
     """
 
     rate: Array
     due: Array
+    steps: Array
 
 
 class Cut(NamedTuple):
@@ -51,7 +55,7 @@ class Cut(NamedTuple):
       starts, ends: i32[blocks], where each block is in the vector; a layer's last one may be shorter.
       searched: the blocks of each layer, and how many of them a step searches.
       selected: the values of these in a row, a block after the other, and how many of them a step sends.
-      mean: i32[blocks], the mean rate in each block's layer if one node sends.
+      mean: i32[blocks], how many values one node sends of a block in a step, the mean of the layer, in 2^-12.
     """
 
     starts: np.ndarray
@@ -72,7 +76,7 @@ def cut_in_blocks(layers: Layers, counts: tuple[int, ...], candidates: int) -> C
 
     Example:
       >>> cut_in_blocks((Layer("a", 0, 1000, (10, 100)), Layer("b", 1000, 40, (40,))), (2, 1), 64).searched
-      (Range(start=0, size=32, k=4), Range(start=32, size=2, k=2))
+      (Range(start=0, size=125, k=16), Range(start=125, size=5, k=5))
     """
     starts: list[np.ndarray] = []
     ends: list[np.ndarray] = []
@@ -86,26 +90,39 @@ def cut_in_blocks(layers: Layers, counts: tuple[int, ...], candidates: int) -> C
         selected.append(Range(sum(part.size for part in selected), BLOCK * few, count))
         starts.append(own)
         ends.append(np.minimum(own + BLOCK, layer.start + layer.size).astype(np.int32))
-        mean.append(np.full(own.size, max(1, (_UNIT << _FADING) * count // own.size), np.int32))
+        mean.append(np.full(own.size, max(1, 2**12 * count // own.size), np.int32))
     return Cut(np.concatenate(starts), np.concatenate(ends), tuple(searched), tuple(selected), np.concatenate(mean))
 
 
 def first(layers: Layers) -> Turns:
     """Nothing is known."""
     blocks = sum(-(-layer.size // BLOCK) for layer in layers)
-    return Turns(jnp.zeros((blocks,), jnp.int32), jnp.zeros((blocks,), jnp.int32))
+    return Turns(jnp.zeros((blocks,), jnp.int32), jnp.zeros((blocks,), jnp.int32), jnp.int32(0))
 
 
 def due(turns: Turns, cut: Cut) -> Array:
     """The blocks whose turn it is, i32[m]: of each layer those most due, ascending; ties go to the lower block."""
-    return largest_in_ranges(turns.due.astype(jnp.float32), cut.searched)
+    # A large part of the blocks is due: on CPU `lax.top_k`, the default for short ranges, would take six times as long.
+    variant: Variant | None = "blocks" if backend() == "cpu" else None
+    return largest_in_ranges(turns.due.astype(jnp.float32), cut.searched, variant)
 
 
 def taken(turns: Turns, blocks: Array, sent: Array, cut: Cut, nodes: int) -> Turns:
     """The turns after a step that searched `blocks` i32[m], and in which nodes sent values of the blocks i32[K, k]."""
-    rate = turns.rate - ((turns.rate >> _FADING) + (turns.rate & (2**_FADING - 1) > 0))  # rounded up, so that all fade
-    rate = rate.at[sent.reshape(-1)].add(_UNIT)
-    return Turns(rate, turns.due.at[blocks].set(0) + rate + nodes * cut.mean // 4)
+    rate, steps = _faded(turns.rate).at[sent.reshape(-1)].add(_UNIT), _faded(turns.steps) + _UNIT
+    return Turns(rate, turns.due.at[blocks].set(0) + rate + _UNIT + _mean_rates(steps, cut, nodes) // 4, steps)
+
+
+def _mean_rates(steps: Array, cut: Cut, nodes: int) -> Array:
+    """The mean rate in each block's layer, i32[blocks]."""
+    each = cut.mean.astype(np.int64) * nodes
+    less = max(0, int(each.max()).bit_length() - 17)  # or the product would overflow: steps < 2^14
+    return steps * (each >> less).astype(np.int32) >> (12 - less)
+
+
+def _faded(rate: Array) -> Array:
+    """Rates a step later. What is taken off is rounded up, so that all fade in the end."""
+    return rate - ((rate >> _FADING) + (rate & (2**_FADING - 1) > 0))
 
 
 def candidates_of(v: Array, blocks: Array, cut: Cut) -> Array:
