@@ -12,8 +12,7 @@ import numpy as np
 from jax import lax
 
 from jgc.types import Array
-
-LANES, TILE = 128, 8 * 128
+from jgc.wire.bits import LANES, TILE
 
 
 def in_tiles(x: Array) -> Array:

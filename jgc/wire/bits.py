@@ -20,7 +20,7 @@ from jgc.backend import backend
 from jgc.types import Array
 
 _WIDTH = 32  # bits of a word, and codes of a group
-TILE = 8 * 128  # values of a TPU's tile
+LANES, TILE = 128, 8 * 128  # values of a row, and of a tile, of a TPU
 MANY = 2**20  # codes; the padding of as many adds 3 % at most
 
 
@@ -99,7 +99,7 @@ def ones_at(words: Array, n: int) -> Array:
 def _columns(count: int) -> int:
     """m: words are handled in rows [count / m, m], for XLA on CPU vectorises what cuts the codes into rows, too."""
     # a TPU fills the last axis up to a multiple of 128
-    return math.gcd(count, 512 if backend() != "tpu" else 128 if count % TILE == 0 else count) or 1
+    return math.gcd(count, 512 if backend() != "tpu" else LANES if count % TILE == 0 else count) or 1
 
 
 def fields_of(bits: int) -> list[tuple[int, int]]:

@@ -5,7 +5,6 @@ A field of w bits of n codes is u32[w, T, 8, 128], n = 32 T tiles, and the codes
 ever changes, and if that axis is cut once for all widths: into [32 / w1, w1 / w2, ..., w_last].
 """
 
-import math
 from functools import reduce
 from itertools import pairwise
 
@@ -14,9 +13,9 @@ import numpy as np
 from jax import lax
 
 from jgc.types import Array
-from jgc.wire.bits import fields_of
+from jgc.wire.bits import LANES, TILE, fields_of
 
-TILE = (8, 128)
+SHAPE = (8, LANES)  # of a tile
 
 
 def first_axis(bits: int) -> tuple[int, ...]:
@@ -42,8 +41,8 @@ def unpack_block(words: Array, bits: int, node: int | Array, start: Array, tiles
     """
     axis, codes, at = first_axis(bits), [], 0
     for i, (low, width) in enumerate(fields_of(bits)):
-        x = lax.dynamic_slice(words, (node, at, start, 0, 0), (1, width, tiles, *TILE))
-        x = x.reshape(*[1] * (i + 1), *axis[i + 1 :], tiles, *TILE)
+        x = lax.dynamic_slice(words, (node, at, start, 0, 0), (1, width, tiles, *SHAPE))
+        x = x.reshape(*[1] * (i + 1), *axis[i + 1 :], tiles, *SHAPE)
         shift = _place(axis) // np.uint32(width) * np.uint32(width)
         codes.append(((x >> shift) & np.uint32(2**width - 1)) << np.uint32(low))
         at += width
@@ -61,4 +60,4 @@ def _place(axis: tuple[int, ...]) -> Array:
 
 def tiles_of(words: int, bits: int) -> int:
     """T of so many words; 0 if they are not whole tiles."""
-    return 0 if words % (bits * math.prod(TILE)) else words // (bits * math.prod(TILE))
+    return 0 if words % (bits * TILE) else words // (bits * TILE)

@@ -15,12 +15,12 @@ from jax import lax
 
 from jgc.layout.pack import Layer, values_of
 from jgc.types import Array
+from jgc.wire.bits import LANES, TILE
 from jgc.wire.tiled_bits import first_axis, tiles_of, unpack_block
 
 BLOCK = 64  # tiles of each of 32 ranges
 AT_ONCE = 8  # nodes added up in one operation
 MOST_STARTS = 3  # of layers inside a tile
-LANES, TILE = 128, 8 * 128
 Layers = tuple[Layer, ...]
 Scale = Callable[[int | Array, Array, int], Array]  # (node, start of a block, its tiles) -> of its values
 

@@ -16,7 +16,7 @@ from jgc.backend import backend
 from jgc.compress.quantized.in_parts import over_nodes
 from jgc.compress.quantized.in_tiles import InTiles, fits, layers_of_tiles, mean_in_tiles, repeated
 from jgc.layout.pack import values_of, whole
-from jgc.layout.tiles import LANES, TILE, filled
+from jgc.layout.tiles import filled
 from jgc.memory import Memory, error_feedback, no_memory
 from jgc.method import phases
 from jgc.method.compose import Codec, Payload, Tiled, compose, payload_sizes
@@ -24,7 +24,7 @@ from jgc.method.exchange import gather
 from jgc.method.from_step import Layers, Step, from_step
 from jgc.method.messages import both_ways
 from jgc.types import Array, Compressor, Key, Nodes
-from jgc.wire.bits import MANY, whole_words
+from jgc.wire.bits import LANES, MANY, TILE, whole_words
 
 
 @dataclasses.dataclass(frozen=True)
