@@ -179,7 +179,7 @@ def on_leaders_device(x: Array, leader: Array, nodes: Nodes) -> Array:
     return emulated_sum(mine, nodes)
 
 
-def one_by_one(fn: Callable[[PyTree, Array], Array], shared: PyTree, x: Array) -> Array:
+def one_by_one(fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, x: PyTree) -> PyTree:
     """`fn(shared, x)` for one emulated node after another, not batched. Sends nothing.
 
     `shared` is the same on all nodes. Unrolled convolutions are many times faster on CPU than batched ones.
@@ -190,9 +190,15 @@ def one_by_one(fn: Callable[[PyTree, Array], Array], shared: PyTree, x: Array) -
         return lax.optimization_barrier(fn(*lax.optimization_barrier((shared, x))))
 
     def unrolled(size, batched, shared, x):
-        if not batched[1]:
-            return apart(shared, x), False
-        return jnp.stack([apart(shared, x[i]) for i in range(size)]), True
+        if not any(jax.tree.leaves(batched[1])):
+            done = apart(shared, x)
+            return done, jax.tree.map(lambda _: False, done)
+
+        def of_node(i):
+            return apart(shared, jax.tree.map(lambda x, own: x[i] if own else x, x, batched[1]))
+
+        done = jax.tree.map(lambda *each: jnp.stack(each), *(of_node(i) for i in range(size)))
+        return done, jax.tree.map(lambda _: True, done)
 
     call = custom_vmap(apart)
     call.def_vmap(unrolled)

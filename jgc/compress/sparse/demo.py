@@ -27,13 +27,16 @@ Differs from the paper
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jgc import comm
+from jgc.backend import backend
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.hidden import each
 from jgc.layout.pack import Layer
@@ -96,24 +99,26 @@ def dct_top_k(config: Demo) -> Codec:
     """The largest DCT coefficients of every chunk: mu values and their positions among all coefficients."""
 
     def encode(key, v, layers):
-        coefficients = comm.one_by_one(lambda _, v: dct(config, layers, v), (), v)
-        positions = largest(config, layers, coefficients)
-        packed = elias_fano.encode(positions, _coefficients(config, layers))
-        return {"positions": packed, "values": coefficients[positions]}
+        shapes = _shapes(config, layers)
+        transformed = comm.one_by_one(lambda _, v: dct(config, layers, v), (), v)
+        found = [largest(x, _count(config, a, b)) for x, (_, a, b) in zip(transformed, shapes, strict=True)]
+        starts = _starts([math.prod(shape) for shape in shapes])
+        positions = [start + one.positions for start, one in zip(starts, found, strict=True)]
+        packed = elias_fano.encode(_joined(positions, jnp.int32), _coefficients(config, layers))
+        return {"positions": packed, "values": _joined([one.values for one in found], jnp.float32)}
 
     def sparse(payload, layers):
         n, mu = _coefficients(config, layers), _elements(config, layers)
         return Sparse(elias_fano.decode(payload["positions"], n, mu), payload["values"])
 
     def decode(payload, layers):
-        coefficients = scatter(sparse(payload, layers), _coefficients(config, layers))
+        coefficients = spread(config, layers, sparse(payload, layers))
         return comm.one_by_one(lambda _, c: inverse_dct(config, layers, c), (), coefficients)
 
     def mean(payloads, layers):
         everyone = each(lambda payload: sparse(payload, layers), payloads)
         nodes = payloads["values"].shape[0]
-        coefficients = scatter(everyone, _coefficients(config, layers)) / nodes
-        aggregate = inverse_dct(config, layers, coefficients)
+        aggregate = inverse_dct(config, layers, spread(config, layers, everyone)) / nodes
         return config.magnitude * jnp.sign(aggregate) if config.sign else aggregate
 
     return Codec("dct", False, encode, decode, mean, partial(_elements, config))
@@ -130,15 +135,13 @@ def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
     return -(-rows // a), -(-cols // b), a, b
 
 
-def _count(config: Demo, layer: Layer) -> int:
-    """Number of coefficients sent per chunk of a layer."""
-    *_, a, b = _grid(config, layer)
+def _count(config: Demo, a: int, b: int) -> int:
+    """Number of coefficients sent per chunk of a x b values."""
     return max(1, round(config.k * a * b / config.chunk**2))
 
 
 def _elements(config: Demo, layers: Layers) -> int:
-    grids = [_grid(config, layer) for layer in layers]
-    return sum(m * n * _count(config, layer) for (m, n, *_), layer in zip(grids, layers, strict=True))
+    return sum(chunks * _count(config, a, b) for chunks, a, b in _shapes(config, layers))
 
 
 def _coefficients(config: Demo, layers: Layers) -> int:
@@ -146,22 +149,51 @@ def _coefficients(config: Demo, layers: Layers) -> int:
     return sum(math.prod(_grid(config, layer)) for layer in layers)
 
 
-def _split(config: Demo, layers: Layers, coefficients: Array) -> list[Array]:
-    """The coefficients of each layer."""
-    ends = np.cumsum([math.prod(_grid(config, layer)) for layer in layers])[:-1].astype(int).tolist()
-    return jnp.split(coefficients, ends) if layers else []
+def _batches(config: Demo, layers: Layers) -> list[list[Layer]]:
+    """Layers whose chunks are transformed and searched together: those with chunks of one shape, for XLA for TPU takes
+    two seconds to compile a search; on CPU each by itself, which is faster."""
+    if backend() == "cpu":
+        return [[layer] for layer in layers]
+    found: dict[tuple[int, int], list[Layer]] = {}
+    for layer in layers:
+        found.setdefault(_grid(config, layer)[2:], []).append(layer)
+    return list(found.values())
 
 
-def largest(config: Demo, layers: Layers, coefficients: Array) -> Array:
-    """Positions of the largest coefficients of every chunk, ascending, i32[mu]."""
-    out, start = [jnp.zeros((0,), jnp.int32)], 0
-    for layer, x in zip(layers, _split(config, layers, coefficients), strict=True):
-        m, n, a, b = _grid(config, layer)
-        found = jnp.sort(lax.top_k(jnp.abs(x).reshape(m * n, a * b), _count(config, layer))[1], axis=1)
-        chunks = start + a * b * jnp.arange(m * n, dtype=jnp.int32)
-        out.append((chunks[:, None] + found).reshape(-1))
-        start += x.size
-    return jnp.concatenate(out)
+def _shapes(config: Demo, layers: Layers) -> list[tuple[int, int, int]]:
+    """Number of chunks of every batch, and rows and columns of one."""
+    return [
+        (_coefficients(config, batch) // (a * b), a, b)
+        for batch in _batches(config, layers)
+        for *_, a, b in [_grid(config, batch[0])]
+    ]
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return (np.cumsum(sizes) - sizes).tolist()
+
+
+def _joined(parts: Sequence[Array], dtype: jax.typing.DTypeLike) -> Array:
+    return jnp.concatenate([jnp.zeros((0,), dtype), *parts])
+
+
+def largest(coefficients: Array, k: int) -> Sparse:
+    """The k largest coefficients of every chunk f32[chunks, a b], at ascending positions among all of them."""
+    chunks, size = coefficients.shape
+    found = jnp.sort(lax.top_k(jnp.abs(coefficients), k)[1], axis=1)
+    values = jnp.take_along_axis(coefficients, found, 1, mode="promise_in_bounds")
+    return Sparse((size * jnp.arange(chunks, dtype=jnp.int32)[:, None] + found).reshape(-1), values.reshape(-1))
+
+
+def spread(config: Demo, layers: Layers, everyone: Sparse) -> list[Array]:
+    """Coefficients [..., mu], added up, as chunks f32[chunks, a, b], batch after batch."""
+    shapes = _shapes(config, layers)
+    sizes, counts = [math.prod(shape) for shape in shapes], [m * _count(config, a, b) for m, a, b in shapes]
+    out = []
+    for shape, start, at, k in zip(shapes, _starts(sizes), _starts(counts), counts, strict=True):
+        own = jax.tree.map(lambda x, at=at, k=k: x[..., at : at + k], everyone)
+        out.append(scatter(own._replace(positions=own.positions - start), math.prod(shape)).reshape(shape))
+    return out
 
 
 # --- the transform ------------------------------------------------------------------------------------------------
@@ -182,27 +214,42 @@ def basis(size: int) -> np.ndarray:
 _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)  # the residual is exact only in full f32
 
 
-def dct(config: Demo, layers: Layers, v: Array) -> Array:
-    """The coefficients of all chunks of v f32[n], chunk after chunk, f32[N]."""
-    out = [jnp.zeros((0,), jnp.float32)]
-    for layer in layers:
-        m, n, a, b = _grid(config, layer)
-        matrix = v[layer.start : layer.start + layer.size].reshape(-1, layer.shape[-1])
-        rows, cols = matrix.shape
-        chunks = jnp.pad(matrix, ((0, m * a - rows), (0, n * b - cols))).reshape(m, a, n, b)
-        out.append(_einsum("ia,manb,jb->mnij", basis(a), chunks, basis(b)).reshape(-1))
-    return jnp.concatenate(out)
+def dct(config: Demo, layers: Layers, v: Array) -> list[Array]:
+    """The coefficients of all chunks of v f32[n], f32[chunks, a b] for every batch."""
+    out = []
+    for (chunks, a, b), batch in zip(_shapes(config, layers), _batches(config, layers), strict=True):
+        x = jnp.concatenate([_chunks(config, layer, v) for layer in batch])
+        out.append(_einsum("ia,cab,jb->cij", basis(a), x, basis(b)).reshape(chunks, a * b))
+    return out
 
 
-def inverse_dct(config: Demo, layers: Layers, coefficients: Array) -> Array:
-    """The inverse of `dct`: coefficients f32[N] to a vector f32[n]."""
-    out = [jnp.zeros((0,), jnp.float32)]
-    for layer, x in zip(layers, _split(config, layers, coefficients), strict=True):
-        m, n, a, b = _grid(config, layer)
-        chunks = _einsum("ia,mnij,jb->manb", basis(a), x.reshape(m, n, a, b), basis(b))
-        cols = layer.shape[-1]
-        out.append(chunks.reshape(m * a, n * b)[: layer.size // cols, :cols].reshape(-1))
-    return jnp.concatenate(out)
+def inverse_dct(config: Demo, layers: Layers, coefficients: Sequence[Array]) -> Array:
+    """The inverse of `dct`, from f32[chunks, a, b] for every batch: a vector f32[n]."""
+    values: dict[Layer, Array] = {}
+    for batch, x in zip(_batches(config, layers), coefficients, strict=True):
+        chunks, start = _einsum("ia,cij,jb->cab", basis(x.shape[1]), x, basis(x.shape[2])), 0
+        for layer in batch:
+            m, n, *_ = _grid(config, layer)
+            values[layer] = _values(config, layer, chunks[start : start + m * n])
+            start += m * n
+    return _joined([values[layer] for layer in layers], jnp.float32)
+
+
+def _chunks(config: Demo, layer: Layer, v: Array) -> Array:
+    """The chunks of a layer, rows of chunks one after another, filled up with zeros: f32[n] -> f32[chunks, a, b]."""
+    m, n, a, b = _grid(config, layer)
+    matrix = v[layer.start : layer.start + layer.size].reshape(-1, layer.shape[-1])
+    rows, cols = matrix.shape
+    matrix = jnp.pad(matrix, ((0, m * a - rows), (0, n * b - cols)))
+    return matrix.reshape(m, a, n, b).swapaxes(1, 2).reshape(m * n, a, b)
+
+
+def _values(config: Demo, layer: Layer, chunks: Array) -> Array:
+    """The inverse of `_chunks`: the layer's values, f32[size]."""
+    m, n, a, b = _grid(config, layer)
+    matrix = chunks.reshape(m, n, a, b).swapaxes(1, 2).reshape(m * a, n * b)
+    cols = layer.shape[-1]
+    return matrix[: layer.size // cols, :cols].reshape(-1)
 
 
 CITATION = """@misc{peng2024demo,
