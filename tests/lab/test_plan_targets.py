@@ -9,7 +9,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType
 
 from jgc.lab.commands import main
-from jgc.lab.plan import command, targets
+from jgc.lab.plan import command, programs, targets
 from jgc.lab.plan.cycles import cycles_of
 from jgc.lab.plan.programs import Program, Refusal, by_link, leaves_group, rows_of
 from jgc.lab.plan.shapes import divided, number, transformer
@@ -216,6 +216,24 @@ def test_method_that_refuses_shards_is_a_row_with_its_reason():
     assert isinstance(refusal, Refusal) and "cannot compress shards" in refusal.reason
     # half of the matrix over four hosts, and the flag over all devices
     assert isinstance(dense, Program) and dense.across == {"all-reduce": 1.5 * 4 * 32 * 40 + 7}
+
+
+def test_program_that_does_not_fit_is_a_row_and_other_errors_are_raised(monkeypatch):
+    from jgc import compress
+
+    shapes, methods = {"w": jax.ShapeDtypeStruct((64, 40), "float32")}, {"dense": compress.dense()}
+    compiled_for, message = programs.compiled_for, "RESOURCE_EXHAUSTED: no room"
+
+    def compile_or_fail(lowered):
+        if "all_reduce" in lowered.as_text():  # not the program that only reads
+            raise jax.errors.JaxRuntimeError(message)
+        return compiled_for(lowered)
+
+    monkeypatch.setattr(programs, "compiled_for", compile_or_fail)
+    assert rows_of(methods, shapes, HERE)[-1] == Refusal("dense", "needs more memory than a device has: no room")
+    message = "INTERNAL: something else"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        rows_of(methods, shapes, HERE)
 
 
 def test_collectives_inside_and_across_hosts():

@@ -149,15 +149,15 @@ def _coefficients(config: Demo, layers: Layers) -> int:
     return sum(math.prod(_grid(config, layer)) for layer in layers)
 
 
-def _batches(config: Demo, layers: Layers) -> list[list[Layer]]:
+def _batches(config: Demo, layers: Layers) -> list[Layers]:
     """Layers whose chunks are transformed and searched together: those with chunks of one shape, for XLA for TPU takes
     two seconds to compile a search; on CPU each by itself, which is faster."""
     if backend() == "cpu":
-        return [[layer] for layer in layers]
+        return [(layer,) for layer in layers]
     found: dict[tuple[int, int], list[Layer]] = {}
     for layer in layers:
         found.setdefault(_grid(config, layer)[2:], []).append(layer)
-    return list(found.values())
+    return [tuple(batch) for batch in found.values()]
 
 
 def _shapes(config: Demo, layers: Layers) -> list[tuple[int, int, int]]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -52,7 +53,7 @@ class Program(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A method that cannot run on the target, and why."""
+    """A method that cannot run on the target, and why: it takes no shards, or needs more memory than a device has."""
 
     method: str
     reason: str
@@ -99,6 +100,8 @@ def rows_of(
                     row = program(name, method, phase.name, phase.value, shapes, nodes, make)
             except ValueError as error:  # a method that does not take shards
                 row = Refusal(name, " ".join(str(error).split()))
+            except jax.errors.JaxRuntimeError as error:
+                row = Refusal(name, too_large(error))
             kept = isinstance(row, Program) and row.key in (known or {})
             rest = "" if done == total else left(done, total, perf_counter() - begun)
             told(f"[{done}/{total}{rest}] {target.name}: {name}, {phase.name}: {said(row, kept)}")
@@ -109,6 +112,24 @@ def rows_of(
                 done += len(phases[name]) - 1
                 break
     return rows
+
+
+def too_large(error: jax.errors.JaxRuntimeError) -> str:
+    """Why a program does not fit into a device's memory.
+
+    Raises:
+      JaxRuntimeError: the error itself, if it is another one.
+
+    Example:
+      >>> memory = "RESOURCE_EXHAUSTED: memory required for HLO temporaries (16.90G) exceeds available HBM (15.75G)."
+      >>> too_large(jax.errors.JaxRuntimeError(memory))
+      'needs 16.90G of temporary memory, and a device has 15.75G'
+    """
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        raise error
+    if found := re.search(r"temporaries \(([\d.]+\w*)\) exceeds available \w+ \(([\d.]+\w*)\)", str(error)):
+        return f"needs {found[1]} of temporary memory, and a device has {found[2]}"
+    return "needs more memory than a device has: " + str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
 
 
 def said(row: Row, kept: bool) -> str:
