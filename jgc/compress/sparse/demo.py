@@ -27,8 +27,9 @@ Differs from the paper
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -99,13 +100,15 @@ def dct_top_k(config: Demo) -> Codec:
     """The largest DCT coefficients of every chunk: mu values and their positions among all coefficients."""
 
     def encode(key, v, layers):
-        shapes = _shapes(config, layers)
+        positions, values, start = [], [], 0
         transformed = comm.one_by_one(lambda _, v: dct(config, layers, v), (), v)
-        found = [largest(x, _count(config, a, b)) for x, (_, a, b) in zip(transformed, shapes, strict=True)]
-        starts = _starts([math.prod(shape) for shape in shapes])
-        positions = [start + one.positions for start, one in zip(starts, found, strict=True)]
+        for batch, x in zip(_batches(config, layers), transformed, strict=True):
+            found = largest(x, batch.k)
+            positions.append(start + found.positions)
+            values.append(found.values)
+            start += x.size
         packed = elias_fano.encode(_joined(positions, jnp.int32), _coefficients(config, layers))
-        return {"positions": packed, "values": _joined([one.values for one in found], jnp.float32)}
+        return {"positions": packed, "values": _joined(values, jnp.float32)}
 
     def sparse(payload, layers):
         n, mu = _coefficients(config, layers), _elements(config, layers)
@@ -135,42 +138,38 @@ def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
     return -(-rows // a), -(-cols // b), a, b
 
 
-def _count(config: Demo, a: int, b: int) -> int:
-    """Number of coefficients sent per chunk of a x b values."""
-    return max(1, round(config.k * a * b / config.chunk**2))
-
-
-def _elements(config: Demo, layers: Layers) -> int:
-    return sum(chunks * _count(config, a, b) for chunks, a, b in _shapes(config, layers))
-
-
 def _coefficients(config: Demo, layers: Layers) -> int:
     """Number of all coefficients, those of the padding included."""
     return sum(math.prod(_grid(config, layer)) for layer in layers)
 
 
-def _batches(config: Demo, layers: Layers) -> list[Layers]:
-    """Layers whose chunks are transformed and searched together: those with chunks of one shape, for XLA for TPU takes
-    two seconds to compile a search; on CPU each by itself, which is faster."""
-    if backend() == "cpu":
-        return [(layer,) for layer in layers]
-    found: dict[tuple[int, int], list[Layer]] = {}
-    for layer in layers:
-        found.setdefault(_grid(config, layer)[2:], []).append(layer)
-    return [tuple(batch) for batch in found.values()]
+class _Batch(NamedTuple):
+    """Layers whose chunks [chunks, a, b] are transformed and searched together; each sends k coefficients."""
+
+    layers: Layers
+    chunks: int
+    a: int
+    b: int
+    k: int
 
 
-def _shapes(config: Demo, layers: Layers) -> list[tuple[int, int, int]]:
-    """Number of chunks of every batch, and rows and columns of one."""
-    return [
-        (_coefficients(config, batch) // (a * b), a, b)
-        for batch in _batches(config, layers)
-        for *_, a, b in [_grid(config, batch[0])]
-    ]
+def _batches(config: Demo, layers: Layers) -> list[_Batch]:
+    """On CPU each layer by itself, which runs faster. Elsewhere all layers with chunks of one shape together."""
+    # XLA for TPU takes two seconds to compile a search
+    found: dict[Hashable, list[Layer]] = {}
+    for i, layer in enumerate(layers):
+        found.setdefault(i if backend() == "cpu" else _grid(config, layer)[2:], []).append(layer)
+
+    def batch(alike: list[Layer]) -> _Batch:
+        *_, a, b = _grid(config, alike[0])
+        k = max(1, round(config.k * a * b / config.chunk**2))
+        return _Batch(tuple(alike), _coefficients(config, tuple(alike)) // (a * b), a, b, k)
+
+    return [batch(alike) for alike in found.values()]
 
 
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return (np.cumsum(sizes) - sizes).tolist()
+def _elements(config: Demo, layers: Layers) -> int:
+    return sum(batch.chunks * batch.k for batch in _batches(config, layers))
 
 
 def _joined(parts: Sequence[Array], dtype: jax.typing.DTypeLike) -> Array:
@@ -186,13 +185,13 @@ def largest(coefficients: Array, k: int) -> Sparse:
 
 
 def spread(config: Demo, layers: Layers, everyone: Sparse) -> list[Array]:
-    """Coefficients [..., mu], added up, as chunks f32[chunks, a, b], batch after batch."""
-    shapes = _shapes(config, layers)
-    sizes, counts = [math.prod(shape) for shape in shapes], [m * _count(config, a, b) for m, a, b in shapes]
-    out = []
-    for shape, start, at, k in zip(shapes, _starts(sizes), _starts(counts), counts, strict=True):
-        own = jax.tree.map(lambda x, at=at, k=k: x[..., at : at + k], everyone)
-        out.append(scatter(own._replace(positions=own.positions - start), math.prod(shape)).reshape(shape))
+    """Coefficients [..., mu], added up, as f32[chunks, a, b] for every batch."""
+    out, start, at = [], 0, 0  # of the batch, among all coefficients and among the sent ones
+    for batch in _batches(config, layers):
+        shape, end = (batch.chunks, batch.a, batch.b), at + batch.chunks * batch.k
+        own = Sparse(everyone.positions[..., at:end] - start, everyone.values[..., at:end])
+        out.append(scatter(own, math.prod(shape)).reshape(shape))
+        start, at = start + math.prod(shape), end
     return out
 
 
@@ -217,9 +216,9 @@ _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)  # the residual i
 def dct(config: Demo, layers: Layers, v: Array) -> list[Array]:
     """The coefficients of all chunks of v f32[n], f32[chunks, a b] for every batch."""
     out = []
-    for (chunks, a, b), batch in zip(_shapes(config, layers), _batches(config, layers), strict=True):
-        x = jnp.concatenate([_chunks(config, layer, v) for layer in batch])
-        out.append(_einsum("ia,cab,jb->cij", basis(a), x, basis(b)).reshape(chunks, a * b))
+    for batch in _batches(config, layers):
+        x = jnp.concatenate([_chunks(config, layer, v) for layer in batch.layers])
+        out.append(_einsum("ia,cab,jb->cij", basis(batch.a), x, basis(batch.b)).reshape(batch.chunks, -1))
     return out
 
 
@@ -227,8 +226,8 @@ def inverse_dct(config: Demo, layers: Layers, coefficients: Sequence[Array]) -> 
     """The inverse of `dct`, from f32[chunks, a, b] for every batch: a vector f32[n]."""
     values: dict[Layer, Array] = {}
     for batch, x in zip(_batches(config, layers), coefficients, strict=True):
-        chunks, start = _einsum("ia,cij,jb->cab", basis(x.shape[1]), x, basis(x.shape[2])), 0
-        for layer in batch:
+        chunks, start = _einsum("ia,cij,jb->cab", basis(batch.a), x, basis(batch.b)), 0
+        for layer in batch.layers:
             m, n, *_ = _grid(config, layer)
             values[layer] = _values(config, layer, chunks[start : start + m * n])
             start += m * n
