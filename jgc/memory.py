@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.select import Sparse, added
+from jgc.layout.select import Sparse, added, cleared
 from jgc.types import Array, Nodes, PyTree
 
 RESIDUAL_DTYPES = ("float32", "bfloat16", "float16")
@@ -127,7 +127,7 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typin
     def update(local, v, sent, complete):
         u = local.velocity
         if masking and isinstance(sent, Sparse):  # a dense `sent` delays nothing: no velocity is stale
-            u = u.at[sent.positions].set(0, wrap_negative_indices=False)
+            u = cleared(u, sent)
         return Corrected(u, subtract(v, sent).astype(dtype))
 
     return Memory(

@@ -18,10 +18,14 @@ from jgc.wire import elias_fano
 
 
 class Sparse(NamedTuple):
-    """Some entries of a flat vector: positions i32[k] (no position twice) and values f32[k]."""
+    """Some entries of a flat vector: positions i32[..., k], ascending and none twice, and values f32[..., k]."""
 
     positions: Array
     values: Array
+
+
+class Unordered(Sparse):
+    """Entries whose positions need not ascend. XLA for TPU sorts them at every use, which takes seconds to compile."""
 
 
 class SparseSum(NamedTuple):
@@ -102,12 +106,26 @@ def added(x: Array, more: Array | Sparse) -> Array:
     """x f32[n] plus a vector f32[n], or plus entries; those at positions past the end are dropped."""
     if not isinstance(more, Sparse):
         return x + more
-    sparse = more
-    if backend() == "gpu" and sparse.positions.ndim > 1:
-        # One node after another: a GPU adds values at equal positions in any order, but all devices need equal sums.
-        each = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), sparse)
-        return lax.scan(lambda x, one: (x.at[one.positions].add(one.values), None), x, each)[0]
-    return x.at[sparse.positions.reshape(-1)].add(sparse.values.reshape(-1), wrap_negative_indices=False)
+    if more.positions.ndim == 1:
+        return x.at[more.positions].add(
+            more.values, indices_are_sorted=_ascend(more), wrap_negative_indices=False
+        )
+    if backend() == "cpu":
+        return added(x, Unordered(*(entries.reshape(-1) for entries in more)))
+    # One node after another: a GPU adds values at equal positions in any order, but all devices need equal sums, and
+    # for a TPU the positions of all nodes together would have to be sorted.
+    nodes = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), more)
+    return lax.scan(lambda x, one: (added(x, one), None), x, nodes)[0]
+
+
+def cleared(x: Array, sparse: Sparse) -> Array:
+    """x f32[n] with zeros at the entries' positions; those past the end are dropped."""
+    return x.at[sparse.positions].set(0, indices_are_sorted=_ascend(sparse), wrap_negative_indices=False)
+
+
+def _ascend(sparse: Sparse) -> bool:
+    """Whether a scatter may rely on it that positions ascend."""
+    return not isinstance(sparse, Unordered)
 
 
 def scatter_layers(total: SparseSum, layers: tuple[Layer, ...]) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.layout.pack import Packing
-from jgc.layout.select import Sparse
+from jgc.layout.select import Sparse, Unordered, cleared
 from jgc.memory import Memory
 from jgc.types import Array, Nodes, PyTree
 
@@ -34,7 +34,7 @@ def with_ages(memory: Memory) -> Memory:
     def update(local, v, sent, complete):
         if isinstance(sent, Sparse):
             slots = jnp.where(sent.values != 0, sent.positions, v.size)  # an unused slot carries 0: write past the end
-            age = local.age.at[slots].set(0)
+            age = cleared(local.age, Unordered(slots, sent.values))
         else:
             age = jnp.where(sent != 0, 0, local.age)
         return Aged(memory.update(local.memory, v, sent, complete), age)

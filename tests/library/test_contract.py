@@ -38,7 +38,8 @@ from contract import (
 from laws import balances
 
 import jgc
-from jgc.compress import METHODS
+from jgc.compress import METHODS, step_on_nodes
+from jgc.layout import select
 from jgc.layout.pack import leaf_paths, make_packing
 from jgc.method.guard import LARGEST_NORM
 from jgc.wire.hlo import collectives, table
@@ -98,6 +99,30 @@ def test_all_nodes_hold_bit_equal_results(case):
         held = [np.asarray(shard.data) for shard in x.addressable_shards]
         assert len(held) == (1 if mesh is None else mesh.size)
         assert all(same_bits(held[0], other) for other in held)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_positions_ascend_where_a_scatter_relies_on_it(name, monkeypatch):
+    """No CPU shows a broken promise: XLA there does not use it, and that for TPU does."""
+    in_order, ascend, case = [], select._ascend, Case(name, len(compressor_of(name).schedule) - 1, "1 device")
+
+    def watched(sparse):
+        if ascend(sparse):
+            asked.append(sparse)
+            jax.debug.callback(lambda at: in_order.append(bool((np.diff(at) >= 0).all())), sparse.positions)
+        return ascend(sparse)
+
+    asked: list[select.Sparse] = []
+    monkeypatch.setattr(select, "_ascend", watched)
+    monkeypatch.setattr(select, "backend", lambda: "tpu")  # or the nodes' entries are added up in one scatter
+    nodes = nodes_of(case.layout)
+    step = jax.jit(step_on_nodes(compressor_of(name).aggregate, phase_of(case).value, nodes))
+    lowered = step.lower(step_key(0, nodes), gradients(0, nodes), first_state(name))
+    if asked:
+        compiled = lowered.compile({"xla_backend_optimization_level": 0})
+        jax.block_until_ready(compiled(step_key(0, nodes), gradients(0, nodes), first_state(name)))
+        jax.effects_barrier()
+        assert in_order and all(in_order)
 
 
 @every_phase_in_all_layouts

@@ -41,12 +41,12 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.compress.low_rank.klt_bases import Factors, add_moments, eigenbases, nothing_learned, rotate
+from jgc.compress.low_rank.klt_bases import Factors, add_moments, eigenbases, group_count, nothing_learned, rotate
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
-from jgc.layout.select import scatter_layers
+from jgc.layout.select import Sparse, scatter, scatter_layers
 from jgc.memory import subtract
 from jgc.method import phases
 from jgc.method.compose import encoded, payload_sizes
@@ -92,7 +92,8 @@ class Learned(NamedTuple):
     Attributes:
       moments: second moments of each layer's modes, [r, r], or [r] of modes that are not rotated.
       bases: their eigenvectors [r, r], in columns; [0] for modes that are not rotated.
-      kept: positions of the coefficients that are sent, most energy first, i32[k].
+      kept: positions of the coefficients that are sent, ascending, i32[k].
+      groups: which of them share a quantisation step, by energy, i32[k].
       step: compressed steps so far, i32[].
       velocity: with `momentum_at_once`, velocity of the common part, f32[n]; else f32[0].
     """
@@ -100,6 +101,7 @@ class Learned(NamedTuple):
     moments: Factors
     bases: Factors
     kept: Array
+    groups: Array
     step: Array
     velocity: Array
 
@@ -134,7 +136,8 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
     def init(key, layers, nodes):
         kept = jnp.arange(_count(config, layers), dtype=jnp.int32)
         velocity = jnp.zeros((values_of(layers) if _smooths(config) else 0,), jnp.float32)
-        return Learned(*nothing_learned(layers, config.max_mode), kept, jnp.int32(0), velocity), ()
+        groups = jnp.zeros_like(kept)
+        return Learned(*nothing_learned(layers, config.max_mode), kept, groups, jnp.int32(0), velocity), ()
 
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
@@ -142,10 +145,12 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
             return _with_moments(config, result, result.mean, layers)
         learned = state.shared
         due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
-        found = lax.cond(
-            due, lambda: eigenbases(learned.moments, learned.kept.size), lambda: (learned.bases, learned.kept)
+        bases, kept, groups = lax.cond(
+            due,
+            lambda: eigenbases(learned.moments, learned.kept.size),
+            lambda: (learned.bases, learned.kept, learned.groups),
         )
-        learned = learned._replace(bases=found[0], kept=found[1])
+        learned = learned._replace(bases=bases, kept=kept, groups=groups)
         common = _common(config, v, learned, layers, nodes)
         rest = v - common.own
         item = encoded(rest_codec, key, rest, layers, nodes)
@@ -163,7 +168,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
     def messages(phase, layers, nodes):
         k = _count(config, layers)
         summed = {"coefficients": float(jnp.dtype(config.code_dtype).itemsize * k)}
-        gathered = payload_sizes(rest_codec, layers) | {"scales": 2.0 * _group_count(k)}
+        gathered = payload_sizes(rest_codec, layers) | {"scales": 2.0 * group_count(k)}
         return both_ways(summed) + to_all(gathered, nodes)
 
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (COMPRESSED, 0))
@@ -207,20 +212,6 @@ def _count(config: Klt, layers: Layers) -> int:
     return min(n, max(1, round(config.share * n)))
 
 
-def groups(k: int) -> np.ndarray:
-    """The group of each coefficient, most energy first, i64[k]: groups of 1, 2, 4, 8 ... share a quantisation step.
-
-    Example:
-      >>> groups(9)
-      array([0, 1, 1, 2, 2, 2, 2, 3, 3])
-    """
-    return np.floor(np.log2(np.arange(1, k + 1))).astype(int)
-
-
-def _group_count(k: int) -> int:
-    return int(groups(k)[-1]) + 1 if k else 0
-
-
 def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Nodes) -> Common:
     """Average all nodes' coefficients at the positions `kept`, and decode the mean and this node's own."""
     coefficients = comm.one_by_one(partial(rotate, layers), learned.bases, v)[learned.kept]
@@ -230,25 +221,25 @@ def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Node
             f"code_dtype {config.code_dtype} leaves a node of {nodes.count} the integers up to {largest:.0f}, "
             f"too coarse below {LEVELS}; use a wider one"
         )
-    step = _steps(coefficients, largest, nodes)
+    step = _steps(coefficients, learned.groups, largest, nodes)
     codes = jnp.clip(jnp.round(coefficients / step), -largest, largest)
     total = comm.psum(codes.astype(config.code_dtype), nodes, "coefficients").astype(jnp.float32)
 
     def gradients(coefficients):
-        spread = jnp.zeros((v.size,), jnp.float32).at[learned.kept].set(coefficients)
+        spread = scatter(Sparse(learned.kept, coefficients), v.size)
         return comm.one_by_one(partial(rotate, layers, back=True), learned.bases, spread)
 
     return Common(gradients(total * step / nodes.count), gradients(codes * step))
 
 
-def _steps(coefficients: Array, largest: float, nodes: Nodes) -> Array:
+def _steps(coefficients: Array, groups: Array, largest: float, nodes: Nodes) -> Array:
     """The quantisation step of each coefficient, f32[k]: within its group no node exceeds the largest integer."""
     # Nodes send the exponent of the largest magnitude: small, and equal on all nodes to the bit.
-    group = groups(coefficients.size)
-    magnitudes = jnp.zeros((_group_count(group.size),), jnp.float32).at[group].max(jnp.abs(coefficients))
+    own = groups == np.arange(group_count(groups.size), dtype=np.int32)[:, None]
+    magnitudes = jnp.max(jnp.where(own, jnp.abs(coefficients), 0), axis=1, initial=0)
     exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
     highest = jnp.max(comm.all_gather(exponents, nodes, "scales"), axis=0)
-    return (jnp.exp2(highest / FINE) / largest)[group]
+    return (jnp.exp2(highest / FINE) / largest)[groups]
 
 
 METHOD = Method("klt", Klt, klt, "ours", lossless=None, layers=FIRST_DENSE)

@@ -48,7 +48,7 @@ from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse import entropy
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import layer_ids
-from jgc.layout.select import Sparse
+from jgc.layout.select import Sparse, Unordered
 from jgc.layout.selector import Selector
 from jgc.method import phases
 from jgc.method.compose import Codec, payload_sizes
@@ -185,7 +185,7 @@ def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> 
     everyone = comm.all_gather_dict({"positions": selector.pack(positions, layers), **payload}, nodes)
     return Step(
         mean=_buffer(config).mean(everyone, layers),
-        sent=Sparse(
+        sent=Unordered(
             jnp.where(choice.used, positions, v.size),  # an unused slot points past the end
             decode_values(config.value_code, payload, slots),
         ),

@@ -20,7 +20,7 @@ from jgc.compress.sparse import turns
 from jgc.compress.sparse.sparsity import share_of
 from jgc.layout.hidden import each
 from jgc.layout.pack import values_of
-from jgc.layout.select import Sparse, SparseSum
+from jgc.layout.select import SparseSum, Unordered
 from jgc.layout.selector import Selector
 from jgc.layout.tiles import cut
 from jgc.layout.top_k import largest_in_ranges
@@ -86,8 +86,8 @@ def learned_positions(
         chosen_by, values_by = each(decode, comm.all_gather_dict(payload, nodes))  # [K, mu] each
         where, where_by = (turns.positions_of(at, blocks, blocks_of, n) for at in (chosen, chosen_by))
         return Step(
-            mean=SparseSum(Sparse(where_by, values_by / nodes.count), counts),
-            sent=Sparse(where, decode_values(value_code, values, counts)),
+            mean=SparseSum(Unordered(where_by, values_by / nodes.count), counts),
+            sent=Unordered(where, decode_values(value_code, values, counts)),
             shared=turns.taken(state.shared, blocks, blocks[chosen_by // turns.BLOCK], blocks_of, nodes.count),
             elements=sum(counts),
         )

@@ -84,7 +84,7 @@ def random_positions() -> Chooser:
     def sizes(layers, selector):
         return both_ways({"values": 4.0 * sum(selector.counts(layers))})
 
-    return Chooser(choose, sizes)
+    return Chooser(choose, sizes, ascending=False)
 
 
 METHOD = Method(

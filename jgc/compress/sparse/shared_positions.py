@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.compress.sparse.sparsity import share_of
 from jgc.layout.pack import layer_ids, values_of
-from jgc.layout.select import Sparse, SparseSum
+from jgc.layout.select import Sparse, SparseSum, Unordered
 from jgc.layout.selector import Selector
 from jgc.layout.tiles import cut
 from jgc.memory import Memory
@@ -46,10 +46,12 @@ class Chooser(NamedTuple):
       choose: `(key, step i32[], v, layers, selector, nodes) -> Chosen`; `key` and `step` are equal on all nodes. The
         selector says how many positions to choose.
       messages: `(layers, selector) -> logical messages` of a sparse step: values, and positions if they are sent.
+      ascending: whether positions ascend.
     """
 
     choose: Callable[[Key, Array, Array, Layers, Selector, Nodes], Chosen]
     messages: Callable[[Layers, Selector], tuple[Message, ...]]
+    ascending: bool = True
 
 
 def shared_positions(
@@ -72,6 +74,7 @@ def shared_positions(
     if algorithm not in comm.MEANS:
         raise ValueError(f"algorithm must be 'psum' or 'ring', got {algorithm!r}")
     average = comm.MEANS[algorithm]
+    entries = Sparse if chooser.ascending else Unordered
     shares = {phase.value: share_of(phase, alpha) for phase in schedule}
     selectors = {value: select(share) for value, share in shares.items() if share is not None}
 
@@ -91,8 +94,8 @@ def shared_positions(
             unit = scales / units(FIXED_POINT)
             mean, sent = average(fixed, nodes, "values") * unit, fixed * unit
         return Step(
-            mean=SparseSum(Sparse(chosen.positions, mean), counts),
-            sent=Sparse(chosen.positions, sent),
+            mean=SparseSum(entries(chosen.positions, mean), counts),
+            sent=entries(chosen.positions, sent),
             shared=state.shared + 1,
             elements=values.size,
         )

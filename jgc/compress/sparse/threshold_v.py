@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import STROM, selected
+from jgc.layout.select import Unordered
 from jgc.layout.selector import Selector
 from jgc.method import phases
 from jgc.method.compose import Codec, as_step, encoded, payload_sizes
@@ -92,9 +93,8 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
         result = as_step(item, gather().run([item], nodes)[0])
         # An unused slot lies past the end: factor masking must not restart a velocity there.
         positions = jnp.where(result.sent.values != 0, result.sent.positions, v.size)
-        return result._replace(
-            sent=result.sent._replace(positions=positions), elements=used, overflow=_above(v, config.threshold) - used
-        )
+        sent = Unordered(positions, result.sent.values)
+        return result._replace(sent=sent, elements=used, overflow=_above(v, config.threshold) - used)
 
     return from_step(
         step,
