@@ -107,15 +107,18 @@ def added(x: Array, more: Array | Sparse) -> Array:
     if not isinstance(more, Sparse):
         return x + more
     if more.positions.ndim == 1:
-        return x.at[more.positions].add(
-            more.values, indices_are_sorted=_ascend(more), wrap_negative_indices=False
-        )
+        return x.at[more.positions].add(more.values, indices_are_sorted=_ascend(more), wrap_negative_indices=False)
     if backend() == "cpu":
         return added(x, Unordered(*(entries.reshape(-1) for entries in more)))
     # One node after another: a GPU adds values at equal positions in any order, but all devices need equal sums, and
     # for a TPU the positions of all nodes together would have to be sorted.
+    # The first one outside of the loop: into zeros, XLA for TPU then makes these and the scatter in one pass.
     nodes = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), more)
-    return lax.scan(lambda x, one: (added(x, one), None), x, nodes)[0]
+
+    def add(i, x):
+        return added(x, jax.tree.map(lambda entries: lax.dynamic_index_in_dim(entries, i, keepdims=False), nodes))
+
+    return lax.fori_loop(1, len(nodes.values), add, add(0, x))
 
 
 def cleared(x: Array, sparse: Sparse) -> Array:
