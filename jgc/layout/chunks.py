@@ -116,15 +116,16 @@ def largest_in_chunks(v: Array, layers: tuple[Layer, ...], chunks: Chunks) -> Ar
     """
     if (chunks.counts == chunks.sizes).all():
         return jnp.arange(values_of(layers), dtype=jnp.int32)
-    # Chunks are searched in batches: all whole ones, and all shorter ones, which leave out the smallest found. Small
-    # layers of which `min_values` asks for more have batches of their own.
-    searched = np.maximum(chunks.counts, chunks.most)
-    batches = dict.fromkeys(zip((chunks.sizes == chunks.length).tolist(), searched.tolist(), strict=True))
+    # Chunks are searched in batches: the longest stretch of whole ones, which is nearly everything and must not be
+    # copied, and all others joined. Shorter ones leave out the smallest found. Small layers of which `min_values` asks
+    # for more have batches of their own.
+    searched, longest = np.maximum(chunks.counts, chunks.most), _longest(chunks)
+    batches = dict.fromkeys(zip(longest.tolist(), searched.tolist(), strict=True))
     v = lax.optimization_barrier(v)  # or XLA cuts chunks out of each layer's gradient, not out of their sum
     found: list[Array] = []
     at = np.zeros(len(searched), np.int64)  # where a chunk's first position is in `found`
-    for whole, k in batches:
-        which = np.flatnonzero((searched == k) & ((chunks.sizes == chunks.length) == whole))
+    for alone, k in batches:
+        which = np.flatnonzero((searched == k) & (longest == alone))
         top = largest_of_rows(_rows(v, chunks, which), k)
         top = jnp.where(np.arange(k) < chunks.counts[which, None], top, chunks.length)
         at[which] = sum(x.size for x in found) + np.arange(which.size) * k
@@ -133,6 +134,13 @@ def largest_in_chunks(v: Array, layers: tuple[Layer, ...], chunks: Chunks) -> Ar
         return found[0]
     ranks = np.arange(chunks.counts.sum()) - np.repeat(np.cumsum(chunks.counts) - chunks.counts, chunks.counts)
     return jnp.concatenate(found)[np.repeat(at, chunks.counts) + ranks]
+
+
+def _longest(chunks: Chunks) -> np.ndarray:
+    """Which chunks belong to the longest stretch of whole ones, bool[chunks]."""
+    whole = chunks.sizes == chunks.length
+    stretch = np.cumsum(~whole)
+    return whole & (stretch == np.bincount(stretch, whole).argmax())
 
 
 def _rows(v: Array, chunks: Chunks, which: np.ndarray) -> Array:
