@@ -1,5 +1,7 @@
 """Methods from parts: codec, memory and exchange, and the guard in front of them."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,6 +93,25 @@ def test_info_has_residual_norm_and_elements_sent():
     np.testing.assert_allclose(info.residual_norm, np.linalg.norm(state.local.memory, axis=1), rtol=1e-6)
     assert np.array_equal(info.elements_sent, [5] * 8)
     assert info.finite.all() and not info.overflow.any()
+
+
+@pytest.mark.parametrize("method", ["topk", "dgc", "scalecom", "egc", "random_k", "threshold_v"])
+def test_accelerators_find_the_norm_of_the_residual_without_reading_it(method, monkeypatch):
+    settings = {"topk": {"alpha": 0.02, "value_code": "2bit"}, "egc": {"ratio": 20}, "threshold_v": {"threshold": 2.0}}
+    compressor = getattr(jgc.compress, method)(**settings.get(method, {"alpha": 0.02}))
+    monkeypatch.setattr(sys.modules["jgc.method.from_step"], "backend", lambda: "gpu")
+    nodes, params = nodes_of(NODES), {"w": jnp.zeros((30, 50)), "b": jnp.zeros(9)}
+    state = compressor.init(jax.random.key(0), params, nodes)
+    step = jax.jit(jgc.compress.step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes))
+    for i in range(4):
+        grads = jax.tree.map(lambda x, i=i: jax.random.normal(jax.random.key(i), (8, *x.shape)), params)
+        if i == 2:  # all nodes skip this step
+            grads["b"] = grads["b"].at[1, 3].set(jnp.nan)
+        _, state, info = step(jax.random.key(i), grads, state)
+        kept = [jgc.residual(compressor, jax.tree.map(lambda x, k=k: x[k], state.local), params) for k in range(8)]
+        norms = [np.linalg.norm(np.concatenate([x.reshape(-1) for x in of_node.values()])) for of_node in kept]
+        np.testing.assert_allclose(info.residual_norm, norms if i != 2 else 0, rtol=1e-5)
+        assert min(norms) > 0
 
 
 def test_messages_of_a_server_and_of_a_gather():

@@ -24,7 +24,6 @@ from jgc.compress.sparse.learned import check_candidates, learned_positions
 from jgc.compress.sparse.rows import check_rows, row_top_k
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.hidden import each
-from jgc.layout.pack import values_of
 from jgc.layout.select import Sparse, SparseSum
 from jgc.layout.selector import Selector, make_selector
 from jgc.layout.threshold import entries_at
@@ -63,7 +62,7 @@ def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
         return Sparse(positions, decode_values(value_code, payload, counts))
 
     def mean(payloads, layers):
-        nodes, few = payloads["values"].shape[0], 256 * sum(counts_of(layers)) < values_of(layers)
+        nodes, few = payloads["values"].shape[0], sum(counts_of(layers)) < 2**16
         everyone = each(lambda payload: decode(payload, layers), payloads, few)  # positions, values: [K, mu]
         return SparseSum(everyone._replace(values=everyone.values / nodes), counts_of(layers))
 
