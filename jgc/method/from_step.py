@@ -235,6 +235,7 @@ class _Method(NamedTuple):
             state, result = state._replace(shared=total), result._replace(shared=total)
             mean = jnp.where(skip, 0, total)
         if isinstance(sent, Sparse):  # if `skip`, positions past the end: JAX drops writes there
+            own = entries_at(v, sent.positions)  # as codecs take them, so that XLA gathers them once
             outside = skip if v.size == n else skip | (sent.positions >= n)
             sent = sent._replace(positions=jnp.where(outside, v.size, sent.positions))
         else:
@@ -246,7 +247,7 @@ class _Method(NamedTuple):
         if residual is None:
             norm = jnp.float32(0)
         elif isinstance(sent, Sparse) and backend() != "cpu":
-            norm = _norm_without(v, result.sent.positions, sent)
+            norm = _norm_without(v, own, sent)
         else:
             norm = jnp.linalg.norm(residual.astype(jnp.float32))
         info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
@@ -284,13 +285,12 @@ class _Method(NamedTuple):
         return dict(zip(leaf_paths(shapes), jax.tree.leaves(tree), strict=True))
 
 
-def _norm_without(v: Array, positions: Array, sent: Sparse) -> Array:
-    """The norm of v - sent, f32[], from the squares of v; `positions` are those of `sent` before a step is skipped.
+def _norm_without(v: Array, own: Array, sent: Sparse) -> Array:
+    """The norm of v - sent, f32[], from the squares of v, and from its entries `own` f32[k] where `sent` has its own.
 
     A TPU sums the squares while it makes v. The norm of the residual itself would be one more pass through memory. The
     rounding is that of the norm of v: if v is sent nearly whole, the result is not exactly what is left.
     """
-    own = entries_at(v, positions)  # as codecs take them, so that XLA gathers them once
     less = jnp.where(sent.positions < v.size, (2 * own - sent.values) * sent.values, 0)
     return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(less), 0))
 

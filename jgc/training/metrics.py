@@ -1,10 +1,12 @@
 """metrics.jsonl, one JSON object a step, and the same figures for TensorBoard."""
 
 import contextlib
+import gzip
 import json
 import math
 import os
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +89,13 @@ def _plain(value: Any) -> Any:
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a metrics file, without a last one that a kill left half-written.
+    """The lines of a metrics file, or of its `.gz`, without a last one that a kill left half-written.
 
     Raises:
       UserError: a line is damaged, and whole ones follow it.
     """
     lines: list[Line] = []
-    texts = path.read_bytes().split(b"\n") if path.exists() else []
+    texts = _stored(path).split(b"\n")
     for number, text in enumerate(texts, start=1):
         line = _line(text)
         if line is not None:
@@ -101,6 +103,17 @@ def read(path: Path) -> list[Line]:
         elif any(_line(later) for later in texts[number:]):
             raise UserError(f"{path} is damaged: its line {number} is no step; take it out, or move the file away")
     return lines
+
+
+def _stored(path: Path) -> bytes:
+    """What a metrics file holds; nothing if there is none."""
+    packed = path.with_name(f"{path.name}.gz")  # as runs that are published have it
+    if path.exists() or not packed.exists():
+        return path.read_bytes() if path.exists() else b""
+    try:
+        return gzip.decompress(packed.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{packed} is damaged: {error}") from error
 
 
 def _line(text: bytes) -> Line | None:

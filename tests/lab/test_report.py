@@ -1,6 +1,7 @@
 """Reports over runs: what they show is what the runs' summaries say, and what is trained is trained once."""
 
 import dataclasses
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -16,11 +17,13 @@ from jgc.lab.report.compare import Compare, compare
 from jgc.lab.report.latency import milliseconds, speed_up_table, values_coded
 from jgc.lab.report.page import write
 from jgc.lab.report.runs import Group, Run, against, baseline_of, find, pool
+from jgc.lab.report.seconds import draw as draw_over_time, measured, seconds_table
 from jgc.lab.report.tables import bytes_table, figures, reconstruction_table, score_table, settings_table, time_table
 from jgc.lab.shared import paper
 from jgc.lab.shared.choices import options_of, seeds_of, variants_of, words
 from jgc.lab.shared.tables import paper_bytes, ratio
 from jgc.training.errors import UserError
+from jgc.training.metrics import read
 from jgc.training.table import size
 
 CHANGES = {"nodes": 2, "batch_size": 16, "steps": 12, "evaluate_every": 4, "diagnose_every": 2, "schedule_steps": 12,
@@ -272,6 +275,58 @@ def test_labels_and_settings_table():
     assert rows[1] == ("| baseline (schedule=validation) | schedule validation, correction.every 50, "
                        "correction.decay 0.3 |")  # fmt: skip
     assert rows[4].endswith("| alpha 0.2, schedule validation, correction.every 50, correction.decay 0.3 |")
+
+
+def test_rows_by_folder_beside_a_row_of_choice():
+    runs = [made_up("rows/late/b", 0.8, "topk", 0), made_up("rows/adam/a", 0.9, learning_rate=2.0),
+            made_up("rows/late/c", 0.7, "topk", 1), made_up("rows/two/d", 0.6, "topk", extra={"alpha": 0.5}),
+            made_up("rows/two/e", 0.6, "lgc_ps")]  # fmt: skip
+    groups = pool(runs, by_folder=True, baseline="late")
+    assert [group.label for group in groups] == ["late", "adam", "two, topk (alpha=0.5)", "two, lgc_ps"]
+    assert groups[0].seeds == (0, 1) and {baseline_of(group, groups).label for group in groups} == {"late"}
+    assert figures(groups[1], groups).against.mean == pytest.approx(10)  # of the common seed, whatever differs
+    with pytest.raises(UserError, match=r"got 'lat'; did you mean late.*the rows are adam, late"):
+        pool(runs, by_folder=True, baseline="lat")
+
+
+def test_metrics_of_published_runs_are_read_packed(tmp_path):
+    lines = b"".join(b'{"step": %d, "loss": 1.0}\n' % step for step in (1, 2))
+    (tmp_path / "metrics.jsonl.gz").write_bytes(gzip.compress(lines))
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2]
+    (tmp_path / "metrics.jsonl.gz").write_bytes(gzip.compress(lines)[:-9])
+    with pytest.raises(UserError, match=r"metrics\.jsonl\.gz is damaged"):
+        read(tmp_path / "metrics.jsonl")
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 7}\n')
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [7]
+
+
+def test_score_over_measured_seconds(tmp_path):
+    evaluated = [{"step": 5, "phase": "last"}, {"step": 10, "phase": "last", "test_accuracy": 0.5}]
+    groups = pool([made_up("rows/a/x", 0.9, lines=evaluated), made_up("rows/b/x", 0.8, "topk", lines=evaluated)],
+                  by_folder=True)  # fmt: skip
+    cells = [(2, "100mbit", "dense", 3.0), (2, "10mbit", "dense", 9.0), (2, "10mbit", "topk", 1.0),
+             (2, "unlimited", "dense", 0.1), (4, "1gbit", "dense", 0.1)]  # fmt: skip
+    found = {"settings": {}, "methods": {}, "versions": {}, "cells": {
+        str(at): {"hosts": hosts, "rate": rate, "method": method, "full": [seconds, 10 * seconds, seconds]}
+        for at, (hosts, rate, method, seconds) in enumerate(cells)}}  # fmt: skip
+    (tmp_path / "results.json").write_text(json.dumps(found))
+
+    def told(**rows):
+        (tmp_path / "seconds.json").write_text(json.dumps({"results": "results.json", "rows": rows}))
+        return measured(tmp_path / "seconds.json", groups)
+
+    times = told(a="dense", b="topk")
+    assert list(times.items()) == [("10mbit", {"a": 9.0, "b": 1.0}), ("100mbit", {"a": 3.0})]  # slowest first
+    assert "| b | 1.000 |  | 0.00 |  |" in seconds_table(groups, times)
+    draw_over_time(groups, tmp_path / "seconds.png", times)
+    assert (tmp_path / "seconds.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="names the row 'c'; the rows are a, b"):
+        told(c="dense")
+    with pytest.raises(UserError, match="no measurement 'qsgd' with 2 hosts, for the row b; it has dense, topk"):
+        told(b="qsgd")
+    (tmp_path / "seconds.json").write_text("[]")
+    with pytest.raises(UserError, match="must hold"):
+        measured(tmp_path / "seconds.json", groups)
 
 
 def test_same_run_twice_is_an_error():

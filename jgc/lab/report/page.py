@@ -14,6 +14,7 @@ from jgc.lab.report import plots, wallclock
 from jgc.lab.report.ages import EXPLANATION, age_table
 from jgc.lab.report.latency import latency_table, speed_up_table
 from jgc.lab.report.runs import Group, find, pool
+from jgc.lab.report.seconds import draw as draw_over_time, measured, seconds_table
 from jgc.lab.report.tables import (
     FEWEST,
     bytes_table,
@@ -75,12 +76,21 @@ class Report:
     """time the encoder and the decoder of LGC's autoencoder on this machine as well"""
     bandwidth: str = "1gbit"
     """of each node's link, such as 100mbit or 1gbit, for figure 7"""
+    by_folder: bool = False
+    """name rows after the folders that hold their runs, as `compare --run-dir` made them"""
+    baseline: str = ""
+    """name of the row that all others are compared with; if not given, the uncompressed runs that differ in the method
+    alone"""
+    seconds: Path | None = None
+    """JSON file that says which measurement of `bench network` belongs to which row, for a picture of the score over
+    time: {"results": "network/results.json", "rows": {"topk": "topk:alpha=0.01"}}"""
 
     def run(self, line: str) -> None:
         """Write the report, and print where it is."""
         if not self.runs:
             raise UserError("give the folders of runs, or a folder of them: python -m jgc report RUN...")
-        print(write(self.runs, self.output, self.figure, self.latency, bandwidth=self.bandwidth))
+        print(write(self.runs, self.output, self.figure, self.latency, bandwidth=self.bandwidth,
+                    by_folder=self.by_folder, baseline=self.baseline, seconds=self.seconds))  # fmt: skip
 
 
 def write(
@@ -90,6 +100,9 @@ def write(
     latency: bool = False,
     remarks: Sequence[str] = (),
     bandwidth: str = "1gbit",
+    by_folder: bool = False,
+    baseline: str = "",
+    seconds: Path | None = None,
 ) -> Path:
     """Write a report on runs and return the path of its Markdown.
 
@@ -100,13 +113,16 @@ def write(
       latency: time the autoencoder now.
       remarks: lines at the top.
       bandwidth: of each node's link, for figure 7.
+      by_folder, baseline: see `pool`.
+      seconds: see `jgc.lab.report.seconds`; None for no picture over time.
 
     Raises:
-      UserError: no finished run, a run that cannot be read, a full disk. A figure that does not fit the runs is left
-        out, with a line that says why.
+      UserError: no finished run, a file that cannot be read, an unknown row, a full disk. A figure that does not fit
+        the runs is left out, with a line that says why.
     """
     runs, unfinished = find(paths)
-    groups = pool(runs)
+    groups = pool(runs, by_folder, baseline)
+    timed = {} if seconds is None else measured(seconds, groups)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -117,11 +133,12 @@ def write(
         f"{{score}} against time at {bandwidth}, as Figure 7 of the GradiVeQ paper",
         partial(wallclock.draw, rate=rate, rate_name=bandwidth),
     )}  # fmt: skip
-    for name, (_, draw) in PICTURES.items():
+    over_time = {"seconds.png": ("{score} over time, by rate", partial(draw_over_time, seconds=timed))} if timed else {}
+    for name, (_, draw) in (PICTURES | over_time).items():
         draw(groups, output / name)
     asked = {number: (FIGURES | wall_clock)[number] for number in figures}
     fitting, left_out = plots.draw_fitting(groups, output, asked)
-    pictures = PICTURES | fitting
+    pictures = PICTURES | over_time | fitting
     hours = sum(run.hours for run in runs)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     said = [f"{count}, {hours:.2f} hours of training steps in all (the sum of the runs' own step times; "
@@ -132,6 +149,8 @@ def write(
     text = markdown(groups, said, titles, latency)
     if f"figure{WALL_CLOCK}.png" in pictures:
         text += f"\n### Time at {bandwidth}\n\n{wallclock.section(groups, rate)}\n"
+    if timed:
+        text += f"\n### Time by rate\n\n{seconds_table(groups, timed)}\n\nSteps measured by `bench network`, medians.\n"
     write_whole(output / "report.md", text.encode())
     write_whole(output / "report.html", as_html(text).encode())
     return output / "report.md"

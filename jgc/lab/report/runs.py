@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jgc.lab.shared.choices import NAMES
 from jgc.training.config import RecordConfig
 from jgc.training.data import Score, final, further_of, score_of
-from jgc.training.errors import UserError
+from jgc.training.errors import UserError, did_you_mean
 from jgc.training.metrics import Line, read
 from jgc.training.rundir import CONFIG, METRICS, SUMMARY
 from jgc.training.saved_config import FREE, completed
@@ -49,10 +49,17 @@ class Run(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ only in seed, in the order of their seeds."""
+    """Runs that differ only in seed, in the order of their seeds.
+
+    Attributes:
+      label: the row's name.
+      runs: of one seed each.
+      beside: label of the group to compare with; "" for the uncompressed runs that differ in the method alone.
+    """
 
     label: str
     runs: tuple[Run, ...]
+    beside: str = ""
 
     @property
     def method(self) -> str:
@@ -140,23 +147,44 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def pool(runs: Sequence[Run]) -> list[Group]:
+def pool(runs: Sequence[Run], by_folder: bool = False, baseline: str = "") -> list[Group]:
     """Groups of runs with equal settings except the seed; the baseline first, then as given.
 
+    Args:
+      runs: finished ones.
+      by_folder: name groups after the folders that hold their runs.
+      baseline: name of the group that all are compared with; if not given, the uncompressed runs that differ in the
+        method alone.
+
     Raises:
-      UserError: two folders hold the same experiment with the same seed, which would count it twice.
+      UserError: two folders hold the same experiment with the same seed, which would count it twice; or no group has
+        the baseline's name.
     """
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
         settings = {name: value for name, value in flat(run.config).items() if name not in IGNORED}
-        seeds = found.setdefault(json.dumps(settings, sort_keys=True), {})
+        holder = str(run.folder.resolve().parent) if by_folder else ""
+        seeds = found.setdefault(holder + json.dumps(settings, sort_keys=True), {})
         seed = run.summary["seed"]
         if seed in seeds:
             raise UserError(f"{seeds[seed].folder} and {run.folder} have the same settings and seed: give one of them")
         seeds[seed] = run
     groups = [Group("", tuple(seeds[seed] for seed in sorted(seeds))) for seeds in found.values()]
     groups.sort(key=lambda group: group.method != "dense")
-    return [group._replace(label=_label(group, groups)) for group in groups]
+    label = _label_by_folder if by_folder else _label
+    named = [group._replace(label=label(group, groups), beside=baseline) for group in groups]
+    names = [group.label for group in named]
+    if baseline and baseline not in names:
+        raise UserError(f"--baseline must be the name of a row, got {baseline!r}{did_you_mean(baseline, names)}; "
+                        f"the rows are {', '.join(names)}")  # fmt: skip
+    return sorted(named, key=lambda group: group.label != baseline)
+
+
+def _label_by_folder(group: Group, groups: Sequence[Group]) -> str:
+    """The name of the folder that holds the runs, with the method's if it holds those of several."""
+    holders = [g.runs[0].folder.resolve().parent for g in groups]
+    mine = group.runs[0].folder.resolve().parent
+    return mine.name if holders.count(mine) == 1 else f"{mine.name}, {_label(group, groups)}"
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
@@ -188,7 +216,9 @@ def _telling(group: Group, groups: Sequence[Group]) -> list[str]:
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The uncompressed runs that differ from a group in the method alone, else in the learning rate as well; or None.
+    """The group that all are compared with, if it has a name; else uncompressed runs that differ in the method alone.
+
+    If there are none, those that differ in the learning rate as well, else None.
 
     A method may need a learning rate of its own.
     """
@@ -197,6 +227,8 @@ def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
         skip = (*IGNORED, "method", *skip)
         return {k: v for k, v in g.settings.items() if k not in skip and not k.startswith(("compressor.", "layers."))}
 
+    if group.beside:
+        return next((g for g in groups if g.label == group.beside), None)
     for skip in ((), ("learning_rate",)):
         for g in groups:
             if g.method == "dense" and outside(g, *skip) == outside(group, *skip):

@@ -127,9 +127,10 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         within = "" if f.against is None or f.pairs < FEWEST else "yes" if score.is_as_good(f.against.mean) else "no"
         pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
         how = "" if f.against is None else f" ({pairs})"
-        rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result),
-                     *(plus_minus(_spread_of(group, figure)) for figure in further), *([first] if any(before) else []),
-                     plus_minus(f.against, sign="+") + how, within,
+        rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result, score.digits),
+                     *(plus_minus(_spread_of(group, figure), figure.digits) for figure in further),
+                     *([first] if any(before) else []),
+                     plus_minus(f.against, score.digits, "+") + how, within,
                      plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
                      *_if_paper(groups, said)])  # fmt: skip
     return table(head, rows)
@@ -139,7 +140,7 @@ def _before_compression(group: Group) -> str:
     """The score at the end of the first phase, mean over seeds; empty where a run has but one phase."""
     starts = [(run.summary, run.summary["phases"][0]) for run in group.runs if len(run.summary["phases"]) > 1]
     scores = [final(summary, phase) for summary, phase in starts if phase.get(group.score.name) is not None]
-    return plus_minus(spread(scores)) if scores and len(scores) == len(group.runs) else ""
+    return plus_minus(spread(scores), group.score.digits) if scores and len(scores) == len(group.runs) else ""
 
 
 def _spread_of(group: Group, figure: Score) -> Spread | None:
