@@ -235,7 +235,7 @@ class _Method(NamedTuple):
             state, result = state._replace(shared=total), result._replace(shared=total)
             mean = jnp.where(skip, 0, total)
         if isinstance(sent, Sparse):  # if `skip`, positions past the end: JAX drops writes there
-            own = entries_at(v, sent.positions)  # as codecs take them, so that XLA gathers them once
+            entries = entries_at(v, sent.positions)  # as codecs take them, so that XLA gathers them once
             outside = skip if v.size == n else skip | (sent.positions >= n)
             sent = sent._replace(positions=jnp.where(outside, v.size, sent.positions))
         else:
@@ -247,7 +247,7 @@ class _Method(NamedTuple):
         if residual is None:
             norm = jnp.float32(0)
         elif isinstance(sent, Sparse) and backend() != "cpu":
-            norm = _norm_without(v, own, sent)
+            norm = _norm_without(v, entries, sent)
         else:
             norm = jnp.linalg.norm(residual.astype(jnp.float32))
         info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
@@ -285,13 +285,13 @@ class _Method(NamedTuple):
         return dict(zip(leaf_paths(shapes), jax.tree.leaves(tree), strict=True))
 
 
-def _norm_without(v: Array, own: Array, sent: Sparse) -> Array:
-    """The norm of v - sent, f32[], from the squares of v, and from its entries `own` f32[k] where `sent` has its own.
+def _norm_without(v: Array, entries: Array, sent: Sparse) -> Array:
+    """The norm of v - sent, f32[], from the squares of v, and from its `entries` f32[k] where values are sent.
 
     A TPU sums the squares while it makes v. The norm of the residual itself would be one more pass through memory. The
     rounding is that of the norm of v: if v is sent nearly whole, the result is not exactly what is left.
     """
-    less = jnp.where(sent.positions < v.size, (2 * own - sent.values) * sent.values, 0)
+    less = jnp.where(sent.positions < v.size, (2 * entries - sent.values) * sent.values, 0)
     return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(less), 0))
 
 
