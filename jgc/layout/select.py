@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from jgc.backend import backend
-from jgc.layout.hidden import dynamic_part, hidden
+from jgc.layout.hidden import dynamic_part, hidden, node_by_node
 from jgc.layout.pack import Layer, layer_ids, values_of
 from jgc.layout.top_k import Range, largest_in_ranges
 from jgc.types import Array
@@ -113,7 +113,7 @@ def added(x: Array, more: Array | Sparse) -> Array:
     # One node after another: a GPU adds values at equal positions in any order, but all devices need equal sums, and
     # for a TPU the positions of all nodes together would have to be sorted.
     # The first one outside of the loop: into zeros, XLA for TPU then makes these and the scatter in one pass.
-    nodes = jax.tree.map(lambda entries: entries.reshape(-1, entries.shape[-1]), more)
+    nodes = jax.tree.map(lambda entries: node_by_node(entries.reshape(-1, entries.shape[-1])), more)
 
     def add(i, x):
         return added(x, jax.tree.map(lambda entries: lax.dynamic_index_in_dim(entries, i, keepdims=False), nodes))
