@@ -74,7 +74,8 @@ class Info(NamedTuple):
 
     Attributes:
       residual_norm: f32[], L2 norm of this node's residual; 0 without a residual. On GPU and TPU, where a method sends
-        some values, within a thousandth of the norm of gradient plus residual.
+        only a part of the values, within a thousandth of the norm of gradient plus residual: one huge value that is
+        sent hides small residuals.
       elements_sent: f32[], values that this node's message encodes: gradient values, or the coefficients or factors
         sent in their place.
       overflow: i32[], selected values that did not fit into a buffer of fixed size.

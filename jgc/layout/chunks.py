@@ -117,15 +117,15 @@ def largest_in_chunks(v: Array, layers: tuple[Layer, ...], chunks: Chunks) -> Ar
     if (chunks.counts == chunks.sizes).all():
         return jnp.arange(values_of(layers), dtype=jnp.int32)
     # Chunks are searched in batches: the longest stretch of whole ones, which is nearly everything and must not be
-    # copied, and all others joined. Shorter ones leave out the smallest found. Small layers of which `min_values` asks
-    # for more have batches of their own.
-    searched, longest = np.maximum(chunks.counts, chunks.most), _longest(chunks)
-    batches = dict.fromkeys(zip(longest.tolist(), searched.tolist(), strict=True))
+    # copied, and all others joined. Chunks shorter than `length` leave out the smallest found. Small layers of which
+    # `min_values` asks for more have batches of their own.
+    searched, in_longest = np.maximum(chunks.counts, chunks.most), _in_longest(chunks)
+    batches = dict.fromkeys(zip(in_longest.tolist(), searched.tolist(), strict=True))
     v = lax.optimization_barrier(v)  # or XLA cuts chunks out of each layer's gradient, not out of their sum
     found: list[Array] = []
     at = np.zeros(len(searched), np.int64)  # where a chunk's first position is in `found`
-    for alone, k in batches:
-        which = np.flatnonzero((searched == k) & (longest == alone))
+    for longest, k in batches:
+        which = np.flatnonzero((searched == k) & (in_longest == longest))
         top = largest_of_rows(_rows(v, chunks, which), k)
         top = jnp.where(np.arange(k) < chunks.counts[which, None], top, chunks.length)
         at[which] = sum(x.size for x in found) + np.arange(which.size) * k
@@ -136,7 +136,7 @@ def largest_in_chunks(v: Array, layers: tuple[Layer, ...], chunks: Chunks) -> Ar
     return jnp.concatenate(found)[np.repeat(at, chunks.counts) + ranks]
 
 
-def _longest(chunks: Chunks) -> np.ndarray:
+def _in_longest(chunks: Chunks) -> np.ndarray:
     """Which chunks belong to the longest stretch of whole ones, bool[chunks]."""
     whole = chunks.sizes == chunks.length
     stretch = np.cumsum(~whole)

@@ -235,7 +235,8 @@ class _Method(NamedTuple):
             state, result = state._replace(shared=total), result._replace(shared=total)
             mean = jnp.where(skip, 0, total)
         if isinstance(sent, Sparse):  # if `skip`, positions past the end: JAX drops writes there
-            entries = entries_at(v, sent.positions)  # as codecs take them, so that XLA gathers them once
+            # As codecs take them, so that XLA gathers them once. Unused slots lie past the end, and are left out below.
+            entries = entries_at(v, sent.positions)
             outside = skip if v.size == n else skip | (sent.positions >= n)
             sent = sent._replace(positions=jnp.where(outside, v.size, sent.positions))
         else:
@@ -247,7 +248,7 @@ class _Method(NamedTuple):
         if residual is None:
             norm = jnp.float32(0)
         elif isinstance(sent, Sparse) and backend() != "cpu":
-            norm = _norm_without(v, entries, sent)
+            norm = _norm_of_rest(v, entries, sent)
         else:
             norm = jnp.linalg.norm(residual.astype(jnp.float32))
         info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
@@ -285,14 +286,14 @@ class _Method(NamedTuple):
         return dict(zip(leaf_paths(shapes), jax.tree.leaves(tree), strict=True))
 
 
-def _norm_without(v: Array, entries: Array, sent: Sparse) -> Array:
-    """The norm of v - sent, f32[], from the squares of v, and from its `entries` f32[k] where values are sent.
+def _norm_of_rest(v: Array, entries: Array, sent: Sparse) -> Array:
+    """The norm of v - sent, f32[], from the squares of v; `entries` f32[k] are those of v at the positions of `sent`.
 
     A TPU sums the squares while it makes v. The norm of the residual itself would be one more pass through memory. The
     rounding is that of the norm of v: if v is sent nearly whole, the result is not exactly what is left.
     """
-    less = jnp.where(sent.positions < v.size, (2 * entries - sent.values) * sent.values, 0)
-    return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(less), 0))
+    removed = jnp.where(sent.positions < v.size, (2 * entries - sent.values) * sent.values, 0)
+    return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(removed), 0))
 
 
 def _seen(state: State, packing: Packing) -> State:

@@ -107,13 +107,15 @@ def read(path: Path) -> list[Line]:
 
 def _stored(path: Path) -> bytes:
     """What a metrics file holds; nothing if there is none."""
-    packed = path.with_name(f"{path.name}.gz")  # as runs that are published have it
-    if path.exists() or not packed.exists():
-        return path.read_bytes() if path.exists() else b""
+    if path.exists():
+        return path.read_bytes()
+    packed = path.with_name(f"{path.name}.gz")  # as published runs have it
+    if not packed.exists():
+        return b""
     try:
         return gzip.decompress(packed.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{packed} is damaged: {error}") from error
+        raise UserError(f"cannot read {packed}: {error}") from error
 
 
 def _line(text: bytes) -> Line | None:

@@ -285,6 +285,13 @@ def test_rows_by_folder_beside_a_row_of_choice():
     assert [group.label for group in groups] == ["late", "adam", "two, topk (alpha=0.5)", "two, lgc_ps"]
     assert groups[0].seeds == (0, 1) and {baseline_of(group, groups).label for group in groups} == {"late"}
     assert figures(groups[1], groups).against.mean == pytest.approx(10)  # of the common seed, whatever differs
+    other = made_up("rows/other/a", 0.9)
+    other.summary["workload"] = "digits"
+    everything = pool([*runs, other], by_folder=True, baseline="late")
+    (apart,) = (group for group in everything if group.label == "other")
+    assert baseline_of(apart, everything) is None
+    twice = pool([made_up("one/adam/a", 0.9), made_up("two/adam/a", 0.8), made_up("two/b/a", 0.7)], by_folder=True)
+    assert [group.label for group in twice] == ["one/adam", "two/adam", "b"]
     with pytest.raises(UserError, match=r"got 'lat'; did you mean late.*the rows are adam, late"):
         pool(runs, by_folder=True, baseline="lat")
 
@@ -294,7 +301,7 @@ def test_metrics_of_published_runs_are_read_packed(tmp_path):
     (tmp_path / "metrics.jsonl.gz").write_bytes(gzip.compress(lines))
     assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2]
     (tmp_path / "metrics.jsonl.gz").write_bytes(gzip.compress(lines)[:-9])
-    with pytest.raises(UserError, match=r"metrics\.jsonl\.gz is damaged"):
+    with pytest.raises(UserError, match=r"cannot read .*metrics\.jsonl\.gz"):
         read(tmp_path / "metrics.jsonl")
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 7}\n')
     assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [7]
@@ -317,16 +324,28 @@ def test_score_over_measured_seconds(tmp_path):
 
     times = told(a="dense", b="topk")
     assert list(times.items()) == [("10mbit", {"a": 9.0, "b": 1.0}), ("100mbit", {"a": 3.0})]  # slowest first
-    assert "| b | 1.000 |  | 0.00 |  |" in seconds_table(groups, times)
+    assert "| b | 1.000 |  | 0.2 |  |" in seconds_table(groups, times)
     draw_over_time(groups, tmp_path / "seconds.png", times)
     assert (tmp_path / "seconds.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="names the row 'c'; the rows are a, b"):
         told(c="dense")
-    with pytest.raises(UserError, match="no measurement 'qsgd' with 2 hosts, for the row b; it has dense, topk"):
+    with pytest.raises(UserError, match="no measurement 'qsgd' with 2 hosts; it has dense, topk"):
         told(b="qsgd")
-    (tmp_path / "seconds.json").write_text("[]")
-    with pytest.raises(UserError, match="must hold"):
-        measured(tmp_path / "seconds.json", groups)
+    for wrong in ([], {"rows": {"a": ["dense"]}, "results": "results.json"}, {"rows": {}, "results": "results.json"}):
+        (tmp_path / "seconds.json").write_text(json.dumps(wrong))
+        with pytest.raises(UserError, match="must hold"):
+            measured(tmp_path / "seconds.json", groups)
+    for cell in ({"hosts": 2, "full": [1]}, "cell", {"hosts": 2, "rate": "fast", "method": "dense", "full": [1]}):
+        (tmp_path / "results.json").write_text(json.dumps(found | {"cells": {"0": cell}}))
+        with pytest.raises(UserError, match=r"results\.json is not a file of bench network"):
+            told(a="dense")
+    alone = pool([made_up("rows/a/x", 0.9, nodes=4)], by_folder=True)  # of its own number of hosts
+    (tmp_path / "results.json").write_text(json.dumps(found))
+    (tmp_path / "seconds.json").write_text('{"results": "results.json", "rows": {"a": "dense"}}')
+    assert measured(tmp_path / "seconds.json", alone) == {"1gbit": {"a": 0.1}}
+    alone[0].runs[0].summary["workload"] = "digits"
+    with pytest.raises(UserError, match="one workload"):
+        measured(tmp_path / "seconds.json", [*groups, *alone])
 
 
 def test_same_run_twice_is_an_error():

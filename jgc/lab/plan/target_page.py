@@ -17,7 +17,7 @@ from jgc.training.table import size
 DENSE = "dense"
 LEFT_OUT = (
     "Cycles are the TPU compiler's estimates of fused operations. They leave out sorts, `TopK` calls, gathers, "
-    "scatters and collectives, which carry none: plan.json counts those of each program."
+    "scatters and collectives, which carry none: the JSON file counts those of each program."
 )
 BYTES = (
     "Bytes are those that one device sends in a step in the method's last phase, read from the compiled program: over "

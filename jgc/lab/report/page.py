@@ -83,7 +83,7 @@ class Report:
     alone"""
     seconds: Path | None = None
     """JSON file that says which measurement of `bench network` belongs to which row, for a picture of the score over
-    time: {"results": "network/results.json", "rows": {"topk": "topk:alpha=0.01"}}"""
+    time: {"results": "network/results.json", "rows": {"topk": "topk:alpha=0.01"}}, the path seen from this file"""
 
     def run(self, line: str) -> None:
         """Write the report, and print where it is."""
@@ -133,7 +133,8 @@ def write(
         f"{{score}} against time at {bandwidth}, as Figure 7 of the GradiVeQ paper",
         partial(wallclock.draw, rate=rate, rate_name=bandwidth),
     )}  # fmt: skip
-    over_time = {"seconds.png": ("{score} over time, by rate", partial(draw_over_time, seconds=timed))} if timed else {}
+    draw_timed = partial(draw_over_time, seconds=timed)
+    over_time = {"seconds.png": ("{score} over measured time, by rate", draw_timed)} if timed else {}
     for name, (_, draw) in (PICTURES | over_time).items():
         draw(groups, output / name)
     asked = {number: (FIGURES | wall_clock)[number] for number in figures}
@@ -150,7 +151,7 @@ def write(
     if f"figure{WALL_CLOCK}.png" in pictures:
         text += f"\n### Time at {bandwidth}\n\n{wallclock.section(groups, rate)}\n"
     if timed:
-        text += f"\n### Time by rate\n\n{seconds_table(groups, timed)}\n\nSteps measured by `bench network`, medians.\n"
+        text += f"\n### Measured time by rate\n\n{seconds_table(groups, timed)}\n\nMedian steps of `bench network`.\n"
     write_whole(output / "report.md", text.encode())
     write_whole(output / "report.html", as_html(text).encode())
     return output / "report.md"
@@ -183,8 +184,7 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     blocks = [
         f"### {mine[0].score.title.capitalize()}",
         score_table(mine, groups),
-        "Mean ± sample standard deviation over seeds. Against the baseline: the mean over pairs of runs with equal "
-        "seed, which differ in nothing but the method (and in the learning rate where the settings say so); (means) "
+        f"Mean ± sample standard deviation over seeds. Against {_baseline(mine[0])}; (means) "
         "where no seed is common, and empty where there is no such baseline. Whether a method is as good is said of "
         f"{FEWEST} pairs or more. The first cosine compares what was "
         "decoded with the mean over nodes of what they held, at the positions that were sent (of all values where a "
@@ -194,7 +194,7 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         *reconstruction(mine),
         "### Settings",
         settings_table(mine, groups),
-        "In the names stand settings enough to tell runs of one method apart, here all in which they differ.",
+        "Here all settings in which runs of one method differ.",
         "### Bytes",
         bytes_table(mine, groups),
         "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "
@@ -210,6 +210,15 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     blocks += ["### Time", time_table(mine, groups),
                "Medians within a run, means over seeds. The paper's: another model, data set and machine."]  # fmt: skip
     return blocks
+
+
+def _baseline(group: Group) -> str:
+    """What groups are compared with."""
+    pairs = "the mean over pairs of runs with equal seed"
+    if group.baseline:
+        return f"`{group.baseline}`, whatever else differs: {pairs}"
+    alike = "differ in nothing but the method (and in the learning rate where the settings say so)"
+    return f"the baseline: {pairs}, which {alike}"
 
 
 def reconstruction(groups: Sequence[Group]) -> list[str]:

@@ -54,12 +54,12 @@ class Group(NamedTuple):
     Attributes:
       label: the row's name.
       runs: of one seed each.
-      beside: label of the group to compare with; "" for the uncompressed runs that differ in the method alone.
+      baseline: label of the group to compare with; "" for the uncompressed runs that differ in the method alone.
     """
 
     label: str
     runs: tuple[Run, ...]
-    beside: str = ""
+    baseline: str = ""
 
     @property
     def method(self) -> str:
@@ -172,7 +172,7 @@ def pool(runs: Sequence[Run], by_folder: bool = False, baseline: str = "") -> li
     groups = [Group("", tuple(seeds[seed] for seed in sorted(seeds))) for seeds in found.values()]
     groups.sort(key=lambda group: group.method != "dense")
     label = _label_by_folder if by_folder else _label
-    named = [group._replace(label=label(group, groups), beside=baseline) for group in groups]
+    named = [group._replace(label=label(group, groups), baseline=baseline) for group in groups]
     names = [group.label for group in named]
     if baseline and baseline not in names:
         raise UserError(f"--baseline must be the name of a row, got {baseline!r}{did_you_mean(baseline, names)}; "
@@ -181,10 +181,16 @@ def pool(runs: Sequence[Run], by_folder: bool = False, baseline: str = "") -> li
 
 
 def _label_by_folder(group: Group, groups: Sequence[Group]) -> str:
-    """The name of the folder that holds the runs, with the method's if it holds those of several."""
+    """The name of the folder that holds the runs, with the method's if it holds those of several.
+
+    Of folders with the same name as much of the path as tells them apart.
+    """
     holders = [g.runs[0].folder.resolve().parent for g in groups]
-    mine = group.runs[0].folder.resolve().parent
-    return mine.name if holders.count(mine) == 1 else f"{mine.name}, {_label(group, groups)}"
+    mine, parts = group.runs[0].folder.resolve().parent, 1
+    while any(other != mine and other.parts[-parts:] == mine.parts[-parts:] for other in holders):
+        parts += 1
+    name = "/".join(mine.parts[-parts:])
+    return name if holders.count(mine) == 1 else f"{name}, {_label(group, groups)}"
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
@@ -216,19 +222,18 @@ def _telling(group: Group, groups: Sequence[Group]) -> list[str]:
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The group that all are compared with, if it has a name; else uncompressed runs that differ in the method alone.
+    """The group that this one is compared with: the one named as the baseline, if it has the same workload.
 
-    If there are none, those that differ in the learning rate as well, else None.
-
-    A method may need a learning rate of its own.
+    Without such a name: the uncompressed runs that differ in the method alone, else in the learning rate as well, for a
+    method may need its own; else None.
     """
 
     def outside(g: Group, *skip: str) -> dict[str, Any]:
         skip = (*IGNORED, "method", *skip)
         return {k: v for k, v in g.settings.items() if k not in skip and not k.startswith(("compressor.", "layers."))}
 
-    if group.beside:
-        return next((g for g in groups if g.label == group.beside), None)
+    if group.baseline:
+        return next((g for g in groups if (g.label, g.workload) == (group.baseline, group.workload)), None)
     for skip in ((), ("learning_rate",)):
         for g in groups:
             if g.method == "dense" and outside(g, *skip) == outside(group, *skip):

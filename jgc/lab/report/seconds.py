@@ -10,60 +10,83 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from jgc.lab.bench.network.results import Results, parsed
+from jgc.lab.bench.network.namespaces import UNLIMITED
+from jgc.lab.bench.network.results import parsed
 from jgc.lab.report.plots import points
 from jgc.lab.report.runs import Group
 from jgc.lab.shared.pictures import look, new_figure, save_figure
 from jgc.lab.shared.tables import table
-from jgc.training.errors import UserError
+from jgc.training.errors import UserError, did_you_mean
 from jgc.wire.rate import bytes_per_second
 
 Seconds = dict[str, dict[str, float]]
 
 
 def measured(path: Path, groups: Sequence[Group]) -> Seconds:
-    """Seconds of a step by rate and row, medians; the slowest rate first.
+    """Seconds of a step by rate and row, medians; the slowest rate first. Rates without any of the rows are left out.
 
     Args:
       path: of the JSON file.
-      groups: the rows; those that it does not name have no time.
+      groups: the rows, of one workload. Those that the file does not name have no time.
 
     Raises:
-      UserError: the file or the results cannot be read, no rate was measured with the groups' number of nodes, or the
-        file names a row or a measurement that does not exist.
+      UserError: the file or the results cannot be read; several workloads; or the file names no row, or one that does
+        not exist, or a measurement that there is not with the row's number of nodes.
     """
-    try:
-        told = json.loads(path.read_text())
-        rows, results = dict(told["rows"]), path.parent / told["results"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} must hold {{\"results\": PATH, \"rows\": {{ROW: MEASUREMENT}}}}: {error!r}") from error
-    if not results.is_file():
-        raise UserError(f"{path} names {results}, which is no file")
-    labels, hosts = [group.label for group in groups], groups[0].settings["nodes"]
+    rows, results = _said(path)
+    labels = [group.label for group in groups]
+    if len({group.workload for group in groups}) > 1:
+        raise UserError("--seconds needs rows of one workload")
     for row in rows:
         if row not in labels:
-            raise UserError(f"{path} names the row {row!r}; the rows are {', '.join(labels)}")
-    found = _by_rate(parsed(results), hosts)
-    known = {method for methods in found.values() for method in methods}
-    for row, method in rows.items():
-        if method not in known:
-            raise UserError(f"{results} has no measurement {method!r} with {hosts} hosts, for the row {row}; it has "
-                            f"{', '.join(sorted(known)) or 'none'}")  # fmt: skip
-    return {
-        rate: {row: methods[rows[row]] for row in labels if rows.get(row) in methods} for rate, methods in found.items()
-    }
+            meant = did_you_mean(row, labels)
+            raise UserError(f"{path} names the row {row!r}{meant}; the rows are {', '.join(labels)}")
+    seconds: Seconds = {}
+    for group in groups:
+        if group.label in rows:
+            for rate, step in _by_rate(results, group.settings["nodes"], rows[group.label]).items():
+                seconds.setdefault(rate, {})[group.label] = step
+    return {rate: seconds[rate] for rate in sorted(seconds, key=bytes_per_second)}
 
 
-def _by_rate(found: Results, hosts: int) -> Seconds:
-    """Median seconds of a step by rate and method."""
-    cells = [cell for cell in found["cells"].values() if cell["hosts"] == hosts and cell.get("full")]
-    limited = {cell["rate"] for cell in cells if cell["rate"] != "unlimited"}
-    return {
-        rate: {cell["method"]: float(np.median(cell["full"])) for cell in cells if cell["rate"] == rate}
-        for rate in sorted(limited, key=bytes_per_second)
-    }
+def _said(path: Path) -> tuple[dict[str, str], Path]:
+    """The measurement of each row, and where the results are.
+
+    Raises:
+      UserError: the file cannot be read, or says something else.
+    """
+    try:
+        said = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    rows = said.get("rows") if isinstance(said, dict) else None
+    names = [*rows.values(), said.get("results")] if isinstance(rows, dict) else []
+    if not rows or not names or not all(isinstance(name, str) for name in names):
+        raise UserError(f'{path} must hold {{"results": PATH, "rows": {{ROW: MEASUREMENT, ...}}}}, all of them strings')
+    if not (path.parent / said["results"]).is_file():
+        raise UserError(f"{path} names {path.parent / said['results']}, which is no file")
+    return rows, path.parent / said["results"]
+
+
+def _by_rate(results: Path, hosts: int, method: str) -> dict[str, float]:
+    """Median seconds of a step of a method by rate.
+
+    Raises:
+      UserError: no results of `bench network`, or none of this method with so many hosts.
+    """
+    try:
+        cells = [cell for cell in parsed(results)["cells"].values() if cell.get("full")]
+        found = {(cell["hosts"], cell["method"], cell["rate"]): float(np.median(cell["full"])) for cell in cells}
+        limited = {key: step for key, step in found.items() if key[-1] != UNLIMITED and bytes_per_second(key[-1])}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{results} is not a file of bench network: {error}") from error
+    mine = {rate: step for (k, name, rate), step in limited.items() if (k, name) == (hosts, method)}
+    if not mine:
+        known = ", ".join(sorted({name for k, name, _ in limited if k == hosts}))
+        raise UserError(f"{results} has no measurement {method!r} with {hosts} hosts; it has {known or 'none'}")
+    return mine
 
 
 def draw(groups: Sequence[Group], path: Path, seconds: Seconds) -> None:
@@ -72,16 +95,18 @@ def draw(groups: Sequence[Group], path: Path, seconds: Seconds) -> None:
     figure = new_figure(2.6 + 3.6 * len(seconds), 4.6)
     figure.suptitle(f"{score.title.capitalize()} over the time of training, by the rate of each node's link")
     panels = figure.subplots(1, len(seconds), sharey=True, squeeze=False)[0]
-    for axes, (rate, of_step) in zip(panels, seconds.items(), strict=True):
+    for axes, (rate, of_rows) in zip(panels, seconds.items(), strict=True):
         for group in groups:
-            if group.label not in of_step:
+            if group.label not in of_rows:
                 continue
             colour, style, marker = look(labels, group.label)
             at, values, *_ = points(group, score.name, score.scale)
-            axes.plot(at * of_step[group.label] / 60, values, color=colour, linestyle=style, marker=marker,
+            axes.plot(at * of_rows[group.label] / 60, values, color=colour, linestyle=style, marker=marker,
                       markersize=3.5, linewidth=1.3, label=group.label)  # fmt: skip
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set(title=rate, xlabel="minutes")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(score.heading)
@@ -91,13 +116,13 @@ def draw(groups: Sequence[Group], path: Path, seconds: Seconds) -> None:
 
 
 def seconds_table(groups: Sequence[Group], seconds: Seconds) -> str:
-    """Seconds of a step and hours of the run by rate."""
-    head = ["method", *(f"{rate}: s a step" for rate in seconds), *(f"{rate}: hours" for rate in seconds)]
+    """Seconds of a step and minutes of the run by rate."""
+    head = ["method", *(f"{rate}: s a step" for rate in seconds), *(f"{rate}: minutes of the run" for rate in seconds)]
     rows = []
     for group in groups:
-        steps = [of_step.get(group.label) for of_step in seconds.values()]
+        steps = [of_rows.get(group.label) for of_rows in seconds.values()]
         if any(steps):
-            whole = [None if step is None else step * group.settings["steps"] / 3600 for step in steps]
+            whole = [None if step is None else step * group.settings["steps"] / 60 for step in steps]
             rows.append([group.label, *("" if s is None else f"{s:.3f}" for s in steps),
-                         *("" if h is None else f"{h:.2f}" for h in whole)])  # fmt: skip
+                         *("" if m is None else f"{m:.1f}" for m in whole)])  # fmt: skip
     return table(head, rows)
