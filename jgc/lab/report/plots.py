@@ -125,7 +125,7 @@ def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
         for group in mine:
             sent = [run.summary["total_bytes"] for run in group.runs]
             colour, _, marker = look(shared, group.label)
-            if min(sent) > 0:
+            if min(sent) > 0 and group.settings["nodes"] > 1:
                 results = [run.result for run in group.runs]
                 axes.plot(sent, results, linestyle="", marker=marker, color=colour, markersize=4)
                 axes.plot(np.mean(sent), np.mean(results), linestyle="", marker=marker, color=colour, markersize=12,
