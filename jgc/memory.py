@@ -68,6 +68,16 @@ def subtract(v: Array, sent: Array | Sparse) -> Array:
     return added(v, sent._replace(values=-sent.values)) if isinstance(sent, Sparse) else v - sent
 
 
+def norm_of_rest(v: Array, entries: Array, sent: Sparse) -> Array:
+    """The norm of v - sent, f32[], from the squares of v; `entries` f32[k] are those of v at the positions of `sent`.
+
+    A TPU sums the squares while it makes v. The norm of the residual itself would be one more pass through memory. The
+    rounding is that of the norm of v: if v is sent nearly whole, the result is not exactly what is left.
+    """
+    removed = jnp.where(sent.positions < v.size, (2 * entries - sent.values) * sent.values, 0)
+    return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(removed), 0))
+
+
 def no_memory() -> Memory:
     """No residual: v = g."""
     return Memory(

@@ -23,7 +23,7 @@ from jgc.layout.pack import Layer, Packing, leaf_paths, make_packing, pack, unpa
 from jgc.layout.select import Sparse, SparseSum, added, scatter_layers
 from jgc.layout.threshold import entries_at
 from jgc.layout.tiles import as_before, as_flat, cut, filled, in_tiles
-from jgc.memory import Memory
+from jgc.memory import Memory, norm_of_rest
 from jgc.method.ages import ages
 from jgc.method.compensate import Begun, compensate
 from jgc.method.diagnose import compare
@@ -248,7 +248,7 @@ class _Method(NamedTuple):
         if residual is None:
             norm = jnp.float32(0)
         elif isinstance(sent, Sparse) and backend() != "cpu":
-            norm = _norm_of_rest(v, entries, sent)
+            norm = norm_of_rest(v, entries, sent)
         else:
             norm = jnp.linalg.norm(residual.astype(jnp.float32))
         info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
@@ -284,16 +284,6 @@ class _Method(NamedTuple):
             return {}
         tree = unpack(as_flat(kept), make_packing(shapes))
         return dict(zip(leaf_paths(shapes), jax.tree.leaves(tree), strict=True))
-
-
-def _norm_of_rest(v: Array, entries: Array, sent: Sparse) -> Array:
-    """The norm of v - sent, f32[], from the squares of v; `entries` f32[k] are those of v at the positions of `sent`.
-
-    A TPU sums the squares while it makes v. The norm of the residual itself would be one more pass through memory. The
-    rounding is that of the norm of v: if v is sent nearly whole, the result is not exactly what is left.
-    """
-    removed = jnp.where(sent.positions < v.size, (2 * entries - sent.values) * sent.values, 0)
-    return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(removed), 0))
 
 
 def _seen(state: State, packing: Packing) -> State:

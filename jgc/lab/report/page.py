@@ -194,7 +194,7 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         *reconstruction(mine),
         "### Settings",
         settings_table(mine, groups),
-        "Here all settings in which runs of one method differ.",
+        "The settings in which rows of one method differ.",
         "### Bytes",
         bytes_table(mine, groups),
         "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "

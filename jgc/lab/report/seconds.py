@@ -21,7 +21,7 @@ from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError, did_you_mean
 from jgc.wire.rate import bytes_per_second
 
-Seconds = dict[str, dict[str, float]]
+Seconds = dict[str, dict[str, float]]  # by rate and row
 
 
 def measured(path: Path, groups: Sequence[Group]) -> Seconds:
@@ -43,11 +43,16 @@ def measured(path: Path, groups: Sequence[Group]) -> Seconds:
         if row not in labels:
             meant = did_you_mean(row, labels)
             raise UserError(f"{path} names the row {row!r}{meant}; the rows are {', '.join(labels)}")
-    seconds: Seconds = {}
+    steps, seconds = _steps(results), Seconds()
     for group in groups:
-        if group.label in rows:
-            for rate, step in _by_rate(results, group.settings["nodes"], rows[group.label]).items():
-                seconds.setdefault(rate, {})[group.label] = step
+        if group.label not in rows:
+            continue
+        hosts, method = group.settings["nodes"], rows[group.label]
+        if (hosts, method) not in steps:
+            known = ", ".join(sorted(name for k, name in steps if k == hosts))
+            raise UserError(f"{results} has no measurement {method!r} with {hosts} hosts; it has {known or 'none'}")
+        for rate, step in steps[hosts, method].items():
+            seconds.setdefault(rate, {})[group.label] = step
     return {rate: seconds[rate] for rate in sorted(seconds, key=bytes_per_second)}
 
 
@@ -70,23 +75,22 @@ def _said(path: Path) -> tuple[dict[str, str], Path]:
     return rows, path.parent / said["results"]
 
 
-def _by_rate(results: Path, hosts: int, method: str) -> dict[str, float]:
-    """Median seconds of a step of a method by rate.
+def _steps(results: Path) -> dict[tuple[int, str], dict[str, float]]:
+    """Median seconds of a step by number of hosts and method, then by rate; without those of no limited rate.
 
     Raises:
-      UserError: no results of `bench network`, or none of this method with so many hosts.
+      UserError: no results of `bench network`.
     """
+    steps: dict[tuple[int, str], dict[str, float]] = {}
     try:
-        cells = [cell for cell in parsed(results)["cells"].values() if cell.get("full")]
-        found = {(cell["hosts"], cell["method"], cell["rate"]): float(np.median(cell["full"])) for cell in cells}
-        limited = {key: step for key, step in found.items() if key[-1] != UNLIMITED and bytes_per_second(key[-1])}
+        for cell in parsed(results)["cells"].values():
+            if cell.get("full") and cell["rate"] != UNLIMITED:
+                bytes_per_second(cell["rate"])  # raises for what is no rate
+                of_method = steps.setdefault((cell["hosts"], cell["method"]), {})
+                of_method[cell["rate"]] = float(np.median(cell["full"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{results} is not a file of bench network: {error}") from error
-    mine = {rate: step for (k, name, rate), step in limited.items() if (k, name) == (hosts, method)}
-    if not mine:
-        known = ", ".join(sorted({name for k, name, _ in limited if k == hosts}))
-        raise UserError(f"{results} has no measurement {method!r} with {hosts} hosts; it has {known or 'none'}")
-    return mine
+    return steps
 
 
 def draw(groups: Sequence[Group], path: Path, seconds: Seconds) -> None:
