@@ -16,6 +16,7 @@ from jax import lax
 from jgc.backend import backend
 from jgc.layout.pack import Layer
 from jgc.layout.top_k import largest_positions
+from jgc.layout.top_k_tiles import bits_of
 from jgc.types import Array
 
 Factors = tuple[tuple[Array, ...], ...]  # per layer, one array per mode
@@ -123,10 +124,17 @@ def grouped(energies: Array) -> Array:
       >>> grouped(jnp.array([2.0, 9.0, 1.0, 1.0, 4.0]))
       Array([1, 0, 2, 2, 1], dtype=int32)
     """
-    last = [2**i - 2 for i in range(1, group_count(energies.size))]  # of each group but the last one
-    # Sorted alone, without positions: XLA for TPU compiles that in a quarter of the time.
-    least = jnp.sort(energies, descending=True)[np.array(last, np.int32)]
-    return jnp.sum(energies < least[:, None], axis=0, dtype=jnp.int32)
+    # How many are larger than the last one of each group but the last group.
+    last = np.array([2**i - 2 for i in range(1, group_count(energies.size))], np.int32)
+    bits = bits_of(energies)
+
+    # The bits of that one, highest first: XLA for TPU compiles that in a second, a sort of 250,000 values in nine.
+    def refine(i, least):
+        higher = least + (1 << (30 - i))
+        return jnp.where(jnp.sum(bits >= higher[:, None], axis=1) > last, higher, least)
+
+    least = lax.fori_loop(0, 31, refine, jnp.zeros_like(last))
+    return jnp.sum(bits < least[:, None], axis=0, dtype=jnp.int32)
 
 
 def group_count(k: int) -> int:
