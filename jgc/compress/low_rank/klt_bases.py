@@ -133,7 +133,7 @@ def grouped(energies: Array) -> Array:
         higher = least + (1 << (30 - i))
         return jnp.where(jnp.sum(bits >= higher[:, None], axis=1) > last, higher, least)
 
-    least = lax.fori_loop(0, 31, refine, jnp.zeros_like(last))
+    least = lax.fori_loop(0, 31, refine, jnp.zeros_like(bits, shape=last.shape))
     return jnp.sum(bits < least[:, None], axis=0, dtype=jnp.int32)
 
 
