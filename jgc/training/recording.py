@@ -142,7 +142,8 @@ def _check_size(parts: Parts, params: PyTree, names: list[str]) -> None:
     config, settings = parts.config, parts.config.record
     sizes = {path: x.size for path, x in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)}
     values = sum(sizes[name.partition("/")[2]] for name in names)
-    steps, width = -(-config.steps // settings.every), np.dtype(settings.dtype).itemsize
+    updates = config.steps // (config.local.every or 1)  # with local steps, exchanges
+    steps, width = -(-updates // settings.every), np.dtype(settings.dtype).itemsize
     needed = steps * config.nodes * values * width / 1e6
     if needed > settings.max_megabytes:
         raise UserError(

@@ -5,11 +5,13 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_analysis_information import LAYERS, write_run
 
 from jgc import compress
-from jgc.lab.bench.codecs import basis as bases, measure, trivial
+from jgc.lab.bench.codecs import basis as bases, measure, recorded, trivial
 from jgc.lab.bench.codecs.measure import Row, front
-from jgc.lab.shared.record import flat
+from jgc.lab.commands import main
+from jgc.lab.shared.record import Recording, flat
 from jgc.layout.pack import make_packing
 from jgc.nodes import make_nodes
 
@@ -17,26 +19,12 @@ K, SHAPE = 4, (20, 10)
 RNG = np.random.default_rng(0)
 
 
-class _Recording:
-    """What `codecs` reads of a recording, without a run."""
-
-    def __init__(self, g):
-        nodes = make_nodes(K)
-        self.flat, self.shapes = g, {"kernel": jnp.zeros(SHAPE)}
-        parts = type("Parts", (), {"nodes": nodes})
-        state = type("State", (), {"params": self.shapes})
-        self.setup = type("Setup", (), {"parts": parts, "state": state})
-
-    def tree(self, index):
-        return {"kernel": jnp.asarray(self.flat[index]).reshape(K, *SHAPE)}
-
-
 @pytest.fixture
 def rows(monkeypatch):
     """Rows of dense and top-k on three steps, the last held out."""
     chosen = {name: compress.METHODS[name] for name in ("dense", "topk")}
     monkeypatch.setattr(compress, "METHODS", chosen)
-    recording = _Recording(RNG.standard_normal((3, K, 200)).astype(np.float32))
+    recording = Recording("", make_nodes(K), {"kernel": jnp.zeros(SHAPE)}, RNG.standard_normal((3, K, 200), np.float32))
     found = list(measure._methods(recording, 1, (0.05,), 1))
     return recording, {row.name: row for row in found}
 
@@ -128,3 +116,29 @@ def test_learned_bases_find_common_direction():
 def test_flat_matches_pack():
     tree = {"a": np.arange(6.0).reshape(2, 3), "b": np.arange(8.0).reshape(2, 2, 2)}  # a: [K, 3], b: [K, 2, 2]
     np.testing.assert_array_equal(flat(tree), [[0, 1, 2, 3, 0, 1, 2], [4, 5, 6, 7, 3, 4, 5]])
+
+
+def test_recording_of_a_run_keeps_its_layers(tmp_path):
+    run = write_run(tmp_path / "run", nodes=2, steps=3)
+    recording = recorded.load(run)
+    assert recording.flat.shape == (3, 2, sum(map(np.prod, LAYERS.values())) + 10)
+    written = np.load(run / "gradients" / "step-00000005.npz")
+    tree = recording.tree(1)
+    np.testing.assert_array_equal(tree["layer2"]["conv"]["kernel"], written["gradient/layer2/conv/kernel"])
+    np.testing.assert_array_equal(tree["head"]["bias"], np.ones((2, 10)))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ([], "give either --run-dir"),
+        (["--run-dir", "{run}", "--recorded", "{run}"], "give either --run-dir"),
+        (["--recorded", "{run}", "--hold-out", "3"], "--hold-out must be between 1 and 2"),
+        (["--run-dir", "{run}", "--steps", "5", "--hold-out", "5"], "--hold-out must be between 1 and 4"),
+        (["--recorded", "{run}/gradients"], "is no run folder"),
+    ],
+)
+def test_refused(options, message, tmp_path, capsys):
+    run = write_run(tmp_path / "run", steps=3)
+    assert main(["bench", "codecs", *(option.format(run=run) for option in options)]) == 2
+    assert message in capsys.readouterr().err

@@ -138,6 +138,8 @@ def test_recording_and_diagnosis_see_pseudo_gradients(tmp_path):
     assert np.all(norms > 0) and np.all(norms <= 0.1 * sum(rates) * 1.0001)
     assert loop.run(dataclasses.replace(config_of(tmp_path / "topk", steps=8, diagnose_every=1))) == 0
     assert [line["step"] for line in lines(tmp_path / "topk") if "true_cosine" in line] == [8]
+    with pytest.raises(UserError, match=r"the recording would take .* \(2 steps x 2 nodes"):  # of eight steps
+        loop.run(config_of(tmp_path / "large", steps=8, record=RecordConfig(every=1, max_megabytes=1e-6)))
 
 
 # --- stopped, killed, resumed -----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 The run is the workload's baseline. Recorded is the compressor's input: each node's gradient with coupled weight decay,
 clipped if the run clips. 40 steps of a 390k-parameter model on 8 nodes take 0.5 GB. `train.py --record.every` records
-some steps and layers of any run, for `jgc analyze`.
+some steps and layers of any run; `jgc.lab.bench.codecs.recorded` reads those.
 """
 
 import json
@@ -26,34 +26,36 @@ from jgc.training.loop import batches
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.setup import Setup, build
 from jgc.training.step import make_before_compression
-from jgc.types import PyTree
+from jgc.types import Nodes, PyTree
 
 GRADIENTS, ABOUT = "gradients.npy", "recording.json"
 
 
 class Recording(NamedTuple):
-    """Gradients of S consecutive steps.
+    """Gradients of S steps.
 
     Attributes:
-      setup: of the recorded run, before its first step.
-      start: number of the first step.
-      flat: f32[S, K, n] on disk, in the order of `jgc.layout.pack`.
+      title: the run and its steps in words.
+      nodes: K.
+      params: before the run's first step, or zeros of their shapes.
+      flat: f32[S, K, n], in the order of `jgc.layout.pack`.
     """
 
-    setup: Setup
-    start: int
+    title: str
+    nodes: Nodes
+    params: PyTree
     flat: np.ndarray
 
     @property
     def shapes(self) -> PyTree:
         """The parameters' shapes and dtypes."""
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.setup.state.params)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.params)
 
     def tree(self, index: int) -> PyTree:
         """All nodes' gradients of a step, leaves [K, ...], placed on the devices."""
         packing = make_packing(self.shapes)
         trees = [unpack(g, packing) for g in np.asarray(self.flat[index])]
-        return place(jax.tree.map(lambda *xs: np.stack(xs), *trees), "local", self.setup.parts.nodes)
+        return place(jax.tree.map(lambda *xs: np.stack(xs), *trees), "local", self.nodes)
 
 
 def record(
@@ -86,7 +88,8 @@ def record(
         run_dir.mkdir(parents=True, exist_ok=True)
         _run(config, setup, start, run_dir / GRADIENTS)
         (run_dir / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
-    return Recording(setup, start, np.load(run_dir / GRADIENTS, mmap_mode="r"))
+    title = f"`{workload}`, {nodes} nodes, steps {start} to {start + steps - 1} of an uncompressed run"
+    return Recording(title, setup.parts.nodes, setup.state.params, np.load(run_dir / GRADIENTS, mmap_mode="r"))
 
 
 def _run(config: Config, setup: Setup, start: int, path: Path) -> None:

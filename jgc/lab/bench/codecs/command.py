@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jgc.lab.bench.codecs.measure import Row, front, measure
 from jgc.lab.bench.codecs.plot import draw
+from jgc.lab.bench.codecs.recorded import load
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.record import Recording, record
@@ -18,9 +19,9 @@ from jgc.training.workloads import DEFAULT
 
 @dataclass(frozen=True)
 class Codecs:
-    """Bytes against error of every method and of trivial codes, on gradients recorded from an uncompressed run.
+    """Bytes against error of every method and of trivial codes, on recorded gradients.
 
-    The recording is kept: the same command uses it again.
+    They are recorded from an uncompressed run and kept: the same command uses them again. Or a run has recorded them.
 
         python -m jgc bench codecs --run-dir runs/codecs --alphas 0.001 0.01
 
@@ -29,8 +30,11 @@ class Codecs:
         | trivial | 1-bit values at own positions | alpha 0.001 | 0.01351 | 0.2014 | 0.9796 |
     """
 
-    run_dir: Path
+    run_dir: Path | None = None
     """folder of the recording"""
+    recorded: Path | None = None
+    """a run that has recorded its own gradients (train.py --record.every N), with local steps its pseudo-gradients:
+    measured in place of a new recording; replaces the options down to --steps"""
     workload: str = DEFAULT
     """model, data set, batch and settings"""
     nodes: int = 8
@@ -54,31 +58,40 @@ class Codecs:
 
     def run(self, line: str) -> None:
         """Record, measure, and print the page."""
-        if not 0 < self.hold_out < self.steps:
-            limit = f"between 1 and --steps - 1 = {self.steps - 1}"
-            raise UserError(f"--hold-out must be {limit}, got {self.hold_out}")
         with values_of_the_user():
             for alpha in self.alphas:
                 check_alpha(alpha)
-        recording = record(self.run_dir, self.workload, self.nodes, self.seed, self.start, self.steps, self.data_dir)
+        recording = self._recording()
         rows = measure(recording, self.hold_out, self.alphas, self.passes)
-        title = f"{self.workload}, {self.nodes} nodes: what a code makes of one step's gradients, and what it costs"
-        page = markdown(rows, self.workload, recording, self.hold_out, describe())
+        page = markdown(rows, recording, self.hold_out, describe())
+        title = f"{recording.title}: what a code makes of one step's gradients, and what it costs"
         publish("Bytes against error", page, self.output, line, partial(draw, rows=rows, title=title),
                 "Cosine and relative error against bits per parameter")  # fmt: skip
 
+    def _recording(self) -> Recording:
+        if self.recorded is not None and self.run_dir is None:
+            recording = load(self.recorded)
+            self._check(len(recording.flat))
+            return recording
+        if self.run_dir is None or self.recorded is not None:
+            raise UserError("give either --run-dir, a folder for a new recording, or --recorded, a run that has one")
+        self._check(self.steps)
+        return record(self.run_dir, self.workload, self.nodes, self.seed, self.start, self.steps, self.data_dir)
 
-def markdown(rows: Sequence[Row], workload: str, recording: Recording, hold_out: int, machine: str) -> str:
+    def _check(self, steps: int) -> None:
+        if not 0 < self.hold_out < steps:
+            raise UserError(f"--hold-out must be between 1 and {steps - 1}, all steps but one, got {self.hold_out}")
+
+
+def markdown(rows: Sequence[Row], recording: Recording, hold_out: int, machine: str) -> str:
     """The table as a page, fewest bits first."""
-    steps, nodes, n = recording.flat.shape
     on = {by: set(front(rows, by)) for by in ("cosine", "error")}
     order = sorted(range(len(rows)), key=lambda i: rows[i].bits)
-    first, last = recording.start, recording.start + steps - 1
 
     cells = [_cells(rows[i], [by for by in ("cosine", "error") if i in on[by]]) for i in order]
     about = (
-        f"`{workload}`, {nodes} nodes, {n:,} parameters; steps {first} to {last} of an uncompressed run, the last "
-        f"{hold_out} held out, those before learned from; {machine}."
+        f"{recording.title}; {recording.flat.shape[-1]:,} parameters; the last {hold_out} held out, those before "
+        f"learned from; {machine}."
     )
     head = ["family", "code", "setting", "bits per parameter", "cosine", "relative error", "on the front by"]
     return f"{about}\n\n{table(head, cells)}\n"

@@ -120,10 +120,10 @@ def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passe
 
 
 def _row(recording: Recording, hold_out: int, passes: int, method: Method, change: dict[str, Any], words: str) -> Row:
-    nodes, steps = recording.setup.parts.nodes, len(recording.flat)
+    nodes, steps = recording.nodes, len(recording.flat)
     compressor = method.factory(_settings(method, change))
     step = _steps(compressor, nodes)
-    state = compressor.init(jax.random.key(0), recording.setup.state.params, nodes)
+    state = compressor.init(jax.random.key(0), recording.params, nodes)
     if jax.tree.leaves(state.shared):
         state = _learn(compressor, step, state, recording, range(steps - hold_out), passes)
     last = compressor.schedule[-1].value
@@ -175,7 +175,7 @@ def _steps(compressor: Compressor, nodes: Nodes) -> Callable[..., tuple[PyTree, 
 
 def _learn(compressor: Compressor, step, state: State, recording: Recording, indices: range, passes: int) -> State:
     """Run the phases before the last on the recorded steps, with an empty memory before each step."""
-    empty, nodes, schedule = state.local, recording.setup.parts.nodes, compressor.schedule
+    empty, nodes, schedule = state.local, recording.nodes, compressor.schedule
     for phase, following in itertools.pairwise(schedule):
         for i in [i for _ in range(passes) for i in indices]:
             state = step(phase.value, i, recording.tree(i), state._replace(local=empty))[1]

@@ -1,0 +1,32 @@
+"""Gradients that a run recorded itself (`train.py --record.every N`), for `jgc bench codecs`."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from jgc.lab.analysis import recorded
+from jgc.lab.shared.record import Recording, flat
+from jgc.nodes import make_nodes
+
+
+def load(folder: Path) -> Recording:
+    """The recorded layers of all recorded steps; with local steps their pseudo-gradients.
+
+    Raises:
+      UserError: `folder` is no run, or has no recording that can be read.
+    """
+    run = recorded.find(folder)
+    shapes = unflatten_dict({tuple(path.split("/")): shape for path, shape in run.shapes.items()})
+    params = jax.tree.map(lambda shape: jnp.zeros(shape, jnp.float32), shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+    def vectors(gradients: dict[str, np.ndarray]) -> np.ndarray:
+        tree = {tuple(path.split("/")): g.reshape(-1, *run.shapes[path]) for path, g in gradients.items()}
+        return flat(unflatten_dict(tree))
+
+    every = run.config["local"]["every"]
+    what = f"pseudo-gradients of {every} local steps" if every else "gradients"
+    title = f"{run.title}: {what}, {len(run.steps)} recorded in steps {run.steps[0]} to {run.steps[-1]}"
+    return Recording(title, make_nodes(run.nodes), params, np.stack([vectors(s.gradients) for s in recorded.read(run)]))
