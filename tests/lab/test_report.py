@@ -285,6 +285,8 @@ def test_rows_by_folder_beside_a_row_of_choice():
     assert [group.label for group in groups] == ["late", "adam", "two, topk (alpha=0.5)", "two, lgc_ps"]
     assert groups[0].seeds == (0, 1) and {baseline_of(group, groups).label for group in groups} == {"late"}
     assert figures(groups[1], groups).against.mean == pytest.approx(10)  # of the common seed, whatever differs
+    said = ["late | none", "adam | learning_rate 2.0", "two, topk (alpha=0.5) | alpha 0.5", "two, lgc_ps | none"]
+    assert settings_table(groups, groups).splitlines()[2:] == [f"| {row} |" for row in said]
     other = made_up("rows/other/a", 0.9)
     other.summary["workload"] = "digits"
     everything = pool([*runs, other], by_folder=True, baseline="late")

@@ -200,17 +200,22 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
     return f"{name} ({said})" if said else name
 
 
-def varying(group: Group, groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Settings in which groups of this method and workload differ, and their values in each group."""
-    alike = [g.settings for g in groups if (g.method, g.workload) == (group.method, group.workload)]
-    known = dict.fromkeys(key for settings in alike for key in settings if key not in IGNORED)
-    had = {key: [str(settings.get(key, ABSENT)) for settings in alike] for key in known}
+def alike(group: Group, groups: Sequence[Group]) -> list[Group]:
+    """The groups of the same method and workload."""
+    return [g for g in groups if (g.method, g.workload) == (group.method, group.workload)]
+
+
+def varying(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Settings in which groups differ, and their values in each."""
+    settings = [group.settings for group in groups]
+    known = dict.fromkeys(key for one in settings for key in one if key not in IGNORED)
+    had = {key: [str(one.get(key, ABSENT)) for one in settings] for key in known}
     return {key: values for key, values in had.items() if len(set(values)) > 1}
 
 
 def _telling(group: Group, groups: Sequence[Group]) -> list[str]:
     """Enough of the varying settings to distinguish all groups, chosen greedily."""
-    had = varying(group, groups)
+    had = varying(alike(group, groups))
 
     def kinds(keys: Iterable[str]) -> int:
         return len(set(zip(*(had[key] for key in keys), strict=True)))

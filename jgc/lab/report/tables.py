@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jgc.compress import METHODS
-from jgc.lab.report.runs import ABSENT, Group, Spread, against, baseline_of, spread, varying
+from jgc.lab.report.runs import ABSENT, Group, Spread, against, alike, baseline_of, spread, varying
 from jgc.lab.shared import paper
 from jgc.lab.shared.reconstruction import FIGURES, figures_of
 from jgc.lab.shared.tables import filled_table, paper_bytes, ratio, table
@@ -161,17 +161,20 @@ def reconstruction_table(groups: Sequence[Group]) -> str:
 
 
 def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """Settings of each method other than its class's defaults, those of the run that vary among runs of the method, and
-    a learning rate other than the baseline's."""
+    """Settings of each method other than its class's defaults, and those of the run that others do not have.
+
+    The others: the baseline of choice; else the runs of the same method, and for the learning rate the baseline.
+    """
     rows = []
     for group in groups:
         defaults = {f.name: f.default for f in dataclasses.fields(METHODS[group.method].settings)}
         given = group.runs[0].config.get("compressor", {})
         changed = [f"{name} {value}" for name, value in given.items() if value != defaults.get(name)]
-        changed += [f"{name} {group.settings.get(name, ABSENT)}" for name in varying(group, everything)
-                    if not name.startswith("compressor.")]  # fmt: skip
         baseline, rate = baseline_of(group, everything), group.settings.get("learning_rate")
-        if baseline is not None and rate != baseline.settings.get("learning_rate"):
+        others = [group, baseline] if group.baseline and baseline is not None else alike(group, everything)
+        changed += [f"{name} {group.settings.get(name, ABSENT)}" for name in varying(others)
+                    if name != "method" and not name.startswith("compressor.")]  # fmt: skip
+        if not group.baseline and baseline is not None and rate != baseline.settings.get("learning_rate"):
             changed.append(f"its own learning rate, {rate} (the baseline's: {baseline.settings['learning_rate']})")
         rows.append([group.label, ", ".join(changed) or "none"])
     return table(["method", "settings other than its defaults"], rows)
