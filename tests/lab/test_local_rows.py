@@ -46,7 +46,7 @@ def test_row_is_one_that_trains(row, folder, tmp_path, monkeypatch):
         assert (config.local.outer_learning_rate, config.local.outer_momentum) == (1.0, 0.0)
 
 
-ROUNDS = ("diloco_4bit", "streaming", "lgc_ps", "klt", "recorded")
+ROUNDS = ("diloco_4bit", "streaming", "lgc_ps", "klt", "klt_refresh", "recorded")
 
 
 def test_page_has_every_row():

@@ -6,7 +6,7 @@ data of the same kind; a new record is a line, with the page that measures it.
 
 from typing import NamedTuple
 
-from jgc.training.data.score import ACCURACY, PERPLEXITY, PIXEL_ACCURACY, Score
+from jgc.training.data.score import ACCURACY, NATS, PERPLEXITY, PIXEL_ACCURACY, Score
 
 KINDS = {"camvid": "scenes", "ptb": "text", "ptb_characters": "text"}  # by data set; all others are images
 SMALL = {"images": "cifar10_resnet20", "scenes": "camvid_pspnet", "text": "ptb_gpt"}
@@ -24,6 +24,7 @@ class Evidence(NamedTuple):
       seeds: pairs of runs.
       runs: workload, steps and settings.
       page: where it is measured.
+      every: steps between two exchanges.
     """
 
     method: str
@@ -33,6 +34,7 @@ class Evidence(NamedTuple):
     seeds: int
     runs: str
     page: str
+    every: int = 1
 
     @property
     def keeps(self) -> bool:
@@ -44,11 +46,13 @@ class Evidence(NamedTuple):
         """The record in a clause."""
         points = f" {self.score.point}s" if self.score.point else ""
         seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
-        return f"{self.score.title} {self.difference:+.2f}{points} ({self.runs}, {seeds}; {self.page})"
+        runs = f"{self.runs}, an exchange every {self.every} steps" if self.every > 1 else self.runs
+        return f"{self.score.title} {self.difference:+.2f}{points} ({runs}, {seeds}; {self.page})"
 
 
 _LONG, _SHORT = "cifar10_resnet20, 1,000 steps", "cifar10_resnet20, 500 steps"
 _SEVEN = "docs/results/cifar10_compare/README.md"
+_GPT, _ROWS = "ptb_gpt, AdamW, 3,000 steps", "docs/results/local_steps/README.md"
 RECORD = (
     Evidence("topk", "images", ACCURACY, -0.49, 3, f"{_LONG}, 0.2 %, momentum at once", "docs/results/cifar10.md"),
     Evidence("lgc_ps", "images", ACCURACY, 0.45, 3, _LONG, "docs/results/cifar10.md"),
@@ -65,6 +69,15 @@ RECORD = (
     Evidence("dgc", "scenes", PIXEL_ACCURACY, -2.80, 1, "camvid_pspnet, reduced", "docs/results/camvid/README.md"),
     Evidence("gradient_dropping", "text", PERPLEXITY, 0.25, 1, "ptb_lstm, 1 %", "docs/results/egc/ptb/report.md"),
     Evidence("egc", "text", PERPLEXITY, 13.08, 1, "ptb_lstm", "docs/results/egc/ptb/report.md"),
+    Evidence("demo", "text", NATS, 0.10, 3, "ptb_gpt, 3,000 steps, sign", _ROWS),
+    Evidence("powersgd", "text", NATS, 0.13, 3, f"{_GPT}, rank 4", _ROWS),
+    Evidence("topk", "text", NATS, 0.55, 3, f"{_GPT}, 1.6 % in 2 bits", _ROWS),
+    Evidence("ef21", "text", NATS, 1.37, 3, f"{_GPT}, 1.6 %", _ROWS),
+    Evidence("dense", "text", NATS, 0.04, 3, f"{_GPT}, DiLoCo", _ROWS, every=30),
+    Evidence("qsgd", "text", NATS, 0.04, 3, f"{_GPT}, DiLoCo with 4 bits", _ROWS, every=30),
+    Evidence("topk", "text", NATS, 0.49, 3, f"{_GPT}, SparseLoCo", _ROWS, every=30),
+    Evidence("klt", "text", NATS, 0.85, 1, _GPT, _ROWS, every=30),
+    Evidence("lgc_ps", "text", NATS, 1.20, 1, _GPT, _ROWS, every=30),
 )
 
 
@@ -78,15 +91,18 @@ def kind_of(dataset: str) -> str:
     return KINDS.get(dataset, "images")
 
 
-def on_record(method: str, kind: str) -> Evidence | None:
-    """What is known of a method on a kind of data; settings after a colon, as of bench network, do not matter.
+def on_record(method: str, kind: str, local: bool = False) -> Evidence | None:
+    """What is known of a method on a kind of data, with local steps or with an exchange in every step.
+
+    Settings after a colon, as of bench network, do not matter.
 
     Example:
       >>> on_record("topk:alpha=0.01", "images").keeps, on_record("random_k", "images")
       (True, None)
     """
     name = method.partition(":")[0]
-    return next((found for found in RECORD if (found.method, found.kind) == (name, kind)), None)
+    wanted = (name, kind, local)
+    return next((found for found in RECORD if (found.method, found.kind, found.every > 1) == wanted), None)
 
 
 def keeps_accuracy(method: str, kind: str) -> bool:

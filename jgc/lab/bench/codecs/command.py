@@ -64,7 +64,7 @@ class Codecs:
         recording = self._recording()
         rows = measure(recording, self.hold_out, self.alphas, self.passes)
         page = markdown(rows, recording, self.hold_out, describe())
-        title = f"{recording.title}: what a code makes of one step's gradients, and what it costs"
+        title = f"What a code makes of one step's gradients, and what it costs\n{recording.title.replace('`', '')}"
         publish("Bytes against error", page, self.output, line, partial(draw, rows=rows, title=title),
                 "Cosine and relative error against bits per parameter")  # fmt: skip
 

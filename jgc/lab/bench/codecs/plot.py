@@ -25,8 +25,8 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     """Write the picture."""
     figure = new_figure(13, 6.4, title)
     left, right = figure.subplots(1, 2)
-    _panel(left, rows, "cosine", "cosine of the decoded mean with the true mean (higher is better)")
-    _panel(right, rows, "error", "relative error of the decoded mean (lower is better)")
+    _panel(left, rows, "cosine", "cosine with the true mean (higher is better)")
+    _panel(right, rows, "error", "relative error of the mean (lower is better)")
     right.set_ylim(0, min(1.6, right.get_ylim()[1]))  # beyond 1, zeros would have been nearer
     right.axhline(1.0, color="black", linewidth=0.6, linestyle=":")
     right.annotate("sending nothing", (0.99, 1.005), xycoords=("axes fraction", "data"), ha="right", fontsize=8)
