@@ -191,6 +191,8 @@ def test_dense_with_local_steps_saves():
     said = verdicts.conclusion(verdicts.advise([plain, local], 4, Link(12.5e6), kind="text"))
     assert said[0].startswith("yes: dense every 30 steps takes 0.117 s a step, 5.2"), said
     assert said[1].startswith("With local steps: validation loss +0.04 nats (ptb_gpt, AdamW, 3,000 steps, DiLoCo, ")
+    assert pages.accuracy("topk", "text") == "+0.55 nats, too far"
+    assert pages.accuracy("gradient_dropping", "text") == "+0.25"  # perplexity
     pictures = verdicts.conclusion(verdicts.advise([plain, local], 4, Link(12.5e6), kind="images"))
     assert pictures[1] == "With local steps: no accuracy is on record."
 

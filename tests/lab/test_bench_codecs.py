@@ -135,6 +135,7 @@ def test_recording_of_a_run_keeps_its_layers(tmp_path):
         (["--run-dir", "{run}", "--recorded", "{run}"], "give either --run-dir"),
         (["--recorded", "{run}", "--hold-out", "3"], "--hold-out must be between 1 and 2"),
         (["--run-dir", "{run}", "--steps", "5", "--hold-out", "5"], "--hold-out must be between 1 and 4"),
+        (["--run-dir", "{run}", "--steps", "1"], "at least 2 steps must be recorded"),
         (["--recorded", "{run}/gradients"], "is no run folder"),
     ],
 )

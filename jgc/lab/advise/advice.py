@@ -107,9 +107,10 @@ def _nothing(advice: Advice) -> str:
 
 def _evidence(advice: Advice, ours: Row) -> str:
     """The record of the recommended method, and which faster ones have none."""
-    record, of_local = (on_record(ours.method, advice.kind, local) for local in (False, True))
-    known = "no accuracy is on record" if of_local is None else of_local.text
-    local = f" With local steps: {known}." if ours.every > 1 else ""
+    record, local = on_record(ours.method, advice.kind), ""
+    if ours.every > 1:
+        known = on_record(ours.method, advice.kind, local=True)
+        local = f" With local steps: {'no accuracy is on record' if known is None else known.text}."
     if record is None:
         return local.strip()
     faster = [row.method for row in advice.rows if row.method != CONTROL and not ranked(row.method, advice.kind)

@@ -14,6 +14,7 @@ from jgc.lab.advise.evidence import on_record
 from jgc.lab.advise.model import Row, communication, step
 from jgc.lab.shared.page import write_page
 from jgc.lab.shared.tables import table
+from jgc.training.data.score import NATS
 from jgc.training.rundir import write_whole
 from jgc.training.table import size
 
@@ -38,7 +39,8 @@ def accuracy(method: str, kind: str) -> str:
     record = on_record(method, kind)
     if record is None:
         return "" if not kind or method in (*UNCOMPRESSED, CONTROL) else "none"
-    return f"{record.difference:+.2f}" + ("" if record.keeps else ", too far")
+    unit = " nats" if record.score is NATS else ""  # on text they stand beside perplexities
+    return f"{record.difference:+.2f}{unit}" + ("" if record.keeps else ", too far")
 
 
 def notes(advice: Advice) -> list[str]:

@@ -161,9 +161,10 @@ def reconstruction_table(groups: Sequence[Group]) -> str:
 
 
 def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """Settings of each method other than its class's defaults, and those of the run that others do not have.
+    """Settings of each method other than its class's defaults, and settings of the run in which it differs from others.
 
-    The others: the baseline of choice; else the runs of the same method, and for the learning rate the baseline.
+    The others are the baseline of choice; without one the runs of the same method, and for the learning rate the
+    uncompressed baseline.
     """
     rows = []
     for group in groups:

@@ -36,7 +36,7 @@ class Recording(NamedTuple):
 
     Attributes:
       title: the run and its steps in words.
-      nodes: K.
+      nodes: of the run, K.
       params: before the run's first step, or zeros of their shapes.
       flat: f32[S, K, n], in the order of `jgc.layout.pack`.
     """
@@ -88,7 +88,7 @@ def record(
         run_dir.mkdir(parents=True, exist_ok=True)
         _run(config, setup, start, run_dir / GRADIENTS)
         (run_dir / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
-    title = f"`{workload}`, {nodes} nodes, steps {start} to {start + steps - 1} of an uncompressed run"
+    title = f"{workload}, {nodes} nodes, steps {start} to {start + steps - 1} of an uncompressed run"
     return Recording(title, setup.parts.nodes, setup.state.params, np.load(run_dir / GRADIENTS, mmap_mode="r"))
 
 

@@ -21,7 +21,8 @@ from jgc.training.workloads import DEFAULT
 class Codecs:
     """Bytes against error of every method and of trivial codes, on recorded gradients.
 
-    They are recorded from an uncompressed run and kept: the same command uses them again. Or a run has recorded them.
+    They come from an uncompressed run that this command starts (--run-dir), or from any run that recorded its own
+    (--recorded).
 
         python -m jgc bench codecs --run-dir runs/codecs --alphas 0.001 0.01
 
@@ -31,10 +32,10 @@ class Codecs:
     """
 
     run_dir: Path | None = None
-    """folder of the recording"""
+    """folder for a new recording, which the same command uses again"""
     recorded: Path | None = None
-    """a run that has recorded its own gradients (train.py --record.every N), with local steps its pseudo-gradients:
-    measured in place of a new recording; replaces the options down to --steps"""
+    """folder of a run with a recording (train.py --record.every N), of pseudo-gradients if it has local steps; takes
+    the place of --run-dir and of the options from --workload to --steps"""
     workload: str = DEFAULT
     """model, data set, batch and settings"""
     nodes: int = 8
@@ -64,21 +65,23 @@ class Codecs:
         recording = self._recording()
         rows = measure(recording, self.hold_out, self.alphas, self.passes)
         page = markdown(rows, recording, self.hold_out, describe())
-        title = f"What a code makes of one step's gradients, and what it costs\n{recording.title.replace('`', '')}"
+        title = f"What a code makes of one step's gradients, and what it costs\n{recording.title}"
         publish("Bytes against error", page, self.output, line, partial(draw, rows=rows, title=title),
                 "Cosine and relative error against bits per parameter")  # fmt: skip
 
     def _recording(self) -> Recording:
+        if self.run_dir is not None and self.recorded is None:
+            self._check(self.steps)
+            return record(self.run_dir, self.workload, self.nodes, self.seed, self.start, self.steps, self.data_dir)
         if self.recorded is not None and self.run_dir is None:
             recording = load(self.recorded)
             self._check(len(recording.flat))
             return recording
-        if self.run_dir is None or self.recorded is not None:
-            raise UserError("give either --run-dir, a folder for a new recording, or --recorded, a run that has one")
-        self._check(self.steps)
-        return record(self.run_dir, self.workload, self.nodes, self.seed, self.start, self.steps, self.data_dir)
+        raise UserError("give either --run-dir, a folder for a new recording, or --recorded, a run that has one")
 
     def _check(self, steps: int) -> None:
+        if steps < 2:
+            raise UserError(f"at least 2 steps must be recorded, one of them to be held out, got {steps}")
         if not 0 < self.hold_out < steps:
             raise UserError(f"--hold-out must be between 1 and {steps - 1}, all steps but one, got {self.hold_out}")
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
@@ -19,12 +18,11 @@ def load(folder: Path) -> Recording:
       UserError: `folder` is no run, or has no recording that can be read.
     """
     run = recorded.find(folder)
-    shapes = unflatten_dict({tuple(path.split("/")): shape for path, shape in run.shapes.items()})
-    params = jax.tree.map(lambda shape: jnp.zeros(shape, jnp.float32), shapes, is_leaf=lambda x: isinstance(x, tuple))
+    params = unflatten_dict({path: jnp.zeros(shape, jnp.float32) for path, shape in run.shapes.items()}, sep="/")
 
     def vectors(gradients: dict[str, np.ndarray]) -> np.ndarray:
-        tree = {tuple(path.split("/")): g.reshape(-1, *run.shapes[path]) for path, g in gradients.items()}
-        return flat(unflatten_dict(tree))
+        shaped = {path: g.reshape(-1, *run.shapes[path]) for path, g in gradients.items()}
+        return flat(unflatten_dict(shaped, sep="/"))
 
     every = run.config["local"]["every"]
     what = f"pseudo-gradients of {every} local steps" if every else "gradients"
