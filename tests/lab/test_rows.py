@@ -1,0 +1,90 @@
+"""The rows of docs/results/local_steps and long_runs: every command is one that `jgc compare` or `jgc sweep` takes."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from image_helpers import png, write_prepared
+from text_helpers import write_text
+
+from jgc.lab import launch
+from jgc.lab.commands import load
+from jgc.training.options import read
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+ROUNDS = ("diloco_4bit", "streaming", "lgc_ps", "klt", "klt_refresh", "recorded")
+
+
+def rows_of(page):
+    common, *rows = [shlex.split(line) for line in (RESULTS / page / "rows.txt").read_text().splitlines()]
+    assert common[0] == "common"
+    return [(name, command, common[1:] + words) for name, command, *words in rows]
+
+
+class Reached(Exception):
+    """All runs of a row have passed the checks that come before training."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = write_text(tmp_path_factory.mktemp("data"), {"train": 9000, "valid": 200, "test": 100})
+    images = {split: [(png(i), i % 10) for i in range(count)] for split, count in (("train", 64), ("test", 9))}
+    return write_prepared(folder, "cifar10", images, ("32", "32", "3"), 10)
+
+
+@pytest.fixture
+def config_of(folder, tmp_path, monkeypatch):
+    """`(row of rows_of) -> the settings of its first run`."""
+
+    def of(name, command, words):
+        trained = []
+
+        def stop(job, *_):
+            trained.append(job.config)
+            raise Reached
+
+        monkeypatch.setattr(launch, "train_one", stop)
+        where = ["--run-dir", str(tmp_path / name), "--data-dir", str(folder)]
+        with pytest.raises(Reached):
+            read(load(command), [*words, *where], f"jgc {command}").run("")
+        return trained[0]
+
+    return of
+
+
+def names(row):
+    return row[0]
+
+
+@pytest.mark.parametrize("row", rows_of("local_steps"), ids=names)
+def test_row_of_local_steps_is_one_that_trains(row, config_of):
+    name, command, _ = row
+    config = config_of(*row)
+    of_name = [int(part) for part in name.split("_") if part.isdecimal()]
+    assert config.local.every == (of_name[0] if of_name else 30 if name in ROUNDS else None)
+    short = 900 if command == "sweep" else 1500 if name == "recorded" else 3000
+    assert (config.steps, config.schedule_steps) == (short, 900 if command == "sweep" else 3000)
+    if name.startswith(("sparseloco", "search_sparseloco")):
+        assert config.compressor.selection == "chunks" and config.compressor.value_code == "2bit-codebook"
+        assert (config.local.outer_learning_rate, config.local.outer_momentum) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("row", rows_of("long_runs"), ids=names)
+def test_row_of_long_runs_is_one_that_trains(row, config_of):
+    name = row[0]
+    config = config_of(*row)
+    assert (config.steps, config.schedule_steps, config.nodes, config.batch_size) == (6000, 6000, 4, 64)
+    assert (config.learning_rate, config.model.norm) == (0.1, "batch")
+    if name.endswith("_paper"):
+        assert (config.compressor.alpha, config.compressor.min_values) == (0.001, 1)
+        assert config.compressor.factor_masking and not config.compressor.momentum_at_once
+    elif name.startswith("topk"):
+        assert config.compressor.alpha == 0.001
+        assert config.compressor.positions == ("learned" if name.endswith("learned") else "own")
+
+
+@pytest.mark.parametrize("page", ["local_steps", "long_runs"])
+def test_page_has_every_row(page):
+    text = (RESULTS / page / "README.md").read_text()
+    shown = [name for name, *_ in rows_of(page) if not name.startswith("search_")]
+    assert [name for name in shown if f"| `{name}` |" not in text] == []
