@@ -7,6 +7,7 @@ import pytest
 from image_helpers import png, write_prepared
 from text_helpers import write_text
 
+from jgc.compress import Dense
 from jgc.lab import launch
 from jgc.lab.commands import load
 from jgc.training.options import read
@@ -73,14 +74,22 @@ def test_row_of_local_steps_is_one_that_trains(row, config_of):
 def test_row_of_long_runs_is_one_that_trains(row, config_of):
     name = row[0]
     config = config_of(*row)
-    assert (config.steps, config.schedule_steps, config.nodes, config.batch_size) == (6000, 6000, 4, 64)
+    steps = 20000 if name.endswith("_20000") else 6000
+    assert (config.steps, config.schedule_steps, config.nodes, config.batch_size) == (steps, steps, 4, 64)
     assert (config.learning_rate, config.model.norm) == (0.1, "batch")
-    if name.endswith("_paper"):
-        assert (config.compressor.alpha, config.compressor.min_values) == (0.001, 1)
-        assert config.compressor.factor_masking and not config.compressor.momentum_at_once
-    elif name.startswith("topk"):
-        assert config.compressor.alpha == 0.001
-        assert config.compressor.positions == ("learned" if name.endswith("learned") else "own")
+    assert config.layers.dense == ("" if "_all" in name or name.startswith("baseline") else "first")
+    compressor = config.compressor
+    if name.startswith("baseline"):
+        assert compressor == Dense(momentum_correction=True)
+        return
+    of_name = {"lgc_ps": 0.5, "lgc_ps_untrained": 0.5, "egc_paper": None}
+    percent = next((float(part) for part in name.split("_") if part in ("0.1", "0.5", "2")), of_name.get(name, 0.1))
+    assert percent is None or compressor.alpha == pytest.approx(percent / 100, rel=0.03)
+    if "_paper" in name:
+        assert (compressor.min_values, compressor.momentum_at_once) == (1, False)
+    if name.startswith("topk"):
+        assert compressor.positions == ("learned" if name.endswith("learned") else "own")
+        assert compressor.value_code == next((part for part in name.split("_") if part in ("1bit", "2bit")), "float32")
 
 
 @pytest.mark.parametrize("page", ["local_steps", "long_runs"])
