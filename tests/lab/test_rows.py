@@ -82,7 +82,7 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     if name.startswith("baseline"):
         assert compressor == Dense(momentum_correction=True)
         return
-    of_name = {"lgc_ps": 0.5, "lgc_ps_untrained": 0.5, "egc_paper": None}
+    of_name = {"lgc_ps": 0.5, "lgc_ps_untrained": 0.5, "lgc_ps_no_code": 0.5, "egc_paper": None}
     percent = next((float(part) for part in name.split("_") if part in ("0.1", "0.5", "2")), of_name.get(name, 0.1))
     assert percent is None or compressor.alpha == pytest.approx(percent / 100, rel=0.03)
     if "_paper" in name:

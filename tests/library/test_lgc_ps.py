@@ -212,3 +212,20 @@ def test_diagnostics_match_their_definitions():
     assert figures["ceiling_cosine"] == pytest.approx(cosine(ceiling.mean(0), true), rel=1e-4)
     assert figures["true_cosine"] == pytest.approx(cosine(got, v.mean(0)), rel=1e-4)
     assert figures["positions"].tolist() == positions.tolist()
+
+
+def test_without_a_code_values_come_from_signs_means_and_innovations():
+    grads, state = _gradients(), _first_state(code_dtype="none")
+    aggregated, after, _ = _step("compressed", code_dtype="none")(jax.random.key(0), grads, state)
+    figures = _diagnose()(jax.random.key(0), grads, _first_state())
+    got, v, positions = _flat(aggregated), _flat(grads), _largest(_flat(grads)[0])
+    true = v[:, positions].mean(0)
+    cosine = np.vdot(got[positions], true) / np.linalg.norm(got) / np.linalg.norm(true)
+    assert cosine == pytest.approx(float(figures["without_code_cosine"]), rel=1e-4)
+    np.testing.assert_allclose(np.mean(after.local.memory, 0) + got, v.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("setting", ["fold_signs", "send_means"])
+def test_without_a_code_signs_and_means_are_needed(setting):
+    with pytest.raises(ValueError, match="code_dtype='none' needs fold_signs and send_means"):
+        lgc_ps(code_dtype="none", **{setting: False})

@@ -32,7 +32,7 @@ def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tup
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
     # for its residual a worker decodes its own message, and needs the code and the leader's scales to do so
     to_decode: Sizes = {}
-    if config.feedback == "exact":
+    if config.feedback == "exact" and code:
         to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
     if config.positions == "own":
         union = {"values": mean["values"] * nodes.count, "positions": header["positions"] * nodes.count}
@@ -60,7 +60,7 @@ def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[
 
 def server_sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
     """The trained weights, on entering the third phase: the encoder to the leader, decoders to nodes that need one."""
-    if phase != COMPRESSED or config.autoencoder_steps == 0:
+    if phase != COMPRESSED or config.autoencoder_steps == 0 or config.code_dtype == "none":
         return ()
     weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), selection.mu, 1))
     encoder = {"encoder weights": _bytes(weights.encoder)}

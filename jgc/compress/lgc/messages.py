@@ -36,7 +36,7 @@ class ServerInbox(NamedTuple):
 
     positions: Array  # i32[K, mu]
     views: View  # leading axis [K]
-    code: Array  # f32[m / 16, 4], from the leader
+    code: Array | None  # f32[m / 16, 4], from the leader; None without a code
     picked: Array  # i32[K, innovations], indices into the selected values
     innovations: Array  # f32[K, innovations], exact values there
 
@@ -53,7 +53,7 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
         common = comm.broadcast_dict({**header, **code}, leader, nodes)
         header = {field: common[field] for field in header}
     else:
-        common = comm.broadcast_dict(code, leader, nodes)
+        common = comm.broadcast_dict(code, leader, nodes) if code else {}
     positions = selection.unpack(header["positions"])
     view = view_of(config, v[positions], header, selection)
     picked = choose_innovations(config, v[positions], view, selection)
@@ -66,7 +66,9 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
 
 
 def write_code(config: LgcPs, code: Array) -> Payload:
-    """The payload of a code f32[m / 16, 4]."""
+    """The payload of a code f32[m / 16, 4]; empty without a code."""
+    if config.code_dtype == "none":
+        return {}
     payload = encode_values(config.code_dtype, code.reshape(-1), (code.size,))
     return {{"values": "code", "scales": "code scales"}[field]: x for field, x in payload.items()}
 
@@ -87,14 +89,23 @@ def _read_inbox(config: LgcPs, common, every, header, leader: Array, selection: 
     chosen = every["innovations"].shape[1]
     picked = jax.vmap(lambda p: elias_fano.decode(p, selection.mu, chosen))(every["innovation positions"])
     innovations = every["innovations"].astype(jnp.float32)
-    names = {"values": "code", "scales": "code scales"}
-    written = {name: common[field] for name, field in names.items() if field in common}
-    code = decode_values(config.code_dtype, written, (ae.code_size(selection.mu),)).reshape(-1, ae.CHANNELS)
+    code = read_code(config, common, selection)
     return ServerInbox(positions, View(signs, means, scales), code, picked, innovations)
+
+
+def read_code(config: LgcPs, payload: Payload, selection: Selection) -> Array | None:
+    """The inverse of `write_code`."""
+    if config.code_dtype == "none":
+        return None
+    names = {"values": "code", "scales": "code scales"}
+    written = {name: payload[field] for name, field in names.items() if field in payload}
+    return decode_values(config.code_dtype, written, (ae.code_size(selection.mu),)).reshape(-1, ae.CHANNELS)
 
 
 def decode(config: LgcPs, weights: ae.Weights, inbox: ServerInbox, selection: Selection) -> Array:
     """The server's reconstruction of every node's selected values, equation (12), f32[K, mu]."""
+    if inbox.code is None:
+        return _without_code(inbox, selection)
 
     def one(decoder, view, picked, values):
         z = ae.decode(decoder, inbox.code, innovation_vector(view, picked, values, selection))
@@ -102,6 +113,17 @@ def decode(config: LgcPs, weights: ae.Weights, inbox: ServerInbox, selection: Se
         return x.at[picked].set(values) if config.overwrite else x
 
     return jax.vmap(one)(weights.decoders, inbox.views, inbox.picked, inbox.innovations)
+
+
+def _by_signs(inbox: ServerInbox, selection: Selection) -> Array:
+    """Every node's values from signs and means alone, f32[K, mu]."""
+    return inbox.views.signs * inbox.views.means[:, selection.ids]
+
+
+def _without_code(inbox: ServerInbox, selection: Selection) -> Array:
+    """Every node's values from signs, means and innovations, f32[K, mu]."""
+    x = _by_signs(inbox, selection)
+    return jax.vmap(lambda x, picked, values: x.at[picked].set(values))(x, inbox.picked, inbox.innovations)
 
 
 def average(inbox: ServerInbox, x: Array, n: int) -> Array:
@@ -137,10 +159,8 @@ def figures(
     best = exact if config.positions == "own" else _ceiling(exact[leader], leader, inbox, selection)
     got = average(inbox, decode(config, weights, inbox, selection), v.size)
     ceiling = average(inbox, best, v.size)
-    by_signs = inbox.views.signs * inbox.views.means[:, selection.ids]  # f32[K, mu], from signs and means alone
-    trivial = average(inbox, by_signs, v.size)
-    with_innovations = jax.vmap(lambda x, picked, values: x.at[picked].set(values))
-    without_code = average(inbox, with_innovations(by_signs, inbox.picked, inbox.innovations), v.size)
+    trivial = average(inbox, _by_signs(inbox, selection), v.size)
+    without_code = average(inbox, _without_code(inbox, selection), v.size)
     return {
         "reconstruction_cosine": cosine(got, true),
         "relative_error": relative_error(got, true),

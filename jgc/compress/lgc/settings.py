@@ -63,8 +63,9 @@ class LgcPs(Lgc):
     """weight of the similarity loss (5)"""
     innovation_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """dtype in which innovations are sent"""
-    code_dtype: ValueCode = "float32"
-    """value code of the code: floats of some width, or a few bits per value with a scale for either sign"""
+    code_dtype: ValueCode | Literal["none"] = "float32"
+    """value code of the code: floats of some width, or a few bits per value with a scale for either sign; none: no code
+    is sent, and values are decoded from signs, means and innovations, as a control of what the code is worth"""
 
 
 PAPER_RECIPE: dict[str, Any] = {
@@ -104,8 +105,10 @@ def check(config: LgcPs) -> None:
     check_choices(
         config, positions=("leader", "own"), leader=("fixed", "rotating"),
         innovation_by=("error", "magnitude", "layer"), innovation_dtype=("float32", "float16", "bfloat16"),
-        code_dtype=get_args(ValueCode),
+        code_dtype=(*get_args(ValueCode), "none"),
     )  # fmt: skip
+    if config.code_dtype == "none" and not (config.fold_signs and config.send_means):
+        raise ValueError("code_dtype='none' needs fold_signs and send_means, or only innovations would be sent")
 
 
 def check_choices(config: Lgc, **choices: tuple[str, ...]) -> None:
