@@ -1,24 +1,28 @@
-"""The rows of docs/results/local_steps and long_runs: every command is one that `jgc compare` or `jgc sweep` takes."""
+"""The rows of docs/results/local_steps, long_runs and gpu: every command is one that jgc takes."""
 
+import os
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
-from image_helpers import png, write_prepared
+from camvid_helpers import write_camvid
+from image_helpers import png, write_prepared, write_tiny_imagenet
 from text_helpers import write_text
 
 from jgc.compress import Dense
 from jgc.lab import launch
 from jgc.lab.commands import load
 from jgc.training.options import read
+from jgc.training.workloads import WORKLOADS
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ROUNDS = ("diloco_4bit", "streaming", "lgc_ps", "klt", "klt_refresh", "recorded")
 
 
 def rows_of(page):
-    common, *rows = [shlex.split(line) for line in (RESULTS / page / "rows.txt").read_text().splitlines()]
-    assert common[0] == "common"
+    rows = [shlex.split(line) for line in (RESULTS / page / "rows.txt").read_text().splitlines()]
+    common = rows.pop(0) if rows[0][0] == "common" else []
     return [(name, command, common[1:] + words) for name, command, *words in rows]
 
 
@@ -30,7 +34,9 @@ class Reached(Exception):
 def folder(tmp_path_factory):
     folder = write_text(tmp_path_factory.mktemp("data"), {"train": 9000, "valid": 200, "test": 100})
     images = {split: [(png(i), i % 10) for i in range(count)] for split, count in (("train", 64), ("test", 9))}
-    return write_prepared(folder, "cifar10", images, ("32", "32", "3"), 10)
+    write_prepared(folder, "cifar10", images, ("32", "32", "3"), 10)
+    write_camvid(folder)
+    return write_tiny_imagenet(folder)
 
 
 @pytest.fixture
@@ -97,3 +103,49 @@ def test_page_has_every_row(page):
     text = (RESULTS / page / "README.md").read_text()
     shown = [name for name, *_ in rows_of(page) if not name.startswith("search_")]
     assert [name for name in shown if f"| `{name}` |" not in text] == []
+
+
+@pytest.mark.parametrize("row", [row for row in rows_of("gpu") if row[1] == "compare"], ids=names)
+def test_row_for_a_gpu_is_one_that_trains(row, config_of):
+    config = config_of(*row)
+    assert config.steps == WORKLOADS[config.workload].steps
+    assert row[0].split("_")[0] in config.workload
+
+
+@pytest.mark.parametrize("row", [row for row in rows_of("gpu") if row[1] != "compare"], ids=names)
+def test_benchmark_for_a_gpu_is_one(row):
+    _, command, words = row
+    name = f"{command} {words[0]}"
+    assert read(load(name), words[1:], f"jgc {name}")
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    """`(what python does, ROWS) -> (exit status, output)` of gpu.sh."""
+
+    def run(python, rows="select methods"):
+        fake = tmp_path / "bin" / "python"
+        fake.parent.mkdir(exist_ok=True)
+        fake.write_text(f'#!/bin/sh\necho "$@"\n{python}\n')
+        fake.chmod(0o755)
+        env = os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}", "ROWS": rows, "SECONDS_A_PIECE": "1"}
+        done = subprocess.run(["bash", RESULTS / "gpu.sh", tmp_path / "runs"], env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_gpu_script_goes_on_with_what_is_left(gpu):
+    status, said = gpu("exec sleep 30")
+    assert status == 75 and "select: saved, not finished" in said
+    status, said = gpu("exit 0")
+    assert status == 75 and "-m jgc bench select" in said
+    status, said = gpu("exit 3")
+    assert status == 3 and "-m jgc bench methods" in said
+    assert gpu("exit 0")[0] == 0
+    assert gpu("exit 3") == (0, "all rows are finished\n")
+
+
+def test_gpu_script_names_an_unknown_row(gpu):
+    status, said = gpu("exit 0", "selekt")
+    assert status == 2 and said.startswith("error: no row selekt in ") and said.count("\n") == 1

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The runs that are too large for two cores, on one GPU, in pieces of at most ten minutes.
+#
+#     docs/results/gpu.sh RUNS [OPTIONS]
+#
+# goes on with the first row of gpu/rows.txt that is not finished, for SECONDS_A_PIECE (540), and saves; the same line again goes on
+# from there. Rows are in the order of what they would settle. RUNS: folder of all rows' runs. OPTIONS: of `jgc compare`,
+# e.g. --data-dir DATA. ROWS="NAME NAME": only these. Exit status: 0 once all rows are finished, 75 if something is left.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+runs=${1:?a folder for the runs}
+shift
+rows=docs/results/gpu/rows.txt
+for row in ${ROWS:-}; do
+    if ! grep -q "^$row " "$rows"; then
+        echo "error: no row $row in $rows" >&2
+        exit 2
+    fi
+done
+mkdir -p "$runs"
+left=$(awk -v wanted=" ${ROWS:-} " 'wanted ~ /^ *$/ || index(wanted, " " $1 " ")' "$rows" | while read -r name command; do
+    [ -f "$runs/$name.done" ] || echo "$name $command"
+done)
+if [ -z "$left" ]; then
+    echo "all rows are finished"
+    exit 0
+fi
+read -r name words <<<"$left"
+echo "$name, and $(($(wc -l <<<"$left") - 1)) rows after it"
+read -ra words <<<"${words//RUNS/$runs}"
+if [ "${words[0]}" = compare ]; then
+    words+=(--run-dir "$runs/$name" "$@")
+fi
+status=0
+timeout --signal=TERM --kill-after=50 "${SECONDS_A_PIECE:-540}" python -m jgc "${words[@]}" || status=$?
+case $status in
+0) touch "$runs/$name.done" ;;
+124) echo "$name: saved, not finished; the same line goes on" ;;
+*) exit $status ;;
+esac
+[ "$(wc -l <<<"$left")" = 1 ] && [ $status = 0 ] || exit 75
