@@ -83,8 +83,17 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     steps = 20000 if name.endswith("_20000") else 6000
     assert (config.steps, config.schedule_steps, config.nodes, config.batch_size) == (steps, steps, 4, 64)
     assert (config.learning_rate, config.model.norm) == (0.1, "batch")
-    assert config.layers.dense == ("" if "_all" in name or name.startswith("baseline") else "first")
+    everything = name.startswith(("baseline", "gradiveq", "qsgd")) or "_all" in name
+    assert config.layers.dense == ("" if everything else "first")
     compressor = config.compressor
+    if name.startswith("gradiveq_paper"):
+        assert (compressor.warmup_steps, compressor.sampling_steps, compressor.compressed_steps) == (2500, 100, 400)
+        part = name.split("lambda_")[-1]
+        assert compressor.loss == (0.01 if part == name else float(part))
+        assert compressor.reuse == (int(name[-1]) if "_s" in name else 0)
+        assert not compressor.error_feedback
+    if name.startswith(("gradiveq", "qsgd")):
+        return
     if name.startswith("baseline"):
         assert compressor == Dense(momentum_correction=True)
         return
