@@ -52,10 +52,11 @@ def loss(params, text):
     return optax.softmax_cross_entropy_with_integer_labels(x @ params["head"], text[:, 1:]).mean()
 
 
-def batch_of(step):
-    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: each node has its own examples."""
+def batch_of(step, unseen=False):
+    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: each node has its own examples. The last tenth is unseen."""
     text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python brings along
     text = text[text < CHARACTERS].astype(np.int32)
+    text = text[len(text) * 9 // 10 :] if unseen else text[: len(text) * 9 // 10]
     starts = np.random.default_rng(step).integers(0, len(text) - WINDOW, (NODES, EXAMPLES, 1))
     return text[starts + np.arange(WINDOW + 1)]
 
@@ -67,11 +68,11 @@ def adamw(steps):
 
 
 def train(init, step, steps=STEPS):
-    """The state after some steps, and the loss on text that no step has seen in this cut."""
+    """The state after some steps, and the loss on text that no step has seen."""
     state = init(jax.random.key(1), first_params(jax.random.key(0)))
     for i in range(steps):
         state, _ = step(state, batch_of(i))
-    unseen = batch_of(10**6).reshape(-1, WINDOW + 1)
+    unseen = batch_of(0, unseen=True).reshape(-1, WINDOW + 1)
     return state, float(jax.jit(loss)(jax.device_get(state.params), unseen))
 
 
@@ -83,7 +84,7 @@ def local_steps(name, nodes, every=EVERY, steps=STEPS):
 
 if __name__ == "__main__":
     nodes, params = jgc.make_nodes(NODES), first_params(jax.random.key(0))
-    before = float(jax.jit(loss)(params, batch_of(10**6).reshape(-1, WINDOW + 1)))
+    before = float(jax.jit(loss)(params, batch_of(0, unseen=True).reshape(-1, WINDOW + 1)))
     _, after = train(*jgc.make_step(loss, jgc.compress.dense(), adamw(STEPS), nodes, unroll=False))
     (sent,) = jgc.bytes_per_step(jgc.compress.dense(), params, nodes).values()
     print(f"{'every step':10} loss {before:.3f} to {after:.3f}, {sent.node:9,.0f} bytes a step of each node")

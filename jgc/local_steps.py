@@ -196,8 +196,10 @@ def local_steps(
             "method without (momentum_correction=False), and optax.sgd(rate, momentum=0.9) as `outer`"
         )
     for name, x in (("every", every), ("fragments", fragments), ("overlap", overlap)):
-        if not isinstance(x, int | np.integer):
+        if not isinstance(x, int | np.integer) or isinstance(x, bool):
             raise TypeError(f"{name} must be a whole number, got {x!r}")
+    if not isinstance(merge, int | float | np.number) or isinstance(merge, bool):
+        raise TypeError(f"merge must be a number, got {merge!r}")
     if every < 1:
         raise ValueError(f"every must be at least 1 step, got {every}")
     if not 1 <= fragments <= every:

@@ -29,6 +29,24 @@ def heading(setup: Setup, folder: Path, start: int) -> str:
     )
 
 
+def notes(setup: Setup) -> list[str]:
+    """What a run's length leaves out: phases that it ends before, and steps after the last exchange."""
+    config, schedule = setup.parts.config, setup.parts.compressor.schedule
+    every, last, said = config.local.every, schedule[-1], []
+    total, unit = (config.steps, "steps") if every is None else (config.steps // every, "exchanges")
+    if last.start >= total:
+        said.append(
+            f"note: phase {last.name} follows {last.start} {unit} of other phases, and this run has {total}: it ends "
+            "before; train longer, or shorten those phases (--compressor.warmup-steps, where the method has it)"
+        )
+    if every is not None and (rest := config.steps % every):
+        said.append(
+            f"note: the last {rest} of {config.steps} steps have no exchange after them, and do not count: the "
+            f"parameters that are evaluated are those of the last exchange (--steps {config.steps - rest} ends there)"
+        )
+    return said
+
+
 def describe(cost: PhaseCost, program: Program, every: int | None = None) -> str:
     """The line that a run prints when a phase begins. `every`: with local steps, those of a round."""
     leader = f"{size(cost.leader)} from the leader, " if cost.leader != cost.worker else ""

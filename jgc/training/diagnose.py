@@ -18,7 +18,7 @@ class Diagnosis:
     Args:
       parts: of the run.
       costs: by the phase's value; the loop adds phases.
-      every: interval in steps, from a phase's first step on; 0 for none.
+      every: interval in steps, with local steps in exchanges, from a phase's first one on; 0 for none.
     """
 
     def __init__(self, parts: Parts, costs: Costs, every: int):

@@ -146,7 +146,7 @@ def change_phase(run: Run, fragment: int, old: Phase, new: Phase, state: TrainSt
 def look(run: Run, step: int, number: int, phase: Phase, state: TrainState) -> dict[str, float]:
     """Record the pseudo-gradients of the coming exchange, and compare their aggregate with the true mean, where asked.
 
-    --record.every and --diagnose-every count exchanges. Neither looks at fragments.
+    --record.every counts exchanges, --diagnose-every steps. Neither looks at fragments.
     """
     if parts_of(run).fragments > 1:
         return {}
@@ -164,23 +164,27 @@ def look(run: Run, step: int, number: int, phase: Phase, state: TrainState) -> d
 class Divergence:
     """Says which setting makes a run with local steps diverge: that of the outer steps, or that of the inner ones.
 
-    A run diverges if its loss is not finite, or above twice its first value for a whole round. All changes of the loss
-    are added up, those across an outer step apart from the others; the larger sum names the culprit.
+    A run diverges if its loss is not finite, or above twice its first value for a whole round. All changes of the
+    logarithm of the loss are added up, those across an outer step apart from the others; the larger sum names the
+    culprit. Without the logarithm it would be the last change of a loss that grows tenfold in every step.
     """
+
+    LEAST, MOST = 1e-6, 3e38  # of a loss; NaN counts as the most
 
     def __init__(self, config: Config, local: LocalParts, first: float | None):
         self._config, self._local = config, local
-        self._first, self._before = first, first
+        self._first = self._before = None if first is None else max(first, self.LEAST)
         self._rises = {"outer": 0.0, "inner": 0.0}
         self._above = 0
 
     def __call__(self, step: int, loss: float, finite: bool) -> str:
         """Why the run diverges, or "". `step` counts from 1."""
         bad = not (finite and math.isfinite(loss))
+        loss = self.MOST if bad else max(loss, self.LEAST)
         if self._first is None or self._before is None:
             self._first, self._before = loss, loss
         by = "inner" if self._local.due(step - 1).apply is None else "outer"  # what changed the parameters last
-        self._rises[by] += math.inf if bad else loss - self._before
+        self._rises[by] += math.log(loss / self._before)
         self._before = loss
         self._above = self._above + 1 if loss > 2 * self._first else 0
         if not bad and self._above < self._local.every:

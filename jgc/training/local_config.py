@@ -10,7 +10,7 @@ from jgc.training.errors import UserError
 @dataclass(frozen=True)
 class LocalConfig:
     """Local steps: every node takes steps of its own, and the nodes exchange pseudo-gradients (docs/local_steps.md).
-    The method's phases, --diagnose-every and --record.every then count exchanges."""
+    The method's phases and --record.every then count exchanges."""
 
     every: int | None = None
     """H, steps of each node between two exchanges; if not given, gradients are exchanged in every step"""
@@ -46,7 +46,7 @@ def check_local(config: Any) -> None:
             f"{config.steps}"
         )
     if not 0 < local.outer_learning_rate < float("inf"):
-        raise UserError(f"--local.outer-learning-rate must be positive, got {local.outer_learning_rate}")
+        raise UserError(f"--local.outer-learning-rate must be positive and finite, got {local.outer_learning_rate}")
     if not 0 <= local.outer_momentum < 1:
         raise UserError(f"--local.outer-momentum must be in [0, 1), got {local.outer_momentum}")
     if config.schedule == "validation":

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jgc.method import phases
 from jgc.training import checkpoint, local
-from jgc.training.announce import describe, heading
+from jgc.training.announce import describe, heading, notes
 from jgc.training.begin import check_own, resume_or_start
 from jgc.training.between import batches, check_and_save, evaluate, validate
 from jgc.training.config import Config, check
@@ -97,6 +97,8 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
         mark_run_dir(folder, config)
     recording.begin(start)
     console.print(heading(setup, folder, start), highlight=False)
+    for note in notes(setup):
+        console.print(note, highlight=False, soft_wrap=True)
 
     # --- the loop
     display = Display(console, config.steps, start, config.log_every, setup.source.score)
@@ -106,7 +108,8 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
         diverges = local.watch(config, setup.parts.local, read(folder / METRICS))
         kept = partial(checkpoint.kept, manager, proof)
         recorder = Recorder(metrics, display, costs, config.nodes, proof, kept, diverges)
-        diagnosis = Diagnosis(exchange_parts(setup.parts), costs, config.diagnose_every)
+        every = -(-config.diagnose_every // (config.local.every or 1))  # of exchanges
+        diagnosis = Diagnosis(exchange_parts(setup.parts), costs, every)
         evaluate, validate = make_evaluate(setup.parts, setup.source), make_validate(setup.parts, setup.source)
         run = Run(
             team, setup, folder, console, manager, interrupts, recorder, recording, diagnosis, evaluate, validate,

@@ -1,7 +1,7 @@
 """Build a run's parts from its config: nodes, data, model, compressor, optimiser, first state."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ from jgc import compress
 from jgc.compress.registry import FIRST, LAST
 from jgc.compress.settings import ErrorFeedback
 from jgc.local_steps import local_steps
+from jgc.method.outer import Parts as LocalParts
 from jgc.nodes import make_nodes
-from jgc.training.config import Config
+from jgc.training.config import Config, method_name
 from jgc.training.costs import PhaseCost
 from jgc.training.data import MissingDataError, Scenes, Source, Streamed, Text, load_dataset, shrunk, source_of
 from jgc.training.errors import UserError
@@ -21,6 +22,9 @@ from jgc.training.models import Model, make_model
 from jgc.training.optimizer import make_inner, make_optimizer, make_outer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
 from jgc.types import Compressor, Key, Nodes, PyTree
+
+if TYPE_CHECKING:
+    import optax
 
 OF_SOME_DATA: dict[str, tuple[Any, str]] = {
     "window": (Text, "texts"),
@@ -93,11 +97,32 @@ def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: 
     if config.local.every is None:
         optimizer = make_optimizer(config, compressor.owns_momentum)
     else:
-        how, optimizer = config.local, make_inner(config)
-        local = local_steps(
-            optimizer, make_outer(config), compressor, config.local.every, nodes, how.fragments, how.overlap, how.merge
-        ).parts
+        optimizer = make_inner(config)
+        local = local_parts(config, optimizer, compressor, nodes)
     return Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, key, source.void, local)
+
+
+def local_parts(
+    config: Config, inner: "optax.GradientTransformation", compressor: Compressor, nodes: Nodes
+) -> LocalParts:
+    """Local steps as a config has them.
+
+    Raises:
+      UserError: fragments, overlap or merge out of range; a method that keeps a momentum.
+    """
+    how = config.local
+    assert how.every is not None
+    if compressor.owns_momentum:
+        corrects = hasattr(config.compressor, "momentum_correction")
+        raise UserError(
+            f"--method {method_name(config.compressor)} keeps a momentum of its own, and with --local.every the outer "
+            f"optimiser has it: give {'--compressor.no-momentum-correction' if corrects else 'another method'}"
+        )
+    try:
+        outer = make_outer(config)
+        return local_steps(inner, outer, compressor, how.every, nodes, how.fragments, how.overlap, how.merge).parts
+    except ValueError as error:  # it begins with the setting's name
+        raise UserError(f"--local.{error}") from error
 
 
 def data_of(config: Config) -> Source:

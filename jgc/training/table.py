@@ -113,11 +113,9 @@ def slots(summary: dict[str, Any]) -> str:
 
 
 def _positions(summary: dict[str, Any]) -> str:
-    sent, bound, deflated = (summary[name] for name in POSITIONS)
-    return (
-        f"positions in a step: {size(sent)} sent, {size(bound)} the entropy bound, {size(deflated)} by DEFLATE, as the "
-        "papers count them"
-    )
+    sent, bound, deflated = (size(summary[name]) for name in POSITIONS)
+    of = "an exchange" if _every(summary) else "a step"
+    return f"positions in {of}: {sent} sent, {bound} the entropy bound, {deflated} by DEFLATE, as the papers count them"
 
 
 def _reconstruction(summary: dict[str, Any]) -> str:

@@ -190,11 +190,27 @@ def test_dense_with_local_steps_saves():
     )
     said = verdicts.conclusion(verdicts.advise([plain, local], 4, Link(12.5e6), kind="text"))
     assert said[0].startswith("yes: dense every 30 steps takes 0.117 s a step, 5.2"), said
-    assert said[1].startswith("With local steps: validation loss +0.04 nats (ptb_gpt, AdamW, 3,000 steps, DiLoCo, ")
-    assert pages.accuracy("topk", "text") == "+0.55 nats, too far"
-    assert pages.accuracy("gradient_dropping", "text") == "+0.25"  # perplexity
+    diloco = "On record for dense every 30 steps on text: validation loss +0.04 nats (ptb_gpt, AdamW, 3,000 steps, "
+    assert said[1].startswith(diloco)
+    assert pages.accuracy(Row("topk", 0.1, 0.0, ()), "text") == "+0.55 nats, too far"
+    assert pages.accuracy(Row("gradient_dropping", 0.1, 0.0, ()), "text") == "+0.25"  # perplexity
     pictures = verdicts.conclusion(verdicts.advise([plain, local], 4, Link(12.5e6), kind="images"))
-    assert pictures[1] == "With local steps: no accuracy is on record."
+    assert pictures[1] == "On record for dense every 30 steps on images: nothing."
+
+
+def test_local_steps_are_judged_by_records_of_local_steps():
+    rows = [
+        Row("psum_f32", 0.1, 0.0, sent_of("psum_f32", 4)),
+        *(Row(name, 0.1, 0.0, (), 30) for name in ("qsgd", "gradient_dropping", "topk")),
+    ]
+    advice = verdicts.advise(rows, 4, Link(12.5e6), kind="text")
+    said = verdicts.conclusion(advice)
+    assert said[0].startswith("yes: qsgd every 30 steps")
+    assert "DiLoCo with 4 bits" in said[1] and "gradient_dropping" not in said[1]
+    shown = {row.method: pages.accuracy(row, "text") for row in rows}
+    assert shown == {
+        "psum_f32": "", "qsgd": "+0.04 nats", "gradient_dropping": "none", "topk": "+0.49 nats, too far",
+    }  # fmt: skip
 
 
 def test_no_method_is_faster_and_none_on_record():

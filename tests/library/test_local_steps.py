@@ -384,9 +384,12 @@ def test_divided_parameters_with_methods(name):
     [
         ({"every": 0}, "every must be at least 1 step, got 0"),
         ({"every": 2.5}, "every must be a whole number, got 2.5"),
+        ({"every": True}, "every must be a whole number, got True"),
         ({"fragments": 0}, "fragments must be from 1 to every = 5, one exchange after a step, got 0"),
         ({"fragments": 6}, "fragments must be from 1 to every = 5, one exchange after a step, got 6"),
         ({"overlap": 5}, "overlap must be from 0 to every - 1 = 4 steps, got 5"),
+        ({"merge": "half"}, "merge must be a number, got 'half'"),
+        ({"merge": None}, "merge must be a number, got None"),
         ({"merge": 1.0}, r"merge must be in \[0, 1\) .*, got 1.0"),
         (
             {"compressor": jgc.compress.dgc()},

@@ -15,10 +15,11 @@ import pytest
 from process_helpers import free_port, start, start_all, wait_for_step
 from training_helpers import tiny_config
 
-from jgc.compress import Dense, Gradiveq, TopK
+from jgc.compress import Demo, Dense, Gradiveq, TopK
 from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, loop, setup as building
+from jgc.training.announce import notes
 from jgc.training.config import LayersConfig, RecordConfig, check
 from jgc.training.distributed import ALONE
 from jgc.training.errors import UserError
@@ -314,6 +315,14 @@ def test_diverging_run_names_the_setting(tmp_path, changes, named):
     assert error.value.exit_code == 1
 
 
+def test_what_a_run_leaves_out_is_noted():
+    late = building.build(config_of(steps=14, method=TopK(warmup_steps=3)))  # rounds of 4 steps
+    early, exact = notes(late)
+    assert early.startswith("note: phase top-k follows 3 exchanges of other phases, and this run has 3: it ends before")
+    assert exact.startswith("note: the last 2 of 14 steps have no exchange after them") and "(--steps 12 ends" in exact
+    assert notes(building.build(config_of(steps=16, method=TopK(warmup_steps=3)))) == []
+
+
 def test_divergence_by_hand():
     setup = building.build(config_of(method=Dense()))
     config, local = setup.parts.config, setup.parts.local
@@ -325,6 +334,8 @@ def test_divergence_by_hand():
         loss += 3 if step > 1 and (step - 1) % 4 == 0 else -0.2
         losses.append(jumps(step, loss, True))
     assert losses[:8] == [""] * 8 and "lower --local.outer-learning-rate (0.7)" in losses[12]
+    grows = Divergence(config, local, None)  # tenfold in every step; the last of them follows an outer one
+    assert "lower --learning-rate (0.01)" in [grows(step, 10.0**step, True) for step in range(1, 6)][-1]
     assert "lower --learning-rate (0.01)" in Divergence(config, local, 2.0)(3, float("nan"), True)
     assert "--local.outer" in Divergence(config, local, 2.0)(5, 1.0, False)
     assert [exchanges_by(local, done) for done in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
@@ -338,11 +349,13 @@ def test_divergence_by_hand():
         ({"local": LocalConfig(fragments=3)}, "--local.fragments 3 does nothing without --local.every"),
         ({"local": LocalConfig(every=4, outer_learning_rate=0.0)}, "--local.outer-learning-rate must be positive"),
         ({"local": LocalConfig(every=4, outer_momentum=1.0)}, "--local.outer-momentum must be in [0, 1), got 1.0"),
-        ({"local": LocalConfig(every=4, fragments=5)}, "fragments must be from 1 to every = 4"),
+        ({"local": LocalConfig(every=4, fragments=5)}, "--local.fragments must be from 1 to every = 4"),
         ({"local": LocalConfig(every=14, fragments=11)}, "fragments=11 exceeds the 8 arrays of the parameters"),
-        ({"local": LocalConfig(every=4, overlap=4)}, "overlap must be from 0 to every - 1 = 3 steps, got 4"),
-        ({"local": LocalConfig(every=4, merge=-0.1)}, "merge must be in [0, 1)"),
-        ({"method": TopK(momentum_correction=True)}, "the compressor's memory owns a momentum, and pseudo-gradients"),
+        ({"local": LocalConfig(every=4, overlap=4)}, "--local.overlap must be from 0 to every - 1 = 3 steps, got 4"),
+        ({"local": LocalConfig(every=4, merge=-0.1)}, "--local.merge must be in [0, 1)"),
+        ({"method": TopK(momentum_correction=True)}, "--method topk keeps a momentum of its own, and with --local"),
+        ({"method": TopK(momentum_correction=True)}, "optimiser has it: give --compressor.no-momentum-correction"),
+        ({"method": Demo()}, "with --local.every the outer optimiser has it: give another method"),
         ({"schedule": "validation", "local": PLAIN}, "--schedule validation lowers one rate for all nodes"),
         ({"record": RecordConfig(every=1), "local": STREAMING}, "--record.every needs --local.fragments 1, got 2"),
         ({"adam_beta2": 1.0}, "--adam-beta2 must be in [0, 1), got 1.0"),

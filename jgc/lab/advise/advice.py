@@ -40,13 +40,14 @@ def advise(
     rows: Sequence[Row], hosts: int, link: Link, about: str = "", failed: dict[str, str] | None = None, kind: str = ""
 ) -> Advice:
     """Sort the rows: those that can be recommended, then the others, each by their predicted time of a step."""
-    order = sorted(rows, key=lambda row: (not ranked(row.method, kind), step(row, hosts, link)))
+    order = sorted(rows, key=lambda row: (not ranked(row, kind), step(row, hosts, link)))
     return Advice(tuple(order), hosts, link, about, failed or {}, kind)
 
 
-def ranked(method: str, kind: str) -> bool:
+def ranked(row: Row, kind: str) -> bool:
     """Whether a method can be recommended: uncompressed, or with accuracy on record for this kind of data."""
-    return method != CONTROL and (method in UNCOMPRESSED or keeps_accuracy(method, kind))
+    kept = row.method in UNCOMPRESSED or keeps_accuracy(row.method, kind, row.every > 1)
+    return kept and row.method != CONTROL
 
 
 def saves(row: Row) -> bool:
@@ -57,7 +58,7 @@ def saves(row: Row) -> bool:
 def best(advice: Advice, compressed: bool) -> Row | None:
     """The fastest method with or without compression that can be recommended; None if there is none."""
     mine = [row for row in advice.rows if saves(row) == compressed]
-    mine = [row for row in mine if ranked(row.method, advice.kind)]
+    mine = [row for row in mine if ranked(row, advice.kind)]
     return min(mine, key=lambda row: step(row, advice.hosts, advice.link), default=None)
 
 
@@ -107,16 +108,13 @@ def _nothing(advice: Advice) -> str:
 
 def _evidence(advice: Advice, ours: Row) -> str:
     """The record of the recommended method, and which faster ones have none."""
-    record, local = on_record(ours.method, advice.kind), ""
-    if ours.every > 1:
-        known = on_record(ours.method, advice.kind, local=True)
-        local = f" With local steps: {'no accuracy is on record' if known is None else known.text}."
-    if record is None:
-        return local.strip()
-    faster = [row.method for row in advice.rows if row.method != CONTROL and not ranked(row.method, advice.kind)
+    record = on_record(ours.method, advice.kind, ours.every > 1)
+    if not advice.kind or (record is None and ours.every == 1):
+        return ""
+    faster = [row.method for row in advice.rows if row.method != CONTROL and not ranked(row, advice.kind)
               and step(row, advice.hosts, advice.link) < step(ours, advice.hosts, advice.link)]  # fmt: skip
     passed = f" Faster, but without accuracy on record for {advice.kind}: {', '.join(faster)}." if faster else ""
-    return f"On record for {ours.method} on {advice.kind}: {record.text}.{local}{passed}"
+    return f"On record for {titled(ours)} on {advice.kind}: {'nothing' if record is None else record.text}.{passed}"
 
 
 def _close(mine: float, theirs: float) -> bool:

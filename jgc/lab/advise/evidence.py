@@ -37,11 +37,6 @@ class Evidence(NamedTuple):
     every: int = 1
 
     @property
-    def keeps(self) -> bool:
-        """Whether the method ends within the score's tolerance."""
-        return self.score.is_as_good(self.difference)
-
-    @property
     def text(self) -> str:
         """The record in a clause."""
         points = f" {self.score.point}s" if self.score.point else ""
@@ -97,15 +92,23 @@ def on_record(method: str, kind: str, local: bool = False) -> Evidence | None:
     Settings after a colon, as of bench network, do not matter.
 
     Example:
-      >>> on_record("topk:alpha=0.01", "images").keeps, on_record("random_k", "images")
-      (True, None)
+      >>> on_record("topk:alpha=0.01", "images").difference, on_record("random_k", "images")
+      (-0.49, None)
     """
     name = method.partition(":")[0]
     wanted = (name, kind, local)
     return next((found for found in RECORD if (found.method, found.kind, found.every > 1) == wanted), None)
 
 
-def keeps_accuracy(method: str, kind: str) -> bool:
-    """Whether a method's accuracy is on record, within tolerance. Without a kind nothing is asked for."""
-    found = on_record(method, kind)
-    return not kind or (found is not None and found.keeps)
+def keeps_accuracy(method: str, kind: str, local: bool = False) -> bool:
+    """Whether a method's accuracy is on record, within tolerance. Without a kind nothing is asked for.
+
+    With local steps it is compared with uncompressed exchanges that are as rare: their price is one for local steps.
+
+    Example:
+      >>> keeps_accuracy("topk", "images"), keeps_accuracy("qsgd", "text"), keeps_accuracy("qsgd", "text", local=True)
+      (True, False, True)
+    """
+    found, rare = on_record(method, kind, local), on_record("dense", kind, local)
+    price = rare.difference if rare is not None else 0.0
+    return not kind or (found is not None and found.score.is_as_good(found.difference - price))

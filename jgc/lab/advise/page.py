@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jgc.lab.advise.advice import CONTROL, F32, UNCOMPRESSED, Advice, bits, conclusion, name, paying
-from jgc.lab.advise.evidence import on_record
+from jgc.lab.advise.evidence import keeps_accuracy, on_record
 from jgc.lab.advise.model import Row, communication, step
 from jgc.lab.shared.page import write_page
 from jgc.lab.shared.tables import table
@@ -31,16 +31,18 @@ def cells(row: Row, advice: Advice, digits: int = 4) -> list[str]:
     compression, network = (x / row.every for x in (row.compression, communication(row.sent, hosts, link)))
     seconds = [f"{x:.{digits}f}" for x in (row.computation, compression, network, taken)]
     return [name(row.method) + control, size(row.bytes), *seconds,
-            "-" if f32 is None or not taken else f"{f32 / taken:.2f}", accuracy(row.method, advice.kind)]  # fmt: skip
+            "-" if f32 is None or not taken else f"{f32 / taken:.2f}", accuracy(row, advice.kind)]  # fmt: skip
 
 
-def accuracy(method: str, kind: str) -> str:
-    """The difference from uncompressed runs that is on record for a kind of data."""
-    record = on_record(method, kind)
+def accuracy(row: Row, kind: str) -> str:
+    """The difference from uncompressed exchanges in every step that is on record for a kind of data."""
+    local = row.every > 1
+    record = on_record(row.method, kind, local)
     if record is None:
-        return "" if not kind or method in (*UNCOMPRESSED, CONTROL) else "none"
+        return "" if not kind or row.method == CONTROL or (row.method in UNCOMPRESSED and not local) else "none"
     unit = " nats" if record.score is NATS else ""  # on text they stand beside perplexities
-    return f"{record.difference:+.2f}{unit}" + ("" if record.keeps else ", too far")
+    far = not keeps_accuracy(row.method, kind, local)
+    return f"{record.difference:+.2f}{unit}" + (", too far" if far else "")
 
 
 def notes(advice: Advice) -> list[str]:
@@ -60,8 +62,9 @@ def notes(advice: Advice) -> list[str]:
     if every > 1:
         lines.append(
             f"Methods exchange pseudo-gradients every {every} steps, uncompressed f32 and f16 gradients in every step: "
-            f"a step has one part in {every} of an exchange's bytes and seconds. The outer step is not counted, "
-            "and accuracies on record are those of exchanges in every step."
+            f"a step has one part in {every} of an exchange's bytes and seconds. The outer step is not counted. "
+            "Accuracies on record are of local steps, too, less those of exchanges in every step; recommended is what "
+            "keeps that of uncompressed exchanges as rare."
         )
     return lines + [f"Left out: {method}: {why}" for method, why in advice.failed.items()]
 
@@ -95,7 +98,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
     """
     hosts, link = advice.hosts, advice.link
     rows = [{
-        "method": row.method, "accuracy": accuracy(row.method, advice.kind), "every": row.every, "bytes": row.bytes,
+        "method": row.method, "accuracy": accuracy(row, advice.kind), "every": row.every, "bytes": row.bytes,
         "computation": row.computation, "compression": row.compression / row.every,
         "communication": communication(row.sent, hosts, link) / row.every, "step": step(row, hosts, link),
         "collectives": [{"op": s.op, "kind": s.field, "bytes": float(s.bytes)} for s in row.sent],
