@@ -33,7 +33,7 @@ class Reached(Exception):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = write_text(tmp_path_factory.mktemp("data"), {"train": 9000, "valid": 200, "test": 100})
-    images = {split: [(png(i), i % 10) for i in range(count)] for split, count in (("train", 64), ("test", 9))}
+    images = {split: [(png(i), i % 10) for i in range(count)] for split, count in (("train", 160), ("test", 9))}
     write_prepared(folder, "cifar10", images, ("32", "32", "3"), 10)
     write_camvid(folder)
     return write_tiny_imagenet(folder)
@@ -107,7 +107,17 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
         assert compressor.value_code == next((part for part in name.split("_") if part in ("1bit", "2bit")), "float32")
 
 
-@pytest.mark.parametrize("page", ["local_steps", "long_runs"])
+@pytest.mark.parametrize("row", rows_of("other_models"), ids=names)
+def test_row_of_other_models_is_one_that_trains(row, config_of):
+    config = config_of(*row)
+    model, method = row[0].split("_")
+    assert model in config.workload.replace("lstm", "") and config.steps == config.schedule_steps
+    assert (config.nodes, config.batch_size) == {"alexnet": (4, 128), "ptb": (4, 20), "convnet5": (22, 132)}[model]
+    if method in ("fixed", "exponential", "warmup"):
+        assert config.compressor.strategy == method
+
+
+@pytest.mark.parametrize("page", ["local_steps", "long_runs", "other_models"])
 def test_page_has_every_row(page):
     text = (RESULTS / page / "README.md").read_text()
     shown = [name for name, *_ in rows_of(page) if not name.startswith("search_")]
