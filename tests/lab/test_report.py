@@ -18,7 +18,15 @@ from jgc.lab.report.latency import milliseconds, speed_up_table, values_coded
 from jgc.lab.report.page import write
 from jgc.lab.report.runs import Group, Run, against, baseline_of, find, pool
 from jgc.lab.report.seconds import draw as draw_over_time, measured, seconds_table
-from jgc.lab.report.tables import bytes_table, figures, reconstruction_table, score_table, settings_table, time_table
+from jgc.lab.report.tables import (
+    bytes_table,
+    fewest_bytes_table,
+    figures,
+    reconstruction_table,
+    score_table,
+    settings_table,
+    time_table,
+)
 from jgc.lab.shared import paper
 from jgc.lab.shared.choices import options_of, seeds_of, variants_of, words
 from jgc.lab.shared.tables import paper_bytes, ratio
@@ -275,6 +283,18 @@ def test_labels_and_settings_table():
     assert rows[1] == ("| baseline (schedule=validation) | schedule validation, correction.every 50, "
                        "correction.decay 0.3 |")  # fmt: skip
     assert rows[4].endswith("| alpha 0.2, schedule validation, correction.every 50, correction.decay 0.3 |")
+
+
+def test_fewest_bytes_of_each_method_that_is_as_good():
+    rows = [("full", "dense", 0.90, 1000), ("much", "topk", 0.95, 400), ("less", "topk", 0.895, 200),
+            ("least", "topk", 0.85, 100), ("poor", "egc", 0.8, 50)]  # fmt: skip
+    runs = [made_up(f"rows/{row}/x", score, method, total=total) for row, method, score, total in rows]
+    groups = pool(runs, by_folder=True, baseline="full")
+    lines = fewest_bytes_table(groups, groups).splitlines()[2:]
+    assert lines == ["| topk | less | 4 B | 200 B | -0.50 (1 pair) | 3 |", "| egc | none |  |  |  |  |"]
+    assert plots.as_good_from(groups) == pytest.approx(89.0)
+    alone = pool(runs[1:3], by_folder=True)
+    assert fewest_bytes_table(alone, alone) == "" and plots.as_good_from(alone) is None
 
 
 def test_rows_by_folder_beside_a_row_of_choice():

@@ -132,6 +132,9 @@ def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
                           markerfacecolor="none", markeredgewidth=1.6, label=group.label)  # fmt: skip
             else:
                 axes.plot([], [], linestyle="", label=f"{group.label}: sends nothing, not shown")
+        least = as_good_from(mine)
+        if least is not None:
+            axes.axhline(least, color="#888888", linestyle="--", linewidth=1, label=f"as good: {_worse(mine[0])}")
         axes.set_xscale("log")
         _room(axes)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
@@ -139,6 +142,23 @@ def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
         axes.set_ylabel(mine[0].score.heading)
     _save(figure, panels, path, "bytes that all nodes sent up in the whole run",
           "large: mean over seeds; small: each seed")  # fmt: skip
+
+
+def as_good_from(groups: Sequence[Group]) -> float | None:
+    """The worst score that counts as good as the baseline's mean; None without one baseline for all rows."""
+    score = groups[0].score
+    found = [group for group in groups if group.label == group.baseline]
+    if not found or not score.tolerance:
+        return None
+    mean = float(np.mean([run.result for run in found[0].runs]))
+    return mean - score.tolerance if score.higher_is_better else mean + score.tolerance
+
+
+def _worse(group: Group) -> str:
+    """How much worse than the baseline still counts as good."""
+    score = group.score
+    where = "below" if score.higher_is_better else "above"
+    return f"{score.tolerance:g} {score.point or score.unit} {where} {group.baseline}"
 
 
 def _room(axes: Axes) -> None:

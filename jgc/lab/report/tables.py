@@ -125,12 +125,10 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
         said = "; ".join(f"{row.accuracy} ({row.paper}, Table {row.table})" for row in theirs)
         within = "" if f.against is None or f.pairs < FEWEST else "yes" if score.is_as_good(f.against.mean) else "no"
-        pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
-        how = "" if f.against is None else f" ({pairs})"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result, score.digits),
                      *(plus_minus(_spread_of(group, figure), figure.digits) for figure in further),
                      *([first] if any(before) else []),
-                     plus_minus(f.against, score.digits, "+") + how, within,
+                     _difference(group, f), within,
                      plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
                      *_if_paper(groups, said)])  # fmt: skip
     return table(head, rows)
@@ -197,6 +195,31 @@ def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
                      slots(group.runs[0].summary),
                      *_if_paper(groups, *paper_bytes(*theirs))])  # fmt: skip
     return filled_table(head, rows)
+
+
+def fewest_bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
+    """By method the row that sends least among those as good as the baseline; empty if there is no baseline."""
+    rows = []
+    known = [(group, figures(group, everything)) for group in groups]
+    compared = [(group, f, f.against.mean) for group, f in known if f.against is not None]
+    for method in dict.fromkeys(group.method for group, *_ in compared):
+        mine = [one for one in compared if one[0].method == method]
+        good = [(group, f) for group, f, difference in mine if group.score.is_as_good(difference)]
+        if not good:
+            rows.append([method, "none", "", "", "", ""])
+            continue
+        group, f = min(good, key=lambda one: one[1].total)
+        rows.append([method, group.label, size(f.leader), size(f.total), _difference(group, f), str(len(mine))])
+    head = ["method", "row", "leader up, a step", "whole run, all nodes up", "against the baseline", "rows compared"]
+    return table(head, rows) if rows else ""
+
+
+def _difference(group: Group, f: Figures) -> str:
+    """The difference from the baseline, and of how many pairs it is the mean."""
+    if f.against is None:
+        return ""
+    pairs = "means" if not f.pairs else "1 pair" if f.pairs == 1 else f"{f.pairs} pairs"
+    return f"{plus_minus(f.against, group.score.digits, '+')} ({pairs})"
 
 
 def _in_values(group: Group) -> str:
