@@ -1,6 +1,7 @@
 """`jgc plan`: bytes as real runs write them down, memory as the compiler of a real step has it, the papers' figures."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -159,6 +160,7 @@ def test_local_steps_are_planned_by_the_round(capsys, fragments):
         said = capsys.readouterr().out
         assert main([*words.split(), "--set", "local.every=30", "--measure", "step"]) == 2
     assert "Bytes of one round of 30 steps; ratios beside a gradient in every step" in said and "30x" in said
+    assert re.search(r"method +phase +rounds", said)
     rows = {row.split("  ")[0].strip(): row.split("  ")[-1].strip() for row in said.splitlines() if "  " in row.strip()}
     assert rows["parameters"] == "3.24 MB" and rows["each node's own parameters"] == "6.48 MB"  # two nodes a device
     assert rows["each node's own optimiser"] == "13 MB" and "3.24 MB" in rows["optimiser, outer"]

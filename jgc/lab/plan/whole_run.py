@@ -38,7 +38,8 @@ def whole_run(plans: Sequence[Plan], shown: Callable[[float | None], str] = size
             theirs = paper_total(plan) if i == len(cells) - 1 else ""
             rows.append(["" if i else plan.method, name, f"{count:,}", *map(shown, sent),
                          ratio(dense / up) if up else "-", theirs])  # fmt: skip
-    return HEAD, rows
+    local = any(plan.config.local.every for plan in plans)
+    return ["rounds" if local and name == "steps" else name for name in HEAD], rows
 
 
 def steps_of(starts: Sequence[int], total: int) -> tuple[int, ...]:
