@@ -120,6 +120,16 @@ def test_row_of_other_models_is_one_that_trains(row, config_of):
         assert config.compressor.strategy == method
 
 
+@pytest.mark.parametrize("row", rows_of("learned_positions"), ids=names)
+def test_row_of_learned_positions_is_one_that_trains(row, config_of):
+    workload, share, code = row[0].removesuffix("_learned").split("_")
+    config = config_of(*row)
+    compressor = config.compressor
+    assert workload in config.workload and config.layers.dense == "" and compressor.alpha == float(share) / 100
+    assert compressor.value_code == {"f32": "float32"}.get(code, code)
+    assert compressor.positions == ("learned" if row[0].endswith("learned") else "own")
+
+
 @pytest.mark.parametrize("page", ["local_steps", "long_runs", "other_models"])
 def test_page_has_every_row(page):
     text = (RESULTS / page / "README.md").read_text()
