@@ -118,8 +118,8 @@ def local_parts(
             f"--method {method_name(config.compressor)} keeps a momentum of its own, and with --local.every the outer "
             f"optimiser has it: give {'--compressor.no-momentum-correction' if corrects else 'another method'}"
         )
+    outer = make_outer(config)
     try:
-        outer = make_outer(config)
         return local_steps(inner, outer, compressor, how.every, nodes, how.fragments, how.overlap, how.merge).parts
     except ValueError as error:  # it begins with the setting's name
         raise UserError(f"--local.{error}") from error

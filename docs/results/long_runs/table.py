@@ -3,48 +3,25 @@
 The first two columns, a row's name and what it runs, are kept. A row without a finished run has no figures.
 """
 
-import gzip
-import json
-import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from jgc.lab.report.runs import Group, find, pool
+from jgc.lab.report.tables import difference_text, figures, plus_minus
 from jgc.training.table import size
 
 FOLDER = Path(__file__).parent
-Runs = dict[int, dict[str, Any]]
 
 
-def runs_of(row: str) -> Runs:
-    """The summaries of a row's finished runs by seed, with the hours of their steps."""
-    found: Runs = {}
-    for path in sorted((FOLDER / "rows" / row).glob("*-seed*/summary.json")):
-        summary = json.loads(path.read_text())
-        with gzip.open(path.with_name("metrics.jsonl.gz"), "rt") as lines:
-            summary["hours"] = sum(json.loads(line).get("seconds") or 0 for line in lines) / 3600
-        found[summary["seed"]] = summary
-    return found
-
-
-def spread(values: list[float], sign: str = "") -> str:
-    """Mean and sample standard deviation."""
-    mean = f"{statistics.mean(values):{sign}.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
-
-
-def cells(row: str, baseline: Runs) -> list[str]:
+def cells(group: Group | None, groups: Sequence[Group]) -> list[str]:
     """Seeds, accuracy, difference from the baseline, bytes of a step, two ratios, bytes of a run, hours."""
-    runs = runs_of(row)
-    if not runs:
+    if group is None:
         return [""] * 8
-    scores = {seed: 100 * run["test_accuracy"] for seed, run in runs.items()}
-    pairs = [score - 100 * baseline[seed]["test_accuracy"] for seed, score in scores.items() if seed in baseline]
-    against = f"{spread(pairs, '+')} ({len(pairs)} pair{'s' * (len(pairs) > 1)})" if pairs and runs != baseline else ""
-    first = next(iter(runs.values()))
+    f, first = figures(group, groups), group.runs[0].summary
     wire, dense = first["phases"][-1]["wire"]["logical"], 4.0 * first["parameters"]
     up = {role: wire[role]["up"] for role in ("leader", "worker") if role in wire}
 
-    def each(figure: Any) -> str:
+    def each(figure: Callable[[dict[str, float]], str]) -> str:
         names = {"leader": " (leader)", "worker": " (others)" if "leader" in up else ""}
         return ", ".join(figure(kinds) + names[role] for role, kinds in up.items())
 
@@ -55,23 +32,24 @@ def cells(row: str, baseline: Runs) -> list[str]:
         return f"{dense / (sum(kinds.values()) - positions + (deflated or positions)):.0f}"
 
     return [
-        ", ".join(map(str, sorted(runs))), spread(list(scores.values())), against,
+        ", ".join(map(str, group.seeds)), plus_minus(f.result), difference_text(group, f),
         each(lambda kinds: size(sum(kinds.values()))), each(lambda kinds: f"{dense / sum(kinds.values()):.0f}"),
-        each(as_papers_count), size(statistics.mean(run["total_bytes"] for run in runs.values())),
-        f"{sum(run['hours'] for run in runs.values()):.1f}",
+        each(as_papers_count), size(f.total), f"{sum(run.hours for run in group.runs):.1f}",
     ]  # fmt: skip
 
 
 def main() -> None:
-    """Rewrite the rows of the table; a row of rows.txt that is not there yet comes last."""
-    page, baseline = FOLDER / "README.md", runs_of("baseline")
+    """Rewrite the rows of the table; a new row of rows.txt has no words yet."""
+    page = FOLDER / "README.md"
+    groups = pool(find(sorted((FOLDER / "rows").iterdir()))[0], by_folder=True, baseline="baseline")
+    named = {group.label: group for group in groups}
     lines = page.read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("| row |")) + 2
     last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
     what = {name.strip("` "): said.strip() for _, name, said, *_ in (line.split("|") for line in lines[first:last])}
     rows = [line.split()[0] for line in (FOLDER / "rows.txt").read_text().splitlines()][1:]
     lines[first:last] = [
-        f"| {' | '.join([f'`{row}`', what.get(row, ''), *cells(row, baseline)])} |" for row in rows
+        f"| {' | '.join([f'`{row}`', what.get(row, ''), *cells(named.get(row), groups)])} |" for row in rows
     ]
     page.write_text("\n".join(lines) + "\n")
 

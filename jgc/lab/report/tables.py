@@ -128,7 +128,7 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result, score.digits),
                      *(plus_minus(_spread_of(group, figure), figure.digits) for figure in further),
                      *([first] if any(before) else []),
-                     _difference(group, f), within,
+                     difference_text(group, f), within,
                      plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
                      *_if_paper(groups, said)])  # fmt: skip
     return table(head, rows)
@@ -209,12 +209,12 @@ def fewest_bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> 
             rows.append([method, "none", "", "", "", ""])
             continue
         group, f = min(good, key=lambda one: one[1].total)
-        rows.append([method, group.label, size(f.leader), size(f.total), _difference(group, f), str(len(mine))])
+        rows.append([method, group.label, size(f.leader), size(f.total), difference_text(group, f), str(len(mine))])
     head = ["method", "row", "leader up, a step", "whole run, all nodes up", "against the baseline", "rows compared"]
     return table(head, rows) if rows else ""
 
 
-def _difference(group: Group, f: Figures) -> str:
+def difference_text(group: Group, f: Figures) -> str:
     """The difference from the baseline, and of how many pairs it is the mean."""
     if f.against is None:
         return ""
