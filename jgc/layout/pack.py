@@ -162,16 +162,20 @@ def pack(tree: PyTree, packing: Packing) -> Array:
     return flat
 
 
-def unpack(flat: Array, packing: Packing, nothing: Array | bool | None = None) -> PyTree:
+def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clear: bool = False) -> PyTree:
     """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked leaves are zeros.
 
-    With `nothing` (see `hidden`), biases and norms of equal size are compiled once.
+    Args:
+      flat: the vector.
+      packing: its layout.
+      skip: with it, biases and norms of equal size are compiled once (it is `nothing` of `hidden`).
+      clear: all leaves are zeros if `skip`.
     """
     pooled = [leaf for leaf in packing.leaves if leaf.start >= 0 and len(leaf.shape) <= 1]
     first = min((leaf.start for leaf in pooled), default=0)
     starts: dict[_Leaf, Array] = {}
-    if nothing is not None:
-        starts = dict(zip(pooled, hidden([leaf.start - first for leaf in pooled], nothing), strict=True))
+    if skip is not None:
+        starts = dict(zip(pooled, hidden([leaf.start - first for leaf in pooled], skip), strict=True))
 
     def leaf(spec):
         if spec.start < 0:
@@ -181,6 +185,7 @@ def unpack(flat: Array, packing: Packing, nothing: Array | bool | None = None) -
             part = dynamic_part(flat[first:], starts[spec], spec.size)
         else:
             part = flat[spec.start : spec.start + spec.size]
+        part = jnp.where(skip, 0, part) if clear else part
         return part.reshape(spec.shape).astype(spec.dtype)
 
     return jax.tree_util.tree_unflatten(packing.treedef, [leaf(spec) for spec in packing.leaves])

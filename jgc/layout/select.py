@@ -15,6 +15,9 @@ from jgc.layout.pack import Layer, layer_ids, values_of
 from jgc.layout.top_k import Range, largest_in_ranges
 from jgc.types import Array
 from jgc.wire import elias_fano
+from jgc.wire.bits import LANES, TILE
+
+_PAST_ALL = np.iinfo(np.int32).max  # a position past the end of every vector
 
 
 class Sparse(NamedTuple):
@@ -113,12 +116,27 @@ def added(x: Array, more: Array | Sparse) -> Array:
     # One node after another: a GPU adds values at equal positions in any order, but all devices need equal sums, and
     # for a TPU the positions of all nodes together would have to be sorted.
     # The first one outside of the loop: into zeros, XLA for TPU then makes these and the scatter in one pass.
-    nodes = jax.tree.map(lambda entries: node_by_node(entries.reshape(-1, entries.shape[-1])), more)
+    nodes = type(more)(_by_nodes(more.positions, _PAST_ALL), _by_nodes(more.values, 0))
 
     def add(i, x):
-        return added(x, jax.tree.map(lambda entries: lax.dynamic_index_in_dim(entries, i, keepdims=False), nodes))
+        def of_node(entries):
+            return lax.dynamic_index_in_dim(entries, i, keepdims=False).reshape(-1)
+
+        return added(x, jax.tree.map(of_node, nodes))
 
     return lax.fori_loop(1, len(nodes.values), add, add(0, x))
+
+
+def _by_nodes(x: Array, unused: float) -> Array:
+    """Entries [..., K, mu] node by node, [K, m]; on TPU as rows [K, m, 128] of whole tiles, filled up with `unused`.
+
+    Rows of one node are a stretch of memory of their own. Of [K, mu] a TPU reads 8 nodes for the entries of one.
+    """
+    x = x.reshape(-1, x.shape[-1])
+    if backend() != "tpu":
+        return x
+    filled = jnp.pad(x, ((0, 0), (0, -x.shape[-1] % TILE)), constant_values=unused)
+    return node_by_node(filled.reshape(len(x), -1, LANES))
 
 
 def cleared(x: Array, sparse: Sparse) -> Array:

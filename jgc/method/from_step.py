@@ -223,8 +223,10 @@ class _Method(NamedTuple):
         if sent is v and packing.size and not isinstance(mean, SparseSum):
             # v is the memory's own vector: the all-reduce of it comes before it is changed in place
             v = sent = sealed(v, skip & (mean[0] > 0))
+        # A TPU selects while it cuts the leaves out of the vector, in fewer cycles than a plain slice takes.
+        late = backend() == "tpu" and isinstance(mean, SparseSum) and result.onto is None
         if isinstance(mean, SparseSum):  # select among mu values before scattering, not among n after it
-            values = jnp.where(skip, 0, mean.entries.values)
+            values = mean.entries.values if late else jnp.where(skip, 0, mean.entries.values)
             mean = mean._replace(entries=mean.entries._replace(values=values))
         else:
             mean = jnp.where(skip, 0, mean)
@@ -253,7 +255,7 @@ class _Method(NamedTuple):
             norm = jnp.linalg.norm(residual.astype(jnp.float32))
         info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
         kept = jax.tree.map(as_before, kept, state.local.memory)
-        return unpack(mean, packing, skip), State(shared, Local(kept, own, state.local.signature)), info
+        return unpack(mean, packing, skip, late), State(shared, Local(kept, own, state.local.signature)), info
 
     def all_messages(
         self, phase: Hashable, shapes: PyTree, nodes: Nodes

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.pack import SMALL, leaf_paths
+from jgc.layout.pack import leaf_paths
+from jgc.layout.squares import squared_norm
 from jgc.memory import clip_local
 from jgc.method import shards
 from jgc.method.messages import added, scaled
@@ -224,11 +225,7 @@ def unusable(arrays: Sequence[Array]) -> Array:
       [False, True, True, True, True]
     """
     # One pass, as long as that of a plain sum. A square that overflows is Inf, and NaN goes through the sum.
-    wide = [x.astype(comm.at_least_f32(x.dtype)) for x in arrays]
-    small = [x.reshape(-1) for x in wide if x.size <= SMALL]
-    if len(small) > 1:  # one sum of all
-        wide = [jnp.concatenate(small), *(x for x in wide if x.size > SMALL)]
-    squares = sum((jnp.sum(jnp.square(x)).astype(jnp.float32) for x in wide), start=jnp.float32(0))
+    squares = squared_norm([x.astype(comm.at_least_f32(x.dtype)) for x in arrays])
     return ~(squares < LARGEST_NORM**2)  # not `>=`, which is false for NaN
 
 

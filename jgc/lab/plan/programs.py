@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jgc.compress import step_of_shapes
 from jgc.lab.plan.cycles import Cycles, cycles_of
@@ -164,8 +164,26 @@ def program(
     Raises:
       ValueError: the method does not fit the parameters or their shards.
     """
-    step, arguments = step_of_shapes(method, value, shapes, nodes)
-    return make(name, phase, step, arguments, donate=(2,))
+    step, (key, grads, state) = step_of_shapes(method, value, shapes, nodes)
+
+    def run(key, joined, state):
+        return step(key, jax.tree.map(lambda x, like: x.reshape(like.shape), joined, grads), state)
+
+    return make(name, phase, run, (key, jax.tree.map(_joined, grads), state), donate=(2,))
+
+
+def _joined(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The gradients [K, a, ...] of a parameter as one array [K a, ...].
+
+    So each device has [a, ...], as after its backward pass. Of [1, a, ...] a TPU would have to move biases and norms.
+    """
+    if x.ndim == 1:
+        return x
+    assert isinstance(x.sharding, NamedSharding)
+    first, second, *rest = tuple(x.sharding.spec) + (None,) * (x.ndim - len(x.sharding.spec))
+    axes = [axis for of in (first, second) if of is not None for axis in (of if isinstance(of, tuple) else (of,))]
+    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(tuple(axes), *rest))
+    return jax.ShapeDtypeStruct((x.shape[0] * x.shape[1], *x.shape[2:]), x.dtype, sharding=sharding)
 
 
 def read_program(shapes: PyTree, nodes: Nodes, make: Callable) -> Program:
