@@ -71,7 +71,9 @@ def test_plan_of():
      ({"methods": ["topk:alpha=x"]}, "'x'"), ({"methods": ["topk:alpha=5"]}, "alpha"),
      ({"steps": 0}, "--steps"), ({"model": "vgg"}, "'vgg'"), ({"methods": ["topk:every=0"]}, "at least 1 step"),
      ({"methods": ["diloco"]}, "diloco:every=30"), ({"methods": ["ddp_f32:every=30"]}, "no local steps"),
-     ({"methods": ["dgc:every=30"]}, "owns a momentum"), ({"methods": ["sparseloco:every=30:alfa=1"]}, "alpha")],
+     ({"methods": ["dgc:every=30"]}, "owns a momentum"), ({"methods": ["sparseloco:every=30:alfa=1"]}, "alpha"),
+     ({"methods": ["gradiveq:phase=code"]}, "dense, sampling, compressed"), ({"methods": ["topk:phase="]}, "must be"),
+     ({"methods": ["topk:phase=dense:every=3"]}, "last phase")],
 )  # fmt: skip
 def test_wrong_plan_is_one_line(changed, said):
     good = {"hosts": ["2"], "rates": ["1gbit"], "methods": [], "steps": 20, "model": "resnet18", "batch": 2}
@@ -89,6 +91,16 @@ def test_default_rows():
     assert not set(methods.PLAIN_TORCH) & {row.name for row in methods.rows([], 4, torch=False)}
     of_gpts = methods.rows([], 4, torch=True, text=True)
     assert [row.every for row in of_gpts[:3]] == [30] * 3 and {row.every for row in of_gpts[3:]} == {None}
+
+
+def test_a_row_of_an_earlier_phase():
+    from jgc import compress
+
+    ring = "gradiveq:phase=sampling:algorithm=ring"
+    compressor = compress.build(methods.settings(ring))
+    assert methods.phase_of(ring, compressor) == compressor.schedule[1]
+    assert methods.phase_of("gradiveq:algorithm=ring", compressor) == compressor.schedule[-1]
+    assert methods.settings(ring).algorithm == "ring"
 
 
 def test_bucket_size():

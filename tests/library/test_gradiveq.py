@@ -201,11 +201,11 @@ def test_gradients_in_a_plane_are_lossless_with_two_numbers_a_slice(reuse):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm", ["psum", "ring"])
-def test_ring_and_psum_equal_direct_computation(layout, algorithm):
+@pytest.mark.parametrize("algorithm, overlapped", [("psum", True), ("ring", True), ("ring", False)])
+def test_ring_and_psum_equal_direct_computation(layout, algorithm, overlapped):
     rng = np.random.default_rng(5)
     steps = [random_gradients(rng) for _ in range(10)]
-    run = play(steps, layout, algorithm=algorithm, sampling_bits=0, reuse=2)
+    run = play(steps, layout, algorithm=algorithm, overlapped=overlapped, sampling_bits=0, reuse=2)
     (_, _, before), (phase, mean, _) = run[-2:]
     assert name_of(phase) == "compressed"
     learned = before.shared[-1]
@@ -297,13 +297,7 @@ def test_compressed_bytes_are_ring_bytes_with_little_padding(algorithm):
 def test_compression_overlaps_communication():
     """Algorithm 1, lines 5 and 6: in the compiled program nothing leads from a ppermute to a product but by the
     all-gather, behind which segments are decompressed."""
-    nodes = LAYOUTS["one per device"]()
-    compressor = gradiveq(**CYCLE, algorithm="ring")
-    state = jgc.place(compressor.init(jax.random.key(0), PARAMS, nodes), STATE, nodes)
-    grads = jgc.place(random_gradients(np.random.default_rng(9)), "local", nodes)
-    step = jax.jit(step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes))
-    text = step.lower(jgc.place(jax.random.key(0), "shared", nodes), grads, state).compile().as_text()
-    graph = Graph(text)
+    graph = compressed_ring(overlapped=True)
     hops = graph.named("collective-permute")
     assert len(hops) >= K - 1  # the other leaves have a ring of their own
     behind_the_ring = graph.behind(graph.named("all-gather"))
@@ -312,6 +306,29 @@ def test_compression_overlaps_communication():
     products = [op for op in graph.operands if graph.multiplies(op)]
     made_before = [op for op in products if op not in graph.behind(hops)]
     assert len(made_before) >= K and any(op in behind_the_ring for op in products)  # both kinds are there to be seen
+    assert not waits_for_all(graph, hops)
+
+
+def test_not_overlapped_every_hop_waits_for_all_codes():
+    graph = compressed_ring(overlapped=False)
+    assert waits_for_all(graph, graph.named("collective-permute"))
+
+
+def waits_for_all(graph: "Graph", hops: set[str]) -> bool:
+    """Whether the hops of codes are behind every product before the all-gather."""
+    before = {op for op in graph.operands if graph.multiplies(op)} - graph.behind(graph.named("all-gather"))
+    of_codes = {hop for hop in hops if any(hop in graph.behind({op}) for op in before)}
+    return bool(before) and all(of_codes <= graph.behind({op}) for op in before)
+
+
+def compressed_ring(overlapped: bool) -> "Graph":
+    """The compiled step with codes in a ring, one node on each device."""
+    nodes = LAYOUTS["one per device"]()
+    compressor = gradiveq(**CYCLE, algorithm="ring", overlapped=overlapped)
+    state = jgc.place(compressor.init(jax.random.key(0), PARAMS, nodes), STATE, nodes)
+    grads = jgc.place(random_gradients(np.random.default_rng(9)), "local", nodes)
+    step = jax.jit(step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes))
+    return Graph(step.lower(jgc.place(jax.random.key(0), "shared", nodes), grads, state).compile().as_text())
 
 
 class Graph:

@@ -11,6 +11,7 @@ every convolution:
                   g_m   = U_d g'_m + mu_m            decompressed once                                        (5)
 
 With `algorithm="ring"` this is the paper's Algorithm 1: a node encodes the next segment while the last one is sent.
+With `overlapped=False` it encodes all segments before it sends the first, to compare with (Figure 2a).
 Other leaves (norms, biases, fully connected layers, kernels with more than `max_slice` values per tap) are sent
 uncompressed or by QSGD, and are counted.
 
@@ -84,6 +85,8 @@ class Gradiveq:
     """how leaves that are not convolutions are sent"""
     algorithm: Literal["psum", "ring"] = "psum"
     """how codes are averaged: the runtime's all-reduce, or the paper's ring by `ppermute`, which QSGD then uses, too"""
+    overlapped: bool = True
+    """with algorithm="ring", encode a segment while the one before it is sent (Figure 2b); if not, all of them first"""
     centred: bool = True
     """subtract mu, the mean of the samples, as the paper does; if not, mu is 0 in (3), (5) and the components"""
     error_feedback: bool = False
@@ -159,6 +162,8 @@ def check(config: Gradiveq) -> None:
         raise ValueError(f"others must be 'dense' or 'qsgd', got {config.others!r}")
     if config.algorithm not in comm.MEANS:
         raise ValueError(f"algorithm must be 'psum' or 'ring', got {config.algorithm!r}")
+    if not config.overlapped and config.algorithm != "ring":
+        raise ValueError(f"overlapped must be True without algorithm='ring', got False with {config.algorithm!r}")
     least = {"sampling_steps": 1 if config.samples else 2, "compressed_steps": 1, "slice_taps": 1, "max_slice": 1,
              "control_every": 1, "feedback_steps": 1}  # fmt: skip
     for name, bound in {**least, "rank": 0, "samples": 0, "slice_size": 0, "reuse": 0, "control_limit": 0}.items():

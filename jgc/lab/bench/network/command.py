@@ -31,9 +31,9 @@ class Network:
     rates: tuple[str, ...] = ("100mbit", "1gbit", "unlimited")
     """of each host's link in both directions, such as 100mbit, or unlimited"""
     methods: tuple[str, ...] = ()
-    """separated by commas or spaces; settings after colons (topk:alpha=0.01), local steps as every=H (diloco:every=30,
-    sparseloco:every=30, topk:every=10; no_exchange:every=30 sends nothing); if not given, all with 4 hosts and a few
-    with another number, or with a GPT"""
+    """separated by commas or spaces; settings after colons (topk:alpha=0.01), another phase than the last
+    (gradiveq:phase=sampling), local steps as every=H (diloco:every=30, sparseloco:every=30, topk:every=10;
+    no_exchange:every=30 sends nothing); if not given, all with 4 hosts and a few with another number, or with a GPT"""
     steps: int = 20
     """of each method, or rounds of local steps; at most 4 if sending its bytes alone takes more than a second"""
     model: str = "resnet18"

@@ -17,7 +17,7 @@ from jgc import comm, compress
 from jgc.compress import step_on_nodes
 from jgc.lab.bench.network import twenty_lines
 from jgc.lab.bench.network.framing import counted
-from jgc.lab.bench.network.methods import LABELS, SHARE, settings
+from jgc.lab.bench.network.methods import LABELS, SHARE, phase_of, settings
 from jgc.nodes import NODE, from_mesh
 from jgc.placement import LOCAL, placements_of
 from jgc.types import Nodes, PyTree, State
@@ -108,9 +108,9 @@ def _shardings(tree: PyTree) -> PyTree:
 
 
 def _jgc(name: str, nodes: Nodes, params: PyTree) -> tuple[Callable[[Nodes], Run], Callable, float]:
-    """A method of jgc in its last phase."""
+    """A method of jgc in the phase of its row."""
     compressor = compress.build(settings(name))
-    phase = compressor.schedule[-1].value
+    phase = phase_of(name, compressor).value
 
     def program(nodes: Nodes) -> Run:
         on_axis = step_on_nodes(compressor.aggregate, phase, nodes)

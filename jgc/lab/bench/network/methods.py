@@ -1,6 +1,7 @@
 """The rows of the benchmark: jgc's methods, and the alternatives of a user of JAX or PyTorch.
 
-`every=H` after a method stands for local steps: the nodes exchange pseudo-gradients after every H of them.
+`every=H` after a method stands for local steps: the nodes exchange pseudo-gradients after every H of them. `phase=NAME`
+stands for the steps of an earlier phase; without it those of the last one are measured.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from jgc.lab.bench.network.models import LEARNING_RATE, MOMENTUM
 from jgc.lab.shared.choices import check_method
 from jgc.local_steps import LocalSteps, local_steps
 from jgc.training.errors import UserError, did_you_mean, values_of_the_user
-from jgc.types import Nodes
+from jgc.types import Compressor, Nodes, Phase
 
 JAX, TORCH = "jax", "torch"
 SHARE = 0.001  # of each layer's values, for all rows that select
@@ -49,6 +50,7 @@ LOCAL = {
 OUTER = {"sparseloco": (1.0, 0.0)}  # outer learning rate and Nesterov momentum; of the others DiLoCo's
 DILOCO = (0.7, 0.9)
 NEVER = 10**9  # steps between two exchanges
+PHASE = "phase="
 OF_GPTS = (f"{NO_EXCHANGE}:every=30", "diloco:every=30", "sparseloco:every=30", "topk", "dense", "ddp_f32",
            "ddp_powersgd_1")  # fmt: skip
 
@@ -136,7 +138,10 @@ def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False, tex
     for row in found:
         if row.name not in LABELS:
             with values_of_the_user():
-                local_of(row.name, Nodes(hosts, hosts)) if row.every else compress.build(settings(row.name))
+                if row.every:
+                    local_of(row.name, Nodes(hosts, hosts))
+                else:
+                    phase_of(row.name, compress.build(settings(row.name)))
     return [row for row in found if torch or row.framework == JAX]
 
 
@@ -150,6 +155,8 @@ def local_of(name: str, nodes: Nodes) -> LocalSteps:
     method, every = split(name)
     assert every is not None, "only rows with `every`"
     first, *changes = method.split(":")
+    if any(change.startswith(PHASE) for change in changes):
+        raise UserError(f"phase must not be given with every, got {name}: local steps are measured in the last phase")
     compressor = compress.build(settings(":".join([LOCAL.get(first, first), *changes])))
     rate, momentum = OUTER.get(first, DILOCO)
     inner, outer = optax.sgd(LEARNING_RATE, MOMENTUM), optax.sgd(rate, momentum or None, nesterov=bool(momentum))
@@ -169,6 +176,7 @@ def settings(name: str) -> Any:
       0.01
     """
     method, *changes = name.split(":")
+    changes = [change for change in changes if not change.startswith(PHASE)]
     if method in LABELS:
         raise UserError(f"{method} has no settings and no local steps, got {name}")
     if method in LOCAL:
@@ -177,6 +185,26 @@ def settings(name: str) -> Any:
         check_method(method, [*compress.METHODS, *LOCAL, *LABELS])
     default = compress.METHODS[method].settings()
     return dataclasses.replace(default, **dict(_change(default, change) for change in changes))
+
+
+def phase_of(name: str, compressor: Compressor) -> Phase:
+    """The phase of a row: the last one, or the first whose name begins with what stands after `phase=`.
+
+    Raises:
+      UserError: there is no such phase.
+
+    Example:
+      >>> phase_of("gradiveq:phase=sampling", compress.build(settings("gradiveq"))).name
+      'sampling'
+    """
+    asked = [word.removeprefix(PHASE) for word in name.split(":") if word.startswith(PHASE)]
+    if not asked:
+        return compressor.schedule[-1]
+    found = [phase for phase in compressor.schedule if asked[-1] and phase.name.startswith(asked[-1])]
+    if not found:
+        known = ", ".join(phase.name for phase in compressor.schedule)
+        raise UserError(f"phase must be one of {known}, got {asked[-1]!r} in {name}")
+    return found[0]
 
 
 def _change(default: Any, text: str) -> tuple[str, Any]:
