@@ -132,7 +132,7 @@ def _by_nodes(x: Array, unused: float) -> Array:
 
     Rows of one node are a stretch of memory of their own. Of [K, mu] a TPU reads 8 nodes for the entries of one.
     """
-    x = x.reshape(-1, x.shape[-1])
+    x = node_by_node(x.reshape(-1, x.shape[-1]))
     if backend() != "tpu":
         return x
     filled = jnp.pad(x, ((0, 0), (0, -x.shape[-1] % TILE)), constant_values=unused)
