@@ -23,7 +23,7 @@ def squared_norm(arrays: Sequence[Array]) -> Array:
       Array(26., dtype=float32)
     """
     on_tpu = backend() == "tpu"
-    # Small ones are one array. On TPU only biases and norms: other small matrices would have to change their layout.
+    # Small ones are one array. On TPU these are biases and norms alone: matrices would have to change their layout.
     is_small = [x.size <= SMALL and (x.ndim < 2 or not on_tpu) for x in arrays]
     small = [x.reshape(-1) for x, is_one in zip(arrays, is_small, strict=True) if is_one]
     large = [x for x, is_one in zip(arrays, is_small, strict=True) if not is_one]
@@ -42,7 +42,7 @@ def _stretches(arrays: Sequence[Array]) -> Iterator[list[Array]]:
     """All values of the arrays, in groups of up to 16 arrays of one shape.
 
     A TPU reads 16 stretches of memory in 0.6 of the cycles that it takes for one after the other. So arrays of equal
-    shape go together, and where there are few of a shape, each is cut into whole tiles of 8 rows.
+    shape go together, and where there are few of a shape, each is cut into parts of whole tiles of 8 rows.
     """
     rows = [x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x for x in arrays]
     for (size, *_), of_shape in groupby(sorted(rows, key=lambda x: x.shape), key=lambda x: x.shape):
