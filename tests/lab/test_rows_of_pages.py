@@ -12,6 +12,8 @@ from image_helpers import png, write_prepared, write_tiny_imagenet
 from text_helpers import write_text
 
 from jgc.compress import Dense
+from jgc.compress.lgc.ring import RING_PAPER_RECIPE
+from jgc.compress.lgc.server import PAPER_RECIPE
 from jgc.lab import launch
 from jgc.lab.commands import load
 from jgc.training.options import read
@@ -86,8 +88,10 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     steps = 20000 if name.endswith("_20000") else 6000
     assert (config.steps, config.schedule_steps, config.nodes, config.batch_size) == (steps, steps, 4, 64)
     assert (config.learning_rate, config.model.norm) == (0.1, "batch")
-    everything = name.startswith(("baseline", "gradiveq", "qsgd")) or "_all" in name
-    assert config.layers.dense == ("" if everything else "first")
+    everything = name.startswith(("baseline", "gradiveq", "qsgd", "egc_paper")) or "_all" in name
+    norms_and_head = WORKLOADS[config.workload].layers["gradient_dropping"]["dense"]
+    uncompressed = norms_and_head if name == "gradient_dropping" else "" if everything else "first"
+    assert config.layers.dense == uncompressed
     compressor = config.compressor
     if name.startswith("gradiveq_paper"):
         assert (compressor.warmup_steps, compressor.sampling_steps, compressor.compressed_steps) == (2500, 100, 400)
@@ -103,8 +107,13 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     of_name = {"lgc_ps": 0.5, "lgc_ps_untrained": 0.5, "lgc_ps_no_code": 0.5, "egc_paper": None}
     percent = next((float(part) for part in name.split("_") if part in ("0.1", "0.5", "2")), of_name.get(name, 0.1))
     assert percent is None or compressor.alpha == pytest.approx(percent / 100, rel=0.03)
-    if "_paper" in name:
+    if any(part in name for part in ("_paper", "_leader", "_own", "lgc_ring")):
         assert (compressor.min_values, compressor.momentum_at_once) == (1, False)
+    if name.startswith(("lgc_ps", "lgc_ring")):
+        assert compressor.positions == ("leader" if "_leader" in name or "ring" in name else "own")
+        recipe = RING_PAPER_RECIPE if "ring" in name else PAPER_RECIPE
+        followed = [field for field, value in recipe.items() if getattr(compressor, field) == value]
+        assert (followed == list(recipe)) == name.endswith("_paper")
     if name.startswith("topk"):
         assert compressor.positions == ("learned" if name.endswith("learned") else "own")
         assert compressor.value_code == next((part for part in name.split("_") if part in ("1bit", "2bit")), "float32")

@@ -21,19 +21,24 @@ def cells(group: Group | None, groups: Sequence[Group]) -> list[str]:
     wire, dense = first["phases"][-1]["wire"]["logical"], 4.0 * first["parameters"]
     up = {role: wire[role]["up"] for role in ("leader", "worker") if role in wire}
 
-    def each(figure: Callable[[dict[str, float]], str]) -> str:
-        names = {"leader": " (leader)", "worker": " (others)" if "leader" in up else ""}
-        return ", ".join(figure(kinds) + names[role] for role, kinds in up.items())
+    def sent(role: str) -> float:
+        return sum(up[role].values())
 
-    def as_papers_count(kinds: dict[str, float]) -> str:
-        positions = kinds.get("positions", 0.0)
-        # a node at the leader's positions sends those of the last layer alone
-        deflated = first["deflate_position_bytes"] if positions > 8 else None
-        return f"{dense / (sum(kinds.values()) - positions + (deflated or positions)):.0f}"
+    own = "leader" not in up or group.runs[0].config["compressor"].get("positions") == "own"
+
+    def each(figure: Callable[[str], str]) -> str:
+        names = {"leader": " (leader)", "worker": " (others)" if "leader" in up else ""}
+        return ", ".join(figure(role) + names[role] for role in up)
+
+    def as_papers_count(role: str) -> str:
+        positions = up[role].get("positions", 0.0)
+        # a node at the leader's positions sends those of the last layer alone, and they are not deflated
+        deflated = first["deflate_position_bytes"] if own or role == "leader" else None
+        return f"{dense / (sent(role) - positions + (deflated or positions)):.0f}"
 
     return [
         ", ".join(map(str, group.seeds)), plus_minus(f.result), difference_text(group, f),
-        each(lambda kinds: size(sum(kinds.values()))), each(lambda kinds: f"{dense / sum(kinds.values()):.0f}"),
+        each(lambda role: size(sent(role))), each(lambda role: f"{dense / sent(role):.0f}"),
         each(as_papers_count), size(f.total), f"{sum(run.hours for run in group.runs):.1f}",
     ]  # fmt: skip
 
