@@ -4,8 +4,10 @@
 #     docs/results/gpu.sh RUNS [OPTIONS]
 #
 # goes on with the first row of gpu/rows.txt that is not finished, for SECONDS_A_PIECE (540), and saves; the same line again goes on
-# from there. Rows are in the order of what they would settle. RUNS: folder of all rows' runs. OPTIONS: of `jgc compare`,
-# e.g. --data-dir DATA. ROWS="NAME NAME": only these. Exit status: 0 once all rows are finished, 75 if something is left.
+# from there. A benchmark cannot be resumed: one that takes longer is passed over, and the last line says which.
+# Rows are in the order of what they would settle. RUNS: folder of all rows' runs. OPTIONS: of `jgc compare`,
+# e.g. --data-dir DATA. ROWS="NAME NAME": only these. Exit status: 0 once all rows are finished or passed over, 75 if
+# something is left.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 runs=${1:?a folder for the runs}
@@ -19,10 +21,11 @@ for row in ${ROWS:-}; do
 done
 mkdir -p "$runs"
 left=$(awk -v wanted=" ${ROWS:-} " 'wanted ~ /^ *$/ || index(wanted, " " $1 " ")' "$rows" | while read -r name command; do
-    [ -f "$runs/$name.done" ] || echo "$name $command"
+    [ -f "$runs/$name.done" ] || [ -f "$runs/$name.too-long" ] || echo "$name $command"
 done)
 if [ -z "$left" ]; then
-    echo "all rows are finished"
+    passed=$(find "$runs" -maxdepth 1 -name '*.too-long' -exec basename {} .too-long \; | sort | xargs)
+    echo "all rows are finished${passed:+, but for $passed: delete its .too-long and give SECONDS_A_PIECE more}"
     exit 0
 fi
 read -r name words <<<"$left"
@@ -35,7 +38,14 @@ status=0
 timeout --signal=TERM --kill-after=50 "${SECONDS_A_PIECE:-540}" python -m jgc "${words[@]}" || status=$?
 case $status in
 0) touch "$runs/$name.done" ;;
-124) echo "$name: saved, not finished; the same line goes on" ;;
+124)
+    if [ "${words[0]}" = compare ]; then
+        echo "$name: saved, not finished; the same line goes on"
+        exit 75
+    fi
+    touch "$runs/$name.too-long"
+    echo "$name: not finished, passed over"
+    ;;
 *) exit $status ;;
 esac
-[ "$(wc -l <<<"$left")" = 1 ] && [ $status = 0 ] || exit 75
+[ "$(wc -l <<<"$left")" = 1 ] || exit 75
