@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jgc.training.models import MODELS, ConvNorm, Model, make_model
+from jgc.training.models.convolution import convolution as convolve
 from jgc.training.models.resnet import Block, _pad_shortcut
 from jgc.training.step import loss_of
 
@@ -343,3 +344,22 @@ def test_gpt_window_longer_than_context():
     module = make_model("gpt800k", 64, context=8).module
     with pytest.raises(ValueError, match="at most 8 tokens"):
         jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 9), int)))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("pixels", "kernel"), [((2, 2), 3), ((4, 3), 5), ((1, 1), 3)])
+def test_convolution_of_small_images_is_that_of_lax(pixels, kernel, stride):
+    x = jax.random.normal(jax.random.key(0), (2, *pixels, 64))
+    w = 0.02 * jax.random.normal(jax.random.key(1), (kernel, kernel, 64, 2**18 // 64 // kernel**2 + 1))
+    given = (stride, stride), [(kernel // 2, kernel // 2)] * 2
+    further = {"lhs_dilation": (1, 1), "rhs_dilation": (1, 1), "dimension_numbers": ("NHWC", "HWIO", "NHWC"),
+               "feature_group_count": 1}  # fmt: skip
+
+    def outputs(of):
+        results = of(x, w, *given, **further)
+        return results, *jax.grad(lambda x, w: jnp.sum(jnp.sin(of(x, w, *given, **further))), (0, 1))(x, w)
+
+    for ours, theirs in zip(outputs(convolve), outputs(jax.lax.conv_general_dilated), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
+    assert "conv_general_dilated" not in str(jax.make_jaxpr(lambda x, w: convolve(x, w, *given, **further))(x, w))
+    assert "conv_general_dilated" in str(jax.make_jaxpr(lambda w: convolve(x, w[..., :9], *given, **further))(w))

@@ -11,6 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jgc.training.models.convolution import convolution
+
 Norm = Literal["batch", "group", "none"]
 
 CHANNELS_PER_GROUP = 16  # Wu and He 2018, table 3: as good as 32 groups, and it also fits narrow models
@@ -102,6 +104,7 @@ class ConvNorm(nn.Module):
             use_bias=self.norm == "none",
             kernel_init=he_normal,
             dtype=self.dtype,
+            conv_general_dilated=convolution,
             name="conv",
         )(x)
         if self.norm == "none":
