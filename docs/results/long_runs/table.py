@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 def cells(group: Group | None, groups: Sequence[Group]) -> list[str]:
     """Seeds, accuracy, difference from the baseline, bytes of a step, two ratios, bytes of a run, hours."""
     if group is None:
-        return [""] * 8
+        return [""] * 9
     f, first = figures(group, groups), group.runs[0].summary
     wire, dense = first["phases"][-1]["wire"]["logical"], 4.0 * first["parameters"]
     up = {role: wire[role]["up"] for role in ("leader", "worker") if role in wire}
@@ -24,6 +24,7 @@ def cells(group: Group | None, groups: Sequence[Group]) -> list[str]:
     def sent(role: str) -> float:
         return sum(up[role].values())
 
+    nodes = {"leader": 1, "worker": group.runs[0].config["nodes"] - ("leader" in up)}
     own = "leader" not in up or group.runs[0].config["compressor"].get("positions") == "own"
 
     def each(figure: Callable[[str], str]) -> str:
@@ -38,7 +39,8 @@ def cells(group: Group | None, groups: Sequence[Group]) -> list[str]:
 
     return [
         ", ".join(map(str, group.seeds)), plus_minus(f.result), difference_text(group, f),
-        each(lambda role: size(sent(role))), each(lambda role: f"{dense / sent(role):.0f}"),
+        each(lambda role: size(sent(role))), size(sum(nodes[role] * sent(role) for role in up)),
+        each(lambda role: f"{dense / sent(role):.0f}"),
         each(as_papers_count), size(f.total), f"{sum(run.hours for run in group.runs):.1f}",
     ]  # fmt: skip
 
