@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from jgc.training.config import Config, DataConfig, check, resolve
 from jgc.training.data import MissingDataError, Source, score_of
 from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.loop import run
-from jgc.training.rundir import CONFIG, SUMMARY, changes_since, read_config
+from jgc.training.rundir import CONFIG, SUMMARY, changes_since, read_object
 from jgc.training.setup import data_of, make_parts, model_of, with_epoch
 from jgc.training.workloads import DEFAULT
 
@@ -243,7 +242,7 @@ def check_folder(job: Job) -> None:
     path = job.folder / CONFIG
     if not path.exists():
         return
-    old = read_config(path)
+    old = read_object(path)
     changed = changes_since(old, job.config)
     for name in ("steps", "nodes"):
         if old.get(name) != getattr(job.config, name):
@@ -267,7 +266,7 @@ def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: s
             raise Stopped(f"stopped; {job.folder} is kept, and the same command goes on", exit_code)
         jax.clear_caches()  # the next run compiles its own steps
         gc.collect()
-    summary = json.loads((job.folder / SUMMARY).read_text())
+    summary = read_object(job.folder / SUMMARY)
     score = score_of(summary)
     say(f"{title}: {score.title} {score.text(summary[score.name])} after {summary['steps']} steps"
         f"{', finished before' if done else f', {minutes(summary):.1f} min'}")  # fmt: skip

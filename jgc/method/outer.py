@@ -107,9 +107,11 @@ class Parts(NamedTuple):
         """The leaves of each fragment, by index.
 
         Raises:
-          ValueError: more fragments than leaves.
+          ValueError: more fragments than leaves, or no leaves.
         """
         sizes = [x.size for x in jax.tree.leaves(params)]
+        if not sizes:
+            raise ValueError("params has no arrays: give the model's parameters")
         if self.fragments > len(sizes):
             raise ValueError(
                 f"fragments={self.fragments} exceeds the {len(sizes)} arrays of the parameters: "
@@ -242,7 +244,7 @@ class Parts(NamedTuple):
           params: the parameters, or their shapes and dtypes.
 
         Raises:
-          ValueError: more fragments than leaves.
+          ValueError: more fragments than leaves, or no leaves.
         """
         parts = [bytes_per_step(self.method(), take(params, own), self.nodes) for own in self.leaves(params)]
         total = {name: StepBytes(*map(sum, zip(*(part[name] for part in parts), strict=True))) for name in parts[0]}

@@ -39,19 +39,22 @@ def check_run_dir(path: Path, config: Config) -> None:
     if config.resume and found and CONFIG not in found:
         raise UserError(f"nothing to resume: {path} has no {CONFIG}")
     if config.resume and found:
-        compare_configs(read_config(path / CONFIG), config, path)
+        compare_configs(read_object(path / CONFIG), config, path)
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The config.json of a run.
+def read_object(path: Path) -> dict[str, Any]:
+    """The config.json or summary.json of a run.
 
     Raises:
-      UserError: the file cannot be read.
+      UserError: the file cannot be read, or holds something else.
     """
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"cannot read {path}: it should be an object in braces, and is a {type(found).__name__}")
+    return found
 
 
 def mark_run_dir(path: Path, config: Config) -> None:

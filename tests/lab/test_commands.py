@@ -48,6 +48,7 @@ def test_module_runs():
         (["report", "nowhere"], "nowhere is not a folder"),
         (["report", "empty"], "empty holds no run"),
         (["report", "started"], "started has no summary.json"),
+        (["report", "list"], "cannot read list/config.json: it should be an object in braces, and is a list"),
         (["report", ".", "--figure", "12"], "--figure"),
         (["compare", "--run-dir", "x", "--methods", "baselin"], "did you mean baseline?"),
         (["compare", "--run-dir", "x", "--workload", "digit_convnet5"], "did you mean digits_convnet5?"),
@@ -75,6 +76,9 @@ def test_wrong_command_is_one_line(argv, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "started").mkdir()
+    (tmp_path / "list").mkdir()
+    for name in ("config.json", "summary.json"):
+        (tmp_path / "list" / name).write_text("[]")
     (tmp_path / "started" / "config.json").write_text("{}")
     assert main(argv) == 2
     error = capsys.readouterr().err

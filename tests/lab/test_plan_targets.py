@@ -23,7 +23,7 @@ HERE = Target("h100:4x2", CHIPS["h100"], 4, tuple(jax.devices()))  # CPU devices
 ONE = HERE._replace(name="h100:8", groups=1)
 
 
-@pytest.mark.parametrize("name", ["h100", "h100:", "h200:8", "h100:8x", "v5e:2x4,h1:8", "v5e2x4"])
+@pytest.mark.parametrize("name", ["h100", "h100:", "h200:8", "h100:8x", "v5e:2x4,h1:8", "v5e2x4", "v5e:2x4x2slice"])
 def test_unknown_target_lists_known_ones(name, monkeypatch, capsys):
     monkeypatch.setattr(targets, "missing_packages", lambda kind: [])
     assert main(["plan", "--target", name]) == 2

@@ -413,6 +413,8 @@ def test_mistakes_that_parameters_show_are_one_line():
     local = jgc.local_steps(optax.sgd(1), optax.sgd(1), dense(), 5, nodes, fragments=5)
     with pytest.raises(ValueError, match="fragments=5 exceeds the 4 arrays of the parameters: give at most 4"):
         local.make_step(linear)[0](jax.random.key(0), exact(99))
+    with pytest.raises(ValueError, match="params has no arrays: give the model's parameters"):
+        local.make_step(linear)[0](jax.random.key(0), {})
     compressing = jgc.compress.as_optax(dense(), nodes)
     local = jgc.local_steps(optax.sgd(1), compressing, dense(), 5, nodes)
     with pytest.raises(ValueError, match="the outer optimiser holds as_optax"):

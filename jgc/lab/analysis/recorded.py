@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 from jgc.training.errors import FAILED, UserError
 from jgc.training.models import Model, make_model
 from jgc.training.recording import GRADIENT, RESIDUAL, UNIT, files, matching, step_of
-from jgc.training.rundir import CONFIG, GRADIENTS, read_config
+from jgc.training.rundir import CONFIG, GRADIENTS, read_object
 from jgc.training.saved_config import completed
 
 
@@ -81,7 +81,7 @@ def find(folder: Path, layers: str = "") -> Recorded:
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is no run folder: it has no {CONFIG}")
-    config, found = completed(read_config(folder / CONFIG)), files(folder / GRADIENTS)
+    config, found = completed(read_object(folder / CONFIG)), files(folder / GRADIENTS)
     if not found:
         raise UserError(f"{folder} has recorded no gradients: train with --record.every N")
     arrays = _read(found[0])

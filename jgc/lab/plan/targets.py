@@ -112,7 +112,7 @@ def spec_of(name: str) -> Spec:
       >>> spec_of("h100:4x8"), spec_of("v5e:2x4x2slices")
       (Spec(chip='h100', grid=(8,), groups=4), Spec(chip='v5e', grid=(2, 4), groups=2))
     """
-    form = re.fullmatch(r"(\w+):(\d+(?:x\d+)*?)(?:x(\d+)slices?)?", name)
+    form = re.fullmatch(r"(\w+):(\d+(?:x\d+)*?)(?:x(\d+)slices)?", name)
     chip = CHIPS.get(form[1]) if form else None
     if form is None or chip is None:
         raise UserError(f"unknown target {name!r}: known are {known()}, and the like")

@@ -12,7 +12,7 @@ from jgc.training.config import RecordConfig
 from jgc.training.data import Score, final, further_of, score_of
 from jgc.training.errors import UserError, did_you_mean
 from jgc.training.metrics import Line, read
-from jgc.training.rundir import CONFIG, METRICS, SUMMARY
+from jgc.training.rundir import CONFIG, METRICS, SUMMARY, read_object
 from jgc.training.saved_config import FREE, completed
 
 # Settings that do not make another experiment. Steps and nodes do, though --resume may change them.
@@ -126,10 +126,10 @@ def read_run(folder: Path) -> Run:
     Raises:
       UserError: a file of it cannot be read.
     """
+    config, summary = (read_object(folder / name) for name in (CONFIG, SUMMARY))
     try:
-        config, summary = (json.loads((folder / name).read_text()) for name in (CONFIG, SUMMARY))
         score_of(summary), further_of(summary)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"cannot read the run in {folder}: {error}") from error
     return Run(folder, completed(config), summary, read(folder / METRICS))
 
