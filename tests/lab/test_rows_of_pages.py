@@ -157,6 +157,9 @@ def test_row_for_a_gpu_is_one_that_trains(row, config_of):
         followed = [field for field, value in recipe.items() if getattr(config.compressor, field) == value]
         assert (followed == list(recipe)) == name.endswith("_paper")
         assert config.compressor.positions == ("leader" if "_leader" in name or "ring" in name else "own")
+    if "_topk" in name:
+        assert config.compressor.momentum_at_once != name.endswith("_plain")
+        assert config.compressor.value_code == ("1bit" if name.endswith("_1bit") else "float32")
 
 
 @pytest.mark.parametrize("row", [row for row in rows_of("gpu") if row[1] != "compare"], ids=names)
@@ -198,9 +201,9 @@ def test_gpu_script_passes_over_a_benchmark_that_takes_too_long(gpu):
     status, said = gpu("exec sleep 30")
     assert status == 75 and "select: not finished, passed over" in said
     status, said = gpu("exit 0")
-    assert status == 0 and "-m jgc bench methods" in said
-    status, said = gpu("exit 3")
-    assert status == 0 and said.startswith("all rows are finished, but for select")
+    assert status == 0 and "-m jgc bench methods" in said and "all rows are finished, but for select:" in said
+    assert gpu("exit 3") == (0, said[said.index("all rows") :])
+    assert gpu("exit 3", "methods") == (0, "all rows are finished\n")
 
 
 def test_gpu_script_names_an_unknown_row(gpu):

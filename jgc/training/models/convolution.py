@@ -22,8 +22,8 @@ def convolution(
       images: dtype[b, h, w, c].
       kernel: dtype[i, j, c, features].
       strides: of both axes.
-      padding: zeros before and after, of both axes.
-      settings: further ones of `lax.conv_general_dilated`.
+      padding: zeros before and after, of both axes; they make the images at least as large as the kernel.
+      settings: the others with which `flax.linen.Conv` calls `lax.conv_general_dilated`.
 
     Returns:
       dtype[b, h', w', features].
