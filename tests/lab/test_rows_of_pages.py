@@ -29,6 +29,14 @@ def rows_of(page):
     return [(name, command, common[1:] + words) for name, command, *words in rows]
 
 
+def check_recipe(name, compressor):
+    """LGC's positions and autoencoder are those that a row's name says: the paper's or jgc's."""
+    recipe = RING_PAPER_RECIPE if "ring" in name else PAPER_RECIPE
+    followed = [field for field, value in recipe.items() if getattr(compressor, field) == value]
+    assert (followed == list(recipe)) == name.endswith("_paper")
+    assert compressor.positions == ("leader" if "_leader" in name or "ring" in name else "own")
+
+
 class Reached(Exception):
     """All runs of a row have passed the checks that come before training."""
 
@@ -110,10 +118,7 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     if any(part in name for part in ("_paper", "_leader", "_own", "lgc_ring")):
         assert (compressor.min_values, compressor.momentum_at_once) == (1, False)
     if name.startswith(("lgc_ps", "lgc_ring")):
-        assert compressor.positions == ("leader" if "_leader" in name or "ring" in name else "own")
-        recipe = RING_PAPER_RECIPE if "ring" in name else PAPER_RECIPE
-        followed = [field for field, value in recipe.items() if getattr(compressor, field) == value]
-        assert (followed == list(recipe)) == name.endswith("_paper")
+        check_recipe(name, compressor)
     if name.startswith("topk"):
         assert compressor.positions == ("learned" if name.endswith("learned") else "own")
         assert compressor.value_code == next((part for part in name.split("_") if part in ("1bit", "2bit")), "float32")
@@ -153,10 +158,7 @@ def test_row_for_a_gpu_is_one_that_trains(row, config_of):
     assert config.steps == WORKLOADS[config.workload].steps
     assert name.split("_")[0] in config.workload
     if "_lgc_" in name:
-        recipe = RING_PAPER_RECIPE if "ring" in name else PAPER_RECIPE
-        followed = [field for field, value in recipe.items() if getattr(config.compressor, field) == value]
-        assert (followed == list(recipe)) == name.endswith("_paper")
-        assert config.compressor.positions == ("leader" if "_leader" in name or "ring" in name else "own")
+        check_recipe(name, config.compressor)
     if "_topk" in name:
         assert config.compressor.momentum_at_once != name.endswith("_plain")
         assert config.compressor.value_code == ("1bit" if name.endswith("_1bit") else "float32")

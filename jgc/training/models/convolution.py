@@ -30,7 +30,7 @@ def convolution(
     """
     larger = all(k > size for k, size in zip(kernel.shape[:2], images.shape[1:3], strict=True))
     worth_it = kernel.size >= 2**18  # with fewer values both take as long
-    plain = set(settings["lhs_dilation"]) == set(settings["rhs_dilation"]) == {1} == {settings["feature_group_count"]}
+    plain = {*settings["lhs_dilation"], *settings["rhs_dilation"], settings["feature_group_count"]} == {1}
     if larger and worth_it and plain and backend() == "cpu":
         return _as_product(images, kernel, strides, padding)
     return lax.conv_general_dilated(images, kernel, strides, padding, **settings)
@@ -42,7 +42,7 @@ def _as_product(
     x = jnp.pad(images, ((0, 0), *padding, (0, 0)))
     rows, columns = ((size - k) // by + 1 for size, k, by in zip(x.shape[1:3], kernel.shape[:2], strides, strict=True))
     patches = [
-        x[:, i : i + strides[0] * rows : strides[0], j : j + strides[1] * columns : strides[1]][:, :rows, :columns]
+        x[:, i : i + strides[0] * rows : strides[0], j : j + strides[1] * columns : strides[1]]
         for i in range(kernel.shape[0])
         for j in range(kernel.shape[1])
     ]
