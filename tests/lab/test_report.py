@@ -71,7 +71,7 @@ def no_training(monkeypatch):
 def made_up(folder: str, accuracy: float, method="dense", seed=0, total=100, extra=None, lines=(), **config) -> Run:
     """A run with what reports read of one."""
     wire = {"logical": {"worker": {"up": {"values": 4.0}}}, "physical": {}, "physical_one_node_per_device": {}}
-    phase = {"name": "last", "steps": 10, "seconds_per_step": 0.5 + seed, "wire": wire}
+    phase = {"name": "last", "start": 0, "steps": 10, "seconds_per_step": 0.5 + seed, "wire": wire}
     summary = {"method": method, "workload": "cifar10_resnet50", "seed": seed, "steps": 10, "layout": "emulated",
                "test_accuracy": accuracy, "phases": [phase], "total_bytes": total, "dense_total_bytes": 100,
                "compression_ratio": {"leader": 2.0, "worker": 2.0}, "reconstruction_cosine": None}  # fmt: skip
@@ -117,7 +117,7 @@ def test_tables_match_summaries(trained):
 def test_page_and_pictures(trained, tmp_path):
     page = write([trained], tmp_path, figures=(10, 11), latency=True)
     text, html = page.read_text(), (tmp_path / "report.html").read_text()
-    for name in ("score.png", "loss.png", "bytes.png", "figure10.png", "figure11.png"):
+    for name in ("score.png", "loss.png", "bytes.png", "step_bytes.png", "figure10.png", "figure11.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
         assert f"({name})" in text and f'src="{name}"' in html
     assert "<table>" in html and 'name="viewport"' in html
@@ -397,7 +397,8 @@ def test_figures_13_and_14(tmp_path):
 
 
 def test_a_figure_that_does_not_fit_is_left_out(tmp_path, monkeypatch, capsys):
-    lines = [{"step": i, "loss": 1 / i, "test_accuracy": 0.5, "seconds": 0.1, "phase": "last"} for i in range(1, 5)]
+    lines = [{"step": i, "loss": 1 / i, "test_accuracy": 0.5, "seconds": 0.1, "phase": "last", "bytes": 8.0}
+             for i in range(1, 5)]  # fmt: skip
     run = made_up("a", 0.5, "topk", extra={"strategy": "fixed"}, lines=lines)
     monkeypatch.setattr(page_module, "find", lambda paths: ([run], []))
     page = write([tmp_path], tmp_path, figures=(7, 13, 10))
@@ -407,6 +408,13 @@ def test_a_figure_that_does_not_fit_is_left_out(tmp_path, monkeypatch, capsys):
         assert line in said and line in error
         assert f"(figure{number}.png)" not in said and not (tmp_path / f"figure{number}.png").exists()
     assert "(figure10.png)" in said and (tmp_path / "report.html").exists()
+
+
+def test_bytes_of_a_step_leave_out_earlier_phases():
+    lines = [{"step": step, "bytes": sent} for step, sent in ((1, 1000.0), (2, 0.0), (3, 12.0), (4, 0.0), (5, 4.0))]
+    run = made_up("a", 0.5, "topk", lines=lines)
+    run.summary["phases"] = [{"start": 0}, {"start": 1}]
+    assert run.step_bytes == 4.0
 
 
 @pytest.mark.parametrize("seeds, said", [(2, ""), (3, "yes")])

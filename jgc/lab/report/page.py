@@ -34,6 +34,7 @@ PICTURES = {
     "score.png": ("{score} over steps", plots.scores),
     "loss.png": ("Training loss over steps", plots.loss),
     "bytes.png": ("{score} for the bytes sent", plots.bytes_against_score),
+    "step_bytes.png": ("{score} for the bytes of a step", plots.step_bytes_against_score),
 }
 FIGURES = {
     10: ("Learning curves, as the paper's Figure 10", plots.scores),

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from jgc.lab.report.runs import DoesNotFit, Group
+from jgc.lab.report.runs import DoesNotFit, Group, Run
 from jgc.lab.shared.pictures import look, new_figure, save_figure
 from jgc.training.errors import say
 from jgc.training.table import size
@@ -120,10 +120,24 @@ def _autoencoder_name(group: Group, models: bool) -> str:
 def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
     """The final score over the bytes that all nodes sent up in the run: a point for each seed."""
     title = f"{score_name(groups)} for the bytes sent"
+    _against_score(groups, path, title, lambda run: run.summary["total_bytes"],
+                   "bytes that all nodes sent up in the whole run")  # fmt: skip
+
+
+def step_bytes_against_score(groups: Sequence[Group], path: Path) -> None:
+    """The same over the bytes of a step of the last phase, whatever earlier phases sent."""
+    title = f"{score_name(groups)} for the bytes of a step"
+    _against_score(groups, path, title, lambda run: run.step_bytes,
+                   "bytes that all nodes sent up in a step of the last phase, mean")  # fmt: skip
+
+
+def _against_score(
+    groups: Sequence[Group], path: Path, title: str, bytes_of: Callable[[Run], float], across: str
+) -> None:
     figure, panels, shared = _panels(by(groups, lambda group: group.workload), title)
     for axes, mine in panels:
         for group in mine:
-            sent = [run.summary["total_bytes"] for run in group.runs]
+            sent = [bytes_of(run) for run in group.runs]
             colour, _, marker = look(shared, group.label)
             if min(sent) > 0 and group.settings["nodes"] > 1:
                 results = [run.result for run in group.runs]
@@ -140,8 +154,7 @@ def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
         axes.set_ylabel(mine[0].score.heading)
-    _save(figure, panels, path, "bytes that all nodes sent up in the whole run",
-          "large: mean over seeds; small: each seed")  # fmt: skip
+    _save(figure, panels, path, across, "large: mean over seeds; small: each seed")
 
 
 def as_good_from(groups: Sequence[Group]) -> float | None:
@@ -220,7 +233,8 @@ def _loss_axis(axes: Axes) -> None:
 def _panels(
     parts: dict[str, list[Group]], title: str
 ) -> tuple[Figure, list[tuple[Axes, list[Group]]], list[str]]:
-    figure = new_figure(3.2 + 5.2 * len(parts), 4.6)
+    rows = sum(map(len, parts.values()))
+    figure = new_figure(3.2 + 5.2 * len(parts), max(4.6, 1 + 0.22 * rows))  # as high as the legend
     if len(parts) > 1:
         figure.suptitle(title)
     found = figure.subplots(1, len(parts), squeeze=False)[0]

@@ -47,6 +47,12 @@ class Run(NamedTuple):
         """Hours of its steps, without evaluations, checkpoints and most compiling."""
         return sum(line.get("seconds") or 0.0 for line in self.lines) / 3600
 
+    @property
+    def step_bytes(self) -> float:
+        """Bytes that all nodes send up in a step of the last phase, mean: with local steps most send none."""
+        start = self.summary["phases"][-1]["start"]
+        return statistics.fmean(line["bytes"] for line in self.lines if line["step"] > start)
+
 
 class Group(NamedTuple):
     """Runs that differ only in seed, in the order of their seeds.
