@@ -88,12 +88,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "powersgd/rank 2": ("powersgd", {"rank": 2, "warm_start": False, "warmup_steps": 5, "algorithm": "ring"}),
     "cast/fp8": ("cast", {"format": "float8_e4m3", "error_feedback": True}),
     "silent/policy": ("silent", {**POLICY, "momentum_correction": False}),
-    "lgc_ps/own": (
+    "lgc_ps/leader": (
         "lgc_ps",
-        {**POLICY, "positions": "own", "leader": "rotating", "momentum_correction": False, "code_dtype": "8bit",
+        {**POLICY, "positions": "leader", "leader": "rotating", "momentum_correction": False, "code_dtype": "8bit",
          "innovation_dtype": "bfloat16", "layers.value_code": "4bit"},
     ),
-    "lgc_ps/no code": ("lgc_ps", {**POLICY, "positions": "own", "code_dtype": "none"}),
+    "lgc_ps/no code": ("lgc_ps", {**POLICY, "positions": "leader", "code_dtype": "none"}),
     "lgc_ring/chunks": ("lgc_ring", {**POLICY, "selection": "chunks", "chunk": 16}),
     "lgc_ps/paper recipe": ("lgc_ps", {**PAPER_RECIPE, **POLICY, "leader": "rotating", "factor_masking": True}),
 }

@@ -208,9 +208,9 @@ returns a Config. The defaults below are those of {method} and of its workload; 
 
                                                leader    worker   leader   worker
      phase        steps   accuracy   s/step        up        up    ratio    ratio
-     dense           20    78.89 %    0.057   1.56 MB   1.56 MB       1x       1x
-     top-k           40    95.56 %    0.053   3.29 kB   2.71 kB   473.4x   574.6x
-     compressed     240    97.78 %    0.052   2.39 kB   1.36 kB   651.2x   1,143x
+     dense           20    78.89 %    0.085   1.56 MB   1.56 MB       1x       1x
+     top-k           40    95.28 %    0.063   3.29 kB   3.29 kB   473.4x   473.4x
+     compressed     240    97.78 %    0.056   2.39 kB   1.99 kB   651.2x     782x
 
 Settings, metrics, checkpoints and pictures go to --run-dir; --resume goes on with a run that was stopped."""
 

@@ -21,7 +21,11 @@ INNOVATIONS = (2, 1, 1)  # 10 % of each layer's selected values, at least one
 RATE, MOMENTUM, LAMBDA_1, LAMBDA_2 = 0.001, 0.9, 1.0, 0.5
 PHASES = ("dense", "top-k", "top-k", "compressed", "compressed")
 SETTINGS = {"warmup_steps": 1, "autoencoder_steps": 2, "alpha": 0.1, "factor_masking": True}
-METHODS = {"server": lgc_ps(**PAPER_RECIPE, **SETTINGS), "ring": lgc_ring(**RING_PAPER_RECIPE, **SETTINGS)}
+METHODS = {
+    "server": lgc_ps(**PAPER_RECIPE, **SETTINGS),
+    "server, leader's positions": lgc_ps(**PAPER_RECIPE, **SETTINGS, positions="leader"),
+    "ring": lgc_ring(**RING_PAPER_RECIPE, **SETTINGS),
+}
 
 
 # --- Tables I and II ------------------------------------------------------------------------------------------------
@@ -115,10 +119,9 @@ def train_server(encoder, decoders, x, leader):
 
 
 def decode_server(encoder, decoders, x, leader):
-    """(12) and (13): the mean of what the decoders make of the leader's code and their nodes' innovations."""
+    """(12): what the decoders make of the leader's code and their nodes' innovations, of each node."""
     code, _ = encoder.forward(column(x[leader]))
-    rec = [d.forward(code, column(innovation(g)))[0][: x.shape[1], 0] for d, g in zip(decoders, x, strict=True)]
-    return np.mean(rec, axis=0)
+    return [d.forward(code, column(innovation(g)))[0][: x.shape[1], 0] for d, g in zip(decoders, x, strict=True)]
 
 
 def train_ring(encoder, decoders, x, leader):
@@ -131,25 +134,23 @@ def train_ring(encoder, decoders, x, leader):
 
 
 def decode_ring(encoder, decoders, x, leader):
-    """(17) to (19)."""
-    return decoders[0].forward(np.mean([encoder.forward(column(g))[0] for g in x], axis=0))[0][: x.shape[1], 0]
-
-
-TRANSCRIBED = {"server": (train_server, decode_server), "ring": (train_ring, decode_ring)}
+    """(17) to (19): one mean for all nodes."""
+    code = np.mean([encoder.forward(column(g))[0] for g in x], axis=0)
+    return [decoders[0].forward(code)[0][: x.shape[1], 0]] * K
 
 
 def leader_of(name, key):
-    return 0 if name == "server" else int(draw_leader(key, nodes_of()))
+    return int(draw_leader(key, nodes_of())) if name == "ring" else 0
 
 
 def transcription(name, gradients, keys, weights):
     """Weights of the model after every step, velocities and residuals [K, n], the encoder."""
-    train, decode = TRANSCRIBED[name]
+    train, decode = (train_ring, decode_ring) if name == "ring" else (train_server, decode_server)
     encoder = Net(weights.encoder, decoder=False)
-    if name == "server":
-        decoders = [Net(jax.tree.map(lambda w, k=k: w[k], weights.decoders), decoder=True) for k in range(K)]
-    else:
+    if name == "ring":
         decoders = [Net(weights.decoder, decoder=True)]
+    else:
+        decoders = [Net(jax.tree.map(lambda w, k=k: w[k], weights.decoders), decoder=True) for k in range(K)]
     u, r, w, out = np.zeros((K, sum(SIZES))), np.zeros((K, sum(SIZES))), np.zeros(sum(SIZES)), []
     for phase, g, key in zip(PHASES, gradients, keys, strict=True):
         u = MOMENTUM * u + g
@@ -157,13 +158,15 @@ def transcription(name, gradients, keys, weights):
         if phase == "dense":
             step, r = v.mean(0), np.zeros_like(v)  # (14)
         else:
-            at = largest(v[leader], SIZES, COUNTS)
-            x = v[:, at]
-            step[at] = x.mean(0) if phase == "top-k" else decode(encoder, decoders, x, leader)  # (15), (16)
+            at = np.stack([largest(v[k if name == "server" else leader], SIZES, COUNTS) for k in range(K)])
+            x = np.take_along_axis(v, at, axis=1)
+            sent = x if phase == "top-k" else decode(encoder, decoders, x, leader)
+            np.add.at(step, at, np.asarray(sent) / K)  # (13), (15), (16)
             if phase == "top-k":
                 train(encoder, decoders, x, leader)
             r, u = v.copy(), u.copy()
-            r[:, at] = u[:, at] = 0  # sent: its error is lost, its velocity starts again
+            for values in (r, u):
+                np.put_along_axis(values, at, 0, axis=1)  # sent: its error is lost, its velocity starts again
         w = w - step
         out.append((w, u, r))
     return out, encoder
@@ -221,21 +224,22 @@ def test_a_residual_counts_once():
         letter = letter + (stacked(g) + letter)  # where nothing is sent
         _, state, _ = step_of("server", "compressed")(jax.random.key(0), g, state)
     u = [stacked(g) * sum(MOMENTUM**i for i in range(t + 1)) for t in range(steps)]
-    quiet = np.abs(state.local.memory.velocity - u[-1]).max(0) < 1e-4  # never sent
-    assert quiet.any() and np.abs(letter[:, quiet]).max() > 1e4
+    quiet = np.abs(state.local.memory.velocity - u[-1]) < 1e-4  # never sent
+    assert quiet.any() and np.abs(letter[quiet]).max() > 1e4
     residual = np.asarray(state.local.memory.residual)
-    np.testing.assert_allclose(residual[:, quiet], sum(u)[:, quiet], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(residual[quiet], sum(u)[quiet], rtol=1e-4, atol=1e-4)
 
 
 def test_innovations_are_the_largest_of_each_layer_and_do_not_replace_what_is_decoded():
-    state, g = first_state("server"), gradients(1)[0]
+    name = "server, leader's positions"
+    state, g = first_state(name), gradients(1)[0]
     x = stacked(g)[:, largest(stacked(g)[0], SIZES, COUNTS)]
-    overwritten = lgc_ps(**{**PAPER_RECIPE, **SETTINGS, "overwrite": True})
+    overwritten = lgc_ps(**{**PAPER_RECIPE, **SETTINGS, "overwrite": True, "positions": "leader"})
     step = jax.jit(jgc.compress.step_on_nodes(overwritten.aggregate, "compressed", nodes_of()))
-    (mean, *_), (other, *_) = (s(jax.random.key(0), g, state) for s in (step_of("server", "compressed"), step))
+    (mean, *_), (other, *_) = (s(jax.random.key(0), g, state) for s in (step_of(name, "compressed"), step))
     at = largest(stacked(g)[0], SIZES, COUNTS)
     moved = np.flatnonzero(np.abs(flat(mean) - flat(other))[at] > 1e-6)
     assert set(moved) == set(np.flatnonzero(sum(innovation(values) != 0 for values in x)))
-    sent = {m.field: m.bytes for m in METHODS["server"].wire("compressed", PARAMS, nodes_of()).logical
+    sent = {m.field: m.bytes for m in METHODS[name].wire("compressed", PARAMS, nodes_of()).logical
             if (m.role, m.direction) == ("worker", "up")}  # fmt: skip
     assert sent["innovations"] == 4 * sum(INNOVATIONS)

@@ -46,8 +46,8 @@ class Lgc(Chunked, ErrorFeedback):
 class LgcPs(Lgc):
     """Settings of `lgc_ps`."""
 
-    positions: Literal["leader", "own"] = "leader"  # type: ignore[misc]  # a class variable of the base
-    """leader: the leader's positions go to all nodes; own: every node selects and sends its own (Algorithm 1)"""
+    positions: Literal["leader", "own"] = "own"  # type: ignore[misc]  # a class variable of the base
+    """own: every node selects and sends its own (Algorithm 1); leader: the leader's go to all nodes"""
     leader: Literal["fixed", "rotating"] = "fixed"
     """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder"""
     innovation: float = 0.1

@@ -32,7 +32,7 @@ class Plan:
 
                            leader up    ratio   worker up    ratio
         dgc      top-k             -        -      178 kB   574.3x
-        lgc_ps   compressed   122 kB   840.7x       60 kB   1,703x
+        lgc_ps   compressed   122 kB   840.7x     98.1 kB   1,042x
 
     With `--target`, every phase of every method is compiled for machines that are not here, by their own compiler:
 

@@ -27,7 +27,7 @@ class Codecs:
         python -m jgc bench codecs --run-dir runs/codecs --alphas 0.001 0.01
 
         | group | code | setting | bits a parameter | cosine | relative error |
-        | method | lgc_ps | alpha 0.001 | 0.01040 | 0.0885 | 0.9960 |
+        | method | lgc_ps | alpha 0.001, positions leader | 0.01040 | 0.0885 | 0.9960 |
         | trivial | 1-bit values at own positions | alpha 0.001 | 0.01351 | 0.2014 | 0.9796 |
     """
 

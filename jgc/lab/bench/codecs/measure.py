@@ -30,7 +30,11 @@ OURS = {"momentum_correction": False}
 # For methods whose main setting is neither `alpha` nor `threshold`, and for those with an autoencoder, which trains for
 # minutes at the larger shares.
 SETTINGS: dict[str, Sequence[dict[str, Any]]] = {
-    "lgc_ps": [{"alpha": 0.001}, {"alpha": 0.01}, {"alpha": 0.01, "positions": "own"}],
+    "lgc_ps": [
+        {"alpha": 0.001, "positions": "leader"},
+        {"alpha": 0.01, "positions": "leader"},
+        {"alpha": 0.01},
+    ],
     "lgc_ring": [{"alpha": 0.001}, {"alpha": 0.01}],
     "klt": [
         {"share": 0.0005, "alpha": 0.00001},
