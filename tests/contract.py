@@ -93,7 +93,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**POLICY, "positions": "leader", "leader": "rotating", "momentum_correction": False, "code_dtype": "8bit",
          "innovation_dtype": "bfloat16", "layers.value_code": "4bit"},
     ),
-    "lgc_ps/no code": ("lgc_ps", {**POLICY, "positions": "leader", "code_dtype": "none"}),
+    "lgc_ps/no code": ("lgc_ps", {**POLICY, "code_dtype": "none"}),
     "lgc_ring/chunks": ("lgc_ring", {**POLICY, "selection": "chunks", "chunk": 16}),
     "lgc_ps/paper recipe": ("lgc_ps", {**PAPER_RECIPE, **POLICY, "leader": "rotating", "factor_masking": True}),
 }

@@ -1,4 +1,4 @@
-"""One small problem for the tests of `lgc_ps`: three layers, four nodes."""
+"""One small problem for the tests of `lgc_ps`: three layers, four nodes, the leader's positions."""
 
 import functools
 

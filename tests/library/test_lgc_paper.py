@@ -1,7 +1,7 @@
 """LGC as printed: `PAPER_RECIPE` against a NumPy transcription of equations (2) to (16), the ring's likewise.
 
-What the transcription has of jgc are the initial weights, the node that leads, and differences 1, 4, 9, 11 and 12 of
-`jgc.compress.lgc.server`.
+What the transcription has of jgc are the initial weights, the node that leads, and differences 1, 4, 9, 11 and 12 (at
+the leader's positions 7, too) of `jgc.compress.lgc.server`.
 """
 
 import functools

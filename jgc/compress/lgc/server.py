@@ -1,12 +1,13 @@
 """LGC with a parameter server: an autoencoder learns the part that the nodes' gradients share.
 
 Three phases: "dense" sends everything; "top-k" sends each layer's largest values while the server trains the
-autoencoder on them; in "compressed" a leader sends a learned code, and every node sends a few exact values.
+autoencoder on them; in "compressed" a leader sends a learned code, and every node its positions and a few
+exact values.
 
     n       values of a node's gradient            mu   selected values, at least one per layer
     L       layers                                 m    mu padded to a multiple of 16
     v f32[n]    accumulated gradient of a node     x f32[mu]  v at the selected positions
-    s f32[mu]   signs of the leader's x            z f32[m]   normalised x, the autoencoder's input (`View`)
+    s f32[mu]   signs of x, or the leader's        z f32[m]   normalised x, the autoencoder's input (`View`)
 
 Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
 Sections IV-A, V and VI-A, Algorithm 1, Tables I and II.
@@ -14,20 +15,21 @@ Sections IV-A, V and VI-A, Algorithm 1, Tables I and II.
 Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` follows it in 2, 3, 5, 6 and 8)
   1. Five strided deconvolutions (Table II) multiply by 32, the encoder (Table I) divides by 16: the first
      deconvolution has stride 1, and inputs are padded to a multiple of 16.
-  2. The autoencoder's input is normalised: multiplied by the leader's signs, less each node's mean per layer, divided
-     by the leader's scale per layer. The leader sends its signs (one bit per value), every node its means. On values in
-     index order and unscaled, the paper's autoencoder does not learn to reconstruct (`fold_signs`, `send_means`,
-     `scale`).
+  2. The autoencoder's input is normalised: multiplied by signs, less the node's mean per layer, divided by a scale per
+     layer. Signs, one bit per value, and scales are the node's own, or the leader's where its positions serve for all;
+     they are sent, and so are means. On values in index order and unscaled, the paper's autoencoder does not learn to
+     reconstruct (`fold_signs`, `send_means`, `scale`).
   3. Adam in place of SGD, with any number of updates per training step (`autoencoder_*`).
   4. In Algorithm 1 every node selects its own positions but does not send them, so the server could not place the
      decoded values. Here every node sends them, and they are counted. With `positions="leader"` all nodes use the
-     leader's, which sends up to a third less and trains worse, at 0.1 % by 9 points (docs/results/long_runs).
+     leader's, and the others send no positions and no signs: 13 % less up at 0.1 %, and 9 points less accuracy
+     (docs/results/long_runs). For ResNet-50 on 8 nodes it is a third less.
   5. The innovations are the values, over all layers together, with the largest error of signs and means
      (`innovation_by="error"`), and the server replaces decoded values by them (`overwrite`). The paper takes the
      largest of each layer (`"layer"`), and its decoder's output stands.
   6. The residual keeps the decoding error (`feedback="exact"`); Algorithm 1 drops it ("paper"). For that every worker
      needs the code and its own decoder, which are counted.
-  7. With `positions="leader"` the leader alone selects in the top-k phase, too.
+  7. With `positions="leader"` the leader alone selects in the top-k phase as well. In the paper all nodes do.
   8. The losses (5) and (6) are means over their terms, not sums, so that settings carry over between sizes
      (`autoencoder_loss`).
   9. The decoders are trained on the leader's code, which they also get in the third phase. The paper draws the node at

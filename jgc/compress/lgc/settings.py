@@ -27,11 +27,11 @@ class Lgc(Chunked, ErrorFeedback):
     momentum_correction: bool = True
     """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
     fold_signs: bool = True
-    """multiply values by the leader's signs, which cost one bit a value"""
+    """multiply values by their signs, or by the leader's at its positions; a sign costs one bit"""
     send_means: bool = True
     """every node sends the mean of its values per layer; the code encodes deviations from it"""
     scale: Literal["layer", "none"] = "layer"
-    """divide by the leader's mean magnitude of each layer"""
+    """divide by the mean magnitude of each layer: the node's, or the leader's at its positions"""
     autoencoder_optimizer: Literal["adam", "sgd"] = "adam"
     """optimiser of the autoencoder"""
     autoencoder_learning_rate: float = 0.001
@@ -80,7 +80,7 @@ PAPER_RECIPE: dict[str, Any] = {
     "autoencoder_loss": "sum",
     "autoencoder_updates": 1,
 }
-"""The autoencoder as the paper trains and uses it: `lgc_ps(**PAPER_RECIPE)`."""
+"""The autoencoder as the paper trains and uses it: `lgc_ps(**PAPER_RECIPE)`. Every node has positions of its own."""
 
 
 def check_common(config: Lgc) -> None:

@@ -1,14 +1,14 @@
 """The worth of correlation between nodes: how well one node's largest values predict the mean gradient.
 
-A leader selects its largest values of each layer, and all nodes send theirs at its positions (LGC, ScaleCom). The
-question is how well the leader's values predict the mean over nodes there. Symbols: x_k, node k's values at these
-positions; s, the leader's signs; m_k = mean of s x_k, how far node k follows these signs; t, the mean of x_k over all
+A leader selects its largest values of each layer, and all nodes send theirs at its positions (ScaleCom, `lgc_ring`,
+`lgc_ps` with `positions="leader"`). The question is how well the leader's values predict the mean over nodes there.
+Symbols: x_k, node k's values at these positions; s, the leader's signs; m_k = mean of s x_k, how far node k follows these signs; t, the mean of x_k over all
 nodes. Predictions of t, each scored by its cosine with t; cosine^2 is the share of |t|^2 that it can explain:
 
     leader        the leader's own values, exact;
     signs         s times the mean of m_k: the leader's signs and one number a node and layer, no values at all;
     innovations   node k is s m_k + f_k (x_leader - s m_leader), f_k = m_k / m_leader between 0 and 1, with the tenth of
-                  its values that this misses most exact; the leader exact: LGC with a lossless code;
+                  its values that this misses most exact; the leader exact: LGC there with a lossless code;
     chance        the leader's own values, if the other nodes' have random signs: the leader's share in the mean,
                   without correlation.
 
@@ -17,7 +17,7 @@ Also: the share of the mean gradient's energy at the leader's positions, and at 
 A recording of K nodes also serves for fewer nodes, by subsets, and for larger batches: the mean of m nodes' gradients
 is that of one node with m times the batch, except for norms' statistics.
 
-Source: DESIGN.md, fact 15; the rule for f_k is that of `ceiling_cosine` of `lgc_ps`.
+Source: DESIGN.md, fact 15; the rule for f_k is that of `ceiling_cosine` of `lgc_ps` with `positions="leader"`.
 """
 
 from collections.abc import Iterator, Sequence

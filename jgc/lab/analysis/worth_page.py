@@ -132,7 +132,8 @@ def conclusions(rows: Sequence[Worth], alpha: float) -> list[str]:
         f"**With {nodes} nodes and alpha = {alpha:.2%} the correlation adds {say}** to what the leader's own share in "
         f"the mean gives: cosine {leader:.2f}, {chance:.2f} by chance. The leader's exact values tell {values} than "
         f"its signs and the layers' means ({signs:.2f}), which need no code of values. With a tenth of every node's "
-        f"values exact it is {best:.2f}: what LGC's rule comes to with a code that gives the leader's values exactly.",
+        f"values exact it is {best:.2f}: what LGC's rule comes to there with a code that gives the leader's values "
+        f"exactly.",
     ]
     few = select(everything, alpha=alpha, setting=Setting(2, 1))
     if nodes > 2:

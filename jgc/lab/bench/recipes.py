@@ -28,12 +28,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     "ours without innovations": {"innovation": 0.0},
     "ours, all but untrained": {"autoencoder_learning_rate": 1e-9},
 }
-"""Settings of `LgcPs` by the name of the row. All have exact feedback."""
+"""Settings of `LgcPs` by the name of the row. All have exact feedback and the leader's positions."""
 
 
 @dataclass(frozen=True)
 class Autoencoder:
     """Reconstruction by the paper's autoencoder recipe, by jgc's and by those between, each in runs of its own.
+    In all of them the leader's positions serve for all nodes.
 
     The runs differ in nothing but the recipe. Those that have finished are not trained again.
 
@@ -80,7 +81,7 @@ def markdown(summaries: dict[str, list[Summary]], workload: str, seeds: Sequence
             for name, runs in summaries.items()]  # fmt: skip
     return "\n\n".join([
         f"`{workload}`, seeds {', '.join(map(str, seeds))}; {machine}.",
-        "Cosines with the true mean at the positions sent, means over phase 3 and over seeds. Ceiling: with the "
-        "leader's exact values in place of its code. `n/a`: values were not finite.",
+        "Cosines with the true mean at the leader's positions, which all nodes use, means over phase 3 and over seeds. "
+        "Ceiling: with the leader's exact values in place of its code. `n/a`: values were not finite.",
         table(["recipe", *FIGURES.values(), score.title], rows),
     ]) + "\n"  # fmt: skip

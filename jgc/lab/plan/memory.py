@@ -27,7 +27,7 @@ Measure = Literal["nothing", "node", "step"]
 MEASURED, FROM_ONE, ESTIMATED = "compiler", "compiler, one node", "estimate"
 
 # Copies of the device's gradients that exist at once in an update: packed, added to the memory, selected from. By the
-# compiler (ConvNet5, 4 nodes, CPU): 2.2 for dense, 3.2 for lgc_ps.
+# compiler (ConvNet5, 4 nodes, CPU): 2.2 for dense, 3.2 for lgc_ps with the leader's positions.
 UPDATE_COPIES = 3
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
