@@ -4,10 +4,10 @@
 #     docs/results/gpu.sh RUNS [OPTIONS]
 #
 # goes on with the first row of gpu/rows.txt that is not finished, for SECONDS_A_PIECE (540), and saves; the same line again goes on
-# from there. A benchmark cannot be resumed: one that takes longer is passed over, and the last line says which.
+# from there. A benchmark cannot be resumed: one that takes longer is passed over, as is a row that fails, and the last lines say which.
 # Rows are in the order of what they would settle. RUNS: folder of all rows' runs. OPTIONS: of `jgc compare`,
-# e.g. --data-dir DATA. ROWS="NAME NAME": only these. Exit status: 0 once all rows are finished or passed over, 75 if
-# something is left.
+# e.g. --data-dir DATA. ROWS="NAME NAME": only these. Exit status: 0 once all rows are finished or passed over, 1 if any
+# of them failed, 75 if something is left.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 runs=${1:?a folder for the runs}
@@ -22,12 +22,18 @@ done
 mkdir -p "$runs"
 wanted=$(awk -v wanted=" ${ROWS:-} " 'wanted ~ /^ *$/ || index(wanted, " " $1 " ")' "$rows")
 left=$(while read -r name command; do
-    [ -f "$runs/$name.done" ] || [ -f "$runs/$name.too-long" ] || echo "$name $command"
+    [ -f "$runs/$name.done" ] || [ -f "$runs/$name.too-long" ] || [ -f "$runs/$name.failed" ] || echo "$name $command"
 done <<<"$wanted")
+marked() {
+    while read -r name _; do if [ -f "$runs/$name.$1" ]; then echo "$name"; fi; done <<<"$wanted" | xargs
+}
 end() {
-    passed=$(while read -r name _; do if [ -f "$runs/$name.too-long" ]; then echo "$name"; fi; done <<<"$wanted" | xargs)
+    passed=$(marked too-long)
+    failed=$(marked failed)
     echo "all rows are finished${passed:+, but for $passed: delete its .too-long and give SECONDS_A_PIECE more}"
-    exit 0
+    [ -n "$failed" ] || exit 0
+    echo "failed: $failed (delete its .failed to try again)"
+    exit 1
 }
 [ -n "$left" ] || end
 read -r name words <<<"$left"
@@ -40,7 +46,7 @@ status=0
 timeout --signal=TERM --kill-after=50 "${SECONDS_A_PIECE:-540}" python -m jgc "${words[@]}" || status=$?
 case $status in
 0) touch "$runs/$name.done" ;;
-124)
+124 | 137)
     if [ "${words[0]}" = compare ]; then
         echo "$name: saved, not finished; the same line goes on"
         exit 75
@@ -48,7 +54,11 @@ case $status in
     touch "$runs/$name.too-long"
     echo "$name: not finished, passed over"
     ;;
-*) exit $status ;;
+2 | 130 | 143) exit $status ;; # the user's: no data, an option that does not exist; or stopped
+*)
+    touch "$runs/$name.failed"
+    echo "$name: failed, passed over"
+    ;;
 esac
 [ "$(wc -l <<<"$left")" = 1 ] || exit 75
 end

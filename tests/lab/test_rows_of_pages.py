@@ -96,10 +96,8 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     steps = 20000 if name.endswith("_20000") else 6000
     assert (config.steps, config.schedule_steps, config.nodes, config.batch_size) == (steps, steps, 4, 64)
     assert (config.learning_rate, config.model.norm) == (0.1, "batch")
-    everything = name.startswith(("baseline", "gradiveq", "qsgd", "egc_paper")) or "_all" in name
-    norms_and_head = WORKLOADS[config.workload].layers["gradient_dropping"]["dense"]
-    uncompressed = norms_and_head if name == "gradient_dropping" else "" if everything else "first"
-    assert config.layers.dense == uncompressed
+    all_layers = ("baseline", "gradiveq", "qsgd", "egc_paper", "gradient_dropping_paper")
+    assert config.layers.dense == ("" if name.startswith(all_layers) or "_all" in name else "first")
     compressor = config.compressor
     if name.startswith("gradiveq_paper"):
         assert (compressor.warmup_steps, compressor.sampling_steps, compressor.compressed_steps) == (2500, 100, 400)
@@ -112,7 +110,8 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     if name.startswith("baseline"):
         assert compressor == Dense(momentum_correction=True)
         return
-    of_name = {"lgc_ps": 0.5, "lgc_ps_untrained": 0.5, "lgc_ps_no_code": 0.5, "egc_paper": None}
+    of_name = {"lgc_ps": 0.5, "lgc_ps_untrained": 0.5, "lgc_ps_no_code": 0.5, "egc_paper": None,
+               "scalecom_paper": 100 / 64, "gradient_dropping_paper": 1.0}  # fmt: skip
     percent = next((float(part) for part in name.split("_") if part in ("0.1", "0.5", "2")), of_name.get(name, 0.1))
     assert percent is None or compressor.alpha == pytest.approx(percent / 100, rel=0.03)
     if any(part in name for part in ("_paper", "_leader", "_own", "lgc_ring")):
@@ -193,8 +192,8 @@ def test_gpu_script_goes_on_with_what_is_left(gpu):
     assert status == 75 and "-m jgc bench select" in said
     status, said = gpu("exec sleep 30", rows)
     assert status == 75 and "resnet50_baseline: saved, not finished" in said
-    status, said = gpu("exit 3", rows)
-    assert status == 3 and "-m jgc compare" in said
+    status, said = gpu("exit 2", rows)
+    assert status == 2 and "-m jgc compare" in said
     assert gpu("exit 0", rows)[0] == 0
     assert gpu("exit 3", rows) == (0, "all rows are finished\n")
 
@@ -206,6 +205,15 @@ def test_gpu_script_passes_over_a_benchmark_that_takes_too_long(gpu):
     assert status == 0 and "-m jgc bench methods" in said and "all rows are finished, but for select:" in said
     assert gpu("exit 3") == (0, said[said.index("all rows") :])
     assert gpu("exit 3", "methods") == (0, "all rows are finished\n")
+
+
+def test_gpu_script_passes_over_a_row_that_fails(gpu):
+    rows = "resnet50_baseline resnet50_topk"
+    status, said = gpu("exit 1", rows)
+    assert status == 75 and "resnet50_baseline: failed, passed over" in said
+    status, said = gpu("exit 0", rows)
+    assert status == 1 and said.endswith("failed: resnet50_baseline (delete its .failed to try again)\n")
+    assert gpu("exit 0", rows)[0] == 1
 
 
 def test_gpu_script_names_an_unknown_row(gpu):
