@@ -3,8 +3,8 @@
 A leader selects its largest values of each layer, and all nodes send theirs at its positions (ScaleCom, `lgc_ring`,
 `lgc_ps` with `positions="leader"`). The question is how well the leader's values predict the mean over nodes there.
 Symbols: x_k, node k's values at these positions; s, the leader's signs; m_k = mean of s x_k, how far node k follows
-these signs; t, the mean of x_k over all nodes. Predictions of t, each scored by its cosine with t; cosine^2 is the share
-of |t|^2 that it can explain:
+these signs; t, the mean of x_k over all nodes. Predictions of t, each scored by its cosine with t; cosine^2 is the
+share of |t|^2 that it can explain:
 
     leader        the leader's own values, exact;
     signs         s times the mean of m_k: the leader's signs and one number a node and layer, no values at all;
