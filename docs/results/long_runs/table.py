@@ -1,4 +1,4 @@
-"""Fill the table of README.md from the runs beside it: `python docs/results/long_runs/table.py`.
+"""Fill the tables of README.md from the runs beside it: `python docs/results/long_runs/table.py`.
 
 The first two columns, a row's name and what it runs, are kept. A row without a finished run has no figures.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jgc.lab.report.runs import Group, find, pool
-from jgc.lab.report.tables import difference_text, figures, plus_minus
+from jgc.lab.report.tables import difference_text, fewest_bytes_table, figures, plus_minus
 from jgc.training.table import size
 
 FOLDER = Path(__file__).parent
@@ -46,20 +46,28 @@ def cells(group: Group | None, groups: Sequence[Group]) -> list[str]:
     ]  # fmt: skip
 
 
+def table_at(lines: Sequence[str], head: str) -> slice:
+    """Where the table lies whose first line begins with `head`."""
+    first = next(i for i, line in enumerate(lines) if line.startswith(head))
+    return slice(first, next(i for i in range(first, len(lines)) if not lines[i].startswith("|")))
+
+
 def main() -> None:
-    """Rewrite the rows of the table; a new row of rows.txt has no words yet."""
+    """Rewrite the rows of both tables; a new row of rows.txt has no words yet."""
     page = FOLDER / "README.md"
     groups = pool(find(sorted((FOLDER / "rows").iterdir()))[0], by_folder=True, baseline="baseline")
     groups = [group._replace(baseline=LONGER) if group.label.endswith("_20000") else group for group in groups]
     named = {group.label: group for group in groups}
     lines = page.read_text().splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("| row |")) + 2
-    last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
-    what = {name.strip("` "): said.strip() for _, name, said, *_ in (line.split("|") for line in lines[first:last])}
+    at = table_at(lines, "| row |")
+    head, what = lines[at][:2], {}
+    for line in lines[at][2:]:
+        _, name, said, *_ = line.split("|")
+        what[name.strip("` ")] = said.strip()
     rows = [line.split()[0] for line in (FOLDER / "rows.txt").read_text().splitlines()][1:]
-    lines[first:last] = [
-        f"| {' | '.join([f'`{row}`', what.get(row, ''), *cells(named.get(row), groups)])} |" for row in rows
-    ]
+    filled = [[f"`{row}`", what.get(row, ""), *cells(named.get(row), groups)] for row in rows]
+    lines[at] = head + [f"| {' | '.join(row)} |" for row in filled]
+    lines[table_at(lines, "| method |")] = fewest_bytes_table(groups, groups).splitlines()
     page.write_text("\n".join(lines) + "\n")
 
 
