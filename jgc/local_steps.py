@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from jgc.backend import backend_of
 from jgc.buffers import copied, device_of, put_arrays
 from jgc.method.bytes_per_step import StepBytes
 from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
-from jgc.misuse import check_compressor, check_nodes, check_optimizer
+from jgc.misuse import check_arrays, check_compressor, check_key, check_loss, check_nodes, check_optimizer
 from jgc.node_axis import node_grads
 from jgc.placement import BATCH, check_node_axes
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
@@ -133,10 +134,12 @@ class LocalSteps(NamedTuple):
           and `batch` are equal in all of them, or global arrays (`jgc.place_parts`).
 
         Raises:
-          TypeError: in `init`, a leaf of the parameters that is not an array of floats.
-          ValueError: in `init`, more fragments than arrays, or an optimiser that holds `as_optax`; in `step`, a leaf of
-            the batch whose first axis is not K.
+          TypeError: something else in place of the loss; in `init`, of a random key, or a leaf of the parameters that
+            is not an array of floats.
+          ValueError: in `init`, more fragments than arrays, no arrays, an optimiser that holds `as_optax`, or a pattern
+            of layers without a match; in `step`, a leaf of the batch whose first axis is not K, or an averaged loss.
         """
+        check_loss(loss)
         loop = _Loop(self.parts, loss, has_aux, unroll, {})
         return loop.init, loop.step
 
@@ -193,7 +196,8 @@ def local_steps(
     if compressor.owns_momentum:
         raise ValueError(
             "the compressor's memory owns a momentum, and pseudo-gradients get theirs from the outer optimiser: use a "
-            "method without (momentum_correction=False), and optax.sgd(rate, momentum=0.9) as `outer`"
+            "method or setting without (momentum_correction=False; ef21: eta=1), and as `outer` optax.sgd(rate, "
+            "momentum=0.9)"
         )
     for name, x in (("every", every), ("fragments", fragments), ("overlap", overlap)):
         if not isinstance(x, int | np.integer) or isinstance(x, bool):
@@ -221,6 +225,7 @@ class _Loop(NamedTuple):
     programs: dict[Hashable, Callable[..., Any]]
 
     def init(self, key: Key, params: PyTree) -> LocalState:
+        check_key(key)
         parts = self.parts
         arrays = parts.first(key, params)
         phases = (phase_at(parts.compressor.schedule, 0),) * parts.fragments
@@ -231,6 +236,7 @@ class _Loop(NamedTuple):
         arrays, key, phases, done = Arrays(*state[2:-1]), state.key, state.phases, state.step + 1
         if not self.programs:  # moves nothing, unless the state was restored from somewhere
             arrays, key = put(arrays, placements=parts.placements(arrays)), put(key)
+        check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, parts.nodes, "the batch")
         taken = self._program("inner", self._inner, arrays)(arrays.own, arrays.inner, put(batch, placements=BATCH))
         own, inner, loss, finite, aux = taken
@@ -258,7 +264,7 @@ class _Loop(NamedTuple):
     def _program(self, name: Hashable, make: Callable[..., Any], arrays: Arrays, *args: Any) -> Callable[..., Any]:
         # Devices of a CPU are threads of one processor: collectives of several programs at once can wait forever.
         mesh = self.parts.nodes.mesh
-        if mesh is not None and mesh.size > 1 and jax.default_backend() == "cpu":
+        if mesh is not None and mesh.size > 1 and backend_of(self.parts.nodes) == "cpu":
             jax.block_until_ready(arrays)
         name = name, jax.tree.structure(arrays)
         if name not in self.programs:

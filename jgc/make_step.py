@@ -26,6 +26,8 @@ from jgc.method.signature import check_state
 from jgc.misuse import (
     check_arrays,
     check_compressor,
+    check_key,
+    check_loss,
     check_model_state,
     check_nodes,
     check_optimizer,
@@ -45,7 +47,7 @@ class LoopState(NamedTuple):
     """The state that a loop carries from step to step. `step` donates its arrays: use the returned state alone.
 
     Attributes:
-      step: updates so far, on the host.
+      step: steps so far, skipped ones included, on the host.
       phase: the phase of the last step, on the host; before the first step, that of the first.
       params: the parameters, equal on all nodes.
       opt_state: the optimiser's state, equal on all nodes.
@@ -68,7 +70,7 @@ class Metrics(NamedTuple):
 
     Attributes:
       loss: f32[], the mean over nodes, before the update.
-      info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, the step changed nothing.
+      info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, the step was skipped.
       aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else None. Where the devices
         of a node hold whole parameters, the loss runs on each device's share of the examples, and an entry is the mean
         over them; where they divide the parameters, the loss runs on all of the node's examples. Return means, equal in
@@ -109,7 +111,7 @@ def make_step(
     is then `(params, batch, model_state) -> (scalar, new model_state)`, and every node keeps a state of its own.
     `step(state, batch)` makes one update, in the phase that the step belongs to. It compiles one program for each
     phase, calls the compressor's transition between two phases, and donates the state. If a gradient is not finite on
-    any node, no node's state changes.
+    any node, or has a norm of 1e15 and more, nothing changes on any node but `state.step`.
 
     Args:
       loss: `(params, batch) -> scalar`, the mean loss over a node's own examples; with `has_aux` `-> (scalar, aux)`.
@@ -129,9 +131,9 @@ def make_step(
       `batch` are equal in all of them, or global arrays (`jgc.place_parts`).
 
     Raises:
-      TypeError: something else in place of a compressor, such as settings, of an optimiser or of the nodes; in `init`,
-        a leaf of the parameters that is not an array of floats, or one of the model state that is not an array; in
-        `step`, a loss that returns another model state than it got.
+      TypeError: something else in place of the loss, of a compressor, such as settings, of an optimiser or of the
+        nodes; in `init`, of a random key, a leaf of the parameters that is not an array of floats, or one of the model
+        state that is not an array; in `step`, a loss that returns another model state than it got.
       ValueError: in `init`, an optimiser that holds `as_optax`, or a leaf that is divided over another axis than the
         fast ones; in `step`, a leaf of the batch whose first axis is not K, a loss that nodes have averaged, or whole
         arrays restored in place of divided ones.
@@ -148,6 +150,7 @@ def make_step(
       >>> float(metrics.loss), state.params, state.step
       (5.0, Array([1.], dtype=float32), 1)
     """
+    check_loss(loss)
     check_compressor(compressor)
     check_optimizer(optimizer)
     check_nodes(nodes)
@@ -165,6 +168,7 @@ def make_step(
             coming[name] = thread.submit(lambda: programs[name].lower(*shapes).compile())
 
     def init(key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
+        check_key(key)
         check_params(params)
         check_arrays(model_state)
         if nodes.mesh is not None:

@@ -99,12 +99,13 @@ def error_feedback(dtype: jax.typing.DTypeLike = jnp.float32, decay: float = 1.0
       decay: in (0, 1]; below 1, old residuals fade and gradients are not conserved.
 
     Raises:
-      ValueError: decay outside (0, 1].
+      ValueError: decay outside (0, 1], or another dtype than `RESIDUAL_DTYPES`.
 
     Source: Seide et al. 2014 (1-bit SGD); Strom 2015; Stich et al. 2018.
     """
     if not 0 < decay <= 1:
         raise ValueError(f"decay must be in (0, 1] (1 keeps all of a residual), got {decay}")
+    check_residual_dtype(jnp.dtype(dtype).name)
     return Memory(
         init=lambda n: jnp.zeros((n,), dtype),
         accumulate=(lambda r, g, complete: decay * r.astype(jnp.float32) + g,),
@@ -241,10 +242,13 @@ def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
 
     Where devices of a node divide the gradient, the norm is that of all shards; a sum over these devices finds it.
 
+    Raises:
+      ValueError: `max_norm` is not finite and positive.
+
     Source: Lin et al. 2018, Section 3.2 (local gradient clipping).
     """
-    if max_norm <= 0:
-        raise ValueError(f"max_norm must be positive, got {max_norm}")
+    if not 0 < max_norm < float("inf"):
+        raise ValueError(f"max_norm must be finite and positive, got {max_norm}")
     floats = [g.astype(jnp.float32) for g in jax.tree.leaves(grads) if jnp.issubdtype(g.dtype, jnp.inexact)]
     squares: dict[tuple[str, ...], Array] = {}  # by the fast axes that divide the leaves
     for g in floats:

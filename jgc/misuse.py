@@ -55,7 +55,8 @@ def check_compressor(x: Any) -> None:
         raise TypeError(f"expected a compressor, got the registered method {x.name!r}: call jgc.compress.{x.name}()")
     if callable(x):
         name = getattr(x, "__name__", repr(x))
-        raise TypeError(f"expected a compressor, got the function {name}: call it, e.g. jgc.compress.{name}()")
+        cure = f"call it, e.g. jgc.compress.{name}()" if "jgc.compress" in getattr(x, "__module__", "") else "call it"
+        raise TypeError(f"expected a compressor, got the function {name}: {cure}")
     raise TypeError(f"expected a compressor, e.g. jgc.compress.topk(), got {x!r}")
 
 
@@ -70,6 +71,21 @@ def check_optimizer(x: Any, name: str = "optimizer") -> None:
     """Raise TypeError, naming the cure, unless x is an optax optimiser."""
     if not (hasattr(x, "init") and hasattr(x, "update")):
         raise TypeError(f"{name} must be an optax optimiser, e.g. optax.sgd(0.7), got {x!r}")
+
+
+def check_loss(x: Any) -> None:
+    """Raise TypeError unless x can be called."""
+    if not callable(x):
+        raise TypeError(f"loss must be a function (params, batch) -> scalar, got {x!r}")
+
+
+def check_key(x: Any) -> None:
+    """Raise TypeError, naming the cure, unless x is a random key: a typed one, or one of `jax.random.PRNGKey`."""
+    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
+    if not (typed or (dtype == jnp.uint32 and len(shape or ()) == 1)):
+        found = repr(x) if shape is None else f"{dtype}{list(shape)}"
+        raise TypeError(f"key must be one random key, e.g. jax.random.key(0), got {found}")
 
 
 def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
@@ -163,8 +179,8 @@ def warn_of_momentum(opt_state: PyTree) -> None:
             warnings.warn(
                 f"the method's memory holds the momentum, and the optimiser has one of its own (its state "
                 f"{path_of(path[: at[0] + 1])!r}), so gradients get it twice: use an optimiser without momentum, e.g. "
-                "optax.sgd(rate), or a method without (momentum_correction=False). If it is meant: "
-                "warnings.filterwarnings('ignore', category=jgc.MomentumWarning)",
+                "optax.sgd(rate), or a method or setting without (momentum_correction=False; ef21: eta=1). If it is "
+                "meant: warnings.filterwarnings('ignore', category=jgc.MomentumWarning)",
                 MomentumWarning,
                 stacklevel=3,
             )

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.backend import traced_for
-from jgc.misuse import check_arrays, path_of
+from jgc.misuse import check_arrays, check_loss, check_nodes, path_of
 from jgc.placement import (
     BATCH,
     LOCAL,
@@ -47,9 +47,11 @@ def on_nodes(
       A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
 
     Raises:
-      TypeError: when called, a leaf of an argument that is not an array.
-      ValueError: `unroll` with an output declared SHARED: nothing could check it; an unknown placement; when called, a
-        LOCAL or BATCH argument whose first axis is not K, or an output declared SHARED that differs between nodes.
+      TypeError: something else in place of the nodes; `ins` is not a tuple; when called, a leaf of an argument that is
+        neither an array nor a number.
+      ValueError: `unroll` with an output declared SHARED: nothing could check it; an unknown placement; when called,
+        another number of arguments than `ins` has, a LOCAL or BATCH argument whose first axis is not K, an output
+        declared SHARED that differs between nodes, or a function that communicates with `unroll`.
 
     Example:
       >>> from jgc.nodes import make_nodes
@@ -58,6 +60,9 @@ def on_nodes(
       Array([0, 2], dtype=int32)
     """
 
+    check_nodes(nodes)
+    if not isinstance(ins, tuple):
+        raise TypeError(f"ins must be a tuple with a placement for each argument, e.g. (jgc.LOCAL,), got {ins!r}")
     check_placements((ins, outs))
     if unroll and not all(on_node_axis(x) for x in jax.tree.leaves(outs, is_leaf=is_placement)):
         raise ValueError("unroll=True is for functions that do not communicate; their outputs are LOCAL, not SHARED")
@@ -81,7 +86,15 @@ def on_nodes(
         if nodes.mesh is not None and nodes.per_device == 1:
             return _map_nodes(lambda x: jnp.asarray(x)[None], outs, one(*_map_nodes(lambda x: x[0], ins, args)))
         if unroll:
-            each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
+            try:
+                each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
+            except RuntimeError as error:
+                if "outside the node axis" not in str(error):
+                    raise
+                raise ValueError(
+                    "the function communicates (jgc.comm, a compressor), and with unroll=True nodes run one after "
+                    "another. A loss sees one node's examples, and jgc takes the mean itself: leave it out"
+                ) from None
             return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
         in_axes, out_axes = (
             jax.tree.map(lambda x: 0 if on_node_axis(x) else None, tree, is_leaf=is_placement) for tree in (ins, outs)
@@ -263,6 +276,7 @@ def node_grads(
       leading axes [K, b]. With `local`, `(params, batch, own) -> (value, grads)`, the leaves of `own` [K, ...].
 
     Raises:
+      TypeError: something else in place of the loss or of the nodes.
       ValueError: when called, a loss that was averaged over the nodes, or a node's devices.
 
     Example:
@@ -272,6 +286,8 @@ def node_grads(
       >>> node_grads(loss, nodes)(jnp.float32(3.0), jnp.array([[1.0], [2.0]]))[1]
       Array([1., 2.], dtype=float32)
     """
+    check_loss(loss)
+    check_nodes(nodes)
     gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
     partitioned = any(isinstance(x, Sharded) for x in jax.tree.leaves(placements, is_leaf=is_placement))
     seen = nodes._replace(fast=()) if partitioned else nodes  # the axes that the loss is called on

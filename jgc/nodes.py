@@ -12,6 +12,7 @@ parameters (FSDP, tensor parallel), and each device compresses the gradient of i
 import math
 import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,18 +38,20 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
       devices_per_node: devices of one node; its gradient is their exact mean.
 
     Raises:
-      TypeError: `count` or `devices_per_node` is not an integer.
-      ValueError: `count` is not positive, or the nodes do not divide among the devices or the processes.
+      TypeError: `count` or `devices_per_node` is not an integer, or `devices` is one device.
+      ValueError: `count` or `devices_per_node` is not positive, `devices` is empty, or the nodes do not divide among
+        the devices or the processes.
 
     Example:
       >>> make_nodes(8, devices=jax.devices()[:1]).layout
       'emulated'
     """
-    for name, number in (("the number of nodes", count), ("devices_per_node", devices_per_node)):
-        if not isinstance(number, numbers.Integral) or isinstance(number, bool):
-            raise TypeError(f"{name} must be an integer, got {number!r}")
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
+    _check_positive("the number of nodes", count)
+    _check_positive("devices_per_node", devices_per_node)
+    if isinstance(devices, jax.Device):
+        raise TypeError(f"devices must be a sequence, e.g. [{devices!r}], got one device")
+    if devices is not None and not len(devices):
+        raise ValueError("devices is empty: give at least one, or leave it out to use all")
     devices = _all_devices(count, devices_per_node) if devices is None else list(devices)
     if devices_per_node > 1:
         needed = count * devices_per_node
@@ -67,6 +70,13 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
             f"use {' or '.join(str(k) for k in sorted(nearest))} nodes, or fewer devices"
         )
     return Nodes(count, count // used, _mesh((used,), (NODE,), devices), (NODE,))
+
+
+def _check_positive(name: str, number: Any) -> None:
+    if not isinstance(number, numbers.Integral) or isinstance(number, bool):
+        raise TypeError(f"{name} must be an integer, got {number!r}")
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
 
 
 def _mesh(shape: tuple[int, ...], axes: tuple[str, ...], devices: Sequence[jax.Device]) -> Mesh:
@@ -116,13 +126,18 @@ def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] =
       per_device: nodes that are emulated on each device, or each group of devices along `fast`.
 
     Raises:
-      ValueError: an axis is not one of the mesh's, or is named twice.
+      TypeError: something else in place of the mesh, or `per_device` is not an integer.
+      ValueError: `slow` names no axis, an axis is not one of the mesh's or is named twice, or `per_device` is not
+        positive.
 
     Example:
       >>> mesh = jax.make_mesh((1, 1), ("dcn", "fsdp"), devices=jax.devices()[:1])
       >>> from_mesh(mesh, slow="dcn", fast="fsdp").count
       1
     """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
+    _check_positive("per_device", per_device)
     slow, fast = (((axes,) if isinstance(axes, str) else tuple(axes)) for axes in (slow, fast))
     for axis in (*slow, *fast):
         if axis not in mesh.shape:

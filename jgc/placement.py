@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.misuse import check_arrays, check_composition, is_accumulator, path_of
+from jgc.misuse import check_arrays, check_composition, check_nodes, is_accumulator, path_of
 from jgc.types import Array, Nodes, PyTree, State
 
 SHARED = "shared"  # the same on every node
@@ -203,9 +203,10 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile.
 
     Raises:
-      TypeError: a leaf is not an array.
+      TypeError: something else in place of the nodes; a leaf is neither an array nor a number.
       ValueError: a leaf of `placements` is not a placement, or the first axis of a LOCAL or BATCH leaf is not K.
     """
+    check_nodes(nodes)
     check_placements(placements)
     check_arrays(tree, or_numbers=True)
     check_node_axes(placements, tree, nodes, "the tree")
@@ -236,6 +237,7 @@ def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
 
 def place_array(x: Any, sharding: NamedSharding) -> Array:
     """Put one whole array, equal in all processes, on the devices. Each process puts its own part."""
+    x = x if hasattr(x, "dtype") else np.asarray(x)
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -245,7 +247,7 @@ def place_array(x: Any, sharding: NamedSharding) -> Array:
 
 
 def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
-    """Make LOCAL or BATCH arrays; each process makes only the part of its own nodes.
+    """Make BATCH arrays [K, b, ...] and LOCAL ones [K]; each process makes only the part of its own nodes.
 
     Args:
       part: `slice(a, b) -> tree of host arrays [b - a, ...]`, those of nodes a to b - 1; `slice(None)` means all nodes.
@@ -258,8 +260,10 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
       >>> place_parts(lambda of: np.arange(4)[of], Nodes(4, 4))
       Array([0, 1, 2, 3], dtype=int32)
     """
+    check_nodes(nodes)
     if nodes.mesh is None or jax.process_count() == 1:
-        return place(part(slice(None)), BATCH, nodes)
+        tree = part(slice(None))
+        return place(tree, jax.tree.map(lambda x: BATCH if np.ndim(x) > 1 else LOCAL, tree), nodes)
     divided = NamedSharding(nodes.mesh, spec(BATCH, nodes))
     indices = divided.addressable_devices_indices_map((nodes.count, nodes.size(nodes.fast))).values()
     own = {str(index[0]): index[0] for index in indices if index}
@@ -276,7 +280,15 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
 
 
 def to_host(x: Array) -> np.ndarray:
-    """A whole array on the host, even if processes hold parts of it. All processes must call it, in the same order."""
+    """A whole array on the host, even if processes hold parts of it. All processes must call it, in the same order.
+
+    Raises:
+      TypeError: a tree, or a random key.
+    """
+    if not hasattr(x, "dtype"):
+        raise TypeError(f"to_host takes one array, got a {type(x).__name__}: jax.tree.map(jgc.to_host, tree)")
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        raise TypeError("to_host takes an array, got a random key: give jax.random.key_data(key)")
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         assert isinstance(x.sharding, NamedSharding)
         x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)

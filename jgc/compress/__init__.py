@@ -47,6 +47,8 @@ def method_of(settings: Any) -> Method:
     Raises:
       ValueError: no method has settings of this class.
     """
+    if any(settings is method.settings for method in METHODS.values()):
+        raise ValueError(f"expected settings, got the class {settings.__name__}: call it, {settings.__name__}()")
     for method in METHODS.values():
         if type(settings) is method.settings:
             return method
@@ -57,8 +59,16 @@ def method_of(settings: Any) -> Method:
 def build(settings: Any, **overrides: Any) -> Compressor:
     """The compressor of a settings object.
 
+    Args:
+      settings: of any method, such as `TopK()`.
+      overrides: replace single fields.
+
+    Raises:
+      TypeError: a setting that there is not.
+      ValueError: no method has settings of this class, or a setting outside its range.
+
     Example:
       >>> build(TopK(alpha=0.01)).schedule[0].name
       'top-k'
     """
-    return method_of(settings).factory(dataclasses.replace(settings, **overrides))
+    return method_of(settings).factory(settings, **overrides)

@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
+from jgc.typed import fits, names_choices, words
 from jgc.types import Compressor
 
 T = TypeVar("T")
@@ -45,10 +46,22 @@ def settings_of(own: type[T], config: T | None, overrides: Mapping[str, Any]) ->
     """The settings that a factory got, with single fields replaced.
 
     Raises:
-      TypeError: `config` is something else, such as a share; settings go by name.
+      TypeError: `config` is something else, such as a share; settings go by name; or a setting that there is not.
+      ValueError: a value of another type than its setting. Choices, such as "layer", are the factory's to check.
     """
     config = own() if config is None else config
+    names = [field.name for field in dataclasses.fields(cast(Any, own))]
+    all_names = ", ".join(names)
     if not isinstance(config, own):
-        names = ", ".join(field.name for field in dataclasses.fields(cast(Any, own)))
-        raise TypeError(f"expected settings {own.__name__}, or single ones by name ({names}), got {config!r}")
-    return dataclasses.replace(cast(Any, config), **overrides)
+        raise TypeError(f"expected settings {own.__name__}, or single ones by name ({all_names}), got {config!r}")
+    unknown = [name for name in overrides if name not in names]
+    if unknown:
+        raise TypeError(f"{own.__name__} has no setting {unknown[0]!r}; there are {all_names}")
+    config, hints = dataclasses.replace(cast(Any, config), **overrides), get_type_hints(own)
+    for name in names:
+        value, hint = getattr(config, name), hints[name]
+        if not (names_choices(hint) or fits(hint, value)):
+            raise ValueError(f"{name} must be {words(hint)}, got {value!r}")
+        if name in ("warmup_steps", "autoencoder_steps") and value < 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    return cast(T, config)

@@ -42,7 +42,7 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
     """Dense for `warmup_steps`, then nothing.
 
     Raises:
-      ValueError: negative `warmup_steps`, momentum outside [0, 1).
+      ValueError: negative `warmup_steps`, a memory that does not fit (see `jgc.compress.settings.memory_of`).
 
     Example:
       >>> [phase.name for phase in silent(warmup_steps=100).schedule]

@@ -67,7 +67,7 @@ def check_chunk(alpha: float, chunk: int) -> None:
     if alpha * chunk < 1:
         raise ValueError(
             f"selection='chunks' sends at least one value of every {chunk}: alpha must be at least "
-            f"{1 / chunk:.2g}, got {alpha}; give a longer chunk, or selection='layer'"
+            f"1/{chunk}, got {alpha}; give a longer chunk, or selection='layer'"
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jgc.misuse import OwnsMomentum, check_arrays, check_compressor, check_nodes, is_accumulator
+from jgc.misuse import OwnsMomentum, check_arrays, check_compressor, check_nodes, check_optimizer, is_accumulator
 from jgc.placement import per_node, place, placements_of
 from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
 
@@ -126,7 +126,7 @@ def init_optax(tx: "optax.GradientTransformation | optax.MultiSteps", params: Py
       nodes: the layout.
 
     Raises:
-      TypeError: a leaf of the parameters is not an array.
+      TypeError: something else in place of the optimiser or of the nodes; a leaf of the parameters is not an array.
       ValueError: a wrapper around `as_optax` that cannot work (docs/composing.md).
 
     Warns:
@@ -139,6 +139,8 @@ def init_optax(tx: "optax.GradientTransformation | optax.MultiSteps", params: Py
       >>> init_optax(tx, {"w": jnp.zeros(3)}, nodes).acc_grads["w"].shape
       (2, 3)
     """
+    check_optimizer(tx, "tx")
+    check_nodes(nodes)
     check_arrays(params)
 
     def with_node_axis(x):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jgc.layout.pack import Packing, leaf_paths, make_packing, pieces, unpack, values_of
+from jgc.layout.pack import Packing, floats_by_path, make_packing, pieces, unpack, values_of
 from jgc.memory import Memory, accumulated
 from jgc.method.diagnose import compare
 from jgc.method.from_step import InitFn, Layers, Local, MessagesFn
@@ -143,8 +143,7 @@ class _Method(NamedTuple):
         found = [x for x in kept if x is not None]
         if len(found) < len(kept):
             return {}
-        tree = from_layers(found, make_packing(shapes))
-        return dict(zip(leaf_paths(shapes), jax.tree.leaves(tree), strict=True))
+        return floats_by_path(from_layers(found, make_packing(shapes)))
 
 
 def _unless(skip: Array | bool, old: PyTree, new: PyTree) -> PyTree:

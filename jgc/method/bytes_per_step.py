@@ -24,13 +24,15 @@ class StepBytes(NamedTuple):
 def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict[str, StepBytes]:
     """The bytes that a step of each phase sends, by the phase's name. Computes nothing; `jgc.Wire` has the details.
 
+    Phases of one name have their first step in it, such as "dense, from step 100".
+
     Args:
       compressor: any of `jgc.compress`. If it finds its phases during the run, sizes are those of its plan.
       params: the parameters, or their shapes and dtypes.
       nodes: the layout.
 
     Raises:
-      TypeError: something else in place of a compressor, or a leaf that is not an array.
+      TypeError: something else in place of a compressor or of the nodes, or a leaf that is not an array.
 
     Example:
       >>> import jax, jgc
@@ -46,7 +48,9 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
     for phase in compressor.schedule:
         wire = compressor.wire(phase.value, params, nodes)
         device = float(sum(sent.bytes for sent in wire.physical))
-        found[phase.name] = StepBytes(device, _mean_uplink(wire, nodes), uncompressed)
+        again = sum(other.name == phase.name for other in compressor.schedule) > 1  # per_layer's groups may begin apart
+        name = f"{phase.name}, from step {phase.start}" if again else phase.name
+        found[name] = StepBytes(device, _mean_uplink(wire, nodes), uncompressed)
     return found
 
 

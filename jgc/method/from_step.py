@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.backend import backend, backend_of
 from jgc.layout.hidden import sealed
-from jgc.layout.pack import Layer, Packing, leaf_paths, make_packing, pack, unpack, values_of
+from jgc.layout.pack import Layer, Packing, floats_by_path, make_packing, pack, unpack, values_of
 from jgc.layout.select import Sparse, SparseSum, added, scatter_layers
 from jgc.layout.threshold import entries_at
 from jgc.layout.tiles import as_before, as_flat, cut, filled, in_tiles
@@ -155,7 +155,7 @@ def from_step(
       'rounded'
     """
     if not 0 <= clip_norm < float("inf"):
-        raise ValueError(f"clip_norm must be at least 0 (0 for no clipping), got {clip_norm}")
+        raise ValueError(f"clip_norm must be finite and at least 0 (0 for no clipping), got {clip_norm}")
     method = _Method(step, memory, messages, init, sent_once, figures, takes_filled)
     return guarded(
         Core(
@@ -284,8 +284,7 @@ class _Method(NamedTuple):
         kept = self.memory.residual(local.memory)
         if kept is None:
             return {}
-        tree = unpack(as_flat(kept), make_packing(shapes))
-        return dict(zip(leaf_paths(shapes), jax.tree.leaves(tree), strict=True))
+        return floats_by_path(unpack(as_flat(kept), make_packing(shapes)))
 
 
 def _seen(state: State, packing: Packing) -> State:

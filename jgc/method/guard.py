@@ -16,7 +16,7 @@ from jgc.method.messages import added, scaled
 from jgc.method.shards import first_state, join, joined, key_of, placed, shards_of, split, states_of, sum_of
 from jgc.method.signature import check_state
 from jgc.method.whole_step import checked_shards, step_of_shapes
-from jgc.misuse import check_compressor
+from jgc.misuse import check_compressor, check_nodes
 from jgc.placement import ByShards
 from jgc.types import (
     Array,
@@ -85,12 +85,14 @@ def guarded(core: Core) -> Compressor:
     """
 
     def init(key, params, nodes):
+        check_nodes(nodes)
         divided = checked_shards(core, params, nodes)
         if divided is None:
             return core.init(key, params, nodes)
         return placed(partial(first_state, core.init, key, divided, nodes), nodes)
 
     def aggregate(phase, key, grads, state, nodes):
+        check_phase(core, phase)
         if isinstance(state.shared, ByShards):
             return _by_shards(core, phase, key, grads, state, nodes)
         grads = comm.exact_mean(grads, nodes)
@@ -104,6 +106,7 @@ def guarded(core: Core) -> Compressor:
         return joined(after, state.shared.axes, state.shared.group_of)
 
     def wire(phase, shapes, nodes):
+        check_phase(core, phase)
         step, arguments = step_of_shapes(compressor, phase, shapes, nodes)
         with comm.ledger() as sent:  # from the collectives that tracing a step calls
             jax.eval_shape(step, *arguments)
@@ -111,6 +114,15 @@ def guarded(core: Core) -> Compressor:
 
     compressor = Compressor(init, aggregate, transition, wire, core.schedule, core.owns_momentum, core.next_phase, core)
     return compressor
+
+
+def check_phase(core: Core, phase: Any) -> None:
+    """Raise TypeError for a `Phase` in place of its value, ValueError for one that is not of the schedule."""
+    if isinstance(phase, Phase):
+        raise TypeError(f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}")
+    values = [own.value for own in core.schedule]
+    if core.next_phase is None and phase not in values:
+        raise ValueError(f"phase must be one of {', '.join(map(repr, values))}, got {phase!r}")
 
 
 def _unusable_anywhere(grads: PyTree, nodes: Nodes) -> Array:
@@ -169,13 +181,20 @@ def diagnose(
       phase, key, grads, state, nodes: see `Aggregate`.
 
     Returns:
-      All f32[]: `reconstruction_cosine` and `relative_error` against the mean over nodes of v, gradient plus residual;
-      `true_cosine` against the mean of the gradients. Also the method's own diagnostics. Where devices of a node divide
-      the gradients: the mean over these devices, for their shards in the largest group of leaves.
+      f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of v, gradient plus residual;
+      `true_cosine` against the mean of the gradients. Also the method's own diagnostics, of sparse methods `positions`,
+      i32[mu]. Where devices of a node divide the gradients: the mean over these devices, for their shards in the
+      largest group of leaves.
+
+    Raises:
+      TypeError: something else in place of a compressor, or a `Phase` in place of its value.
+      ValueError: a phase that the method does not have.
     """
     check_compressor(compressor)
     core: Core = compressor.core
+    check_phase(core, phase)
     if not isinstance(state.shared, ByShards):
+        grads = comm.exact_mean(grads, nodes)  # as `aggregate` does where devices of a node hold whole gradients
         return core.diagnose(phase, key, _clipped(core, grads, nodes), state, nodes)
     axes = state.shared.axes
     groups = split(leaf_paths(grads), jax.tree.leaves(grads), state.shared.group_of, len(axes))
@@ -197,10 +216,17 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
 
     Returns:
       The residual by parameter path, with the parameter's shape and dtype. Parameters without one are left out.
+
+    Raises:
+      TypeError: something else in place of a compressor.
+      ValueError: `state.local` of all nodes, with their axis.
     """
     check_compressor(compressor)
     core: Core = compressor.core
     if not isinstance(local, ByShards):
+        own = jax.eval_shape(lambda: core.init(jax.random.key(0), shapes, Nodes(1, 1)).local)  # with a node axis
+        if any(x.ndim >= one.ndim for x, one in zip(jax.tree.leaves(local), jax.tree.leaves(own), strict=False)):
+            raise ValueError("local has the node axis: give one node's, jax.tree.map(lambda x: x[i], state.local)")
         return core.residual(local, shapes)
     return shards.residual(core.residual, local, shapes)
 

@@ -125,7 +125,7 @@ class Parts(NamedTuple):
         return guarded(core._replace(check=None)) if self.fragments > 1 and core.check else self.compressor
 
     def first(self, key: Key, params: PyTree) -> Arrays:
-        """The arrays before the first step, placed on the devices. See `jgc.LocalSteps.init`."""
+        """The arrays before the first step, placed on the devices. See `jgc.LocalSteps.make_step`."""
         check_params(params)
         leaves, core = self.leaves(params), self.compressor.core
         if core is not None and core.check is not None:

@@ -5,7 +5,7 @@ carries their payloads.
 """
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,21 +39,32 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
       default: compressor of all other leaves.
 
     Raises:
-      TypeError: rules that are not pairs; something else in place of a compressor, such as settings.
+      TypeError: rules that are not pairs, or a rule that is neither a pattern nor a function; something else in place
+        of a compressor, such as settings.
       ValueError: some groups own their momentum and others do not; two groups clip to different norms; a pattern is not
-        a regular expression; or, at `init`, a pattern matches no leaf.
+        a regular expression; or, at `init`, a pattern matches no leaf, or an earlier rule takes all that it matches.
 
     Example:
       >>> from jgc.compress import dense, topk
       >>> compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.01))
     """
-    if isinstance(rules, dict) or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in rules):
+    pairs = tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, dict | str) else None  # or a zip
+    if pairs is None or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise TypeError(f"rules must be pairs, e.g. [('^head/', jgc.compress.dense())], got a {type(rules).__name__}")
+    rules = pairs
     for compressor in (*(c for _, c in rules), default):
         check_compressor(compressor)
     cores = tuple(c.core for c in (*(c for _, c in rules), default))
     if len({core.owns_momentum for core in cores}) > 1:
-        raise ValueError("some groups of layers own their momentum and others leave it to the optimiser; use one way")
+        names = [repr(rule) for rule, _ in rules] + ["default"]
+        own, not_own = (
+            ", ".join(name for name, core in zip(names, cores, strict=True) if core.owns_momentum == owns)
+            for owns in (True, False)
+        )
+        raise ValueError(
+            f"the layers of {own} own their momentum, and those of {not_own} leave it to the optimiser: set "
+            "momentum_correction alike"
+        )
     norms = {core.clip_norm for core in cores if core.clip_norm}
     if len(norms) > 1:
         raise ValueError(f"groups of layers must clip to one norm, got {sorted(norms)}")
@@ -79,10 +90,13 @@ def matcher(rule: Rule) -> Callable[[str, Any], bool]:
     """A rule as a function `(path, leaf) -> bool`.
 
     Raises:
+      TypeError: neither a pattern nor a function.
       ValueError: the pattern is not a regular expression.
     """
     if callable(rule):
         return rule
+    if not isinstance(rule, str | re.Pattern):
+        raise TypeError(f"a rule must be a pattern or a function (path, leaf) -> bool, got {rule!r}")
     try:
         compiled = re.compile(rule)
     except re.error as error:
@@ -123,6 +137,8 @@ class _Groups(NamedTuple):
     def aggregate(
         self, phase: Sequence[Hashable], key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array | bool
     ) -> Result:
+        if not (isinstance(phase, tuple) and len(phase) == len(self.cores)):
+            raise ValueError(f"phase must be a tuple of {len(self.cores)}, the phases of all groups, got {phase!r}")
         split, states = self.split(grads), _split_state(state)
         results: dict[int, Result] = {}
         sharing: dict[str, list[tuple[int, Exchange, Begun, Item]]] = {}

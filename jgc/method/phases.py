@@ -41,12 +41,15 @@ def phase_at(schedule: Sequence[Phase], step: int) -> Phase:
     """The phase that a step belongs to.
 
     Raises:
+      TypeError: a compressor in place of its schedule.
       ValueError: a negative step.
 
     Example:
       >>> phase_at(in_sequence(("dense", 2), ("compressed", 0)), 2).name
       'compressed'
     """
+    if hasattr(schedule, "schedule"):
+        raise TypeError("phase_at takes a schedule: give compressor.schedule")
     if step < 0:
         raise ValueError(f"steps count from 0, got step {step}")
     return schedule[bisect_right([phase.start for phase in schedule], step) - 1]

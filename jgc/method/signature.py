@@ -57,9 +57,10 @@ def check_signature(grads: PyTree, at_init: Signature) -> None:
 
 
 def check_state(init: Init, params: PyTree, state: State, nodes: Nodes) -> None:
-    """Raise ValueError, naming a leaf, unless a state has the leaves of those that `init` makes.
+    """Raise ValueError, naming a leaf, unless a state has the leaves of those that `init` makes, and their dtypes.
 
-    `check_signature` finds a state that was made for other parameters; here it passes.
+    Of shared leaves shapes are compared, too; local ones may have the node axis. `check_signature` finds a state that
+    was made for other parameters; here it passes.
     """
 
     def shape(x):
@@ -70,14 +71,30 @@ def check_state(init: Init, params: PyTree, state: State, nodes: Nodes) -> None:
     made = jax.eval_shape(lambda: init(jax.random.key(0), shapes, nodes))
     if _signed(made) != _signed(state):
         return
-    own, found = ([path_of(path) for path, _ in jax.tree_util.tree_flatten_with_path(x)[0]] for x in (made, state))
+    own, found = (_leaves(x) for x in (made, state))
     for name in [*own, *found]:
         if (name in own) != (name in found):
-            differs = "lacks" if name in own else "has"
-            raise ValueError(
-                f"this state was made by another compressor, or with other settings: it {differs} the leaf {name!r}. "
-                "Make it by the init of the compressor that takes it"
-            )
+            raise ValueError(_of_another(f"it {'lacks' if name in own else 'has'} the leaf {name!r}"))
+    shared, its_shared = (_leaves(x.shared) for x in (made, state))
+    for name, x in shared.items():
+        if x.shape != its_shared[name].shape:
+            shapes = f"{list(its_shared[name].shape)}, and this one's is {list(x.shape)}"
+            raise ValueError(_of_another(f"its shared leaf {name!r} is {shapes}"))
+    for name, x in own.items():
+        if x.dtype != found[name].dtype:
+            raise ValueError(_of_another(f"its leaf {name!r} is {found[name].dtype}, and this one's is {x.dtype}"))
+
+
+def _leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves by path."""
+    return {path_of(path): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _of_another(differs: str) -> str:
+    return (
+        f"this state was made by another compressor, or with other settings: {differs}. "
+        "Make it by the init of the compressor that takes it"
+    )
 
 
 def _signed(state: State) -> set[tuple[str, tuple[int, ...], str]]:

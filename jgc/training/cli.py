@@ -17,7 +17,7 @@ from jgc.training.data.dataset import reason
 from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, say, values_of_the_user
 from jgc.training.extra import explain
 from jgc.training.options import read
-from jgc.training.typed import wrong_value
+from jgc.typed import wrong_value
 
 CONFIGS = Path("configs")
 DEFAULT_METHOD = "lgc_ps"  # whose options --help shows if none is named

@@ -139,7 +139,7 @@ def test_every_method_with_a_selection_takes_chunks_or_refuses_by_name():
     [
         ({"selection": "chunks", "chunk": 100}, "chunk must be a power of two from 16 to 65536, got 100"),
         ({"selection": "chunks", "chunk": 8}, "got 8"),
-        ({"selection": "chunks", "alpha": 1e-4}, "at least 0.00024, got 0.0001"),
+        ({"selection": "chunks", "alpha": 1e-4}, "at least 1/4096, got 0.0001"),
         ({"chunk": 64}, "chunk=64 does nothing without selection='chunks'"),
         ({"rows": 4, "chunk": 64}, "chunk=64 does nothing"),
         ({"rows": 4, "selection": "chunks"}, "rows=4 needs selection='layer'"),

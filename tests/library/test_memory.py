@@ -160,7 +160,7 @@ def test_local_clipping_keeps_global_bound():
     small = jax.tree.map(lambda x: (x / 1024).astype(x.dtype), large)
     assert all(np.array_equal(clip_local(small, 2.0, Nodes(4, 4))[name], x) for name, x in small.items())
     assert not np.any(clip_local({"a": jnp.zeros(3)}, 1.0, Nodes(4, 4))["a"])
-    with pytest.raises(ValueError, match="max_norm must be positive, got 0"):
+    with pytest.raises(ValueError, match="max_norm must be finite and positive, got 0"):
         clip_local(large, 0, Nodes(4, 4))
 
 

@@ -548,3 +548,149 @@ def test_as_optax_takes_phases_that_a_method_finds():
     assert sizes[4] not in [p.value for p in compressor.schedule]  # found during the run
     with _raises(ValueError, "the method finds its phases during the run: give phase=, not switched=True"):
         as_optax(compressor, nodes, switched=True)
+
+
+# --- something else in place of an argument -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"min_values": float("nan")}, "min_values must be a whole number, got nan"),
+        ({"min_values": 2.5}, "min_values must be a whole number, got 2.5"),
+        ({"alpha": "0.1"}, "alpha must be a number, got '0.1'"),
+        ({"alpha": True}, "alpha must be a number, got True"),
+        ({"momentum_correction": "False"}, "momentum_correction must be True or False, got 'False'"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
+        ({"selection": "chunks", "alpha": 0.00024}, "alpha must be at least 1/4096, got 0.00024"),
+    ],
+)
+def test_a_setting_of_another_type_is_named(settings, message):
+    with _raises(ValueError, message):
+        topk(**settings)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert len(topk(alpha=np.float32(0.5), warmup_steps=np.int64(2)).schedule) == 2
+
+
+def test_a_setting_that_there_is_not_is_named():
+    for make in (topk, lambda **own: jgc.compress.build(TopK(), **own)):
+        with _raises(TypeError, "TopK has no setting 'alfa'; there are momentum_correction, "):
+            make(alfa=0.1)
+    with _raises(ValueError, "expected settings, got the class TopK: call it, TopK()"):
+        jgc.compress.build(TopK)
+
+
+def test_rules_may_come_from_a_zip():
+    compressor = per_layer(zip(["^b"], [dense()], strict=True), default=topk(alpha=0.5))
+    state = compressor.init(jax.random.key(0), PARAMS, nodes_of(EMULATED))
+    assert len(state.shared) == 2
+    with _raises(TypeError, "rules must be pairs"):
+        per_layer(None, default=topk())
+    with _raises(TypeError, "a rule must be a pattern or a function (path, leaf) -> bool, got None"):
+        per_layer([(None, dense())], default=topk())
+
+
+@pytest.mark.parametrize("make", [jgc.compress.powersgd, jgc.compress.ef21, jgc.compress.threshold_v, topk])
+def test_a_phase_that_the_method_does_not_have_is_an_error(make):
+    compressor, nodes, grads = make(warmup_steps=5), nodes_of(EMULATED), _grads()
+    state = compressor.init(jax.random.key(0), PARAMS, nodes)
+    for phase, error, message in (("dnse", ValueError, "phase must be one of 'dense', "),
+                                  (compressor.schedule[0], TypeError, "give phase.value, 'dense'")):  # fmt: skip
+        with _raises(error, message):
+            jax.eval_shape(step_on_nodes(compressor.aggregate, phase, nodes), jax.random.key(0), grads, state)
+        with _raises(error, message):
+            compressor.wire(phase, PARAMS, nodes)
+
+
+def test_a_residual_is_of_one_node():
+    for compressor in (topk(alpha=0.5), jgc.compress.powersgd()):
+        local = compressor.init(jax.random.key(0), PARAMS, nodes_of(EMULATED)).local
+        with _raises(ValueError, "local has the node axis: give one node's"):
+            jgc.residual(compressor, local, PARAMS)
+        own = jgc.residual(compressor, jax.tree.map(lambda x: x[1], local), PARAMS)
+        assert own["w"].shape == (6, 4)
+
+
+def test_leaves_without_a_residual_are_left_out_of_it():
+    params = {**PARAMS, "steps": jnp.int32(0)}
+    local = topk(alpha=0.5).init(jax.random.key(0), params, nodes_of(EMULATED)).local
+    assert set(jgc.residual(topk(alpha=0.5), jax.tree.map(lambda x: x[0], local), params)) == {"w", "b"}
+
+
+@pytest.mark.parametrize(
+    "made, taking, message",
+    [
+        (jgc.compress.powersgd(rank=1), jgc.compress.powersgd(rank=2), "its shared leaf "),
+        (topk(residual_dtype="bfloat16"), topk(), "is bfloat16, and this one's is float32"),
+    ],
+)
+def test_a_state_made_with_other_settings_is_an_error(made, taking, message):
+    nodes = nodes_of(EMULATED)
+    state = made.init(jax.random.key(0), PARAMS, nodes)
+    step = step_on_nodes(taking.aggregate, taking.schedule[-1].value, nodes)
+    with _raises(ValueError, message):
+        jax.eval_shape(step, jax.random.key(0), _grads(), state)
+
+
+def test_a_method_for_convolutions_says_that_there_are_none():
+    with pytest.warns(UserWarning, match="gradiveq compresses kernels of convolutions"):
+        jgc.compress.gradiveq().init(jax.random.key(0), PARAMS, nodes_of(EMULATED))
+
+
+def test_int16_is_refused_where_nodes_leave_it_no_room():
+    compressor, nodes = jgc.compress.scalecom(value_code="int16", alpha=0.5), jgc.make_nodes(64, jax.devices()[:1])
+    state = compressor.init(jax.random.key(0), PARAMS, nodes)
+    step = step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes)
+    with _raises(ValueError, "value_code='int16' leaves each of 64 nodes values up to 2 times"):
+        jax.eval_shape(step, jax.random.key(0), _grads(count=64), state)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda n: jgc.make_step(None, topk(), optax.sgd(0.1), n), TypeError, "loss must be a function"),
+        (lambda n: jgc.make_step(_loss, topk(), optax.sgd(0.1), n)[0](0, PARAMS), TypeError,
+         "key must be one random key, e.g. jax.random.key(0), got 0"),
+        (lambda n: jgc.node_grads(None, n), TypeError, "loss must be a function"),
+        (lambda n: jgc.node_grads(_loss, 8), TypeError, "expected the layout of the nodes, got 8"),
+        (lambda n: jgc.on_nodes(_loss, n, ins=(jgc.LOCAL), outs=jgc.LOCAL), TypeError, "ins must be a tuple"),
+        (lambda n: jgc.place(PARAMS, jgc.SHARED, 8), TypeError, "expected the layout of the nodes, got 8"),
+        (lambda n: topk().init(jax.random.key(0), PARAMS, 8), TypeError, "expected the layout of the nodes, got 8"),
+        (lambda n: jgc.phase_at(topk(), 0), TypeError, "phase_at takes a schedule: give compressor.schedule"),
+        (lambda n: jgc.make_nodes(2, devices=[]), ValueError, "devices is empty"),
+        (lambda n: jgc.make_nodes(2, devices=jax.devices()[0]), TypeError, "devices must be a sequence"),
+        (lambda n: jgc.from_mesh([], "node"), TypeError, "mesh must be a jax.sharding.Mesh, got []"),
+        (lambda n: jgc.from_mesh(jax.make_mesh((1,), ("node",)), "node", per_device=0), ValueError,
+         "per_device must be at least 1, got 0"),
+        (lambda n: jgc.to_host({"a": jnp.zeros(2)}), TypeError, "to_host takes one array, got a dict"),
+    ],
+)  # fmt: skip
+def test_something_else_in_place_of_an_argument_is_named(call, error, message):
+    with _raises(error, message):
+        call(nodes_of(EMULATED))
+
+
+def test_a_loss_that_emulated_nodes_average_is_an_error():
+    nodes = nodes_of(EMULATED)
+    grads = jgc.node_grads(lambda params, batch: jgc.comm.pmean(_loss(params, batch), nodes, "loss"), nodes)
+    with _raises(ValueError, "the function communicates"):
+        grads(PARAMS, {"x": jnp.ones((8, 2, 6))})
+
+
+def test_a_legacy_key_is_a_key():
+    init, _ = jgc.make_step(_loss, topk(), optax.sgd(0.1), nodes_of(EMULATED))
+    assert init(jax.random.PRNGKey(0), PARAMS).step == 0
+
+
+def test_parts_may_be_local():
+    nodes = jgc.from_mesh(jax.make_mesh((4, 2), ("node", "inside")), "node", fast="inside")
+    assert jgc.place_parts(lambda of: np.arange(4)[of], nodes).tolist() == list(range(4))
+
+
+def test_phases_of_one_name_are_told_apart():
+    compressor = per_layer([("^w", topk(warmup_steps=1))], default=topk(warmup_steps=2))
+    found = jgc.bytes_per_step(compressor, PARAMS, nodes_of(EMULATED))
+    assert len(found) == len(compressor.schedule) == 3
+    assert {name: sent.node for name, sent in found.items()}["dense, from step 0"] == 4 * 27

@@ -126,7 +126,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_lists_the_paths():
 
 
 def test_two_momentum_owners_are_an_error_when_built():
-    with pytest.raises(ValueError, match="some groups of layers own their momentum"):
+    with pytest.raises(ValueError, match=r"the layers of default own their momentum, and those of '\^Conv_0/' leave"):
         per_layer([("^Conv_0/", dense())], default=topk(alpha=0.1, momentum_correction=True))
 
 

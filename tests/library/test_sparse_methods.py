@@ -167,6 +167,13 @@ def test_scalecom_rotates_its_leader_and_filters_its_memory(beta):
         assert state.shared == step + 1
 
 
+def test_scalecom_filters_nothing_before_it_compresses():
+    """With momentum at once the velocity lies where the residual does, and goes on through uncompressed steps."""
+    settings = {"warmup_steps": 9, "momentum_correction": True, "momentum_at_once": True, "momentum": 0.9}
+    played = play(scalecom(alpha=0.1, beta=0.3, **settings), [np.ones((K, N), np.float32)] * 3, phase=0)
+    np.testing.assert_allclose([aggregated[0] for aggregated, *_ in played], [1, 1.9, 2.71], rtol=1e-6)
+
+
 def test_scalecom_counts_the_leaders_positions_and_everyones_values():
     wire = scalecom(alpha=0.1).wire("top-k", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
     assert {m[:3]: m.bytes for m in wire.logical} == {

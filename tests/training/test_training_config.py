@@ -151,7 +151,7 @@ def test_help_describes_every_option(capsys):
         ([*LGC, "--seed", "-1"], "--seed must be at least 0, got -1"),
         ([*LGC, "--compressor.alpha", "1.5"], "alpha must be in (0, 1]"),
         ([*LGC, "--compressor.alpha", "0"], "alpha must be in (0, 1]"),
-        ([*LGC, "--compressor.warmup-steps", "-1"], "must last 0 or more steps, got -1"),
+        ([*LGC, "--compressor.warmup-steps", "-1"], "warmup_steps must be at least 0, got -1"),
         ([*LGC, "--layers.top-k", "^nope"], "'^nope' matches no parameter"),
         ([*LGC, "--layers.rows", "5"], "--layers.rows NUMBER do nothing without each other: give both"),
         ([*LGC, "--layers.embeddings", "head/kernel", "--layers.rows", "5"], "methods that select rows: topk or dgc"),

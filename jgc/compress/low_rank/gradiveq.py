@@ -109,6 +109,9 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
       ValueError: a setting out of range, or, when the method meets the model, a K that is not a multiple of a
         layer's filters * depth, or is below `rank`.
 
+    Warns:
+      UserWarning: in `init`, if there are no kernels of convolutions, or some wider than `max_slice`.
+
     Example:
       >>> [phase.name for phase in gradiveq(warmup_steps=50, sampling_steps=20, compressed_steps=40).schedule]
       ['dense', 'sampling', 'compressed']
@@ -134,10 +137,16 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
 
 
 def warn_of_wide(config: Gradiveq, params: PyTree) -> None:
-    """Warn if kernels are too wide to be compressed: most of a large model's values may be in them."""
+    """Warn if there are no kernels, or some too wide to be compressed: most values may be in them."""
     sizes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     kernels = {path: leaf for path, leaf in sizes.items() if slices.is_convolution(leaf, 2**62)}
     wide = {path: leaf for path, leaf in kernels.items() if not slices.is_convolution(leaf, config.max_slice)}
+    if not kernels:
+        warnings.warn(
+            "gradiveq compresses kernels of convolutions, [..., depth, filters], and the parameters have none: all is "
+            f"sent as others={config.others!r} says. Use topk or powersgd",
+            stacklevel=2,
+        )
     if not wide:
         return
     total = sum(leaf.size for leaf in sizes.values())

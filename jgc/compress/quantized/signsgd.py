@@ -64,7 +64,7 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
     if config.combine not in ("vote", "feedback"):
         raise ValueError(f"combine must be 'vote' or 'feedback', got {config.combine!r}")
     if not 0 < config.magnitude < float("inf"):
-        raise ValueError(f"magnitude must be positive, got {config.magnitude}")
+        raise ValueError(f"magnitude must be finite and positive, got {config.magnitude}")
     if config.combine == "vote":
         return compose(majority_vote(config.magnitude), no_memory(), server())
     return compose(scaled_signs(), error_feedback(), gather())

@@ -76,7 +76,7 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
 def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
     """Codes of all values (0, s or -s), packed into words, and s of each layer."""
     if not 0 <= clip < float("inf"):
-        raise ValueError(f"clip must be at least 0 (0 for no clipping), got {clip}")
+        raise ValueError(f"clip must be finite and at least 0 (0 for no clipping), got {clip}")
 
     def scales_of(v, layers):
         """The largest clipped magnitude of each layer."""

@@ -87,7 +87,7 @@ def demo(config: Demo | None = None, **overrides) -> Compressor:
     if not 0 < config.decay < 1:
         raise ValueError(f"decay must be in (0, 1), got {config.decay}")
     if not 0 < config.magnitude < float("inf"):
-        raise ValueError(f"magnitude must be positive, got {config.magnitude}")
+        raise ValueError(f"magnitude must be finite and positive, got {config.magnitude}")
     if config.chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {config.chunk}")
     if not 1 <= config.k <= config.chunk**2:

@@ -48,9 +48,10 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, `clip_norm` or `rows`, an
-        unknown strategy or value_code, a selection that does not fit (see `make_selector`); in a step, no layer has
-        more than `rows` rows.
+      ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
+        `warmup_steps`, `clip_norm` or `rows`, an unknown strategy, `positions` or value_code, fewer than 2 candidates,
+        learned positions with rows or chunks, a selection that does not fit (see `make_selector`); in a step, no layer
+        has more than `rows` rows.
 
     Example:
       >>> [(phase.name, phase.start) for phase in dgc(alpha=0.01, warmup_steps=300).schedule]

@@ -102,8 +102,8 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: fewer than 2 bins or more than 1,024, a ratio below log2(bins), measure_every or min_values below 1,
-        one of these not a whole number, momentum outside [0, 1), negative `warmup_steps`, an unknown value_code, a
-        selection that does not fit (see `make_selector`).
+        one of these not a whole number, a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
+        `warmup_steps`, an unknown value_code, a selection that does not fit (see `make_selector`).
 
     Example:
       >>> [phase.name for phase in egc(warmup_steps=100).schedule]

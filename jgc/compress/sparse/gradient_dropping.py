@@ -67,8 +67,9 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown scope, strategy or
-        value_code, a selection that does not fit (see `make_selector`), or chunks with scope "global".
+      ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
+        `warmup_steps`, fewer than 2 candidates, an unknown scope, strategy, `positions` or value_code, a selection
+        that does not fit (see `make_selector`), or chunks with scope "global" or learned positions.
 
     Example:
       >>> [phase.name for phase in gradient_dropping(alpha=0.01, warmup_steps=100).schedule]

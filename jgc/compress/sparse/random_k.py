@@ -45,8 +45,8 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown algorithm or
-        strategy, a selection other than "layer".
+      ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
+        `warmup_steps`, an unknown algorithm or strategy, a selection other than "layer".
 
     Example:
       >>> [phase.name for phase in random_k(alpha=0.01, warmup_steps=100).schedule]

@@ -61,8 +61,9 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha or beta outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, an unknown
-        algorithm, strategy or value_code, a selection that does not fit (see `make_selector`).
+      ValueError: alpha or beta outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`),
+        negative `warmup_steps`, an unknown algorithm, strategy or value_code, a selection that does not fit (see
+        `make_selector`); in a step, value_code "int16" with more than 63 nodes.
 
     Example:
       >>> [phase.name for phase in scalecom(alpha=0.01, warmup_steps=100).schedule]
@@ -128,10 +129,13 @@ def low_pass(memory: Memory, beta: float) -> Memory:
 
     def compensate(local, g, complete):
         v, new = memory.compensate(accumulated(memory, local, g, complete), g, complete)
+        if complete:  # nothing is left to filter; with momentum at once the velocity lies where the residual does
+            return v, new
         return v, on_residuals(lambda old, new: old, local, new)  # keep the old residual, which `update` mixes in
 
     def update(local, v, sent, complete):
-        return on_residuals(mix, local, memory.update(local, v, sent, complete))
+        after = memory.update(local, v, sent, complete)
+        return after if complete else on_residuals(mix, local, after)
 
     return memory._replace(accumulate=(), advance=None, compensate=compensate, update=update, conserves=False)
 

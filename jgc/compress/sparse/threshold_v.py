@@ -67,8 +67,9 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a negative threshold, capacity outside (0, 1], momentum outside [0, 1), negative `warmup_steps`, a
-        selection that does not fit (see `make_selector`).
+      ValueError: a threshold that is negative or infinite, capacity outside (0, 1], a memory that does not fit (see
+        `jgc.compress.settings.memory_of`), negative `warmup_steps`, a selection that does not fit (see
+        `make_selector`).
 
     Example:
       >>> [phase.name for phase in threshold_v(threshold=0.1, warmup_steps=100).schedule]
@@ -80,7 +81,7 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
     """
     config = settings_of(ThresholdV, config, overrides)
     if not 0 <= config.threshold < float("inf"):
-        raise ValueError(f"threshold must be at least 0, got {config.threshold}")
+        raise ValueError(f"threshold must be finite and at least 0, got {config.threshold}")
     if not 0 < config.capacity <= 1:
         raise ValueError(f"capacity must be in (0, 1] (0.01 has room for 1 % of the values), got {config.capacity}")
     codec = above(config.threshold, selector_of(config, config.capacity, config.min_values))

@@ -5,8 +5,8 @@ Differs from the paper
      threshold. The LGC paper describes and measures top-k selection, and so this file implements top-k.
   2. Positions travel in Elias-Fano code, 12 bits each at 0.1 %, and are counted. The LGC paper counts DEFLATE of the
      positions; a run reports that as `deflate_position_bytes`.
-  3. The first `warmup_steps` are uncompressed; the LGC paper starts all methods in this way. `strategy` has the other
-     two starts of its Section VI-F: sparse from the first step ("fixed") and DGC's ramp ("exponential").
+  3. The first `warmup_steps` are uncompressed, as LGC's are. `strategy` has the other two starts of the LGC paper's
+     Section VI-F: sparse from the first step ("fixed"), as it has Sparse GD, and DGC's ramp ("exponential").
   4. `value_code` can write values in fewer than 32 bits; the error stays in the residual.
   5. `rows` selects in two stages, for embeddings; see `jgc.compress.sparse.rows`.
   6. `selection="chunks"` takes the largest values of every 4,096, for accelerators; see `jgc.layout.chunks`.
@@ -99,9 +99,10 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], momentum outside [0, 1), negative `warmup_steps` or `rows`, an unknown strategy
-        or value_code, a selection that does not fit (see `make_selector`), fewer than 2 candidates, or
-        candidates without positions="learned"; in a step, no layer has more than `rows` rows.
+      ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
+        `warmup_steps` or `rows`, an unknown strategy, `positions` or value_code, learned positions with rows or
+        chunks, a selection that does not fit (see `make_selector`), fewer than 2 candidates, or candidates without
+        positions="learned"; in a step, no layer has more than `rows` rows.
 
     Example:
       >>> [phase.name for phase in topk(alpha=0.01, warmup_steps=100).schedule]

@@ -1,6 +1,7 @@
 """Check that the values in a dataclass of settings are of the types that its fields have."""
 
 import dataclasses
+import numbers
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -9,9 +10,9 @@ def wrong_value(settings: Any, prefix: str = "") -> str:
     """The first field whose value is not of its type, in words; "" if all are right.
 
     Example:
-      >>> from jgc.training.config import DataConfig
-      >>> wrong_value(DataConfig(name="digits", crop="wide"), "data.")
-      "data.crop must be a whole number, got 'wide'"
+      >>> from jgc.compress import TopK
+      >>> wrong_value(TopK(min_values="many"), "topk.")
+      "topk.min_values must be a whole number, got 'many'"
     """
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
@@ -31,7 +32,7 @@ def wrong_value(settings: Any, prefix: str = "") -> str:
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether a value is of a type. A whole number is a number; True and False are none.
+    """Whether a value is of a type. A whole number is a number, also one of NumPy's; True and False are none.
 
     Example:
       >>> fits(float, 1), fits(int, True), fits(int | None, None), fits(Literal["sgd", "adam"], "sdg")
@@ -45,8 +46,13 @@ def fits(hint: Any, value: Any) -> bool:
     if origin is tuple:
         return isinstance(value, (tuple, list)) and all(fits(parts[0], one) for one in value)
     if hint in (int, float):
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+        return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
     return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def names_choices(hint: Any) -> bool:
+    """Whether a type lists strings to choose from."""
+    return any(get_origin(part) is Literal for part in (hint, *get_args(hint)))
 
 
 def words(hint: Any) -> str:
