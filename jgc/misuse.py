@@ -36,6 +36,11 @@ def path_of(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+    """The leaves by their paths, in tree order."""
+    return {path_of(path): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
 def check_compressor(x: Any) -> None:
     """Raise TypeError, naming the cure, unless x is a compressor.
 
@@ -109,7 +114,7 @@ def check_model_state(old: PyTree, new: PyTree) -> PyTree:
     Raises:
       TypeError: a loss returns other leaves than it got; the message names one.
     """
-    had, has = ({path_of(p): x for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]} for tree in (old, new))
+    had, has = leaves_by_path(old), leaves_by_path(new)
     before, after = (
         {name: f"{jnp.result_type(x)}{list(jnp.shape(x))}" for name, x in leaves.items()} for leaves in (had, has)
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout.pack import leaf_paths
-from jgc.misuse import path_of
+from jgc.misuse import leaves_by_path
 from jgc.types import Init, Nodes, PyTree, State
 
 
@@ -71,11 +71,11 @@ def check_state(init: Init, params: PyTree, state: State, nodes: Nodes) -> None:
     made = jax.eval_shape(lambda: init(jax.random.key(0), shapes, nodes))
     if _signed(made) != _signed(state):
         return
-    own, found = (_leaves(x) for x in (made, state))
+    own, found = (leaves_by_path(x) for x in (made, state))
     for name in [*own, *found]:
         if (name in own) != (name in found):
             raise ValueError(_of_another(f"it {'lacks' if name in own else 'has'} the leaf {name!r}"))
-    shared, its_shared = (_leaves(x.shared) for x in (made, state))
+    shared, its_shared = (leaves_by_path(x.shared) for x in (made, state))
     for name, x in shared.items():
         if x.shape != its_shared[name].shape:
             shapes = f"{list(its_shared[name].shape)}, and this one's is {list(x.shape)}"
@@ -83,11 +83,6 @@ def check_state(init: Init, params: PyTree, state: State, nodes: Nodes) -> None:
     for name, x in own.items():
         if x.dtype != found[name].dtype:
             raise ValueError(_of_another(f"its leaf {name!r} is {found[name].dtype}, and this one's is {x.dtype}"))
-
-
-def _leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves by path."""
-    return {path_of(path): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def _of_another(differs: str) -> str:
