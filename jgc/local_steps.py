@@ -36,6 +36,7 @@ from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import check_arrays, check_compressor, check_key, check_loss, check_nodes, check_optimizer
 from jgc.node_axis import node_grads
 from jgc.placement import BATCH, check_node_axes
+from jgc.typed import check_type
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:
@@ -200,10 +201,8 @@ def local_steps(
             "momentum=0.9)"
         )
     for name, x in (("every", every), ("fragments", fragments), ("overlap", overlap)):
-        if not isinstance(x, int | np.integer) or isinstance(x, bool):
-            raise TypeError(f"{name} must be a whole number, got {x!r}")
-    if not isinstance(merge, int | float | np.number) or isinstance(merge, bool):
-        raise TypeError(f"merge must be a number, got {merge!r}")
+        check_type(name, int, x)
+    check_type("merge", float, merge)
     if every < 1:
         raise ValueError(f"every must be at least 1 step, got {every}")
     if not 1 <= fragments <= every:

@@ -88,9 +88,7 @@ def on_nodes(
         if unroll:
             try:
                 each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
-            except RuntimeError as error:
-                if "outside the node axis" not in str(error):
-                    raise
+            except comm.OutsideNodeAxis:
                 raise ValueError(
                     "the function communicates (jgc.comm, a compressor), and with unroll=True nodes run one after "
                     "another. A loss sees one node's examples, and jgc takes the mean itself: leave it out"

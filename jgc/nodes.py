@@ -10,7 +10,6 @@ parameters (FSDP, tensor parallel), and each device compresses the gradient of i
 """
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from jgc.typed import check_type
 from jgc.types import Nodes
 
 NODE = "jgc_node"  # default name of the mesh axis between nodes
@@ -38,7 +38,7 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
       devices_per_node: devices of one node; its gradient is their exact mean.
 
     Raises:
-      TypeError: `count` or `devices_per_node` is not an integer, or `devices` is one device.
+      TypeError: `count` or `devices_per_node` is not a whole number, or `devices` is one device.
       ValueError: `count` or `devices_per_node` is not positive, `devices` is empty, or the nodes do not divide among
         the devices or the processes.
 
@@ -73,8 +73,7 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
 
 
 def _check_positive(name: str, number: Any) -> None:
-    if not isinstance(number, numbers.Integral) or isinstance(number, bool):
-        raise TypeError(f"{name} must be an integer, got {number!r}")
+    check_type(name, int, number)
     if number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}")
 
@@ -126,7 +125,7 @@ def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] =
       per_device: nodes that are emulated on each device, or each group of devices along `fast`.
 
     Raises:
-      TypeError: something else in place of the mesh, or `per_device` is not an integer.
+      TypeError: something else in place of the mesh, or `per_device` is not a whole number.
       ValueError: `slow` names no axis, an axis is not one of the mesh's or is named twice, or `per_device` is not
         positive.
 

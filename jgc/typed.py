@@ -1,4 +1,4 @@
-"""Check that the values in a dataclass of settings are of the types that its fields have."""
+"""Check that values are of the types that they should have: arguments, and settings by the fields of their class."""
 
 import dataclasses
 import numbers
@@ -48,6 +48,18 @@ def fits(hint: Any, value: Any) -> bool:
     if hint in (int, float):
         return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
     return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def check_type(name: str, hint: Any, value: Any) -> None:
+    """Raise TypeError, naming the value, unless it is of a type.
+
+    Example:
+      >>> check_type("every", int, 2.5)
+      Traceback (most recent call last):
+      TypeError: every must be a whole number, got 2.5
+    """
+    if not fits(hint, value):
+        raise TypeError(f"{name} must be {words(hint)}, got {value!r}")
 
 
 def names_choices(hint: Any) -> bool:

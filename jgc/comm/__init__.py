@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from jgc.comm.axis import node_index, node_key, vary, vary_over
+from jgc.comm.axis import OutsideNodeAxis, node_index, node_key, vary, vary_over
 from jgc.comm.collectives import (
     all_gather,
     all_gather_dict,
@@ -27,7 +27,8 @@ MEANS: dict[str, Callable[[Array, Nodes, str], Array]] = {"psum": pmean, "ring":
 """The means by their name in settings, the runtime's all-reduce or an explicit ring."""
 
 __all__ = [
-    "MEANS", "all_gather", "all_gather_dict", "any_true", "at_least_f32", "broadcast", "broadcast_dict", "exact_mean",
-    "fast_axes", "ledger", "local_copies", "node_index", "node_key", "on_leaders_device", "one_by_one", "pmax", "pmean",
-    "psum", "ring_mean", "ring_mean_of_segments", "ring_quantized_mean", "ring_size", "sum_inside", "vary", "vary_over",
+    "MEANS", "OutsideNodeAxis", "all_gather", "all_gather_dict", "any_true", "at_least_f32", "broadcast",
+    "broadcast_dict", "exact_mean", "fast_axes", "ledger", "local_copies", "node_index", "node_key",
+    "on_leaders_device", "one_by_one", "pmax", "pmean", "psum", "ring_mean", "ring_mean_of_segments",
+    "ring_quantized_mean", "ring_size", "sum_inside", "vary", "vary_over",
 ]  # fmt: skip

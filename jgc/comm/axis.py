@@ -14,11 +14,15 @@ from jgc.comm.ledger import are_local_copies
 from jgc.types import EMULATED, Array, Key, Nodes, PyTree
 
 
+class OutsideNodeAxis(RuntimeError):
+    """jgc communicates, and no node axis is there."""
+
+
 def node_index(nodes: Nodes) -> Array:
     """This node's index, i32[] in [0, K).
 
     Raises:
-      RuntimeError: called outside the node axis.
+      OutsideNodeAxis: called outside the node axis; a RuntimeError.
     """
     try:
         device = lax.axis_index(nodes.slow) if nodes.slow else 0
@@ -26,7 +30,7 @@ def node_index(nodes: Nodes) -> Array:
             return jnp.asarray(device, jnp.int32)
         return device * nodes.per_device + emulated_index()
     except NameError as error:
-        raise RuntimeError(
+        raise OutsideNodeAxis(
             "a jgc compressor was called outside the node axis: there the gradient of a sharded batch is already "
             "the mean over nodes, and compressing it would be silently wrong. Take node-local gradients with "
             "jgc.node_grads and run the compressor inside jgc.on_nodes"

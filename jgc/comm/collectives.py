@@ -159,7 +159,7 @@ def copies(x: Array, nodes: Nodes) -> Array:
 
 
 def broadcast(x: Array, leader: Array, nodes: Nodes, field: str) -> Array:
-    """x of node `leader` (i32[], the same on all nodes), equal on every node.
+    """x of node `leader` (i32[] in [0, K), the same on all nodes), equal on every node; zeros if there is no such node.
 
     All nodes run one program with buffers of equal shape, so this is an all-reduce to which all but the leader
     contribute zeros. Only `Wire.logical` shows that workers send nothing here. Words are summed, so bits are exact.

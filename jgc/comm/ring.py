@@ -33,8 +33,13 @@ def ring_mean(x: Array, nodes: Nodes, field: str) -> Array:
     is sent. Nodes of one device are summed before the ring between devices. With a single device, the ring runs over
     its emulated nodes.
 
+    Raises:
+      ValueError: x is not a vector.
+
     Source: Patarasuk and Yuan 2009; LGC paper, Section II-A.
     """
+    if x.ndim != 1:
+        raise ValueError(f"ring_mean takes a vector, got {x.dtype}{list(x.shape)}: flatten it first")
     places = ring_size(nodes)
     segments = jnp.pad(x, (0, -x.size % places)).reshape(places, -1)
     return ring_mean_of_segments(lambda i: segments[i], nodes, field)[: x.size]

@@ -234,10 +234,10 @@ def test_equal_values_send_one():
     ({"bins": 2000}, "bins must be at most 1024, got 2000"),
     ({"bins": 8, "ratio": 2.0}, r"ratio must be at least log2\(bins\) = 3"),
     ({"ratio": float("nan")}, "ratio must be at least"),
-    ({"measure_every": 0}, "measure_every must be at least 1 step, got 0"),
+    ({"measure_every": 0}, "measure_every must be at least 1 step, and below 2..31, got 0"),
     ({"bins": 2.5}, "bins must be a whole number, got 2.5"),
     ({"measure_every": 1.5}, "measure_every must be a whole number, got 1.5"),
-    ({"measure_every": 2**31}, "measure_every must be a whole number below 2..31, got 2147483648"),
+    ({"measure_every": 2**31}, "measure_every must be at least 1 step, and below 2..31, got 2147483648"),
     ({"min_values": 2.5}, "min_values must be a whole number, got 2.5"),
     ({"value_code": "8bit"}, "value_code must be float32, float16 or bfloat16, got '8bit'"),
 ])  # fmt: skip

@@ -47,9 +47,9 @@ def test_layout_follows_from_devices():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"count": 8.0}, "the number of nodes must be an integer, got 8.0"),
-        ({"count": True}, "the number of nodes must be an integer, got True"),
-        ({"count": 2, "devices_per_node": 2.0}, "devices_per_node must be an integer, got 2.0"),
+        ({"count": 8.0}, "the number of nodes must be a whole number, got 8.0"),
+        ({"count": True}, "the number of nodes must be a whole number, got True"),
+        ({"count": 2, "devices_per_node": 2.0}, "devices_per_node must be a whole number, got 2.0"),
         ({"count": 0}, "the number of nodes must be at least 1, got 0"),
         ({"count": -2}, "the number of nodes must be at least 1, got -2"),
         ({"count": 2, "devices_per_node": 0}, "devices_per_node must be at least 1, got 0"),

@@ -88,6 +88,12 @@ def test_lossless_code_equals_plain_ring(layout):
     assert same_bits(got, ring) and not np.any(lost)
 
 
+def test_ring_of_a_matrix_is_refused():
+    nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
+    with pytest.raises(ValueError, match=r"takes a vector, got float32\[2, 3\]: flatten it first"):
+        _run(lambda x: comm.ring_mean(x, nodes, "x"), nodes, jnp.zeros((2, 2, 3)))
+
+
 @every_layout
 def test_ring_conserves_gradients(layout):
     """Whole numbers rounded to multiples of 8 at random: nothing else is rounded, nor by sharing what is lost."""
