@@ -2,7 +2,7 @@
 
     python train.py --config configs/egc.py
     python train.py --config configs/egc.py --compressor.ratio 256 --compressor.measure-every 0   # once in an epoch
-    python train.py --config configs/egc.py --compressor.literal                # Algorithm 1 to the letter, bytes apart
+    python train.py --config configs/egc.py --compressor.literal   # Algorithm 1 to the letter, with room for all values
     python train.py --config configs/egc.py --schedule validation --data.validation 0.1   # Algorithm 2
 
 The uncompressed steps before are the workload's, the same as for the other sparse methods; the paper has none.

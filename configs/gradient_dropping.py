@@ -14,5 +14,5 @@ from jgc.training.config import Config
 
 
 def get_config() -> Config[GradientDropping]:
-    """alpha = 1 %, plain residuals unless the workload corrects momentum."""
+    """alpha = 1 %, plain residuals; cifar10_resnet20 sets 0.5 % and momentum at once."""
     return Config(compressor=GradientDropping())

@@ -48,7 +48,7 @@ def names_of(path: Path) -> Iterator[tuple[int, str]]:
                 has_help = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name) and (has_help or not application):
                     yield x.lineno, x.target.id
-        if application or getattr(node, "name", "_").startswith("_"):
+        if application or (getattr(node, "name", None) or "_").startswith("_"):  # a handler may have none
             continue
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.lineno, node.name

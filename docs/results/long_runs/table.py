@@ -1,6 +1,6 @@
 """Fill the tables of README.md from the runs beside it: `python docs/results/long_runs/table.py`.
 
-The first two columns, a row's name and what it runs, are kept. A row without a finished run has no figures.
+The first two columns, a row's name and what it runs, are kept. A row moves on to the table that its seeds belong to.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from jgc.training.table import size
 
 FOLDER = Path(__file__).parent
 LONGER = "baseline_20000"  # what runs of 20,000 steps are compared with
+HEADS = ("| row, three seeds |", "| row, one seed |", "| row, not trained yet |")
+SECONDS = 0.3  # of a step, on one core that does nothing else
 
 
-def cells(group: Group | None, groups: Sequence[Group]) -> list[str]:
+def cells(group: Group, groups: Sequence[Group]) -> list[str]:
     """Seeds, accuracy, difference from the baseline, bytes of a step, two ratios, bytes of a run, hours."""
-    if group is None:
-        return [""] * 9
     f, first = figures(group, groups), group.runs[0].summary
     wire, dense = first["phases"][-1]["wire"]["logical"], 4.0 * first["parameters"]
     up = {role: wire[role]["up"] for role in ("leader", "worker") if role in wire}
@@ -52,21 +52,32 @@ def table_at(lines: Sequence[str], head: str) -> slice:
     return slice(first, next(i for i in range(first, len(lines)) if not lines[i].startswith("|")))
 
 
+def hours_needed(words: Sequence[str]) -> str:
+    """Hours of one core that a row's seed takes, from its number of steps."""
+    last = max(i for i, word in enumerate(words) if word == "--steps")  # its own comes after that of all rows
+    return f"{SECONDS * int(words[last + 1]) / 3600:.1f}"
+
+
 def main() -> None:
-    """Rewrite the rows of both tables; a new row of rows.txt has no words yet."""
+    """Rewrite the rows of all tables; a new row of rows.txt has no words yet."""
     page = FOLDER / "README.md"
     groups = pool(find(sorted((FOLDER / "rows").iterdir()))[0], by_folder=True, baseline="baseline")
     groups = [group._replace(baseline=LONGER) if group.label.endswith("_20000") else group for group in groups]
     named = {group.label: group for group in groups}
     lines = page.read_text().splitlines()
-    at = table_at(lines, "| row |")
-    head, what = lines[at][:2], {}
-    for line in lines[at][2:]:
+    what = {}
+    for line in (line for head in HEADS for line in lines[table_at(lines, head)][2:]):
         _, name, said, *_ = line.split("|")
         what[name.strip("` ")] = said.strip()
-    rows = [line.split()[0] for line in (FOLDER / "rows.txt").read_text().splitlines()][1:]
-    filled = [[f"`{row}`", what.get(row, ""), *cells(named.get(row), groups)] for row in rows]
-    lines[at] = head + [f"| {' | '.join(row)} |" for row in filled]
+    common, *rows = [line.split() for line in (FOLDER / "rows.txt").read_text().splitlines()]
+    filled: tuple[list[list[str]], ...] = [], [], []
+    for row, *words in rows:
+        group = named.get(row)
+        found = [hours_needed([*common, *words])] if group is None else cells(group, groups)
+        filled[2 if group is None else 0 if len(group.seeds) > 2 else 1].append([f"`{row}`", what.get(row, ""), *found])
+    for head, own in zip(HEADS, filled, strict=True):
+        at = table_at(lines, head)
+        lines[at] = lines[at][:2] + [f"| {' | '.join(row)} |" for row in own]
     lines[table_at(lines, "| method |")] = fewest_bytes_table(groups, groups).splitlines()
     page.write_text("\n".join(lines) + "\n")
 
