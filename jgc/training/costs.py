@@ -50,11 +50,6 @@ def gradient_bytes(params: PyTree) -> float:
     return float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)))
 
 
-def phase_costs(compressor: Compressor, params: PyTree, nodes: Nodes) -> tuple[PhaseCost, ...]:
-    """The cost of every phase of the schedule."""
-    return tuple(phase_cost(compressor, phase, params, nodes) for phase in compressor.schedule)
-
-
 def phase_cost(compressor: Compressor, phase: Phase, params: PyTree, nodes: Nodes) -> PhaseCost:
     """The cost of a phase, from shapes alone."""
     if any(tuple(sharding_spec(x)) for x in jax.tree.leaves(params)):

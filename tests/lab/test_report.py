@@ -11,7 +11,7 @@ import pytest
 from jgc.compress import Dense, Dgc, LgcPs
 from jgc.lab import launch
 from jgc.lab.chaos.tiny import tiny_model
-from jgc.lab.report import page as page_module, plots
+from jgc.lab.report import page as page_module, plots, wallclock
 from jgc.lab.report.ages import age_table
 from jgc.lab.report.compare import Compare, compare
 from jgc.lab.report.latency import milliseconds, speed_up_table, values_coded
@@ -403,18 +403,50 @@ def test_a_figure_that_does_not_fit_is_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(page_module, "find", lambda paths: ([run], []))
     page = write([tmp_path], tmp_path, figures=(7, 13, 10))
     said, error = page.read_text(), capsys.readouterr().err
-    for number, why in ((7, "figure 7 needs runs of one workload"), (13, "figure 13 compares runs that differ")):
+    for number, why in ((7, "figure 7 needs an uncompressed run"), (13, "figure 13 compares runs that differ")):
         line = f"Figure {number} is left out: {why}"
         assert line in said and line in error
         assert f"(figure{number}.png)" not in said and not (tmp_path / f"figure{number}.png").exists()
     assert "(figure10.png)" in said and (tmp_path / "report.html").exists()
 
 
-def test_bytes_of_a_step_leave_out_earlier_phases():
-    lines = [{"step": step, "bytes": sent} for step, sent in ((1, 1000.0), (2, 0.0), (3, 12.0), (4, 0.0), (5, 4.0))]
-    run = made_up("a", 0.5, "topk", lines=lines)
-    run.summary["phases"] = [{"start": 0}, {"start": 1}]
-    assert run.step_bytes == 4.0
+def test_bytes_of_a_step_leave_out_earlier_phases_and_what_travels_once():
+    lines = [{"step": step, "bytes": sent, "phase": phase} for step, sent, phase in (
+        (1, 1000.0, "dense"), (2, 500.0, "last"), (3, 12.0, "last"), (4, 8.0, "last"))]  # fmt: skip
+    assert made_up("a", 0.5, "topk", lines=lines).step_bytes == 10.0
+    assert made_up("a", 0.5, "topk", lines=lines[:2]).step_bytes == 500.0  # the only one
+    # with local steps most steps send none, and the weights travel in the first round
+    sent = [0.0, 30.0, 700.0, 0.0, 0.0, 30.0, 0.0, 0.0, 30.0]
+    lines = [{"step": i, "bytes": x, "phase": "last"} for i, x in enumerate(sent, start=1)]
+    assert made_up("a", 0.5, "topk", lines=lines, local={"every": 3}).step_bytes == 10.0
+
+
+def test_bytes_of_local_steps_are_those_of_a_step_not_of_a_round():
+    groups = pool([made_up("a", 0.5), made_up("b", 0.5, "topk", local={"every": 4})])
+    assert [figures(group, groups).worker for group in groups] == [4.0, 1.0]
+
+
+def test_runs_without_metrics_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(page_module, "find", lambda paths: ([made_up("a", 0.5, "topk")], []))
+    assert "| topk |" in write([tmp_path], tmp_path).read_text()
+
+
+def test_a_summary_that_lacks_figures_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match=r"cannot read the run in .*: its summary.json has no 'method'"):
+        find([tmp_path])
+
+
+def test_hours_leave_out_times_of_waiting():
+    run = made_up("a", 0.5, lines=[{"step": 1, "bytes": 1.0, "phase": "last", "seconds": 3600.0}])
+    assert run.hours == 0.5 * 10 / 3600  # the phase's median, ten steps
+
+
+def test_figure_7_has_an_uncompressed_run_of_the_same_settings(tmp_path):
+    groups = pool([made_up("a", 0.5), made_up("b", 0.5, "topk", nodes=4)])
+    with pytest.raises(UserError, match=r"figure 7 needs an uncompressed run .* beside topk, set alike"):
+        wallclock.draw(groups, tmp_path / "no.png", 1e6, "8mbit")
 
 
 @pytest.mark.parametrize("seeds, said", [(2, ""), (3, "yes")])

@@ -19,8 +19,10 @@ def values_coded(group: Group) -> int | None:
         return None
     roles = group.runs[0].summary["phases"][-1]["wire"]["logical"].values()
     codes = [count for ways in roles for kind, count in ways.get("up", {}).items() if kind == "code"]
+    if not codes:
+        return None
     width = bytes_per_value(group.settings.get("compressor.code_dtype", "float32"))
-    return round(min(codes) / width / ae.CHANNELS * ae.STRIDE) if codes else None
+    return round(min(codes) / width / ae.CHANNELS * ae.STRIDE)
 
 
 def milliseconds(m: int, decoder: str | None = None, repeats: int = 30) -> dict[str, float]:

@@ -144,7 +144,7 @@ def write(
     pictures = PICTURES | over_time | fitting
     hours = sum(run.hours for run in runs)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    said = [f"{count}, {hours:.2f} hours of training steps in all (the sum of the runs' own step times; "
+    said = [f"{count}, {hours:.2f} hours of training steps in all (each phase's median times its steps; "
             "evaluation and checkpoints come on top).", *remarks, *left_out]  # fmt: skip
     if unfinished:
         said.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")

@@ -132,14 +132,16 @@ def step_bytes_against_score(groups: Sequence[Group], path: Path) -> None:
 
 
 def _against_score(
-    groups: Sequence[Group], path: Path, title: str, bytes_of: Callable[[Run], float], across: str
+    groups: Sequence[Group], path: Path, title: str, bytes_of: Callable[[Run], float | None], across: str
 ) -> None:
     figure, panels, shared = _panels(by(groups, lambda group: group.workload), title)
     for axes, mine in panels:
         for group in mine:
-            sent = [bytes_of(run) for run in group.runs]
+            sent = [count for run in group.runs if (count := bytes_of(run)) is not None]
             colour, _, marker = look(shared, group.label)
-            if min(sent) > 0 and group.settings["nodes"] > 1:
+            if len(sent) < len(group.runs):
+                axes.plot([], [], linestyle="", label=f"{group.label}: no metrics, not shown")
+            elif min(sent) > 0 and group.settings["nodes"] > 1:
                 results = [run.result for run in group.runs]
                 axes.plot(sent, results, linestyle="", marker=marker, color=colour, markersize=4)
                 axes.plot(np.mean(sent), np.mean(results), linestyle="", marker=marker, color=colour, markersize=12,

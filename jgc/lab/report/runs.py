@@ -17,6 +17,7 @@ from jgc.training.saved_config import FREE, completed
 
 # Settings that do not make another experiment. Steps and nodes do, though --resume may change them.
 IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"record.{f.name}" for f in dataclasses.fields(RecordConfig))}
+NEEDED = ("method", "workload", "seed", "nodes", "steps", "phases", "total_bytes", "dense_total_bytes")  # of a summary
 ABSENT = "absent"  # in place of a setting that a run does not have
 
 
@@ -44,14 +45,24 @@ class Run(NamedTuple):
 
     @property
     def hours(self) -> float:
-        """Hours of its steps, without evaluations, checkpoints and most compiling."""
-        return sum(line.get("seconds") or 0.0 for line in self.lines) / 3600
+        """Hours of its steps, from the median of each phase, so without times in which the machine waited."""
+        phases = self.summary["phases"]
+        return sum((phase["seconds_per_step"] or 0.0) * phase["steps"] for phase in phases) / 3600
 
     @property
-    def step_bytes(self) -> float:
-        """Bytes that all nodes send up in a step of the last phase, mean: with local steps most send none."""
-        start = self.summary["phases"][-1]["start"]
-        return statistics.fmean(line["bytes"] for line in self.lines if line["step"] > start)
+    def every(self) -> int:
+        """Steps from one exchange to the next: 1, or H of local steps."""
+        return self.config.get("local", {}).get("every") or 1
+
+    @property
+    def step_bytes(self) -> float | None:
+        """Bytes that all nodes send up in a step of the last phase, mean: with local steps most send none.
+
+        The first exchange is left out, with which weights may travel. None without metrics.
+        """
+        name = self.summary["phases"][-1]["name"]
+        sent = [line["bytes"] for line in self.lines if line["phase"] == name]
+        return statistics.fmean(sent[self.every :] or sent) if sent else None
 
 
 class Group(NamedTuple):
@@ -133,6 +144,8 @@ def read_run(folder: Path) -> Run:
       UserError: a file of it cannot be read.
     """
     config, summary = (read_object(folder / name) for name in (CONFIG, SUMMARY))
+    if missing := [name for name in NEEDED if name not in summary]:
+        raise UserError(f"cannot read the run in {folder}: its {SUMMARY} has no {missing[0]!r}")
     try:
         score_of(summary), further_of(summary)
     except ValueError as error:

@@ -23,7 +23,7 @@ class Figures(NamedTuple):
       result: the score in its usual unit.
       against: points over the baseline; None without a baseline.
       pairs: number of pairs of runs with equal seed; 0 means a difference of means.
-      leader, worker: bytes that such a node sends up in a step of the last phase.
+      leader, worker: bytes that such a node sends up in a step of the last phase; with local steps a step's share.
       ratios: of the last phase, by role; None if a node sends nothing.
       total, dense_total: bytes that all nodes sent up in the run, and would have uncompressed.
       physical: bytes of a device in a step of the last phase; None if one device holds all nodes.
@@ -56,20 +56,21 @@ def figures(group: Group, groups: Sequence[Group]) -> Figures:
     first, last = summaries[0], summaries[0]["phases"][-1]
     baseline = baseline_of(group, groups)
     difference, pairs = (None, 0) if baseline is None or baseline is group else against(group, baseline)
-    wire = last["wire"]
+    wire, every = last["wire"], group.runs[0].every
+    physical = _device(wire["physical"])
     cosines, true = ([s[name] for s in summaries if s.get(name) is not None]
                      for name in ("reconstruction_cosine", "true_cosine"))  # fmt: skip
     return Figures(
         spread([run.result for run in group.runs]),
         difference,
         pairs,
-        _up(wire, "leader"),
-        _up(wire, "worker"),
+        _up(wire, "leader") / every,
+        _up(wire, "worker") / every,
         first["compression_ratio"],
         spread([s["total_bytes"] for s in summaries]).mean,
         spread([s["dense_total_bytes"] for s in summaries]).mean,
-        _device(wire["physical"]),
-        _device(wire.get("physical_one_node_per_device", {})) or 0.0,
+        None if physical is None else physical / every,
+        (_device(wire.get("physical_one_node_per_device", {})) or 0.0) / every,
         _seconds(summaries),
         last["steps"] / first["steps"],
         spread(cosines) if cosines else None,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jgc.lab.report.runs import DoesNotFit, Group, Run
+from jgc.lab.report.runs import DoesNotFit, Group, Run, baseline_of
 from jgc.lab.shared import paper
 from jgc.lab.shared.pictures import look, new_figure, save_figure
 
@@ -39,23 +39,29 @@ def step_times(run: Run, baseline: Run, rate: float) -> dict[str, StepTime]:
       baseline: uncompressed, of the same workload and nodes.
       rate: of the link, bytes a second.
     """
-    one, share = _median(baseline, "dense"), _nodes_in_turn(run)
-    beside = _median(run, "dense") or one
+    one, share = _seconds(baseline, "dense"), _nodes_in_turn(run)
+    beside = _seconds(run, "dense") or one
     times = {}
     for phase in run.summary["phases"]:
         physical = phase["wire"]["physical_one_node_per_device"]
-        longer = max(_median(run, phase["name"]) - beside, 0.0)
-        times[phase["name"]] = StepTime(one / share, longer / share, sum(physical.values()) / rate)
+        longer = max(_seconds(run, phase["name"]) - beside, 0.0)
+        times[phase["name"]] = StepTime(one / share, longer / share, sum(physical.values()) / run.every / rate)
     return times
 
 
-def _median(run: Run, phase: str) -> float:
-    seconds = [line["seconds"] for line in run.lines if line["phase"] == phase and line.get("seconds") is not None]
-    return float(np.median(seconds)) if seconds else 0.0
+def _seconds(run: Run, phase: str) -> float:
+    """Median seconds of a step of a phase; 0 if the run has no such phase, or one of a single step."""
+    return next((p["seconds_per_step"] for p in run.summary["phases"] if p["name"] == phase), None) or 0.0
 
 
 def _nodes_in_turn(run: Run) -> int:
-    """Number of nodes that one device computes."""
+    """Number of nodes that one device computes.
+
+    Raises:
+      DoesNotFit: several devices compute several nodes each.
+    """
+    if run.summary["layout"] not in ("emulated", "one per device"):
+        raise DoesNotFit("figure 7 needs runs whose nodes lie on one device, or on one each")
     return int(run.summary["nodes"]) if run.summary["layout"] == "emulated" else 1
 
 
@@ -71,19 +77,19 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     """Draw the score over estimated time, and the breakdown of 500 steps.
 
     Raises:
-      DoesNotFit: no uncompressed run among them, or several workloads.
+      DoesNotFit: several workloads, or a row without an uncompressed one that differs in the method alone.
     """
-    baselines = [group for group in groups if group.method == "dense"]
-    if not baselines or len({group.workload for group in groups}) > 1:
-        raise DoesNotFit("figure 7 needs runs of one workload, an uncompressed one (--method dense) among them")
-    score, baseline, labels = groups[0].score, baselines[0].runs[0], [group.label for group in groups]
+    if len({group.workload for group in groups}) > 1:
+        raise DoesNotFit("figure 7 needs runs of one workload")
+    baselines = _baselines(groups)
+    score, labels = groups[0].score, [group.label for group in groups]
     figure = new_figure(13, 4.8)
     figure.suptitle(f"Time on a link of {rate_name} for each node: sending estimated from bytes, the rest measured")
     left, right = figure.subplots(1, 2)
     for group in groups:
         colour, style, marker = look(labels, group.label)
         for i, run in enumerate(group.runs):
-            times = step_times(run, baseline, rate)
+            times = step_times(run, baselines[group.label].runs[0], rate)
             at = np.cumsum([sum(times[line["phase"]]) for line in run.lines]) / 60
             seen = [j for j, line in enumerate(run.lines) if line.get(score.name) is not None]
             scores = [score.scale * run.lines[j][score.name] for j in seen]
@@ -92,7 +98,7 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     title = f"{score.title.capitalize()} against time, a line a seed"
     left.set(xlabel="minutes", ylabel=score.heading, title=title)
     left.set_xlim(left=0)
-    parts = [breakdown(group.runs[0], step_times(group.runs[0], baseline, rate)) for group in groups]
+    parts = list(_parts(groups, baselines, rate).values())
     bottom = np.zeros(len(groups))
     for name, colour in zip(StepTime._fields, ("#0072B2", "#E69F00", "#999999"), strict=True):
         heights = np.array([getattr(part, name) for part in parts])
@@ -109,16 +115,31 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     save_figure(figure, path)
 
 
+def _baselines(groups: Sequence[Group]) -> dict[str, Group]:
+    """The uncompressed row beside each row, by its label."""
+    found = {group.label: baseline_of(group, groups) for group in groups}
+    for label, baseline in found.items():
+        if baseline is None or baseline.method != "dense":
+            raise DoesNotFit(f"figure 7 needs an uncompressed run (--method dense) beside {label}, set alike")
+    return {label: baseline for label, baseline in found.items() if baseline is not None}
+
+
+def _parts(groups: Sequence[Group], baselines: dict[str, Group], rate: float) -> dict[str, StepTime]:
+    """The breakdown of the first run of each row, by its label."""
+    return {
+        group.label: breakdown(group.runs[0], step_times(group.runs[0], baselines[group.label].runs[0], rate))
+        for group in groups
+    }
+
+
 def section(groups: Sequence[Group], rate: float) -> str:
     """The breakdown of 500 steps as a table, beside the paper's."""
-    baseline = next(group for group in groups if group.method == "dense")
-    first = {group.label: group.runs[0] for group in groups}
-    parts = {label: breakdown(run, step_times(run, baseline.runs[0], rate)) for label, run in first.items()}
-    reference = parts[baseline.label]
+    baselines = _baselines(groups)
+    parts = _parts(groups, baselines, rate)
     head = "| method | computation, s | compression, s | sending, s | aggregation against the baseline's | whole step |"
     rows = [head, "|---|---|---|---|---|---|"]
     for label, part in parts.items():
-        aggregation = part.compression + part.sending
+        aggregation, reference = part.compression + part.sending, parts[baselines[label].label]
         faster = reference.sending / aggregation if aggregation else float("inf")
         rows.append(
             f"| {label} | {part.computation:.1f} | {part.compression:.1f} | {part.sending:.1f} | {faster:.2f}x "

@@ -52,7 +52,8 @@ class Score(NamedTuple):
             >>> ACCURACY.is_as_good(-1.5), PERPLEXITY.is_as_good(-1.5)
             (False, True)
         """
-        return (difference if self.higher_is_better else -difference) >= -self.tolerance
+        # a difference of two rounded figures of just the tolerance may lie below it by a rounding error
+        return (difference if self.higher_is_better else -difference) >= -self.tolerance - 1e-9
 
 
 ACCURACY = Score("test_accuracy", "test accuracy", True, 100.0, "%", "point", 1.0)
