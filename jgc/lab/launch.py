@@ -167,6 +167,10 @@ def train_all(
       UserError: a bad setting or a folder that holds a run with other settings, before anything is trained; or a run
         that cannot be resumed.
     """
+    known = {field.name for settings in (Config, *variants.values()) for field in dataclasses.fields(settings)}
+    for name, value in (changes or {}).items():
+        if name not in known:
+            raise UserError(f"--{name.replace('_', '-')} {value}: neither the run nor {' or '.join(variants)} has it")
     jobs = [
         Job(name, seed, folder := run_dir / f"{name}-seed{seed}",
             configure(settings, workload, seed, data_dir, folder, changes or {}, (options or {}).get(name, ())))

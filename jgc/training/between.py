@@ -4,7 +4,7 @@ from collections.abc import Generator
 from functools import partial
 
 from jgc.method import phases
-from jgc.placement import SHARED, place, place_parts
+from jgc.placement import place, place_parts, placements_of
 from jgc.training import checkpoint, learning_rate, summary
 from jgc.training.config import Config, as_json
 from jgc.training.data import prefetch
@@ -23,8 +23,10 @@ def validate(run: Run, done: int, state: TrainState) -> TrainState:
     with run.recorder.untimed():
         loss = run.validate(state)
         run.recorder.add(**{LOSS: loss})
-        corrected = learning_rate.corrected(state.opt_state, loss)  # unchanged without --schedule validation
-        return state._replace(opt_state=place(corrected, SHARED, run.setup.parts.nodes))
+        if learning_rate.current(state.opt_state) is None:  # no --schedule validation
+            return state
+        corrected, placements = learning_rate.corrected(state.opt_state, loss), placements_of(state.opt_state)
+        return state._replace(opt_state=place(corrected, placements, run.setup.parts.nodes))
 
 
 def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:

@@ -101,7 +101,9 @@ def read(path: Path) -> list[Line]:
         if line is not None:
             lines.append(line)
         elif any(_line(later) for later in texts[number:]):
-            raise UserError(f"{path} is damaged: its line {number} is no step; take it out, or move the file away")
+            raise UserError(
+                f"{path} is damaged: its line {number} is no step; take it out: totals then lack that step, and say so"
+            )
     return lines
 
 

@@ -53,6 +53,7 @@ def summarise(
         "layout": nodes.layout,
         "seed": config.seed,
         "steps": steps,
+        "steps_without_metrics": steps - len(lines),
         "parameters": values,
         KEY: score.name,
         **({FURTHER: [figure.name for figure in further]} if further else {}),

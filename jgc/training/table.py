@@ -72,6 +72,8 @@ def _totals(summary: dict[str, Any]) -> list[str]:
         f"sent up by all nodes in the whole run, trained weights included: {size(sent)}, "
         f"uncompressed {size(dense)}{times}",
     ]
+    if missing := summary.get("steps_without_metrics"):
+        lines.append(f"metrics.jsonl lacks {missing} of {summary['steps']} steps: all figures count the others alone")
     if _every(summary) or summary.get("sent", {}).get("unit") == "token":
         lines.append(_sent(summary["sent"]))
     if summary["deflate_position_bytes"] is not None:

@@ -396,6 +396,8 @@ def test_advice_from_bench_network(tmp_path, capsys):
     assert {row["method"] for row in told["rows"]} == {"psum_f32", "psum_f16", "topk"}
     assert told["rows"][0]["method"] == "topk" and told["hosts"] == 16
     assert "yes: topk takes" in capsys.readouterr().out
+    assert main([*run, "--overhead", "5", "--efficiency", "0.5"]) == 0  # what is given is not fitted
+    assert "overhead 5 s a collective, 50.0 % of the bandwidth" in capsys.readouterr().out
 
 
 def test_measured_on_this_device(tmp_path, monkeypatch):

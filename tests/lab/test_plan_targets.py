@@ -96,10 +96,12 @@ def test_number_of_parameters_must_be_one(text):
 
 
 def test_transformer_has_exactly_that_many_parameters():
-    for count in (10**6, 1_234_567, 25_000_000, 10**8):
-        assert sum(x.size for x in jax.tree.leaves(transformer(count))) == count
-    with pytest.raises(UserError, match="must be at least 1,000,000, got 5,000"):
-        transformer(5_000)
+    for count in (10**6, 1_234_567, 25_000_000, 12 * 12 * 768**2, 10**8):  # the blocks' matrices alone among them
+        shapes = jax.tree.leaves(transformer(count))
+        assert sum(x.size for x in shapes) == count and all(size > 0 for x in shapes for size in x.shape)
+    for count in (5_000, -5_000_000):
+        with pytest.raises(UserError, match=f"must be at least 1,000,000, got {count:,}"):
+            transformer(count)
 
 
 def test_parameters_are_divided_inside_a_host():
@@ -150,6 +152,9 @@ def test_pages_and_json_hold_the_figures(plan, tmp_path):
     assert "| gradiveq | refused: cannot compress shards |" in page
     assert "| method | h100:4x2, between hosts | h100:4x2, between hosts |" in (both := markdown([refused, plan]))
     assert "| topk | 3.58 kB, 0.23 of dense | 3.58 kB, 0.23 of dense |" in both
+    # the program of an earlier phase is not what a refused method sends
+    late = plan._replace(rows=(*plan.rows, Refusal("topk", "no room")))
+    assert "| topk | 3.58 kB, 0.23 of dense | refused |" in markdown([plan, late])
     write_csv(tmp_path / "plan.csv", [refused])
     lines = list(csv.DictReader((tmp_path / "plan.csv").open()))
     assert [line["across_bytes"] for line in lines] == ["", "15366", "15366", "3582", ""]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jgc.compress import Dense, Dgc, LgcPs
+from jgc.compress import Dense, Dgc, LgcPs, TopK
 from jgc.lab import launch
 from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report import page as page_module, plots, wallclock
@@ -497,6 +497,12 @@ def test_set_overrides(tmp_path):
     assert (ours.compressor.momentum, ours.momentum) == (0.5, baseline.momentum)  # both have one: the method's own
     assert (ours.batch_size, baseline.batch_size) == (64, 128)
     assert (baseline.correction.every, ours.correction.every, ours.correction.decay) == (5, 5, 2.0)
+
+
+def test_an_option_that_no_method_has_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--autoencoder-steps 4: neither the run nor baseline or topk has it"):
+        launch.train_all({"baseline": Dense(), "topk": TopK()}, tmp_path, "digits_convnet5", [0], None,
+                         {"steps": 7, "warmup_steps": 2, "autoencoder_steps": 4})  # fmt: skip
 
 
 def test_configure_keeps_workload(tmp_path):

@@ -14,6 +14,7 @@ from training_helpers import tiny_config, wide_model
 from jgc.compress import Dense, Gradiveq, TopK
 from jgc.lab.chaos.disks import small_files
 from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
+from jgc.lab.report.page import write as write_report
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, data, loop, setup as building
 from jgc.training.errors import NonFinite, UserError
@@ -189,6 +190,17 @@ def test_damaged_metrics(tmp_path, reference, garbage):
         loop.run(tiny_config(path, resume=True, steps=7))
     (path / "metrics.jsonl").write_bytes(b"\n".join([*lines, garbage]))  # half-written, as after a kill
     assert len(read(path / "metrics.jsonl")) == 6
+
+
+def test_lost_metrics_are_said(tmp_path, reference, capsys):
+    path = tmp_path / "run"
+    shutil.copytree(reference, path)
+    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_bytes(b"".join(lines[2:]))
+    assert loop.run(tiny_config(path, resume=True, steps=7)) == 0
+    assert "metrics.jsonl lacks 2 of 7 steps: all figures count the others alone" in capsys.readouterr().out
+    assert json.loads((path / "summary.json").read_text())["steps_without_metrics"] == 2
+    assert write_report([path], tmp_path / "report").read_text().count("lacks the metrics of 2 steps") == 1
 
 
 def test_checkpoint_of_another_run(tmp_path, reference, capsys):

@@ -9,7 +9,7 @@ from jgc.compress import Dense, Dgc, TopK
 from jgc.lab.chaos.tiny import tiny_conv_model
 from jgc.placement import Sharded
 from jgc.training import checkpoint, loop, setup as building, step as steps
-from jgc.training.config import LayersConfig, check, resolve
+from jgc.training.config import CorrectionConfig, DataConfig, LayersConfig, check, resolve
 from jgc.training.errors import UserError
 from jgc.training.metrics import read
 
@@ -55,6 +55,14 @@ def test_resume_is_exact(tmp_path, method):
     found = arrays(parts)
     assert found.keys() == expected.keys() and any(".parts." in name for name in found)
     assert all(found[name].tobytes() == x.tobytes() for name, x in expected.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["constant", "validation"])
+def test_validation_leaves_the_state_divided(tmp_path, schedule):
+    held_out = {"data": DataConfig(name="digits", validation=0.2), "correction": CorrectionConfig(every=1)}
+    assert loop.run(tiny_config(tmp_path, compressor=SPARSE, schedule=schedule, **held_out, **DIVIDED)) == 0
+    assert all("validation_loss" in line for line in read(tmp_path / "metrics.jsonl"))
 
 
 def test_state_and_optimiser_stay_divided(tmp_path):

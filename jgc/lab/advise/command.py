@@ -57,10 +57,10 @@ class Advise:
     """examples of all hosts in a step; the workload's if not given"""
     every: int | None = None
     """H, local steps from one exchange to the next; the config's --local.every if not given"""
-    overhead: float = 0.001
-    """seconds of a collective of any size"""
-    efficiency: float = 0.9415
-    """share of the bandwidth left for messages; the default is TCP's over Ethernet"""
+    overhead: float | None = None
+    """seconds of a collective of any size; if not given, 0.001 or fitted by --calibrate"""
+    efficiency: float | None = None
+    """share of the bandwidth left for messages; if not given, 0.9415, TCP's over Ethernet, or fitted by --calibrate"""
     host_limit: str = "unlimited"
     """the most that a host's processor can send, as a rate"""
     calibrate: Path | None = None
@@ -113,7 +113,7 @@ def check(asked: Advise) -> None:
         value = getattr(asked, name)
         if value is not None and not 0 <= value < math.inf:
             raise UserError(f"--{name} must be seconds, at least 0, got {value}")
-    if not 0 < asked.efficiency <= 1:
+    if asked.efficiency is not None and not 0 < asked.efficiency <= 1:
         raise UserError(f"--efficiency must be above 0 and at most 1, got {asked.efficiency}")
     if asked.repeats < 1:
         raise UserError(f"--repeats must be at least 1, got {asked.repeats}")
@@ -132,16 +132,16 @@ def link_of(asked: Advise) -> Link:
     """The link in question, between hosts with a processor each."""
     with values_of_the_user():
         rate, limit = rate_of(asked.bandwidth), rate_of(asked.host_limit)
+    names = ("latency", "overhead", "efficiency")
+    given = {name: value for name in names if (value := getattr(asked, name)) is not None}
     if asked.calibrate is None:
-        latency = LATENCY if asked.latency is None else asked.latency
-        return Link(rate, latency, asked.overhead, asked.efficiency, limit)
+        return Link(rate, limit=limit, **{"latency": LATENCY, **given})
     found = results.read(asked.calibrate)
     on = results.place_of(asked.calibrate_on)
     sent_of = results.sent_in(found)
     fitted, free = results.calibrated(found, on, sent_of), results.limit(found, on.hosts, sent_of)
-    latency = fitted.latency if asked.latency is None else asked.latency
     busy = fitted.limit if free == math.inf else free
-    return fitted._replace(rate=rate, latency=latency, contention=1.0, limit=min(limit, busy))
+    return fitted._replace(rate=rate, contention=1.0, limit=min(limit, busy), **given)
 
 
 def config_of(asked: Advise) -> Config:

@@ -77,6 +77,8 @@ class Plan:
     def run(self, line: str) -> None:
         """Plan, and print the tables."""
         variants = variants_of(words(self.methods))
+        if self.alpha is not None and not any(hasattr(settings, "alpha") for settings in variants.values()):
+            raise UserError(f"--alpha {self.alpha}: none of {', '.join(variants)} has it")
         options = options_of(self.set, variants)
         if self.target:
             self._compile(line, variants, options)
@@ -115,7 +117,7 @@ class Plan:
             plan = plan_for(target, asked, self.bandwidth, progress, before, write)
             plans.append(plan)
             show_target(plan, console)
-        write_json(self.json, plans, line)
+        write_json(self.json, plans, line, before)
         console.print(f"all figures: {self.json}", highlight=False)
         if self.output is not None:
             picture, lines = self.output.with_suffix(".png"), self.output.with_suffix(".csv")

@@ -91,7 +91,7 @@ def rows_of(
     phases = {name: method.schedule[-1:] if last else method.schedule for name, method in methods.items()}
     total, done, begun = sum(map(len, phases.values())), 0, perf_counter()
     for name, method in methods.items():
-        for phase in phases[name]:
+        for i, phase in enumerate(phases[name], start=1):
             done += 1
             try:
                 if traced:
@@ -109,7 +109,7 @@ def rows_of(
             if not kept:
                 compiled(rows)
             if isinstance(row, Refusal):
-                done += len(phases[name]) - 1
+                done += len(phases[name]) - i
                 break
     return rows
 

@@ -11,6 +11,7 @@ from jgc.types import Nodes, PyTree
 
 BLOCKS = 12  # of `transformer`
 UNIT = 64  # its width is a multiple
+LEAST = 1_000_000  # parameters
 
 
 def transformer(count: int) -> PyTree:
@@ -26,18 +27,25 @@ def transformer(count: int) -> PyTree:
       >>> shapes["block01"]["up"].shape, sum(x.size for x in jax.tree.leaves(shapes))
       ((832, 3328), 100000000)
     """
+    if count < LEAST:
+        raise UserError(f"--params must be at least {LEAST:,}, got {count:,}")
     width = int((count / (12 * BLOCKS)) ** 0.5) // UNIT * UNIT
-    if width < UNIT:
-        raise UserError(f"--params must be at least {1_000_000:,}, got {count:,}")
+    if count - _of_blocks(width) < width:  # nothing is left for an embedding
+        width -= UNIT
     sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
     block = {**sizes, "norm1": (width,), "norm2": (width,)}
-    left = count - BLOCKS * (12 * width**2 + 2 * width)
+    left = count - _of_blocks(width)
     tree = {f"block{i:02d}": dict(block) for i in range(1, BLOCKS + 1)}
     rows, rest = divmod(left, width)
     whole = {**tree, "embedding": (rows, width), **({"bias": (rest,)} if rest else {})}
     return jax.tree.map(
         lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), whole, is_leaf=lambda x: isinstance(x, tuple)
     )
+
+
+def _of_blocks(width: int) -> int:
+    """Parameters of all blocks."""
+    return BLOCKS * (12 * width**2 + 2 * width)
 
 
 def number(text: str) -> int:

@@ -121,16 +121,21 @@ def sent_bytes(plans: Sequence[Plan], shown: Callable[[float | None], str] = siz
     """Bytes of a step, a row for each phase of each method."""
     head = ["method", "phase", "leader\nup", "leader\nratio", "worker\nup", "worker\nratio", "of that\npositions",
             "leader\ndown", "worker\ndown", "all nodes\nup", "all nodes\ndown", "once"]  # fmt: skip
-    rows = [["" if i else plan.method, phase.name, *cells(phase, (plan.config.local.every or 1) * plan.dense, shown)]
+    rows = [["" if i else plan.method, phase.name, *cells(phase, _dense(plan), shown)]
             for plan in plans for i, phase in enumerate(plan.phases)]  # fmt: skip
     return head, rows
+
+
+def _dense(plan: Plan) -> float:
+    """What a node sends uncompressed in a step, or in as many steps as a round has."""
+    return (plan.config.local.every or 1) * plan.dense
 
 
 def beside_papers(plans: Sequence[Plan]) -> Rows | None:
     """Ratios of the last phase beside the papers'; None if no paper trained a method on this workload."""
     rows = []
     for plan in plans:
-        _, leader, _, worker, *_ = cells(plan.phases[-1], plan.dense)
+        _, leader, _, worker, *_ = cells(plan.phases[-1], _dense(plan))
         theirs = paper_bytes(*paper.reported(plan.config.workload, registered_name(plan.method)))
         if any(theirs):
             rows.append([plan.method, leader, worker, *theirs])

@@ -177,7 +177,7 @@ def bytes_table(plans: Sequence[TargetPlan]) -> tuple[list[str], list[list[str]]
     """What a device sends in the last phase of every method, by target, with its share of dense."""
     sent = [last_sent(plan) for plan in plans]
     rows = []
-    for method in dict.fromkeys(name for found in sent for name in found):
+    for method in dict.fromkeys(row.method for plan in plans for row in plan.rows if row.method != READ):
         row = [method]
         for found in sent:
             count = found.get(method)
@@ -188,8 +188,13 @@ def bytes_table(plans: Sequence[TargetPlan]) -> tuple[list[str], list[list[str]]
 
 
 def last_sent(plan: TargetPlan) -> dict[str, float]:
-    """Bytes that a device sends in the last phase of every method over the slow link, or without one inside."""
-    last = {row.method: row for row in plan.rows if isinstance(row, Program) and row.method != READ}
+    """Bytes that a device sends in the last phase of every method over the slow link, or without one inside.
+
+    Without methods of which a phase was refused.
+    """
+    refused = {row.method for row in plan.rows if isinstance(row, Refusal)}
+    programs = [row for row in plan.rows if isinstance(row, Program)]
+    last = {row.method: row for row in programs if row.method not in {READ, *refused}}
     several = plan.target.groups > 1
     return {name: sum((row.across if several else row.inside).values()) for name, row in last.items()}
 
@@ -204,6 +209,9 @@ def draw(path: Path, plans: Sequence[TargetPlan]) -> None:
     figure = new_figure(10, 1 + 2.6 * len(plans))
     for axes, plan in zip(figure.subplots(len(plans), 1, squeeze=False)[:, 0], plans, strict=True):
         sent = last_sent(plan)
+        if not sent:
+            axes.set_axis_off()
+            continue
         # points: a log scale has no zero for bars to start from
         axes.plot(range(len(sent)), [max(x, 1) for x in sent.values()], "o", color=COLOURS[1])
         axes.set_yscale("log")

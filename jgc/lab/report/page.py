@@ -146,6 +146,9 @@ def write(
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     said = [f"{count}, {hours:.2f} hours of training steps in all (each phase's median times its steps; "
             "evaluation and checkpoints come on top).", *remarks, *left_out]  # fmt: skip
+    for run in runs:
+        if missing := run.summary.get("steps_without_metrics"):
+            said.append(f"`{run.folder}` lacks the metrics of {missing} steps: its totals count the others alone.")
     if unfinished:
         said.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")
     titles = {name: title.format(score=plots.score_name(groups)) for name, (title, _) in pictures.items()}
