@@ -5,6 +5,8 @@
 
 EF21-SGDM's momentum on each node is an average: the optimiser then has none, and the learning rate is ten times that of
 momentum 0.9.
+digits_convnet5: 93.9 % (seed 0; uncompressed 98.6 %), 3.29 kB up from every node in a step (uncompressed 1.56 MB),
+one to three minutes on two cores.
 The uncompressed steps before are the workload's, the same as for the other sparse methods.
 """
 

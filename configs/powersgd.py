@@ -4,7 +4,7 @@
     python train.py --config configs/powersgd.py --compressor.rank 4
     python train.py --config configs/powersgd.py --compressor.algorithm ring
 
-digits_convnet5: 98.3 % after 220 of 300 steps (seed 0), 19.1 kB up from every node in a step (uncompressed 1.56 MB).
+digits_convnet5: 98.3 % (seed 0; uncompressed 98.6 %), 19.1 kB up from every node in a step (uncompressed 1.56 MB).
 The uncompressed steps before are the workload's, the same as for lgc_ps.
 """
 

@@ -4,6 +4,9 @@
     python train.py --config configs/qsgd.py --compressor.bits 2
     python train.py --config configs/qsgd.py --compressor.norm l2
     python train.py --config configs/qsgd.py --compressor.exchange ring --compressor.error-feedback
+
+digits_convnet5: 98.6 % (seed 0; uncompressed 98.6 %), 198 kB up from every node in a step (uncompressed 1.56 MB),
+one to three minutes on two cores.
 """
 
 from jgc.compress import Qsgd

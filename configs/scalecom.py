@@ -5,7 +5,7 @@
 
 The uncompressed steps before are the workload's, the same as for lgc_ps.
 
-digits_convnet5: 98.1 % (seed 0; uncompressed 98.6 %), 3.29 kB up from the step's leader and 2.7 kB from each
+digits_convnet5: 97.8 % (seed 0; uncompressed 98.6 %), 3.29 kB up from the step's leader and 2.7 kB from each
 other node in a step (uncompressed 1.56 MB), about two minutes on two cores. cifar10_resnet20: see
 docs/results/cifar10_compare.
 """
