@@ -163,6 +163,12 @@ def test_cosines_by_definition():
     assert pairwise(x.astype(np.float64) @ x.T) == pytest.approx(expected, rel=1e-5)
     assert [c.mean for c in cosines(step)] == pytest.approx([np.mean(expected)] * 3, rel=1e-5)
     assert [c.layer for c in cosines(step)] == ["a", "b", ALL]
+    # where only some layers have residuals, their gradients alone count in all layers
+    y = np.random.default_rng(1).standard_normal((3, 50)).astype(np.float32)
+    step = recorded.Step(0, "p", {"a": x, "b": 2 * x, "first": 9 * y}, {"a": y, "b": y})
+    found = {(c.kind, c.layer): c.mean for c in cosines(step)}
+    assert found["gradient", ALL] == pytest.approx(np.mean(expected), rel=1e-5)
+    assert found["gradient", "first"] == pytest.approx(found["residual", ALL], rel=1e-5)
 
 
 @pytest.mark.parametrize("common, said", [(0.0, "next to nothing"), (0.5, "something"), (0.9, "much")])

@@ -1,6 +1,7 @@
 """`jgc bench methods`: which parts are timed, what is counted, and how it is shown."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -129,6 +130,22 @@ def test_configure_every_method():
         config = methods.configured(method, "cifar10_resnet20", 8, 0.25)
         assert config.layers.dense == config.layers.top_k == ""
         assert getattr(config.compressor, "alpha", 0.25) == 0.25
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"model": "gpt25m", "nodes": 4}, "--nodes does not go with --model"),
+        ({"model": "gpt25m", "alpha": 0.1}, "--alpha does not go with --model"),
+        ({"devices": 4}, "--devices needs --model"),
+        ({"model": "gpt800k", "methods": ("powersgd:rank=0",)}, "rank must be at least 1, got 0"),
+        ({"model": "gpt800k", "methods": ("lgc_ps:phase=top-k",)}, "phase= is for `bench network`"),
+        ({"model": "gpt800k", "methods": ("diloco:every=30",)}, "has local steps, which `bench network` measures"),
+    ],
+)
+def test_options_that_do_nothing_and_bad_settings_are_one_line(options, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        methods.Methods(**options).run("")
 
 
 def test_wrong_values():

@@ -120,6 +120,7 @@ def test_minutes_end_it(faked, tmp_path):
     [
         (["--faults", "kil"], "--faults: unknown 'kil'; did you mean kill?"),
         (["--methods", "tpk"], "--methods: unknown 'tpk'; did you mean topk?"),
+        (["--methods", ""], "--methods names none; there are dense"),
         (["--processes", "3"], "--processes must be 1, 2 or 4, for 4 nodes, got 3"),
         (["--minutes", "1", "--count", "1"], "give one of them"),
         (["--minutes", "0"], "must be above 0, got 0.0 and None"),

@@ -57,6 +57,18 @@ def test_wrong_value_is_said(monkeypatch, capsys):
     assert said.err.startswith("error: 1 of ") and len(said.err.splitlines()) == 1
 
 
+def test_a_collective_that_fails_is_said_and_the_others_are_tried(monkeypatch, capsys):
+    def fails(x, nodes):
+        raise jax.errors.JaxRuntimeError("INTERNAL: the link is down")
+
+    monkeypatch.setattr(collectives, "KINDS", (collectives.KINDS[0]._replace(call=fails), collectives.KINDS[1]))
+    monkeypatch.setattr(collectives, "SIZES", (1,))
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "WRONG  all-reduce of float32: wrong for 8 values of a node: INTERNAL: the link is down" in said
+    assert "ok     all-reduce of int32: right" in said
+
+
 def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(collectives, "KINDS", ())
     (tmp_path / "file").touch()

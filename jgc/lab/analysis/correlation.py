@@ -218,7 +218,7 @@ def size(flat: np.ndarray, shape: Sequence[int], samples: int, loss: float, k: i
     for part, mu in ((x[:, :1], mean[:1]), (x[:, 1:], mean[1:])):
         whole, left = energy(part), lost(part, mu, u, control)
         for steps in (slice(samples), slice(samples, None)):
-            found.append(Losses(*(_share(one[steps], whole[steps]) for one in left)))
+            found.append(Losses(*(share(one[steps], whole[steps]) for one in left)))
     first_samples, first_later, others_samples, others_later = found
     return Size(
         k, _alignment(k, shape), x.shape[1], u.shape[1], first_samples, first_later, others_samples, others_later
@@ -230,7 +230,7 @@ def _alignment(k: int, shape: Sequence[int]) -> str:
     return "FD" if k % (filters * depth) == 0 else "F" if k % filters == 0 else ""
 
 
-def _share(left: np.ndarray, whole: np.ndarray) -> float:
+def share(left: np.ndarray, whole: np.ndarray) -> float:
     """Lost energy over energy, summed over steps; 0 if there is no energy."""
     return float(left.sum()) / float(whole.sum()) if whole.sum() else 0.0
 

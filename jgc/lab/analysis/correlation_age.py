@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jgc.lab.analysis.correlation import basis, energy, lost, random_basis, slices
+from jgc.lab.analysis.correlation import basis, energy, lost, random_basis, share, slices
 
 RENEWED = 25  # steps until a basis is renewed
 
@@ -92,6 +92,6 @@ def losses_by_age(found: Ageing, lowest: int, highest: int) -> dict[str, float]:
     """Loss of each curve over the steps of ages `lowest` to `highest`; NaN if it has none."""
     at = (found.age >= lowest) & (found.age <= highest)
     return {
-        name: float(left[at].sum()) / float(found.energy[name.split()[0]][at].sum()) if at.any() else float("nan")
+        name: share(left[at], found.energy[name.split()[0]][at]) if at.any() else float("nan")
         for name, left in found.lost.items()
     }

@@ -187,7 +187,8 @@ def _layer_table(measured: Measured) -> str:
 
 def _similarity(name: str, found: Sequence[Cosine]) -> list[str]:
     picture = f"![Cosines between nodes over the steps](similarity-{name}.png)"
-    layer = ALL if any(c.layer == ALL for c in found) else found[0].layer
+    own = [c for c in found if c.kind == "residual"] or found
+    layer = ALL if any(c.layer == ALL for c in own) else own[0].layer
     residuals, gradients = (
         {c.step: c for c in found if (c.kind, c.layer) == (kind, layer)} for kind in ("residual", "gradient")
     )

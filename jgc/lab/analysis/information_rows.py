@@ -138,11 +138,15 @@ def _draw(rng: np.random.Generator, nodes: int, pairs: int) -> set[tuple[int, in
 
 
 def cosines(step: Step) -> Iterator[Cosine]:
-    """Cosines of gradients and of residuals, by layer and over all layers; none for residuals of zeros."""
+    """Cosines of gradients and of residuals, by layer and over all layers; none for residuals of zeros.
+
+    Where some layers have residuals, the gradients' cosine over all layers is that of these, to compare the two.
+    """
     for kind, arrays in (("gradient", step.gradients), ("residual", step.residuals)):
         products = {layer: _products(x) for layer, x in arrays.items()}
-        if len(products) > 1:
-            products[ALL] = sum(products.values(), np.zeros(()))
+        common = [products[layer] for layer in step.residuals or products]
+        if len(common) > 1:
+            products[ALL] = sum(common, np.zeros(()))
         for layer, gram in products.items():
             found = pairwise(gram)
             if found.size:

@@ -23,6 +23,7 @@ from jgc.compress import Method, method_of
 from jgc.lab.bench import beside_pmean, sharded
 from jgc.lab.bench.costs import AGGREGATE, BEFORE, DENSE, GRADIENTS, OPTIMIZER, UPDATE, Costs, Row, markdown
 from jgc.lab.bench.lgc_pieces import lgc_pieces
+from jgc.lab.bench.network.methods import PHASE
 from jgc.lab.bench.pieces import aggregated, encoded, updated, updater
 from jgc.lab.shared.choices import check_method, words
 from jgc.lab.shared.machine import describe
@@ -65,19 +66,19 @@ class Methods:
     """
 
     methods: tuple[str, ...] = ()
-    """names separated by commas or spaces; all if not given; dense is always measured"""
-    workload: str = DEFAULT
-    """model, batch and settings"""
-    nodes: int = 8
-    """data-parallel nodes"""
+    """names separated by commas or spaces; all if not given; dense is always measured, with --model a plain pmean"""
+    workload: str | None = None
+    """model, batch and settings; digits_convnet5 if not given"""
+    nodes: int | None = None
+    """data-parallel nodes; 8 if not given"""
     repeats: int = 15
     """rounds; medians and their spread are shown"""
     alpha: float | None = None
     """share of each layer that is selected; the workload's if not given"""
     model: str = ""
     """a model of jgc.training.models, such as gpt25m: compression alone, on random gradients of its shapes"""
-    devices: int = 2
-    """with --model: nodes, each on a device of its own, virtual on CPU"""
+    devices: int | None = None
+    """with --model: nodes, each on a device of its own, virtual on CPU; 2 if not given"""
     shards: int = 1
     """with --model: devices of each node, which divide the parameters (FSDP)"""
     output: Path | None = None
@@ -88,17 +89,28 @@ class Methods:
         check_repeats(self.repeats)
         if self.shards < 1 or (self.shards > 1 and not self.model):
             raise UserError(f"--shards must be at least 1, and needs --model, got {self.shards}")
-        if self.shards > 1:
-            compiled = sharded.measure(self.model, self.devices, self.shards, self.repeats, words(self.methods))
-            publish("Every method on shards", sharded.markdown(compiled, describe()), self.output, line)
-            return
-        if self.model:
-            found = beside_pmean.measure(self.model, self.devices, self.repeats, words(self.methods))
-            publish("Every method beside plain pmean", beside_pmean.markdown(found, describe()), self.output, line)
-            return
+        self._refuse(("workload", "nodes", "alpha") if self.model else ("devices",))
+        if self.model and (phased := [name for name in words(self.methods) if PHASE in name]):
+            raise UserError(f"phase= is for `bench network`: here all phases are measured, got {phased[0]}")
+        names, devices = words(self.methods), 2 if self.devices is None else self.devices
         with values_of_the_user():
-            costs = measure(self.workload, self.nodes, self.repeats, words(self.methods), self.alpha)
-        publish("Cost of every method", markdown(costs, describe()), self.output, line)
+            if self.shards > 1:
+                compiled = sharded.measure(self.model, devices, self.shards, self.repeats, names)
+                title, page = "Every method on shards", sharded.markdown(compiled, describe())
+            elif self.model:
+                found = beside_pmean.measure(self.model, devices, self.repeats, names)
+                title, page = "Every method beside plain pmean", beside_pmean.markdown(found, describe())
+            else:
+                nodes = 8 if self.nodes is None else self.nodes
+                costs = measure(self.workload or DEFAULT, nodes, self.repeats, names, self.alpha)
+                title, page = "Cost of every method", markdown(costs, describe())
+        publish(title, page, self.output, line)
+
+    def _refuse(self, names: Sequence[str]) -> None:
+        """Raise UserError for an option that was given and would do nothing."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise UserError(f"--{name} {'does not go with --model' if self.model else 'needs --model'}")
 
 
 def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = (), alpha: float | None = None) -> Costs:

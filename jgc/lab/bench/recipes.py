@@ -14,6 +14,7 @@ from jgc.lab.shared.reconstruction import FIGURES, figures_of, mean_of
 from jgc.lab.shared.tables import table
 from jgc.training.config import Config, resolve
 from jgc.training.data import score_of
+from jgc.training.errors import UserError
 from jgc.training.workloads import DEFAULT
 
 PAPER = {name: value for name, value in PAPER_RECIPE.items() if name != "feedback"}
@@ -69,8 +70,11 @@ def measure(asked: Autoencoder) -> dict[str, list[Summary]]:
     defaults = resolve(Config(LgcPs(positions="leader"), workload=asked.workload)).compressor  # one view for all nodes
     changed = [dataclasses.replace(defaults, **changes) for changes in RECIPES.values()]
     variants = {f"recipe{number}": settings for number, settings in enumerate(changed)}
-    steps = {"steps": asked.steps} if asked.steps else {}
-    summaries = train_all(variants, asked.run_dir, asked.workload, asked.seeds, asked.data_dir, steps, say=say)
+    steps = {} if asked.steps is None else {"steps": asked.steps}
+    seeds = tuple(dict.fromkeys(asked.seeds))
+    if not seeds:
+        raise UserError("--seeds names none: give at least one, such as 0")
+    summaries = train_all(variants, asked.run_dir, asked.workload, seeds, asked.data_dir, steps, say=say)
     return dict(zip(RECIPES, summaries.values(), strict=True))
 
 

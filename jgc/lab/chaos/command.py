@@ -69,10 +69,15 @@ class Chaos:
         folder = Path(tempfile.mkdtemp(prefix="jgc-chaos-", dir=self.run_dir))
         try:
             campaign.run(plan, folder, found, lambda text: print(text, flush=True))
+        except UserError as error:  # a run that nobody disturbed failed: its logs are needed
+            raise UserError(f"{error}; its folder is in {folder}", FAILED) from error
+        except BaseException:
+            _remove(folder, found)
+            raise
+        else:
+            _remove(folder, found)
         finally:  # after Ctrl-C, too
             publish("Faults, and what became of them", markdown(plan, found), self.output, line)
-            if not found.bad:
-                shutil.rmtree(folder, ignore_errors=True)
         if found.bad:
             raise UserError(f"{len(found.bad)} of {found.tried} tries were silent, hung or ended in a traceback; "
                             f"their folders are in {folder}", FAILED)  # fmt: skip
@@ -85,6 +90,8 @@ class Chaos:
         """
         faults = _names("--faults", self.faults, [*FAULTS, FLIPS]) or list(FAULTS)
         methods = _names("--methods", self.methods, list(METHODS))
+        if not methods:
+            raise UserError(f"--methods names none; there are {', '.join(METHODS)}")
         if self.processes not in (1, 2, 4):
             raise UserError(f"--processes must be 1, 2 or 4, for 4 nodes, got {self.processes}")
         if self.minutes is not None and self.count is not None:
@@ -97,6 +104,12 @@ class Chaos:
             raise UserError(f"--limit and --timeout must be at least 10, got {self.limit:g} and {self.timeout:g}")
         minutes = (self.minutes or DEFAULT_MINUTES) if self.count is None else None
         return Plan(faults, methods, self.processes, self.seed, minutes, self.count, self.limit, self.timeout)
+
+
+def _remove(folder: Path, found: Found) -> None:
+    """Remove the folder of all runs, unless a try went badly."""
+    if not found.bad:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _names(option: str, words: Sequence[str], known: list[str]) -> list[str]:

@@ -111,9 +111,9 @@ def _train_and_flip(argv: list[str], count: int, seed: int, report: Path) -> int
             at_once = replicas.difference(state)
             for _ in range(dice.randint(1, MOST)):
                 begun = time.perf_counter()
-                state, copy = jax.block_until_ready(take(state)), take(copy)
+                state = jax.block_until_ready(take(state))
                 steps.append(time.perf_counter() - begun)
-            jax.block_until_ready((state, copy))
+                copy = jax.block_until_ready(take(copy))
             begun = time.perf_counter()
             line = replicas.difference(state)
             checks.append(time.perf_counter() - begun)

@@ -28,8 +28,11 @@ def publish(
     print(text)
     if output is None:
         return
+    _make_folder(output)
     if draw is not None:
         picture = output.with_suffix(".png")
+        if picture == output:
+            raise UserError(f"--output must be a Markdown file; {output} is where its picture goes")
         draw(picture)
         text += f"\n![{alt}]({picture.name})\n"
     write_page(output, title, line, text)
@@ -41,11 +44,20 @@ def write_page(output: Path, title: str, line: str, text: str) -> None:
     Raises:
       UserError: it cannot be written.
     """
+    _make_folder(output)
+    write_whole(output, f"# {title}\n\n    {line}\n\n{text}".encode())
+
+
+def _make_folder(output: Path) -> None:
+    """Make the folder of a file.
+
+    Raises:
+      UserError: it cannot be made.
+    """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(output.parent, error) from error
-    write_whole(output, f"# {title}\n\n    {line}\n\n{text}".encode())
 
 
 def check_repeats(repeats: int) -> None:

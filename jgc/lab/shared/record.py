@@ -20,8 +20,8 @@ from jgc.compress import Dense
 from jgc.lab.shared.progress import count
 from jgc.layout.pack import make_packing, pack, unpack
 from jgc.placement import place
-from jgc.training.config import Config, DataConfig, as_json, resolve
-from jgc.training.errors import UserError, say
+from jgc.training.config import Config, DataConfig, as_json, check, resolve
+from jgc.training.errors import NonFinite, UserError, say
 from jgc.training.loop import batches
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.setup import Setup, build
@@ -73,11 +73,16 @@ def record(
       data_dir: folder of prepared data sets.
 
     Raises:
-      UserError: `run_dir` holds a recording of something else.
+      UserError: a negative `start`, nodes that do not fit the workload, or a `run_dir` with a recording of something
+        else.
+      NonFinite: the run diverges.
     """
+    if start < 0:
+        raise UserError(f"--start must be at least 0, got {start}")
     config = resolve(
         Config(Dense(), workload=workload, nodes=nodes, seed=seed, steps=start + steps, data=DataConfig(dir=data_dir))
     )
+    check(config)
     setup = build(config)
     about: dict[str, Any] = {"start": start, "config": as_json(config)}
     about["config"]["data"].pop("dir")  # the same data may lie elsewhere
@@ -98,13 +103,18 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
     shape = (config.steps - start, config.nodes, setup.values)
     kept = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
     begun = monotonic()
-    for step, grads in training_gradients(config, setup):
-        if step % 10 == 0:
-            say(f"{count(step, config.steps, monotonic() - begun)} recording gradients")
-        if step >= start:
-            kept[step - start] = flat(grads)
-    kept.flush()
-    os.replace(partial, path)
+    try:
+        for step, grads in training_gradients(config, setup):
+            if step % 10 == 0:
+                say(f"{count(step, config.steps, monotonic() - begun)} recording gradients")
+            if step >= start:
+                kept[step - start] = flat(grads)
+                if not np.isfinite(kept[step - start]).all():
+                    raise NonFinite(step + 1, "a gradient is not finite", "nothing was recorded")
+        kept.flush()
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTree]]:

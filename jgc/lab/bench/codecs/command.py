@@ -26,7 +26,7 @@ class Codecs:
 
         python -m jgc bench codecs --run-dir runs/codecs --alphas 0.001 0.01
 
-        | group | code | setting | bits a parameter | cosine | relative error |
+        | family | code | setting | bits per parameter | cosine | relative error |
         | method | lgc_ps | alpha 0.001, positions leader | 0.01040 | 0.0885 | 0.9960 |
         | trivial | 1-bit values at own positions | alpha 0.001 | 0.01351 | 0.2014 | 0.9796 |
     """
@@ -80,6 +80,8 @@ class Codecs:
         raise UserError("give either --run-dir, a folder for a new recording, or --recorded, a run that has one")
 
     def _check(self, steps: int) -> None:
+        if self.passes < 1:
+            raise UserError(f"--passes must be at least 1, got {self.passes}")
         if steps < 2:
             raise UserError(f"at least 2 steps must be recorded, one of them to be held out, got {steps}")
         if not 0 < self.hold_out < steps:

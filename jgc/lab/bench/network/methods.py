@@ -178,9 +178,9 @@ def settings(name: str) -> Any:
     method, *changes = name.split(":")
     changes = [change for change in changes if not change.startswith(PHASE)]
     if method in LABELS:
-        raise UserError(f"{method} has no settings and no local steps, got {name}")
+        raise UserError(f"{method} is a row of `bench network` alone, without settings and local steps, got {name}")
     if method in LOCAL:
-        raise UserError(f"{method} has local steps: give their number, as in {method}:every=30")
+        raise UserError(f"{method} has local steps, which `bench network` measures as {method}:every=30, got {name}")
     if method not in compress.METHODS:
         check_method(method, [*compress.METHODS, *LOCAL, *LABELS])
     default = compress.METHODS[method].settings()
