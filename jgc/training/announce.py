@@ -30,7 +30,7 @@ def heading(setup: Setup, folder: Path, start: int) -> str:
 
 
 def notes(setup: Setup) -> list[str]:
-    """What a run's length leaves out: phases that it ends before, and steps after the last exchange."""
+    """What a run's length leaves out: phases that it ends before, steps after its schedule or the last exchange."""
     config, schedule = setup.parts.config, setup.parts.compressor.schedule
     every, last, said = config.local.every, schedule[-1], []
     total, unit = (config.steps, "steps") if every is None else (config.steps // every, "exchanges")
@@ -38,6 +38,16 @@ def notes(setup: Setup) -> list[str]:
         said.append(
             f"note: phase {last.name} follows {last.start} {unit} of other phases, and this run has {total}: it ends "
             "before; train longer, or shorten those phases (--compressor.warmup-steps, where the method has it)"
+        )
+    if config.schedule == "poly" and config.steps > config.schedule_steps:
+        said.append(
+            f"note: the learning rate is 0 from step {config.schedule_steps + 1} on, where --schedule poly ends; "
+            f"give --schedule-steps {config.steps}"
+        )
+    if config.learning_rate_warmup >= config.schedule_steps and config.schedule != "validation":
+        said.append(
+            f"note: the learning rate rises for {config.learning_rate_warmup} steps, and its schedule ends after "
+            f"{config.schedule_steps}; give a shorter --learning-rate-warmup"
         )
     if every is not None and (rest := config.steps % every):
         said.append(

@@ -55,6 +55,9 @@ def check_own(setup: Setup, found: checkpoint.Restored) -> None:
     """Raise UserError if a checkpoint is of another config, or does not fit this run."""
     config = setup.parts.config
     compare_configs(found.host["config"], config, f"checkpoint {found.step}")
+    own, before = setup.source.facts, found.host.get("data")  # checkpoints of early versions do not say
+    if before not in (None, own):
+        raise UserError(f"checkpoint {found.step} was made with other data: {before}; these are {own}")
     checkpoint.fit(setup.state, found, config.nodes)
 
 

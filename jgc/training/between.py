@@ -63,6 +63,7 @@ def save(run: Run, done: int, state: TrainState) -> None:
     host = {
         "config": as_json(run.config),
         "versions": summary.versions(),
+        "data": run.setup.source.facts,
         "phases": [phases.as_json(phase) for phase in run.entered],
         "fragments": [phases.as_json(phase) for phase in run.fragments],
     }

@@ -113,7 +113,7 @@ def parse(argv: Sequence[str]) -> Config:
     config = given_config(None if path is None else Path(path), method)
     workload, _ = _take(rest, "--workload")
     with values_of_the_user():
-        config = resolve(dataclasses.replace(config, workload=workload) if workload else config)
+        config = resolve(dataclasses.replace(config, workload=workload) if workload is not None else config)
     return with_options(config, rest)
 
 

@@ -149,7 +149,8 @@ class Config(Generic[M]):
     nodes: int = OPEN
     """data-parallel workers; several share a device if there are fewer devices"""
     devices_per_node: int = 1
-    """devices of one node: they divide its examples, and with --layers.shard the parameters"""
+    """devices of one node: they divide its examples, and with --layers.shard the parameters; without it batch norm has
+    the statistics of each device's examples"""
     steps: int = OPEN
     """length of the run in updates; does not change the length of schedules"""
     batch_size: int = OPEN
@@ -309,9 +310,19 @@ def check(config: Config) -> None:
             raise UserError(f"--distributed.{name.replace('_', '-')} must be from 1 to 1000000 seconds, got {seconds}")
     if bool(config.layers.embeddings) != bool(config.layers.rows):
         raise UserError("--layers.embeddings PATTERN and --layers.rows NUMBER do nothing without each other: give both")
+    _check_used(config.record, "record", ("max_megabytes",), config.record.every > 0, "--record.every")
+    _check_used(config.correction, "correction", ("every",), config.schedule == "validation", "--schedule validation")
     check_local(config)
     if config.resume and config.run_dir is None:
         raise UserError("--resume goes on with the run in --run-dir: give both")
+
+
+def _check_used(part: Any, group: str, free: tuple[str, ...], used: bool, needed: str) -> None:
+    """Raise UserError for a setting of a group that does nothing."""
+    for setting in dataclasses.fields(part):
+        value = getattr(part, setting.name)
+        if not used and setting.name not in free and value != setting.default:
+            raise UserError(f"--{group}.{setting.name.replace('_', '-')} {value} does nothing without {needed}")
 
 
 def _require(holds: bool, config: Config, name: str, what: str) -> None:

@@ -40,7 +40,7 @@ NEVER = 10**6  # seconds until JAX's own heartbeat ends the run: it prints a sta
 LOST = re.compile(r"Gloo context initialization failed.*remote=\[(127\.|::1)")  # an address that means each host itself
 OWN_NAME = "each host's own name must stand for its address in their network, not for 127.0.1.1 (/etc/hosts)"
 # settings that may differ between processes
-OWN = frozenset(("distributed", "run_dir", "compile_cache", "data.dir", "log_every"))
+OWN = frozenset(("distributed", "run_dir", "compile_cache", "data.dir", "data.threads", "log_every"))
 
 
 class Disagreement(UserError):

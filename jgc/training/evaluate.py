@@ -102,7 +102,8 @@ def make_evaluate(parts: Parts, source: Source) -> Callable[[TrainState], dict[s
 
 def make_validate(parts: Parts, source: Source) -> Callable[[TrainState], float] | None:
     """`state -> validation loss`, the mean cross-entropy over held-out data; None if the run needs none."""
-    asked = parts.config.schedule == "validation" or parts.config.data.validation > 0
+    config = parts.config
+    asked = config.schedule == "validation" or config.data.validation > 0 or config.correction.every > 0
     if not asked or source.validation is None:
         return None
     figures = _over_all(parts, source.validation, MEASURES[LOSS])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
             if due.exchange is not None or team.meeting is None:
                 stop = team.agreed_signal(exchanges_by(local, done) - 1, first, run.interrupts.received, "exchange")
             state = validate(run, done, state)
-            evaluate(run, done, run.entered[-1], state)
+            evaluate(run, done, run.entered[-1] if due.exchange is None else coming(run, done, state), state)
             check_and_save(run, done, state, bool(stop))
             if stop:
                 run.interrupts.received = stop  # perhaps by another process
@@ -86,6 +87,15 @@ def parts_of(run: Run) -> LocalParts:
     local = run.setup.parts.local
     assert local is not None
     return local
+
+
+def coming(run: Run, done: int, state: TrainState) -> Phase:
+    """The phase of the next exchange after step `done`."""
+    local = parts_of(run)
+    due = ((step, local.due(step).exchange) for step in count(done + 1))
+    step, fragment = next((step, fragment) for step, fragment in due if fragment is not None)
+    before, number = run.fragments[fragment], local.round_of(fragment, step)
+    return phases.phase_after(local.method(), before, number, state.compressor[fragment], run.setup.parts.nodes)
 
 
 def exchanges_by(local: LocalParts, done: int) -> int:
@@ -164,12 +174,13 @@ def look(run: Run, step: int, number: int, phase: Phase, state: TrainState) -> d
 class Divergence:
     """Says which setting makes a run with local steps diverge: that of the outer steps, or that of the inner ones.
 
-    A run diverges if its loss is not finite, or above twice its first value for a whole round. All changes of the
-    logarithm of the loss are added up, those across an outer step apart from the others; the larger sum names the
-    culprit. Without the logarithm it would be the last change of a loss that grows tenfold in every step.
+    A run diverges if its loss is not finite, or above twice its first value for a whole round and for ten steps. All
+    changes of the logarithm of the loss are added up, those across an outer step apart from the others; the larger sum
+    names the culprit. Without the logarithm it would be the last change of a loss that grows tenfold in every step.
     """
 
     LEAST, MOST = 1e-6, 3e38  # of a loss; NaN counts as the most
+    PATIENCE = 10  # steps
 
     def __init__(self, config: Config, local: LocalParts, first: float | None):
         self._config, self._local = config, local
@@ -187,7 +198,7 @@ class Divergence:
         self._rises[by] += math.log(loss / self._before)
         self._before = loss
         self._above = self._above + 1 if loss > 2 * self._first else 0
-        if not bad and self._above < self._local.every:
+        if not bad and self._above < max(self._local.every, self.PATIENCE):
             return ""
         return self._outer() if self._rises["outer"] > self._rises["inner"] else self._inner()
 
@@ -206,4 +217,7 @@ def watch(run_config: Config, local: LocalParts | None, lines: Any) -> Callable[
     """What a recorder asks after every step. `lines` are those of the run so far."""
     if local is None:
         return lambda step, loss, finite: ""
-    return Divergence(run_config, local, next((line["loss"] for line in lines), None))
+    found = Divergence(run_config, local, next((line["loss"] for line in lines), None))
+    for line in lines:
+        found(line["step"], math.nan if line["loss"] is None else line["loss"], True)
+    return found

@@ -105,7 +105,8 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
     costs = {phase.value: cost_of(setup, phase) for phase in entered}
     with Metrics(folder, start) if team.leads else NoMetrics() as metrics, Interrupts() as interrupts, display:
         proof = checkpoint.proof_of(manager, found)
-        diverges = local.watch(config, setup.parts.local, read(folder / METRICS))
+        before = [line for line in read(folder / METRICS) if line["step"] <= start]
+        diverges = local.watch(config, setup.parts.local, before)
         kept = partial(checkpoint.kept, manager, proof)
         recorder = Recorder(metrics, display, costs, config.nodes, proof, kept, diverges)
         every = -(-config.diagnose_every // (config.local.every or 1))  # of exchanges

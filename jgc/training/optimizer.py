@@ -32,13 +32,13 @@ def make_schedule(config: Config) -> optax.Schedule:
         after = optax.cosine_decay_schedule(peak, rest, alpha=FLOOR)
     elif config.schedule == "step":
         half, three_quarters = config.schedule_steps // 2 - warmup, config.schedule_steps * 3 // 4 - warmup
-        after = optax.piecewise_constant_schedule(peak, {half: 0.1, three_quarters: 0.1})
+        after = falling(peak, [half, three_quarters], 0.1)
     elif config.schedule == "thirds":
         ends = [config.schedule_steps * i // 3 - warmup for i in (1, 2)]
-        after = optax.piecewise_constant_schedule(peak, dict.fromkeys(ends, 0.1))
+        after = falling(peak, ends, 0.1)
     elif config.schedule == "halving":
         ends = [config.schedule_steps * i // 13 - warmup for i in range(4, 13)]
-        after = optax.piecewise_constant_schedule(peak, dict.fromkeys(ends, 0.5))
+        after = falling(peak, ends, 0.5)
     elif config.schedule == "poly":
         after = optax.polynomial_schedule(peak, 0.0, POWER, rest)
     else:
@@ -47,6 +47,11 @@ def make_schedule(config: Config) -> optax.Schedule:
         )
     rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, after], [warmup]) if warmup else after
+
+
+def falling(peak: float, ends: list[int], factor: float) -> optax.Schedule:
+    """A rate that is multiplied by a factor at the end of each stretch; of a short schedule several may coincide."""
+    return optax.piecewise_constant_schedule(peak, {end: factor ** ends.count(end) for end in ends})
 
 
 def make_inner(config: Config) -> optax.GradientTransformation:

@@ -53,11 +53,16 @@ def folder_of(setting: str, run_dir: Path) -> str | None:
 
 
 def drop_damaged(folder: Path) -> None:
-    """Delete the entries that a killed process has left half-written."""
-    from jax._src.compilation_cache import decompress_executable
+    """Delete the entries that a killed process has left half-written.
 
+    Entries of another compression stay: another environment, with zstd or without, may have made them.
+    """
+    from jax._src.compilation_cache import compress_executable, decompress_executable
+
+    mark = compress_executable(b"")[:1]
     for entry in folder.glob("*-cache"):
         try:
-            decompress_executable(entry.read_bytes())
+            if (content := entry.read_bytes())[:1] in (mark, b""):
+                decompress_executable(content)
         except Exception:  # zlib's or zstd's own
             entry.unlink(missing_ok=True)

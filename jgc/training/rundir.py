@@ -81,7 +81,7 @@ def compare_configs(old: dict[str, Any], config: Config, where: Path | str) -> N
     if changed:
         raise UserError(
             f"{where} was made with another config: {'; '.join(changed)} "
-            "(only steps, run folder, nodes and logging may change on --resume)"
+            "(steps, nodes, folders, intervals and logging alone may change on --resume)"
         )
 
 

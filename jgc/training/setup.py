@@ -70,12 +70,32 @@ def build(config: Config) -> Setup:
         init_key, compressor_key, step_key = jax.random.split(jax.random.key(config.seed), 3)
         parts = make_parts(config, nodes, model, source, step_key)
         variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
+        check_devices(config, source, carries="carry" in variables)
         state = init_state(parts, variables, compressor_key)
         costs = costs_of(parts, state)
     except (MissingDataError, ValueError) as error:
         raise UserError(str(error)) from error
     values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))
     return Setup(parts, source, state, costs, values)
+
+
+def check_devices(config: Config, source: Source, carries: bool) -> None:
+    """Raise UserError where devices of a node that hold whole parameters would train another loss than one device.
+
+    Each of them takes the mean over its own examples, and the node the mean over its devices.
+    """
+    if config.devices_per_node == 1 or config.layers.shard:
+        return
+    if carries:
+        raise UserError(
+            f"--devices-per-node {config.devices_per_node}: {config.model.name} carries a state from batch to batch, "
+            "which devices of a node do not divide: give --layers.shard, too, or more nodes of one device"
+        )
+    if source.void:
+        raise UserError(
+            f"--devices-per-node {config.devices_per_node}: {config.data.name} has pixels without a label, and each "
+            "device would weigh its own labelled ones: give --layers.shard, too, or more nodes of one device"
+        )
 
 
 def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: Key) -> Parts:
@@ -143,9 +163,10 @@ def data_of(config: Config) -> Source:
     if isinstance(dataset, Scenes):
         dataset = shrunk(dataset, config.data.shrink or 1)._replace(crop=config.data.crop or dataset.crop)
     source = source_of(dataset, config.data.validation)
-    if config.schedule == "validation" and source.validation is None:
+    if (config.schedule == "validation" or config.correction.every) and source.validation is None:
+        asked = "--schedule validation" if config.schedule == "validation" else "--correction.every"
         raise ValueError(
-            "--schedule validation needs images held out from training: give their share, as in --data.validation 0.1"
+            f"{asked} needs images held out from training: give their share, as in --data.validation 0.1"
         )
     return source
 

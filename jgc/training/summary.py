@@ -32,7 +32,7 @@ POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes
 def summarise(
     setup: Setup, lines: Sequence[Line], costs: Sequence[PhaseCost], other: dict[str, Any]
 ) -> dict[str, Any]:
-    """The summary of a run, finished or stopped early.
+    """The summary of a finished run.
 
     Args:
       setup: of the run.
@@ -45,7 +45,7 @@ def summarise(
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
     last, steps = reached[-1], lines[-1]["step"] if lines else 0
     final = [line for line in lines if line["phase"] == last.phase.name]
-    elements = _mean(final, "elements_sent")
+    elements = sum(_values(final, "elements_sent")) / max(len(final), 1)  # local steps without an exchange send none
     return {
         "method": method_name(config.compressor),
         "workload": config.workload,
@@ -57,8 +57,8 @@ def summarise(
         "parameters": values,
         KEY: score.name,
         **({FURTHER: [figure.name for figure in further]} if further else {}),
-        **_newest(lines, (score, *further)),
-        "phases": [_phase(cost, lines, nodes, (score, *further)) for cost in reached],
+        **_newest(lines[-1:], (score, *further)),
+        "phases": [_phase(cost, lines, nodes, (score, *further), config.local.every or 1) for cost in reached],
         "compression_ratio": _ratios(last, final),
         "element_ratio": values / elements if elements else None,
         **{name: _mean(final, name) for name in (*POSITIONS, *SLOTS)},
@@ -89,14 +89,17 @@ def sent_by_a_node(setup: Setup, lines: Sequence[Line]) -> dict[str, Any]:
             "unit": unit}  # fmt: skip
 
 
-def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequence[Score]) -> dict[str, Any]:
+def _phase(
+    cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequence[Score], every: int
+) -> dict[str, Any]:
+    """A phase's figures; its scores are those after its last exchange, which `every - 1` further steps may follow."""
     mine = [line for line in lines if line["phase"] == cost.phase.name]
     seconds = [line["seconds"] for line in mine if line.get("seconds") is not None]
     return {
         "name": cost.phase.name,
         "start": cost.phase.start,
         "steps": len(mine),
-        **_newest(mine, scores),
+        **_newest(mine[-every:], scores),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
         "compression_ratio": _ratios(cost, mine),
         "wire": as_json(cost, nodes),
@@ -105,8 +108,8 @@ def _phase(cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequenc
 
 
 def _newest(lines: Sequence[Line], scores: Sequence[Score]) -> dict[str, float | None]:
-    """The scores of the last step, by name."""
-    return {score.name: lines[-1].get(score.name) if lines else None for score in scores}
+    """The newest scores, by name; None where there are none."""
+    return {score.name: _last(lines, score.name) for score in scores}
 
 
 def _ratios(cost: PhaseCost, lines: Sequence[Line]) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ import scipy.fft
 
 import jgc
 from jgc.compress import METHODS, dgc, ef21, gradient_dropping, random_k, scalecom, step_on_nodes, threshold_v, topk
+from jgc.training.diagnose import host_figures
 from jgc.types import Compressor, Info, State
 
 K = 4
@@ -282,6 +283,19 @@ def test_threshold_v_masks_no_velocity_of_unsent_values():
 def test_threshold_v_counts_its_whole_buffer():
     wire = threshold_v(capacity=0.2).wire("threshold", PARAMS, jgc.make_nodes(K, jax.devices()[:1]))
     assert {m.field: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 8}
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if ".sparse." in method.factory.__module__])
+@pytest.mark.parametrize("size", [1.0, 1e-9])  # what some methods send, and what they leave their slots empty for
+def test_positions_that_diagnose_finds_can_be_coded(name, size):
+    nodes, compressor = jgc.make_nodes(K, jax.devices()[:1]), METHODS[name].factory()
+    phase, state = compressor.schedule[-1].value, compressor.init(jax.random.key(0), PARAMS, nodes)
+    look = jgc.on_nodes(
+        lambda key, grads, state: jgc.diagnose(compressor, phase, key, grads, state, nodes), nodes,
+        ins=(jgc.SHARED, jgc.LOCAL, jgc.State(jgc.SHARED, jgc.LOCAL)), outs=jgc.SHARED,
+    )  # fmt: skip
+    found = look(jax.random.key(1), as_tree(jnp.asarray(size * vectors(0))), state)
+    assert all(x >= 0 for name, x in host_figures(jax.device_get(found)).items() if "position" in name)
 
 
 # --- EF21 and DeMo ------------------------------------------------------------------------------------------------

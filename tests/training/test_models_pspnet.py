@@ -96,6 +96,19 @@ def test_logit_shapes(name, size):
     assert jax.tree.structure(dict(updated)["batch_stats"]) == statistics and "auxiliary" in variables["batch_stats"]
 
 
+@pytest.mark.slow
+def test_logits_lie_on_their_pixels_whatever_the_size():
+    """An image whose sides are not 8 n + 1 pixels has the logits of the padded one, whose features lie on pixels."""
+    model = make_model("pspnet18_half", 5)
+    images = jax.random.normal(jax.random.key(0), (1, 20, 31, 3))
+    variables = model.module.init(jax.random.key(1), images, train=False)
+    padded = jnp.pad(images, ((0, 0), (0, 5), (0, 2), (0, 0)))
+    whole = model.module.apply(variables, padded, train=False)
+    np.testing.assert_array_equal(model.module.apply(variables, images, train=False), whole[:, :20, :31])
+    train, _ = model.module.apply(variables, images, train=True, mutable=["batch_stats"])
+    assert {x.shape for x in train} == {(1, 20, 31, 5)}
+
+
 def test_full_size():
     """ResNet-50 without its head, and PSPNet's layers one by one."""
     _, variables, *_ = abstract("pspnet50", (473, 473), dtype=jnp.bfloat16)

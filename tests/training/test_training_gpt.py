@@ -45,6 +45,14 @@ def config_of(folder, run_dir=None, **changes) -> Config:
 # Data.
 
 
+def test_blank_lines_of_a_text_hold_no_characters(tmp_path):
+    (tmp_path / "ptb").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.{split}.txt").write_text("ab c\n\n\nd\n")
+    text = data.load_ptb_characters(tmp_path)
+    assert "".join(text.vocabulary[i] for i in text.train) == "ab c\n\n\nd"
+
+
 def test_text_is_one_of_characters(folder):
     text, words = data.load_ptb_characters(folder), data.load_ptb(folder)
     written = "".join(text.vocabulary[i] for i in text.train)

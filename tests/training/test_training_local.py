@@ -23,7 +23,7 @@ from jgc.training.announce import notes
 from jgc.training.config import LayersConfig, RecordConfig, check
 from jgc.training.distributed import ALONE
 from jgc.training.errors import UserError
-from jgc.training.local import Divergence, exchanges_by
+from jgc.training.local import Divergence, exchanges_by, watch
 from jgc.training.local_config import LocalConfig
 from jgc.training.local_step import arrays_of, make_inner_update
 from jgc.training.loop import batches
@@ -315,12 +315,27 @@ def test_diverging_run_names_the_setting(tmp_path, changes, named):
     assert error.value.exit_code == 1
 
 
+@pytest.mark.slow
+def test_each_phase_is_evaluated_at_its_end(tmp_path):
+    assert loop.run(config_of(tmp_path, evaluate_every=0)) == 0  # rounds of 4 steps, the first one uncompressed
+    assert [line["step"] for line in lines(tmp_path) if "test_accuracy" in line] == [4, 14]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert all(phase["test_accuracy"] is not None for phase in summary["phases"])
+    sent = sum(line.get("elements_sent") or 0 for line in lines(tmp_path) if line["phase"] == "top-k")
+    steps = sum(line["phase"] == "top-k" for line in lines(tmp_path))
+    assert summary["element_ratio"] == pytest.approx(summary["parameters"] / (sent / steps))
+
+
 def test_what_a_run_leaves_out_is_noted():
     late = building.build(config_of(steps=14, method=TopK(warmup_steps=3)))  # rounds of 4 steps
     early, exact = notes(late)
     assert early.startswith("note: phase top-k follows 3 exchanges of other phases, and this run has 3: it ends before")
     assert exact.startswith("note: the last 2 of 14 steps have no exchange after them") and "(--steps 12 ends" in exact
     assert notes(building.build(config_of(steps=16, method=TopK(warmup_steps=3)))) == []
+    short = {"schedule": "poly", "schedule_steps": 12, "learning_rate_warmup": 12}
+    over, rises = notes(building.build(config_of(steps=16, method=TopK(warmup_steps=3), **short)))
+    assert "the learning rate is 0 from step 13 on, where --schedule poly ends; give --schedule-steps 16" in over
+    assert "the learning rate rises for 12 steps, and its schedule ends after 12" in rises
 
 
 def test_divergence_by_hand():
@@ -330,12 +345,15 @@ def test_divergence_by_hand():
     assert not any(calm(step, 2.0 + 0.1 * (step % 3), True) for step in range(1, 40))
     jumps = Divergence(config, local, None)  # after every exchange up by 3, in between down by 0.5 a step
     losses, loss = [], 2.0
-    for step in range(1, 14):
+    for step in range(1, 45):
         loss += 3 if step > 1 and (step - 1) % 4 == 0 else -0.2
         losses.append(jumps(step, loss, True))
-    assert losses[:8] == [""] * 8 and "lower --local.outer-learning-rate (0.7)" in losses[12]
+    # above twice the first from step 9 on, and for ten steps, though a round has four
+    assert losses[:17] == [""] * 17 and all("lower --local.outer-learning-rate (0.7)" in x for x in losses[17:])
+    so_far = [{"step": step, "loss": 1.7 if step == 1 else 5.0} for step in range(1, 11)]  # a resumed run counts on
+    assert "lower --l" in watch(config, local, so_far)(11, 5.0, True)
     grows = Divergence(config, local, None)  # tenfold in every step; the last of them follows an outer one
-    assert "lower --learning-rate (0.01)" in [grows(step, 10.0**step, True) for step in range(1, 6)][-1]
+    assert "lower --learning-rate (0.01)" in [grows(step, 10.0**step, True) for step in range(1, 13)][-1]
     assert "lower --learning-rate (0.01)" in Divergence(config, local, 2.0)(3, float("nan"), True)
     assert "--local.outer" in Divergence(config, local, 2.0)(5, 1.0, False)
     assert [exchanges_by(local, done) for done in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]

@@ -225,6 +225,14 @@ def test_full_disk(tmp_path):
     arrays(tmp_path, step=2)
 
 
+def test_resuming_with_other_data(tmp_path, reference, monkeypatch):
+    path, source = tmp_path / "run", data.source_of(data.load_dataset("digits"))
+    shutil.copytree(reference, path)
+    monkeypatch.setattr(building, "data_of", lambda config: source._replace(facts="other digits"))
+    with pytest.raises(UserError, match=r"checkpoint 6 was made with other data: digits of shapes .*; these are other"):
+        loop.run(tiny_config(path, resume=True, steps=7))
+
+
 def test_unusable_run_folders(tmp_path, reference):
     config = tiny_config(reference)
     before = (reference / "summary.json").read_bytes()

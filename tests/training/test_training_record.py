@@ -38,7 +38,7 @@ def recorded(run_dir):
 
 
 def config_of(run_dir, every=2, method=None, **changes):
-    record = RecordConfig(every=every, layers="kernel$", **changes.pop("record", {}))
+    record = RecordConfig(every=every, layers="kernel$" if every else "", **changes.pop("record", {}))
     return tiny_config(run_dir, method or compress.TopK(alpha=0.1, warmup_steps=1), diagnose_every=0, record=record,
                        **changes)  # fmt: skip
 

@@ -297,6 +297,8 @@ def test_halving_schedule(folder):
     for i in range(13):
         rate = 20.0 * 0.5 ** max(i - 3, 0)
         assert float(schedule(i * epoch)) == pytest.approx(rate) == pytest.approx(float(schedule((i + 1) * epoch - 1)))
+    short = make_schedule(dataclasses.replace(config, schedule_steps=10, learning_rate_warmup=0))
+    assert float(short(10)) == pytest.approx(20.0 * 0.5**9)  # though ends of stretches coincide
 
 
 @pytest.mark.parametrize(
@@ -306,6 +308,7 @@ def test_halving_schedule(folder):
         ("--data.dir {text} --batch-size 400", "ptb has 674 words to train on, which are no batch of 400 streams"),
         ("--data.dir {text} --batch-size 10", "4 nodes do not divide a batch of 10"),
         ("--data.dir {text} --data.window -1", "the window must be at least 1 word, got -1"),
+        ("--data.dir {text} --batch-size 16 --devices-per-node 2", "lstm carries a state from batch to batch, which"),
         ("--workload digits_convnet5 --data.window 5", "--data.window is a setting of texts, not of digits"),
         ("--data.dir {text} --model.norm batch", "`norm` must be one of 'none', got 'batch'"),
         ("--data.dir {text} --model.stem cifar", "--model.stem is a setting of ResNets, not of lstm"),

@@ -86,7 +86,8 @@ def test_rate_follows_losses(one_device, tmp_path, capsys):
 def test_rate_changes_training(one_device, tmp_path):
     """Until the rate falls, the run equals one with a constant rate."""
     assert loop.run(validated(tmp_path / "falling")) == 0
-    assert loop.run(validated(tmp_path / "constant", schedule="constant")) == 0
+    constant = {"schedule": "constant", "correction": CorrectionConfig(every=EVERY)}
+    assert loop.run(validated(tmp_path / "constant", **constant)) == 0
     falling, constant = (read(tmp_path / name / "metrics.jsonl") for name in ("falling", "constant"))
     changed = next(i for i, line in enumerate(falling) if i > 3 and line["learning_rate"] < 0.5)
     assert {line["learning_rate"] for line in constant[3:]} == {0.5}

@@ -18,10 +18,11 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from jgc import comm
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import STROM, selected
-from jgc.layout.select import Unordered
+from jgc.layout.select import Sparse, Unordered
 from jgc.layout.selector import Selector
 from jgc.method import phases
 from jgc.method.compose import Codec, as_step, encoded, payload_sizes
@@ -84,7 +85,8 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
         raise ValueError(f"threshold must be finite and at least 0, got {config.threshold}")
     if not 0 < config.capacity <= 1:
         raise ValueError(f"capacity must be in (0, 1] (0.01 has room for 1 % of the values), got {config.capacity}")
-    codec = above(config.threshold, selector_of(config, config.capacity, config.min_values))
+    selector = selector_of(config, config.capacity, config.min_values)
+    codec = above(config.threshold, selector)
 
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
@@ -97,11 +99,18 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
         sent = Unordered(positions, result.sent.values)
         return result._replace(sent=sent, elements=used, overflow=_above(v, config.threshold) - used)
 
+    def figures(phase, key, v, g, step, state, layers, nodes):
+        if not isinstance(step.sent, Sparse):
+            return {}
+        own = comm.broadcast(selector.positions(v, layers), jnp.int32(0), nodes, "diagnose")  # of all slots
+        return {"positions": own, "positions_n": jnp.int32(v.size)}
+
     return from_step(
         step,
         memory=memory_of(config),
         schedule=phases.in_sequence((DENSE, config.warmup_steps), (SPARSE, 0)),
         messages=lambda phase, layers, nodes: to_all(payload_sizes(codec, layers), nodes),
+        figures=figures,
     )
 
 

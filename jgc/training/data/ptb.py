@@ -69,7 +69,8 @@ def load_ptb_characters(data_dir: str | os.PathLike[str] | None = None) -> Text:
         51
     """
     folder = data_folder(data_dir) / FOLDER
-    texts = [" ".join(_read(folder, file)).replace(f" {END} ", "\n").removesuffix(f" {END}") for file in FILES.values()]
+    texts = ["\n".join(map(str.strip, " ".join(_read(folder, file)).split(END))).removesuffix("\n")
+             for file in FILES.values()]  # fmt: skip
     vocabulary = vocabulary_of(texts[0], UNKNOWN_CHARACTER)
     train, valid, test = (numbers(text, vocabulary, UNKNOWN_CHARACTER) for text in texts)
     return Text("ptb_characters", train, valid, test, vocabulary, CHARACTERS, characters=True)

@@ -57,7 +57,8 @@ class Source(NamedTuple):
         evaluation: `(multiple) -> iterator of EvalBatch`: all data for the score, in batches of one shape whose first
             axis is divisible by `multiple`. A recurrent model carries its state over them in this order.
         validation: the same for the validation loss, with data held out from training; None if there is none.
-        epoch_steps: `(batch_size) -> float`: steps of an epoch. Raises ValueError for a batch larger than the data.
+        epoch_steps: `(batch_size) -> float`: steps of an epoch. Raises ValueError for more streams than a text has
+            windows for; a batch of more images than there are repeats some.
         facts: one line that must be equal in all processes of a run.
         further: scores beside `score`.
         void: whether training labels may be VOID.

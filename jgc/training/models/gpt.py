@@ -9,6 +9,8 @@ References:
 
 Differs from GPT-2:
     1. Matrices and norms have no biases, and there is no dropout.
+    2. Norms add 1e-6 to the variance, where GPT-2 adds 1e-5.
+    3. Positions start as the tokens do, with a standard deviation of 0.02.
 """
 
 from typing import Any
@@ -118,7 +120,7 @@ class GPT(nn.Module):
             x = Block(self.heads, scale, self.dtype, name=f"block{i:02d}")(x)
         x = nn.LayerNorm(use_bias=False, dtype=self.dtype, name="norm")(x)
         if self.tied:
-            return words.attend(x).astype(jnp.float32)
+            return x.astype(jnp.float32) @ words.embedding.T
         return nn.Dense(self.num_classes, use_bias=False, kernel_init=normal(), name="head")(x.astype(jnp.float32))
 
 

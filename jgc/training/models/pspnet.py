@@ -20,6 +20,8 @@ Differs from the paper:
     2. No dropout (0.1) before the heads: a node's gradient has no random key.
     3. The stem is He et al.'s, a 7x7 convolution of 64 channels; the release has three of 3x3, to 128 channels.
     4. Batch statistics of each node; the paper's are over all GPUs.
+    5. Features lie on every eighth pixel, so images whose sides are not 8 n + 1 pixels are padded with zeros to the
+       next that are, and the logits cut. The release evaluates in crops of 8 n + 1 pixels, whose logits it averages.
 """
 
 from typing import Any
@@ -122,6 +124,8 @@ class PSPNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array | WithAuxiliary:
+        height, width = images.shape[1:3]
+        images = jnp.pad(images, ((0, 0), (0, (1 - height) % 8), (0, (1 - width) % 8), (0, 0)))
         family = FAMILIES[self.depth]._replace(width=self.width)
         settings: dict[str, Any] = {"norm": self.norm, "dtype": self.dtype}
         *_, third, last = features(images, train, family, zero_init=False, dilations=DILATIONS, **settings)
@@ -132,11 +136,11 @@ class PSPNet(nn.Module):
             scales.append(stretched(nn.relu(mean), h, w))
         size = (images.shape[1], images.shape[2])
         final = Head(self.num_classes, quarter, name="final", **settings)
-        logits = final(jnp.concatenate(scales, axis=-1), size, train)
+        logits = final(jnp.concatenate(scales, axis=-1), size, train)[:, :height, :width]
         if not (train or self.is_initializing()):
             return logits
         auxiliary = Head(self.num_classes, third.shape[3] // 4, name="auxiliary", **settings)(third, size, train)
-        return WithAuxiliary(logits, auxiliary) if train else logits
+        return WithAuxiliary(logits, auxiliary[:, :height, :width]) if train else logits
 
 
 def pspnet(
