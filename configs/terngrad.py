@@ -2,6 +2,9 @@
 
     python train.py --config configs/terngrad.py
     python train.py --config configs/terngrad.py --compressor.clip 0
+
+digits_convnet5: 98.6 % (seed 0; uncompressed 98.6 %), 97.5 kB up from every node in a step (uncompressed 1.56 MB),
+one to three minutes on two cores.
 """
 
 from jgc.compress import TernGrad
