@@ -178,7 +178,7 @@ def settings(name: str) -> Any:
     method, *changes = name.split(":")
     changes = [change for change in changes if not change.startswith(PHASE)]
     if method in LABELS:
-        raise UserError(f"{method} is a row of `bench network` alone, without settings and local steps, got {name}")
+        raise UserError(f"{method} is a row of `bench network` alone, with no settings and no local steps, got {name}")
     if method in LOCAL:
         raise UserError(f"{method} has local steps, which `bench network` measures as {method}:every=30, got {name}")
     if method not in compress.METHODS:
