@@ -231,7 +231,7 @@ def check_parts(jobs: Sequence[Job]) -> None:
     for job in jobs:
         config = job.config
         try:
-            alike = (config.data, config.schedule)
+            alike = (config.data, config.schedule, config.correction.every > 0)
             if alike not in sources:
                 sources[alike] = data_of(config)
             source = sources[alike]

@@ -39,12 +39,13 @@ def notes(setup: Setup) -> list[str]:
             f"note: phase {last.name} follows {last.start} {unit} of other phases, and this run has {total}: it ends "
             "before; train longer, or shorten those phases (--compressor.warmup-steps, where the method has it)"
         )
-    if config.schedule == "poly" and config.steps > config.schedule_steps:
+    ends = max(config.schedule_steps, config.learning_rate_warmup + 1)
+    if config.schedule == "poly" and config.steps > ends:
         said.append(
-            f"note: the learning rate is 0 from step {config.schedule_steps + 1} on, where --schedule poly ends; "
+            f"note: the learning rate is 0 from step {ends + 1} on, where --schedule poly ends; "
             f"give --schedule-steps {config.steps}"
         )
-    if config.learning_rate_warmup >= config.schedule_steps and config.schedule != "validation":
+    if config.learning_rate_warmup >= config.schedule_steps and config.schedule not in ("constant", "validation"):
         said.append(
             f"note: the learning rate rises for {config.learning_rate_warmup} steps, and its schedule ends after "
             f"{config.schedule_steps}; give a shorter --learning-rate-warmup"

@@ -310,8 +310,10 @@ def check(config: Config) -> None:
             raise UserError(f"--distributed.{name.replace('_', '-')} must be from 1 to 1000000 seconds, got {seconds}")
     if bool(config.layers.embeddings) != bool(config.layers.rows):
         raise UserError("--layers.embeddings PATTERN and --layers.rows NUMBER do nothing without each other: give both")
-    _check_used(config.record, "record", ("max_megabytes",), config.record.every > 0, "--record.every")
-    _check_used(config.correction, "correction", ("every",), config.schedule == "validation", "--schedule validation")
+    if not config.resume:  # a run of an early version may have them
+        by_loss = config.schedule == "validation"
+        _check_used(config.record, "record", ("max_megabytes",), config.record.every > 0, "--record.every")
+        _check_used(config.correction, "correction", ("every",), by_loss, "--schedule validation")
     check_local(config)
     if config.resume and config.run_dir is None:
         raise UserError("--resume goes on with the run in --run-dir: give both")

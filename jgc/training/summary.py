@@ -45,7 +45,8 @@ def summarise(
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
     last, steps = reached[-1], lines[-1]["step"] if lines else 0
     final = [line for line in lines if line["phase"] == last.phase.name]
-    elements = sum(_values(final, "elements_sent")) / max(len(final), 1)  # local steps without an exchange send none
+    exchanges = config.local.fragments / (config.local.every or 1)  # in a step
+    elements = exchanges * (_mean(final, "elements_sent") or 0.0)
     return {
         "method": method_name(config.compressor),
         "workload": config.workload,

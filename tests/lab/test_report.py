@@ -416,9 +416,10 @@ def test_bytes_of_a_step_leave_out_earlier_phases_and_what_travels_once():
     assert made_up("a", 0.5, "topk", lines=lines).step_bytes == 10.0
     assert made_up("a", 0.5, "topk", lines=lines[:2]).step_bytes == 500.0  # the only one
     # with local steps most steps send none, and the weights travel in the first round
-    sent = [0.0, 30.0, 700.0, 0.0, 0.0, 30.0, 0.0, 0.0, 30.0]
+    sent = [700.0, 0.0, 0.0, 30.0, 0.0, 0.0, 30.0]  # a phase begins with its exchange
     lines = [{"step": i, "bytes": x, "phase": "last"} for i, x in enumerate(sent, start=1)]
     assert made_up("a", 0.5, "topk", lines=lines, local={"every": 3}).step_bytes == 10.0
+    assert made_up("a", 0.5, "topk", lines=lines, local={"every": 6, "fragments": 2}).step_bytes == 10.0
 
 
 def test_bytes_of_local_steps_are_those_of_a_step_not_of_a_round():
@@ -444,9 +445,12 @@ def test_hours_leave_out_times_of_waiting():
 
 
 def test_figure_7_has_an_uncompressed_run_of_the_same_settings(tmp_path):
-    groups = pool([made_up("a", 0.5), made_up("b", 0.5, "topk", nodes=4)])
+    lines = [{"step": 1, "bytes": 1.0, "phase": "last", "seconds": 1.0}]
+    groups = pool([made_up("a", 0.5, lines=lines), made_up("b", 0.5, "topk", nodes=4, lines=lines)])
     with pytest.raises(UserError, match=r"figure 7 needs an uncompressed run .* beside topk, set alike"):
         wallclock.draw(groups, tmp_path / "no.png", 1e6, "8mbit")
+    with pytest.raises(UserError, match=r"figure 7 needs metrics\.jsonl of every run"):
+        wallclock.draw(pool([made_up("a", 0.5)]), tmp_path / "no.png", 1e6, "8mbit")
 
 
 @pytest.mark.parametrize("seeds, said", [(2, ""), (3, "yes")])

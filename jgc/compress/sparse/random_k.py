@@ -41,8 +41,8 @@ class RandomK(Sparsifying):
 def random_k(config: RandomK | None = None, **overrides) -> Compressor:
     """Random positions with error feedback: f32[mu] of every node through an all-reduce, no positions.
 
-    A value waits for 1 / alpha steps, and then what it has gathered moves at once, so small shares need small learning
-    rates: with 0.1 % and momentum at once a ResNet-20 diverged at the baseline's (docs/results/long_runs).
+    A value waits for 1 / alpha steps, and then what it has gathered moves at once: with 0.1 % and momentum at once a
+    ResNet-20 diverged at the baseline's learning rate (docs/results/long_runs).
 
     Args:
       config: settings; `overrides` replace single fields.

@@ -201,4 +201,4 @@ def _similarity(name: str, found: Sequence[Cosine]) -> list[str]:
         for step, c in residuals.items()
     )
     said = "ScaleCom's similarity: cosines between the nodes' residuals, and between their gradients:"
-    return [said, picture, f"Of {layer}:", table(head, body)]
+    return [said, picture, f"Of {layer}{' that have residuals' if layer == ALL else ''}:", table(head, body)]

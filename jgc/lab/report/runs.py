@@ -56,13 +56,16 @@ class Run(NamedTuple):
 
     @property
     def step_bytes(self) -> float | None:
-        """Bytes that all nodes send up in a step of the last phase, mean: with local steps most send none.
+        """Bytes that all nodes send up in a step of the last phase, mean; with local steps a step's share.
 
         The first exchange is left out, with which weights may travel. None without metrics.
         """
         name = self.summary["phases"][-1]["name"]
         sent = [line["bytes"] for line in self.lines if line["phase"] == name]
-        return statistics.fmean(sent[self.every :] or sent) if sent else None
+        if self.every > 1:
+            sent = [count for count in sent if count]  # of exchanges
+        share = self.config.get("local", {}).get("fragments", 1) / self.every
+        return share * statistics.fmean(sent[1:] or sent) if sent else None
 
 
 class Group(NamedTuple):

@@ -230,9 +230,10 @@ def _in_values(group: Group) -> str:
 
 
 def _positions(group: Group) -> str:
-    """Bytes of positions in the first run: sent, entropy bound and DEFLATE; "" if none are sent."""
-    found = [group.runs[0].summary.get(name) for name in POSITIONS]
-    return " / ".join("-" if count is None else size(count) for count in found) if any(found) else ""
+    """Bytes of a step's positions in the first run: sent, entropy bound and DEFLATE; "" if none are sent."""
+    run = group.runs[0]
+    found = [run.summary.get(name) for name in POSITIONS]
+    return " / ".join("-" if count is None else size(count / run.every) for count in found) if any(found) else ""
 
 
 def time_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:

@@ -81,6 +81,8 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     """
     if len({group.workload for group in groups}) > 1:
         raise DoesNotFit("figure 7 needs runs of one workload")
+    if not all(run.lines for group in groups for run in group.runs):
+        raise DoesNotFit("figure 7 needs metrics.jsonl of every run")
     baselines = _baselines(groups)
     score, labels = groups[0].score, [group.label for group in groups]
     figure = new_figure(13, 4.8)
@@ -117,7 +119,7 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
 
 def _baselines(groups: Sequence[Group]) -> dict[str, Group]:
     """The uncompressed row beside each row, by its label."""
-    found = {group.label: baseline_of(group, groups) for group in groups}
+    found = {group.label: baseline_of(group._replace(baseline=""), groups) for group in groups}
     for label, baseline in found.items():
         if baseline is None or baseline.method != "dense":
             raise DoesNotFit(f"figure 7 needs an uncompressed run (--method dense) beside {label}, set alike")

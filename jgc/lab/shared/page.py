@@ -28,8 +28,8 @@ def publish(
     print(text)
     if output is None:
         return
-    _make_folder(output)
     if draw is not None:
+        _make_folder(output)
         picture = output.with_suffix(".png")
         if picture == output:
             raise UserError(f"--output must be a Markdown file; {output} is where its picture goes")
