@@ -5,6 +5,9 @@
 
 The right threshold depends on the model and the learning rate: watch `overflow` (too low: the buffer is full) and
 `elements_sent` (too high: it is empty, and is sent all the same). The uncompressed steps before are the workload's.
+
+digits_convnet5: 98.3 % (seed 0; uncompressed 98.6 %), 20.9 kB up from every node in a step (uncompressed 1.56 MB),
+one to three minutes on two cores.
 """
 
 from jgc.compress import ThresholdV
