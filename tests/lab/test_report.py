@@ -441,7 +441,7 @@ def test_a_summary_that_lacks_figures_is_named(tmp_path):
 
 def test_hours_leave_out_times_of_waiting():
     run = made_up("a", 0.5, lines=[{"step": 1, "bytes": 1.0, "phase": "last", "seconds": 3600.0}])
-    assert run.hours == 0.5 * 10 / 3600  # the phase's median, ten steps
+    assert run.hours == 0.5 * 10 / 60 / 60  # the phase's median, ten steps
 
 
 def test_figure_7_has_an_uncompressed_run_of_the_same_settings(tmp_path):

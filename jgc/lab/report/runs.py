@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jgc.lab.launch import minutes
 from jgc.lab.shared.choices import NAMES
 from jgc.training.config import RecordConfig
 from jgc.training.data import Score, final, further_of, score_of
@@ -46,8 +47,7 @@ class Run(NamedTuple):
     @property
     def hours(self) -> float:
         """Hours of its steps, from the median of each phase, so without times in which the machine waited."""
-        phases = self.summary["phases"]
-        return sum((phase["seconds_per_step"] or 0.0) * phase["steps"] for phase in phases) / 3600
+        return minutes(self.summary) / 60
 
     @property
     def every(self) -> int:
