@@ -21,6 +21,7 @@ from jgc.training.local_costs import costs_of
 from jgc.training.models import Model, make_model
 from jgc.training.optimizer import make_inner, make_optimizer, make_outer, make_schedule
 from jgc.training.step import Parts, TrainState, init_state
+from jgc.training.workloads import workload_named
 from jgc.types import Compressor, Key, Nodes, PyTree
 
 if TYPE_CHECKING:
@@ -153,8 +154,10 @@ def data_of(config: Config) -> Source:
       ValueError: a setting out of range or of other data sets only; --schedule validation without validation data.
     """
     dataset = load_dataset(config.data.name, config.data.dir)
+    of_workload = {"window": workload_named(config.workload).window}  # which the user did not give: the model's error
     for name, (kinds, what) in OF_SOME_DATA.items():
-        if getattr(config.data, name) and not isinstance(dataset, kinds):
+        given = getattr(config.data, name) not in (0, of_workload.get(name))
+        if given and not isinstance(dataset, kinds):
             raise ValueError(f"--data.{name} is a setting of {what}, not of {config.data.name}")
     if isinstance(dataset, Text):
         dataset = dataset._replace(window=config.data.window or dataset.window)

@@ -310,6 +310,7 @@ def test_halving_schedule(folder):
         ("--data.dir {text} --data.window -1", "the window must be at least 1 word, got -1"),
         ("--data.dir {text} --batch-size 16 --devices-per-node 2", "lstm carries a state from batch to batch, which"),
         ("--workload digits_convnet5 --data.window 5", "--data.window is a setting of texts, not of digits"),
+        ("--workload ptb_gpt --data.name digits", "--data.name digits has images"),  # the window is the workload's
         ("--data.dir {text} --model.norm batch", "`norm` must be one of 'none', got 'batch'"),
         ("--data.dir {text} --model.stem cifar", "--model.stem is a setting of ResNets, not of lstm"),
     ],

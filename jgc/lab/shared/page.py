@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from jgc.lab.shared import progress
 from jgc.training.errors import UserError, cannot_write
 from jgc.training.rundir import write_whole
 
@@ -39,13 +40,14 @@ def publish(
 
 
 def write_page(output: Path, title: str, line: str, text: str) -> None:
-    """Write a page below its title and its command.
+    """Write a page below its title, its command and what Ctrl-C cut short.
 
     Raises:
       UserError: it cannot be written.
     """
     _make_folder(output)
-    write_whole(output, f"# {title}\n\n    {line}\n\n{text}".encode())
+    head = "\n\n".join([f"# {title}", f"    {line}", *progress.cut_short])
+    write_whole(output, f"{head}\n\n{text}".encode())
 
 
 def _make_folder(output: Path) -> None:

@@ -9,6 +9,9 @@ from jgc.training.errors import say
 T = TypeVar("T")
 R = TypeVar("R")
 
+cut_short: list[str] = []
+"""What Ctrl-C stopped in this process, a sentence each: `jgc.lab.shared.page` writes them into the page."""
+
 
 def each(items: Sequence[T], work: Callable[[T], R], name: Callable[[T], str] = str) -> list[R]:
     """`work` of each item, after a line of progress each; if Ctrl-C stops it, of those that are done.
@@ -30,6 +33,7 @@ def each(items: Sequence[T], work: Callable[[T], R], name: Callable[[T], str] = 
             if not done:
                 raise
             say(f"interrupted at {name(item)}: the results are those of the {len(done)} before it")
+            cut_short.append(f"Stopped by Ctrl-C at {name(item)}: {len(done)} of {len(items)} are here.")
             break
     return done
 
