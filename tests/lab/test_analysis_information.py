@@ -12,6 +12,7 @@ from jgc.lab.analysis.information import BITS, gaussian, measure
 from jgc.lab.analysis.information_conclusions import conclusions
 from jgc.lab.analysis.information_rows import ALL, cosines, few_bits, measure_run, pairwise
 from jgc.lab.commands import main
+from jgc.training.errors import UserError
 from jgc.training.models import make_model
 from jgc.training.recording import save
 
@@ -133,6 +134,14 @@ def test_recording_order_and_units(tmp_path):
         for layer, shape in LAYERS.items():
             assert a.gradients[layer].shape == (2, np.prod(shape))
             np.testing.assert_allclose(a.gradients[layer], b.gradients[layer], rtol=1e-3, atol=1e-9)
+
+
+def test_recording_of_two_numbers_of_nodes(tmp_path):
+    folder = write_run(tmp_path / "two", nodes=2, steps=2)
+    late = write_run(tmp_path / "four", nodes=4, steps=3) / "gradients" / "step-00000010.npz"
+    late.rename(folder / "gradients" / late.name)
+    with pytest.raises(UserError, match=r"step-00000010\.npz is of 4 nodes, and the files before it of 2"):
+        list(recorded.read(recorded.find(folder)))
 
 
 def test_measure_run(tmp_path):
