@@ -211,7 +211,7 @@ def local_steps(
         raise ValueError(f"overlap must be from 0 to every - 1 = {every - 1} steps, got {overlap}")
     if not 0 <= merge < 1:
         raise ValueError(f"merge must be in [0, 1) (0: every node takes over the shared parameters), got {merge}")
-    return LocalSteps(Parts(inner, outer, compressor, every, nodes, fragments, overlap, merge))
+    return LocalSteps(Parts(inner, outer, compressor, every, nodes, fragments, overlap, float(merge)))
 
 
 class _Loop(NamedTuple):

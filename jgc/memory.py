@@ -19,7 +19,7 @@ from jgc import comm
 from jgc.layout.select import Sparse, added, cleared
 from jgc.types import Array, Nodes, PyTree
 
-RESIDUAL_DTYPES = ("float32", "bfloat16", "float16")
+RESIDUAL_DTYPES = ("float32", "bfloat16")
 
 
 class Memory(NamedTuple):
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
 
 
 class Corrected(NamedTuple):
-    """Local state of momentum correction: velocity u and residual r, each f32[n]."""
+    """Local state of momentum correction: velocity u and residual r, each [n], between steps in the memory's dtype."""
 
     velocity: Array
     residual: Array
@@ -214,7 +214,7 @@ def check_momentum(momentum: float) -> None:
 
 
 def check_residual_dtype(dtype: str) -> None:
-    """Raise ValueError unless dtype is one of `RESIDUAL_DTYPES`: others would silently lose small residuals."""
+    """Raise ValueError unless dtype is one of `RESIDUAL_DTYPES`: float16 loses small residuals, and large ones."""
     if dtype not in RESIDUAL_DTYPES:
         raise ValueError(f"residual_dtype must be one of {', '.join(RESIDUAL_DTYPES)}, got {dtype!r}")
 

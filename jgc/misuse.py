@@ -11,7 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from jgc.types import Compressor, Nodes, PyTree, State
 
-MOMENTA = ("trace", "mu", "ema")  # fields of optax states that hold a running mean of gradients
+# Fields of optax states with a running mean of gradients: of SGD, Adam, Adafactor, Prodigy and MoMo, Adan, AdEMAMix
+MOMENTA = ("trace", "mu", "ema", "exp_avg", "m", "m1")
+CENTRE = "ScaleByRStdDevState"  # of centred RMSprop, whose "mu" no update adds up
 
 
 class MomentumWarning(UserWarning):
@@ -177,7 +179,9 @@ def is_accumulator(x: Any) -> bool:
 
 def warn_of_momentum(opt_state: PyTree) -> None:
     """Warn of the first momentum in an optimiser's state."""
-    leaves = jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=lambda x: isinstance(x, State))[0]
+    leaves = jax.tree_util.tree_flatten_with_path(
+        opt_state, is_leaf=lambda x: isinstance(x, State) or type(x).__name__ == CENTRE
+    )[0]
     for path, _ in leaves:
         at = [i for i, key in enumerate(path) if getattr(key, "name", None) in MOMENTA]
         if at:

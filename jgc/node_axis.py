@@ -1,6 +1,7 @@
 """Run functions on the node axis, in one of the three layouts of `jgc.nodes`. No other file does."""
 
 from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.backend import traced_for
+from jgc.comm.axis import apart
 from jgc.misuse import check_arrays, check_loss, check_nodes, path_of
 from jgc.placement import (
     BATCH,
@@ -67,6 +69,19 @@ def on_nodes(
     if unroll and not all(on_node_axis(x) for x in jax.tree.leaves(outs, is_leaf=is_placement)):
         raise ValueError("unroll=True is for functions that do not communicate; their outputs are LOCAL, not SHARED")
 
+    @contextmanager
+    def one_by_one():  # in all layouts alike
+        try:
+            with apart() if unroll else nullcontext():
+                yield
+        except comm.OutsideNodeAxis:
+            if not unroll:
+                raise
+            raise ValueError(
+                "the function communicates (jgc.comm, a compressor), and with unroll=True nodes run one after "
+                "another. A loss sees one node's examples, and jgc takes the mean itself: leave it out"
+            ) from None
+
     differing: list[str] = []  # outputs that the last trace has found to differ; JAX's own error under vmap has no name
 
     def one(*args):
@@ -84,15 +99,11 @@ def on_nodes(
 
     def on_its_nodes(*args):
         if nodes.mesh is not None and nodes.per_device == 1:
-            return _map_nodes(lambda x: jnp.asarray(x)[None], outs, one(*_map_nodes(lambda x: x[0], ins, args)))
+            with one_by_one():
+                return _map_nodes(lambda x: jnp.asarray(x)[None], outs, one(*_map_nodes(lambda x: x[0], ins, args)))
         if unroll:
-            try:
+            with one_by_one():
                 each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
-            except comm.OutsideNodeAxis:
-                raise ValueError(
-                    "the function communicates (jgc.comm, a compressor), and with unroll=True nodes run one after "
-                    "another. A loss sees one node's examples, and jgc takes the mean itself: leave it out"
-                ) from None
             return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
         in_axes, out_axes = (
             jax.tree.map(lambda x: 0 if on_node_axis(x) else None, tree, is_leaf=is_placement) for tree in (ins, outs)

@@ -27,10 +27,10 @@ FAST = "jgc_fast"  # default name of the mesh axis inside one node
 def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_per_node: int = 1) -> Nodes:
     """Lay out `count` nodes on the devices that are present.
 
-    With one device, all nodes are emulated on it. With fewer devices than nodes, every device gets equally
-    many nodes. With at least `count * devices_per_node` devices, every node gets its own. With several
-    processes (`jax.distributed`), every process gets equally many nodes. Devices of several TPU slices are taken slice
-    after slice, equally many of each.
+    With one device, all nodes are emulated on it, on a mesh if it is not JAX's default device. With fewer devices than
+    nodes, every device gets equally many nodes. With at least `count * devices_per_node` devices, every node gets its
+    own. With several processes (`jax.distributed`), every process gets equally many nodes. Devices of several TPU
+    slices are taken slice after slice, equally many of each.
 
     Args:
       count: K, at least 1.
@@ -59,7 +59,7 @@ def make_nodes(count: int, devices: Sequence[jax.Device] | None = None, devices_
             raise ValueError(f"{count} nodes of {devices_per_node} devices need {needed} devices, got {len(devices)}")
         shape, axes = (count, devices_per_node), (NODE, FAST)
         return Nodes(count, 1, _mesh(shape, axes, devices), (NODE,), (FAST,))
-    if len(devices) == 1 and count > 1:
+    if len(devices) == 1 and count > 1 and devices[0] == _default_device():
         return Nodes(count, count)
     used = min(len(devices), count)
     if count % used:
@@ -76,6 +76,12 @@ def _check_positive(name: str, number: Any) -> None:
     check_type(name, int, number)
     if number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}")
+
+
+def _default_device() -> jax.Device:
+    """The device on which JAX runs what no sharding places."""
+    chosen = jax.config.values["jax_default_device"]
+    return chosen if isinstance(chosen, jax.Device) else jax.local_devices()[0]
 
 
 def _mesh(shape: tuple[int, ...], axes: tuple[str, ...], devices: Sequence[jax.Device]) -> Mesh:
@@ -119,7 +125,7 @@ def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] =
 
     Args:
       mesh: with Auto or Explicit axes.
-      slow: axes between nodes, e.g. "dcn".
+      slow: axes between nodes, e.g. "dcn". Nodes are numbered in the order of the mesh's axes, whatever the order here.
       fast: axes inside a node, e.g. ("fsdp", "tensor"). Parameters may be divided over them, and so are a node's
         examples. All other axes of the mesh hold copies.
       per_device: nodes that are emulated on each device, or each group of devices along `fast`.
@@ -145,6 +151,8 @@ def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] =
             raise ValueError(f"mesh axis {axis!r} is named twice: slow={slow}, fast={fast}")
     if not slow:
         raise ValueError(f"slow must name at least one axis of the mesh, which has {tuple(mesh.shape)}")
+    # `lax.ppermute` numbers the devices of several axes in the mesh's order, `lax.axis_index` in the order given
+    slow, fast = (tuple(axis for axis in mesh.axis_names if axis in axes) for axes in (slow, fast))
     nodes = Nodes(1, per_device, mesh, slow, fast)
     return nodes._replace(count=per_device * nodes.size(slow))
 

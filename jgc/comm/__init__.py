@@ -12,6 +12,7 @@ from jgc.comm.collectives import (
     broadcast_dict,
     exact_mean,
     fast_axes,
+    narrowed,
     on_leaders_device,
     one_by_one,
     pmax,
@@ -28,7 +29,7 @@ MEANS: dict[str, Callable[[Array, Nodes, str], Array]] = {"psum": pmean, "ring":
 
 __all__ = [
     "MEANS", "OutsideNodeAxis", "all_gather", "all_gather_dict", "any_true", "at_least_f32", "broadcast",
-    "broadcast_dict", "exact_mean", "fast_axes", "ledger", "local_copies", "node_index", "node_key",
+    "broadcast_dict", "exact_mean", "fast_axes", "ledger", "local_copies", "narrowed", "node_index", "node_key",
     "on_leaders_device", "one_by_one", "pmax", "pmean", "psum", "ring_mean", "ring_mean_of_segments",
     "ring_quantized_mean", "ring_size", "sum_inside", "vary", "vary_over",
 ]  # fmt: skip

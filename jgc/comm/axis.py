@@ -4,6 +4,10 @@ Nodes that share a device live on a vmapped axis; devices live on mesh axes. JAX
 two only in part, so every collective runs over the emulated nodes first and over the devices second.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -18,6 +22,19 @@ class OutsideNodeAxis(RuntimeError):
     """jgc communicates, and no node axis is there."""
 
 
+_apart: ContextVar[bool] = ContextVar("jgc_apart", default=False)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Trace a function that must not communicate: inside the block, `node_index` is outside the node axis."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
 def node_index(nodes: Nodes) -> Array:
     """This node's index, i32[] in [0, K).
 
@@ -25,6 +42,8 @@ def node_index(nodes: Nodes) -> Array:
       OutsideNodeAxis: called outside the node axis; a RuntimeError.
     """
     try:
+        if _apart.get():
+            raise NameError("no node axis")
         device = lax.axis_index(nodes.slow) if nodes.slow else 0
         if nodes.per_device == 1 and nodes.mesh is not None:
             return jnp.asarray(device, jnp.int32)
@@ -71,7 +90,8 @@ def devices(nodes: Nodes) -> int:
 
 # --- the emulated nodes of one device ---------------------------------------------------------------------------
 # JAX 0.10 to 0.12 refuses named collectives over a vmapped axis inside shard_map with check_vma=True. So these
-# functions are batching rules: vmap treats an output that a rule returns unbatched as shared by all nodes.
+# functions are batching rules: vmap treats an output that a rule returns unbatched as shared by all nodes. A rule also
+# runs for a vmap of the caller's, over rows say, inside that of the nodes: only the latter batches a node's index.
 
 
 def is_emulated(nodes: Nodes) -> bool:
@@ -82,19 +102,30 @@ def is_emulated(nodes: Nodes) -> bool:
 def emulated_gather(x: Array, size: int) -> Array:
     """x of all nodes of this device, [per_device, ...]."""
 
-    def copies(x):
+    def copies(x, index):
         return jnp.broadcast_to(x, (size, *x.shape))
 
+    def rule(axis_size, batched, x, index):
+        if not batched[1]:  # the caller's: its entries stay apart
+            return jnp.moveaxis(gather(x, index), 1, 0), True
+        return x if batched[0] else copies(x, index), False
+
     gather = custom_vmap(copies)
-    gather.def_vmap(lambda axis_size, batched, x: (x if batched[0] else copies(x), False))
-    return gather(x)
+    gather.def_vmap(rule)
+    return gather(x, emulated_index())
 
 
 def emulated_shift(x: Array) -> Array:
     """x of the previous node of this device; the first node gets that of the last."""
-    shift = custom_vmap(lambda x: x)
-    shift.def_vmap(lambda axis_size, batched, x: (jnp.roll(x, 1, axis=0) if batched[0] else x, batched[0]))
-    return shift(x)
+
+    def rule(axis_size, batched, x, index):
+        if not batched[1]:
+            return shift(x, index), True
+        return jnp.roll(x, 1, axis=0) if batched[0] else x, batched[0]
+
+    shift = custom_vmap(lambda x, index: x)
+    shift.def_vmap(rule)
+    return shift(x, emulated_index())
 
 
 def emulated_sum(x: Array, nodes: Nodes) -> Array:

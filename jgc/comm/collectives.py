@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.typing import DTypeLike
 
 from jgc.backend import backend
 from jgc.comm.axis import devices, emulated_gather, emulated_sum, is_emulated, node_index, vary_over
@@ -114,6 +115,17 @@ def at_least_f32(dtype: jnp.dtype) -> jnp.dtype:
       (dtype('float32'), dtype('float64'))
     """
     return jnp.dtype(jnp.float32) if dtype.itemsize < 4 else dtype
+
+
+def narrowed(x: Array, dtype: DTypeLike) -> Array:
+    """x in a float dtype; values beyond its range are clipped to it, where a plain cast makes them Inf or NaN.
+
+    Example:
+      >>> narrowed(jnp.array([1.0, -1e6, jnp.nan]), jnp.float16)
+      Array([     1., -65504.,     nan], dtype=float16)
+    """
+    top = float(jnp.finfo(dtype).max)
+    return (x if top >= float(jnp.finfo(x.dtype).max) else jnp.clip(x, -top, top)).astype(dtype)
 
 
 def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fractions import Fraction
+from typing import Any
 
 from jgc.types import Array, Sent
 
@@ -70,7 +71,14 @@ def record(op: str, field: str, x: Array, group: int) -> None:
     """Record a collective over `group` devices in the open ledger, if there is one. Each device contributes x."""
     entries = _ledger.get()
     if entries is not None and group > 1:
-        entries.append(Sent(op, field, bytes_sent(op, x.size * x.dtype.itemsize, group)))
+        entries.append(Sent(op, field, bytes_sent(op, _whole(x).size * x.dtype.itemsize, group)))
+
+
+def _whole(x: Any) -> Any:
+    """x as the compiled collective has it: under `vmap` the x of all entries, nodes of one device or a caller's."""
+    while hasattr(x, "batch_dim"):  # a tracer of vmap; JAX has no public name for what it stands for
+        x = x.val
+    return x
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jgc.compress.idle import check_idle
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.memory import check_momentum, momentum_only, no_memory
@@ -69,6 +70,8 @@ def dense(config: Dense | None = None, **overrides) -> Compressor:
     """
     config = settings_of(Dense, config, overrides)
     check_momentum(config.momentum)
+    if not config.momentum_correction:
+        check_idle(config, "without momentum_correction=True", "momentum")
     memory = momentum_only(config.momentum) if config.momentum_correction else no_memory()
     composed = compose(identity(), memory, dense_exchange(config.algorithm))
     if config.algorithm != "psum" or config.momentum_correction:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from jgc.compress.idle import check_idle
 from jgc.compress.sparse.sparsity import Strategy, sparse_schedule
 from jgc.layout.chunks import CHUNK
 from jgc.layout.selector import SelectBy, Selector, make_selector
@@ -28,7 +29,7 @@ class ErrorFeedback:
     """with momentum correction: g / (1 - momentum) enters the residual at once, so no velocity continues after sending;
     half the state, no masking"""
     residual_dtype: str = "float32"
-    """storage dtype of residuals and momentum"""
+    """storage dtype of residuals and momentum, float32 or bfloat16"""
     residual_decay: float = 1.0
     """share of a residual that is kept from step to step, in (0, 1]; below 1 old residuals fade (SparseLoCo: 0.95). Not
     with momentum correction"""
@@ -94,6 +95,10 @@ def memory_of(config: ErrorFeedback) -> Memory:
         of_correction = field.name in ("factor_masking", "momentum_at_once")
         if of_correction and not config.momentum_correction and getattr(config, field.name) and not field.default:
             raise ValueError(f"{field.name}=True does nothing without momentum_correction=True")
+    if config.momentum_at_once:  # masking may be the method's default
+        check_idle(config, "with momentum_at_once=True", "factor_masking")
+    if not config.momentum_correction:
+        check_idle(config, "without momentum_correction=True", "momentum")
     if not 0 < config.residual_decay <= 1:
         raise ValueError(f"residual_decay must be in (0, 1] (1 keeps all of a residual), got {config.residual_decay}")
     if config.momentum_correction and config.residual_decay != 1:
@@ -122,6 +127,8 @@ def schedule_of(config: Sparsifying, name: str = "top-k") -> tuple[Phase, ...]:
     """The phases of a method; the last one is called `name`.
 
     Raises:
-      ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1].
+      ValueError: an unknown strategy, negative `warmup_steps`, or some with strategy "fixed"; alpha outside (0, 1].
     """
+    if config.strategy == "fixed":
+        check_idle(config, "with strategy='fixed'", "warmup_steps")
     return sparse_schedule(config.strategy, config.alpha, config.warmup_steps, name)

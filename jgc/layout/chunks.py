@@ -66,8 +66,9 @@ def check_chunk(alpha: float, chunk: int) -> None:
         raise ValueError(f"chunk must be a power of two from 16 to {_LONGEST}, got {chunk}")
     if alpha * chunk < 1:
         raise ValueError(
-            f"selection='chunks' sends at least one value of every {chunk}: alpha must be at least "
-            f"1/{chunk}, got {alpha}; give a longer chunk, or selection='layer'"
+            f"selection='chunks' sends at least one value of every {chunk}: the share that is sent (alpha; of egc and "
+            f"threshold_v what ratio and capacity come to) must be at least 1/{chunk}, got {alpha:.3g}; give a longer "
+            "chunk, or selection='layer'"
         )
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.comm import narrowed
 from jgc.layout.hidden import dynamic_part, hidden
 from jgc.misuse import check_arrays
 from jgc.types import Array, PyTree
@@ -171,6 +172,8 @@ def pack(tree: PyTree, packing: Packing) -> Array:
 def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clear: bool = False) -> PyTree:
     """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked leaves are zeros.
 
+    What is beyond a leaf's dtype, as sums of several steps may be in float16, is clipped to it.
+
     Args:
       flat: the vector.
       packing: its layout.
@@ -192,7 +195,7 @@ def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clea
         else:
             part = flat[spec.start : spec.start + spec.size]
         part = jnp.where(skip, 0, part) if clear else part
-        return part.reshape(spec.shape).astype(spec.dtype)
+        return narrowed(part.reshape(spec.shape), spec.dtype)
 
     return jax.tree_util.tree_unflatten(packing.treedef, [leaf(spec) for spec in packing.leaves])
 

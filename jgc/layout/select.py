@@ -16,6 +16,7 @@ from jgc.layout.top_k import Range, largest_in_ranges
 from jgc.types import Array
 from jgc.wire import elias_fano
 from jgc.wire.bits import LANES, TILE
+from jgc.wire.sums import group_sums
 
 _PAST_ALL = np.iinfo(np.int32).max  # a position past the end of every vector
 
@@ -81,8 +82,7 @@ def top_positions(v: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) 
 
 def layer_means(x: Array, counts: tuple[int, ...]) -> Array:
     """Mean of each layer's selected values x f32[mu], f32[layers]."""
-    sums = jax.ops.segment_sum(x, layer_ids(counts), len(counts), indices_are_sorted=True)
-    return sums / np.array(counts, np.float32)
+    return group_sums(x, jnp.asarray(layer_ids(counts)), len(counts)) / np.array(counts, np.float32)
 
 
 def layer_starts(layers: tuple[Layer, ...], counts: tuple[int, ...]) -> np.ndarray:

@@ -116,14 +116,14 @@ def _found_by(values: Array, ranges: Sequence[Range], kind: str, variant: Varian
         return _selected(values, ranges, 1 if variant == "threshold" else block_of(ranges))
     if kind == "all":
         return jnp.concatenate([one.start + jnp.arange(one.k, dtype=jnp.int32) for one in ranges])
-    found = dict.fromkeys(ranges, jnp.zeros((0,), jnp.int32))
+    found: dict[int, Array] = {}
     for size, k in dict.fromkeys((one.size, one.k) for one in ranges):  # ranges of equal size in one batch
-        alike = [one for one in found if one[1:] == (size, k)]
-        rows = jnp.stack([values[one.start : one.start + size] for one in alike])
-        starts = np.array([[one.start] for one in alike], np.int32)
+        alike = [i for i, one in enumerate(ranges) if one[1:] == (size, k)]
+        rows = jnp.stack([values[ranges[i].start : ranges[i].start + size] for i in alike])
+        starts = np.array([[ranges[i].start] for i in alike], np.int32)
         positions = starts + jnp.sort(lax.top_k(jnp.abs(rows), k)[1], axis=1)
         found |= dict(zip(alike, positions, strict=True))
-    return jnp.concatenate(list(found.values()))
+    return jnp.concatenate([found[i] for i in range(len(ranges))])
 
 
 def fastest(size: int, k: int) -> Variant:

@@ -43,7 +43,12 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
 
     Args:
       algorithm: "psum" (whatever XLA and its network library choose) or "ring" (explicit, by `ppermute`).
+
+    Raises:
+      ValueError: another algorithm.
     """
+    if algorithm not in comm.MEANS:
+        raise ValueError(f"algorithm must be one of {', '.join(comm.MEANS)}, got {algorithm!r}")
     reduce = comm.MEANS[algorithm]
 
     def run(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:

@@ -35,6 +35,7 @@ from jgc.placement import per_node
 from jgc.types import Array, Compressor, Info, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition
 
 Layers = tuple[Layer, ...]
+MOST_VALUES = 2**31 - 1
 
 
 class Step(NamedTuple):
@@ -189,6 +190,12 @@ class _Method(NamedTuple):
 
     def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
         packing = make_packing(params)
+        if packing.size > MOST_VALUES:
+            raise ValueError(
+                f"the parameters have {packing.size:,} values, and positions in one vector are i32, up to "
+                f"{MOST_VALUES:,}: give groups of layers a method each (jgc.compress.per_layer), or divide parameters "
+                "among the devices of a node (docs/meshes.md)"
+            )
         shared, own = self.init(key, packing.layers, nodes)
         kept = self.memory.init(packing.size)
         if backend_of(nodes) == "tpu":

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.backend import traced_for
 from jgc.layout.pack import leaf_paths
 from jgc.layout.squares import squared_norm
 from jgc.memory import clip_local
@@ -157,8 +158,7 @@ def _by_shards(
             f"{len(group_of)} at init"
         )
     groups = split(leaf_paths(grads), jax.tree.leaves(grads), group_of, len(axes))
-    for i, own in enumerate(axes):  # a node's mean over the fast axes that do not divide the leaf
-        groups[i] = comm.exact_mean(groups[i], nodes._replace(fast=tuple(a for a in nodes.fast if a not in own)))
+    groups = _means_inside(groups, axes, nodes)
     skip = _unusable_anywhere(groups, nodes)
     groups = _clipped(core, groups, nodes)
     results = [
@@ -167,6 +167,12 @@ def _by_shards(
     ]
     aggregated, states, infos = zip(*results, strict=True)
     return join(aggregated, grads), joined(states, axes, group_of), sum_of(infos, axes, nodes)
+
+
+def _means_inside(groups: Sequence[PyTree], axes: Sequence[tuple[str, ...]], nodes: Nodes) -> list[PyTree]:
+    """Each group's means over the fast axes of a node that do not divide its leaves."""
+    others = [nodes._replace(fast=tuple(axis for axis in nodes.fast if axis not in own)) for own in axes]
+    return [comm.exact_mean(group, along) for group, along in zip(groups, others, strict=True)]
 
 
 def diagnose(
@@ -198,6 +204,7 @@ def diagnose(
         return core.diagnose(phase, key, _clipped(core, grads, nodes), state, nodes)
     axes = state.shared.axes
     groups = split(leaf_paths(grads), jax.tree.leaves(grads), state.shared.group_of, len(axes))
+    groups = _means_inside(groups, axes, nodes)
     i = max(range(len(axes)), key=lambda i: sum(x.size for x in groups[i].values()))
     own = _clipped(core, groups, nodes)[i]
     found = core.diagnose(phase, key_of(key, i, axes[i]), own, states_of(state)[i], nodes)
@@ -223,21 +230,27 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
     """
     check_compressor(compressor)
     core: Core = compressor.core
-    if not isinstance(local, ByShards):
+
+    def of_one(local, shapes, devices=0):  # `devices`: further axes in front, of devices that each have their own
         own = jax.eval_shape(lambda: core.init(jax.random.key(0), shapes, Nodes(1, 1)).local)  # with a node axis
-        if any(x.ndim >= one.ndim for x, one in zip(jax.tree.leaves(local), jax.tree.leaves(own), strict=False)):
+        pairs = zip(jax.tree.leaves(local), jax.tree.leaves(own), strict=False)
+        if any(x.ndim - devices >= one.ndim for x, one in pairs):
             raise ValueError("local has the node axis: give one node's, jax.tree.map(lambda x: x[i], state.local)")
-        return core.residual(local, shapes)
-    return shards.residual(core.residual, local, shapes)
+        return partial(core.residual, shapes=shapes)
+
+    if not isinstance(local, ByShards):
+        return of_one(local, shapes)(local)
+    return shards.residual(of_one, local, shapes)
 
 
 def logical(compressor: Compressor, phase: Hashable, shapes: PyTree, nodes: Nodes) -> Wire:
     """`compressor.wire` without the physical bytes, which would need a trace of the whole step."""
     divided = shards_of(shapes, nodes)
+    with traced_for(nodes):  # codes fill their last word as the kind of device needs it
+        groups = [shapes] if divided is None else divided.groups
+        each = [compressor.core.messages(phase, group, nodes) for group in groups]
     if divided is None:
-        step, once = compressor.core.messages(phase, shapes, nodes)
-        return Wire(step, (), once, nodes.size(nodes.fast))
-    each = [compressor.core.messages(phase, group, nodes) for group in divided.groups]
+        return Wire(each[0][0], (), each[0][1], nodes.size(nodes.fast))
     sizes = [nodes.size(axes) for axes in divided.axes]  # messages of a node, from all of its devices
     step, once = (added([scaled(m, n) for m, n in zip(ms, sizes, strict=True)]) for ms in zip(*each, strict=True))
     return Wire(step, (), once, nodes.size(nodes.fast))

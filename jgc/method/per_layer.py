@@ -20,6 +20,7 @@ from jgc.method.diagnose import cosine
 from jgc.method.guard import Core, guarded
 from jgc.method.messages import added
 from jgc.misuse import check_compressor
+from jgc.placement import sharding_spec
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State
 
 Group = dict[str, Array]  # leaves by path
@@ -104,6 +105,19 @@ def matcher(rule: Rule) -> Callable[[str, Any], bool]:
     return lambda path, leaf: compiled.search(path) is not None
 
 
+def check_on_shards(matches: Callable[[str, Any], bool], params: PyTree) -> None:
+    """Raise ValueError if a function says another thing of a leaf than of its shards, which are what a device sees."""
+    for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
+        if not tuple(sharding_spec(leaf)):
+            continue
+        shard = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+        if bool(matches(path, leaf)) != bool(matches(path, shard)):
+            raise ValueError(
+                f"a rule says {bool(matches(path, leaf))} of {path} {list(leaf.shape)}, and of the shards that devices "
+                f"have of it, {list(shard.shape)}, the opposite: give a rule about its path"
+            )
+
+
 class _Groups(NamedTuple):
     rules: tuple[Rule, ...]
     matchers: tuple[Callable[[str, Any], bool], ...]
@@ -118,7 +132,10 @@ class _Groups(NamedTuple):
         return groups
 
     def check(self, params: PyTree) -> None:
-        """Raise ValueError if a pattern matches no leaf."""
+        """Raise ValueError if a pattern matches no leaf, a function not all shards of one, or a member does not fit."""
+        for rule, matches in zip(self.rules, self.matchers, strict=True):
+            if callable(rule):
+                check_on_shards(matches, params)
         split = self.split(params)
         leaves = list(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
         for rule, matches, group in zip(self.rules, self.matchers, split, strict=False):
@@ -128,6 +145,9 @@ class _Groups(NamedTuple):
                     raise ValueError(f"an earlier rule takes all that the pattern {rule!r} matches, {earlier[0]} first")
                 paths = ", ".join(path for path, _ in leaves)
                 raise ValueError(f"the pattern {rule!r} matches no parameter; there are {paths}")
+        for core, group in zip(self.cores, split, strict=True):
+            if core.check is not None and group:
+                core.check(group)
 
     def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
         split = self.split(params)

@@ -158,8 +158,15 @@ def info_of_node(info: Info, nodes: Nodes) -> Info:
     return Info(jnp.sqrt(squared), elements, overflow, bad == 0)
 
 
-def residual(of_group: Callable[[PyTree, Group], Group], own: ByShards, params: PyTree) -> Group:
-    """Whole residuals by path. `own` is a node's local state, with an axis of the devices; `params` have shardings."""
+def residual(residual_of: Callable[..., Callable[[PyTree], Group]], own: ByShards, params: PyTree) -> Group:
+    """Whole residuals by path.
+
+    Args:
+      residual_of: `(part, shapes, devices) -> function` of a group's state, after a look at its `part`, which has
+        `devices` further axes: 1 for an axis of the devices that divide the group, else 0.
+      own: a node's local state, with these axes.
+      params: with shardings.
+    """
     paths, leaves = leaf_paths(params), jax.tree.leaves(params)
     divided = {path: x.sharding for path, x in zip(paths, leaves, strict=True) if tuple(sharding_spec(x))}
     shapes = [
@@ -169,11 +176,12 @@ def residual(of_group: Callable[[PyTree, Group], Group], own: ByShards, params: 
     found: Group = {}
     groups = split(paths, shapes, own.group_of, len(own.axes))
     for axes, part, group in zip(own.axes, own.parts, groups, strict=True):
+        of_group = residual_of(part, group, int(bool(axes)))
         if not axes:
-            found |= of_group(part, group)
+            found |= of_group(part)
             continue
         size = math.prod(next(iter(divided.values())).mesh.shape[axis] for axis in axes)
-        for path, x in jax.vmap(lambda own, group=group: of_group(own, group), axis_size=size)(part).items():
+        for path, x in jax.vmap(of_group, axis_size=size)(part).items():
             found[path] = whole(x, divided[path].spec, axes, divided[path].mesh.shape)
     return found
 

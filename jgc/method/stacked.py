@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jgc.layout.pack import Packing, leaf_paths
 from jgc.method.from_step import Step
 from jgc.method.guard import Core, guarded
-from jgc.method.per_layer import Rule, matcher
+from jgc.method.per_layer import Rule, check_on_shards, matcher
 from jgc.misuse import check_compressor
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, PyTree, State
 
@@ -112,7 +112,9 @@ class _Stacked(NamedTuple):
         return jax.tree.unflatten(treedef, out)
 
     def check(self, params: PyTree) -> None:
-        """Raise ValueError if a pattern matches no leaf, or one that cannot be stacked."""
+        """Raise ValueError if a pattern matches no leaf, or one that cannot be stacked; see also `check_on_shards`."""
+        if callable(self.rule):
+            check_on_shards(self.matches, params)
         paths = leaf_paths(params)
         found = [one for one in zip(paths, jax.tree.leaves(params), strict=True) if self.matches(*one)]
         if not found and not callable(self.rule):

@@ -235,7 +235,8 @@ def make_compressor(config: Config, model: Model, epoch: int = 1) -> Compressor:
                 f"--compressor.momentum {settings.momentum} contradicts --momentum {config.momentum}: "
                 "give --momentum alone, it goes to the optimiser or to the compressor's memory"
             )
-        settings = dataclasses.replace(settings, momentum=config.momentum)
+        owns = getattr(settings, "momentum_correction", True)
+        settings = dataclasses.replace(settings, momentum=config.momentum if owns else default)
     return _with_layers(config, model, settings)
 
 
@@ -253,7 +254,8 @@ def _with_layers(config: Config, model: Model, settings: Any) -> Compressor:
         raise UserError(f"--layers.value-code {layers.value_code} does nothing without --layers.top-k")
     patterns = {FIRST: model.first_layer, LAST: model.last_layer}
     method, rules = compress.build(settings), []
-    momentum: dict[str, Any] = {"momentum_correction": method.owns_momentum, "momentum": config.momentum}
+    owned = {"momentum_correction": True, "momentum": config.momentum}
+    momentum: dict[str, Any] = owned if method.owns_momentum else {}
     if dense := patterns.get(layers.dense or "", layers.dense):
         rules.append((dense, compress.dense(**momentum)))
     if top_k := patterns.get(layers.top_k or "", layers.top_k):

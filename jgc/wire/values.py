@@ -23,8 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.comm import narrowed
 from jgc.types import Array
 from jgc.wire.bits import pack_bits, unpack_bits
+from jgc.wire.sums import group_sums
 
 ValueCode = Literal["float32", "float16", "bfloat16", "8bit", "4bit", "2bit", "1bit", "2bit-codebook"]
 CODEBOOK = "2bit-codebook"
@@ -52,9 +54,7 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
     if code == CODEBOOK:
         return _encode_by_codebook(x, counts)
     if not code.endswith("bit"):
-        dtype = jnp.dtype(code)
-        limit = float(jnp.finfo(dtype).max)
-        return {"values": x if dtype == x.dtype else jnp.clip(x, -limit, limit).astype(dtype)}
+        return {"values": narrowed(x, code)}
     bits = int(code[:-3])
     levels, magnitudes = 2 ** (bits - 1), jnp.abs(x)
     group, groups = _group(x < 0, counts), 2 * len(counts)
@@ -63,8 +63,8 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
     share = magnitudes / jnp.where(largest > 0, largest, 1)[group]  # in [0, 1]
     level = jnp.minimum((share * levels).astype(jnp.uint32), levels - 1)
     unit = _unit(level, levels)
-    used = jax.ops.segment_sum(unit**2, group, groups)  # 0 for a group without values
-    fit = jax.ops.segment_sum(share * unit, group, groups) / jnp.where(used > 0, used, 1)
+    used = group_sums(unit**2, group, groups)  # 0 for a group without values
+    fit = group_sums(share * unit, group, groups) / jnp.where(used > 0, used, 1)
     codes = level + jnp.where(x < 0, jnp.uint32(levels), jnp.uint32(0))
     return {"values": pack_bits(codes, bits), "scales": jnp.minimum(largest * fit, jnp.finfo(jnp.float32).max)}
 
@@ -111,8 +111,8 @@ def _encode_by_codebook(x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
     def means(upper):
         """The mean of either class of every group, f32[groups, 2]; 0 for a class without values."""
         of = 2 * group + upper
-        count = jax.ops.segment_sum(jnp.ones_like(share), of, 2 * groups)
-        return (jax.ops.segment_sum(share, of, 2 * groups) / jnp.maximum(count, 1)).reshape(groups, 2)
+        count = group_sums(jnp.ones_like(share), of, 2 * groups)
+        return (group_sums(share, of, 2 * groups) / jnp.maximum(count, 1)).reshape(groups, 2)
 
     upper = (share > 0.5).astype(jnp.int32)
     for _ in range(LLOYD):

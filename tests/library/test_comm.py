@@ -263,3 +263,47 @@ def test_eight_byte_numbers_become_two_words():
 def test_booleans_are_refused_as_words():
     with pytest.raises(TypeError, match="pack booleans into bits"):
         words.to_words(jnp.ones(3, bool))
+
+
+# --- a vmap of the caller's, and axes in any order ----------------------------------------------------------------
+
+
+@every_layout
+def test_a_vmap_over_rows_keeps_rows_apart(layout):
+    nodes = _nodes(layout)
+    x = _integers(nodes, 12).reshape(nodes.count, 3, 4)
+
+    def one(x):
+        over_rows = [lambda r, f=f: f(r, nodes, "x") for f in (comm.pmean, comm.ring_mean, comm.pmax, comm.all_gather)]
+        return [jax.jit(jax.vmap(f))(x) for f in over_rows]
+
+    mean, ring, largest, everyone = _run(one, nodes, x)
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(ring, x.mean(0), rtol=1e-6)
+    np.testing.assert_array_equal(largest, x.max(0))
+    np.testing.assert_array_equal(everyone, x.swapaxes(0, 1))
+
+
+def test_ring_takes_slow_axes_in_any_order():
+    given_nodes = [from_mesh(_mesh(2, 3), slow=axes) for axes in (("a", "b"), ("b", "a"))]
+    assert given_nodes[0] == given_nodes[1]
+    x = _integers(given_nodes[1], 10)
+    mean = _run(lambda x: comm.ring_mean(x, given_nodes[1], "x"), given_nodes[1], x)
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("per_device", [1, 2])
+def test_ledger_counts_every_entry_of_a_vmap(per_device):
+    nodes = from_mesh(_mesh(2, 3), slow="a", fast="b", per_device=per_device)
+    x = jgc.place(_integers(nodes, 12).reshape(nodes.count, 3, 4), LOCAL, nodes)
+
+    def one(x):
+        x = comm.vary_over(x, ("b",)) + jax.lax.axis_index("b")  # as the gradients of a node's devices differ
+        inside = comm.sum_inside(x, ("b",), nodes, "inside") + comm.exact_mean(2 * x, nodes)
+        return jax.vmap(lambda r: comm.pmean(r, nodes, "rows"))(inside)
+
+    run = jax.jit(jgc.on_nodes(one, nodes, (LOCAL,), SHARED))
+    with comm.ledger() as sent:
+        lowered = run.lower(x)
+    assert [entry.bytes for entry in sent] == [4 * 12 * per_device * 4 / 3] * 2 + [4 * 12]
+    assert sum(entry.bytes for entry in sent) == sum(one.sent_bytes for one in collectives(lowered.compile()))

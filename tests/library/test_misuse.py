@@ -387,6 +387,9 @@ WITH_MOMENTUM = {
     "adamw": (optax.adamw(0.1), "0/mu"),
     "lion": (optax.lion(0.1), "0/mu"),
     "ema": (optax.chain(optax.ema(0.9), optax.sgd(0.1)), "0/ema"),
+    "adan": (optax.adan(0.1), "0/m"),
+    "prodigy": (optax.contrib.prodigy(0.1), "exp_avg"),
+    "ademamix": (optax.contrib.ademamix(0.1), "0/m1"),
 }
 
 
@@ -412,6 +415,7 @@ def test_momentum_warning_can_be_turned_off_and_is_silent_where_all_is_well():
     fine = [
         (OWNING, optax.sgd(0.1)),
         (OWNING, optax.rmsprop(0.1)),
+        (OWNING, optax.rmsprop(0.1, centered=True)),
         (topk(), optax.adamw(0.1)),
         (dense(), optax.lion(0.1)),
     ]
@@ -562,12 +566,61 @@ def test_as_optax_takes_phases_that_a_method_finds():
         ({"alpha": True}, "alpha must be a number, got True"),
         ({"momentum_correction": "False"}, "momentum_correction must be True or False, got 'False'"),
         ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
-        ({"selection": "chunks", "alpha": 0.00024}, "alpha must be at least 1/4096, got 0.00024"),
+        ({"selection": "chunks", "alpha": 0.00024}, "must be at least 1/4096, got 0.00024"),
     ],
 )
 def test_a_setting_of_another_type_is_named(settings, message):
     with _raises(ValueError, message):
         topk(**settings)
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("topk", {"momentum": 0.5}, "momentum=0.5 does nothing without momentum_correction=True"),
+        ("dense", {"momentum": 0.5}, "momentum=0.5 does nothing without momentum_correction=True"),
+        ("topk", {"momentum_correction": True, "momentum_at_once": True, "factor_masking": True},
+         "factor_masking=True does nothing with momentum_at_once=True"),
+        ("random_k", {"strategy": "fixed", "warmup_steps": 3}, "warmup_steps=3 does nothing with strategy='fixed'"),
+        ("gradiveq", {"feedback_steps": 5}, "feedback_steps=5 does nothing without error_feedback"),
+        ("gradiveq", {"control_every": 3}, "control_every=3 does nothing without control_limit"),
+        ("gradiveq", {"slice_size": 18, "slice_taps": 2}, "slice_taps=2 does nothing with slice_size=18"),
+        ("gradiveq", {"slice_size": 90_000}, "slice_size must be at most max_slice = 65536, got 90000"),
+        ("gradiveq", {"warmup_steps": 0, "sampling_steps": 1, "samples": 4}, "the first bases need two samples"),
+        ("signsgd", {"combine": "feedback", "magnitude": 1.0}, "magnitude=1.0 does nothing with combine='feedback'"),
+        ("demo", {"sign": False, "magnitude": 1.0}, "magnitude=1.0 does nothing with sign=False"),
+        ("lgc_ps", {"code_dtype": "none", "overwrite": False}, "overwrite=False does nothing with code_dtype='none'"),
+        ("lgc_ps", {"autoencoder_learning_rate": float("inf")}, "autoencoder_learning_rate must be finite and pos"),
+        ("lgc_ps", {"lambda_similarity": float("inf")}, "lambda_similarity must be finite, 0 or positive, got inf"),
+        ("klt", {"track_age": True}, "track_age must be False, got True"),
+        ("egc", {"selection": "chunks", "ratio": 8192}, "must be at least 1/4096, got 0.000122"),
+        ("topk", {"residual_dtype": "float16"}, "residual_dtype must be one of float32, bfloat16, got 'float16'"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_does_nothing_is_named(name, settings, message):
+    with _raises(ValueError, message):
+        jgc.compress.METHODS[name].factory(**settings)
+
+
+def test_defaults_that_do_nothing_pass():
+    assert jgc.compress.dgc(momentum_at_once=True).owns_momentum  # its default masking is not the user's
+    assert not jgc.compress.dgc(momentum_correction=False).owns_momentum
+
+
+def test_vectors_of_more_values_than_positions_have_bits_for():
+    shapes = {f"w{i}": jax.ShapeDtypeStruct((2**15, 2**14), jnp.float32) for i in range(4)}
+    for name in ("qsgd", "topk", "random_k", "onebit"):
+        with _raises(ValueError, "2,147,483,648 values, and positions in one vector are i32"):
+            jgc.bytes_per_step(jgc.compress.METHODS[name].factory(), shapes, jgc.make_nodes(2))
+    halves = per_layer([("w[01]", jgc.compress.qsgd())], default=jgc.compress.qsgd())
+    assert jgc.bytes_per_step(halves, shapes, jgc.make_nodes(2))
+
+
+def test_ring_of_int16_codes_has_no_room_for_many_nodes():
+    params, nodes = {"w": jnp.zeros((40, 30))}, jgc.make_nodes(64, jax.devices()[:1])
+    ring = jgc.compress.lgc_ring(alpha=0.2, code_dtype="int16")
+    with _raises(ValueError, "code_dtype='int16' leaves each of 64 nodes codes up to 2 times a layer's scale"):
+        jgc.bytes_per_step(ring, params, nodes)
 
 
 def test_numbers_of_numpy_are_numbers():

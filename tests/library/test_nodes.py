@@ -225,3 +225,20 @@ def test_fast_axes_give_the_plain_mean(name, averaged):
     state = place(compressor.init(jax.random.key(0), params, nodes), placements, nodes)
     aggregated, _ = step(params, place(batch, BATCH, nodes), state)
     np.testing.assert_allclose(aggregated["w"], _by_hand(params, batch).mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_nodes_of_one_device_run_on_that_device():
+    nodes = make_nodes(4, devices=jax.devices()[3:4])
+    assert (nodes.count, nodes.per_device, nodes.mesh.devices.tolist()) == (4, 4, [jax.devices()[3]])
+    x = place(np.arange(4.0), LOCAL, nodes)
+    mean = jax.jit(on_nodes(lambda x: comm.pmean(x, nodes, "x"), nodes, ins=(LOCAL,), outs=SHARED))(x)
+    assert mean == 1.5 and mean.devices() == {jax.devices()[3]}
+    assert make_nodes(4, devices=jax.devices()[:1]).mesh is None
+
+
+@every_layout
+def test_function_that_communicates_is_refused_one_by_one(layout):
+    nodes = nodes_of(layout)
+    run = on_nodes(lambda x: comm.pmean(x, nodes, "x"), nodes, ins=(LOCAL,), outs=LOCAL, unroll=True)
+    with pytest.raises(ValueError, match="the function communicates"):
+        run(np.zeros((nodes.count, 2), np.float32))

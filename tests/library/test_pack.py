@@ -84,3 +84,12 @@ def test_complex_leaves_are_refused_by_name():
 
 def test_layer_ids_match_selected_values():
     assert layer_ids((2, 1, 3)).tolist() == [0, 0, 1, 2, 2, 2]
+
+
+def test_what_is_beyond_a_leafs_dtype_is_clipped():
+    tree = {"half": jnp.zeros((2, 2), jnp.float16), "eighth": jnp.zeros((2, 1), jnp.float8_e4m3fn), "b": jnp.zeros(1)}
+    packing = make_packing(tree)
+    out = unpack(jnp.array([1e9, 1.0, -1e9, 7e4, -7e4, 2.0, 1e9], jnp.float32), packing)
+    assert out["eighth"].astype(jnp.float32).ravel().tolist() == [448.0, 1.0]
+    assert out["half"].ravel().tolist() == [-65504.0, 65504.0, -65504.0, 2.0]
+    assert out["b"].tolist() == [1e9]

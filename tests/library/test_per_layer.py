@@ -132,9 +132,29 @@ def test_two_momentum_owners_are_an_error_when_built():
 
 @pytest.mark.parametrize("correction", [False, True])
 def test_method_policy_has_one_momentum_owner(correction):
-    settings = {"momentum_correction": correction, "momentum": 0.5}
+    settings = {"momentum_correction": True, "momentum": 0.5} if correction else {}
     compressor = per_layer([("^Conv_0/", dense(**settings))], default=topk(alpha=0.1, **settings))
     assert compressor.owns_momentum == correction
     aggregated, *_ = _run(compressor, _gradients(), steps=3)
     series = 1 + 0.5 + 0.25 if correction else 1  # of a gradient that stays the same
     assert np.array_equal(aggregated["Conv_0"]["kernel"], series * _gradients()["Conv_0"]["kernel"].mean(0))
+
+
+def test_members_are_checked_against_their_own_leaves():
+    nodes = nodes_of("1 device")
+    for member in (jgc.compress.stacked("^typo/", topk()), per_layer([("^typo/", dense())], topk())):
+        with pytest.raises(ValueError, match=r"the pattern '\^typo/' matches no parameter"):
+            per_layer([("^Conv_0/", member)], default=topk()).init(jax.random.key(0), PARAMS, nodes)
+
+
+def test_rule_about_shapes_must_say_of_shards_what_it_says_of_leaves():
+    mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    nodes = jgc.from_mesh(mesh, "dcn", "fsdp")
+    params = {"w": jax.device_put(np.zeros((8, 16), np.float32), jax.NamedSharding(mesh, jax.P("fsdp")))}
+    tall = (lambda path, x: x.shape[0] >= 8, topk())
+    with pytest.raises(ValueError, match=r"a rule says True of w \[8, 16\], and of the shards .* \[2, 16\], the op"):
+        per_layer([tall], default=dense()).init(jax.random.key(0), params, nodes)
+    with pytest.raises(ValueError, match="the opposite"):
+        jgc.compress.stacked(tall[0], topk()).init(jax.random.key(0), params, nodes)
+    wide = (lambda path, x: x.shape[1] >= 16, topk())
+    assert per_layer([wide], default=dense()).init(jax.random.key(0), params, nodes).shared is not None

@@ -371,3 +371,26 @@ def test_wrong_axes_are_named(slow, fast, message):
     with pytest.raises(ValueError) as error:
         jgc.from_mesh(jax.make_mesh((2, 4), ("dcn", "fsdp")), slow, fast)
     assert message in str(error.value)
+
+
+def test_residual_of_all_nodes_is_refused():
+    run = run_of("topk")
+    with pytest.raises(ValueError, match=r"local has the node axis: give one node's"):
+        jgc.residual(compressor_of("topk"), run.first.local, run.params)
+
+
+def test_diagnosis_averages_over_axes_that_do_not_divide():
+    mesh = jax.make_mesh((2, 2, 2), ("s", "a", "b"), axis_types=(AxisType.Auto,) * 3)
+    nodes = jgc.from_mesh(mesh, slow="s", fast=("a", "b"))
+    params = {"w": jax.device_put(np.zeros((4, 6), np.float32), NamedSharding(mesh, P("a")))}
+    compressor = jgc.compress.dense()
+    state = compressor.init(jax.random.key(0), params, nodes)
+
+    def one(grads, state):
+        grads = jax.tree.map(lambda g: jgc.comm.vary_over(g, ("b",)) * (1.0 + jax.lax.axis_index("b")), grads)
+        return jgc.diagnose(compressor, "dense", jax.random.key(0), grads, state, nodes)["reconstruction_cosine"]
+
+    grads = {"w": jax.device_put(np.ones((2, 4, 6), np.float32), NamedSharding(mesh, P("s", "a")))}
+    placements = placements_of(state)
+    ins = ({"w": Sharded("local", P("a"))}, placements)
+    assert jax.jit(jgc.on_nodes(one, nodes, ins=ins, outs=jgc.SHARED))(grads, state) == pytest.approx(1)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar, Literal, get_args
 
+from jgc.compress.idle import check_idle
 from jgc.compress.settings import Chunked, ErrorFeedback, selector_of
 from jgc.wire.values import ValueCode
 
@@ -80,7 +81,11 @@ PAPER_RECIPE: dict[str, Any] = {
     "autoencoder_loss": "sum",
     "autoencoder_updates": 1,
 }
-"""The autoencoder as the paper trains and uses it: `lgc_ps(**PAPER_RECIPE)`. Every node has positions of its own."""
+"""The autoencoder as the paper trains and uses it: `lgc_ps(**PAPER_RECIPE)`. Every node has positions of its own.
+
+SGD on sums over raw values diverges where gradients are large: with values of the order of 1 its weights, and with them
+the aggregate, become NaN.
+"""
 
 
 def check_common(config: Lgc) -> None:
@@ -88,8 +93,9 @@ def check_common(config: Lgc) -> None:
     selector_of(config, config.alpha, config.min_values)
     if config.autoencoder_updates < 1:
         raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")
-    if not config.autoencoder_learning_rate > 0:
-        raise ValueError(f"autoencoder_learning_rate must be positive, got {config.autoencoder_learning_rate}")
+    rate = config.autoencoder_learning_rate
+    if not 0 < rate < float("inf"):
+        raise ValueError(f"autoencoder_learning_rate must be finite and positive, got {rate}")
     check_choices(config, feedback=("exact", "paper"), scale=("layer", "none"), autoencoder_optimizer=("adam", "sgd"),
                   autoencoder_loss=("mean", "sum"))  # fmt: skip
 
@@ -100,8 +106,8 @@ def check(config: LgcPs) -> None:
     if not 0 <= config.innovation <= 1:
         raise ValueError(f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}")
     for name in ("lambda_reconstruction", "lambda_similarity"):
-        if not getattr(config, name) >= 0:
-            raise ValueError(f"{name} must be 0 or positive, got {getattr(config, name)}")
+        if not 0 <= getattr(config, name) < float("inf"):
+            raise ValueError(f"{name} must be finite, 0 or positive, got {getattr(config, name)}")
     check_choices(
         config, positions=("leader", "own"), leader=("fixed", "rotating"),
         innovation_by=("error", "magnitude", "layer"), innovation_dtype=("float32", "float16", "bfloat16"),
@@ -109,6 +115,8 @@ def check(config: LgcPs) -> None:
     )  # fmt: skip
     if config.code_dtype == "none" and not (config.fold_signs and config.send_means):
         raise ValueError("code_dtype='none' needs fold_signs and send_means, or only innovations would be sent")
+    if config.code_dtype == "none":
+        check_idle(config, "with code_dtype='none', which has no decoder for innovations to enter", "overwrite")
 
 
 def check_choices(config: Lgc, **choices: tuple[str, ...]) -> None:

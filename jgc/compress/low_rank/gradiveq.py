@@ -31,7 +31,7 @@ Differs from the paper
      beginning of the cycle. Gradients shrink in training, and the loss of a local gradient is mostly noise, far above
      lambda, which refers to the aggregate.
   5. `samples` is ours: bases can be computed from the newest sampling steps of several cycles, and of the warm-up, so
-     that cycles can be short and bases large.
+     that cycles can be short and bases large. mu is then still the mean over the newest sampling phase alone.
   6. `error_feedback` is ours: the residual keeps the error of (3). Codes cannot carry it, because the bases do not
      change within a cycle. It is sent in the next sampling phase, at once or over `feedback_steps` in equal shares. The
      error of QSGD is not kept: its rounding is unbiased, and its residual would grow without bound.
@@ -45,6 +45,7 @@ import jax
 
 from jgc import comm
 from jgc.compress.dense import dense
+from jgc.compress.idle import check_idle
 from jgc.compress.low_rank import slices
 from jgc.compress.low_rank.gradiveq_steps import BUCKET, convolutions, kept_samples
 from jgc.compress.quantized.qsgd import qsgd
@@ -173,6 +174,11 @@ def check(config: Gradiveq) -> None:
         raise ValueError(f"algorithm must be 'psum' or 'ring', got {config.algorithm!r}")
     if not config.overlapped and config.algorithm != "ring":
         raise ValueError(f"overlapped must be True without algorithm='ring', got False with {config.algorithm!r}")
+    for name, beside in (("feedback_steps", "error_feedback"), ("control_every", "control_limit")):
+        if not getattr(config, beside):
+            check_idle(config, f"without {beside}", name)
+    if config.slice_size:
+        check_idle(config, f"with slice_size={config.slice_size}", "slice_taps")
     least = {"sampling_steps": 1 if config.samples else 2, "compressed_steps": 1, "slice_taps": 1, "max_slice": 1,
              "control_every": 1, "feedback_steps": 1}  # fmt: skip
     for name, bound in {**least, "rank": 0, "samples": 0, "slice_size": 0, "reuse": 0, "control_limit": 0}.items():
@@ -182,6 +188,8 @@ def check(config: Gradiveq) -> None:
         raise ValueError(
             f"feedback_steps must be at most sampling_steps = {config.sampling_steps}, got {config.feedback_steps}"
         )
+    if config.samples and config.warmup_steps + config.sampling_steps < 2:
+        raise ValueError("the first bases need two samples: sampling_steps=1 needs warmup_steps of at least 1, got 0")
     fewest = max(2, config.sampling_steps)
     if config.samples and config.samples < fewest:
         raise ValueError(f"samples must be 0 (those of a cycle) or at least {fewest}, got {config.samples}")
@@ -195,6 +203,8 @@ def check(config: Gradiveq) -> None:
             "error_feedback must be False with centred True, got True: samples include the sent residual, "
             "and their mean would be added in every compressed step"
         )
+    if config.slice_size > config.max_slice:
+        raise ValueError(f"slice_size must be at most max_slice = {config.max_slice}, got {config.slice_size}")
     if config.slice_size and config.rank > config.slice_size:
         raise ValueError(f"rank must be at most slice_size = {config.slice_size}, got {config.rank}")
 

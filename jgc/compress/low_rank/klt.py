@@ -198,6 +198,8 @@ def _check(config: Klt) -> None:
         raise ValueError(f"the dense phase must have a step to learn from, got warmup_steps {config.warmup_steps}")
     if config.factor_masking:
         raise ValueError("factor_masking must be False, got True: coefficients do not wait, so no velocity is stale")
+    if config.track_age:
+        raise ValueError("track_age must be False, got True: coefficients send a part of every value in every step")
     for name, least in (("refresh", 0), ("max_mode", 1)):
         if getattr(config, name) < least:
             raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")

@@ -19,6 +19,8 @@ from jgc.layout.top_k import largest_positions
 from jgc.layout.top_k_tiles import bits_of
 from jgc.types import Array
 
+_tensordot = partial(jnp.tensordot, precision=lax.Precision.HIGHEST)  # the residual is exact only in full f32
+
 Factors = tuple[tuple[Array, ...], ...]  # per layer, one array per mode
 
 
@@ -49,7 +51,7 @@ def rotate(layers: Sequence[Layer], bases: Factors, flat: Array, back: bool = Fa
     for x, factors in zip(_by_layer(flat, layers), bases, strict=True):
         for axis, u in enumerate(factors):
             if u.ndim == 2:
-                x = jnp.moveaxis(jnp.tensordot(u, x, ((1 if back else 0,), (axis,))), 0, axis)
+                x = jnp.moveaxis(_tensordot(u, x, ((1 if back else 0,), (axis,))), 0, axis)
         out.append(x.reshape(-1))
     return jnp.concatenate(out)
 
@@ -72,7 +74,7 @@ def add_moments(decay: float, old: Factors, mean: Array, layers: Sequence[Layer]
 
     def of_mode(x: Array, axis: int, moment: Array) -> Array:
         a = jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-        return decay * moment + (a @ a.T if moment.ndim == 2 else jnp.sum(a * a, axis=1))
+        return decay * moment + (_tensordot(a, a, ((1,), (1,))) if moment.ndim == 2 else jnp.sum(a * a, axis=1))
 
     each = zip(_by_layer(mean, layers), old, strict=True)
     return tuple(tuple(of_mode(x, axis, m) for axis, m in enumerate(moments)) for x, moments in each)

@@ -22,6 +22,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jgc.compress.idle import check_idle
 from jgc.compress.quantized.in_tiles import InTiles
 from jgc.compress.quantized.quantize import each_group, noise, over_groups, scalar_codec
 from jgc.compress.registry import Method, settings_of
@@ -67,6 +68,7 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
         raise ValueError(f"magnitude must be finite and positive, got {config.magnitude}")
     if config.combine == "vote":
         return compose(majority_vote(config.magnitude), no_memory(), server())
+    check_idle(config, "with combine='feedback'", "magnitude")
     return compose(scaled_signs(), error_feedback(), gather())
 
 

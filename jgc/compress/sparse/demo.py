@@ -38,6 +38,7 @@ from jax import lax
 
 from jgc import comm
 from jgc.backend import backend
+from jgc.compress.idle import check_idle
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.hidden import each
 from jgc.layout.pack import Layer
@@ -88,6 +89,8 @@ def demo(config: Demo | None = None, **overrides) -> Compressor:
         raise ValueError(f"decay must be in (0, 1), got {config.decay}")
     if not 0 < config.magnitude < float("inf"):
         raise ValueError(f"magnitude must be finite and positive, got {config.magnitude}")
+    if not config.sign:
+        check_idle(config, "with sign=False", "magnitude")
     if config.chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {config.chunk}")
     if not 1 <= config.k <= config.chunk**2:
