@@ -18,6 +18,7 @@ from jgc.misuse import MomentumWarning
 from jgc.node_axis import node_grads, on_nodes
 from jgc.nodes import from_mesh, make_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, Sharded, Stacked, place, place_parts, placements_of, to_host
+from jgc.saving import as_arrays, from_arrays
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
 
 __version__ = "0.1.0"
@@ -25,7 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "LocalMetrics", "LocalState", "LocalSteps", "LoopState",
     "Message", "Metrics", "MomentumWarning", "Nodes", "Phase", "Sent", "Sharded", "Stacked", "State", "StepBytes",
-    "Wire", "bytes_per_step", "citation", "compress", "diagnose", "from_mesh", "init_optax", "local_steps",
-    "make_nodes", "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place", "place_parts",
-    "placements_of", "residual", "to_host",
+    "Wire", "as_arrays", "bytes_per_step", "citation", "compress", "diagnose", "from_arrays", "from_mesh", "init_optax",
+    "local_steps", "make_nodes", "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place",
+    "place_parts", "placements_of", "residual", "to_host",
 ]  # fmt: skip

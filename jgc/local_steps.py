@@ -33,7 +33,7 @@ from jgc.buffers import copied, device_of, put_arrays
 from jgc.method.bytes_per_step import StepBytes
 from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
-from jgc.misuse import check_arrays, check_compressor, check_key, check_loss, check_nodes, check_optimizer
+from jgc.misuse import check_arrays, check_compressor, check_key, check_loop, check_loss, check_nodes, check_optimizer
 from jgc.node_axis import node_grads
 from jgc.placement import BATCH, check_node_axes
 from jgc.typed import check_type
@@ -231,6 +231,10 @@ class _Loop(NamedTuple):
         return LocalState(0, phases, *arrays, put_arrays(key, parts.nodes, device_of(params)))
 
     def step(self, state: LocalState, batch: PyTree) -> tuple[LocalState, LocalMetrics]:
+        phase = state.phases[0] if isinstance(state, LocalState) and state.phases else None
+        check_loop(state, LocalState, phase, batch)
+        if len(state.phases) != self.parts.fragments:
+            raise ValueError(f"these steps have {self.parts.fragments} fragments, and the state {len(state.phases)}")
         parts, put = self.parts, partial(put_arrays, nodes=self.parts.nodes, device=device_of(state.params))
         arrays, key, phases, done = Arrays(*state[2:-1]), state.key, state.phases, state.step + 1
         if not self.programs:  # moves nothing, unless the state was restored from somewhere

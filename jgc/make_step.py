@@ -27,12 +27,16 @@ from jgc.misuse import (
     check_arrays,
     check_compressor,
     check_key,
+    check_loop,
     check_loss,
     check_model_state,
     check_nodes,
+    check_opt_state,
     check_optimizer,
     check_restored,
+    check_scalar,
     holds_state,
+    updated,
     warn_of_momentum,
 )
 from jgc.node_axis import node_grads, on_nodes
@@ -187,9 +191,11 @@ def make_step(
         return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key), own)
 
     def step(state: LoopState, batch: PyTree) -> tuple[LoopState, Metrics]:
+        check_loop(state, LoopState, state.phase if isinstance(state, LoopState) else None, batch)
         put = partial(put_arrays, nodes=nodes, device=device_of(state.params))
         if (structure := jax.tree.structure(state.compressor)) not in fitting:
             check_state(compressor.init, state.params, state.compressor, nodes)
+            check_opt_state(optimizer, state.params, state.opt_state)
             fitting.add(structure)
         phase, inner = phase_after(compressor, state.phase, state.step, state.compressor, nodes), state.compressor
         if phase.value != state.phase.value:
@@ -259,7 +265,7 @@ def _program(
         (losses, (own, aux)), grads = gradients(arrays.params, batch, arrays.model_state)  # all with an axis [K]
         key = jax.random.fold_in(key, step)
         mean, inner, (value, info) = exchange(key, grads, arrays.compressor, losses)
-        updates, opt_state = optimizer.update(mean, arrays.opt_state, arrays.params)
+        updates, opt_state = updated(optimizer, mean, arrays.opt_state, arrays.params)
         new = optax.apply_updates(arrays.params, updates), opt_state, own
         old = arrays.params, arrays.opt_state, arrays.model_state
         # the compressor restores its own state; `where` also keeps weak types out, which would compile anew
@@ -276,7 +282,10 @@ def _without_state(loss: Callable[..., Any], has_aux: bool) -> Callable[..., Any
     """`(params, batch, ()) -> (scalar, ((), aux))`."""
 
     def with_nothing(params, batch, _):
-        value, aux = loss(params, batch) if has_aux else (loss(params, batch), None)
+        if has_aux:
+            value, aux = loss(params, batch)
+        else:
+            value, aux = check_scalar(loss(params, batch)), None
         return value, ((), aux)
 
     return with_nothing

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from jgc.types import Compressor, Nodes, PyTree, State
+from jgc.types import Compressor, Nodes, Phase, PyTree, State
 
 # Fields of optax states with a running mean of gradients: of SGD, Adam, Adafactor, Prodigy and MoMo, Adan, AdEMAMix
 MOMENTA = ("trace", "mu", "ema", "exp_avg", "m", "m1")
@@ -84,6 +84,50 @@ def check_loss(x: Any) -> None:
     """Raise TypeError unless x can be called."""
     if not callable(x):
         raise TypeError(f"loss must be a function (params, batch) -> scalar, got {x!r}")
+
+
+def check_scalar(value: Any) -> Any:
+    """The loss of a node. Raise TypeError, naming the cure, for a tuple."""
+    if isinstance(value, tuple):
+        raise TypeError(f"the loss returned a tuple of {len(value)}: for (scalar, aux) give has_aux=True")
+    return value
+
+
+def check_loop(state: Any, own: type, phase: Any, batch: PyTree) -> None:
+    """Raise TypeError or ValueError, naming the cure, unless a state is that of a loop, and of its last step."""
+    if not isinstance(state, own):
+        raise TypeError(f"step takes the {own.__name__} that init or step returned, got a {type(state).__name__}")
+    if not isinstance(phase, Phase):
+        raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by jgc.from_arrays")
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
+        raise TypeError("step compiles itself, a program for each phase: call it outside of jit, scan and vmap")
+    gone = next((x for x in jax.tree.leaves(state.params) if isinstance(x, jax.Array)), None)
+    if gone is not None and gone.is_deleted():
+        raise ValueError("an earlier step took this state's arrays (it donates them): give the state that it returned")
+
+
+def check_opt_state(optimizer: Any, params: PyTree, state: PyTree) -> None:
+    """Raise ValueError unless a state has the leaves of those that the optimiser makes."""
+    made = jax.eval_shape(optimizer.init, params)
+    own, found = leaves_by_path(made), leaves_by_path(state)
+    for name in [*own, *found]:
+        if (name in own) != (name in found):
+            raise ValueError(
+                f"the optimiser's state is another one's: it {'lacks' if name in own else 'has'} the leaf {name!r}"
+            )
+
+
+def updated(optimizer: Any, grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+    """`optimizer.update`. Raise TypeError, naming the cure, if it wants the loss as well."""
+    try:
+        return optimizer.update(grads, state, params)
+    except TypeError as error:
+        if "required keyword-only argument" not in str(error):
+            raise
+        raise TypeError(
+            f"the optimiser wants more than gradients ({error}), which the step does not have: for a rate that follows "
+            "the loss there is jgc.training.learning_rate.by_validation"
+        ) from None
 
 
 def check_key(x: Any) -> None:
@@ -162,9 +206,20 @@ def check_composition(opt_state: PyTree) -> None:
                 "optax.MultiSteps with should_skip_update_fn around as_optax: each node would decide by its own "
                 "gradient. Leave should_skip_update_fn out: a jgc method skips what is not finite, on all nodes"
             )
+    for x in jax.tree.leaves(opt_state, is_leaf=_compresses_twice):
+        if _compresses_twice(x):
+            raise ValueError(
+                "two as_optax in one chain: the second would compress what is already the mean. For other methods for "
+                "other layers: as_optax(jgc.compress.per_layer(...), nodes)"
+            )
     marks = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, OwnsMomentum))
     if any(isinstance(x, OwnsMomentum) and x.value for x in marks):
         warn_of_momentum(opt_state)
+
+
+def _compresses_twice(x: Any) -> bool:
+    """Whether x is the state of an `optax.chain` with two `as_optax`."""
+    return isinstance(x, tuple) and sum(type(one).__name__ == "OptaxState" for one in x) > 1
 
 
 def holds_state(tree: PyTree) -> bool:

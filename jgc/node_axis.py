@@ -302,7 +302,15 @@ def node_grads(
     seen = nodes._replace(fast=()) if partitioned else nodes  # the axes that the loss is called on
 
     def one(params, *own):
-        out = gradient(comm.vary(params, seen), *own)
+        try:
+            out = gradient(comm.vary(params, seen), *own)
+        except AssertionError as error:
+            if str(error):
+                raise
+            raise ValueError(
+                "the loss failed inside JAX with an assertion that says nothing; a collective over an axis that is not "
+                "there, lax.pmean of pmap's say, does so. jgc takes the mean over nodes itself: leave it out"
+            ) from error
         _check_own(out[0][0] if has_aux else out[0], seen)
         return comm.exact_mean(out, seen)
 

@@ -143,7 +143,7 @@ def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] =
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
     _check_positive("per_device", per_device)
-    slow, fast = (((axes,) if isinstance(axes, str) else tuple(axes)) for axes in (slow, fast))
+    slow, fast = (((axes,) if isinstance(axes, str) else tuple(axes or ())) for axes in (slow, fast))
     for axis in (*slow, *fast):
         if axis not in mesh.shape:
             raise ValueError(f"mesh axis {axis!r} is not one of {tuple(mesh.shape)}")

@@ -196,8 +196,11 @@ def settings_of(variant: str, **overrides: Any) -> Any:
 
 
 def settings_with(kind: type, own: dict[str, Any]) -> Any:
-    fields = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{**{key: value for key, value in COMMON.items() if key in fields}, **own})
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    settings = kind(**{**{key: value for key, value in COMMON.items() if key in defaults}, **own})
+    if getattr(settings, "momentum_correction", True) or "momentum" in own:
+        return settings
+    return dataclasses.replace(settings, momentum=defaults["momentum"])  # or it would do nothing, which is an error
 
 
 def rules_of(variant: str) -> list[tuple[str, Compressor]]:

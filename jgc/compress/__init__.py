@@ -5,6 +5,7 @@ audit and every table then include it.
 """
 
 import dataclasses
+import difflib
 from typing import Any
 
 from jgc.compress.dense import METHOD as _dense, Dense, dense
@@ -72,3 +73,12 @@ def build(settings: Any, **overrides: Any) -> Compressor:
       'top-k'
     """
     return method_of(settings).factory(settings, **overrides)
+
+
+def __getattr__(name: str) -> Any:
+    """An error for a method that there is not, with the nearest name."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    near = difflib.get_close_matches(name, METHODS, n=1)
+    hint = f". Did you mean {near[0]!r}?" if near else "."
+    raise AttributeError(f"jgc.compress has no method {name!r}{hint} There are {', '.join(METHODS)}")

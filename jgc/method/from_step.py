@@ -141,7 +141,8 @@ def from_step(
         needed to cut them off. `mean` has n values all the same, and so has `sent` unless it is Sparse.
 
     Raises:
-      ValueError: a negative `clip_norm`.
+      TypeError: something else in place of the memory or of the phases; in a step, of its `Step`.
+      ValueError: a negative `clip_norm`; in a step, a mean, what is sent or a state of another shape.
 
     Example:
       >>> from jgc import comm
@@ -155,6 +156,10 @@ def from_step(
       >>> rounded.schedule[0].name
       'rounded'
     """
+    if not isinstance(memory, Memory):
+        raise TypeError(f"memory must be a jgc.memory.Memory, e.g. error_feedback(), got {memory!r}")
+    if not (isinstance(schedule, tuple) and schedule and all(isinstance(phase, Phase) for phase in schedule)):
+        raise TypeError(f"schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got {schedule!r}")
     if not 0 <= clip_norm < float("inf"):
         raise ValueError(f"clip_norm must be finite and at least 0 (0 for no clipping), got {clip_norm}")
     method = _Method(step, memory, messages, init, sent_once, figures, takes_filled)
@@ -211,7 +216,9 @@ class _Method(NamedTuple):
 
     def result(self, phase: Hashable, key: Key, begun: Begun, state: State, nodes: Nodes) -> Step:
         v = begun.filled if self.takes_filled else begun.v
-        return self.step(phase, key, v, _seen(state, begun.packing), begun.packing.layers, nodes)
+        result = self.step(phase, key, v, _seen(state, begun.packing), begun.packing.layers, nodes)
+        _check_result(result, v, begun.packing.size, state)
+        return result
 
     def begin(self, phase: Hashable, grads: PyTree, state: State, skip: Array | bool) -> Begun:
         check_signature(grads, state.local.signature)
@@ -292,6 +299,21 @@ class _Method(NamedTuple):
         if kept is None:
             return {}
         return floats_by_path(unpack(as_flat(kept), make_packing(shapes)))
+
+
+def _check_result(result: Any, v: Array, n: int, state: State) -> None:
+    """Raise TypeError or ValueError, naming the part, unless a step returned what `Step` says."""
+    if not isinstance(result, Step):
+        raise TypeError(f"the step of a method must return a jgc.method.from_step.Step, got a {type(result).__name__}")
+    for name, x in (("mean", result.mean), ("sent", result.sent)):
+        if not isinstance(x, SparseSum | Sparse) and jnp.shape(x) not in ((n,), v.shape):
+            raise ValueError(f"the step's {name} must be f32[{n}], as v is, got the shape {list(jnp.shape(x))}")
+    before, after = {"shared": state.shared, "own": state.local.own}, {"shared": result.shared, "own": result.own}
+    for name, x in before.items():
+        made: Any = jax.tree.structure(x)
+        found: Any = jax.tree.structure(after[name])
+        if result.onto is None and made != found:
+            raise ValueError(f"the step's {name} must be like that of init, {made}, got {found}")
 
 
 def _seen(state: State, packing: Packing) -> State:

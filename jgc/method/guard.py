@@ -94,6 +94,7 @@ def guarded(core: Core) -> Compressor:
 
     def aggregate(phase, key, grads, state, nodes):
         check_phase(core, phase)
+        _check_own(grads, nodes)
         if isinstance(state.shared, ByShards):
             return _by_shards(core, phase, key, grads, state, nodes)
         grads = comm.exact_mean(grads, nodes)
@@ -124,6 +125,18 @@ def check_phase(core: Core, phase: Any) -> None:
     values = [own.value for own in core.schedule]
     if core.next_phase is None and phase not in values:
         raise ValueError(f"phase must be one of {', '.join(map(repr, values))}, got {phase!r}")
+
+
+def _check_own(grads: PyTree, nodes: Nodes) -> None:
+    """Raise ValueError for gradients that are equal on all nodes. With nodes that share a device nothing shows it."""
+    floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
+    if floats and nodes.slow and not any(set(nodes.slow) & set(jax.typeof(x).mat.varying) for x in floats):
+        comm.node_index(nodes)  # raises outside the node axis
+        raise ValueError(
+            "the gradients are equal on all nodes, so nothing is left to compress. Are they a mean that a compressor "
+            "made? Or of jax.grad inside jgc.on_nodes, which for parameters that nodes share gives the sum over nodes: "
+            "take them by jgc.node_grads, or with respect to jgc.comm.vary(params, nodes)"
+        )
 
 
 def _unusable_anywhere(grads: PyTree, nodes: Nodes) -> Array:

@@ -1,0 +1,175 @@
+"""What a newcomer gets wrong in a loop, an optax chain and a method of one's own: each has a message with its cure."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from contract import nodes_of
+
+import jgc
+from jgc import comm
+from jgc.compress import as_optax, dense, init_optax, topk
+from jgc.memory import error_feedback
+from jgc.method.from_step import Step, from_step
+from jgc.method.messages import both_ways
+from jgc.method.phases import single
+
+PARAMS = {"w": np.zeros((6, 4), np.float32)}
+BATCH = np.ones((8, 2, 6), np.float32)
+
+
+def loss(params, x):
+    return jnp.mean((x @ params["w"] - 1) ** 2)
+
+
+def _raises(error, message):
+    return pytest.raises(error, match=re.escape(message))
+
+
+def _made(own_loss=loss, compressor=None, optimizer=None, layout="4 devices"):
+    return jgc.make_step(own_loss, compressor or topk(alpha=0.5), optimizer or optax.adam(0.1), nodes_of(layout))
+
+
+def _first(**changes):
+    init, step = _made(**changes)
+    return init(jax.random.key(0), PARAMS), step
+
+
+# --- a loop -------------------------------------------------------------------------------------------------------
+
+
+def test_states_of_something_else_are_named():
+    state, step = _first()
+    local = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, nodes_of("4 devices"))
+    init, local_step = local.make_step(loss)
+    own = init(jax.random.key(0), PARAMS)
+    with _raises(TypeError, "step takes the LoopState that init or step returned, got a LocalState"):
+        step(own, BATCH)
+    with _raises(TypeError, "step takes the LocalState that init or step returned, got a LoopState"):
+        local_step(state, BATCH)
+    with _raises(TypeError, "the state's phase must be a jgc.Phase, got None: restore it by jgc.from_arrays"):
+        step(state._replace(phase=None), BATCH)
+    with _raises(TypeError, "the state's phase must be a jgc.Phase, got None: restore it by jgc.from_arrays"):
+        local_step(own._replace(phases=(None,)), BATCH)
+    with _raises(ValueError, "these steps have 1 fragments, and the state 2"):
+        local_step(own._replace(phases=own.phases * 2), BATCH)
+    with _raises(ValueError, "the optimiser's state is another one's: it has the leaf '0/count'"):
+        _first(optimizer=optax.sgd(0.1))[1](state, BATCH)
+
+
+def test_a_state_that_was_used_up_is_named():
+    state, step = _first()
+    step(state, BATCH)
+    with _raises(ValueError, "an earlier step took this state's arrays (it donates them): give the state that it ret"):
+        step(state, BATCH)
+
+
+def test_step_inside_a_program_is_an_error():
+    state, step = _first()
+    outside = "step compiles itself, a program for each phase: call it outside of jit, scan and vmap"
+    with _raises(TypeError, outside):
+        jax.jit(lambda batch: step(state, batch)[0].params)(BATCH)
+    with _raises(TypeError, outside):
+        jax.lax.scan(lambda p, x: (step(state._replace(params=p), x)[0].params, 0.0), state.params, BATCH[None])
+
+
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"own_loss": lambda p, x: (loss(p, x), {"n": 1})}, TypeError,
+         "the loss returned a tuple of 2: for (scalar, aux) give has_aux=True"),
+        ({"own_loss": lambda p, x: jax.lax.pmean(loss(p, x), "batch")}, Exception, "leave it out"),
+        ({"optimizer": optax.contrib.reduce_on_plateau()}, TypeError, "there is jgc.training.learning_rate.by_validat"),
+    ],
+    ids=["aux", "pmean", "plateau"],
+)  # fmt: skip
+def test_what_a_step_cannot_do_is_named(changes, error, message):
+    state, step = _first(**changes)
+    with _raises(error, message):
+        step(state, BATCH)
+
+
+def test_a_method_that_there_is_not_has_a_near_one():
+    with _raises(AttributeError, "jgc.compress has no method 'topkk'. Did you mean 'topk'? There are dense, "):
+        jgc.compress.topkk()
+    assert not hasattr(jgc.compress, "_private") and not hasattr(jgc.compress, "nothing")
+
+
+def test_a_mesh_without_fast_axes_may_say_none():
+    mesh = jax.make_mesh((2,), ("slow",), axis_types=(jax.sharding.AxisType.Auto,))
+    assert jgc.from_mesh(mesh, "slow", fast=None) == jgc.from_mesh(mesh, "slow")
+
+
+# --- an optax chain -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["8 devices", "4 devices"])
+def test_gradients_taken_inside_the_node_axis_are_named(layout):
+    """`jax.grad` with respect to parameters that nodes share gives the sum over nodes: on one device it would not."""
+    nodes = nodes_of(layout)
+    tx = optax.chain(as_optax(topk(alpha=0.5), nodes), optax.sgd(0.1))
+    state = init_optax(tx, PARAMS, nodes)
+    placements = jgc.placements_of(state)
+
+    def run(differ):
+        def inside(state, x):
+            grads = jax.grad(loss)(comm.vary(PARAMS, nodes) if differ else PARAMS, x)
+            return tx.update(grads, state, PARAMS)
+
+        where = {"ins": (placements, jgc.BATCH), "outs": (jgc.SHARED, placements)}
+        return jgc.on_nodes(inside, nodes, **where)(jgc.place(state, placements, nodes), BATCH)[0]
+
+    with _raises(ValueError, "the gradients are equal on all nodes, so nothing is left to compress"):
+        run(differ=False)
+    by_hand = jgc.node_grads(loss, nodes)(PARAMS, BATCH)[1]["w"].mean(0)
+    sent = np.asarray(run(differ=True)["w"])
+    np.testing.assert_allclose(sent[sent != 0], (-0.1 * by_hand)[sent != 0], rtol=1e-5)
+
+
+def test_two_compressors_in_one_chain_are_an_error():
+    nodes = nodes_of("1 device")
+    tx = optax.chain(as_optax(topk(), nodes), as_optax(topk(), nodes), optax.sgd(0.1))
+    with _raises(ValueError, "two as_optax in one chain: the second would compress what is already the mean"):
+        init_optax(tx, PARAMS, nodes)
+
+
+# --- a method of one's own ----------------------------------------------------------------------------------------
+
+
+def _method(step, **changes):
+    messages = changes.pop("messages", lambda phase, layers, nodes: both_ways({"values": 96.0}))
+    return from_step(step, **{"memory": error_feedback(), "schedule": single("mine"), "messages": messages} | changes)
+
+
+def _mean(phase, key, v, state, layers, nodes):
+    return comm.pmean(v, nodes, "values")
+
+
+@pytest.mark.parametrize(
+    "step, error, message",
+    [
+        (lambda p, k, v, s, la, n: (_mean(p, k, v, s, la, n), v), TypeError,
+         "the step of a method must return a jgc.method.from_step.Step, got a tuple"),
+        (lambda p, k, v, s, la, n: Step(_mean(p, k, v, s, la, n)[:5], v), ValueError,
+         "the step's mean must be f32[24], as v is, got the shape [5]"),
+        (lambda p, k, v, s, la, n: Step(_mean(p, k, v, s, la, n), v[:3]), ValueError,
+         "the step's sent must be f32[24], as v is, got the shape [3]"),
+        (lambda p, k, v, s, la, n: Step(_mean(p, k, v, s, la, n), v, shared={"turn": 1}), ValueError,
+         "the step's shared must be like that of init"),
+    ],
+    ids=["tuple", "mean", "sent", "shared"],
+)  # fmt: skip
+def test_what_a_step_returns_is_checked(step, error, message):
+    state, run = _first(compressor=_method(step), optimizer=optax.sgd(0.1))
+    with _raises(error, message):
+        run(state, BATCH)
+
+
+def test_what_a_method_is_made_of_is_checked():
+    with _raises(TypeError, "memory must be a jgc.memory.Memory, e.g. error_feedback(), got <function"):
+        _method(_mean, memory=error_feedback)
+    with _raises(TypeError, "schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got 'mine'"):
+        _method(_mean, schedule="mine")
