@@ -101,8 +101,8 @@ def check_loop(state: Any, own: type, phase: Any, batch: PyTree) -> None:
         raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by jgc.from_arrays")
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
         raise TypeError("step compiles itself, a program for each phase: call it outside of jit, scan and vmap")
-    gone = next((x for x in jax.tree.leaves(state.params) if isinstance(x, jax.Array)), None)
-    if gone is not None and gone.is_deleted():
+    params: Any = getattr(state, "params", ())
+    if any(x.is_deleted() for x in jax.tree.leaves(params)[:1] if isinstance(x, jax.Array)):
         raise ValueError("an earlier step took this state's arrays (it donates them): give the state that it returned")
 
 
