@@ -121,8 +121,8 @@ def narrowed(x: Array, dtype: DTypeLike) -> Array:
     """x in a float dtype; values beyond its range are clipped to it, where a plain cast makes them Inf or NaN.
 
     Example:
-      >>> narrowed(jnp.array([1.0, -1e6, jnp.nan]), jnp.float16)
-      Array([     1., -65504.,     nan], dtype=float16)
+      >>> narrowed(jnp.array([1.0, -1e6, jnp.nan]), jnp.float16).tolist()
+      [1.0, -65504.0, nan]
     """
     top = float(jnp.finfo(dtype).max)
     return (x if top >= float(jnp.finfo(x.dtype).max) else jnp.clip(x, -top, top)).astype(dtype)

@@ -8,8 +8,8 @@ def check_idle(config: Any, why: str, *names: str) -> None:
     """Raise ValueError if one of these settings is not at its default; `why` says beside what it does nothing.
 
     Example:
-      >>> from jgc.compress import Topk
-      >>> check_idle(Topk(momentum=0.5), "without momentum_correction=True", "momentum")
+      >>> from jgc.compress import TopK
+      >>> check_idle(TopK(momentum=0.5), "without momentum_correction=True", "momentum")
       Traceback (most recent call last):
       ValueError: momentum=0.5 does nothing without momentum_correction=True
     """

@@ -59,7 +59,8 @@ class Sparsifying(Chunked, ErrorFeedback):
     warmup_steps: int = 0
     """uncompressed steps before the first sparse one; with strategy "exponential" the length of the ramp"""
     strategy: Strategy = "warmup"
-    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once; exponential: 25 % down to alpha"""
+    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once, whatever warmup_steps; exponential: 25 %
+    down to alpha"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +128,6 @@ def schedule_of(config: Sparsifying, name: str = "top-k") -> tuple[Phase, ...]:
     """The phases of a method; the last one is called `name`.
 
     Raises:
-      ValueError: an unknown strategy, negative `warmup_steps`, or some with strategy "fixed"; alpha outside (0, 1].
+      ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1].
     """
-    if config.strategy == "fixed":
-        check_idle(config, "with strategy='fixed'", "warmup_steps")
     return sparse_schedule(config.strategy, config.alpha, config.warmup_steps, name)

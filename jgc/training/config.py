@@ -258,8 +258,6 @@ def _with_workload(settings: Any, workload: Workload) -> Any:
     ours = {"warmup_steps": workload.warmup_steps, "autoencoder_steps": workload.autoencoder_steps}
     ours |= workload.compressor
     ours |= workload.methods.get(method_name(settings), {})
-    if getattr(settings, "strategy", "") == "fixed":
-        del ours["warmup_steps"]  # it has no warm-up
     defaults = {f.name: f.default for f in dataclasses.fields(settings)}
     names = [name for name in ours if name in defaults and getattr(settings, name) == defaults[name]]
     return dataclasses.replace(settings, **{name: ours[name] for name in names})

@@ -581,7 +581,6 @@ def test_a_setting_of_another_type_is_named(settings, message):
         ("dense", {"momentum": 0.5}, "momentum=0.5 does nothing without momentum_correction=True"),
         ("topk", {"momentum_correction": True, "momentum_at_once": True, "factor_masking": True},
          "factor_masking=True does nothing with momentum_at_once=True"),
-        ("random_k", {"strategy": "fixed", "warmup_steps": 3}, "warmup_steps=3 does nothing with strategy='fixed'"),
         ("gradiveq", {"feedback_steps": 5}, "feedback_steps=5 does nothing without error_feedback"),
         ("gradiveq", {"control_every": 3}, "control_every=3 does nothing without control_limit"),
         ("gradiveq", {"slice_size": 18, "slice_taps": 2}, "slice_taps=2 does nothing with slice_size=18"),
