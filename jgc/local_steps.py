@@ -231,8 +231,7 @@ class _Loop(NamedTuple):
         return LocalState(0, phases, *arrays, put_arrays(key, parts.nodes, device_of(params)))
 
     def step(self, state: LocalState, batch: PyTree) -> tuple[LocalState, LocalMetrics]:
-        phase = state.phases[0] if isinstance(state, LocalState) and state.phases else None
-        check_loop(state, LocalState, phase, batch)
+        check_loop(state, LocalState, batch)
         if len(state.phases) != self.parts.fragments:
             raise ValueError(f"these steps have {self.parts.fragments} fragments, and the state {len(state.phases)}")
         parts, put = self.parts, partial(put_arrays, nodes=self.parts.nodes, device=device_of(state.params))

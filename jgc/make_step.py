@@ -191,7 +191,7 @@ def make_step(
         return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key), own)
 
     def step(state: LoopState, batch: PyTree) -> tuple[LoopState, Metrics]:
-        check_loop(state, LoopState, state.phase if isinstance(state, LoopState) else None, batch)
+        check_loop(state, LoopState, batch)
         put = partial(put_arrays, nodes=nodes, device=device_of(state.params))
         if (structure := jax.tree.structure(state.compressor)) not in fitting:
             check_state(compressor.init, state.params, state.compressor, nodes)

@@ -93,12 +93,13 @@ def check_scalar(value: Any) -> Any:
     return value
 
 
-def check_loop(state: Any, own: type, phase: Any, batch: PyTree) -> None:
+def check_loop(state: Any, own: type, batch: PyTree) -> None:
     """Raise TypeError or ValueError, naming the cure, unless a state is that of a loop, and of its last step."""
     if not isinstance(state, own):
         raise TypeError(f"step takes the {own.__name__} that init or step returned, got a {type(state).__name__}")
-    if not isinstance(phase, Phase):
-        raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by jgc.from_arrays")
+    for phase in state.phases if hasattr(state, "phases") else [state.phase]:  # type: ignore[attr-defined]
+        if not isinstance(phase, Phase):
+            raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by jgc.from_arrays")
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
         raise TypeError("step compiles itself, a program for each phase: call it outside of jit, scan and vmap")
     params: Any = getattr(state, "params", ())

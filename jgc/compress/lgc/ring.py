@@ -51,7 +51,7 @@ from jgc.layout.select import Sparse, SparseSum, layer_means, scatter
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Message, Nodes
-from jgc.wire.fixed_point import largest_summand, to_fixed, units
+from jgc.wire.fixed_point import check_room, to_fixed, units
 
 if TYPE_CHECKING:
     import optax
@@ -112,16 +112,6 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
 def draw_leader(key: Key, nodes: Nodes) -> Array:
     """The node whose positions all nodes use in this step, i32[]; equal on all nodes, because the key is."""
     return jax.random.randint(key, (), 0, nodes.count, jnp.int32)
-
-
-def check_room(dtype: str, count: int) -> None:
-    """Raise ValueError if the sum over so many nodes leaves each of them less than twice a layer's scale."""
-    most = largest_summand(dtype, count) / units(dtype) if dtype == "int16" else 2.0
-    if most < 2:
-        raise ValueError(
-            f"code_dtype='int16' leaves each of {count} nodes codes up to {most:.2g} times a layer's scale: use "
-            "code_dtype='int32'"
-        )
 
 
 class Header(NamedTuple):
@@ -188,7 +178,8 @@ class Ring(NamedTuple):
 
     def send(self, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes) -> Coded:
         """Broadcast the leader's positions, signs and scales; average codes and layer means of all nodes; decode."""
-        check_room(self.config.code_dtype, nodes.count)
+        if self.config.code_dtype == "int16":
+            check_room("code_dtype", "int16", nodes.count, "codes up to {:.2g} times a layer's scale", "int32")
         config, header = self.config, self.header(v, draw_leader(key, nodes), selection, nodes)
         encode = partial(self.encode, selection, nodes.count)
         decode = partial(self.decode, selection)

@@ -15,6 +15,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import lax
 
+from jgc import comm
 from jgc.backend import backend
 from jgc.compress.quantized.in_tiles import InTiles
 from jgc.compress.quantized.quantize import Quantising, each_group, largest, over_groups, quantized, scalar_codec
@@ -81,7 +82,7 @@ def rounded(name: str, scaled: bool) -> Codec:
 
     def packed(v):
         if backend() != "tpu" or v.size < MANY:
-            return jnp.clip(v, -top, top).astype(dtype)
+            return comm.narrowed(v, dtype)
         v = jnp.clip(v, -top, top)
         if dtype == jnp.bfloat16:  # its bits are those of an f32; libtpu 0.0.52 dies of 16-bit ones here
             rounded = lax.reduce_precision(v, exponent_bits=8, mantissa_bits=7)

@@ -21,7 +21,7 @@ from jgc.layout.tiles import cut
 from jgc.memory import Memory
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
-from jgc.wire.fixed_point import largest_summand, to_fixed, units
+from jgc.wire.fixed_point import check_room, to_fixed, units
 
 Algorithm = Literal["psum", "ring"]
 FIXED_POINT = "int16"
@@ -88,7 +88,8 @@ def shared_positions(
         if chosen.scales is None:
             mean, sent = average(values, nodes, "values"), values
         else:
-            check_room(nodes.count)
+            what = "values up to {:.2g} times the leader's mean magnitude"
+            check_room("value_code", FIXED_POINT, nodes.count, what, "float32")
             scales = chosen.scales[layer_ids(counts)]
             in_units = jnp.where(scales > 0, values / jnp.where(scales > 0, scales, 1.0), 0.0)
             fixed = to_fixed(in_units, FIXED_POINT, nodes.count)
@@ -108,13 +109,3 @@ def shared_positions(
         step, memory=memory, schedule=schedule, messages=messages, init=lambda key, layers, nodes: (jnp.int32(0), ()),
         takes_filled=True,
     )  # fmt: skip
-
-
-def check_room(count: int) -> None:
-    """Raise ValueError if the sum over so many nodes leaves each of them less than twice the mean magnitude."""
-    most = largest_summand(FIXED_POINT, count) / units(FIXED_POINT)
-    if most < 2:
-        raise ValueError(
-            f"value_code={FIXED_POINT!r} leaves each of {count} nodes values up to {most:.2g} times the leader's mean "
-            "magnitude: use value_code='float32'"
-        )
