@@ -1,7 +1,5 @@
 """Every collective of jgc: the only place that calls `lax.psum`, `lax.all_gather`, `lax.ppermute` and their like."""
 
-from collections.abc import Callable
-
 from jgc.comm.axis import OutsideNodeAxis, node_index, node_key, vary, vary_over
 from jgc.comm.collectives import (
     all_gather,
@@ -21,15 +19,11 @@ from jgc.comm.collectives import (
     sum_inside,
 )
 from jgc.comm.ledger import ledger, local_copies
-from jgc.comm.ring import ring_mean, ring_mean_of_segments, ring_quantized_mean, ring_size
-from jgc.types import Array, Nodes
-
-MEANS: dict[str, Callable[[Array, Nodes, str], Array]] = {"psum": pmean, "ring": ring_mean}
-"""The means by their name in settings, the runtime's all-reduce or an explicit ring."""
+from jgc.comm.ring import mean_by, ring_mean, ring_mean_of_segments, ring_quantized_mean, ring_size
 
 __all__ = [
-    "MEANS", "OutsideNodeAxis", "all_gather", "all_gather_dict", "any_true", "at_least_f32", "broadcast",
-    "broadcast_dict", "exact_mean", "fast_axes", "ledger", "local_copies", "narrowed", "node_index", "node_key",
+    "OutsideNodeAxis", "all_gather", "all_gather_dict", "any_true", "at_least_f32", "broadcast", "broadcast_dict",
+    "exact_mean", "fast_axes", "ledger", "local_copies", "mean_by", "narrowed", "node_index", "node_key",
     "on_leaders_device", "one_by_one", "pmax", "pmean", "psum", "ring_mean", "ring_mean_of_segments",
     "ring_quantized_mean", "ring_size", "sum_inside", "vary", "vary_over",
 ]  # fmt: skip

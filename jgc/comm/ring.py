@@ -20,10 +20,22 @@ from jgc.comm.axis import (
     node_index,
     vary_over,
 )
-from jgc.comm.collectives import copies, gather_rows
+from jgc.comm.collectives import copies, gather_rows, pmean
 from jgc.comm.ledger import are_local_copies, record
 from jgc.comm.words import join_words, split_words
 from jgc.types import Array, Key, Nodes
+
+
+def mean_by(algorithm: str) -> Callable[[Array, Nodes, str], Array]:
+    """The mean that a setting names: `pmean` by "psum", the runtime's all-reduce, and `ring_mean` by "ring".
+
+    Raises:
+      ValueError: another algorithm.
+    """
+    means = {"psum": pmean, "ring": ring_mean}
+    if algorithm not in means:
+        raise ValueError(f"algorithm must be 'psum' or 'ring', got {algorithm!r}")
+    return means[algorithm]
 
 
 def ring_mean(x: Array, nodes: Nodes, field: str) -> Array:

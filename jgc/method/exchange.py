@@ -47,9 +47,7 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
     Raises:
       ValueError: another algorithm.
     """
-    if algorithm not in comm.MEANS:
-        raise ValueError(f"algorithm must be one of {', '.join(comm.MEANS)}, got {algorithm!r}")
-    reduce = comm.MEANS[algorithm]
+    reduce = comm.mean_by(algorithm)
 
     def run(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
         flat = [item.payload[field].reshape(-1) for item in items for field in sorted(item.payload)]

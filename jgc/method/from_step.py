@@ -105,7 +105,7 @@ class FiguresFn(Protocol):
 
 def dense_step(v: Array, state: State, nodes: Nodes, algorithm: str = "psum") -> Step:
     """The step of an uncompressed phase: the exact mean. The method's own state does not change."""
-    return Step(comm.MEANS[algorithm](v, nodes, "dense"), v, state.shared, state.local.own, v.size)
+    return Step(comm.mean_by(algorithm)(v, nodes, "dense"), v, state.shared, state.local.own, v.size)
 
 
 def from_step(

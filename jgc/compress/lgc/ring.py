@@ -184,7 +184,7 @@ class Ring(NamedTuple):
         encode = partial(self.encode, selection, nodes.count)
         decode = partial(self.decode, selection)
         sent = comm.one_by_one(encode, (weights.encoder, header), v[header.positions])
-        averaged = comm.MEANS[config.algorithm](sent, nodes, "code+means")
+        averaged = comm.mean_by(config.algorithm)(sent, nodes, "code+means")
         mean, own = (comm.one_by_one(decode, (weights.decoder, header), message) for message in (averaged, sent))
         shares = averaged[ae.code_size(selection.mu) :] / units(config.code_dtype)
         means = self.means(shares, header.scales)[selection.ids]

@@ -170,8 +170,7 @@ def check(config: Gradiveq) -> None:
         raise ValueError(f"sampling_bits must be 0 (full precision) or 2 to 8, got {config.sampling_bits}")
     if config.others not in ("dense", "qsgd"):
         raise ValueError(f"others must be 'dense' or 'qsgd', got {config.others!r}")
-    if config.algorithm not in comm.MEANS:
-        raise ValueError(f"algorithm must be 'psum' or 'ring', got {config.algorithm!r}")
+    comm.mean_by(config.algorithm)  # refuses an unknown one
     if not config.overlapped and config.algorithm != "ring":
         raise ValueError(f"overlapped must be True without algorithm='ring', got False with {config.algorithm!r}")
     for name, beside in (("feedback_steps", "error_feedback"), ("control_every", "control_limit")):

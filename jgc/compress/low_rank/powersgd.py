@@ -92,9 +92,7 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     config = settings_of(PowerSgd, config, overrides)
     if config.rank < 1:
         raise ValueError(f"rank must be at least 1, got {config.rank}")
-    if config.algorithm not in comm.MEANS:
-        raise ValueError(f"algorithm must be 'psum' or 'ring', got {config.algorithm!r}")
-    average = comm.MEANS[config.algorithm]
+    average = comm.mean_by(config.algorithm)
     memory = error_feedback() if config.error_feedback else no_memory()
 
     def init(key, layers, nodes):

@@ -71,9 +71,7 @@ def shared_positions(
     Raises:
       ValueError: an unknown algorithm.
     """
-    if algorithm not in comm.MEANS:
-        raise ValueError(f"algorithm must be 'psum' or 'ring', got {algorithm!r}")
-    average = comm.MEANS[algorithm]
+    average = comm.mean_by(algorithm)
     entries = Sparse if chooser.ascending else Unordered
     shares = {phase.value: share_of(phase, alpha) for phase in schedule}
     selectors = {value: select(share) for value, share in shares.items() if share is not None}
