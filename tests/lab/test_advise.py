@@ -353,7 +353,7 @@ CONFIG = ["--method", "topk"]
     ([], "give --workload NAME, --method NAME or --config FILE, or --run-dir"),
     (["--method", "topp"], "unknown method 'topp'; did you mean topk?"),
     ([*CONFIG, "--every", "0"], "--local.every must be at least 1 step, got 0"),
-    (["--every", "30", "--run-dir", "none"], "--run-dir has a model and steps of its own: give it or --every"),
+    (["--every", "30", "--run-dir", "none"], "--every does not go with --run-dir"),
     ([*CONFIG, "--hosts", "1"], "--hosts must be at least 2, got 1"),
     ([*CONFIG, "--latency", "-0.1"], "--latency must be seconds, at least 0, got -0.1"),
     ([*CONFIG, "--computation", "nan"], "--computation must be seconds, at least 0, got nan"),

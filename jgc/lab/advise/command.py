@@ -12,7 +12,7 @@ from jgc.lab.advise.advice import Advice, advise
 from jgc.lab.advise.evidence import kind_of
 from jgc.lab.advise.model import LATENCY, Link, rate_of
 from jgc.lab.bench.methods import names_of
-from jgc.lab.shared.choices import words
+from jgc.lab.shared.choices import refuse_given, words
 from jgc.lab.shared.machine import describe
 from jgc.training.cli import given_config
 from jgc.training.config import Config, method_name, resolve
@@ -122,10 +122,8 @@ def check(asked: Advise) -> None:
     if asked.run_dir is None and asked.config is None and asked.method is None and asked.workload is None:
         raise UserError("give --workload NAME, --method NAME or --config FILE, or --run-dir of a run of bench network")
     if asked.run_dir is not None:
-        for name in ("method", "config", "workload", "batch_size", "every"):
-            if getattr(asked, name) is not None:
-                option = name.replace("_", "-")
-                raise UserError(f"--run-dir has a model and steps of its own: give it or --{option}, not both")
+        own = ("method", "config", "workload", "batch_size", "every")
+        refuse_given(asked, own, "does not go with --run-dir, which has a model and steps of its own")
 
 
 def link_of(asked: Advise) -> Link:

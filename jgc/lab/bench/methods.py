@@ -25,7 +25,7 @@ from jgc.lab.bench.costs import AGGREGATE, BEFORE, DENSE, GRADIENTS, OPTIMIZER, 
 from jgc.lab.bench.lgc_pieces import lgc_pieces
 from jgc.lab.bench.network.methods import PHASE
 from jgc.lab.bench.pieces import aggregated, encoded, updated, updater
-from jgc.lab.shared.choices import check_method, words
+from jgc.lab.shared.choices import check_method, refuse_given, words
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import check_repeats, publish
 from jgc.lab.shared.progress import count
@@ -89,7 +89,10 @@ class Methods:
         check_repeats(self.repeats)
         if self.shards < 1 or (self.shards > 1 and not self.model):
             raise UserError(f"--shards must be at least 1, and needs --model, got {self.shards}")
-        self._refuse(("workload", "nodes", "alpha") if self.model else ("devices",))
+        if self.model:
+            refuse_given(self, ("workload", "nodes", "alpha"), "does not go with --model")
+        else:
+            refuse_given(self, ("devices",), "needs --model")
         if self.model and (phased := [name for name in words(self.methods) if PHASE in name]):
             raise UserError(f"phase= is for `bench network`: here all phases are measured, got {phased[0]}")
         names, devices = words(self.methods), 2 if self.devices is None else self.devices
@@ -105,12 +108,6 @@ class Methods:
                 costs = measure(self.workload or DEFAULT, nodes, self.repeats, names, self.alpha)
                 title, page = "Cost of every method", markdown(costs, describe())
         publish(title, page, self.output, line)
-
-    def _refuse(self, names: Sequence[str]) -> None:
-        """Raise UserError for an option that was given and would do nothing."""
-        for name in names:
-            if getattr(self, name) is not None:
-                raise UserError(f"--{name} {'does not go with --model' if self.model else 'needs --model'}")
 
 
 def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = (), alpha: float | None = None) -> Costs:

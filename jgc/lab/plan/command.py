@@ -1,6 +1,5 @@
 """`python -m jgc plan`."""
 
-import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from jgc.lab.plan.tables import markdown, show
 from jgc.lab.plan.target_files import known_of, write_csv, write_json
 from jgc.lab.plan.target_page import TargetPlan, draw, markdown as target_markdown, show as show_target
 from jgc.lab.plan.targets import known, spec_of, stay_on_cpu, target_of
-from jgc.lab.shared.choices import options_of, variants_of, words
+from jgc.lab.shared.choices import options_of, refuse_given, variants_of, words
 from jgc.lab.shared.page import write_page
 from jgc.training.errors import UserError
 from jgc.training.workloads import DEFAULT
@@ -83,7 +82,7 @@ class Plan:
         if self.target:
             self._compile(line, variants, options)
             return
-        self._refuse(("params", "shard", "bandwidth", "phases", "json"), "goes with --target only")
+        refuse_given(self, ("params", "shard", "bandwidth", "phases", "json"), "goes with --target only")
         plans = plans_of(variants, self.workload, self.nodes, self.devices, self.measure, options, self.alpha)
         show(plans)
         if self.output is not None:
@@ -92,7 +91,7 @@ class Plan:
     def _compile(self, line: str, variants: dict[str, Any], options: dict[str, list[str]]) -> None:
         """Compile for the targets, and print their tables."""
         own = ("nodes", "devices") if self.measure == "nothing" else ("nodes", "devices", "measure")
-        self._refuse(own, "does not go with --target, which has its own nodes and devices")
+        refuse_given(self, own, "does not go with --target, which has its own nodes and devices")
         if self.measure == "nothing" and self.shard:
             raise UserError("--measure nothing does not go with --shard: a traced step does not say which link is used")
         if self.bandwidth < 0:
@@ -126,10 +125,3 @@ class Plan:
             write_page(self.output, f"Plan for {', '.join(words(self.target))}", line, text)
             write_csv(lines, plans)
             draw(picture, plans)
-
-    def _refuse(self, names: tuple[str, ...], why: str) -> None:
-        """Raise UserError for an option that was given and would do nothing."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in names:
-            if getattr(self, name) != defaults[name]:
-                raise UserError(f"--{name} {why}")

@@ -31,6 +31,14 @@ def words(values: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(word.strip() for value in values for word in value.split(",") if word.strip()))
 
 
+def refuse_given(command: Any, names: Collection[str], why: str) -> None:
+    """Raise UserError for an option that was given to a command, a dataclass, and would do nothing there."""
+    defaults = {field.name: field.default for field in dataclasses.fields(command)}
+    for name in names:
+        if getattr(command, name) != defaults[name]:
+            raise UserError(f"--{name.replace('_', '-')} {why}")
+
+
 def variants_of(methods: Sequence[str]) -> dict[str, Any]:
     """Each method's default settings by its name; every registered method for the name all.
 
