@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jgc.compress import Dense, Dgc, LgcPs, TopK
@@ -285,13 +286,33 @@ def test_labels_and_settings_table():
     assert rows[4].endswith("| alpha 0.2, schedule validation, correction.every 50, correction.decay 0.3 |")
 
 
+def test_a_smoothed_band_shows_how_seeds_differ_and_not_steps():
+    offsets = {0: 0.0, 1: 0.1}
+
+    def run(seed):
+        lines = [{"step": i, "loss": 2 + offsets[seed] + (-1) ** (i + seed)} for i in range(500)]
+        return made_up(f"rows/one/{seed}", 0.9, seed=seed, lines=lines)
+
+    groups = pool([run(seed) for seed in offsets], by_folder=True)
+    _, mean, low, high = plots.points(groups[0], "loss", smoothed=True)
+    assert np.allclose([mean[9:-9], low[9:-9], high[9:-9]], np.array([[2.05], [2.0], [2.1]]))
+    _, _, low, high = plots.points(groups[0], "loss")
+    assert np.all(high - low > 1.8)
+
+
 def test_fewest_bytes_of_each_method_that_is_as_good():
     rows = [("full", "dense", 0.90, 1000), ("much", "topk", 0.95, 400), ("less", "topk", 0.895, 200),
             ("least", "topk", 0.85, 100), ("poor", "egc", 0.8, 50)]  # fmt: skip
     runs = [made_up(f"rows/{row}/x", score, method, total=total) for row, method, score, total in rows]
     groups = pool(runs, by_folder=True, baseline="full")
     lines = fewest_bytes_table(groups, groups).splitlines()[2:]
-    assert lines == ["| topk | less | 4 B | 200 B | -0.50 (1 pair) | 3 |", "| egc | none |  |  |  |  |"]
+    assert lines == ["| topk | none |  |  |  | 3 | less: 200 B, -0.50 (1 pair) |", "| egc | none |  |  |  | 1 |  |"]
+    for name, method, score, total in (("full", "dense", 0.90, 1000), ("much", "topk", 0.95, 400)):
+        runs += [made_up(f"rows/{name}/{seed}", score, method, seed, total=total) for seed in (1, 2)]
+    groups = pool(runs, by_folder=True, baseline="full")
+    line = fewest_bytes_table(groups, groups).splitlines()[2]
+    assert line == "| topk | much | 4 B | 400 B | +5.00 ± 0.00 (3 pairs) | 3 | less: 200 B, -0.50 (1 pair) |"
+    assert [group.label for group in plots.near_baseline(groups)] == ["much", "less"]  # 5 below: more than 3 tolerances
     assert plots.as_good_from(groups) == pytest.approx(89.0)
     alone = pool(runs[1:3], by_folder=True)
     assert fewest_bytes_table(alone, alone) == "" and plots.as_good_from(alone) is None

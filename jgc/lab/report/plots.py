@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from jgc.lab.report.runs import DoesNotFit, Group, Run
+from jgc.lab.report.tables import FEWEST, fewest_bytes
 from jgc.lab.shared.pictures import look, new_figure, save_figure
 from jgc.training.errors import say
 from jgc.training.table import size
 
 BAND = "lines: mean over seeds; bands: lowest to highest seed"
+CROWDED = 10  # rows in a panel; with more of them those near the baseline have a second one
 LEGEND_WIDTH = 34  # letters in a line of the legend; more would leave the curves no room
 Points = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, mean, lowest, highest
 
@@ -59,7 +62,7 @@ def loss(groups: Sequence[Group], path: Path) -> None:
     figure, panels, shared = _panels(by(groups, lambda group: group.workload), "Training loss")
     for axes, mine in panels:
         for group in mine:
-            _line(axes, smooth(points(group, "loss")), *look(shared, group.label), group.label)
+            _line(axes, points(group, "loss", smoothed=True), *look(shared, group.label), group.label)
         _loss_axis(axes)
     _save(figure, panels, path)
 
@@ -81,7 +84,7 @@ def strategies(groups: Sequence[Group], path: Path) -> None:
     shared = list(dict.fromkeys(names.values()))
     for axes, mine in panels:
         for group in mine:
-            _line(axes, smooth(points(group, "loss")), *look(shared, names[id(group)]), names[id(group)])
+            _line(axes, points(group, "loss", smoothed=True), *look(shared, names[id(group)]), names[id(group)])
         _loss_axis(axes)
     _save(figure, panels, path)
 
@@ -134,29 +137,57 @@ def step_bytes_against_score(groups: Sequence[Group], path: Path) -> None:
 def _against_score(
     groups: Sequence[Group], path: Path, title: str, bytes_of: Callable[[Run], float | None], across: str
 ) -> None:
-    figure, panels, shared = _panels(by(groups, lambda group: group.workload), title)
-    for axes, mine in panels:
+    views: dict[str, tuple[list[Group], list[Group]]] = {}  # by title: the rows of a panel, and all rows beside it
+    for workload, rows in by(groups, lambda group: group.workload).items():
+        views[workload] = rows, rows
+        if len(rows) > CROWDED and (near := near_baseline(rows)):
+            views[f"{workload}, near the baseline"] = near, rows
+    figure, panels, shared = _panels({name: shown for name, (shown, _) in views.items()}, title)
+    for (axes, mine), (_, rows) in zip(panels, views.values(), strict=True):
+        filled = {id(best.row) for best in fewest_bytes(rows, rows)}
         for group in mine:
-            sent = [count for run in group.runs if (count := bytes_of(run)) is not None]
             colour, _, marker = look(shared, group.label)
-            if len(sent) < len(group.runs):
-                axes.plot([], [], linestyle="", label=f"{group.label}: no metrics, not shown")
-            elif min(sent) > 0 and group.settings["nodes"] > 1:
-                results = [run.result for run in group.runs]
-                axes.plot(sent, results, linestyle="", marker=marker, color=colour, markersize=4)
-                axes.plot(np.mean(sent), np.mean(results), linestyle="", marker=marker, color=colour, markersize=12,
-                          markerfacecolor="none", markeredgewidth=1.6, label=group.label)  # fmt: skip
-            else:
-                axes.plot([], [], linestyle="", label=f"{group.label}: sends nothing, not shown")
-        least = as_good_from(mine)
+            _point(axes, group, bytes_of, colour, marker, id(group) in filled)
+        least = as_good_from(rows)
         if least is not None:
             axes.axhline(least, color="#888888", linestyle="--", linewidth=1, label=f"as good: {_worse(mine[0])}")
         axes.set_xscale("log")
-        _room(axes)
+        if mine is rows:
+            _room(axes)
+        else:
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
         axes.set_ylabel(mine[0].score.heading)
-    _save(figure, panels, path, across, "large: mean over seeds; small: each seed")
+    _save(figure, panels, path, across, "large: mean over seeds; small: each seed; "
+          f"filled: fewest bytes in the run; of a method, as good over {FEWEST} pairs")  # fmt: skip
+
+
+def _point(
+    axes: Axes, group: Group, bytes_of: Callable[[Run], float | None], colour: str, marker: str, filled: bool
+) -> None:
+    sent = [count for run in group.runs if (count := bytes_of(run)) is not None]
+    if len(sent) < len(group.runs):
+        axes.plot([], [], linestyle="", label=f"{group.label}: no metrics, not shown")
+    elif min(sent) <= 0 or group.settings["nodes"] == 1:
+        axes.plot([], [], linestyle="", label=f"{group.label}: sends nothing, not shown")
+    else:
+        results = [run.result for run in group.runs]
+        axes.plot(sent, results, linestyle="", marker=marker, color=colour, markersize=4)
+        axes.plot(np.mean(sent), np.mean(results), linestyle="", marker=marker, color=colour, markersize=12,
+                  markerfacecolor=to_rgba(colour, 0.4 if filled else 0), markeredgecolor=colour, markeredgewidth=1.6,
+                  label=group.label)  # fmt: skip
+
+
+def near_baseline(groups: Sequence[Group]) -> list[Group]:
+    """The rows within three tolerances of the baseline, without it; none where all are, or there is no baseline."""
+    least, score = as_good_from(groups), groups[0].score
+    if least is None:
+        return []
+    bound = least - 2 * score.tolerance if score.higher_is_better else least + 2 * score.tolerance
+    results = {id(group): float(np.mean([run.result for run in group.runs])) for group in groups}
+    near = [g for g in groups if (results[id(g)] >= bound if score.higher_is_better else results[id(g)] <= bound)]
+    return [] if len(near) == len(groups) else [group for group in near if group.label != group.baseline]
 
 
 def as_good_from(groups: Sequence[Group]) -> float | None:
@@ -190,24 +221,23 @@ def by(groups: Iterable[Group], key: Callable[[Group], str]) -> dict[str, list[G
     return found
 
 
-def points(group: Group, name: str, scale: float = 1.0) -> Points:
-    """Mean, lowest and highest over seeds, at the steps that all seeds have."""
+def points(group: Group, name: str, scale: float = 1.0, smoothed: bool = False) -> Points:
+    """Mean, lowest and highest over seeds, at the steps that all seeds have; of each seed's moving mean if smoothed."""
     series = [{line["step"]: scale * line[name] for line in run.lines if line.get(name) is not None}
               for run in group.runs]  # fmt: skip
     steps = sorted(set.intersection(*(set(one) for one in series)))
     values = np.array([[one[step] for step in steps] for one in series], float).reshape(len(series), len(steps))
+    if smoothed:  # each seed before they are compared, else the band would show how single steps vary
+        values = np.array([moving_mean(one) for one in values])
     return np.array(steps), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def smooth(data: Points) -> Points:
-    """A moving mean over a fiftieth of the steps, over fewer at the ends."""
-    width = max(1, len(data[0]) // 50)
-    if not len(data[0]):
-        return data
-    count = np.convolve(np.ones(len(data[0])), np.ones(width), "same")
-    steps, *rest = data
-    mean, low, high = (np.convolve(values, np.ones(width), "same") / count for values in rest)
-    return steps, mean, low, high
+def moving_mean(values: np.ndarray) -> np.ndarray:
+    """A mean over a fiftieth of the steps, over fewer at the ends."""
+    if not len(values):
+        return values
+    window = np.ones(max(1, len(values) // 50))
+    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
 def score_name(groups: Sequence[Group]) -> str:
@@ -235,15 +265,14 @@ def _loss_axis(axes: Axes) -> None:
 def _panels(
     parts: dict[str, list[Group]], title: str
 ) -> tuple[Figure, list[tuple[Axes, list[Group]]], list[str]]:
-    rows = sum(map(len, parts.values()))
-    figure = new_figure(3.2 + 5.2 * len(parts), max(4.6, 1 + 0.22 * rows))  # as high as the legend
+    shared = list(dict.fromkeys(group.label for groups in parts.values() for group in groups))
+    figure = new_figure(3.2 + 5.2 * len(parts), max(4.6, 1 + 0.22 * len(shared)))  # as high as the legend
     if len(parts) > 1:
         figure.suptitle(title)
     found = figure.subplots(1, len(parts), squeeze=False)[0]
     for axes, name in zip(found, parts, strict=True):
         axes.set_title(name if len(parts) > 1 else f"{title}: {name}", fontsize=11)
         axes.grid(alpha=0.3)
-    shared = list(dict.fromkeys(group.label for groups in parts.values() for group in groups))
     return figure, list(zip(found, parts.values(), strict=True)), shared
 
 

@@ -198,20 +198,52 @@ def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     return filled_table(head, rows)
 
 
+class FewestBytes(NamedTuple):
+    """Of a method's rows that are as good as the baseline, those with the fewest bytes in the whole run.
+
+    Attributes:
+      method: the method.
+      compared: number of its rows.
+      row: of rows of `FEWEST` pairs or more; None if none is as good.
+      chance: of rows of fewer pairs, where one sends less than `row`.
+    """
+
+    method: str
+    compared: int
+    row: Group | None
+    chance: Group | None
+
+
+def fewest_bytes(groups: Sequence[Group], everything: Sequence[Group]) -> list[FewestBytes]:
+    """By method, the rows with the fewest bytes among those as good as the baseline; none if there is no baseline."""
+    known = [(group, f) for group in groups if (f := figures(group, everything)).against is not None]
+    found = []
+    for method in dict.fromkeys(group.method for group, _ in known):
+        mine = [(group, f) for group, f in known if group.method == method]
+        good = [(f.total, f.pairs >= FEWEST, group) for group, f in mine
+                if f.against is not None and group.score.is_as_good(f.against.mean)]  # fmt: skip
+        good.sort(key=lambda one: one[0])
+        row = next((group for _, sure, group in good if sure), None)
+        first = good[0][2] if good else None
+        found.append(FewestBytes(method, len(mine), row, None if first is row else first))
+    return found
+
+
 def fewest_bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """By method the row that sends least among those as good as the baseline; empty if there is no baseline."""
+    """`fewest_bytes` as a table; empty if there is no baseline."""
     rows = []
-    known = [(group, figures(group, everything)) for group in groups]
-    compared = [(group, f, f.against.mean) for group, f in known if f.against is not None]
-    for method in dict.fromkeys(group.method for group, *_ in compared):
-        mine = [one for one in compared if one[0].method == method]
-        good = [(group, f) for group, f, difference in mine if group.score.is_as_good(difference)]
-        if not good:
-            rows.append([method, "none", "", "", "", ""])
-            continue
-        group, f = min(good, key=lambda one: one[1].total)
-        rows.append([method, group.label, size(f.leader), size(f.total), difference_text(group, f), str(len(mine))])
-    head = ["method", "row", "leader up, a step", "whole run, all nodes up", "against the baseline", "rows compared"]
+    for method, compared, row, chance in fewest_bytes(groups, everything):
+        cells = ["none", "", "", ""]
+        if row is not None:
+            f = figures(row, everything)
+            cells = [row.label, size(f.leader), size(f.total), difference_text(row, f)]
+        less = ""
+        if chance is not None:
+            f = figures(chance, everything)
+            less = f"{chance.label}: {size(f.total)}, {difference_text(chance, f)}"
+        rows.append([method, *cells, str(compared), less])
+    head = ["method", f"row of {FEWEST} pairs or more", "leader up, a step", "whole run, all nodes up",
+            "against the baseline", "rows compared", "less, of fewer pairs: perhaps by chance"]  # fmt: skip
     return table(head, rows) if rows else ""
 
 
