@@ -1,12 +1,14 @@
 """docs/reproduction.md: every row has a command that exists and a verdict; what was not run says what it takes."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from jgc.compress import METHODS
-from jgc.lab.commands import COMMANDS
+from jgc.lab.commands import COMMANDS, load
+from jgc.training.options import read
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproduction.md"
@@ -52,14 +54,35 @@ def test_every_row_has_a_command_and_a_verdict(row):
     if "not run" in verdict or row[2] == "none":
         assert re.search(r"needs? \d+(\.\d+)? (GPU|core) hours?", verdict), verdict
     for command in commands:
-        words = command.split()
-        assert words[0] == "python"
-        if words[1:3] == ["-m", "jgc"]:
-            assert any(" ".join(words[3 : 3 + n]) in COMMANDS for n in (1, 2)), command
-        for method in re.findall(r"train\.py --method (\S+)", command):
-            assert method in METHODS, command
-        for file in re.findall(r"(?:configs|tests)/\S+\.py|train\.py", command):
-            assert (ROOT / file).exists(), file
+        check(command)
+
+
+def check(command: str) -> None:
+    """A command is one that runs as it stands, but for its data."""
+    words = shlex.split(command)
+    if "docs/results/gpu.sh" in words:
+        named, script, runs, *_ = words
+        assert script == "docs/results/gpu.sh" and runs == "RUNS"
+        assert set(named.removeprefix("ROWS=").split()) <= rows_of("gpu"), command
+    elif words[0] == "docs/results/row.sh":
+        _, page, row, runs, *_ = words
+        assert row in rows_of(page) and runs == "RUNS", command
+    elif words[1:3] == ["-m", "jgc"]:
+        depth = next(n for n in (2, 1) if " ".join(words[3 : 3 + n]) in COMMANDS)
+        name, given = " ".join(words[3 : 3 + depth]), words[3 + depth :]
+        if given[-1:] != ["..."]:
+            assert read(load(name), given, command)
+    elif words[1:3] == ["-m", "pytest"]:
+        assert [file for file in words[3:] if file.startswith("tests/") and not (ROOT / file).exists()] == []
+    else:
+        assert words[0] == "python" and (ROOT / words[1]).exists(), command
+        method = next((words[i + 1] for i, word in enumerate(words) if word == "--method"), "topk")
+        assert method in METHODS, command
+
+
+def rows_of(page: str) -> set[str]:
+    """Names of a page's rows."""
+    return {line.split()[0] for line in (ROOT / "docs" / "results" / page / "rows.txt").read_text().splitlines()}
 
 
 @pytest.mark.parametrize("page", ["docs/reproduction.md", "docs/results/papers_numbers.md"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 from camvid_helpers import write_camvid
-from image_helpers import png, write_prepared, write_tiny_imagenet
+from image_helpers import png, write_imagenet, write_prepared, write_tiny_imagenet
 from text_helpers import write_text
 
 from jgc.compress import Dense
@@ -46,6 +46,8 @@ def folder(tmp_path_factory):
     folder = write_text(tmp_path_factory.mktemp("data"), {"train": 9000, "valid": 200, "test": 100})
     images = {split: [(png(i), i % 10) for i in range(count)] for split, count in (("train", 160), ("test", 9))}
     write_prepared(folder, "cifar10", images, ("32", "32", "3"), 10)
+    write_prepared(folder, "cifar100", images, ("32", "32", "3"), 100)
+    write_imagenet(folder / "imagenet")
     write_camvid(folder)
     return write_tiny_imagenet(folder)
 

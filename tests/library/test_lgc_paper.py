@@ -31,13 +31,19 @@ METHODS = {
 # --- Tables I and II ------------------------------------------------------------------------------------------------
 
 
+def layers_of(params, decoder):
+    """Kernel and bias of each layer, in their order; a decoder begins with its deconvolutions."""
+    names = sorted(params["params"], key=lambda name: (name[:5] != "ConvT" if decoder else 0, name))
+    return [params["params"][name] for name in names]
+
+
 class Net:
     """1-D convolutions with their gradients: (kernel [k, c, f], stride, dilation of the input, padding) and biases."""
 
     def __init__(self, params, decoder: bool, linear: bool = False):
-        layers = sorted(params["params"], key=lambda name: (name[:5] != "ConvT" if decoder else 0, name))
-        self.kernels = [np.array(params["params"][name]["kernel"], float) for name in layers]
-        self.biases = [np.array(params["params"][name]["bias"], float) for name in layers]
+        layers = layers_of(params, decoder)
+        self.kernels = [np.array(layer["kernel"], float) for layer in layers]
+        self.biases = [np.array(layer["bias"], float) for layer in layers]
         last = len(layers) - 1
         if decoder:  # SAME: a deconvolution multiplies the length by its stride
             self.how = [(1, 1, (1, 1)), *[(1, 2, (2, 1))] * (last - 1), (1, 1, (0, 0))]
@@ -144,7 +150,7 @@ def leader_of(name, key):
 
 
 def transcription(name, gradients, keys, weights):
-    """Weights of the model after every step, velocities and residuals [K, n], the encoder."""
+    """Weights of the model after every step, velocities and residuals [K, n]; the encoder and the decoders."""
     train, decode = (train_ring, decode_ring) if name == "ring" else (train_server, decode_server)
     encoder = Net(weights.encoder, decoder=False)
     if name == "ring":
@@ -169,7 +175,7 @@ def transcription(name, gradients, keys, weights):
                 np.put_along_axis(values, at, 0, axis=1)  # sent: its error is lost, its velocity starts again
         w = w - step
         out.append((w, u, r))
-    return out, encoder
+    return out, [encoder, *decoders]
 
 
 # --- jgc ------------------------------------------------------------------------------------------------------------
@@ -202,7 +208,7 @@ def first_state(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_paper_recipe_is_the_papers_equations(name):
     came, keys, state = gradients(len(PHASES)), jax.random.split(jax.random.key(1), len(PHASES)), first_state(name)
-    expected, encoder = transcription(name, [stacked(g) for g in came], keys, state.shared.autoencoder.weights)
+    expected, nets = transcription(name, [stacked(g) for g in came], keys, state.shared.autoencoder.weights)
     w = np.zeros(sum(SIZES))
     for phase, g, key, (theirs, u, r) in zip(PHASES, came, keys, expected, strict=True):
         aggregated, state, _ = step_of(name, phase)(key, g, state)
@@ -210,10 +216,25 @@ def test_paper_recipe_is_the_papers_equations(name):
         np.testing.assert_allclose(w, theirs, atol=1e-5, err_msg=phase)
         np.testing.assert_allclose(state.local.memory.velocity, u, atol=1e-5)
         np.testing.assert_allclose(state.local.memory.residual, r, atol=1e-5)
-    trained, start = (s.shared.autoencoder.weights.encoder["params"] for s in (state, first_state(name)))
-    for theirs, layer in zip(encoder.kernels, sorted(trained), strict=True):
-        moved = trained[layer]["kernel"] - start[layer]["kernel"]
-        np.testing.assert_allclose(moved, theirs - start[layer]["kernel"], atol=0.02 * np.abs(moved).max())
+    for net, trained, start in zip(nets, networks(name, state), networks(name, first_state(name)), strict=True):
+        for i, (layer, before) in enumerate(zip(trained, start, strict=True)):
+            for mine, theirs, first in (
+                (layer["kernel"], net.kernels[i], before["kernel"]),
+                (layer["bias"], net.biases[i], before["bias"]),
+            ):
+                moved = mine - first
+                assert np.abs(moved).max() > 0
+                np.testing.assert_allclose(moved, theirs - first, atol=0.02 * np.abs(moved).max())
+
+
+def networks(name, state):
+    """Layers of the encoder, then of each decoder, in jgc's state."""
+    weights = state.shared.autoencoder.weights
+    if name == "ring":
+        decoders = [weights.decoder]
+    else:
+        decoders = [jax.tree.map(lambda w, k=k: w[k], weights.decoders) for k in range(K)]
+    return [layers_of(weights.encoder, decoder=False), *(layers_of(one, decoder=True) for one in decoders)]
 
 
 def test_a_residual_counts_once():
