@@ -98,7 +98,7 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     steps = 20000 if name.endswith("_20000") else 6000
     assert (config.steps, config.schedule_steps, config.nodes, config.batch_size) == (steps, steps, 4, 64)
     assert (config.learning_rate, config.model.norm) == (0.1, "batch")
-    all_layers = ("baseline", "gradiveq", "qsgd", "egc_paper", "gradient_dropping_paper")
+    all_layers = ("baseline", "gradiveq", "qsgd", "egc", "gradient_dropping_paper")
     assert config.layers.dense == ("" if name.startswith(all_layers) or "_all" in name else "first")
     compressor = config.compressor
     if name.startswith("gradiveq_paper"):
@@ -112,7 +112,7 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     if name.startswith("baseline"):
         assert compressor == Dense(momentum_correction=True)
         return
-    of_name = {"lgc_ps": 0.5, "lgc_ps_untrained": 0.5, "lgc_ps_no_code": 0.5, "egc_paper": None,
+    of_name = {"lgc_ps": 0.5, "lgc_ps_untrained": 0.5, "lgc_ps_no_code": 0.5, "egc_paper": None, "egc_literal": None,
                "scalecom_paper": 100 / 64, "gradient_dropping_paper": 1.0}  # fmt: skip
     percent = next((float(part) for part in name.split("_") if part in ("0.1", "0.5", "2")), of_name.get(name, 0.1))
     assert percent is None or compressor.alpha == pytest.approx(percent / 100, rel=0.03)
