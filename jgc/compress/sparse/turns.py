@@ -6,9 +6,9 @@ of these blocks: with 64 candidates for each value sent it takes 8 bits, however
 
 All nodes receive all positions, and so learn alike how often values of a block are sent. A block is due in proportion:
 when about as many of its values should have become large as of any other. In turns of equal length, values that are
-sent often would wait longer; what that costs is on docs/results/learned_positions. Every block counts for one value and a quarter of its layer's mean more than was sent of
-it: so one value more or less does not decide at first, and the turn of all comes. Rates and turns are integers: nodes
-hold the same bits in every layout.
+sent often would wait longer; what that costs is on docs/results/learned_positions. Every block counts for one value and
+a quarter of its layer's mean more than was sent of it: so one value more or less does not decide at first, and the turn
+of all comes. Rates and turns are integers: nodes hold the same bits in every layout.
 
     turns = first(layers)
     blocks = due(turns, cut)                      # i32[m], ascending within each layer
