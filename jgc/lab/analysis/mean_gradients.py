@@ -109,7 +109,7 @@ def record(
             nodes_own = np.asarray(jax.tree.leaves(grads)[at])  # [K, H, W, D, F]
             kept.append(nodes_own.mean(0, dtype=np.float64).astype(np.float32).ravel())
             if not np.isfinite(kept[-1]).all():
-                raise NonFinite(step, f"a gradient of {path} is not finite", "nothing was recorded")
+                raise NonFinite(step + 1, f"a gradient of {path} is not finite", "nothing was recorded")
     about: dict[str, Any] = as_json(config)
     about["data"].pop("dir")  # the same data may lie elsewhere
     return MeanGradients(np.stack(kept), shape, path, start, about, describe())

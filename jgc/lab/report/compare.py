@@ -15,10 +15,10 @@ class Compare(Runs):
 
     The folder of the runs gets report.md and report.html. A run that was stopped is resumed by the same command.
 
-        python -m jgc compare --methods dense,topk,lgc_ps --run-dir runs/compare
+        python -m jgc compare --methods baseline,topk,lgc_ps --run-dir runs/compare
 
         | method | leader up, a step | worker up, a step | leader ratio | worker ratio |
-        | dense | 1.08 MB | 1.08 MB | 1x | 1x |
+        | baseline | 1.08 MB | 1.08 MB | 1x | 1x |
         | topk | 10.1 kB | 10.1 kB | 107x | 107x |
         | lgc_ps | 7.1 kB | 5.71 kB | 151.9x | 189x |
     """

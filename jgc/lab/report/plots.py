@@ -78,8 +78,9 @@ def strategies(groups: Sequence[Group], path: Path) -> None:
         raise DoesNotFit("figure 13 compares runs that differ in compressor.strategy (fixed, exponential, warmup): "
                          "these do not")  # fmt: skip
     parts = by(chosen, lambda group: f"{group.settings['model.name']}, {group.settings['data.name']}")
-    several = len({group.method for group in chosen}) > 1
-    names = {id(g): str(g.settings["compressor.strategy"]) + (f", {g.label}" if several else "") for g in chosen}
+    of = {id(group): str(group.settings["compressor.strategy"]) for group in chosen}
+    alone = {id(g) for mine in parts.values() for g in mine if [of[id(other)] for other in mine].count(of[id(g)]) == 1}
+    names = {id(g): of[id(g)] if id(g) in alone else f"{of[id(g)]}, {g.label}" for g in chosen}
     figure, panels, _ = _panels(parts, "Training loss by sparsification strategy")
     shared = list(dict.fromkeys(names.values()))
     for axes, mine in panels:

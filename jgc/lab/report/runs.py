@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jgc.lab.launch import minutes
 from jgc.lab.shared.choices import NAMES
-from jgc.training.config import RecordConfig
+from jgc.training.config import DistributedConfig, RecordConfig
 from jgc.training.data import Score, final, further_of, score_of
 from jgc.training.errors import UserError, did_you_mean
 from jgc.training.metrics import Line, read
@@ -17,8 +17,11 @@ from jgc.training.rundir import CONFIG, METRICS, SUMMARY, read_object
 from jgc.training.saved_config import FREE, completed
 
 # Settings that do not make another experiment. Steps and nodes do, though --resume may change them.
-IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"record.{f.name}" for f in dataclasses.fields(RecordConfig))}
-NEEDED = ("method", "workload", "seed", "nodes", "steps", "phases", "total_bytes", "dense_total_bytes")  # of a summary
+PARTS = {"record": RecordConfig, "distributed": DistributedConfig}  # whose every setting is as good as any other
+IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"{part}.{f.name}" for part, kind in PARTS.items()
+                                                   for f in dataclasses.fields(kind))}  # fmt: skip
+NEEDED = ("method", "workload", "seed", "nodes", "steps", "layout", "phases", "total_bytes", "dense_total_bytes",
+          "compression_ratio")  # fmt: skip  # of a summary
 ABSENT = "absent"  # in place of a setting that a run does not have
 
 

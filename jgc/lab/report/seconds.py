@@ -3,6 +3,8 @@
 A JSON file says which measurement belongs to which row, and where `bench network` wrote them, relative to itself:
 
     {"results": "network/results.json", "rows": {"adamw": "dense", "sparseloco_30": "sparseloco:every=30"}}
+
+Whether the measurement is of the rows' model and batch is for the file's author to know: the two name them differently.
 """
 
 import json
@@ -33,7 +35,7 @@ def measured(path: Path, groups: Sequence[Group]) -> Seconds:
 
     Raises:
       UserError: the file or the results cannot be read; several workloads; or the file names no row, or one that does
-        not exist, or a measurement that there is not with the row's number of nodes.
+        not exist or has several phases, or a measurement that there is not with the row's number of nodes.
     """
     rows, results = _said(path)
     labels = [group.label for group in groups]
@@ -48,6 +50,9 @@ def measured(path: Path, groups: Sequence[Group]) -> Seconds:
         if group.label not in rows:
             continue
         hosts, method = group.settings["nodes"], rows[group.label]
+        if any(len(run.summary["phases"]) > 1 for run in group.runs):
+            raise UserError(f"{path}: {group.label} has several phases, whose steps take different times: --seconds "
+                            "is for rows of one phase")  # fmt: skip
         if (hosts, method) not in steps:
             known = ", ".join(sorted(name for k, name in steps if k == hosts))
             raise UserError(f"{results} has no measurement {method!r} with {hosts} hosts; it has {known or 'none'}")

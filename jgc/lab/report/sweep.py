@@ -185,6 +185,8 @@ def markdown(
             "its ratio in elements"]  # fmt: skip
     steps = " or ".join(dict.fromkeys(str(run.summary["steps"]) for point in points for run in point.runs))
     many = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± standard deviation"
+    fewer = [f"{p.method}, {p.value or '-'}: {len(p.runs)}" for p in points if len(p.runs) < len(seeds)]
+    many += f" (of fewer, for runs failed: {'; '.join(fewer)})" if fewer else ""
     parts = [
         f"# {name} on {workload}",
         f"    {command}" if command else "",
@@ -217,7 +219,7 @@ def draw(points: Sequence[Point], field: str, path: Path) -> None:
     entropies = [point.entropy for point in points if point.entropy is not None]
     entropy = bool(entropies) and max(entropies) - min(entropies) > FLAT
     for i, method in enumerate(dict.fromkeys(point.method for point in points)):
-        mine = [point for point in points if point.method == method]
+        mine = sorted((p for p in points if p.method == method), key=lambda p: places.get(str(p.value), 0))
         look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "label": method}
         results = [point.result for point in mine]
         if mine[0].value is None:

@@ -25,11 +25,11 @@ class Figures(NamedTuple):
       pairs: number of pairs of runs with equal seed; 0 means a difference of means.
       leader, worker: bytes that such a node sends up in a step of the last phase; with local steps a step's share.
       ratios: of the last phase, by role; None if a node sends nothing.
-      total, dense_total: bytes that all nodes sent up in the run, and would have uncompressed.
+      total, dense_total: bytes that all nodes sent up in the run, weights that go down once included, and would have
+        uncompressed.
       physical: bytes of a device in a step of the last phase; None if one device holds all nodes.
       physical_apart: the same with a device for each node.
       seconds: median seconds of a step by phase.
-      last_share: steps of the last phase over all steps.
       cosine: reconstruction cosine of the last phase, or None.
       true_cosine: cosine of the aggregate with the mean gradient of the step, or None.
     """
@@ -45,7 +45,6 @@ class Figures(NamedTuple):
     physical: float | None
     physical_apart: float
     seconds: dict[str, float]
-    last_share: float
     cosine: Spread | None
     true_cosine: Spread | None
 
@@ -72,7 +71,6 @@ def figures(group: Group, groups: Sequence[Group]) -> Figures:
         None if physical is None else physical / every,
         (_device(wire.get("physical_one_node_per_device", {})) or 0.0) / every,
         _seconds(summaries),
-        last["steps"] / first["steps"],
         spread(cosines) if cosines else None,
         spread(true) if true else None,
     )
@@ -136,8 +134,9 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
 
 
 def _before_compression(group: Group) -> str:
-    """The score at the end of the first phase, mean over seeds; empty where a run has but one phase."""
-    starts = [(run.summary, run.summary["phases"][0]) for run in group.runs if len(run.summary["phases"]) > 1]
+    """The score at the end of the uncompressed steps, mean over seeds; empty where a run has none, or no others."""
+    starts = [(run.summary, run.summary["phases"][0]) for run in group.runs
+              if len(run.summary["phases"]) > 1 and run.summary["phases"][0]["name"] == "dense"]  # fmt: skip
     scores = [final(summary, phase) for summary, phase in starts if phase.get(group.score.name) is not None]
     return plus_minus(spread(scores), group.score.digits) if scores and len(scores) == len(group.runs) else ""
 

@@ -110,8 +110,7 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
             raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
         fixed = next((part for part in (field, own) if part.split(".")[0].replace("-", "_") in FIXED), None)
         if fixed:
-            has = "--workload, --seeds and --run-dir, and is one process"
-            raise UserError(f"--set {entry}: {fixed} is not to be set; compare has {has}")
+            raise UserError(f"--set {entry}: {fixed} is not to be set: the command has its own, and is one process")
         if dot and method not in out:
             raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
         is_own = dot and own.replace("-", "_") in {f.name for f in dataclasses.fields(known_methods()[method])}
@@ -121,7 +120,12 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
 
 
 def option_word(prefix: str, field: str, value: str) -> str:
-    """One word of `train.py`'s command line, where booleans are flags."""
-    name = field.replace("_", "-")
-    flags = {"true": f"--{prefix}{name}", "false": f"--{prefix}no-{name}"}
-    return flags.get(value.lower(), f"--{prefix}{name}={value}")
+    """One word of `train.py`'s command line, where booleans are flags.
+
+    Example:
+      >>> option_word("compressor.", "error_feedback", "false"), option_word("", "record.residuals", "False")
+      ('--compressor.no-error-feedback', '--record.no-residuals')
+    """
+    parts, dot, name = (prefix + field.replace("_", "-")).rpartition(".")
+    flags = {"true": f"--{parts}{dot}{name}", "false": f"--{parts}{dot}no-{name}"}
+    return flags.get(value.lower(), f"--{parts}{dot}{name}={value}")

@@ -28,7 +28,6 @@ def mean_of(summaries: Sequence[Mapping[str, Any]], figure: str, digits: int = 3
       >>> mean_of([{"loss": 1.0}, {"loss": 2.0}], "loss"), mean_of([{"loss": None}], "loss")
       ('1.500', 'n/a')
     """
-    values = [summary[figure] for summary in summaries]
-    if any(value is None or not np.isfinite(value) for value in values):
-        return "n/a"
-    return f"{scale * float(np.mean(values)):.{digits}f}"
+    values = [summary.get(figure) for summary in summaries]
+    known = [value for value in values if value is not None and np.isfinite(value)]
+    return f"{scale * float(np.mean(known)):.{digits}f}" if known and len(known) == len(values) else "n/a"
