@@ -19,10 +19,12 @@ from jgc.lab.advise import (
     page as pages,
     results as advise_results,
 )
+from jgc.lab.advise.command import Advise, predict
 from jgc.lab.advise.model import Example, Link, Row, communication, contention, fit, step
 from jgc.lab.advise.results import Place
 from jgc.lab.commands import main
 from jgc.training import setup, workloads
+from jgc.training.options import read
 from jgc.types import Sent
 
 PAYLOADS = {  # op, payload in bytes, how many
@@ -129,7 +131,25 @@ def test_turning_point():
 
 def test_run_dir_excludes_config(tmp_path, capsys):
     assert main(["advise", *CONFIG, "--run-dir", str(tmp_path), "--bandwidth", "1gbit", "--hosts", "4"]) == 2
-    assert "give it or --method, not both" in capsys.readouterr().err
+    assert "--method does not go with --run-dir" in capsys.readouterr().err
+
+
+def test_a_run_of_a_gpt_asks_for_records_of_text():
+    run = str(Path(__file__).parents[2] / "docs" / "results" / "local_steps" / "network.json")
+    words = ["--run-dir", run, "--bandwidth", "100mbit", "--hosts", "4", "--methods", "dense"]
+    advice = predict(read(Advise, words, "advise"))
+    assert advice.kind == "text" and "windows of 128 tokens a host" in advice.about
+
+
+def test_a_row_of_another_phase_sends_that_phases_bytes():
+    of = advise_results.sent_in({"settings": {"model": "convnet5"}})
+    sampling, last = (sum(s.bytes for s in of(name, 4)) for name in ("gradiveq:phase=sampling", "gradiveq"))
+    assert sampling > 10 * last
+
+
+def test_without_an_uncompressed_row_there_is_nothing_to_compare_with():
+    said = verdicts.conclusion(verdicts.advise([Row("topk", 0.1, 0.0, ())], 4, Link(1e6), kind="images"))
+    assert said[0].startswith("nothing to compare with: no uncompressed exchange was measured")
 
 
 def test_limit_from_unlimited_rate():
@@ -195,7 +215,8 @@ def test_dense_with_local_steps_saves():
     assert pages.accuracy(Row("topk", 0.1, 0.0, ()), "text") == "+0.55 nats, too far"
     assert pages.accuracy(Row("gradient_dropping", 0.1, 0.0, ()), "text") == "+0.25"  # perplexity
     pictures = verdicts.conclusion(verdicts.advise([plain, local], 4, Link(12.5e6), kind="images"))
-    assert pictures[1] == "On record for dense every 30 steps on images: nothing."
+    assert pictures[0].startswith("no advice: of dense every 30 steps none has its accuracy on record for images. In ")
+    assert pictures[0].endswith("compare --methods dense --workload cifar10_resnet20 --set local.every=30")
 
 
 def test_local_steps_are_judged_by_records_of_local_steps():

@@ -286,6 +286,21 @@ def test_labels_and_settings_table():
     assert rows[4].endswith("| alpha 0.2, schedule validation, correction.every 50, correction.decay 0.3 |")
 
 
+def test_seeds_of_runs_in_several_processes_are_one_row():
+    ports = {seed: {"coordinator": f"host:{5000 + seed}", "num_processes": 2, "process_id": 0} for seed in (0, 1)}
+    runs = [made_up(f"rows/a/{seed}", 0.9, seed=seed, distributed=ports[seed]) for seed in ports]
+    assert [group.seeds for group in pool(runs)] == [(0, 1)]
+
+
+def test_a_ramp_is_not_before_compression():
+    run = made_up("rows/a/0", 0.9, "dgc")
+    last = run.summary["phases"][0]
+    for name, shown in (("top-k 25 %", ""), ("dense", "9.17")):
+        run.summary["phases"] = [{**last, "name": name, "test_accuracy": 0.0917}, last]
+        lines = score_table(pool([run]), pool([run])).splitlines()
+        assert ("before compression" in lines[0]) == bool(shown) and shown in lines[2]
+
+
 def test_a_smoothed_band_shows_how_seeds_differ_and_not_steps():
     offsets = {0: 0.0, 1: 0.1}
 

@@ -45,9 +45,9 @@ def advise(
 
 
 def ranked(row: Row, kind: str) -> bool:
-    """Whether a method can be recommended: uncompressed, or with accuracy on record for this kind of data."""
-    kept = row.method in UNCOMPRESSED or keeps_accuracy(row.method, kind, row.every > 1)
-    return kept and row.method != CONTROL
+    """Whether a method can be recommended: uncompressed in every step, or with accuracy on record for such data."""
+    exact = row.method in UNCOMPRESSED and row.every == 1
+    return (exact or keeps_accuracy(row.method, kind, row.every > 1)) and row.method != CONTROL
 
 
 def saves(row: Row) -> bool:
@@ -93,16 +93,20 @@ def _nothing(advice: Advice) -> str:
     others = [row for row in advice.rows if saves(row) and row.method != CONTROL]
     if not others:
         return "nothing to compare: no method that compresses was measured."
-    none = f"of {', '.join(row.method for row in others)} none has its accuracy on record for {advice.kind}"
     plain = best(advice, False)
-    theirs = math.inf if plain is None else step(plain, advice.hosts, advice.link)
+    if plain is None:
+        return "nothing to compare with: no uncompressed exchange was measured; give dense among the methods."
+    none = f"of {', '.join(titled(row) for row in others)} none has its accuracy on record for {advice.kind}"
+    theirs = step(plain, advice.hosts, advice.link)
     faster = [row.method for row in others if step(row, advice.hosts, advice.link) < theirs]
-    if plain is not None and not faster:
+    if not faster:
         return f"no: {name(plain.method)} takes {shown(theirs)} s a step, and no method takes less."
-    over = "" if plain is None else f" than {name(plain.method)} ({shown(theirs)} s)"
+    every = max(row.every for row in others)
+    local = f" --set local.every={every}" if every > 1 else ""
     return (
-        f"no advice: {none}. In time alone these are faster{over}: {', '.join(faster)}. Train with them before a long "
-        f"run: python -m jgc compare --methods dense,{','.join(faster)} --workload {SMALL[advice.kind]}"
+        f"no advice: {none}. In time alone these are faster than {name(plain.method)} ({shown(theirs)} s): "
+        f"{', '.join(faster)}. Train with them before a long run: python -m jgc compare --methods "
+        f"{','.join(dict.fromkeys(('dense', *faster)))} --workload {SMALL[advice.kind]}{local}"
     )
 
 

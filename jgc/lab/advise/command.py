@@ -12,6 +12,7 @@ from jgc.lab.advise.advice import Advice, advise
 from jgc.lab.advise.evidence import kind_of
 from jgc.lab.advise.model import LATENCY, Link, rate_of
 from jgc.lab.bench.methods import names_of
+from jgc.lab.bench.network.models import task_named
 from jgc.lab.shared.choices import refuse_given, words
 from jgc.lab.shared.machine import describe
 from jgc.training.cli import given_config
@@ -124,6 +125,9 @@ def check(asked: Advise) -> None:
     if asked.run_dir is not None:
         own = ("method", "config", "workload", "batch_size", "every")
         refuse_given(asked, own, "does not go with --run-dir, which has a model and steps of its own")
+        refuse_given(asked, ("repeats",), "does not go with --run-dir, which measures nothing")
+    elif asked.calibrate is None:
+        refuse_given(asked, ("calibrate_on",), "needs --calibrate, --check or --run-dir")
 
 
 def link_of(asked: Advise) -> Link:
@@ -164,11 +168,14 @@ def _from_run(asked: Advise, run_dir: Path, names: list[str], link: Link) -> Adv
     if asked.computation is not None:
         rows = [row._replace(computation=asked.computation) for row in rows]
     s = found["settings"]
+    task = task_named(str(s.get("model")))
+    given = "" if asked.computation is None else ", but for that of the gradients, which was given"
     about = (
-        f"Times of computing from a run of bench network: processor seconds of a host on one thread, {s.get('model')}, "
-        f"{s.get('batch')} images a host in a step, {s.get('machine')}; methods as that benchmark sets them."
+        f"Times of computing from a run of bench network{given}: processor seconds of a host on one thread, "
+        f"{task.name}, {s.get('batch')} {task.examples} a host in a step, {s.get('machine')}; methods as that "
+        "benchmark sets them."
     )
-    return advise(rows, asked.hosts, link, about, failed, "images")  # the models of bench network take images
+    return advise(rows, asked.hosts, link, about, failed, "text" if task.window else "images")
 
 
 def tell(asked: Advise, line: str) -> None:

@@ -120,6 +120,8 @@ def _method(
     compressor = make_compressor(config, model_of(config, random_source(config)))
     if config.local.every is not None and compressor.owns_momentum:
         raise UserError("its memory owns a momentum, and with local steps the outer optimiser does")
+    if config.local.fragments > 1:
+        raise UserError("local.fragments must be 1 here: an exchange of all fragments is what is measured")
     phase = compressor.schedule[-1].value
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
     sent = compressor.wire(phase, shapes, as_one_per_device(nodes)).physical

@@ -53,10 +53,11 @@ def notes(advice: Advice) -> list[str]:
         f"{advice.hosts} hosts at {bits(link.rate)}; latency {link.latency:.3g} s a message, overhead "
         f"{link.overhead:.3g} s a collective, {100 * link.efficiency:.1f} % of the bandwidth are messages{limit}. "
         + advice.about,
-        "Computation and compression are measured; communication, and with it the step, is an estimate without overlap "
-        "of communication with computation. Bytes are those of `Wire.physical`. Every method is in its last phase, "
-        "which has most steps of a run; an uncompressed step before it takes as long as uncompressed f32. Recommended "
-        "is only what keeps its accuracy on record for data of this kind, however fast others are.",
+        "Computation and compression are measured, unless they are said to be given; communication, and with it the "
+        "step, is an estimate without overlap of communication with computation. Bytes are those of `Wire.physical`. "
+        "Every method is in its last phase, which has most steps of a run; an uncompressed step before it takes as "
+        "long as uncompressed f32. Recommended is only what keeps its accuracy on record for data of this kind, "
+        "however fast others are.",
     ]
     every = max((row.every for row in advice.rows), default=1)
     if every > 1:

@@ -19,7 +19,7 @@ from jgc.comm.ledger import bytes_sent
 from jgc.lab.advise.measure import BASELINES, baseline_sent
 from jgc.lab.advise.model import UNLIMITED, Example, Link, Row, contention, fit, rate_of
 from jgc.lab.bench.network import models
-from jgc.lab.bench.network.methods import PLAIN_TORCH, SHARE, settings as settings_of, split
+from jgc.lab.bench.network.methods import PLAIN_TORCH, SHARE, phase_of, settings as settings_of, split
 from jgc.lab.bench.network.results import COMPUTATION, NAME, Results, key, parsed
 from jgc.nodes import as_one_per_device
 from jgc.training.errors import UserError
@@ -144,7 +144,8 @@ def sent_in(found: Results) -> SentOf:
             return (Sent("all-gather", "values", bytes_sent("all-gather", 8 * values, hosts)),)
         try:
             compressor = compress.build(settings_of(name))
-            return compressor.wire(compressor.schedule[-1].value, shapes, as_one_per_device(Nodes(hosts, 1))).physical
+            phase = phase_of(name, compressor).value
+            return compressor.wire(phase, shapes, as_one_per_device(Nodes(hosts, 1))).physical
         except (UserError, ValueError):  # a method of another version of jgc
             return None
 
