@@ -134,7 +134,7 @@ def _section(name: str, measured: Measured) -> list[str]:
             f". **Written in {run.dtype}**, which has few different values: with many cells the entropy is less than "
             "it was in training, and says nothing of it"
         )
-    recording = f"every {run.config['record']['every']} steps, steps {run.steps[0]} to {run.steps[-1]}"
+    recording = f"every {run.config['record']['every']} {run.unit}, steps {run.steps[0]} to {run.steps[-1]}"
     out = [
         f"## {run.title}",
         f"`{name}`: seed {run.config['seed']}, recorded {recording}: {_steps(measured)} steps{several}.",

@@ -49,8 +49,14 @@ class Recorded(NamedTuple):
     @property
     def title(self) -> str:
         """The run in words."""
-        config = self.config
-        return f"{config['workload']}, {self.nodes} nodes, batch {config['batch_size']}, {config['method']}"
+        config, every = self.config, self.config.get("local", {}).get("every")
+        what = f", pseudo-gradients of {every} local steps" if every else ""
+        return f"{config['workload']}, {self.nodes} nodes, batch {config['batch_size']}, {config['method']}{what}"
+
+    @property
+    def unit(self) -> str:
+        """What `record.every` counts."""
+        return "exchanges" if self.config.get("local", {}).get("every") else "steps"
 
 
 class Step(NamedTuple):

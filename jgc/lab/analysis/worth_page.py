@@ -85,9 +85,9 @@ def markdown(found: dict[str, tuple[Recorded, list[Worth]]], alpha: float, draws
         "the leader alone, whatever the code: cosine² is the share of its energy. *Leader*: the leader's exact "
         "values. *Signs*: its signs and every node's mean of each layer. *Innovations*: the leader exact, the others "
         "by their means and a tenth of their values exact. *Chance*: the leader's exact values if the other nodes' "
-        "had random signs; what lies above it is correlation. Plain gradients, as recorded; residuals would add to "
-        f"them. More nodes or larger batches than recorded cannot be shown; fewer nodes are subsets, {draws} at random "
-        "for each case, and larger batches are means of several nodes' gradients.",
+        "had random signs; what lies above it is correlation. Gradients as recorded, or pseudo-gradients of local "
+        "steps; residuals would add to them. More nodes or larger batches than recorded cannot be shown; fewer nodes "
+        f"are subsets, {draws} at random for each case, and larger batches are means of several nodes' gradients.",
         f"![Cosines against alpha, nodes, batch and step]({PICTURE})",
     ]
     for name, (run, rows) in found.items():

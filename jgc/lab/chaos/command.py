@@ -13,6 +13,7 @@ from jgc.lab.chaos.campaign import Found, Plan
 from jgc.lab.chaos.flips import flips
 from jgc.lab.chaos.table import FAULTS, FLIPS
 from jgc.lab.chaos.verdict import KINDS
+from jgc.lab.shared.choices import words
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.progress import clock
 from jgc.lab.shared.tables import table
@@ -112,8 +113,8 @@ def _remove(folder: Path, found: Found) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _names(option: str, words: Sequence[str], known: list[str]) -> list[str]:
-    names = [name for word in words for name in word.replace(",", " ").split()]
+def _names(option: str, given: Sequence[str], known: list[str]) -> list[str]:
+    names = words(given)
     for name in names:
         if name not in known:
             raise UserError(f"{option}: unknown {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})")

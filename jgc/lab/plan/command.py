@@ -96,6 +96,8 @@ class Plan:
             raise UserError("--measure nothing does not go with --shard: a traced step does not say which link is used")
         if self.bandwidth < 0:
             raise UserError(f"--bandwidth must be positive, in Gbit/s, got {self.bandwidth:g}")
+        if self.output is not None and self.output.suffix in (".png", ".csv"):
+            raise UserError(f"--output must be a Markdown file, got {self.output}: picture and figures lie beside it")
         stay_on_cpu()
         names = words(self.target)
         if not names:

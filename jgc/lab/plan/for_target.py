@@ -15,7 +15,9 @@ from jgc.lab.shared.choices import registered_name
 from jgc.training.errors import UserError, values_of_the_user
 from jgc.types import Compressor, Nodes, PyTree
 
-OF_NODES = ("--layers.shard", "--devices-per-node")  # options of train.py that a target decides
+OF_NODES = ("--layers.shard", "--devices-per-node")  # options of train.py that --shard takes the place of
+DECIDED = ("--nodes", "--batch-size", "--local.")  # those that a target decides, or that change no program of a step
+OF_MODELS = ("--layers.", "--model.")  # those that do nothing for a transformer of --params
 
 
 class Asked(NamedTuple):
@@ -88,6 +90,10 @@ def methods_of(asked: Asked, nodes: Nodes) -> tuple[dict[str, Compressor], PyTre
         if any(word.split("=")[0] in OF_NODES for word in asked.options[name]):
             raise UserError("a target has devices of its own: in place of --set layers.shard and devices_per_node give "
                             "--shard, which divides the parameters among the devices of a host or slice")  # fmt: skip
+        idle = (*DECIDED, *(OF_MODELS if asked.params else ()))
+        if word := next((word for word in asked.options[name] if word.startswith(idle)), None):
+            beside = "--target" if word.startswith(DECIDED) else "--params"
+            raise UserError(f"--set {word.split('=')[0].lstrip('-')} does nothing beside {beside}")
         # the batch of a config only has to fit its nodes: nothing but the model and the methods is used
         words = [f"--nodes={nodes.count}", f"--batch-size={nodes.count}", *asked.options[name]]
         config = config_of(settings, asked.workload, words, asked.alpha)

@@ -14,8 +14,8 @@ HEAD = ["method", "phase", "steps", "leader\nup", "worker\nup", "leader\ndown", 
 WHOLE = "whole run"
 NOTE = (
     "Leader and worker are one node each, the leader the same throughout. Once: on entering the phase, to all nodes "
-    "together; what all nodes send up, and once, is a run's `total_bytes`. Methods that choose their phases in the run "
-    "have no row."
+    "together; what all nodes send up, and once, is a run's `total_bytes` (but for fragments of local steps that are "
+    "exchanged after the last whole round). Methods that choose their phases in the run have no row."
 )
 
 
@@ -34,7 +34,8 @@ def whole_run(plans: Sequence[Plan], shown: Callable[[float | None], str] = size
             names.append(WHOLE)
         for i, (name, (count, *sent)) in enumerate(zip(names, cells, strict=True)):
             up = sent[4] + sent[6]
-            dense = count * every * plan.config.nodes * plan.dense
+            whole = name == WHOLE or len(cells) == 1  # with the steps after the last exchange
+            dense = (plan.config.steps if whole else count * every) * plan.config.nodes * plan.dense
             theirs = paper_total(plan) if i == len(cells) - 1 else ""
             rows.append(["" if i else plan.method, name, f"{count:,}", *map(shown, sent),
                          ratio(dense / up) if up else "-", theirs])  # fmt: skip

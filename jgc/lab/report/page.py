@@ -26,6 +26,7 @@ from jgc.lab.report.tables import (
     time_table,
 )
 from jgc.lab.shared import paper
+from jgc.lab.shared.choices import refuse_given
 from jgc.training.errors import UserError, cannot_write, values_of_the_user
 from jgc.training.rundir import write_whole
 from jgc.wire.rate import bytes_per_second
@@ -91,6 +92,8 @@ class Report:
         """Write the report, and print where it is."""
         if not self.runs:
             raise UserError("give the folders of runs, or a folder of them: python -m jgc report RUN...")
+        if WALL_CLOCK not in self.figure:
+            refuse_given(self, ("bandwidth",), f"needs --figure {WALL_CLOCK}")
         print(write(self.runs, self.output, self.figure, self.latency, bandwidth=self.bandwidth,
                     by_folder=self.by_folder, baseline=self.baseline, seconds=self.seconds))  # fmt: skip
 
@@ -204,7 +207,8 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         bytes_table(mine, groups),
         "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "
         "every value, position and scale counted. Where a method has no leader its column shows a worker. The whole "
-        "run has the uncompressed and the top-k phases in it. Positions: of a node that sends some.",
+        "run has the uncompressed and the top-k phases in it, and what is sent once, such as trained weights. "
+        "Positions: of a node that sends some.",
     ]
     if emulated:
         blocks.append("Physical bytes are empty where all nodes are emulated on one device: nothing was sent between "
@@ -213,8 +217,10 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     ages = age_table(mine)
     if ages:
         blocks += ["### Age of residuals", ages, EXPLANATION]
+    local = " With local steps the median step has no exchange: what one takes is not in it." if any(
+        run.every > 1 for group in mine for run in group.runs) else ""  # fmt: skip
     blocks += ["### Time", time_table(mine, groups),
-               "Medians within a run, means over seeds. The paper's: another model, data set and machine."]  # fmt: skip
+               f"Medians within a run, means over seeds. The paper's: another model, data set and machine.{local}"]
     return blocks
 
 

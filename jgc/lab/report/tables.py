@@ -182,7 +182,7 @@ def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
 def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     """Bytes of a step of the last phase and of the whole run."""
     head = ["method", "leader up, a step", "worker up, a step", "leader ratio", "worker ratio",
-            "ratio in values, as EGC counts", "whole run, all nodes up", "less than uncompressed",
+            "ratio in values, as EGC counts", "whole run, all nodes up and once", "less than uncompressed",
             "physical, a device, a step", "one node per device: physical",
             "positions a step: sent / entropy bound / DEFLATE",
             "message of fixed size", *_if_paper(groups, "paper: MB a step", "paper: ratio")]  # fmt: skip

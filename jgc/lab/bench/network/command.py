@@ -6,6 +6,7 @@ from pathlib import Path
 from jgc.lab.bench.network import plot, results, tables
 from jgc.lab.bench.network.plan import Plan, plan_of, short
 from jgc.lab.bench.network.rounds import measure
+from jgc.lab.shared.choices import refuse_given
 from jgc.training.errors import FAILED, UserError
 
 PAGE = "network.md"
@@ -49,6 +50,9 @@ class Network:
         """Measure, and print the page."""
         plan = plan_of(self.hosts, self.rates, self.methods, self.steps, self.workload or self.model,
                        self.batch)  # fmt: skip
+        if self.short:
+            own = ("hosts", "rates", "steps", "model", "workload", "batch")
+            refuse_given(self, own, "does not go with --short, which has its own")
         print(write(short(plan) if self.short else plan, self.run_dir, line))
 
 
