@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 
+from jgc.method.outer import Parts as LocalParts
 from jgc.training.config import method_name
 from jgc.training.costs import PhaseCost
 from jgc.training.program import Program
@@ -50,10 +51,24 @@ def notes(setup: Setup) -> list[str]:
             f"note: the learning rate rises for {config.learning_rate_warmup} steps, and its schedule ends after "
             f"{config.schedule_steps}; give a shorter --learning-rate-warmup"
         )
-    if every is not None and (rest := config.steps % every):
+    if setup.parts.local is not None:
+        said += _notes_on_exchanges(setup.parts.local, config.steps)
+    return said
+
+
+def _notes_on_exchanges(local: LocalParts, steps: int) -> list[str]:
+    """Steps after the last exchange, and an exchange whose outer step would come after the last step."""
+    last = next(done for done in range(steps, 0, -1) if local.due(done).exchange is not None)
+    said = []
+    if last < steps:
         said.append(
-            f"note: the last {rest} of {config.steps} steps have no exchange after them, and do not count: the "
-            f"parameters that are evaluated are those of the last exchange (--steps {config.steps - rest} ends there)"
+            f"note: the last {steps - last} of {steps} steps have no exchange after them, and do not count: the "
+            f"parameters that are evaluated are those of the last exchange (--steps {last} ends there)"
+        )
+    if last + local.overlap > steps:
+        said.append(
+            f"note: with --local.overlap {local.overlap} the outer step of the exchange after step {last} would come "
+            f"after step {last + local.overlap}, which this run does not have: give --steps {last + local.overlap}"
         )
     return said
 
@@ -64,6 +79,6 @@ def describe(cost: PhaseCost, program: Program, every: int | None = None) -> str
     begin, what = ("step", "a step") if every is None else ("exchange", f"a round of {every} steps")
     return (
         f"phase {cost.phase.name} from {begin} {cost.phase.start + 1}: {leader}{size(cost.worker)} from each "
-        f"{'other ' if leader else ''}node in {what} (uncompressed {size(cost.dense)}); "
+        f"{'other ' if leader else ''}node in {what} (uncompressed {size(cost.dense * (every or 1))}); "
         f"compiled in {program.seconds:.0f} s"
     )

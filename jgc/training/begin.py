@@ -62,7 +62,4 @@ def check_own(setup: Setup, found: checkpoint.Restored) -> None:
 
 
 def _entered(setup: Setup, found: checkpoint.Restored) -> list[Phase]:
-    if "phases" in found.host:
-        return [phases.from_json(phase) for phase in found.host["phases"]]
-    # checkpoints of early versions do not name their phases: these had fixed schedules
-    return [phase for phase in setup.parts.compressor.schedule if phase.start < max(found.step, 1)]
+    return [phases.from_json(phase) for phase in found.host["phases"]]

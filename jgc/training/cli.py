@@ -17,6 +17,7 @@ from jgc.training.data.dataset import reason
 from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, say, values_of_the_user
 from jgc.training.extra import explain
 from jgc.training.options import read
+from jgc.training.workloads import workload_named
 from jgc.typed import wrong_value
 
 CONFIGS = Path("configs")
@@ -125,7 +126,10 @@ def with_options(config: Config, argv: Sequence[str]) -> Config:
       SystemExit: after --help.
     """
     kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
-    return read(kind, argv, "train.py", config, _about(config))
+    found: Config = read(kind, argv, "train.py", config, _about(config))
+    workload = workload_named(found.workload)
+    named = [name for name in ("optimizer", "schedule") if getattr(found, name) == "workload"]  # given in so many words
+    return dataclasses.replace(found, **{name: getattr(workload, name) for name in named})
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:

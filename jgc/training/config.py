@@ -34,7 +34,7 @@ class DataConfig:
     dir: str | None = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
     window: int = 0
-    """of a text: words of each stream in a step, the length of back-propagation; if not given, the text's own"""
+    """of a text: words of each stream in a step, the length of back-propagation; if not given, the workload's"""
     crop: int = 0
     """of images that are cropped at random: pixels on each side of a crop; 0: the data set's own"""
     threads: int = 0
@@ -189,9 +189,11 @@ class Config(Generic[M]):
     resume: bool = False
     """continue the run in --run-dir"""
     compile_cache: str = ""
-    """folder that keeps compiled programs for the next start, or none; if not given, programs/ in the run folder"""
+    """folder that keeps compiled programs for the next start, or none; if not given, $JAX_COMPILATION_CACHE_DIR, or
+    programs/ in the run folder"""
     log_every: int = 10
-    """steps between two lines of output if it is not a terminal; metrics.jsonl has every step"""
+    """steps between two lines of output if it is not a terminal, and between two points of TensorBoard's curves, which
+    have every evaluation and diagnose step besides; metrics.jsonl has every step"""
     evaluate_every: int = OPEN
     """steps between two evaluations, in addition to those at the end of each phase; 0: only those"""
     diagnose_every: int = OPEN
@@ -314,9 +316,22 @@ def check(config: Config) -> None:
         by_loss = config.schedule == "validation"
         _check_used(config.record, "record", ("max_megabytes",), config.record.every > 0, "--record.every")
         _check_used(config.correction, "correction", ("every",), by_loss, "--schedule validation")
+        _check_optimizer(config)
+    if config.record.residuals and config.layers.shard:
+        raise UserError("--record.residuals does not go with --layers.shard: leave one of them out")
     check_local(config)
     if config.resume and config.run_dir is None:
         raise UserError("--resume goes on with the run in --run-dir: give both")
+
+
+def _check_optimizer(config: Config) -> None:
+    """Raise UserError for a setting of the other optimiser."""
+    adam, workload = config.optimizer == "adam", workload_named(config.workload)
+    name, kind = ("momentum", "sgd") if adam else ("adam_beta2", "adam")
+    if getattr(config, name) != getattr(workload, name):
+        raise UserError(f"--{name.replace('_', '-')} {getattr(config, name):g} does nothing without --optimizer {kind}")
+    if config.decay_all and not config.weight_decay:
+        raise UserError("--decay-all does nothing without --weight-decay")
 
 
 def _check_used(part: Any, group: str, free: tuple[str, ...], used: bool, needed: str) -> None:

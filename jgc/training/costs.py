@@ -22,7 +22,6 @@ class PhaseCost(NamedTuple):
       leader: uplink of the leader in a step; a worker's if the method has no leader.
       worker: uplink of each other node in a step.
       up: uplink of all nodes in a step.
-      down: downlink of all nodes in a step.
       once: sent once to all nodes on entering the phase, such as trained weights.
     """
 
@@ -33,7 +32,6 @@ class PhaseCost(NamedTuple):
     leader: float
     worker: float
     up: float
-    down: float
     once: float
 
     @property
@@ -76,7 +74,6 @@ def _cost(phase: Phase, wire: Wire, apart: Wire, shapes: PyTree, nodes: Nodes) -
         sent_by("leader", wire),
         sent_by("worker", wire),
         step_total(wire.logical, nodes.count, "up"),
-        step_total(wire.logical, nodes.count, "down"),
         step_total(wire.once, nodes.count),  # trained weights travel down, and count as sent
     )
 

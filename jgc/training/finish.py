@@ -15,8 +15,8 @@ def finish(run: Run, state: TrainState, shown: Shown | None, sample: str | None 
     """Write the files and print the closing table. Without example images there is no masks.png, without a sample of
     text no sample.txt."""
     lines, config, source = read(run.folder / METRICS), run.config, run.setup.source
-    newest = {phase.name: run.costs[phase.value]._replace(phase=phase) for phase in run.entered}
-    costs = tuple(newest.values())  # one a name: cycles enter a phase more than once
+    first = {phase.name: run.costs[phase.value]._replace(phase=phase) for phase in reversed(run.entered)}
+    costs = tuple(reversed(first.values()))  # one a name: cycles enter a phase more than once
     other = other_bytes(run.setup, state, costs, lines, pictures=shown is not None)
     result: dict[str, Any] = summary.summarise(run.setup, lines, costs, other)
     write_json(run.folder / SUMMARY, result)

@@ -56,10 +56,12 @@ def _train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
     with closing(batches(config, setup, start)) as arriving:
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
             if programs is None:
-                compute_gradients = compile_gradients(setup.parts, state, batch, team)
+                with run.recorder.untimed():
+                    compute_gradients = compile_gradients(setup.parts, state, batch, team)
             gradients = compute_gradients(state.trained, state.own, batch)
             if programs is None:
-                programs = compile_programs(setup.parts, state, gradients, team)
+                with run.recorder.untimed(gradients):
+                    programs = compile_programs(setup.parts, state, gradients, team)
             state, outputs = programs.inner.run(state, gradients, np.int32(step))
             del gradients  # they would stay in memory beside those of the next step
 

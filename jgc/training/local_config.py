@@ -40,10 +40,11 @@ def check_local(config: Any) -> None:
         return
     if local.every < 1:
         raise UserError(f"--local.every must be at least 1 step, got {local.every}")
-    if local.every > config.steps:
+    first = max(1, local.every // max(1, local.fragments)) + max(0, local.overlap)  # the first fragment's
+    if first > config.steps:
         raise UserError(
-            f"--local.every {local.every} exceeds --steps {config.steps}: no exchange would take place; give at most "
-            f"{config.steps}"
+            f"the first outer step comes after {first} steps with --local.every {local.every} and overlap "
+            f"{local.overlap}, and this run has {config.steps}: it would not train; give --steps {first} or more"
         )
     if not 0 < local.outer_learning_rate < float("inf"):
         raise UserError(f"--local.outer-learning-rate must be positive and finite, got {local.outer_learning_rate}")

@@ -145,7 +145,8 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
     with closing(batches(config, setup, start)) as arriving:
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
             if step == start:
-                compute_gradients = compile_gradients(setup.parts, state, batch, team)
+                with run.recorder.untimed():
+                    compute_gradients = compile_gradients(setup.parts, state, batch, team)
             gradients = compute_gradients(state.trained, state.own, batch)
             state = enter(run, phase, state, gradients)
             record(run, step, phase, state, gradients)

@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import json
 import math
-import os
 import time
 import zlib
 from pathlib import Path
@@ -15,7 +14,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
 from jgc.training.errors import UserError, cannot_write
-from jgc.training.rundir import METRICS
+from jgc.training.rundir import METRICS, write_whole
 
 Line = dict[str, Any]
 
@@ -134,6 +133,4 @@ def truncate(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = "".join(json.dumps(line) + "\n" for line in read(path) if line["step"] <= step)
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(kept, encoding="utf-8")
-    os.replace(beside, path)
+    write_whole(path, kept.encode())

@@ -49,7 +49,10 @@ class Recorder:
         self._started = time.perf_counter()
 
     def push(self, step: int, phase: Any, outputs: dict[str, Array], **extra: Any) -> None:
-        """Add a step that has just been started. `step` counts from 0, the line's from 1."""
+        """Add a step that has just been started. `step` counts from 0, the line's from 1.
+
+        `extra`: other bytes than the phase's, or further figures, whose line goes to TensorBoard too.
+        """
         self.write()
         cost = self._costs[phase.value]
         self._pending = {
@@ -59,9 +62,9 @@ class Recorder:
             "bytes_uncompressed": cost.dense * self._nodes,
             "bytes_up_leader": cost.leader,
             "bytes_up_worker": cost.worker,
-            **extra,
         }
-        self._outputs, self._added = outputs, False
+        self._outputs, self._added = outputs, not extra.keys() <= self._pending.keys()  # figures of a diagnose step
+        self._pending.update(extra)
 
     def add(self, **fields: Any) -> None:
         """Add fields to the newest step's line, which then goes to TensorBoard too."""

@@ -34,8 +34,9 @@ def sample(apply: Callable, params: PyTree, key: Key, first: int, window: int, l
 
     def step(carry, key):
         tokens, count = carry  # i32[1, window], the last `count` of the text so far
-        logits = apply({"params": params}, Window(tokens, jnp.ones(1, bool)), train=False)[0, count - 1]
-        drawn = jax.random.categorical(key, logits)
+        # each window starts a text, so what an LSTM carries from one to the next is dropped
+        logits, _ = apply({"params": params}, Window(tokens, jnp.ones(1, bool)), train=False, mutable=["carry"])
+        drawn = jax.random.categorical(key, logits[0, count - 1])
         full = count == window
         tokens = jnp.where(full, jnp.roll(tokens, -1, axis=1), tokens)
         tokens = tokens.at[0, jnp.minimum(count, window - 1)].set(drawn)

@@ -12,6 +12,7 @@ from jgc.training.config import method_name
 from jgc.training.costs import PhaseCost, as_json, ratios
 from jgc.training.data import Score
 from jgc.training.data.score import FURTHER, KEY
+from jgc.training.local_config import LocalConfig
 from jgc.training.metrics import Line
 from jgc.training.setup import Setup
 from jgc.types import Nodes
@@ -59,8 +60,8 @@ def summarise(
         KEY: score.name,
         **({FURTHER: [figure.name for figure in further]} if further else {}),
         **_newest(lines[-1:], (score, *further)),
-        "phases": [_phase(cost, lines, nodes, (score, *further), config.local.every or 1) for cost in reached],
-        "compression_ratio": _ratios(last, final),
+        "phases": [_phase(cost, lines, nodes, (score, *further), config.local) for cost in reached],
+        "compression_ratio": _ratios(last, final, exchanges),
         "element_ratio": values / elements if elements else None,
         **{name: _mean(final, name) for name in (*POSITIONS, *SLOTS)},
         **{name: _last(lines, name) for name in CORRECTED},
@@ -91,9 +92,10 @@ def sent_by_a_node(setup: Setup, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _phase(
-    cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequence[Score], every: int
+    cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequence[Score], local: LocalConfig
 ) -> dict[str, Any]:
-    """A phase's figures; its scores are those after its last exchange, which `every - 1` further steps may follow."""
+    """A phase's figures; its scores are those after its last exchange, which H - 1 further steps may follow."""
+    every = local.every or 1
     mine = [line for line in lines if line["phase"] == cost.phase.name]
     seconds = [line["seconds"] for line in mine if line.get("seconds") is not None]
     return {
@@ -102,7 +104,7 @@ def _phase(
         "steps": len(mine),
         **_newest(mine[-every:], scores),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
-        "compression_ratio": _ratios(cost, mine),
+        "compression_ratio": _ratios(cost, mine, local.fragments / every),
         "wire": as_json(cost, nodes),
         **{name: _mean(mine, name) for name in DIAGNOSTICS},
     }
@@ -113,9 +115,17 @@ def _newest(lines: Sequence[Line], scores: Sequence[Score]) -> dict[str, float |
     return {score.name: _last(lines, score.name) for score in scores}
 
 
-def _ratios(cost: PhaseCost, lines: Sequence[Line]) -> dict[str, float | None]:
-    """Compression ratio of leader and worker, from mean bytes over the steps; None for a node that sends nothing."""
-    sent = {role: _mean(lines, f"bytes_up_{role}") for role in ("leader", "worker")}
+def _ratios(cost: PhaseCost, lines: Sequence[Line], exchanges: float) -> dict[str, float | None]:
+    """Compression ratio of leader and worker, from the mean bytes of a phase's exchanges; None if one sends nothing.
+
+    Args:
+      cost: of the phase.
+      lines: of the phase. With local steps, those before its first exchange are lines of the phase before.
+      exchanges: in a step.
+    """
+    exchanged = [line for line in lines if line.get("elements_sent") is not None]
+    means = {role: _mean(exchanged, f"bytes_up_{role}") for role in ("leader", "worker")}
+    sent = {role: exchanges * (mean or 0.0) for role, mean in means.items()}
     return {role: cost.dense / size if size else None for role, size in sent.items()} if lines else ratios(cost)
 
 

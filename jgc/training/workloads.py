@@ -19,7 +19,7 @@ DEFAULT = "digits_convnet5"
 
 @dataclass(frozen=True)
 class Workload:
-    """Settings of a run that do not depend on the compression method.
+    """Settings of a run, those of some compression methods among them.
 
     Attributes:
       dataset: a name in `jgc.training.data.DATASETS`.

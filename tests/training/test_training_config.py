@@ -41,6 +41,12 @@ def test_workload_fills_open_fields():
     assert config.compressor.warmup_steps == workload.warmup_steps != LgcPs().warmup_steps
 
 
+def test_workload_is_a_value_that_can_be_given():
+    named = ["--optimizer", "workload", "--schedule", "workload"]
+    config = cli.parse(["--method", "qsgd", "--workload", "ptb_gpt", *named])
+    assert (config.optimizer, config.schedule) == ("adam", "cosine")
+
+
 def test_precedence(tmp_path):
     file = write_config(
         tmp_path / "own.py",
@@ -162,6 +168,10 @@ def test_help_describes_every_option(capsys):
         ([*LGC, "--layers.stacked", "^nope"], "'^nope' matches no parameter to stack"),
         ([*LGC, "--layers.stacked", "bias"], "at least two, got head/bias [10]: give a pattern"),
         (["--config", "configs/baseline.py", "--layers.stacked", "head"], "--layers.stacked head does nothing here"),
+        (["--method", "qsgd", "--optimizer", "adam", "--momentum", "0.3"], "--momentum 0.3 does nothing without --opt"),
+        ([*LGC, "--adam-beta2", "0.5"], "--adam-beta2 0.5 does nothing without --optimizer adam"),
+        ([*LGC, "--decay-all", "--weight-decay", "0"], "--decay-all does nothing without --weight-decay"),
+        ([*LGC, "--record.every", "5", "--record.residuals", "--layers.shard", "--devices-per-node", "2"], "leave one"),
         ([*LGC, "--optimizer", "adam"], "use --optimizer sgd or --compressor.no-momentum-correction"),
         ([*LGC, "--compressor.momentum", "0.5"], "contradicts --momentum 0.9"),
         ([*LGC, "--resume"], "--resume goes on with the run in --run-dir"),

@@ -122,12 +122,13 @@ def test_optimisers_are_adamw_and_clip_each_nodes_gradient(folder):
 def test_sample_follows_the_model():
     """A model that always continues 0, 1, 2, 3, 0 ..., also past its window."""
 
-    def apply(variables, inputs, train):
+    def apply(variables, inputs, train, mutable):
         tokens, _ = inputs
-        return 100.0 * jax.nn.one_hot((tokens + variables["params"]) % 4, 4)
+        return 100.0 * jax.nn.one_hot((tokens + variables["params"]) % 4, 4), {}
 
     assert sample(apply, jnp.int32(1), jax.random.key(0), 0, 5, 12).tolist() == [1, 2, 3, 0] * 3
-    counts = np.bincount(np.asarray(sample(lambda *_, **__: jnp.zeros((1, 5, 4)), 0, jax.random.key(1), 0, 5, 400)))
+    level = lambda *_, **__: (jnp.zeros((1, 5, 4)), {})  # noqa: E731
+    counts = np.bincount(np.asarray(sample(level, 0, jax.random.key(1), 0, 5, 400)))
     assert counts.min() > 60  # drawn, not the likeliest
 
 

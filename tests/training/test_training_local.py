@@ -321,6 +321,9 @@ def test_each_phase_is_evaluated_at_its_end(tmp_path):
     assert [line["step"] for line in lines(tmp_path) if "test_accuracy" in line] == [4, 14]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert all(phase["test_accuracy"] is not None for phase in summary["phases"])
+    assert summary["phases"][0]["compression_ratio"]["worker"] == 4  # 7 steps have this phase's name, with one exchange
+    up = [line["bytes_up_worker"] for line in lines(tmp_path) if line["step"] in (8, 12)]
+    assert summary["compression_ratio"]["worker"] == pytest.approx(16 * summary["parameters"] / np.mean(up))
     sent = [line["elements_sent"] for line in lines(tmp_path) if line["step"] in (8, 12)]
     assert summary["element_ratio"] == pytest.approx(4 * summary["parameters"] / np.mean(sent))
 
@@ -331,6 +334,13 @@ def test_what_a_run_leaves_out_is_noted():
     assert early.startswith("note: phase top-k follows 3 exchanges of other phases, and this run has 3: it ends before")
     assert exact.startswith("note: the last 2 of 14 steps have no exchange after them") and "(--steps 12 ends" in exact
     assert notes(building.build(config_of(steps=16, method=TopK(warmup_steps=3)))) == []
+    for steps, parts, note in (
+        (14, {"fragments": 2}, []),
+        (14, {"overlap": 1}, ["the last 2"]),
+        (12, {"overlap": 1}, ["would come after step 13"]),
+    ):
+        said = notes(building.build(config_of(steps=steps, method=Dense(), local=LocalConfig(every=4, **parts))))
+        assert len(said) == len(note) and all(text in line for text, line in zip(note, said, strict=True))
     short = {"schedule": "poly", "schedule_steps": 12, "learning_rate_warmup": 12}
     over, rises = notes(building.build(config_of(steps=16, method=TopK(warmup_steps=3), **short)))
     assert "the learning rate is 0 from step 14 on, where --schedule poly ends; give --schedule-steps 16" in over
@@ -362,7 +372,8 @@ def test_divergence_by_hand():
     ("changes", "message"),
     [
         ({"local": LocalConfig(every=0)}, "--local.every must be at least 1 step, got 0"),
-        ({"local": LocalConfig(every=99)}, "--local.every 99 exceeds --steps 14: no exchange would take place"),
+        ({"local": LocalConfig(every=14, overlap=5)}, "the first outer step comes after 19 steps"),
+        ({"local": LocalConfig(every=99)}, "the first outer step comes after 99 steps"),
         ({"local": LocalConfig(fragments=3)}, "--local.fragments 3 does nothing without --local.every"),
         ({"local": LocalConfig(every=4, outer_learning_rate=0.0)}, "--local.outer-learning-rate must be positive"),
         ({"local": LocalConfig(every=4, outer_momentum=1.0)}, "--local.outer-momentum must be in [0, 1), got 1.0"),

@@ -81,7 +81,7 @@ def _read(path: Path, fingerprint: str) -> Arrays | None:
             return {name: entry[name] for name in entry.files if name != "fingerprint"}
     except FileNotFoundError:
         return None
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         _log.warning("cannot read the cache %s, making it again: %s", path, error)
         return None
 
