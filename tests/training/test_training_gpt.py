@@ -15,10 +15,10 @@ from jgc.lab.chaos.tiny import tiny_model
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, cli, data, loop, setup as building
 from jgc.training.config import Config, DataConfig, check, resolve
-from jgc.training.data.text import EVALUATED_STREAMS, text_batch
+from jgc.training.data.text import EVALUATED_STREAMS, Window, text_batch
 from jgc.training.local_config import LocalConfig
 from jgc.training.metrics import read
-from jgc.training.models import make_model
+from jgc.training.models import lstm, make_model
 from jgc.training.optimizer import make_inner, make_optimizer
 from jgc.training.sample import sample
 
@@ -130,6 +130,14 @@ def test_sample_follows_the_model():
     level = lambda *_, **__: (jnp.zeros((1, 5, 4)), {})  # noqa: E731
     counts = np.bincount(np.asarray(sample(level, 0, jax.random.key(1), 0, 5, 400)))
     assert counts.min() > 60  # drawn, not the likeliest
+
+
+def test_sample_of_an_lstm_which_carries_a_state():
+    module = lstm(12, units=8).module
+    window = Window(jnp.zeros((1, 5), jnp.int32), jnp.ones(1, bool))
+    made = module.init(jax.random.key(0), window, train=False)
+    drawn = sample(module.apply, made["params"], jax.random.key(1), 0, 5, 12)
+    assert drawn.shape == (12,) and ((drawn >= 0) & (drawn < 12)).all()
 
 
 # Whole runs.
