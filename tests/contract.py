@@ -7,12 +7,13 @@ the excuses from a property that there are, with the reasons.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import quick
 
 import jgc
@@ -182,6 +183,12 @@ class Step(NamedTuple):
     aggregated: PyTree
     after: State
     info: Info  # [K]
+
+
+def some_by_default(values: Iterable[Any], chosen: Collection[Any]) -> list[Any]:
+    """All values of a parameter; those that are not chosen are exhaustive, and run in CI alone."""
+    rest = pytest.mark.exhaustive
+    return [v if v in chosen else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=rest) for v in values]
 
 
 @functools.cache

@@ -189,6 +189,7 @@ def test_choose_convolution():
 RUN = ["analyze", "correlation", "--workload", "digits_convnet5", "--nodes", "2", "--start", "2", "--steps", "12"]
 
 
+@pytest.mark.slow
 def test_command_and_its_recording(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(setup, "make_model", tiny_conv_model)
     first, again = tmp_path / "first", tmp_path / "again"

@@ -215,6 +215,7 @@ def test_conclusions_on_equal_gradients(tmp_path):
     assert "are the same but for a factor" in lines and "nan" not in lines and "standard deviation" not in lines
 
 
+@pytest.mark.slow
 def test_command(tmp_path, capsys):
     """Two runs of the same folder name, with two nodes and with four, of which one has residuals."""
     runs = [write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run", nodes=4, residuals=True, common=0.3)]

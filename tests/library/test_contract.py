@@ -31,6 +31,7 @@ from contract import (
     run,
     same_bits,
     seeds_of,
+    some_by_default,
     step_key,
     wire_of,
     within,
@@ -226,7 +227,7 @@ def infinite(tree):
 
 
 @every_case_of_a_law
-@pytest.mark.parametrize("size", [1e17, 1e20, 1e30, 3e38], ids=str)
+@pytest.mark.parametrize("size", some_by_default([1e17, 1e20, 1e30, 3e38], [1e17, 3e38]), ids=str)
 def test_absurd_gradient_on_one_node_skips_step_on_all(case, size):
     """Finite, but squares and sums of it are not."""
     nodes, state = nodes_of(case.layout), history(case)[-1].after

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import same_bits
+from contract import same_bits, some_by_default
 from lgc_helpers import LAYERS, MU, PARAMS, K, nodes_of
 
 import jgc
@@ -56,7 +56,10 @@ def _emulated():
     return _run()
 
 
-@pytest.mark.parametrize("layout", ["emulated", "two per device", "one per device"])
+LAYOUTS = ("emulated", "two per device", "one per device")
+
+
+@pytest.mark.parametrize("layout", some_by_default(LAYOUTS, ("two per device",)))
 def test_ring_and_psum_agree_bit_for_bit(layout):
     for (_, _, mean, after), (_, _, other, other_after) in zip(
         _emulated(), _run(layout, algorithm="psum"), strict=True

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contract import nodes_of
+from contract import nodes_of, some_by_default
 
 import jgc
 from jgc import comm
@@ -106,7 +106,7 @@ def test_a_mesh_without_fast_axes_may_say_none():
 # --- an optax chain -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["8 devices", "4 devices"])
+@pytest.mark.parametrize("layout", some_by_default(["8 devices", "4 devices"], ["8 devices"]))
 def test_gradients_taken_inside_the_node_axis_are_named(layout):
     """`jax.grad` with respect to parameters that nodes share gives the sum over nodes: on one device it would not."""
     nodes = nodes_of(layout)

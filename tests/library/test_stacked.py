@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contract import nodes_of, same_bits, settings_of
+from contract import nodes_of, same_bits, settings_of, some_by_default
 from flax import nnx
 
 import jgc
@@ -67,7 +67,7 @@ def test_stacked_leaf_equals_leaves_of_its_layers(name, layout):
     assert same_bits(info, apart_info)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", some_by_default(METHODS, ("topk", "powersgd", "qsgd")))
 def test_bytes_residuals_and_diagnostics_are_those_of_the_layers(name):
     method, nodes = build(settings_of(name)), nodes_of("4 devices")
     split, value = stacked("^blocks/", method), method.schedule[-1].value

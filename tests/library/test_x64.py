@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from contract import some_by_default
 
 import jgc
 from jgc.compress import METHODS, build
@@ -27,11 +28,11 @@ def kept_and_sent(compressor, nodes):
 
 
 LEARNED = {"positions": "learned", "value_code": "1bit", "warmup_steps": 2}
+CASES = [*((name, {}) for name in METHODS), ("topk", LEARNED), ("dgc", LEARNED)]
+BY_DEFAULT = [*((name, {}) for name in ("lgc_ps", "powersgd", "qsgd", "topk")), ("topk", LEARNED)]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"), [*((name, {}) for name in METHODS), ("topk", LEARNED), ("dgc", LEARNED)], ids=str
-)
+@pytest.mark.parametrize(("name", "settings"), some_by_default(CASES, BY_DEFAULT), ids=str)
 def test_state_and_bytes_are_those_of_32_bits(name, settings, request):
     compressor, nodes = build(METHODS[name].settings(**settings)), jgc.make_nodes(8)
     expected = kept_and_sent(compressor, nodes)

@@ -149,6 +149,7 @@ def test_fetch_command(tmp_path, monkeypatch, there):
 
 
 @pytest.mark.skipif(not (REAL / "camvid").is_dir(), reason=f"no CamVid in {REAL} (set JGC_TEST_DATA)")
+@pytest.mark.slow
 def test_real_data():
     found = load_camvid(REAL)
     assert [len(x.labels) for x in (found.train, found.validation, found.test)] == [367, 101, 233]

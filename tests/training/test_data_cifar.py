@@ -203,6 +203,7 @@ def test_unknown_name():
 
 
 @pytest.mark.skipif(not (TFDS / "cifar10").is_dir(), reason=f"no CIFAR-10 in {TFDS} (set JGC_TEST_DATA)")
+@pytest.mark.slow
 def test_real_data():
     """Uses the user's cache, because decoding is too slow for every test run."""
     dataset = load_cifar("cifar10", TFDS)

@@ -152,6 +152,7 @@ def compete(folder, start, results):
         results.put(("refused", time.monotonic()))
 
 
+@pytest.mark.slow
 def test_one_of_many_at_once(tmp_path):
     """Eight processes at the same moment, over a dead one's lock: never two inside."""
     context = multiprocessing.get_context("spawn")
