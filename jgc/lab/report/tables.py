@@ -198,7 +198,7 @@ def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
 
 
 class FewestBytes(NamedTuple):
-    """Of a method's rows that are as good as the baseline, those with the fewest bytes in the whole run.
+    """Of a method's rows that are as good as the baseline and send less, those with the fewest bytes in the whole run.
 
     Attributes:
       method: the method.
@@ -220,7 +220,8 @@ def fewest_bytes(groups: Sequence[Group], everything: Sequence[Group]) -> list[F
     for method in dict.fromkeys(group.method for group, _ in known):
         mine = [(group, f) for group, f in known if group.method == method]
         good = [(f.total, f.pairs >= FEWEST, group) for group, f in mine
-                if f.against is not None and group.score.is_as_good(f.against.mean)]  # fmt: skip
+                if f.against is not None and group.score.is_as_good(f.against.mean)
+                and f.total < f.dense_total]  # fmt: skip
         good.sort(key=lambda one: one[0])
         row = next((group for _, sure, group in good if sure), None)
         first = good[0][2] if good else None
