@@ -181,14 +181,19 @@ def _point(
 
 
 def near_baseline(groups: Sequence[Group]) -> list[Group]:
-    """The rows within three tolerances of the baseline, without it; none where all are, or there is no baseline."""
+    """The rows within three tolerances of the baseline that send less; none where all are, or there is no baseline."""
     least, score = as_good_from(groups), groups[0].score
     if least is None:
         return []
     bound = least - 2 * score.tolerance if score.higher_is_better else least + 2 * score.tolerance
     results = {id(group): float(np.mean([run.result for run in group.runs])) for group in groups}
     near = [g for g in groups if (results[id(g)] >= bound if score.higher_is_better else results[id(g)] <= bound)]
-    return [] if len(near) == len(groups) else [group for group in near if group.label != group.baseline]
+    return [] if len(near) == len(groups) else [group for group in near if _sends_less(group)]
+
+
+def _sends_less(group: Group) -> bool:
+    """Whether a run sends less than uncompressed: else it would take the room of those that do."""
+    return all(run.summary["total_bytes"] < run.summary["dense_total_bytes"] for run in group.runs)
 
 
 def as_good_from(groups: Sequence[Group]) -> float | None:
