@@ -182,12 +182,11 @@ def _point(
 
 def near_baseline(groups: Sequence[Group]) -> list[Group]:
     """The rows within three tolerances of the baseline that send less; none where all are, or there is no baseline."""
-    least, score = as_good_from(groups), groups[0].score
-    if least is None:
+    score, found = groups[0].score, [group for group in groups if group.label == group.baseline]
+    if not found or not score.tolerance:
         return []
-    bound = least - 2 * score.tolerance if score.higher_is_better else least + 2 * score.tolerance
-    results = {id(group): float(np.mean([run.result for run in group.runs])) for group in groups}
-    near = [g for g in groups if (results[id(g)] >= bound if score.higher_is_better else results[id(g)] <= bound)]
+    means = {id(group): float(np.mean([run.result for run in group.runs])) for group in groups}
+    near = [group for group in groups if score.is_as_good((means[id(group)] - means[id(found[0])]) / 3)]
     return [] if len(near) == len(groups) else [group for group in near if _sends_less(group)]
 
 
