@@ -16,7 +16,7 @@ from jgc.training.errors import UserError, values_of_the_user
 from jgc.types import Compressor, Nodes, PyTree
 
 OF_NODES = ("--layers.shard", "--devices-per-node")  # options of train.py that --shard takes the place of
-DECIDED = ("--nodes", "--batch-size", "--local.")  # those that a target decides, or that change no program of a step
+DECIDED = ("--nodes", "--batch-size", "--local.")  # a target has nodes of its own, and a plan for it is of one exchange
 OF_MODELS = ("--layers.", "--model.")  # those that do nothing for a transformer of --params
 
 
