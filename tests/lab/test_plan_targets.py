@@ -85,7 +85,7 @@ def test_installed_packages_are_found():
     (["--target", "h100:8", "--set", "layers.shard=true"], "in place of --set layers.shard and devices_per_node give"),
     (["--target", "h100:4x8", "--measure", "nothing", "--shard"], "--measure nothing does not go with --shard"),
     (["--target", ","], "--target names none: known are h100:8"),
-    (["--target", "h100:8", "--bandwidth", "-1"], "--bandwidth must be positive, in Gbit/s, got -1"),
+    (["--target", "h100:8", "--bandwidth", "100"], "a rate must be written as 100mbit or 1gbit, got '100'"),
 ])  # fmt: skip
 def test_options_that_do_nothing_are_refused(words, message, capsys, monkeypatch):
     monkeypatch.setattr(command, "target_of", lambda name: ONE)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from contract import LAYOUTS, nodes_of
 from make_step_process import compilations
+from process_helpers import LIMIT, free_port
 
 import jgc
 
@@ -116,3 +117,21 @@ def test_own_method_loses_no_gradient_and_learns(layout):
     assert np.mean(losses[-5:]) < 0.7 * losses[0]
     wire = module.turns(4).wire("turns", {"w": np.zeros((10, 4), np.float32)}, nodes)
     assert sum(m.bytes for m in wire.logical if m.direction == "up") == 40
+
+
+def test_several_hosts_print_the_losses_of_one_process():
+    def started(*words):
+        command = [sys.executable, FOLDER / "several_hosts.py", *words]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    where = f"127.0.0.1:{free_port()}"
+    running = [started(), started(where, "2", "0"), started(where, "2", "1")]
+    try:
+        told = [r.communicate(timeout=LIMIT) for r in running]
+    finally:
+        for r in running:
+            r.kill()
+    alone, first, second = (out.splitlines()[-2:] for out, _ in told)
+    assert [r.returncode for r in running] == [0, 0, 0], [errors[-2000:] for _, errors in told]
+    assert alone[0].removeprefix("1 processes") == first[0].removeprefix("2 processes") and "loss" in alone[0]
+    assert not second or "loss" not in second[0]

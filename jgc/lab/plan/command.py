@@ -17,8 +17,9 @@ from jgc.lab.plan.target_page import TargetPlan, draw, markdown as target_markdo
 from jgc.lab.plan.targets import known, spec_of, stay_on_cpu, target_of
 from jgc.lab.shared.choices import options_of, refuse_given, variants_of, words
 from jgc.lab.shared.page import write_page
-from jgc.training.errors import UserError
+from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.workloads import DEFAULT
+from jgc.wire.rate import bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Plan:
 
     With `--target`, every phase of every method is compiled for machines that are not here, by their own compiler:
 
-        python -m jgc plan --target h100:4x8,v5e:2x4x2slices --params 25M --bandwidth 100
+        python -m jgc plan --target h100:4x8,v5e:2x4x2slices --params 25M --bandwidth 100gbit
 
     plan.json is written after each program. A call that was stopped goes on where it was if it is given again.
     """
@@ -66,8 +67,8 @@ class Plan:
     """with --target: a transformer with so many parameters, such as 25M, in place of the workload's model"""
     shard: bool = False
     """with --target: the devices of a host or slice divide the parameters (FSDP), and each compresses its own shards"""
-    bandwidth: float = 0.0
-    """with --target: Gbit/s of the link out of a host or slice, for the time that it needs"""
+    bandwidth: str = ""
+    """with --target: of the link out of a host or slice, such as 100gbit, for the time that it needs"""
     phases: Literal["all", "last"] = "all"
     """with --target: compile all phases of every method, or the last one only"""
     json: Path = Path("plan.json")
@@ -94,8 +95,8 @@ class Plan:
         refuse_given(self, own, "does not go with --target, which has its own nodes and devices")
         if self.measure == "nothing" and self.shard:
             raise UserError("--measure nothing does not go with --shard: a traced step does not say which link is used")
-        if self.bandwidth < 0:
-            raise UserError(f"--bandwidth must be positive, in Gbit/s, got {self.bandwidth:g}")
+        with values_of_the_user():
+            gbits = 8 * bytes_per_second(self.bandwidth) / 1e9 if self.bandwidth else 0.0
         if self.output is not None and self.output.suffix in (".png", ".csv"):
             raise UserError(f"--output must be a Markdown file, got {self.output}: picture and figures lie beside it")
         stay_on_cpu()
@@ -115,7 +116,7 @@ class Plan:
             write_json(self.json, [*plans, plan], line, before)
 
         for target in targets:
-            plan = plan_for(target, asked, self.bandwidth, progress, before, write)
+            plan = plan_for(target, asked, gbits, progress, before, write)
             plans.append(plan)
             show_target(plan, console)
         write_json(self.json, plans, line, before)
