@@ -26,16 +26,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jgc.backend import backend_of
 from jgc.buffers import copied, device_of, put_arrays
+from jgc.losses import in_one_form
 from jgc.method.bytes_per_step import StepBytes
 from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import check_arrays, check_compressor, check_key, check_loop, check_loss, check_nodes, check_optimizer
 from jgc.node_axis import node_grads
-from jgc.placement import BATCH, check_node_axes
+from jgc.placement import BATCH, LOCAL, check_node_axes, per_node
 from jgc.typed import check_type
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
@@ -56,6 +58,7 @@ class LocalState(NamedTuple):
       own: each node's own parameters, leaves [K, ...].
       inner: each node's own state of the inner optimiser, leaves [K, ...].
       key: the random key of all exchanges; that after step s uses `fold_in(key, s)`.
+      model_state: each node's own, such as batch statistics, leaves [K, ...]; () if `init` got none.
     """
 
     step: int
@@ -67,6 +70,7 @@ class LocalState(NamedTuple):
     own: PyTree
     inner: PyTree
     key: Key
+    model_state: PyTree = ()
 
 
 class LocalMetrics(NamedTuple):
@@ -74,7 +78,8 @@ class LocalMetrics(NamedTuple):
 
     Attributes:
       loss: f32[K], each node's own, before its update.
-      finite: bool[K], whether a node's gradient was finite; where it was not, the node left out this step.
+      finite: bool[K], whether a node's gradient was finite; where it was not, the node left out this step, and its
+        model state stayed as it was.
       exchanged: the fragment that was exchanged after the step; None if none was.
       info: its `Info`, leaves [K]; None without an exchange. If `info.finite` is false, the exchange changed nothing.
       aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None.
@@ -87,7 +92,7 @@ class LocalMetrics(NamedTuple):
     aux: PyTree = None
 
 
-Init = Callable[[Key, PyTree], LocalState]
+Init = Callable[..., LocalState]
 Step = Callable[[LocalState, PyTree], tuple[LocalState, LocalMetrics]]
 
 
@@ -119,24 +124,28 @@ class LocalSteps(NamedTuple):
     def make_step(self, loss: Callable[..., Any], has_aux: bool = False, unroll: bool = True) -> tuple[Init, Step]:
         """Make the two functions of a training loop: `init` and `step`.
 
-        `init(key, params)` copies the parameters to the devices, for all nodes and for each. `step(state, batch)` takes
-        one inner step on every node, which sends nothing; then come the exchange and the outer step that are due. It
-        compiles one program for the inner step and one for each fragment and phase, and donates the state.
+        `init(key, params)` copies the parameters to the devices, for all nodes and for each. `init(key, params,
+        model_state)` does so for a model with a state that is no parameter (batch statistics): every node keeps one of
+        its own, which is never exchanged. `step(state, batch)` takes one inner step on every node, which sends nothing;
+        then come the exchange and the outer step that are due. It compiles one program for the inner step and one for
+        each fragment and phase, and donates the state.
 
         Args:
-          loss: `(params, batch) -> scalar`, the mean loss over a node's own examples; with `has_aux`
-            `-> (scalar, aux)`.
+          loss: as in `jgc.make_step`: `(params, batch) -> scalar`, the mean loss over a node's own examples; with
+            `has_aux` `-> (scalar, aux)`. With a model state `(params, batch, model_state) -> (scalar, model_state)`,
+            with `has_aux`, too, `-> (scalar, (model_state, aux))`.
           has_aux: as in `jax.value_and_grad`.
           unroll: see `jgc.on_nodes`; True is much faster for convolutions on CPU.
 
         Returns:
-          `init(key, params) -> LocalState` and `step(state, batch) -> (LocalState, LocalMetrics)`. The leaves of
-          `batch` have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`, `params`
-          and `batch` are equal in all of them, or global arrays (`jgc.place_parts`).
+          `init(key, params, model_state=()) -> LocalState` and `step(state, batch) -> (LocalState, LocalMetrics)`. The
+          leaves of `batch` have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`,
+          `params` and `batch` are equal in all of them, or global arrays (`jgc.place_parts`).
 
         Raises:
-          TypeError: something else in place of the loss; in `init`, of a random key, or a leaf of the parameters that
-            is not an array of floats.
+          TypeError: something else in place of the loss; in `init`, of a random key, a leaf of the parameters that is
+            not an array of floats, or one of the model state that is not an array; in `step`, a loss that returns
+            another model state than it got.
           ValueError: in `init`, more fragments than arrays, no arrays, an optimiser that holds `as_optax`, or a pattern
             of layers without a match; in `step`, a leaf of the batch whose first axis is not K, or an averaged loss.
         """
@@ -223,25 +232,30 @@ class _Loop(NamedTuple):
     unroll: bool
     programs: dict[Hashable, Callable[..., Any]]
 
-    def init(self, key: Key, params: PyTree) -> LocalState:
+    def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LocalState:
         check_key(key)
+        check_arrays(model_state)
         parts = self.parts
-        arrays = parts.first(key, params)
+        arrays, put = parts.first(key, params), partial(put_arrays, nodes=parts.nodes, device=device_of(params))
         phases = (phase_at(parts.compressor.schedule, 0),) * parts.fragments
-        return LocalState(0, phases, *arrays, put_arrays(key, parts.nodes, device_of(params)))
+        kept = put(jax.tree.map(lambda x: per_node(jnp.asarray(x), parts.nodes), model_state), placements=LOCAL)
+        return LocalState(0, phases, *arrays, put(key), kept)
 
     def step(self, state: LocalState, batch: PyTree) -> tuple[LocalState, LocalMetrics]:
         check_loop(state, LocalState, batch)
         if len(state.phases) != self.parts.fragments:
             raise ValueError(f"these steps have {self.parts.fragments} fragments, and the state {len(state.phases)}")
         parts, put = self.parts, partial(put_arrays, nodes=self.parts.nodes, device=device_of(state.params))
-        arrays, key, phases, done = Arrays(*state[2:-1]), state.key, state.phases, state.step + 1
+        arrays, key, kept = Arrays(*state[2:-2]), state.key, state.model_state
+        phases, done = state.phases, state.step + 1
         if not self.programs:  # moves nothing, unless the state was restored from somewhere
             arrays, key = put(arrays, placements=parts.placements(arrays)), put(key)
+            kept = put(kept, placements=LOCAL)
         check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, parts.nodes, "the batch")
-        taken = self._program("inner", self._inner, arrays)(arrays.own, arrays.inner, put(batch, placements=BATCH))
-        own, inner, loss, finite, aux = taken
+        inner_step = self._program(("inner", jax.tree.structure(kept)), self._inner, arrays, kept)
+        taken = inner_step(arrays.own, arrays.inner, kept, put(batch, placements=BATCH))
+        own, inner, kept, loss, finite, aux = taken
         arrays, info, due = arrays._replace(own=own, inner=inner), None, parts.due(done)
         if due.exchange is not None:
             arrays, phase = self._enter(arrays, due.exchange, phases[due.exchange], done)
@@ -250,7 +264,7 @@ class _Loop(NamedTuple):
             arrays, info = exchange(arrays, key, np.int32(state.step))
         if parts.overlap and due.apply is not None:
             arrays = self._program(("apply", due.apply), self._apply, arrays, due.apply)(arrays)
-        return LocalState(done, phases, *arrays, key), LocalMetrics(loss, finite, due.exchange, info, aux)
+        return LocalState(done, phases, *arrays, key, kept), LocalMetrics(loss, finite, due.exchange, info, aux)
 
     def _enter(self, arrays: Arrays, fragment: int, before: Phase, done: int) -> tuple[Arrays, Phase]:
         """The phase of a fragment's exchange, and the arrays after the compressor's transition to it."""
@@ -273,21 +287,22 @@ class _Loop(NamedTuple):
             self.programs[name] = make(arrays, *args)
         return self.programs[name]
 
-    def _inner(self, arrays: Arrays) -> Callable[..., Any]:
+    def _inner(self, arrays: Arrays, kept: PyTree) -> Callable[..., Any]:
         parts, placements = self.parts, self.parts.placements(arrays)
         gradients = node_grads(
-            self.loss, parts.nodes, has_aux=self.has_aux, unroll=self.unroll, placements=placements.own
-        )
+            in_one_form(self.loss, self.has_aux, bool(jax.tree.leaves(kept))), parts.nodes, has_aux=True,
+            unroll=self.unroll, local=True, placements=placements.own,
+        )  # fmt: skip
         inner_step = parts.make_inner(placements)
 
-        def inner_update(own, inner, batch):
-            values, grads = gradients(own, batch)  # values: [K], or ([K], aux [K, ...]); grads: [K, ...]
-            loss, aux = values if self.has_aux else (values, None)
+        def inner_update(own, inner, kept, batch):
+            (loss, (new, aux)), grads = gradients(own, batch, kept)  # all with an axis [K]
             own, inner, finite = inner_step(own, inner, grads)
-            return own, inner, loss, finite, aux
+            stayed = jax.tree.map(lambda a, b: jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, kept)
+            return own, inner, stayed, loss, finite, aux
 
-        shardings = jax.tree.map(lambda x: x.sharding, (arrays.own, arrays.inner))
-        return jax.jit(inner_update, donate_argnums=(0, 1), out_shardings=(*shardings, None, None, None))
+        shardings = jax.tree.map(lambda x: x.sharding, (arrays.own, arrays.inner, kept))
+        return jax.jit(inner_update, donate_argnums=(0, 1, 2), out_shardings=(*shardings, None, None, None))
 
     def _exchange(self, arrays: Arrays, fragment: int, phase: Hashable) -> Callable[..., Any]:
         parts = self.parts

@@ -20,6 +20,7 @@ import numpy as np
 from jgc import comm
 from jgc.backend import backend_of
 from jgc.buffers import check_params, copied, device_of, put_arrays
+from jgc.losses import in_one_form
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.shards import info_of_node, shards_of
 from jgc.method.signature import check_state
@@ -29,12 +30,10 @@ from jgc.misuse import (
     check_key,
     check_loop,
     check_loss,
-    check_model_state,
     check_nodes,
     check_opt_state,
     check_optimizer,
     check_restored,
-    check_scalar,
     holds_state,
     updated,
     warn_of_momentum,
@@ -251,8 +250,8 @@ def _program(
 
     placements, has_state = _placements(arrays), bool(jax.tree.leaves(arrays.model_state))
     gradients = node_grads(
-        _with_state(loss, has_aux) if has_state else _without_state(loss, has_aux), nodes, has_aux=True, unroll=unroll,
-        local=True, placements=placements.params,
+        in_one_form(loss, has_aux, has_state), nodes, has_aux=True, unroll=unroll, local=True,
+        placements=placements.params,
     )  # fmt: skip
     exchange = on_nodes(
         partial(_exchange, compressor, phase, nodes),
@@ -276,30 +275,6 @@ def _program(
     # outputs lie exactly where inputs do: left to XLA, the second step would be another program
     shardings = jax.tree.map(lambda x: x.sharding, arrays)
     return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
-
-
-def _without_state(loss: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """`(params, batch, ()) -> (scalar, ((), aux))`."""
-
-    def with_nothing(params, batch, _):
-        if has_aux:
-            value, aux = loss(params, batch)
-        else:
-            value, aux = check_scalar(loss(params, batch)), None
-        return value, ((), aux)
-
-    return with_nothing
-
-
-def _with_state(loss: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """`(params, batch, model_state) -> (scalar, (model_state, aux))`, the state with the leaves it had."""
-
-    def checked(params, batch, state):
-        value, out = loss(params, batch, state)
-        new, aux = out if has_aux else (out, None)
-        return value, (check_model_state(state, new), aux)
-
-    return checked
 
 
 def _exchange(

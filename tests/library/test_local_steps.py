@@ -247,8 +247,8 @@ def test_inner_steps_send_nothing_and_exchanges_what_bytes_per_round_says(layout
     local = jgc.local_steps(optax.adamw(0.1), optax.sgd(0.7), compressor, 4, nodes_of(layout), fragments=2)
     loop = _Loop(local.parts, linear, False, True, {})
     state = loop.init(jax.random.key(0), exact(99))
-    arrays, batch = Arrays(*state[2:-1]), jgc.place(gradients(0), jgc.BATCH, local.parts.nodes)
-    assert collectives(loop._inner(arrays).lower(arrays.own, arrays.inner, batch).compile()) == ()
+    arrays, batch = Arrays(*state[2:-2]), jgc.place(gradients(0), jgc.BATCH, local.parts.nodes)
+    assert collectives(loop._inner(arrays, ()).lower(arrays.own, arrays.inner, (), batch).compile()) == ()
     found = [
         collectives(loop._exchange(arrays, p, state.phases[p].value).lower(arrays, state.key, np.int32(3)).compile())
         for p in range(2)
@@ -275,6 +275,51 @@ def test_restored_in_the_middle_of_a_round_goes_on_bit_for_bit(layout):
     for i in range(5, 9):
         saved, _ = step(saved, gradients(i))
     assert same_bits(on_host(saved), on_host(state)) and saved.phases == state.phases
+
+
+# --- a state of the model's that is no parameter --------------------------------------------------------------------
+
+
+@every_layout
+def test_model_state_is_each_nodes_own_and_goes_on_when_restored(layout):
+    """The loss adds up what a node has seen; a step that a node leaves out adds nothing there, and no exchange does."""
+
+    def make():
+        local = jgc.local_steps(optax.adam(0.01), optax.sgd(0.7), topk(alpha=0.2), 4, nodes_of(layout))
+        return local.make_step(adding)
+
+    def adding(params, batch, seen):
+        value = linear(params, batch) + 0 * seen["sum"].sum()
+        return value, {"sum": seen["sum"] + batch["a"][0], "steps": seen["steps"] + 1}
+
+    def batch_of(i):
+        batch = gradients(i)
+        if i == 2:
+            batch["a"][5] = np.nan
+        return batch
+
+    (init, step), first = make(), {"sum": np.zeros((6, 8), np.float32), "steps": np.int32(0)}
+    with compilations("inner_update") as compiled:
+        state, want = init(jax.random.key(0), exact(99), first), np.zeros((K, 6, 8), np.float32)
+        for i in range(6):
+            state, _ = step(state, batch_of(i))
+            want += np.nan_to_num(batch_of(i)["a"][:, 0])
+    assert len(compiled) == 1
+    np.testing.assert_array_equal(state.model_state["sum"], want)
+    assert state.model_state["steps"].tolist() == [5 if k == 5 else 6 for k in range(K)]
+    saved = jax.tree.map(np.array, jgc.as_arrays(state))
+    (_, again), expected = make(), step(state, batch_of(6))[0]
+    assert same_bits(on_host(again(jgc.from_arrays(saved), batch_of(6))[0]), on_host(expected))
+
+
+def test_loss_must_return_the_model_state_it_got():
+    local = jgc.local_steps(optax.sgd(0.1), optax.sgd(0.7), dense(), 2, nodes_of("1 device"))
+    init, step = local.make_step(lambda params, batch, seen: (linear(params, batch), {}))
+    state = init(jax.random.key(0), exact(99), {"n": jnp.zeros(())})
+    with pytest.raises(TypeError, match="'n' was float32"):
+        step(state, gradients(0))
+    with pytest.raises(TypeError, match="'n'"):
+        init(jax.random.key(0), exact(99), {"n": "none"})
 
 
 # --- what is not finite -------------------------------------------------------------------------------------------

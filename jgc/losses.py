@@ -1,0 +1,35 @@
+"""A user's loss in the one form that the steps take."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jgc.misuse import check_model_state, check_scalar
+
+
+def in_one_form(loss: Callable[..., Any], has_aux: bool, has_state: bool) -> Callable[..., Any]:
+    """`(params, batch, model_state) -> (scalar, (model_state, aux))`, the model state with the leaves it had.
+
+    Args:
+      loss: `(params, batch) -> scalar`; with `has_aux` `-> (scalar, aux)`. With `has_state`
+        `(params, batch, model_state) -> (scalar, model_state)`; with both `-> (scalar, (model_state, aux))`.
+      has_aux: whether the loss returns more than a scalar; else `aux` is None.
+      has_state: whether the model has a state that is no parameter; else `model_state` stays what it is, ().
+
+    Raises:
+      TypeError: when called, of a loss that returns a tuple without `has_aux`, or another model state than it got.
+
+    Example:
+      >>> in_one_form(lambda w, x: w * x, has_aux=False, has_state=False)(2.0, 3.0, ())
+      (6.0, ((), None))
+    """
+
+    def without_state(params, batch, state):
+        value, aux = loss(params, batch) if has_aux else (check_scalar(loss(params, batch)), None)
+        return value, (state, aux)
+
+    def with_state(params, batch, state):
+        value, out = loss(params, batch, state)
+        new, aux = out if has_aux else (out, None)
+        return value, (check_model_state(state, new), aux)
+
+    return with_state if has_state else without_state
