@@ -238,7 +238,7 @@ class _Loop(NamedTuple):
         parts = self.parts
         arrays, put = parts.first(key, params), partial(put_arrays, nodes=parts.nodes, device=device_of(params))
         phases = (phase_at(parts.compressor.schedule, 0),) * parts.fragments
-        kept = put(jax.tree.map(lambda x: per_node(jnp.asarray(x), parts.nodes), model_state), placements=LOCAL)
+        kept = put(jax.tree.map(lambda x: per_node(x, parts.nodes), copied(model_state)), placements=LOCAL)
         return LocalState(0, phases, *arrays, put(key), kept)
 
     def step(self, state: LocalState, batch: PyTree) -> tuple[LocalState, LocalMetrics]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jgc.misuse import check_model_state, check_scalar
+from jgc.misuse import check_model_state, check_pair, check_scalar
 
 
 def in_one_form(loss: Callable[..., Any], has_aux: bool, has_state: bool) -> Callable[..., Any]:
@@ -16,7 +16,7 @@ def in_one_form(loss: Callable[..., Any], has_aux: bool, has_state: bool) -> Cal
       has_state: whether the model has a state that is no parameter; else `model_state` stays what it is, ().
 
     Raises:
-      TypeError: when called, of a loss that returns a tuple without `has_aux`, or another model state than it got.
+      TypeError: when called, of a loss that returns something else than this, or another model state than it got.
 
     Example:
       >>> in_one_form(lambda w, x: w * x, has_aux=False, has_state=False)(2.0, 3.0, ())
@@ -24,12 +24,14 @@ def in_one_form(loss: Callable[..., Any], has_aux: bool, has_state: bool) -> Cal
     """
 
     def without_state(params, batch, state):
-        value, aux = loss(params, batch) if has_aux else (check_scalar(loss(params, batch)), None)
+        out = loss(params, batch)
+        value, aux = check_pair(out, "(scalar, aux), with has_aux=True") if has_aux else (check_scalar(out), None)
         return value, (state, aux)
 
     def with_state(params, batch, state):
-        value, out = loss(params, batch, state)
-        new, aux = out if has_aux else (out, None)
+        form = "(scalar, (new model state, aux))" if has_aux else "(scalar, new model state)"
+        value, out = check_pair(loss(params, batch, state), form)
+        new, aux = check_pair(out, form) if has_aux else (out, None)
         return value, (check_model_state(state, new), aux)
 
     return with_state if has_state else without_state

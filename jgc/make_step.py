@@ -186,7 +186,7 @@ def make_step(
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
         inner = put(copied(compressor.init(key, params, nodes)))
-        own = put(jax.tree.map(lambda x: per_node(jnp.asarray(x), nodes), model_state), placements=LOCAL)
+        own = put(jax.tree.map(lambda x: per_node(x, nodes), copied(model_state)), placements=LOCAL)
         return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key), own)
 
     def step(state: LoopState, batch: PyTree) -> tuple[LoopState, Metrics]:

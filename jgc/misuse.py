@@ -72,6 +72,11 @@ def check_nodes(x: Any) -> None:
     if not isinstance(x, Nodes):
         cure = "jgc.from_mesh(mesh, slow=...)" if isinstance(x, Mesh) else "jgc.make_nodes(K), or jgc.from_mesh"
         raise TypeError(f"expected the layout of the nodes, got {x!r}: make it by {cure}")
+    if x.count != x.per_device * x.size(x.slow):
+        raise ValueError(
+            f"{x.count} nodes, {x.per_device} of them on each of {x.size(x.slow)} devices, do not add up: make the "
+            "layout by jgc.make_nodes(K), or jgc.from_mesh"
+        )
 
 
 def check_optimizer(x: Any, name: str = "optimizer") -> None:
@@ -93,6 +98,14 @@ def check_scalar(value: Any) -> Any:
     return value
 
 
+def check_pair(value: Any, form: str) -> tuple[Any, Any]:
+    """What a loss returned, or a part of it. Raise TypeError, naming the form it must have, unless it is a pair."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        found = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+        raise TypeError(f"the loss must return {form}, got {found} in place of a pair")
+    return value[0], value[1]
+
+
 def check_loop(state: Any, own: type, batch: PyTree) -> None:
     """Raise TypeError or ValueError, naming the cure, unless a state is that of a loop, and of its last step."""
     if not isinstance(state, own):
@@ -102,8 +115,8 @@ def check_loop(state: Any, own: type, batch: PyTree) -> None:
             raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by jgc.from_arrays")
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
         raise TypeError("step compiles itself, a program for each phase: call it outside of jit, scan and vmap")
-    params: Any = getattr(state, "params", ())
-    if any(x.is_deleted() for x in jax.tree.leaves(params)[:1] if isinstance(x, jax.Array)):
+    donated = [*jax.tree.leaves(getattr(state, "params", ()))[:1], *jax.tree.leaves(getattr(state, "own", ()))[:1]]
+    if any(x.is_deleted() for x in donated if isinstance(x, jax.Array)):
         raise ValueError("an earlier step took this state's arrays (it donates them): give the state that it returned")
 
 
@@ -219,8 +232,18 @@ def check_composition(opt_state: PyTree) -> None:
 
 
 def _compresses_twice(x: Any) -> bool:
-    """Whether x is the state of an `optax.chain` with two `as_optax`."""
-    return isinstance(x, tuple) and sum(type(one).__name__ == "OptaxState" for one in x) > 1
+    """Whether x is the state of an optax chain, in which others may be nested, with two `as_optax`."""
+    return _in_sequence(x) > 1
+
+
+def _in_sequence(x: Any) -> int:
+    """How many `as_optax` a gradient passes one after the other; the parts of `masked` and `partition` get others."""
+    name = type(x).__name__
+    if name == "OptaxState":
+        return 1
+    if name in ("MaskedState", "PartitionState", "MultiTransformState") or not isinstance(x, tuple | dict):
+        return 0
+    return sum(map(_in_sequence, x.values() if isinstance(x, dict) else x))
 
 
 def holds_state(tree: PyTree) -> bool:
@@ -239,7 +262,9 @@ def warn_of_momentum(opt_state: PyTree) -> None:
         opt_state, is_leaf=lambda x: isinstance(x, State) or type(x).__name__ == CENTRE
     )[0]
     for path, _ in leaves:
-        at = [i for i, key in enumerate(path) if getattr(key, "name", None) in MOMENTA]
+        # the first name on the path is the optimiser's, after those of wrappers; later ones may be the parameters' own
+        names = [(i, key.name) for i, key in enumerate(path) if "state" not in getattr(key, "name", "state")]
+        at = [i for i, name in names[:1] if name in MOMENTA]
         if at:
             warnings.warn(
                 f"the method's memory holds the momentum, and the optimiser has one of its own (its state "

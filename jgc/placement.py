@@ -211,13 +211,20 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     check_arrays(tree, or_numbers=True)
     check_node_axes(placements, tree, nodes, "the tree")
     if nodes.mesh is None:
-        return jax.tree.map(jnp.asarray, tree)
+        return jax.tree.map(_strong, tree)
 
     def put(placement, sub):
         sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
         return jax.tree.map(lambda x: place_array(x, sharding), sub)
 
     return jax.tree.map(put, placements, tree, is_leaf=is_placement)
+
+
+def _strong(x: Any) -> Array:
+    """An array without a weak type, which would compile anew."""
+    if hasattr(x, "dtype"):
+        return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else jnp.asarray(x)
+    return jnp.asarray(np.asarray(x))
 
 
 def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
@@ -237,7 +244,7 @@ def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
 
 def place_array(x: Any, sharding: NamedSharding) -> Array:
     """Put one whole array, equal in all processes, on the devices. Each process puts its own part."""
-    x = x if hasattr(x, "dtype") else np.asarray(x)
+    x = _strong(x)
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

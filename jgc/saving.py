@@ -17,7 +17,7 @@ NOTES = 8192  # bytes; of fixed size, so that a fresh state has the shapes of a 
 
 
 def as_arrays(state: S) -> S:
-    """The state with arrays alone: its phases and the kind of its key are bytes, its key is its numbers.
+    """The state with arrays alone: its phases and the kinds of its keys are bytes, random keys are their numbers.
 
     Save this, and restore it into that of a fresh state, which says where arrays lie (docs/your_loop.md, Checkpoints).
 
@@ -36,18 +36,16 @@ def as_arrays(state: S) -> S:
       'dense'
     """
     field = _field(state)
-    typed = jnp.issubdtype(state.key.dtype, jax.dtypes.prng_key)
     phases = getattr(state, field) if field == "phases" else [getattr(state, field)]
-    notes = [str(jax.random.key_impl(state.key)) if typed else "", [as_json(phase) for phase in phases]]
-    text = json.dumps(notes).encode()
+    noted: dict[str, Any] = {"step": np.array(state.step), field: np.zeros(NOTES, np.uint8)}
+    leaves, structure = jax.tree.flatten(state._replace(**noted))
+    kinds = {i: str(jax.random.key_impl(x)) for i, x in enumerate(leaves) if _is_key(x)}
+    leaves = [jax.random.key_data(x) if i in kinds else x for i, x in enumerate(leaves)]
+    text = json.dumps([list(kinds.items()), [as_json(phase) for phase in phases]]).encode()
     if len(text) > NOTES:
         raise ValueError(f"the phases' description takes {len(text):,} bytes, and there is room for {NOTES:,}")
-    own: dict[str, Any] = {
-        "step": np.array(state.step),
-        "key": jax.random.key_data(state.key) if typed else state.key,
-        field: np.frombuffer(text.ljust(NOTES), np.uint8),
-    }
-    return state._replace(**own)
+    arrays = jax.tree.unflatten(structure, leaves)
+    return arrays._replace(**{field: np.frombuffer(text.ljust(NOTES), np.uint8)})
 
 
 def from_arrays(arrays: S) -> S:
@@ -60,14 +58,16 @@ def from_arrays(arrays: S) -> S:
     notes = getattr(arrays, field)
     if not hasattr(notes, "dtype"):
         raise TypeError("from_arrays takes what as_arrays returned, saved and restored")
-    kind, saved = json.loads(np.asarray(notes).astype(np.uint8).tobytes())
-    phases = tuple(from_json(phase) for phase in saved)
-    own: dict[str, Any] = {
-        "step": int(arrays.step),
-        "key": jax.random.wrap_key_data(arrays.key, impl=kind) if kind else arrays.key,
-        field: phases if field == "phases" else phases[0],
-    }
-    return arrays._replace(**own)
+    keys, saved = json.loads(np.asarray(notes).astype(np.uint8).tobytes())
+    kinds, phases = dict(keys), tuple(from_json(phase) for phase in saved)
+    leaves, structure = jax.tree.flatten(arrays)
+    leaves = [jax.random.wrap_key_data(x, impl=kinds[i]) if i in kinds else x for i, x in enumerate(leaves)]
+    own: dict[str, Any] = {"step": int(arrays.step), field: phases if field == "phases" else phases[0]}
+    return jax.tree.unflatten(structure, leaves)._replace(**own)
+
+
+def _is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _field(state: Any) -> str:

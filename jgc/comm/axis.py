@@ -40,10 +40,13 @@ def node_index(nodes: Nodes) -> Array:
 
     Raises:
       OutsideNodeAxis: called outside the node axis; a RuntimeError.
+      ValueError: called inside that of other nodes, as many more or fewer.
     """
     try:
         if _apart.get():
             raise NameError("no node axis")
+        if not are_local_copies():
+            _check_count(nodes)
         device = lax.axis_index(nodes.slow) if nodes.slow else 0
         if nodes.per_device == 1 and nodes.mesh is not None:
             return jnp.asarray(device, jnp.int32)
@@ -54,6 +57,17 @@ def node_index(nodes: Nodes) -> Array:
             "the mean over nodes, and compressing it would be silently wrong. Take node-local gradients with "
             "jgc.node_grads and run the compressor inside jgc.on_nodes"
         ) from error
+
+
+def _check_count(nodes: Nodes) -> None:
+    """Raise ValueError where the node axis has another number of nodes: means would be divided by a wrong one."""
+    with _check_vma(False):  # see emulated_index
+        devices = lax.axis_size(nodes.slow) if nodes.slow else 1
+        found = devices * (lax.axis_size(EMULATED) if is_emulated(nodes) else 1)
+    if found != nodes.count:
+        raise ValueError(
+            f"made for {nodes.count} nodes, and called inside the node axis of {found}: give the same nodes"
+        )
 
 
 def emulated_index() -> Array:

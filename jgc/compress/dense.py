@@ -1,7 +1,7 @@
 """The uncompressed baseline: the exact mean, by all-reduce, by an explicit ring or by a parameter server.
 
-The all-reduce takes the mean leaf by leaf and sends f16 leaves in two bytes, bf16 leaves, too, where the backend's
-all-reduce keeps them (XLA on CPU does not). The others send one f32 vector.
+The all-reduce takes the mean leaf by leaf and sends bf16 leaves in two bytes where the backend's all-reduce keeps them
+(XLA on CPU does not), all others as f32, float64 rounded. The ring and the server send one f32 vector.
 """
 
 import dataclasses

@@ -11,7 +11,8 @@ class StepBytes(NamedTuple):
     """Bytes of one step of a phase.
 
     Attributes:
-      device: bytes that one device sends in the compiled step, flags included; 0 if all nodes are on one device.
+      device: bytes that one device sends to other nodes in the compiled exchange, its flag included; 0 if all nodes are
+        on one device. Not in it: what devices of one node send to each other, and the metrics of `jgc.make_step`.
       node: bytes that one node sends up in the topology of the method's paper; with a leader, the mean over nodes.
       uncompressed: bytes of the gradient in f32, what a node sends up without compression.
     """
@@ -23,8 +24,6 @@ class StepBytes(NamedTuple):
 
 def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict[str, StepBytes]:
     """The bytes that a step of each phase sends, by the phase's name. Computes nothing; `jgc.Wire` has the details.
-
-    Phases of one name have their first step in it, such as "dense, from step 100".
 
     Args:
       compressor: any of `jgc.compress`. If it finds its phases during the run, sizes are those of its plan.
@@ -48,9 +47,7 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
     for phase in compressor.schedule:
         wire = compressor.wire(phase.value, params, nodes)
         device = float(sum(sent.bytes for sent in wire.physical))
-        again = sum(other.name == phase.name for other in compressor.schedule) > 1  # per_layer's groups may begin apart
-        name = f"{phase.name}, from step {phase.start}" if again else phase.name
-        found[name] = StepBytes(device, _mean_uplink(wire, nodes), uncompressed)
+        found[phase.name] = StepBytes(device, _mean_uplink(wire, nodes), uncompressed)
     return found
 
 

@@ -102,6 +102,8 @@ def guarded(core: Core) -> Compressor:
         return _checked(core, phase, key, _clipped(core, grads, nodes), state, nodes, skip)
 
     def transition(old, new, state, nodes):
+        check_phase(core, old)
+        check_phase(core, new)
         if not isinstance(state.shared, ByShards):
             return core.transition(old, new, state, nodes)
         after = [core.transition(old, new, one, nodes) for one in states_of(state)]

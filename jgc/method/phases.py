@@ -111,11 +111,17 @@ def combined(parts: Sequence[Phase], start: int, leading: int) -> Phase:
 def together(schedules: Sequence[Sequence[Phase]]) -> tuple[Phase, ...]:
     """The common schedule of several groups of leaves: a phase's value is the tuple of the groups' values.
 
-    A phase is named after the schedule with the most phases.
+    A phase is named after the schedule with the most phases, and with its first step where that does not tell phases
+    apart: "dense, from step 100".
     """
     starts = sorted({phase.start for schedule in schedules for phase in schedule})
     leading = leader_of(schedules)
-    return tuple(combined([phase_at(schedule, start) for schedule in schedules], start, leading) for start in starts)
+    phases = [combined([phase_at(schedule, start) for schedule in schedules], start, leading) for start in starts]
+    names = [phase.name for phase in phases]
+    return tuple(
+        phase._replace(name=f"{phase.name}, from step {phase.start}") if names.count(phase.name) > 1 else phase
+        for phase in phases
+    )
 
 
 def leader_of(schedules: Sequence[Sequence[Phase]]) -> int:

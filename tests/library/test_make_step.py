@@ -175,6 +175,25 @@ def test_model_state_is_each_nodes_own(layout):
     assert again.model_state["mean"].sharding == sharding and again.model_state["steps"].tolist() == [4] * 8
 
 
+@every_layout
+def test_weak_types_do_not_compile_anew(layout):
+    """`jnp.array(0.0)` is weakly typed, and what a step makes of it is not."""
+    traces = []
+
+    def with_state(params, batch, state):
+        traces.append(1)
+        return loss(params, batch), {"n": 0.9 * state["n"] + batch["x"].mean()}
+
+    init, step = jgc.make_step(with_state, dense(), optax.sgd(0.1), nodes_of(layout), unroll=False)
+    state, after = init(jax.random.key(0), PARAMS, {"n": jnp.array(0.0)}), []
+    for i in range(3):
+        state, _ = step(state, batch_of(i))
+        after.append(len(traces))
+    assert after[0] == after[2]
+    placed = jgc.place({"a": 0.0, "b": jnp.array(1.0)}, jgc.SHARED, nodes_of(layout))
+    assert not any(x.weak_type for x in jax.tree.leaves(placed))
+
+
 def test_loss_must_return_the_model_state_it_got():
     init, step = jgc.make_step(lambda p, b, s: (loss(p, b), {"mean": s["mean"][:2]}), dense(), optax.sgd(0.1),
                                nodes_of("1 device"))  # fmt: skip

@@ -1,5 +1,6 @@
 """What a user can get wrong: each mistake has a message that names what is wrong and what would be right."""
 
+import dataclasses
 import re
 import warnings
 from typing import NamedTuple
@@ -410,6 +411,13 @@ def test_momentum_of_method_and_optimiser_is_a_warning(compressor, name):
         jgc.placements_of(tx.init(PARAMS))
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Variational:
+    mu: np.ndarray
+    log: np.ndarray
+
+
 def test_momentum_warning_can_be_turned_off_and_is_silent_where_all_is_well():
     nodes = nodes_of(EMULATED)
     fine = [
@@ -424,6 +432,9 @@ def test_momentum_warning_can_be_turned_off_and_is_silent_where_all_is_well():
         for compressor, optimizer in fine:
             jgc.make_step(_loss, compressor, optimizer, nodes)[0](jax.random.key(0), PARAMS)
             init_optax(optax.chain(as_optax(compressor, nodes), optimizer), PARAMS, nodes)
+        named = Variational(np.ones(3, np.float32), np.ones(3, np.float32))  # an attribute of the model's called mu
+        for optimizer in (optax.rmsprop(0.1), optax.chain(optax.clip(1.0), optax.adagrad(0.1))):
+            jgc.make_step(_loss, OWNING, optimizer, nodes)[0](jax.random.key(0), named)
         warnings.filterwarnings("ignore", category=jgc.MomentumWarning)
         jgc.make_step(_loss, OWNING, optax.adamw(0.1), nodes)[0](jax.random.key(0), PARAMS)
 
@@ -744,5 +755,6 @@ def test_parts_may_be_local():
 def test_phases_of_one_name_are_told_apart():
     compressor = per_layer([("^w", topk(warmup_steps=1))], default=topk(warmup_steps=2))
     found = jgc.bytes_per_step(compressor, PARAMS, nodes_of(EMULATED))
-    assert len(found) == len(compressor.schedule) == 3
+    assert [phase.name for phase in compressor.schedule] == list(found)
+    assert len(found) == 3
     assert {name: sent.node for name, sent in found.items()}["dense, from step 0"] == 4 * 27

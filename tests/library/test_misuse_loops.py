@@ -65,6 +65,35 @@ def test_a_state_that_was_used_up_is_named():
     step(state, BATCH)
     with _raises(ValueError, "an earlier step took this state's arrays (it donates them): give the state that it ret"):
         step(state, BATCH)
+    local = jgc.local_steps(optax.adam(0.1), optax.sgd(1.0), dense(), 3, nodes_of("4 devices"))
+    init, step = local.make_step(loss)
+    state = init(jax.random.key(0), PARAMS)
+    step(state, BATCH)  # no exchange yet: the shared parameters are still there
+    with _raises(ValueError, "an earlier step took this state's arrays"):
+        step(state, BATCH)
+
+
+@pytest.mark.parametrize("make", ["make_step", "local_steps"])
+@pytest.mark.parametrize(
+    "own_loss, has_aux, model_state, message",
+    [
+        (loss, True, (), "the loss must return (scalar, aux), with has_aux=True, got a "),
+        (lambda p, x: (loss(p, x), 1, 2), True, (), "(scalar, aux), with has_aux=True, got a tuple of 3"),
+        (lambda p, x: (loss(p, x), 1), False, (), "the loss returned a tuple of 2: for (scalar, aux)"),
+        (lambda p, x, s: loss(p, x), False, {"n": 1.0}, "(scalar, new model state), got a "),
+        (lambda p, x, s: (loss(p, x), s), True, {"n": 1.0}, "(scalar, (new model state, aux)), got a dict"),
+    ],
+    ids=["no aux", "three", "aux", "no state", "state without aux"],
+)
+def test_a_loss_of_another_form_is_named(make, own_loss, has_aux, model_state, message):
+    nodes, model_state = nodes_of("1 device"), jax.tree.map(np.float32, model_state)
+    if make == "make_step":
+        init, step = jgc.make_step(own_loss, dense(), optax.sgd(0.1), nodes, has_aux=has_aux)
+    else:
+        local = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, nodes)
+        init, step = local.make_step(own_loss, has_aux=has_aux)
+    with _raises(TypeError, message):
+        step(init(jax.random.key(0), PARAMS, model_state), BATCH)
 
 
 def test_step_inside_a_program_is_an_error():
@@ -129,11 +158,34 @@ def test_gradients_taken_inside_the_node_axis_are_named(layout):
     np.testing.assert_allclose(sent[sent != 0], (-0.1 * by_hand)[sent != 0], rtol=1e-5)
 
 
-def test_two_compressors_in_one_chain_are_an_error():
+@pytest.mark.parametrize(
+    "chained",
+    [
+        lambda a, b: optax.chain(a, b, optax.sgd(0.1)),
+        lambda a, b: optax.chain(a, optax.chain(b, optax.sgd(0.1))),
+        lambda a, b: optax.named_chain(("a", a), ("b", b), ("c", optax.sgd(0.1))),
+    ],
+    ids=["chain", "nested", "named"],
+)
+def test_two_compressors_in_one_chain_are_an_error(chained):
     nodes = nodes_of("1 device")
-    tx = optax.chain(as_optax(topk(), nodes), as_optax(topk(), nodes), optax.sgd(0.1))
+    tx = chained(as_optax(topk(), nodes), as_optax(topk(), nodes))
     with _raises(ValueError, "two as_optax in one chain: the second would compress what is already the mean"):
         init_optax(tx, PARAMS, nodes)
+
+
+@pytest.mark.parametrize("layout", ["1 device", "4 devices"])
+def test_a_compressor_of_other_nodes_is_an_error(layout):
+    """A mean without a state of its own would be divided by the wrong number."""
+    nodes, devices = nodes_of(layout), 1 if layout == "1 device" else 4
+    others = jgc.make_nodes(16, jax.devices()[:devices])
+    tx = as_optax(dense(), others)
+    state = init_optax(tx, PARAMS, others)
+    update = jgc.on_nodes(tx.update, nodes, ins=("local", jgc.placements_of(state)), outs=("shared", "shared"))
+    with _raises(ValueError, "made for 16 nodes, and called inside the node axis of 8: give the same nodes"):
+        update(jgc.place({"w": np.ones((8, 6, 4), np.float32)}, "local", nodes), state)
+    with _raises(ValueError, "8 nodes, 4 of them on each of 1 devices, do not add up"):
+        jgc.make_step(loss, dense(), optax.sgd(0.1), jgc.Nodes(8, 4))
 
 
 # --- a method of one's own ----------------------------------------------------------------------------------------

@@ -106,6 +106,15 @@ def test_transition_runs_only_in_groups_whose_phase_changes():
     assert same_bits(after.local[0], state.local[0]) and np.all(after.local[1].memory == 1)
 
 
+def test_transition_takes_values_of_phases():
+    compressor, nodes = per_layer([("head", topk(warmup_steps=1))], default=topk(warmup_steps=2)), nodes_of("1 device")
+    state, (first, second, _) = compressor.init(jax.random.key(0), PARAMS, nodes), compressor.schedule
+    with pytest.raises(TypeError, match=r"phase must be the value of a phase, got a Phase: give phase.value"):
+        compressor.transition(first, second, state, nodes)
+    with pytest.raises(ValueError, match="phase must be one of"):
+        compressor.transition(first.value, "late", state, nodes)
+
+
 def test_logical_bytes_add_up_over_groups():
     nodes = nodes_of("1 device")
     led = jgc.compress.lgc_ps(alpha=0.5, warmup_steps=0, autoencoder_steps=0, momentum_correction=False)

@@ -56,6 +56,28 @@ def test_training_goes_on_from_arrays_bit_for_bit(name, key):
         assert same_bits(state.params, again.params)
 
 
+@pytest.mark.parametrize("make", ["make_step", "local_steps"])
+def test_keys_of_a_model_state_come_back(make):
+    """Each node's dropout key, say, beside the loop's own of another kind."""
+
+    def with_key(params, batch, model):
+        key, own = jax.random.split(model["key"])
+        return loss(params, batch) * (1 + jax.random.uniform(own)), {"key": key}
+
+    nodes = nodes_of("4 devices")
+    if make == "make_step":
+        init, step = jgc.make_step(with_key, topk(alpha=0.2), optax.adam(0.1), nodes)
+    else:
+        init, step = jgc.local_steps(optax.adam(0.1), optax.sgd(1.0), topk(alpha=0.2), 2, nodes).make_step(with_key)
+    first = {"key": jax.random.key(3, impl="rbg")}
+    state, _ = step(init(jax.random.key(7), PARAMS, first), batch_of(0))
+    arrays = jax.tree.map(np.asarray, jgc.as_arrays(state))
+    again = jgc.from_arrays(arrays)
+    assert again.model_state["key"].dtype == state.model_state["key"].dtype != again.key.dtype
+    (state, metrics), (again, found) = step(state, batch_of(1)), step(again, batch_of(1))
+    assert same_bits(metrics.loss, found.loss) and same_bits(jgc.as_arrays(state), jgc.as_arrays(again))
+
+
 def test_what_is_no_state_is_named():
     state = loop("phases")[0](jax.random.key(0), PARAMS)
     with pytest.raises(TypeError, match=r"expected the state of jgc.make_step or jgc.local_steps, got a dict"):

@@ -163,7 +163,8 @@ def descend(
         return weight_reconstruction * parts.reconstruction + weight_similarity * parts.similarity, parts
 
     gradient, parts = jax.grad(loss, has_aux=True)(trained.weights)
-    updates, optimiser_state = optimiser.update(gradient, trained.optimiser, trained.weights)
+    with jax.numpy_dtype_promotion("standard"):  # optax's own steps need it, where the user's are "strict"
+        updates, optimiser_state = optimiser.update(gradient, trained.optimiser, trained.weights)
     return Trained(optax.apply_updates(trained.weights, updates), optimiser_state), parts
 
 

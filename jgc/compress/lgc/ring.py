@@ -186,7 +186,7 @@ class Ring(NamedTuple):
         sent = comm.one_by_one(encode, (weights.encoder, header), v[header.positions])
         averaged = comm.mean_by(config.algorithm)(sent, nodes, "code+means")
         mean, own = (comm.one_by_one(decode, (weights.decoder, header), message) for message in (averaged, sent))
-        shares = averaged[ae.code_size(selection.mu) :] / units(config.code_dtype)
+        shares = averaged[ae.code_size(selection.mu) :].astype(jnp.float32) / units(config.code_dtype)
         means = self.means(shares, header.scales)[selection.ids]
         return Coded(header.positions, mean, own, header.signs * means)
 
@@ -209,7 +209,7 @@ class Ring(NamedTuple):
         if self.config.send_means:
             means = layer_means(header.signs * x, selection.counts)
             shares = jnp.where(scales > 0, means / jnp.where(scales > 0, scales, 1.0), 0.0)
-        read = to_fixed(shares, dtype, nodes) / units(dtype)  # rounded, as all nodes will read them
+        read = to_fixed(shares, dtype, nodes).astype(jnp.float32) / units(dtype)  # rounded, as all nodes will read them
         z = to_z(x, View(header.signs, self.means(read, scales), scales), selection)
         return to_fixed(jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), dtype, nodes)
 
@@ -217,7 +217,7 @@ class Ring(NamedTuple):
         """Decode a message, or the mean of all messages, to f32[mu], equation (19)."""
         decoder, header = known
         size = ae.code_size(selection.mu)
-        values = message / units(self.config.code_dtype)
+        values = message.astype(jnp.float32) / units(self.config.code_dtype)
         with jax.default_matmul_precision("highest"):  # else parts do not decode to the parts of the whole
             z = ae.decode_mean(decoder, values[:size].reshape(-1, ae.CHANNELS), self.linear)
         return from_z(z, View(header.signs, self.means(values[size:], header.scales), header.scales), selection)

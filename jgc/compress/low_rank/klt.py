@@ -241,7 +241,7 @@ def _steps(coefficients: Array, groups: Array, largest: float, nodes: Nodes) -> 
     magnitudes = jnp.max(jnp.where(own, jnp.abs(coefficients), 0), axis=1, initial=0)
     exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
     highest = jnp.max(comm.all_gather(exponents, nodes, "scales"), axis=0)
-    return (jnp.exp2(highest / FINE) / largest)[groups]
+    return (jnp.exp2(highest.astype(jnp.float32) / FINE) / largest)[groups]
 
 
 METHOD = Method("klt", Klt, klt, "ours", lossless=None, layers=FIRST_DENSE)

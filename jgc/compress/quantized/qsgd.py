@@ -101,7 +101,7 @@ def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Code
         level = levels * divide(jnp.abs(x), scale)
         low = jnp.floor(level)
         up = 0.5 if nearest else noise(key, x.shape)
-        level = (low + (up < level - low)).astype(jnp.int32)
+        level = (low + (up < level - low).astype(jnp.float32)).astype(jnp.int32)
         codes = jnp.where(x < 0, level + sign_bit, level)
         # Without the barrier XLA on CPU computes codes where it packs them, in an order that it cannot vectorise.
         return {"codes": pack_bits(lax.optimization_barrier(codes).reshape(-1), bits), "scales": scales}

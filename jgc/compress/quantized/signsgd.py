@@ -81,10 +81,10 @@ def majority_vote(magnitude: float) -> Codec:
     def vote(payloads, layers):
         signs, n = payloads["signs"], values_of(layers)
         ahead = signs.shape[0] - 2 * ones_at(signs, n)  # nodes with a positive sign, less those with a negative one
-        return magnitude * jnp.where(ahead == 0, signs_of({"signs": signs[0]}, layers), jnp.sign(ahead))
+        return outcome(ahead, signs_of({"signs": signs[0]}, layers), None)
 
     def outcome(ahead, first, nodes):
-        return magnitude * jnp.where(ahead == 0, first, jnp.sign(ahead))
+        return magnitude * jnp.where(ahead == 0, first, jnp.sign(ahead).astype(jnp.float32))
 
     tiled = InTiles("signs", 1, _sign, finish=outcome)
     return scalar_codec("majority vote", encode, signs_of, tiled)._replace(mean=vote)

@@ -97,7 +97,7 @@ def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
         return value(codes, over_groups(payload["scales"], layers, 0))
 
     def value(codes, scale):
-        return ((codes == PLUS).astype(jnp.float32) - (codes == MINUS)) * scale
+        return ((codes == PLUS).astype(jnp.float32) - (codes == MINUS).astype(jnp.float32)) * scale
 
     codec = scalar_codec("ternary", encode, decode, InTiles("codes", BITS, value, lambda rest: (rest["scales"],)))
     return codec._replace(agree=scales_of) if shared else codec
