@@ -1,5 +1,6 @@
 """The rows of docs/results/local_steps, long_runs and gpu: every command is one that jgc takes."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -150,6 +151,18 @@ def test_page_has_every_row(page):
     text = (RESULTS / page / "README.md").read_text()
     shown = [name for name, *_ in rows_of(page) if not name.startswith("search_")]
     assert [name for name in shown if f"| `{name}` |" not in text] == []
+
+
+def test_local_steps_has_the_bytes_that_were_measured():
+    """MB on four hosts' links: what a host's interface counts in a step, of 4 hosts in 3,000 steps."""
+    folder = RESULTS / "local_steps"
+    cells = json.loads((folder / "network.json").read_text())["cells"]
+    lines = (folder / "README.md").read_text().split("## ")[0].splitlines()
+    shown = {words[1].strip(" `"): words[6] for words in (line.split("|") for line in lines) if len(words) == 9}
+    for row, method in json.loads((folder / "seconds.json").read_text())["rows"].items():
+        cell = cells[f"4/10mbit/{method}"]
+        megabytes = cell["tx_bytes"] / cell["steps_counted"] * 4 * 3000 / 1e6
+        assert float(shown[row].replace(",", "")) == pytest.approx(megabytes, rel=0.01), row
 
 
 @pytest.mark.parametrize("row", [row for row in rows_of("gpu") if row[1] == "compare"], ids=names)
