@@ -181,11 +181,14 @@ def local_steps(
       fragments: parts of the parameters, exchanged one after the other within H steps; from 1 to H, and at most the
         arrays of the parameters.
       overlap: steps from an exchange to the outer step with its result, from 0 to H - 1: time in which it can travel.
-      merge: share of its own parameters that a node keeps when it takes over the shared ones, in [0, 1).
+        What a node has moved in these steps it keeps in the share `merge`; with `merge=0` it is lost.
+      merge: share of its own parameters that a node keeps when it takes over the shared ones, in [0, 1). Only for
+        compressors without a residual: what was not sent would be kept twice.
 
     Raises:
       TypeError: something else in place of an optimiser, a compressor or a whole number.
-      ValueError: `every` below 1, `fragments`, `overlap` or `merge` out of range, a compressor that owns the momentum.
+      ValueError: `every` below 1, `fragments`, `overlap` or `merge` out of range, `merge` above 0 with a compressor
+        that keeps a residual, a compressor that owns the momentum.
 
     Example:
       >>> import jax.numpy as jnp, jgc, optax
@@ -220,6 +223,11 @@ def local_steps(
         raise ValueError(f"overlap must be from 0 to every - 1 = {every - 1} steps, got {overlap}")
     if not 0 <= merge < 1:
         raise ValueError(f"merge must be in [0, 1) (0: every node takes over the shared parameters), got {merge}")
+    if merge and compressor.core is not None and compressor.core.keeps_residual():
+        raise ValueError(
+            f"merge={merge:g} keeps in a node's own parameters what the method keeps in its residual, too, so it would "
+            "be sent twice: give merge=0, or a method without error feedback (dense, qsgd)"
+        )
     return LocalSteps(Parts(inner, outer, compressor, every, nodes, fragments, overlap, float(merge)))
 
 

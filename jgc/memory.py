@@ -63,6 +63,11 @@ def accumulated(memory: Memory, local: PyTree, g: Array, complete: bool) -> PyTr
     return local if memory.advance is None else memory.advance(local)
 
 
+def has_residual(memory: Memory) -> bool:
+    """Whether a memory keeps what was not sent."""
+    return memory.residual(memory.init(1)) is not None
+
+
 def subtract(v: Array, sent: Array | Sparse) -> Array:
     """v - sent, f32[n]."""
     return added(v, sent._replace(values=-sent.values)) if isinstance(sent, Sparse) else v - sent

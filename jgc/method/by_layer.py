@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout.pack import Packing, floats_by_path, make_packing, pieces, unpack, values_of
-from jgc.memory import Memory, accumulated
+from jgc.memory import Memory, accumulated, has_residual
 from jgc.method.diagnose import compare
 from jgc.method.from_step import InitFn, Layers, Local, MessagesFn
 from jgc.method.guard import Core, guarded
@@ -73,6 +73,7 @@ def by_layer(
             next_phase=None,
             diagnose=method.diagnose,
             residual=method.residual,
+            keeps_residual=lambda: has_residual(memory),
         )
     )
 

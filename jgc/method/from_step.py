@@ -23,7 +23,7 @@ from jgc.layout.pack import Layer, Packing, floats_by_path, make_packing, pack, 
 from jgc.layout.select import Sparse, SparseSum, added, scatter_layers
 from jgc.layout.threshold import entries_at
 from jgc.layout.tiles import as_before, as_flat, cut, filled, in_tiles
-from jgc.memory import Memory, norm_of_rest
+from jgc.memory import Memory, has_residual, norm_of_rest
 from jgc.method.ages import ages
 from jgc.method.compensate import Begun, compensate
 from jgc.method.diagnose import compare
@@ -178,6 +178,7 @@ def from_step(
             finish=method.finish,
             stages=stages,
             clip_norm=clip_norm,
+            keeps_residual=lambda: has_residual(memory),
         )
     )
 

@@ -218,10 +218,16 @@ def test_patterns_of_layers_need_not_match_in_every_fragment():
 # --- layouts, programs, restoring -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [{}, {"fragments": 2, "overlap": 2, "merge": 0.5}], ids=["plain", "streaming"])
-def test_layouts_agree_bit_for_bit(more):
+STREAMING = {"fragments": 2, "overlap": 2, "merge": 0.5}
+
+
+@pytest.mark.parametrize(
+    "method, more", [(topk(alpha=0.1), {}), (topk(alpha=0.1), STREAMING | {"merge": 0.0}), (qsgd(), STREAMING)],
+    ids=["topk", "topk, streaming", "qsgd, streaming"],
+)  # fmt: skip
+def test_layouts_agree_bit_for_bit(method, more):
     first, *others = [
-        run(jgc.local_steps(optax.sgd(RATE), optax.sgd(0.5), topk(alpha=0.1), 4, nodes_of(layout), **more),
+        run(jgc.local_steps(optax.sgd(RATE), optax.sgd(0.5), method, 4, nodes_of(layout), **more),
             linear, gradients, 9)[0][-1] for layout in LAYOUTS
     ]  # fmt: skip
     assert all(same_bits(first, other) for other in others)
@@ -320,6 +326,26 @@ def test_loss_must_return_the_model_state_it_got():
         step(state, gradients(0))
     with pytest.raises(TypeError, match="'n'"):
         init(jax.random.key(0), exact(99), {"n": "none"})
+
+
+# --- taking over the shared parameters in part ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_know_whether_they_keep_a_residual(name):
+    compressor, nodes = build(settings_of(name)), nodes_of("1 device")
+    local = jax.tree.map(lambda x: x[0], compressor.init(jax.random.key(0), exact(99), nodes).local)
+    assert compressor.core.keeps_residual() == bool(jgc.residual(compressor, local, exact(99)))
+
+
+@pytest.mark.parametrize("merge", [0.0, 0.5, 0.9])
+def test_a_gradient_counts_once_however_much_a_node_keeps(merge):
+    """One gradient, then zeros: the parameters move by its mean, and stay there."""
+    local = jgc.local_steps(optax.sgd(1.0), optax.sgd(1.0), dense(), 1, nodes_of("1 device"), merge=merge)
+    zeros = jax.tree.map(np.zeros_like, gradients(0))
+    states, _ = run(local, linear, lambda i: zeros if i else gradients(0), 60)
+    want = jax.tree.map(lambda p, g: p - g.mean(0)[0], exact(99), gradients(0))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), states[-1].params, want)
 
 
 # --- what is not finite -------------------------------------------------------------------------------------------
@@ -435,6 +461,7 @@ def test_divided_parameters_with_methods(name):
         ({"overlap": 5}, "overlap must be from 0 to every - 1 = 4 steps, got 5"),
         ({"merge": "half"}, "merge must be a number, got 'half'"),
         ({"merge": None}, "merge must be a number, got None"),
+        ({"merge": 0.5, "compressor": topk()}, "merge=0.5 keeps in a node's own parameters what the method keeps in"),
         ({"merge": 1.0}, r"merge must be in \[0, 1\) .*, got 1.0"),
         (
             {"compressor": jgc.compress.dgc()},

@@ -33,7 +33,7 @@ from jgc.training.step import placements_of_state
 from jgc.wire.hlo import collectives
 
 SPARSE = TopK(alpha=0.1, warmup_steps=1)
-STREAMING = LocalConfig(every=4, fragments=2, overlap=1, merge=0.25)
+STREAMING = LocalConfig(every=4, fragments=2, overlap=1)
 PLAIN = LocalConfig(every=4)
 
 
@@ -381,6 +381,7 @@ def test_divergence_by_hand():
         ({"local": LocalConfig(every=14, fragments=11)}, "fragments=11 exceeds the 8 arrays of the parameters"),
         ({"local": LocalConfig(every=4, overlap=4)}, "--local.overlap must be from 0 to every - 1 = 3 steps, got 4"),
         ({"local": LocalConfig(every=4, merge=-0.1)}, "--local.merge must be in [0, 1)"),
+        ({"local": LocalConfig(every=4, merge=0.5)}, "--local.merge=0.5 keeps in a node's own parameters what"),
         ({"method": TopK(momentum_correction=True)}, "--method topk keeps a momentum of its own, and with --local"),
         ({"method": TopK(momentum_correction=True)}, "optimiser has it: give --compressor.no-momentum-correction"),
         ({"method": Demo()}, "with --local.every the outer optimiser has it: give another method"),

@@ -91,7 +91,8 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     for group in groups:
         colour, style, marker = look(labels, group.label)
         for i, run in enumerate(group.runs):
-            times = step_times(run, baselines[group.label].runs[0], rate)
+            beside = baselines[group.label].runs
+            times = step_times(run, beside[min(i, len(beside) - 1)], rate)
             at = np.cumsum([sum(times[line["phase"]]) for line in run.lines]) / 60
             seen = [j for j, line in enumerate(run.lines) if line.get(score.name) is not None]
             scores = [score.scale * run.lines[j][score.name] for j in seen]
@@ -129,11 +130,13 @@ def _baselines(groups: Sequence[Group]) -> dict[str, Group]:
 
 
 def _parts(groups: Sequence[Group], baselines: dict[str, Group], rate: float) -> dict[str, StepTime]:
-    """The breakdown of the first run of each row, by its label."""
-    return {
-        group.label: breakdown(group.runs[0], step_times(group.runs[0], baselines[group.label].runs[0], rate))
-        for group in groups
-    }
+    """The breakdown of each row, by its label: the mean over its runs, each beside one of the baseline's."""
+    found = {}
+    for group in groups:
+        beside = baselines[group.label].runs
+        runs = [(run, beside[min(i, len(beside) - 1)]) for i, run in enumerate(group.runs)]
+        found[group.label] = StepTime(*np.mean([breakdown(run, step_times(run, b, rate)) for run, b in runs], axis=0))
+    return found
 
 
 def section(groups: Sequence[Group], rate: float) -> str:
@@ -150,7 +153,7 @@ def section(groups: Sequence[Group], rate: float) -> str:
             f"| {sum(reference) / sum(part):.2f}x |"
         )
     said = (
-        f"Seconds of {CYCLE} steps after the warm-up, of one node; the first seed of each. Sending is an estimate: the "
+        f"Seconds of {CYCLE} steps after the warm-up, of one node; means over seeds. Sending is an estimate: the "
         "bytes that a node sends with a node on each device, over the rate. Compression is what the method's median "
         "step takes longer than an uncompressed one, of the same run where it has some; runs trained at other times or "
         "beside other work differ by more than that."
