@@ -223,7 +223,7 @@ def local_steps(
         raise ValueError(f"overlap must be from 0 to every - 1 = {every - 1} steps, got {overlap}")
     if not 0 <= merge < 1:
         raise ValueError(f"merge must be in [0, 1) (0: every node takes over the shared parameters), got {merge}")
-    if merge and compressor.core is not None and compressor.core.keeps_residual():
+    if merge and compressor.core is not None and compressor.core.has_residual():
         raise ValueError(
             f"merge={merge:g} keeps in a node's own parameters what the method keeps in its residual, too, so it would "
             "be sent twice: give merge=0, or a method without error feedback (dense, qsgd)"

@@ -73,7 +73,7 @@ def by_layer(
             next_phase=None,
             diagnose=method.diagnose,
             residual=method.residual,
-            keeps_residual=lambda: has_residual(memory),
+            has_residual=lambda: has_residual(memory),
         )
     )
 

@@ -178,7 +178,7 @@ def from_step(
             finish=method.finish,
             stages=stages,
             clip_norm=clip_norm,
-            keeps_residual=lambda: has_residual(memory),
+            has_residual=lambda: has_residual(memory),
         )
     )
 
@@ -198,8 +198,8 @@ class _Method(NamedTuple):
         packing = make_packing(params)
         if packing.size > MOST_VALUES:
             raise ValueError(
-                f"the parameters have {packing.size:,} values, and positions in one vector are i32, up to "
-                f"{MOST_VALUES:,}: give groups of layers a method each (jgc.compress.per_layer), or divide parameters "
+                f"the parameters have {packing.size:,} values, and a vector of all holds up to {MOST_VALUES:,}, for "
+                "positions are i32: give groups of layers a method each (jgc.compress.per_layer), or divide parameters "
                 "among the devices of a node (docs/meshes.md)"
             )
         shared, own = self.init(key, packing.layers, nodes)

@@ -57,7 +57,7 @@ class Core(NamedTuple):
       stages: codec and exchange of every phase, if `compose` made the method; lets `per_layer` share collectives.
       clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no clipping.
       check: raises ValueError if the method does not fit the parameters; None for a method that fits all.
-      keeps_residual: whether a node keeps what it has not sent; a function, since asking makes an array.
+      has_residual: whether a node keeps what it has not sent; a function, since asking makes an array.
     """
 
     init: Init
@@ -74,7 +74,7 @@ class Core(NamedTuple):
     stages: dict[Hashable, Any] | None = None
     clip_norm: float = 0.0
     check: Callable[[PyTree], None] | None = None
-    keeps_residual: Callable[[], bool] = lambda: False
+    has_residual: Callable[[], bool] = lambda: False
 
 
 def guarded(core: Core) -> Compressor:

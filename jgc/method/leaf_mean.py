@@ -14,9 +14,11 @@ import numpy as np
 from jgc import comm
 from jgc.backend import backend, traced_for
 from jgc.layout.pack import make_packing
+from jgc.method.from_step import Local
 from jgc.method.guard import Core
 from jgc.method.messages import both_ways
-from jgc.method.signature import check_signature
+from jgc.method.signature import check_signature, signature_of
+from jgc.placement import per_node
 from jgc.types import Array, Info, Key, Message, Nodes, PyTree, State
 
 BUCKET = 2**20  # bytes: smaller leaves are joined until they have as many
@@ -24,7 +26,12 @@ BUCKET = 2**20  # bytes: smaller leaves are joined until they have as many
 
 def leaf_by_leaf(core: Core) -> Core:
     """The core of a method that sends everything and keeps nothing, with the mean taken leaf by leaf."""
-    return core._replace(aggregate=aggregate, messages=messages)
+    return core._replace(init=first_state, aggregate=aggregate, messages=messages)
+
+
+def first_state(key: Key, params: PyTree, nodes: Nodes) -> State:
+    """No state but what the parameters are. They may have more values than a vector of all would hold."""
+    return State((), jax.tree.map(lambda x: per_node(x, nodes), Local((), (), signature_of(params))))
 
 
 def aggregate(

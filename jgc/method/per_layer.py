@@ -83,7 +83,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
             residual=groups.residual,
             clip_norm=max(norms, default=0.0),  # of the whole gradient, clipped before it is split into groups
             check=groups.check,
-            keeps_residual=lambda: any(core.keeps_residual() for core in cores),
+            has_residual=lambda: any(core.has_residual() for core in cores),
         )
     )
 

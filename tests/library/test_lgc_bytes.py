@@ -1,7 +1,7 @@
 """LGC with a parameter server: what each role sends, counted by hand."""
 
 import pytest
-from lgc_helpers import LAYERS, MU, PARAMS, SHORT, K, nodes_of
+from lgc_helpers import LAYERS, MU, NO_CODE, PARAMS, SHORT, K, nodes_of
 
 from jgc.compress import lgc_ps
 from jgc.wire.account import physical_bytes
@@ -29,7 +29,7 @@ SIGNS, CODE, MEANS, INNOVATIONS = 4, 4 * 8, 4 * LAYERS, 4 * 5  # 25 bits in whol
         "leader": (POSITIONS + SIGNS + 40 + MEANS + INNOVATIONS // 2 + WHERE, 4 * MU),
         "worker": (MEANS + INNOVATIONS // 2 + WHERE, POSITIONS + SIGNS + 4 * MU + 40 + MEANS),
     }),
-    ({"code_dtype": "none"}, "compressed", {
+    (NO_CODE, "compressed", {
         "leader": (POSITIONS + SIGNS + MEANS + INNOVATIONS + WHERE, 4 * MU),
         "worker": (MEANS + INNOVATIONS + WHERE, POSITIONS + SIGNS + 4 * MU),
     }),
@@ -71,7 +71,7 @@ def test_physical_bytes_are_right_by_hand():
 @pytest.mark.parametrize("settings, leader, worker", [
     ({}, ENCODER + DECODER, DECODER),
     ({"feedback": "paper"}, ENCODER, 0),
-    ({"code_dtype": "none"}, 0, 0),
+    (NO_CODE, 0, 0),
     ({"leader": "rotating"}, ENCODER + DECODER, ENCODER + DECODER),
     ({"leader": "rotating", "feedback": "paper"}, ENCODER, ENCODER),
 ])  # fmt: skip

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contract import same_bits
-from lgc_helpers import MU, PARAMS, SHORT, K, nodes_of
+from lgc_helpers import MU, NO_CODE, PARAMS, SHORT, K, nodes_of
 
 import jgc
 from jgc.compress import lgc_ps
@@ -215,8 +215,8 @@ def test_diagnostics_match_their_definitions():
 
 
 def test_without_a_code_values_come_from_signs_means_and_innovations():
-    grads, state = _gradients(), _first_state(code_dtype="none")
-    aggregated, after, _ = _step("compressed", code_dtype="none")(jax.random.key(0), grads, state)
+    grads, state = _gradients(), _first_state(**NO_CODE)
+    aggregated, after, _ = _step("compressed", **NO_CODE)(jax.random.key(0), grads, state)
     figures = _diagnose()(jax.random.key(0), grads, _first_state())
     got, v, positions = _flat(aggregated), _flat(grads), _largest(_flat(grads)[0])
     true = v[:, positions].mean(0)

@@ -335,7 +335,7 @@ def test_loss_must_return_the_model_state_it_got():
 def test_methods_know_whether_they_keep_a_residual(name):
     compressor, nodes = build(settings_of(name)), nodes_of("1 device")
     local = jax.tree.map(lambda x: x[0], compressor.init(jax.random.key(0), exact(99), nodes).local)
-    assert compressor.core.keeps_residual() == bool(jgc.residual(compressor, local, exact(99)))
+    assert compressor.core.has_residual() == bool(jgc.residual(compressor, local, exact(99)))
 
 
 @pytest.mark.parametrize("merge", [0.0, 0.5, 0.9])

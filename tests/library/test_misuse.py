@@ -600,6 +600,12 @@ def test_a_setting_of_another_type_is_named(settings, message):
         ("signsgd", {"combine": "feedback", "magnitude": 1.0}, "magnitude=1.0 does nothing with combine='feedback'"),
         ("demo", {"sign": False, "magnitude": 1.0}, "magnitude=1.0 does nothing with sign=False"),
         ("lgc_ps", {"code_dtype": "none", "overwrite": False}, "overwrite=False does nothing with code_dtype='none'"),
+        ("lgc_ps", {"code_dtype": "none", "autoencoder_updates": 2}, "autoencoder_updates=2 does nothing with code"),
+        ("lgc_ps", {"autoencoder_steps": 0, "lambda_similarity": 2.0}, "lambda_similarity=2.0 does nothing with"),
+        ("lgc_ring", {"autoencoder_steps": 0, "autoencoder_loss": "sum"}, "autoencoder_loss='sum' does nothing with "),
+        ("lgc_ps", {"innovation": 0.0, "innovation_by": "layer"}, "innovation_by='layer' does nothing with"),
+        ("gradiveq", {"rank": 4, "loss": 0.5}, "loss=0.5 does nothing with rank=4"),
+        ("dgc", {"alpha": 0.3, "warmup_steps": 9}, "strategy='exponential' goes from 25% down to alpha, and alpha"),
         ("lgc_ps", {"autoencoder_learning_rate": float("inf")}, "autoencoder_learning_rate must be finite and pos"),
         ("lgc_ps", {"lambda_similarity": float("inf")}, "lambda_similarity must be finite, 0 or positive, got inf"),
         ("klt", {"track_age": True}, "track_age must be False, got True"),
@@ -620,10 +626,11 @@ def test_defaults_that_do_nothing_pass():
 def test_vectors_of_more_values_than_positions_have_bits_for():
     shapes = {f"w{i}": jax.ShapeDtypeStruct((2**15, 2**14), jnp.float32) for i in range(4)}
     for name in ("qsgd", "topk", "random_k", "onebit"):
-        with _raises(ValueError, "2,147,483,648 values, and positions in one vector are i32"):
+        with _raises(ValueError, "2,147,483,648 values, and a vector of all holds up to 2,147,483,647"):
             jgc.bytes_per_step(jgc.compress.METHODS[name].factory(), shapes, jgc.make_nodes(2))
     halves = per_layer([("w[01]", jgc.compress.qsgd())], default=jgc.compress.qsgd())
     assert jgc.bytes_per_step(halves, shapes, jgc.make_nodes(2))
+    assert jgc.bytes_per_step(dense(), shapes, jgc.make_nodes(2))["dense"].node == 4 * 2**31  # has no such vector
 
 
 def test_ring_of_int16_codes_has_no_room_for_many_nodes():

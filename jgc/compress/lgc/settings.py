@@ -98,6 +98,14 @@ def check_common(config: Lgc) -> None:
         raise ValueError(f"autoencoder_learning_rate must be finite and positive, got {rate}")
     check_choices(config, feedback=("exact", "paper"), scale=("layer", "none"), autoencoder_optimizer=("adam", "sgd"),
                   autoencoder_loss=("mean", "sum"))  # fmt: skip
+    if config.autoencoder_steps == 0:
+        check_idle(config, "with autoencoder_steps=0", *_of_learning(config))
+
+
+def _of_learning(config: Lgc) -> list[str]:
+    """The settings that say how the autoencoder learns. The top-k steps of `autoencoder_steps` need none."""
+    names = [field.name for field in dataclasses.fields(config) if field.name.startswith(("autoencoder_", "lambda_"))]
+    return [name for name in names if name != "autoencoder_steps"]
 
 
 def check(config: LgcPs) -> None:
@@ -115,8 +123,11 @@ def check(config: LgcPs) -> None:
     )  # fmt: skip
     if config.code_dtype == "none" and not (config.fold_signs and config.send_means):
         raise ValueError("code_dtype='none' needs fold_signs and send_means, or only innovations would be sent")
+    if config.innovation == 0:
+        check_idle(config, "with innovation=0", "innovation_by", "innovation_dtype", "overwrite")
     if config.code_dtype == "none":
         check_idle(config, "with code_dtype='none', which has no decoder for innovations to enter", "overwrite")
+        check_idle(config, "with code_dtype='none'", *_of_learning(config))
 
 
 def check_choices(config: Lgc, **choices: tuple[str, ...]) -> None:

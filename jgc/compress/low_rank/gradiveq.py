@@ -176,6 +176,8 @@ def check(config: Gradiveq) -> None:
     for name, beside in (("feedback_steps", "error_feedback"), ("control_every", "control_limit")):
         if not getattr(config, beside):
             check_idle(config, f"without {beside}", name)
+    if config.rank:
+        check_idle(config, f"with rank={config.rank}", "loss")
     if config.slice_size:
         check_idle(config, f"with slice_size={config.slice_size}", "slice_taps")
     least = {"sampling_steps": 1 if config.samples else 2, "compressed_steps": 1, "slice_taps": 1, "max_slice": 1,

@@ -31,7 +31,7 @@ def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: s
     The exponential ramp has only the stages that send more than alpha; they divide `warmup_steps` equally.
 
     Raises:
-      ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1].
+      ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1], a ramp that begins below alpha.
 
     Example:
       >>> [(phase.value, phase.start) for phase in sparse_schedule("exponential", 0.01, 30)]
@@ -46,6 +46,11 @@ def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: s
     if strategy == "fixed":
         return phases.single(name)
     shares = [share for share in RAMP if share > alpha]
+    if warmup_steps and not shares:
+        raise ValueError(
+            f"strategy='exponential' goes from {RAMP[0]:.0%} down to alpha, and alpha={alpha} is no less: give "
+            "strategy='warmup', or warmup_steps=0"
+        )
     starts = [i * warmup_steps // len(shares) for i in range(len(shares) + 1)] if shares else [0]
     ramp = [
         Phase(f"{name} {100 * share:g} %", start, (name, share))
