@@ -32,7 +32,12 @@ class OptaxState(NamedTuple):
 
 
 def as_optax(
-    compressor: Compressor, nodes: Nodes, phase: Hashable = None, switched: bool = False, seed: int = 0
+    compressor: Compressor,
+    nodes: Nodes,
+    phase: Hashable = None,
+    switched: bool = False,
+    seed: int = 0,
+    nan_if_skipped: bool = False,
 ) -> "optax.GradientTransformation":
     """The compressor as a transform from node-local gradients to their mean over nodes.
 
@@ -51,6 +56,9 @@ def as_optax(
         (`next_phase`, GradiVeQ's), any that `jgc.phase_after` returns; the schedule's have upper bounds of their sizes.
       switched: choose the phase by the step.
       seed: seed of the compressor's random key.
+      nan_if_skipped: what the rest of the chain gets in a step that all nodes skip, because a gradient is not finite or
+        enormous: NaN, at which `optax.apply_if_finite(optimizer, n)` behind this transform leaves optimiser and
+        parameters as they are; or zeros, at which momentum and weight decay go on.
 
     Raises:
       TypeError: something else in place of a compressor, such as settings; at `init`, a leaf that is not an array.
@@ -97,7 +105,10 @@ def as_optax(
         return place(whole, placements_of(whole), nodes)
 
     def run(value, key, updates, state):
-        return compressor.aggregate(value, key, updates, state, nodes)[:2]
+        mean, state, info = compressor.aggregate(value, key, updates, state, nodes)
+        if nan_if_skipped:
+            mean = jax.tree.map(lambda x: jnp.where(info.finite, x, jnp.nan).astype(x.dtype) if _floats(x) else x, mean)
+        return mean, state
 
     def update(updates, state, params=None):
         del params
@@ -112,6 +123,10 @@ def as_optax(
         return mean, state._replace(step=state.step + 1, compressor=inner)
 
     return optax.GradientTransformation(init, update)
+
+
+def _floats(x: Array) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
 def init_optax(tx: "optax.GradientTransformation | optax.MultiSteps", params: PyTree, nodes: Nodes) -> PyTree:

@@ -56,6 +56,35 @@ def test_chain_applies_optimiser_to_node_mean(layout):
 
 
 @every_layout
+@pytest.mark.parametrize("switched", [False, True])
+def test_a_skipped_step_can_leave_the_optimiser_as_it_is(layout, switched):
+    """Adam with decay would go on at zeros; NaN on all nodes alike makes `apply_if_finite` wait."""
+    nodes, grads = nodes_of(layout), _gradients()
+    compressor = topk(alpha=0.25, warmup_steps=1 if switched else 0)
+
+    def chain(**settings):
+        tx = optax.chain(as_optax(compressor, nodes, switched=switched, **settings),
+                         optax.apply_if_finite(optax.adamw(0.1), 5))  # fmt: skip
+        placements = jgc.placements_of(jgc.init_optax(tx, PARAMS, nodes))
+        update = jgc.on_nodes(tx.update, nodes, (jgc.LOCAL, placements, jgc.SHARED), (jgc.SHARED, placements))
+        return jgc.init_optax(tx, PARAMS, nodes), jax.jit(update)
+
+    params = jgc.place(jax.tree.map(jnp.ones_like, PARAMS), jgc.SHARED, nodes)
+    bad = jax.tree.map(lambda g: g[1].at[3].set(jnp.nan), grads)
+    state, update = chain(nan_if_skipped=True)
+    _, first = update(_at(grads, 0, nodes), state, params)
+    updates, second = update(jgc.place(bad, jgc.LOCAL, nodes), first, params)
+    assert not any(np.any(x) for x in jax.tree.leaves(updates))
+    assert same_bits(second[1].inner_state, first[1].inner_state) and int(second[1].total_notfinite) == 1
+    assert same_bits(second[0].compressor, first[0].compressor)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(update(_at(grads, 2, nodes), second, params)[0]))
+    state, update = chain()
+    _, first = update(_at(grads, 0, nodes), state, params)
+    updates, second = update(jgc.place(bad, jgc.LOCAL, nodes), first, params)
+    assert all(np.any(x) for x in jax.tree.leaves(updates)) and int(second[1].total_notfinite) == 0
+
+
+@every_layout
 def test_placed_state_does_not_recompile(layout):
     nodes = nodes_of(layout)
     tx = as_optax(topk(alpha=0.1), nodes)
