@@ -211,7 +211,7 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     check_arrays(tree, or_numbers=True)
     check_node_axes(placements, tree, nodes, "the tree")
     if nodes.mesh is None:
-        return jax.tree.map(_strong, tree)
+        return jax.tree.map(lambda x: jnp.asarray(_strong(x)), tree)
 
     def put(placement, sub):
         sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
@@ -220,11 +220,11 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     return jax.tree.map(put, placements, tree, is_leaf=is_placement)
 
 
-def _strong(x: Any) -> Array:
-    """An array without a weak type, which would compile anew."""
-    if hasattr(x, "dtype"):
-        return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else jnp.asarray(x)
-    return jnp.asarray(np.asarray(x))
+def _strong(x: Any) -> Any:
+    """An array without a weak type, which would compile anew; one of NumPy's stays on the host."""
+    if not hasattr(x, "dtype"):
+        return np.asarray(x)
+    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 
 def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
