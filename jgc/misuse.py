@@ -72,11 +72,6 @@ def check_nodes(x: Any) -> None:
     if not isinstance(x, Nodes):
         cure = "jgc.from_mesh(mesh, slow=...)" if isinstance(x, Mesh) else "jgc.make_nodes(K), or jgc.from_mesh"
         raise TypeError(f"expected the layout of the nodes, got {x!r}: make it by {cure}")
-    if x.count != x.per_device * x.size(x.slow):
-        raise ValueError(
-            f"{x.count} nodes, {x.per_device} of them on each of {x.size(x.slow)} devices, do not add up: make the "
-            "layout by jgc.make_nodes(K), or jgc.from_mesh"
-        )
 
 
 def check_optimizer(x: Any, name: str = "optimizer") -> None:

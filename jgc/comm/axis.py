@@ -63,10 +63,11 @@ def _check_count(nodes: Nodes) -> None:
     """Raise ValueError where the node axis has another number of nodes: means would be divided by a wrong one."""
     with _check_vma(False):  # see emulated_index
         devices = lax.axis_size(nodes.slow) if nodes.slow else 1
-        found = devices * (lax.axis_size(EMULATED) if is_emulated(nodes) else 1)
-    if found != nodes.count:
+        emulated = lax.axis_size(EMULATED) if is_emulated(nodes) else 1
+    if (devices * emulated, emulated) != (nodes.count, nodes.per_device):
         raise ValueError(
-            f"made for {nodes.count} nodes, and called inside the node axis of {found}: give the same nodes"
+            f"made for {nodes.count} nodes, {nodes.per_device} on a device, and called inside the node axis of "
+            f"{devices * emulated}, {emulated} on a device: give the same nodes (jgc.make_nodes, jgc.from_mesh)"
         )
 
 
