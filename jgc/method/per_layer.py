@@ -183,7 +183,7 @@ class _Groups(NamedTuple):
         by_path = {path: leaf for tree in trees for path, leaf in tree.items()}
         merged = jax.tree.unflatten(jax.tree.structure(grads), [by_path[path] for path in leaf_paths(grads)])
         norms, elements, overflow, finite = (jnp.stack(x) for x in zip(*infos, strict=True))
-        info = Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow), jnp.all(finite))
+        info = Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow, dtype=jnp.int32), jnp.all(finite))
         return merged, _join_states(after), info
 
     def transition(self, old: Any, new: Any, state: State, nodes: Nodes) -> State:

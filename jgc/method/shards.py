@@ -52,9 +52,11 @@ def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
         over = [_axes(dim) for dim in dims]
         for axis in (axis for dim in over for axis in dim):
             if axis not in nodes.fast:
+                whole_there = "keep them whole over that axis"
+                cure = whole_there if axis in nodes.slow else "name the axis in from_mesh(..., fast=)"
                 raise ValueError(
                     f"{path!r} is divided over the mesh axis {axis!r}, which is not one of the fast axes {nodes.fast}: "
-                    "parameters may be divided inside a node only; name the axis in from_mesh(..., fast=)"
+                    f"parameters may be divided inside a node only; {cure}"
                 )
         shape = list(leaf.shape)
         for i, dim in enumerate(over):
@@ -143,7 +145,7 @@ def sum_of(infos: Sequence[Info], axes: Sequence[tuple[str, ...]], nodes: Nodes)
         jnp.stack([counted(info[i], own) for info, own in zip(infos, axes, strict=True)]) for i in range(3)
     )
     finite = comm.vary_over(infos[0].finite, nodes.fast)
-    return Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow), finite)
+    return Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow, dtype=jnp.int32), finite)
 
 
 def info_of_node(info: Info, nodes: Nodes) -> Info:
@@ -169,6 +171,8 @@ def residual(residual_of: Callable[..., Callable[[PyTree], Group]], own: ByShard
     """
     paths, leaves = leaf_paths(params), jax.tree.leaves(params)
     divided = {path: x.sharding for path, x in zip(paths, leaves, strict=True) if tuple(sharding_spec(x))}
+    if any(own.axes) and not divided:
+        raise ValueError("the state is of shards: give the parameters themselves, whose shardings say how they divide")
     shapes = [
         jax.ShapeDtypeStruct(divided[path].shard_shape(x.shape) if path in divided else x.shape, x.dtype)
         for path, x in zip(paths, leaves, strict=True)

@@ -47,7 +47,7 @@ def check_signature(grads: PyTree, at_init: Signature) -> None:
         if own[path] != first[path]:
             (shape, dtype), (right_shape, right_dtype) = own[path], first[path]
             cure = "give init what the gradients are taken with respect to"
-            if shape[1:] == right_shape:
+            if shape and shape[1:] == right_shape:
                 cure = "its first axis seems to be the nodes': call aggregate inside jgc.on_nodes, with LOCAL gradients"
             raise ValueError(
                 f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "

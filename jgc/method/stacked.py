@@ -15,6 +15,7 @@ from jgc.method.from_step import Step
 from jgc.method.guard import Core, guarded
 from jgc.method.per_layer import Rule, check_on_shards, matcher
 from jgc.misuse import check_compressor
+from jgc.placement import sharding_spec
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, PyTree, State
 
 
@@ -97,7 +98,8 @@ class _Stacked(NamedTuple):
         def layers(path, x):
             count = self.layers_in(path, x)
             if isinstance(x, jax.ShapeDtypeStruct):
-                return (jax.ShapeDtypeStruct(x.shape[1:], x.dtype),) * count or x
+                of_layer = jax.NamedSharding(x.sharding.mesh, jax.P(*x.sharding.spec[1:])) if x.sharding else None
+                return (jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=of_layer),) * count or x
             return tuple(x[i] for i in range(count)) or x
 
         leaves, treedef = jax.tree.flatten(tree)
@@ -125,8 +127,15 @@ class _Stacked(NamedTuple):
                     f"a stacked parameter has the dimensions [L, ...], at least two, got {path} {list(x.shape)}: "
                     "give a pattern that leaves it out"
                 )
-        if self.core.check is not None:
-            self.core.check(self.split(_shapes(params)))
+        if self.core.check is None:
+            return
+        for path, x in found:
+            if next(iter(sharding_spec(x)), None) is not None:
+                raise ValueError(
+                    f"{path!r} is divided over its layers, dimension 0, and every device numbers its own from 0, so "
+                    "rules about layers would find others: divide another dimension"
+                )
+        self.core.check(self.split(_shapes(params, divided=True)))
 
     def first_state(self, key: Key, params: PyTree, nodes: Nodes) -> State:
         return self.core.init(key, self.split(_shapes(params)), nodes)
@@ -168,5 +177,11 @@ class _Stacked(NamedTuple):
         return out
 
 
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+def _shapes(tree: PyTree, divided: bool = False) -> PyTree:
+    """Shapes and dtypes; with `divided` also how the leaves are divided among devices."""
+
+    def one(x):
+        sharding = x.sharding if divided and tuple(sharding_spec(x)) else None
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(one, tree)

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from contract import some_by_default
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jgc
-from jgc.compress import METHODS, step_on_nodes
+from jgc.compress import METHODS, dense, per_layer, stacked, step_on_nodes, topk
 from jgc.method.shards import whole
 from jgc.placement import Sharded, Stacked, placements_of, spec
 from jgc.types import PyTree, State
@@ -396,3 +397,48 @@ def test_diagnosis_averages_over_axes_that_do_not_divide():
     placements = placements_of(state)
     ins = ({"w": Sharded("local", P("a"))}, placements)
     assert jax.jit(jgc.on_nodes(one, nodes, ins=ins, outs=jgc.SHARED))(grads, state) == pytest.approx(1)
+
+
+# --- what sharded parameters need more ------------------------------------------------------------------------------
+
+
+def _fsdp(shapes):
+    """Nodes of four devices, and ones of these shapes by name, divided as given."""
+    nodes = jgc.from_mesh(jax.make_mesh((2, 4), ("dcn", "fsdp")), slow="dcn", fast="fsdp")
+    return nodes, {
+        name: jax.device_put(np.ones(shape, np.float32), NamedSharding(nodes.mesh, P(*spec)))
+        for name, (shape, spec) in shapes.items()
+    }
+
+
+def test_klt_learns_bases_of_divided_biases_and_long_modes():
+    nodes, params = _fsdp({"w": ((8, 6), ("fsdp",)), "b": ((8,), ("fsdp",))})
+    for settings in ({}, {"max_mode": 4}):
+        method = jgc.compress.klt(share=0.5, alpha=0.1, warmup_steps=1, momentum_correction=False, **settings)
+        init, step = jgc.make_step(
+            lambda p, x: jnp.mean((x @ p["w"] + p["b"].sum()) ** 2), method, optax.sgd(0.01), nodes
+        )
+        state = init(jax.random.key(0), params)
+        for i in range(3):
+            state, metrics = step(state, np.random.default_rng(i).normal(size=(2, 4, 8)).astype(np.float32))
+        assert state.phase.name != "dense" and metrics.info.finite
+
+
+def test_rules_of_stacked_layers_see_shards_and_refuse_divided_layers():
+    nodes, params = _fsdp({"layers": ((4, 6, 8), ("fsdp",)), "wide": ((3, 32, 6), (None, "fsdp"))})
+    of_numbers = per_layer([("layers/0$", dense())], default=topk(alpha=0.1))
+    with pytest.raises(ValueError, match="'layers' is divided over its layers, dimension 0"):
+        stacked("layers", of_numbers).init(jax.random.key(0), params, nodes)
+    of_shapes = per_layer([(lambda path, x: x.shape[0] >= 16, dense())], default=topk(alpha=0.1))
+    with pytest.raises(ValueError, match="a rule says True of wide/0"):
+        stacked("wide", of_shapes).init(jax.random.key(0), {"wide": params["wide"]}, nodes)
+    assert stacked("layers", topk(alpha=0.1)).init(jax.random.key(0), params, nodes)
+
+
+def test_residual_of_shards_wants_the_parameters():
+    nodes, params = _fsdp({"w": ((8, 6), ("fsdp",))})
+    compressor = topk(alpha=0.1)
+    local = jax.tree.map(lambda x: np.asarray(x)[0], compressor.init(jax.random.key(0), params, nodes).local)
+    with pytest.raises(ValueError, match="the state is of shards: give the parameters themselves"):
+        jgc.residual(compressor, local, jax.tree.map(np.asarray, params))
+    assert jgc.residual(compressor, local, params)["w"].shape == (8, 6)

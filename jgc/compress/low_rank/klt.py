@@ -36,6 +36,7 @@ import dataclasses
 from functools import partial
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -145,11 +146,13 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
             return _with_moments(config, result, result.mean, layers)
         learned = state.shared
         due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
-        bases, kept, groups = lax.cond(
-            due,
-            lambda: eigenbases(learned.moments, learned.kept.size),
-            lambda: (learned.bases, learned.kept, learned.groups),
-        )
+        old = learned.bases, learned.kept, learned.groups
+
+        def new():  # varies over the devices of a node where the old ones do, as the branches of a cond must
+            found = eigenbases(learned.moments, learned.kept.size)
+            return jax.tree.map(lambda x, like: comm.vary_over(x, tuple(jax.typeof(like).mat.varying)), found, old)
+
+        bases, kept, groups = lax.cond(due, new, lambda: old)
         learned = learned._replace(bases=bases, kept=kept, groups=groups)
         common = _common(config, v, learned, layers, nodes)
         rest = v - common.own
