@@ -24,9 +24,8 @@ UNBIASED = {
     "terngrad": {"exchange": "ring", "clip": 0.0, "scaler_sharing": False},
 }
 KEEPING = {
-    "qsgd, 2 bits": {"exchange": "ring", "bits": 2, "bucket": 64, "error_feedback": True},
+    "qsgd, 3 bits": {"exchange": "ring", "bits": 3, "bucket": 64, "error_feedback": True},
     "qsgd, 4 bits, by segment": {"exchange": "ring", "bucket": 0, "error_feedback": True},
-    "terngrad": {"exchange": "ring", "scaler_sharing": False, "error_feedback": True},
     "onebit": {"exchange": "ring"},
     "onebit, buckets": {"exchange": "ring", "bucket": 64},
     "bfloat16": {"exchange": "ring", "error_feedback": True},

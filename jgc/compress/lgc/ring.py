@@ -103,6 +103,11 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
             f'decoder must be linear with feedback "exact", got {config.decoder}: with another '
             'decoder no node can compute its own share of the decoded mean; use feedback "paper"'
         )
+    if config.feedback == "exact" and not (config.fold_signs and config.send_means):
+        raise ValueError(
+            'fold_signs and send_means must be True with feedback "exact": without them the decoding error exceeds the '
+            'values, and the residual grows without bound; use feedback "paper"'
+        )
     if config.scale == "none" and config.code_dtype != "float32":
         raise ValueError(f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it needs scales')
     optimiser = make_optimiser(config)

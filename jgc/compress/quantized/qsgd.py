@@ -69,7 +69,7 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: bits outside 2 to 8, a negative bucket, an unknown norm or exchange, error feedback with the
-        Euclidean norm.
+        Euclidean norm, or with 2 bits in a ring.
 
     Example:
       >>> qsgd(bits=2).schedule[0].name
@@ -81,6 +81,11 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
     config = settings_of(Qsgd, config, overrides)
     if config.error_feedback and config.norm == "l2":
         raise ValueError("error_feedback needs norm 'max', got 'l2', whose lowest level most values never reach")
+    if config.error_feedback and config.exchange == "ring" and config.bits == 2:
+        raise ValueError(
+            "error_feedback with exchange='ring' needs bits of at least 3, got 2: a node's residual takes the errors "
+            "of whole sums, and with three levels they grow from step to step"
+        )
     codec = levels_of(config.bits, config.bucket, config.norm, nearest=config.error_feedback)
     return quantized(codec, config, config.bucket)
 

@@ -58,7 +58,7 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a negative clip, an unknown exchange, shared scales in a ring.
+      ValueError: a negative clip, an unknown exchange, shared scales or error feedback in a ring.
 
     Example:
       >>> terngrad().schedule[0].name
@@ -70,6 +70,11 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
     config = settings_of(TernGrad, config, overrides)
     if config.exchange == "ring" and config.scaler_sharing:
         raise ValueError("scaler_sharing must be False with exchange 'ring', got True: sums exceed a shared scale")
+    if config.exchange == "ring" and config.error_feedback:
+        raise ValueError(
+            "error_feedback must be False with exchange='ring', got True: a node's residual takes the errors of whole "
+            "sums, and with three levels they grow from step to step"
+        )
     return quantized(ternary(config.clip, config.scaler_sharing, nearest=config.error_feedback), config)
 
 
