@@ -181,7 +181,7 @@ def local_steps(
       fragments: parts of the parameters, exchanged one after the other within H steps; from 1 to H, and at most the
         arrays of the parameters.
       overlap: steps from an exchange to the outer step with its result, from 0 to H - 1: time in which it can travel.
-        What a node has moved in these steps it keeps in the share `merge`; with `merge=0` it is lost.
+        Of what a node moved in these steps it keeps the share `merge`; with `merge=0` nothing.
       merge: share of its own parameters that a node keeps when it takes over the shared ones, in [0, 1). Only for
         compressors without a residual: what was not sent would be kept twice.
 

@@ -64,7 +64,7 @@ def accumulated(memory: Memory, local: PyTree, g: Array, complete: bool) -> PyTr
 
 
 def has_residual(memory: Memory) -> bool:
-    """Whether a memory keeps what was not sent."""
+    """Whether a memory keeps what was not sent. Makes a state of one value."""
     return memory.residual(memory.init(1)) is not None
 
 

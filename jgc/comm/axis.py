@@ -40,7 +40,7 @@ def node_index(nodes: Nodes) -> Array:
 
     Raises:
       OutsideNodeAxis: called outside the node axis; a RuntimeError.
-      ValueError: called inside that of other nodes, as many more or fewer.
+      ValueError: called inside the node axis of more or fewer nodes.
     """
     try:
         if _apart.get():

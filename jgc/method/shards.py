@@ -52,11 +52,11 @@ def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
         over = [_axes(dim) for dim in dims]
         for axis in (axis for dim in over for axis in dim):
             if axis not in nodes.fast:
-                whole_there = "keep them whole over that axis"
-                cure = whole_there if axis in nodes.slow else "name the axis in from_mesh(..., fast=)"
+                slow = axis in nodes.slow
                 raise ValueError(
                     f"{path!r} is divided over the mesh axis {axis!r}, which is not one of the fast axes {nodes.fast}: "
-                    f"parameters may be divided inside a node only; {cure}"
+                    "parameters may be divided inside a node only; "
+                    + ("keep them whole over that axis" if slow else "name the axis in from_mesh(..., fast=)")
                 )
         shape = list(leaf.shape)
         for i, dim in enumerate(over):

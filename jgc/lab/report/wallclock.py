@@ -90,9 +90,8 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     left, right = figure.subplots(1, 2)
     for group in groups:
         colour, style, marker = look(labels, group.label)
-        for i, run in enumerate(group.runs):
-            beside = baselines[group.label].runs
-            times = step_times(run, beside[min(i, len(beside) - 1)], rate)
+        for i, (run, baseline) in enumerate(_pairs(group, baselines)):
+            times = step_times(run, baseline, rate)
             at = np.cumsum([sum(times[line["phase"]]) for line in run.lines]) / 60
             seen = [j for j, line in enumerate(run.lines) if line.get(score.name) is not None]
             scores = [score.scale * run.lines[j][score.name] for j in seen]
@@ -133,10 +132,15 @@ def _parts(groups: Sequence[Group], baselines: dict[str, Group], rate: float) ->
     """The breakdown of each row, by its label: the mean over its runs, each beside one of the baseline's."""
     found = {}
     for group in groups:
-        beside = baselines[group.label].runs
-        runs = [(run, beside[min(i, len(beside) - 1)]) for i, run in enumerate(group.runs)]
-        found[group.label] = StepTime(*np.mean([breakdown(run, step_times(run, b, rate)) for run, b in runs], axis=0))
+        each = [breakdown(run, step_times(run, baseline, rate)) for run, baseline in _pairs(group, baselines)]
+        found[group.label] = StepTime(*np.mean(each, axis=0))
     return found
+
+
+def _pairs(group: Group, baselines: dict[str, Group]) -> list[tuple[Run, Run]]:
+    """Each run of a row with a run of its baseline, in order; the last one again where the baseline has fewer."""
+    beside = baselines[group.label].runs
+    return [(run, beside[min(i, len(beside) - 1)]) for i, run in enumerate(group.runs)]
 
 
 def section(groups: Sequence[Group], rate: float) -> str:
