@@ -104,6 +104,13 @@ def test_codebook_has_the_means_of_four_classes():
     assert codebook < by_mean  # Lloyd's classes are better than those that the mean divides
 
 
+def test_codebook_has_two_magnitudes_where_none_is_small():
+    """Magnitudes in [0.6, 1], uniform: two classes of half the width have a quarter of the error of one."""
+    x = np.random.default_rng(4).uniform(0.6, 1, 1000).astype(np.float32)
+    codebook, one = (np.mean((there_and_back(code, x, (1000,)) - x) ** 2) for code in ("2bit-codebook", "1bit"))
+    assert codebook < 0.26 * one
+
+
 def test_unknown_value_code_is_named():
     with pytest.raises(ValueError, match=r"value_code must be one of float32, .*codebook, got '3bit'"):
         compress.topk(value_code="3bit")
