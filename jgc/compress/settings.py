@@ -29,7 +29,7 @@ class ErrorFeedback:
     """with momentum correction: g / (1 - momentum) enters the residual at once, so no velocity continues after sending;
     half the state, no masking"""
     residual_dtype: str = "float32"
-    """storage dtype of residuals and momentum, float32 or bfloat16"""
+    """storage dtype of residuals and momentum, float32 or bfloat16; bfloat16 rounds at random, without bias"""
     residual_decay: float = 1.0
     """share of a residual that is kept from step to step, in (0, 1]; below 1 old residuals fade (SparseLoCo: 0.95). Not
     with momentum correction"""

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import jgc
+from jgc.compress.sparse.scalecom import low_pass
 from jgc.layout.pack import make_packing, pack
 from jgc.layout.select import Sparse
 from jgc.memory import (
@@ -128,6 +129,27 @@ def test_error_feedback_keeps_unsent_values(dtype):
         residual[np.asarray(positions)] = 0
         assert local.dtype == jnp.dtype(dtype)
         assert np.array_equal(memory.residual(local).astype(float), residual)
+
+
+@pytest.mark.parametrize("make", [
+    error_feedback, lambda dtype: momentum_correction(0.9, dtype=dtype), lambda dtype: momentum_at_once(0.9, dtype),
+    lambda dtype: low_pass(error_feedback(dtype), 0.5),
+])  # fmt: skip
+def test_bfloat16_loses_no_small_gradients(make):
+    """A value waits for 1,024 steps of one gradient, which its residual then exceeds 512 times and more."""
+    g = jnp.linspace(0.9, 1.1, 1024)
+
+    def total(memory):
+        def step(carry, i):
+            local, sent = carry
+            v, local = _compensated(memory, local, g, False)
+            at = i[None] % g.size
+            return (memory.update(local, v, Sparse(at, v[at]), False), sent + v[at[0]]), None
+
+        (local, sent), _ = jax.lax.scan(step, (memory.init(g.size), jnp.float32(0)), jnp.arange(3000))
+        return float(sent + jnp.sum(memory.residual(local).astype(jnp.float32)))
+
+    np.testing.assert_allclose(total(make(jnp.bfloat16)), total(make(jnp.float32)), rtol=0.002)
 
 
 def test_memories_declare_residual_and_momentum():

@@ -34,7 +34,7 @@ class InTiles(NamedTuple):
       value: `(codes, *scales) -> f32`, elementwise.
       scales: `rest of the payload, each [K, ...] -> vectors of scales`, f32[K, G] each.
       bucket: number of values that share a scale, or 0 for one per layer.
-      finish: `(sum over nodes, node 0's values, K) -> mean`, elementwise.
+      finish: `(sum over nodes, K) -> mean`, elementwise.
     """
 
     field: str
@@ -42,7 +42,7 @@ class InTiles(NamedTuple):
     value: Callable[..., Array]
     scales: Callable[[dict[str, Array]], tuple[Array, ...]] = lambda rest: ()
     bucket: int = 0
-    finish: Callable[[Array, Array, int], Array] = lambda total, first, nodes: total / nodes
+    finish: Callable[[Array, int], Array] = lambda total, nodes: total / nodes
 
 
 def fits(code: InTiles, words: int, layers: Layers) -> bool:
@@ -84,7 +84,7 @@ def mean_in_tiles(code: InTiles, words: Array, rest: dict[str, Array], layers: L
                 return reduce(jnp.add, [values(first + turn * AT_ONCE + k) for k in range(AT_ONCE)], total)
 
             total = lax.fori_loop(0, (nodes - first) // AT_ONCE, add, total)
-        found = code.finish(total, values(0), nodes)
+        found = code.finish(total, nodes)
         return lax.dynamic_update_slice(out, found, (*[0] * len(first_axis(code.bits)), start, 0, 0))
 
     # zeros like the words vary over the same mesh axes

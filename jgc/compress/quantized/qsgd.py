@@ -35,7 +35,6 @@ from jgc.compress.quantized.quantize import (
     divide,
     each_group,
     largest,
-    noise,
     quantized,
     root_mean_square,
     with_tiles,
@@ -45,6 +44,7 @@ from jgc.layout.pack import values_of
 from jgc.method.compose import Codec
 from jgc.types import Array, Compressor
 from jgc.wire.bits import pack_bits, unpack_bits
+from jgc.wire.noise import noise
 
 Norm = Literal["max", "l2"]
 

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jgc import comm
 from jgc.backend import backend
@@ -231,22 +229,6 @@ def beside_scales(x: Array, scales: Array, layers: Layers, bucket: int) -> tuple
     if bucket and x.size % bucket == 0:
         return x.reshape(-1, bucket), scales[:, None]
     return x, over_groups(scales, layers, bucket)
-
-
-def noise(key: Key, shape: tuple[int, ...]) -> Array:
-    """Random numbers in [0, 1), multiples of 2^-24: f32 of a shape, to round at random.
-
-    A hash of each position, keyed by two random words. It passes no test of cryptography, but rounds without bias, and
-    XLA computes it where it is used; the bits of `jax.random.uniform` are computed in passes through memory.
-
-    Source: the constants are those of lowbias32, Wellons 2018, "Prospecting for Hash Functions".
-    """
-    first, second = jax.random.bits(key, (2,), jnp.uint32)
-    x = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape) * np.uint32(0x9E3779B9) + first
-    x = (x ^ x >> 16) * np.uint32(0x21F0AAAD) + second
-    x = (x ^ x >> 15) * np.uint32(0x735A2D97)
-    x = x ^ x >> 15
-    return (x >> 8).astype(jnp.int32).astype(jnp.float32) * np.float32(2.0**-24)
 
 
 def over_groups(scales: Array, layers: Layers, bucket: int) -> Array:

@@ -9,8 +9,8 @@ vote); Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient
 Algorithm 1.
 
 Differs from the paper
-  1. In a vote, a node draws the sign of a zero at random, and node 0 decides a tie. If zeros and ties counted as
-     positive, values without a gradient, or with only noise, would drift forever.
+  1. In a vote, a node draws the sign of a zero at random. If it were positive, values without a gradient would drift
+     forever. A tie is 0.
   2. With feedback each layer has a scale, as in the second paper's experiments; its Algorithm 1 has one for all layers.
      The residual holds gradients before the learning rate is applied, in the paper after it.
   3. The outcome of a vote is multiplied by `magnitude`, so that learning rates of other methods can be used. The
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jgc.compress.idle import check_idle
 from jgc.compress.quantized.in_tiles import InTiles
-from jgc.compress.quantized.quantize import each_group, noise, over_groups, scalar_codec
+from jgc.compress.quantized.quantize import each_group, over_groups, scalar_codec
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.memory import error_feedback, no_memory
@@ -32,6 +32,7 @@ from jgc.method.compose import Codec, Layers, Payload, compose
 from jgc.method.exchange import gather, server
 from jgc.types import Array, Compressor
 from jgc.wire.bits import ones_at, pack_bits, unpack_bits
+from jgc.wire.noise import noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +80,12 @@ def majority_vote(magnitude: float) -> Codec:
         return {"signs": pack_bits(jnp.where(v == 0, noise(key, v.shape) < 0.5, v < 0), 1)}
 
     def vote(payloads, layers):
-        signs, n = payloads["signs"], values_of(layers)
-        ahead = signs.shape[0] - 2 * ones_at(signs, n)  # nodes with a positive sign, less those with a negative one
-        return outcome(ahead, signs_of({"signs": signs[0]}, layers), None)
+        signs = payloads["signs"]
+        ahead = signs.shape[0] - 2 * ones_at(signs, values_of(layers))  # positive signs less negative ones
+        return outcome(ahead, len(signs))
 
-    def outcome(ahead, first, nodes):
-        return magnitude * jnp.where(ahead == 0, first, jnp.sign(ahead).astype(jnp.float32))
+    def outcome(ahead, nodes):
+        return magnitude * jnp.sign(ahead).astype(jnp.float32)
 
     tiled = InTiles("signs", 1, _sign, finish=outcome)
     return scalar_codec("majority vote", encode, signs_of, tiled)._replace(mean=vote)
