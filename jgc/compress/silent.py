@@ -9,6 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc.compress.dense import identity
+from jgc.compress.idle import check_idle
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
 from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.layout.pack import values_of
@@ -49,6 +50,7 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
       ['dense', 'silent']
     """
     config = settings_of(Silent, config, overrides)
+    check_idle(config, "where no single values are sent", "factor_masking")
     stages: Stages = {DENSE: (identity(), all_reduce()), "silent": (nothing(), nowhere())}
     schedule = phases.in_sequence((DENSE, config.warmup_steps), ("silent", 0))
     return compose_phases(stages, memory_of(config), schedule)

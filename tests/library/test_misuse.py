@@ -604,6 +604,8 @@ def test_a_setting_of_another_type_is_named(settings, message):
         ("lgc_ps", {"autoencoder_steps": 0, "lambda_similarity": 2.0}, "lambda_similarity=2.0 does nothing with"),
         ("lgc_ring", {"autoencoder_steps": 0, "autoencoder_loss": "sum"}, "autoencoder_loss='sum' does nothing with "),
         ("lgc_ps", {"innovation": 0.0, "innovation_by": "layer"}, "innovation_by='layer' does nothing with"),
+        ("lgc_ps", {"code_dtype": "none", "leader": "rotating"}, "leader='rotating' does nothing with code_dtype="),
+        ("silent", {"factor_masking": True}, "factor_masking=True does nothing where no single values are sent"),
         ("qsgd", {"bits": 2, "exchange": "ring", "error_feedback": True}, "needs bits of at least 3, got 2"),
         ("terngrad", {"scaler_sharing": False, "exchange": "ring", "error_feedback": True}, "must be False with"),
         ("lgc_ring", {"fold_signs": False}, 'fold_signs and send_means must be True with feedback "exact"'),

@@ -50,7 +50,8 @@ class LgcPs(Lgc):
     positions: Literal["leader", "own"] = "own"  # type: ignore[misc]  # a class variable of the base
     """own: every node selects and sends its own (Algorithm 1); leader: the leader's go to all nodes"""
     leader: Literal["fixed", "rotating"] = "fixed"
-    """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder"""
+    """fixed: node 0; with positions="leader" only for data that are alike on all nodes, for where node 0 has no
+    gradient, no node sends one; rotating: the nodes take turns, and every node gets the encoder"""
     innovation: float = 0.1
     """share of the selected values that every node sends exactly, in [0, 1]"""
     innovation_by: Literal["error", "magnitude", "layer"] = "error"
@@ -128,6 +129,8 @@ def check(config: LgcPs) -> None:
     if config.code_dtype == "none":
         check_idle(config, "with code_dtype='none', which has no decoder for innovations to enter", "overwrite")
         check_idle(config, "with code_dtype='none'", *_of_learning(config))
+        if config.positions == "own":
+            check_idle(config, "with code_dtype='none' and own positions", "leader")
 
 
 def check_choices(config: Lgc, **choices: tuple[str, ...]) -> None:

@@ -83,7 +83,7 @@ class Gradiveq:
     sampling_bits: int = 4
     """bits of QSGD in sampling steps, 2 to 8; 0 for full precision"""
     others: Literal["dense", "qsgd"] = "dense"
-    """how leaves that are not convolutions are sent"""
+    """how leaves that are not convolutions are sent, in all phases: qsgd quantises them in the phase "dense", too"""
     algorithm: Literal["psum", "ring"] = "psum"
     """how codes are averaged: the runtime's all-reduce, or the paper's ring by `ppermute`, which QSGD then uses, too"""
     overlapped: bool = True
