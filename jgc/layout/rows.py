@@ -36,9 +36,6 @@ class Cut(NamedTuple):
 def cut(layers: Sequence[Layer], rows: int) -> tuple[Cut, ...]:
     """Cut every layer of two or more dimensions that has more than `rows` rows down to so many.
 
-    Raises:
-      ValueError: there are layers, but none to cut.
-
     Example:
       >>> embedding, head = cut((Layer("embedding", 0, 60, (20, 3)), Layer("head", 60, 6, (3, 2))), rows=4)
       >>> embedding.short, embedding.rows
@@ -56,10 +53,14 @@ def cut(layers: Sequence[Layer], rows: int) -> tuple[Cut, ...]:
             shape = (rows, *shape[1:])
         size = layer.size if chosen is None else layer.size // layer.shape[0] * rows
         plan.append(Cut(layer, Layer(layer.name, values_of([one.short for one in plan]), size, shape), chosen))
-    if plan and not start:
+    return tuple(plan)
+
+
+def check_cut(layers: Sequence[Layer], rows: int) -> None:
+    """Raise ValueError if there are layers, but none that `cut` cuts."""
+    if layers and not any(one.rows for one in cut(layers, rows)):
         shapes = ", ".join(f"{layer.name} {list(layer.shape)}" for layer in layers)
         raise ValueError(f"rows={rows} leaves out nothing: give fewer than an embedding's rows; there are {shapes}")
-    return tuple(plan)
 
 
 def largest_rows(v: Array, plan: Sequence[Cut]) -> Array:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from contract import nodes_of, same_bits
 
@@ -12,6 +13,7 @@ from jgc.compress.sparse.rows import row_top_k
 from jgc.compress.sparse.topk import top_k
 from jgc.layout.pack import make_packing, pack
 from jgc.layout.rows import cut, largest_rows, lengthen, shorten
+from jgc.method.whole_step import step_of_shapes
 from jgc.types import State
 from jgc.wire.hlo import collectives, table
 
@@ -136,6 +138,26 @@ def test_stacked_embeddings_have_rows_of_their_own():
     grads = {"tables": np.stack([gradients(seed)["embedding"] for seed in (0, 1)], axis=1)}
     (mean,), *_ = run(stacked("tables", topk(alpha=1.0, rows=TOUCHED)), [grads], params=params)
     assert np.array_equal(mean["tables"], grads["tables"].mean(0))
+
+
+def test_parts_without_an_embedding_are_taken_whole():
+    """What devices of a node do not divide is a vector of its own, and so is every fragment of local steps."""
+    mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"))
+    nodes, compressor = jgc.from_mesh(mesh, slow="dcn", fast="fsdp"), topk(alpha=0.02, rows=TOUCHED)
+    place = {"embedding": jax.P("fsdp"), "head": {"bias": jax.P(), "kernel": jax.P()}}
+    shapes = jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.NamedSharding(mesh, spec)), PARAMS, place
+    )
+    step, args = step_of_shapes(compressor, compressor.schedule[-1].value, shapes, nodes)
+    assert jax.tree.map(lambda x: x.shape, jax.eval_shape(step, *args)[0]) == jax.tree.map(lambda x: x.shape, PARAMS)
+    with pytest.raises(ValueError, match="rows=400 leaves out nothing"):
+        step_of_shapes(topk(rows=V), "top-k", shapes, nodes)
+    local = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), compressor, 2, nodes_of("1 device"), fragments=2)
+    init, train = local.make_step(lambda params, batch: sum(jnp.sum(x) for x in jax.tree.leaves(params)))
+    state = init(jax.random.key(0), PARAMS)
+    for _ in range(4):
+        state, _ = train(state, jnp.zeros((8, 1)))
+    assert local.bytes_per_round(PARAMS)
 
 
 def test_tiny_values_are_not_taken_for_zeros():

@@ -50,7 +50,7 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
     Raises:
       ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
         `warmup_steps`, `clip_norm` or `rows`, an unknown strategy, `positions` or value_code, fewer than 2 candidates,
-        learned positions with rows or chunks, a selection that does not fit (see `make_selector`); in a step, no layer
+        learned positions with rows or chunks, a selection that does not fit (see `make_selector`); in `init`, no layer
         has more than `rows` rows.
 
     Example:

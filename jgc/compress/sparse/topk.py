@@ -24,12 +24,15 @@ from jgc.compress.sparse.learned import check_candidates, learned_positions
 from jgc.compress.sparse.rows import check_rows, row_top_k
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.hidden import each
+from jgc.layout.pack import make_packing
+from jgc.layout.rows import check_cut
 from jgc.layout.select import Sparse, SparseSum
 from jgc.layout.selector import Selector, make_selector
 from jgc.layout.threshold import entries_at
 from jgc.method.compose import Codec, compose_phases
 from jgc.method.exchange import gather
 from jgc.method.from_step import Layers
+from jgc.method.guard import guarded
 from jgc.types import Compressor
 from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_values
 
@@ -102,7 +105,7 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
       ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
         `warmup_steps` or `rows`, an unknown strategy, `positions` or value_code, learned positions with rows or
         chunks, a selection that does not fit (see `make_selector`), fewer than 2 candidates, or candidates without
-        positions="learned"; in a step, no layer has more than `rows` rows.
+        positions="learned"; in `init`, no layer has more than `rows` rows.
 
     Example:
       >>> [phase.name for phase in topk(alpha=0.01, warmup_steps=100).schedule]
@@ -138,7 +141,12 @@ def sparsified(
         if config.candidates != CANDIDATES:
             raise ValueError(f"candidates={config.candidates} does nothing without positions='learned'")
         stages = sparse_stages(schedule, config.alpha, codec, gather())
-        return compose_phases(stages, memory, schedule, clip_norm)
+        compressor = compose_phases(stages, memory, schedule, clip_norm)
+        rows = getattr(config, "rows", 0)
+        if not rows:
+            return compressor
+        # of the whole parameters: a fragment or a device's shards may have no embedding
+        return guarded(compressor.core._replace(check=lambda params: check_cut(make_packing(params).layers, rows)))
     for setting, default in (("rows", 0), ("selection", "layer")):
         if (value := getattr(config, setting, default)) != default:
             raise ValueError(f"{setting}={value!r} needs positions='own': learned positions select in another way")
