@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jgc.layout.pack import leaf_paths
 from jgc.misuse import leaves_by_path
@@ -49,6 +50,11 @@ def check_signature(grads: PyTree, at_init: Signature) -> None:
             cure = "give init what the gradients are taken with respect to"
             if shape and shape[1:] == right_shape:
                 cure = "its first axis seems to be the nodes': call aggregate inside jgc.on_nodes, with LOCAL gradients"
+            elif shape != right_shape and len(shape) == len(right_shape) and not any(np.mod(right_shape, shape)):
+                cure = (
+                    "if devices of a node divide it, call init with the divided arrays outside jit, "
+                    "where it sees how they are divided"
+                )
             raise ValueError(
                 f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "
                 f"{right_dtype}{list(right_shape)}: {cure}"

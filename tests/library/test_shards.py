@@ -435,6 +435,16 @@ def test_rules_of_stacked_layers_see_shards_and_refuse_divided_layers():
     assert stacked("layers", topk(alpha=0.1)).init(jax.random.key(0), params, nodes)
 
 
+def test_a_state_made_inside_jit_is_named():
+    nodes, params = _fsdp({"w": ((8, 6), ("fsdp",))})
+    compressor = topk(alpha=0.1)
+    state = jax.jit(lambda params: compressor.init(jax.random.key(0), params, nodes))(params)
+    step = step_on_nodes(compressor.aggregate, "top-k", nodes, jgc.placements_of(params), jgc.placements_of(state))
+    grads = {"w": jax.ShapeDtypeStruct((2, 8, 6), jnp.float32)}
+    with pytest.raises(ValueError, match=r"'w' is float32\[2, 6\], .* float32\[8, 6\]: .* call init .* outside jit"):
+        jax.eval_shape(step, jax.random.key(0), grads, state)
+
+
 def test_residual_of_shards_wants_the_parameters():
     nodes, params = _fsdp({"w": ((8, 6), ("fsdp",))})
     compressor = topk(alpha=0.1)
