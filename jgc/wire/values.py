@@ -10,8 +10,8 @@ magnitude over the largest of that layer and sign, rounded down to a multiple of
 error, so the error never exceeds the values in norm. With 1 bit, the decoded magnitude is the mean. The sender's
 residual keeps the error. The codebook divides a layer's values of one sign into the smaller and the larger, by Lloyd's
 algorithm, and lists the mean of either: the smallest value that top-k selects is far from 0, where levels s / 4 and
-3 s / 4 have half of their range. So for selected values "2bit" may have more error than "1bit": 4 times as much for the
-largest 10 % of normal values, of which the codebook has a third of the error of "1bit".
+3 s / 4 have half of their range. For selected values "2bit" can even have more error than "1bit": for the largest 10 %
+of normal values 4 times its squared error, where the codebook has a third of it.
 
 Source: Strom 2015, Seide et al. 2014 (1 bit), Lin et al. 2018 (once positions are coded, values dominate the payload).
 Least squares in place of means, for 2 bits and more, is ours. The codebook: Lloyd 1982; SparseLoCo (Sarfi et al. 2025)

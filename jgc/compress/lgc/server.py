@@ -23,8 +23,8 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
   4. In Algorithm 1 every node selects its own positions but does not send them, so the server could not place the
      decoded values. Here every node sends them, and they are counted. With `positions="leader"` all nodes use the
      leader's, and the others send no positions and no signs: 13 % less up at 0.1 %, and 9 points less accuracy
-     (docs/results/long_runs). For ResNet-50 on 8 nodes it is a third less. Where the nodes' data differ, a value for
-     which node 0 has no gradient is never sent, and waits with the others forever, unless `leader="rotating"`.
+     (docs/results/long_runs). For ResNet-50 on 8 nodes it is a third less. A value that has no gradient on the leader
+     is not selected: with `leader="fixed"` the other nodes' gradients of it are never sent.
   5. The innovations are the values, over all layers together, with the largest error of signs and means
      (`innovation_by="error"`), and the server replaces decoded values by them (`overwrite`). The paper takes the
      largest of each layer (`"layer"`), and its decoder's output stands.

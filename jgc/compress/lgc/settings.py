@@ -50,8 +50,8 @@ class LgcPs(Lgc):
     positions: Literal["leader", "own"] = "own"  # type: ignore[misc]  # a class variable of the base
     """own: every node selects and sends its own (Algorithm 1); leader: the leader's go to all nodes"""
     leader: Literal["fixed", "rotating"] = "fixed"
-    """fixed: node 0; with positions="leader" only for data that are alike on all nodes, for where node 0 has no
-    gradient, no node sends one; rotating: the nodes take turns, and every node gets the encoder"""
+    """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder. With positions="leader" and
+    "fixed", what has no gradient on node 0 is never sent: only for nodes with similar data"""
     innovation: float = 0.1
     """share of the selected values that every node sends exactly, in [0, 1]"""
     innovation_by: Literal["error", "magnitude", "layer"] = "error"
