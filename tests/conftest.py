@@ -43,7 +43,7 @@ def paper_filters(monkeypatch):
 def scope_of(nodeid: str) -> str:
     """A file's tests go to one process, and of the contract suites those of one variant of a method."""
     path, _, test = nodeid.partition("::")
-    variant = re.search(r"\[(?:nan-|-inf-)?(.+?)(?:, |-\d device|\])", test)
+    variant = re.search(r"\[(?:nan-|-inf-|\d\S*?e\+\d+-)?(.+?)(?:, |-\d device|\])", test)
     return f"{path} {variant[1]}" if path.endswith(("test_contract.py", "test_targets.py")) and variant else path
 
 

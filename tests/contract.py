@@ -167,6 +167,9 @@ LAYOUTS: dict[str, Callable[[], Nodes]] = {
 }
 
 
+LAYOUT = "4 devices"  # the one that tests run in by default: several nodes a device, and collectives between devices
+
+
 class Case(NamedTuple):
     """A variant of a method in one phase, by index, and one layout."""
 
@@ -189,6 +192,9 @@ def some_by_default(values: Iterable[Any], chosen: Collection[Any]) -> list[Any]
     """All values of a parameter; those that are not chosen are exhaustive, and run in CI alone."""
     rest = pytest.mark.exhaustive
     return [v if v in chosen else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=rest) for v in values]
+
+
+every_layout = pytest.mark.parametrize("layout", some_by_default(LAYOUTS, [LAYOUT]))
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import LAYOUTS, PARAMS, nodes_of
+from contract import PARAMS, every_layout, nodes_of
 from hypothesis import given, strategies as st
 
 import jgc
@@ -78,7 +78,7 @@ def test_dense_bytes_are_right_by_hand(algorithm):
     assert account.physical_bytes(wire.physical) == {**expected, "other": 4 * 7 / 4}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every_layout
 def test_silent_sends_nothing(layout):
     compressor, nodes = silent(warmup_steps=5), nodes_of(layout)
     wire = compressor.wire("silent", PARAMS, nodes)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import LAYOUTS, nodes_of, same_bits
+from contract import LAYOUT, LAYOUTS, nodes_of, same_bits, some_by_default
 from hypothesis import given, strategies as st
 from jax.sharding import AxisType
 
@@ -34,7 +34,7 @@ OTHERS = {
     "slow and fast axis": lambda: from_mesh(_mesh(4, 2), slow=("a",), fast=("b",)),
     "one node": lambda: jgc.make_nodes(1),
 }
-every_layout = pytest.mark.parametrize("layout", [*LAYOUTS, *OTHERS])
+every_layout = pytest.mark.parametrize("layout", some_by_default([*LAYOUTS, *OTHERS], [LAYOUT, *OTHERS]))
 
 
 @functools.cache

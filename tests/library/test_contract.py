@@ -1,6 +1,7 @@
 """The properties that every method keeps in every phase: laws in one node layout, agreement and costs in all three."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -11,6 +12,7 @@ from contract import (
     COMMON,
     LARGE_EXEMPT,
     LAW_EXEMPT,
+    LAYOUT,
     LAYOUT_EXEMPT,
     LAYOUTS,
     OVERFLOWS,
@@ -22,6 +24,7 @@ from contract import (
     K,
     compressor_of,
     entry,
+    every_layout,
     first_state,
     gradients,
     history,
@@ -49,33 +52,36 @@ NAMES = (*METHODS, *VARIANTS)
 CASES = [
     Case(name, i, layout) for name in NAMES for i in range(len(compressor_of(name).schedule)) for layout in LAYOUTS
 ]
-LAYOUT = "4 devices"  # of what does not depend on the layout: several nodes a device, and collectives between devices
 
 
 def phase_of(case: Case) -> jgc.Phase:
     return compressor_of(case.variant).schedule[case.phase]
 
 
-def _cases(*shown: str, law: bool = False, **wanted):
-    """The cases with these fields, named by the fields that are shown.
-
-    Methods run in all layouts by default; their further variants run in one, and so do laws.
-    """
+def _cases(*shown: str, of: Callable[[Case], bool] = lambda case: True, default: Callable[[Case], bool]):
+    """Those of the cases, named by the fields that are shown; what is not in the default runs in CI alone."""
     params = []
-    for case in CASES:
+    for case in filter(of, CASES):
         words = {**case._asdict(), "phase": phase_of(case).name}
-        if all(getattr(case, field) == value for field, value in wanted.items()):
-            more = case.layout != LAYOUT and (law or case.variant in VARIANTS)
-            name, marks = ", ".join(words[field] for field in shown), [pytest.mark.exhaustive] if more else []
-            params.append(pytest.param(case, id=name, marks=marks))
+        marks = [] if default(case) else [pytest.mark.exhaustive]
+        params.append(pytest.param(case, id=", ".join(words[field] for field in shown), marks=marks))
     return pytest.mark.parametrize("case", params)
 
 
-every_case = _cases("variant", "phase", "layout")
-every_case_of_a_law = _cases("variant", "phase", "layout", law=True)
-every_phase = _cases("variant", "phase", layout=LAYOUT)
-every_phase_in_all_layouts = _cases("variant", "phase", layout="1 device")
-every_variant = _cases("variant", layout=LAYOUT, phase=0)
+def _in_layout(case: Case) -> bool:
+    return case.layout == LAYOUT
+
+
+def _of_method(case: Case) -> bool:
+    """A method as it is built by default, with as many devices as nodes or in the layout of all tests."""
+    return case.variant in METHODS and case.layout in (LAYOUT, "8 devices")
+
+
+every_case = _cases("variant", "phase", "layout", default=lambda case: _in_layout(case) or _of_method(case))
+every_case_of_a_law = _cases("variant", "phase", "layout", default=_in_layout)
+every_case_elsewhere = _cases("variant", "phase", "layout", of=lambda case: not _in_layout(case), default=_of_method)
+every_phase = _cases("variant", "phase", of=_in_layout, default=_of_method)
+every_variant = _cases("variant", of=lambda case: _in_layout(case) and case.phase == 0, default=_in_layout)
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------
@@ -102,7 +108,7 @@ def test_all_nodes_hold_bit_equal_results(case):
         assert all(same_bits(held[0], other) for other in held)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some_by_default(NAMES, METHODS))
 def test_positions_ascend_where_a_scatter_relies_on_it(name, monkeypatch):
     """No CPU shows a broken promise: XLA there does not use it, and that for TPU does."""
     in_order, ascend, case = [], select._ascend, Case(name, len(compressor_of(name).schedule) - 1, "1 device")
@@ -126,24 +132,21 @@ def test_positions_ascend_where_a_scatter_relies_on_it(name, monkeypatch):
         assert in_order and all(in_order)
 
 
-@every_phase_in_all_layouts
+@every_case_elsewhere
 def test_layouts_agree_bit_for_bit(case):
-    runs = [history(case._replace(layout=layout)) for layout in LAYOUTS]
+    runs = history(case._replace(layout=LAYOUT)), history(case)
     _, tolerance = LAYOUT_EXEMPT.get((case.variant, phase_of(case).name), ("", 0.0))
     same = partial(within, tolerance) if tolerance else same_bits
     norms = tolerance * np.sqrt(make_packing(PARAMS).size)  # of what differs by that much everywhere
-    for one, *others in zip(*runs, strict=True):
-        for other in others:
-            assert same_bits(one.grads, other.grads)
-            assert same(one.aggregated, other.aggregated)
-            assert same(one.after, other.after)
-            assert same_bits(one.info._replace(residual_norm=()), other.info._replace(residual_norm=()))
-            np.testing.assert_allclose(one.info.residual_norm, other.info.residual_norm, rtol=1e-6, atol=norms)
+    for one, other in zip(*runs, strict=True):
+        assert same_bits(one.grads, other.grads)
+        assert same(one.aggregated, other.aggregated)
+        assert same(one.after, other.after)
+        assert same_bits(one.info._replace(residual_norm=()), other.info._replace(residual_norm=()))
+        np.testing.assert_allclose(one.info.residual_norm, other.info.residual_norm, rtol=1e-6, atol=norms)
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(x, marks=[] if x == LAYOUT else [pytest.mark.exhaustive]) for x in LAYOUTS]
-)
+@every_layout
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.lossless is not None])
 def test_lossless_settings_give_dense_mean(name, layout):
     compressor = compressor_of(f"{name}, lossless")

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from contract import some_by_default
 
 import jgc
 from jgc.compress import egc, step_on_nodes
@@ -53,7 +54,7 @@ def algorithm_1(g, ratio, bins, literal):
 
 
 @pytest.mark.parametrize("literal", [False, True])
-@pytest.mark.parametrize("bins", [2, 3, 16])
+@pytest.mark.parametrize("bins", some_by_default([2, 3, 16], [3]))
 @pytest.mark.parametrize("name", LAYERS)
 def test_entropy_share_and_threshold_are_those_of_algorithm_1(name, bins, literal):
     g, ratio = LAYERS[name].astype(np.float32), 64.0

@@ -1,4 +1,4 @@
-"""The programs under examples/: each is short, runs in a minute and shows what it says."""
+"""The programs under examples/: each is short, runs and shows what it says."""
 
 import functools
 import importlib.util
@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from contract import LAYOUTS, nodes_of
+from contract import every_layout, nodes_of
 from make_step_process import compilations
 from process_helpers import LIMIT, free_port
 
@@ -23,7 +22,6 @@ FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
 GPTS = ("gpt_linen", "gpt_nnx", "gpt_equinox")
 STEPS = 15
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 @functools.cache
@@ -36,15 +34,12 @@ def example(name: str):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_is_short_runs_in_a_minute_and_prints(name):
+def test_example_is_short_runs_and_prints(name):
     assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 120
     environment = {k: x for k, x in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    started = time.monotonic()
     done = subprocess.run([sys.executable, FOLDER / f"{name}.py"], env=environment, capture_output=True, text=True)
-    seconds = time.monotonic() - started
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"loss", done.stdout) and re.search(r"bytes", done.stdout), done.stdout
-    assert seconds < 60, f"{seconds:.0f} s"
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import K, nodes_of, same_bits
+from contract import K, every_layout, nodes_of, same_bits
 
 import jgc
 from jgc.compress import dense, topk
@@ -37,7 +37,7 @@ def test_guard_finds_absurd_values_that_cancel(dtype):
     assert not found([])
 
 
-@pytest.mark.parametrize("layout", ["1 device", "4 devices", "8 devices"])
+@every_layout
 @pytest.mark.parametrize("method", [dense(), topk(alpha=0.01)], ids=["dense", "topk"])
 @pytest.mark.parametrize("device", ["cpu", "tpu"])
 def test_a_large_leaf_with_nan_skips_the_step(method, layout, device, monkeypatch):

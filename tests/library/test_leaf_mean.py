@@ -41,7 +41,7 @@ def test_half_mean_neither_overflows_nor_vanishes(value, devices):
     grads = {"a": jnp.full((3, 2, 2), value, jnp.float16)}
     compressor = dense()
     state = compressor.init(jax.random.key(0), {"a": grads["a"][0]}, nodes)
-    mean, _, info = step_on_nodes(compressor.aggregate, "dense", nodes)(jax.random.key(0), grads, state)
+    mean, _, info = jax.jit(step_on_nodes(compressor.aggregate, "dense", nodes))(jax.random.key(0), grads, state)
     assert mean["a"].dtype == jnp.float16 and info.finite.all()
     np.testing.assert_array_equal(mean["a"], grads["a"][0])
 

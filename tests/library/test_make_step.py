@@ -13,7 +13,7 @@ import make_step_process
 import numpy as np
 import optax
 import pytest
-from contract import LAYOUTS, nodes_of, same_bits
+from contract import every_layout, nodes_of, same_bits
 from flax.core import FrozenDict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from make_step_process import PARAMS, batch_of, compilations, loss
@@ -23,7 +23,6 @@ import jgc
 from jgc.compress import build, dense, dgc, topk
 from jgc.placement import place, placements_of
 
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 

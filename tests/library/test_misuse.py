@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contract import LAYOUTS, nodes_of, same_bits
+from contract import every_layout, nodes_of, same_bits
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from make_step_process import compilations
 
@@ -18,7 +18,6 @@ import jgc
 from jgc.compress import TopK, as_optax, dense, dgc, init_optax, per_layer, step_on_nodes, topk
 from jgc.placement import check_placements, locally
 
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 PARAMS = {"w": jnp.zeros((6, 4)), "b": jnp.zeros(3)}
 EMULATED = "1 device"
 

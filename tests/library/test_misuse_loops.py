@@ -149,7 +149,7 @@ def test_gradients_taken_inside_the_node_axis_are_named(layout):
             return tx.update(grads, state, PARAMS)
 
         where = {"ins": (placements, jgc.BATCH), "outs": (jgc.SHARED, placements)}
-        return jgc.on_nodes(inside, nodes, **where)(jgc.place(state, placements, nodes), BATCH)[0]
+        return jax.jit(jgc.on_nodes(inside, nodes, **where))(jgc.place(state, placements, nodes), BATCH)[0]
 
     with _raises(ValueError, "the gradients are equal on all nodes, so nothing is left to compress"):
         run(differ=False)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import LAYOUTS, nodes_of
+from contract import LAYOUTS, every_layout, nodes_of
 from hypothesis import given, strategies as st
 from jax.sharding import AxisType
 
@@ -18,7 +18,6 @@ from jgc.placement import BATCH, LOCAL, SHARED, place
 from jgc.types import State
 
 NOT_SHARED = r"is declared SHARED, but differs between nodes \(or their devices\)|unroll=True"
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 # --- layouts ------------------------------------------------------------------------------------------------------

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contract import LAYOUTS, nodes_of, same_bits
+from contract import every_layout, nodes_of, same_bits
 
 import jgc
 from jgc.compress import as_optax, dense, lgc_ps, per_layer, topk
 
 PARAMS = {"w": jnp.zeros((6, 4)), "b": jnp.zeros(3)}
 STEPS = 6
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def _gradients():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contract import nodes_of, same_bits
+from contract import every_layout, nodes_of, same_bits
 
 import jgc
 from jgc.compress import dgc, per_layer, stacked, topk
@@ -109,7 +109,7 @@ def test_whole_rows_need_no_positions_of_values():
     assert np.array_equal(jnp.zeros_like(v).at[sparse.positions].add(sparse.values), v)
 
 
-@pytest.mark.parametrize("layout", ["1 device", "4 devices", "8 devices"])
+@every_layout
 @pytest.mark.parametrize("method", [topk, dgc])
 def test_error_feedback_sends_every_row_in_time(method, layout):
     settings = {"momentum": 0.0} if method is dgc else {}

@@ -1,18 +1,25 @@
 """States of loops as arrays alone: every field comes back, and training goes on bit for bit."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contract import nodes_of, same_bits
+from contract import nodes_of, same_bits, some_by_default
 
 import jgc
 from jgc.compress import dense, gradiveq, per_layer, topk
 
 PARAMS = {"conv": np.ones((3, 3, 2, 4), np.float32), "head": np.ones((4, 2), np.float32)}
+
+KEYS = {
+    "key": lambda: jax.random.key(7),
+    "raw": lambda: jax.random.PRNGKey(7),
+    "rbg": lambda: jax.random.key(7, impl="rbg"),
+}
 
 
 def loss(params, batch):
@@ -37,9 +44,15 @@ def loop(name):
     return jgc.make_step(loss, method, optax.adam(0.1), nodes)
 
 
-@pytest.mark.parametrize("key", [jax.random.key(7), jax.random.PRNGKey(7), jax.random.key(7, impl="rbg")], ids=str)
-@pytest.mark.parametrize("name", ["phases", "phases that are found", "groups", "local steps"])
-def test_training_goes_on_from_arrays_bit_for_bit(name, key):
+@pytest.mark.parametrize(
+    "name, kind",
+    some_by_default(
+        itertools.product(["phases", "phases that are found", "groups", "local steps"], KEYS),
+        [("phases", "raw"), ("phases that are found", "key"), ("groups", "rbg"), ("local steps", "key")],
+    ),
+)
+def test_training_goes_on_from_arrays_bit_for_bit(name, kind):
+    key = KEYS[kind]()
     init, step = loop(name)
     state = init(key, PARAMS)
     for i in range(6):

@@ -34,7 +34,8 @@ SETTINGS = {  # so that small shards send something, and gradients are conserved
 }
 
 every_method = pytest.mark.parametrize("name", NAMES)
-some_methods = pytest.mark.parametrize("name", some_by_default(NAMES, ("dgc", "ef21", "powersgd", "qsgd", "topk")))
+SOME = ("dgc", "ef21", "powersgd", "qsgd", "topk")
+some_methods = pytest.mark.parametrize("name", some_by_default(NAMES, SOME))
 
 
 def mesh_nodes(order=("dcn", "fsdp")):
@@ -122,7 +123,7 @@ def _state_of(state: State, group: int, f: int | None) -> State:
 CONSERVING = [name for name in NAMES if "conservation" not in METHODS[name].exempt or name == "qsgd"]
 
 
-@pytest.mark.parametrize("name", CONSERVING)
+@pytest.mark.parametrize("name", some_by_default(CONSERVING, SOME))
 def test_shards_conserve_gradients(name):
     """Residuals and aggregates of 30 steps add up to the gradients."""
     run, compressor = run_of(name), compressor_of(name)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.fft
+from contract import some_by_default
 
 import jgc
 from jgc.compress import METHODS, dgc, ef21, gradient_dropping, random_k, scalecom, step_on_nodes, threshold_v, topk
@@ -286,7 +287,8 @@ def test_threshold_v_counts_its_whole_buffer():
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if ".sparse." in method.factory.__module__])
-@pytest.mark.parametrize("size", [1.0, 1e-9])  # what some methods send, and what they leave their slots empty for
+# what some methods send, and what they leave their slots empty for
+@pytest.mark.parametrize("size", some_by_default([1.0, 1e-9], [1e-9]))
 def test_positions_that_diagnose_finds_can_be_coded(name, size):
     nodes, compressor = jgc.make_nodes(K, jax.devices()[:1]), METHODS[name].factory()
     phase, state = compressor.schedule[-1].value, compressor.init(jax.random.key(0), PARAMS, nodes)
