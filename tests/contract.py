@@ -99,6 +99,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lgc_ps/paper recipe": ("lgc_ps", {**PAPER_RECIPE, **POLICY, "leader": "rotating", "factor_masking": True}),
 }
 
+# Variants that run in CI alone: each compiles for half a minute, and most of what they have other variants have, too.
+LONG_TO_COMPILE = ("lgc_ps/leader", "lgc_ps/no code", "lgc_ring/chunks")
+
 # Mean over nodes of (kept before + came in) = aggregated + mean over nodes of kept after, where what came in is the
 # gradient, or with momentum correction u = m u + g. A low-pass memory keeps another law, see `laws.remembered`.
 # Excused, by variant and phase, beside what the registry says of methods (`exempt_by_registry`):

@@ -6,6 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from contract import some_by_default
 from training_helpers import tiny_config
 
 from jgc.compress import METHODS, Dense, LgcPs, PowerSgd, Qsgd, TopK
@@ -48,7 +49,7 @@ def planned(name, measure="nothing", nodes=NODES, devices=None) -> needs.Plan:
     return needs.plans_of({name: VARIANTS[name]}, "digits_convnet5", nodes, devices, measure, options)[0]
 
 
-@pytest.mark.parametrize("name", ["topk", "qsgd", "powersgd", pytest.param("lgc_ps", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", some_by_default(["topk", "qsgd", "powersgd", "lgc_ps"], ["qsgd"]))
 def test_bytes_match_run_summary(name, tmp_path):
     config = tiny_config(tmp_path, VARIANTS[name], nodes=NODES, batch_size=BATCH, steps=3, diagnose_every=0)
     assert loop.run(config) == 0

@@ -15,6 +15,7 @@ from contract import (
     LAYOUT,
     LAYOUT_EXEMPT,
     LAYOUTS,
+    LONG_TO_COMPILE,
     OVERFLOWS,
     PARAMS,
     STATE,
@@ -72,16 +73,20 @@ def _in_layout(case: Case) -> bool:
     return case.layout == LAYOUT
 
 
+def _by_default(case: Case) -> bool:
+    return _in_layout(case) and case.variant not in LONG_TO_COMPILE
+
+
 def _of_method(case: Case) -> bool:
     """A method as it is built by default, with as many devices as nodes or in the layout of all tests."""
     return case.variant in METHODS and case.layout in (LAYOUT, "8 devices")
 
 
-every_case = _cases("variant", "phase", "layout", default=lambda case: _in_layout(case) or _of_method(case))
-every_case_of_a_law = _cases("variant", "phase", "layout", default=_in_layout)
+every_case = _cases("variant", "phase", "layout", default=lambda case: _by_default(case) or _of_method(case))
+every_case_of_a_law = _cases("variant", "phase", "layout", default=_by_default)
 every_case_elsewhere = _cases("variant", "phase", "layout", of=lambda case: not _in_layout(case), default=_of_method)
 every_phase = _cases("variant", "phase", of=_in_layout, default=_of_method)
-every_variant = _cases("variant", of=lambda case: _in_layout(case) and case.phase == 0, default=_in_layout)
+every_variant = _cases("variant", of=lambda case: _in_layout(case) and case.phase == 0, default=_by_default)
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------

@@ -221,9 +221,13 @@ STREAMING = {"fragments": 2, "overlap": 2, "merge": 0.5}
 
 
 @pytest.mark.parametrize(
-    "method, more", [(topk(alpha=0.1), {}), (topk(alpha=0.1), STREAMING | {"merge": 0.0}), (qsgd(), STREAMING)],
-    ids=["topk", "topk, streaming", "qsgd, streaming"],
-)  # fmt: skip
+    "method, more",
+    [
+        pytest.param(topk(alpha=0.1), {}, id="topk", marks=pytest.mark.exhaustive),
+        pytest.param(topk(alpha=0.1), STREAMING | {"merge": 0.0}, id="topk, streaming"),
+        pytest.param(qsgd(), STREAMING, id="qsgd, streaming", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_layouts_agree_bit_for_bit(method, more):
     first, *others = [
         run(jgc.local_steps(optax.sgd(RATE), optax.sgd(0.5), method, 4, nodes_of(layout), **more),
@@ -406,8 +410,17 @@ def wide_params():
     return {name: jnp.asarray(0.3 * random.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("more", [{}, {"fragments": 2, "overlap": 1, "merge": 0.5}], ids=["plain", "streaming"])
+@pytest.mark.parametrize(
+    "axis_type, more",
+    [
+        pytest.param(AxisType.Auto, STREAMING | {"overlap": 1}, id="auto, streaming"),
+        pytest.param(AxisType.Explicit, {}, id="explicit"),
+        pytest.param(AxisType.Auto, {}, id="auto", marks=pytest.mark.exhaustive),
+        pytest.param(
+            AxisType.Explicit, STREAMING | {"overlap": 1}, id="explicit, streaming", marks=pytest.mark.exhaustive
+        ),
+    ],
+)
 def test_divided_parameters_stay_divided_and_train_as_whole_ones(axis_type, more):
     """Clipping to a global norm inside sees whole arrays."""
     mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"), axis_types=(axis_type,) * 2)

@@ -98,10 +98,11 @@ def test_equals_its_parts(layout):
     placement = jgc.State(jgc.SHARED, jgc.LOCAL)
     inner = place(compressor.init(key, PARAMS, nodes), placement, nodes)
     params, opt_state = PARAMS, optimizer.init(PARAMS)
+    gradients = jax.jit(jgc.node_grads(loss, nodes))
     aggregate = jax.jit(jgc.compress.step_on_nodes(compressor.aggregate, compressor.schedule[0].value, nodes))
     for i in range(3):
         state, metrics = step(state, batch_of(i))
-        losses, grads = jgc.node_grads(loss, nodes)(params, place(batch_of(i), jgc.BATCH, nodes))
+        losses, grads = gradients(params, place(batch_of(i), jgc.BATCH, nodes))
         mean, inner, info = aggregate(jax.random.fold_in(key, i), grads, inner)
         updates, opt_state = optimizer.update(mean, opt_state, params)
         params = optax.apply_updates(params, updates)

@@ -33,7 +33,6 @@ SETTINGS = {  # so that small shards send something, and gradients are conserved
     "scalecom": {"alpha": 0.05, "selection": "chunks", "chunk": 32},
 }
 
-every_method = pytest.mark.parametrize("name", NAMES)
 SOME = ("dgc", "ef21", "powersgd", "qsgd", "topk")
 some_methods = pytest.mark.parametrize("name", some_by_default(NAMES, SOME))
 
@@ -148,7 +147,7 @@ def _zeros_if(total: PyTree | float) -> PyTree:
     return {name: np.zeros(shape) for name, shape in SHAPES.items()} if isinstance(total, float) else total
 
 
-@every_method
+@some_methods
 def test_state_is_divided_like_the_parameters(name):
     run = run_of(name)
     divided = run.first.local.parts[0]

@@ -17,6 +17,7 @@ PARAMS = {"a": jnp.zeros((5, 8)), "b": jnp.zeros((3, 4)), "bias": jnp.zeros(4)} 
 SIZES = (40, 12, 4)
 STARTS = (0, 40, 52)
 N = sum(SIZES)
+SPARSE = [name for name, method in METHODS.items() if ".sparse." in method.factory.__module__]
 STRATEGIC = [name for name, method in METHODS.items() if hasattr(method.settings, "strategy")]
 
 
@@ -286,7 +287,7 @@ def test_threshold_v_counts_its_whole_buffer():
     assert {m.field: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 8}
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if ".sparse." in method.factory.__module__])
+@pytest.mark.parametrize("name", some_by_default(SPARSE, ("topk", "dgc", "egc", "threshold_v")))
 # what some methods send, and what they leave their slots empty for
 @pytest.mark.parametrize("size", some_by_default([1.0, 1e-9], [1e-9]))
 def test_positions_that_diagnose_finds_can_be_coded(name, size):

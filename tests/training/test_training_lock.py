@@ -176,6 +176,7 @@ def test_one_of_many_at_once(tmp_path):
     assert most == 1 and len([1 for what, _ in events if what != "ended"]) == 8
 
 
+@pytest.mark.slow
 def test_second_run_in_one_folder(tmp_path, monkeypatch):
     """`run` itself: refused while another holds the folder, and all the same afterwards."""
     monkeypatch.setattr(setup, "make_model", tiny_model)
