@@ -66,19 +66,28 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
+_ended = Counter()  # tests of this process
+
+
 def pytest_runtest_teardown(item, nextitem):
     """Drop compiled programs before a process has too many, if possible those of tests that are done.
 
     A program's code lies in mappings of its own. Linux gives a process 65,530 of them (`vm.max_map_count`); XLA crashes
-    at the next one, while it compiles or loads.
+    at the next one, while it compiles or loads. Counting them takes as long as a short test.
     """
-    maps, done = Path("/proc/self/maps"), nextitem is None or scope_of(nextitem.nodeid) != scope_of(item.nodeid)
-    if maps.exists() and maps.read_bytes().count(b"\n") > (20_000 if done else 50_000):
+    done = nextitem is None or scope_of(nextitem.nodeid) != scope_of(item.nodeid)
+    _ended["tests"] += 1
+    if (done or _ended["tests"] % 10 == 0) and _mappings() > (20_000 if done else 45_000):
         for found in gc.get_objects():
             if isinstance(found, functools._lru_cache_wrapper) and _is_of_tests(found.__module__):
                 found.cache_clear()
         jax.clear_caches()
         gc.collect()
+
+
+def _mappings() -> int:
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else 0
 
 
 def _is_of_tests(module: str) -> bool:

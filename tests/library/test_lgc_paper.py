@@ -9,6 +9,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from contract import some_by_default
 from lgc_helpers import PARAMS, K, nodes_of
 
 import jgc
@@ -205,7 +206,7 @@ def first_state(name):
     return jax.tree.map(np.asarray, init(jax.random.key(0)))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", some_by_default(METHODS, ("server", "ring")))
 def test_paper_recipe_is_the_papers_equations(name):
     came, keys, state = gradients(len(PHASES)), jax.random.split(jax.random.key(1), len(PHASES)), first_state(name)
     expected, nets = transcription(name, [stacked(g) for g in came], keys, state.shared.autoencoder.weights)

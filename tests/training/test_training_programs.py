@@ -36,6 +36,7 @@ def entries(folder):
     return {path.name: path.read_bytes() for path in folder.glob("*-cache")}
 
 
+@pytest.mark.slow
 def test_half_written_program_is_written_anew(tmp_path):
     cache = tmp_path / "cache"
     assert compiled(str(cache), tmp_path) == []
