@@ -20,10 +20,10 @@ def cells(group: Group, groups: Sequence[Group]) -> list[str]:
     """Seeds, accuracy, difference from the baseline, bytes of a step, two ratios, bytes of a run, hours."""
     f, first = figures(group, groups), group.runs[0].summary
     wire, dense = first["phases"][-1]["wire"]["logical"], 4.0 * first["parameters"]
-    up = {role: wire[role]["up"] for role in ("leader", "worker") if role in wire}
+    up = [role for role in ("leader", "worker") if role in wire]
 
     def sent(role: str) -> float:
-        return sum(up[role].values())
+        return dense / first["compression_ratio"][role]  # the mean: cycles of GradiVeQ send more or less
 
     nodes = {"leader": 1, "worker": group.runs[0].config["nodes"] - ("leader" in up)}
     own = "leader" not in up or group.runs[0].config["compressor"].get("positions") == "own"
@@ -36,14 +36,19 @@ def cells(group: Group, groups: Sequence[Group]) -> list[str]:
         # a node at the leader's positions sends those of the last layer alone, and they are not deflated
         counted = (own or role == "leader") and first["deflate_position_bytes"]
         longer = first["deflate_position_bytes"] - first["position_bytes"] if counted else 0.0
-        return f"{dense / (sent(role) + longer):.0f}"
+        return times(dense / (sent(role) + longer))
 
     return [
         ", ".join(map(str, group.seeds)), plus_minus(f.result), difference_text(group, f),
         each(lambda role: size(sent(role))), size(sum(nodes[role] * sent(role) for role in up)),
-        each(lambda role: f"{dense / sent(role):.0f}"),
+        each(lambda role: times(dense / sent(role))),
         each(as_papers_count), size(f.total), f"{sum(run.hours for run in group.runs):.1f}",
     ]  # fmt: skip
+
+
+def times(ratio: float) -> str:
+    """A ratio in whole numbers, but for those below 1: 0.94 is no 1."""
+    return f"{ratio:.0f}" if ratio >= 1 else f"{ratio:.2f}"
 
 
 def table_at(lines: Sequence[str], head: str) -> slice:
