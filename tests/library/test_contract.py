@@ -78,8 +78,9 @@ def _by_default(case: Case) -> bool:
 
 
 def _of_method(case: Case) -> bool:
-    """A method as it is built by default, with as many devices as nodes or in the layout of all tests."""
-    return case.variant in METHODS and case.layout in (LAYOUT, "8 devices")
+    """A method as it is built by default, in the layout of all tests, and but for LGC with as many devices as nodes."""
+    layouts = (LAYOUT,) if case.variant.startswith("lgc_") else (LAYOUT, "8 devices")
+    return case.variant in METHODS and case.layout in layouts
 
 
 every_case = _cases("variant", "phase", "layout", default=lambda case: _by_default(case) or _of_method(case))

@@ -1,6 +1,7 @@
 """LGC with a parameter server: what each role sends, counted by hand."""
 
 import pytest
+from contract import some_by_default
 from lgc_helpers import LAYERS, MU, NO_CODE, PARAMS, SHORT, K, nodes_of
 
 from jgc.compress import lgc_ps
@@ -68,13 +69,16 @@ def test_physical_bytes_are_right_by_hand():
     }
 
 
-@pytest.mark.parametrize("settings, leader, worker", [
+ONCE = [
     ({}, ENCODER + DECODER, DECODER),
     ({"feedback": "paper"}, ENCODER, 0),
     (NO_CODE, 0, 0),
     ({"leader": "rotating"}, ENCODER + DECODER, ENCODER + DECODER),
     ({"leader": "rotating", "feedback": "paper"}, ENCODER, ENCODER),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize("settings, leader, worker", some_by_default(ONCE, [ONCE[0], ONCE[4]]))
 def test_weights_are_sent_once_to_nodes_that_need_them(paper_filters, settings, leader, worker):
     compressor = lgc_ps(**{**SHORT, **settings})
     once = compressor.wire("compressed", PARAMS, nodes_of()).once

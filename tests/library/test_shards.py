@@ -33,7 +33,7 @@ SETTINGS = {  # so that small shards send something, and gradients are conserved
     "scalecom": {"alpha": 0.05, "selection": "chunks", "chunk": 32},
 }
 
-SOME = ("dgc", "ef21", "powersgd", "qsgd", "topk")
+SOME = ("dgc", "ef21", "powersgd", "qsgd")
 some_methods = pytest.mark.parametrize("name", some_by_default(NAMES, SOME))
 
 
