@@ -202,8 +202,8 @@ def test_transitions_keep_state_structure(case):
 # --- bad and empty input ------------------------------------------------------------------------------------------
 
 
-@every_case_of_a_law
 @pytest.mark.parametrize("bad", [np.nan, -np.inf], ids=str)
+@every_case_of_a_law
 def test_non_finite_gradient_on_one_node_skips_step_on_all(case, bad):
     nodes, state = nodes_of(case.layout), history(case)[-1].after
     for node, path in ((3, "scalar"), (K - 1, "Conv_0/kernel"), (0, "Dense_0/half")):
@@ -235,8 +235,8 @@ def infinite(tree):
     return sum(int(np.sum(~np.isfinite(np.asarray(x, np.float64)))) for x in floats)
 
 
-@every_case_of_a_law
 @pytest.mark.parametrize("size", some_by_default([1e17, 1e20, 1e30, 3e38], [1e17, 3e38]), ids=str)
+@every_case_of_a_law
 def test_absurd_gradient_on_one_node_skips_step_on_all(case, size):
     """Finite, but squares and sums of it are not."""
     nodes, state = nodes_of(case.layout), history(case)[-1].after

@@ -220,13 +220,11 @@ def test_patterns_of_layers_need_not_match_in_every_fragment():
 STREAMING = {"fragments": 2, "overlap": 2, "merge": 0.5}
 
 
+EXCHANGES = [(topk(alpha=0.1), {}), (topk(alpha=0.1), STREAMING | {"merge": 0.0}), (qsgd(), STREAMING)]
+
+
 @pytest.mark.parametrize(
-    "method, more",
-    [
-        pytest.param(topk(alpha=0.1), {}, id="topk", marks=pytest.mark.exhaustive),
-        pytest.param(topk(alpha=0.1), STREAMING | {"merge": 0.0}, id="topk, streaming"),
-        pytest.param(qsgd(), STREAMING, id="qsgd, streaming", marks=pytest.mark.exhaustive),
-    ],
+    "method, more", some_by_default(EXCHANGES, EXCHANGES[1:2]), ids=["topk", "topk, streaming", "qsgd, streaming"]
 )
 def test_layouts_agree_bit_for_bit(method, more):
     first, *others = [
@@ -410,17 +408,10 @@ def wide_params():
     return {name: jnp.asarray(0.3 * random.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize(
-    "axis_type, more",
-    [
-        pytest.param(AxisType.Auto, STREAMING | {"overlap": 1}, id="auto, streaming"),
-        pytest.param(AxisType.Explicit, {}, id="explicit"),
-        pytest.param(AxisType.Auto, {}, id="auto", marks=pytest.mark.exhaustive),
-        pytest.param(
-            AxisType.Explicit, STREAMING | {"overlap": 1}, id="explicit, streaming", marks=pytest.mark.exhaustive
-        ),
-    ],
-)
+WAYS = [(kind, more) for more in ({}, STREAMING | {"overlap": 1}) for kind in (AxisType.Auto, AxisType.Explicit)]
+
+
+@pytest.mark.parametrize("axis_type, more", some_by_default(WAYS, WAYS[1:3]), ids=str)
 def test_divided_parameters_stay_divided_and_train_as_whole_ones(axis_type, more):
     """Clipping to a global norm inside sees whole arrays."""
     mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"), axis_types=(axis_type,) * 2)

@@ -41,7 +41,7 @@ def cells(group: Group, groups: Sequence[Group]) -> list[str]:
     return [
         ", ".join(map(str, group.seeds)), plus_minus(f.result), difference_text(group, f),
         each(lambda role: size(sent(role))), size(sum(nodes[role] * sent(role) for role in up)),
-        each(lambda role: times(dense / sent(role))),
+        each(lambda role: times(first["compression_ratio"][role])),
         each(as_papers_count), size(f.total), f"{sum(run.hours for run in group.runs):.1f}",
     ]  # fmt: skip
 
