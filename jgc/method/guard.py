@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.backend import traced_for
+from jgc.comm.traced import all_sent
 from jgc.layout.pack import leaf_paths
 from jgc.layout.squares import squared_norm
 from jgc.memory import clip_local
@@ -115,8 +116,8 @@ def guarded(core: Core) -> Compressor:
         check_phase(core, phase)
         step, arguments = step_of_shapes(compressor, phase, shapes, nodes)
         with comm.ledger() as sent:  # from the collectives that tracing a step calls
-            jax.eval_shape(step, *arguments)
-        return logical(compressor, phase, shapes, nodes)._replace(physical=tuple(sent))
+            traced = jax.make_jaxpr(step)(*arguments)
+        return logical(compressor, phase, shapes, nodes)._replace(physical=all_sent(sent, traced, nodes))
 
     compressor = Compressor(init, aggregate, transition, wire, core.schedule, core.owns_momentum, core.next_phase, core)
     return compressor

@@ -129,6 +129,16 @@ def _ratios(cost: PhaseCost, lines: Sequence[Line], exchanges: float) -> dict[st
     return {role: cost.dense / size if size else None for role, size in sent.items()} if lines else ratios(cost)
 
 
+def uplink(parameters: int, ratio: float | None) -> float:
+    """Bytes that a node sends up in a step, from its compression ratio. A phase's `wire` is that of its first cycle.
+
+    Example:
+      >>> uplink(1000, 8.0), uplink(1000, None)
+      (500.0, 0.0)
+    """
+    return 4.0 * parameters / ratio if ratio else 0.0
+
+
 def _values(lines: Sequence[Line], name: str) -> list[float]:
     return [line[name] for line in lines if line.get(name) is not None]
 

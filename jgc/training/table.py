@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jgc.training.data import further_of, score_of
-from jgc.training.summary import CORRECTED, POSITIONS, SLOTS
+from jgc.training.summary import CORRECTED, POSITIONS, SLOTS, uplink
 
 ROLES = ("leader", "worker")
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -32,17 +32,12 @@ def _ratio(value: float | None) -> str:
     return "sends nothing" if value is None else f"{value:,.4g}x"
 
 
-def _up(wire: dict[str, Any], role: str) -> float:
-    roles = {name: ways.get("up", {}) for name, ways in wire["logical"].items()}
-    return sum((roles.get(role) or roles.get("worker", {})).values())
-
-
 def show(summary: dict[str, Any], console: Console) -> None:
     """Print the closing table of a run."""
     score = score_of(summary)
     title = f"{summary['method']} on {summary['workload']}, {summary['nodes']} nodes"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    evaluated = score.title.split()[-1]
+    evaluated, every = score.title.split()[-1], _every(summary) or 1
     up = "up a round" if _every(summary) else "up"
     for name in ("phase", "steps", evaluated, "s/step", *(f"{role}\n{x}" for x in (up, "ratio") for role in ROLES)):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
@@ -53,8 +48,7 @@ def show(summary: dict[str, Any], console: Console) -> None:
             str(phase["steps"]),
             score.text(phase[score.name]),
             "-" if seconds is None else f"{seconds:.3f}",
-            size(_up(phase["wire"], "leader")),
-            size(_up(phase["wire"], "worker")),
+            *(size(every * uplink(summary["parameters"], ratio[role])) for role in ROLES),
             _ratio(ratio["leader"]),
             _ratio(ratio["worker"]),
         )

@@ -14,6 +14,8 @@ from jax.sharding import AxisType
 import jgc
 from jgc import comm
 from jgc.comm import words
+from jgc.comm.ledger import UnknownCollectiveError
+from jgc.comm.traced import all_sent
 from jgc.nodes import as_one_per_device, from_mesh
 from jgc.placement import LOCAL, SHARED
 from jgc.types import Nodes
@@ -170,7 +172,7 @@ def test_collectives_work_inside_jit_scan_switch_and_remat(wrapped, layout):
     np.testing.assert_allclose(got, x + x[-1] + 2 * x.sum(0), rtol=1e-6)
 
 
-# --- the ledger ---------------------------------------------------------------------------------------------------
+# --- the bytes ----------------------------------------------------------------------------------------------------
 
 
 def _halves_around(x, nodes: Nodes):
@@ -211,6 +213,58 @@ def test_ledger_works_on_abstract_mesh():
     with comm.ledger() as sent:
         jax.eval_shape(jgc.on_nodes(lambda x: comm.psum(x, nodes, "x"), nodes, (LOCAL,), SHARED), jnp.zeros((8, 4)))
     assert [(s.op, s.field, s.bytes) for s in sent] == [("all-reduce", "x", 28)]  # 2 * 7/8 of 16 bytes
+
+
+_SUM_OF_ITS_OWN = jax.jit(lambda x, nodes: comm.psum(x, nodes, "x"), static_argnums=1)
+
+
+def _turns(x, nodes: Nodes):
+    return jax.lax.scan(lambda total, _: (total + comm.psum(x + total, nodes, "x"), ()), jnp.zeros(13), length=3)[0]
+
+
+UNRECORDED = {
+    "loop": _turns,
+    "loop in a loop": lambda x, nodes: jax.lax.map(lambda y: _turns(y, nodes), jnp.stack([x, 2 * x])).sum(0),
+    "jit of its own": lambda x, nodes: _SUM_OF_ITS_OWN(x, nodes) + _SUM_OF_ITS_OWN(2 * x, nodes),
+    "branches": lambda x, nodes: jax.lax.cond(
+        comm.any_true(x[0] > 0, nodes), lambda: comm.psum(x, nodes, "x"), lambda: comm.psum(3 * x, nodes, "y")
+    ),
+    "jax.lax": lambda x, nodes: jax.lax.all_gather(comm.vary_over(x, nodes.slow), nodes.slow, to="invarying").sum(0),
+}
+
+
+@pytest.mark.parametrize("layout", ["8 devices", "slow and fast axis"])
+@pytest.mark.parametrize("call", UNRECORDED)
+def test_bytes_include_loops_branches_and_functions_that_jax_has_traced(call, layout):
+    nodes = _nodes(layout)
+    x = jgc.place(_integers(nodes, 13), LOCAL, nodes)
+    on_axis = jgc.on_nodes(lambda x: UNRECORDED[call](x, nodes), nodes, ins=(LOCAL,), outs=SHARED)
+    with comm.ledger() as sent:
+        traced = jax.make_jaxpr(on_axis)(x)
+    found = all_sent(sent, traced, nodes)
+    compiled = table(collectives(jax.jit(on_axis).lower(x).compile()))
+    assert {one.op: one.bytes for one in found} == {op: total.sent_bytes for op, total in compiled.items()}
+    assert sum(one.bytes for one in found) != sum(one.bytes for one in sent)
+
+
+def _of_many_turns(x, nodes: Nodes):
+    return jax.lax.while_loop(lambda y: y[0] < 100, lambda y: comm.psum(x + y, nodes, "x"), jnp.zeros(x.shape))
+
+
+UNKNOWN = {
+    "while": _of_many_turns,
+    "send different bytes": lambda x, nodes: jax.lax.cond(
+        comm.any_true(x[0] > 0, nodes), lambda: comm.psum(x, nodes, "x"), lambda: jnp.zeros(x.shape)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", UNKNOWN)
+def test_bytes_that_nobody_knows_before_the_step_are_an_error(call):
+    nodes = nodes_of("4 devices")
+    on_axis = jgc.on_nodes(lambda x: UNKNOWN[call](x, nodes), nodes, ins=(LOCAL,), outs=SHARED)
+    with pytest.raises(UnknownCollectiveError, match=call):
+        all_sent((), jax.make_jaxpr(on_axis)(jgc.place(_integers(nodes, 13), LOCAL, nodes)), nodes)
 
 
 # --- outside the node axis ----------------------------------------------------------------------------------------

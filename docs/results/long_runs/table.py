@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jgc.lab.report.runs import Group, find, pool
 from jgc.lab.report.tables import difference_text, fewest_bytes_table, figures, plus_minus
+from jgc.training.summary import uplink
 from jgc.training.table import size
 
 FOLDER = Path(__file__).parent
@@ -23,7 +24,7 @@ def cells(group: Group, groups: Sequence[Group]) -> list[str]:
     up = [role for role in ("leader", "worker") if role in wire]
 
     def sent(role: str) -> float:
-        return dense / first["compression_ratio"][role]  # the mean: cycles of GradiVeQ send more or less
+        return uplink(first["parameters"], first["compression_ratio"][role])
 
     nodes = {"leader": 1, "worker": group.runs[0].config["nodes"] - ("leader" in up)}
     own = "leader" not in up or group.runs[0].config["compressor"].get("positions") == "own"

@@ -20,8 +20,8 @@ from jgc.training.saved_config import FREE, completed
 PARTS = {"record": RecordConfig, "distributed": DistributedConfig}  # whose every setting is as good as any other
 IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"{part}.{f.name}" for part, kind in PARTS.items()
                                                    for f in dataclasses.fields(kind))}  # fmt: skip
-NEEDED = ("method", "workload", "seed", "nodes", "steps", "layout", "phases", "total_bytes", "dense_total_bytes",
-          "compression_ratio")  # fmt: skip  # of a summary
+NEEDED = ("method", "workload", "seed", "nodes", "steps", "layout", "parameters", "phases", "total_bytes",
+          "dense_total_bytes", "compression_ratio")  # fmt: skip  # of a summary
 ABSENT = "absent"  # in place of a setting that a run does not have
 
 

@@ -10,7 +10,7 @@ from jgc.lab.shared import paper
 from jgc.lab.shared.reconstruction import FIGURES, figures_of
 from jgc.lab.shared.tables import filled_table, paper_bytes, ratio, table
 from jgc.training.data import Score, final
-from jgc.training.summary import POSITIONS
+from jgc.training.summary import POSITIONS, uplink
 from jgc.training.table import size, slots
 
 FEWEST = 3  # pairs of runs with equal seed of which a table says whether a method is as good as the baseline
@@ -63,8 +63,8 @@ def figures(group: Group, groups: Sequence[Group]) -> Figures:
         spread([run.result for run in group.runs]),
         difference,
         pairs,
-        _up(wire, "leader") / every,
-        _up(wire, "worker") / every,
+        uplink(first["parameters"], first["compression_ratio"]["leader"]),
+        uplink(first["parameters"], first["compression_ratio"]["worker"]),
         first["compression_ratio"],
         spread([s["total_bytes"] for s in summaries]).mean,
         spread([s["dense_total_bytes"] for s in summaries]).mean,
@@ -74,11 +74,6 @@ def figures(group: Group, groups: Sequence[Group]) -> Figures:
         spread(cosines) if cosines else None,
         spread(true) if true else None,
     )
-
-
-def _up(wire: dict[str, Any], role: str) -> float:
-    roles = {name: ways.get("up", {}) for name, ways in wire["logical"].items()}
-    return sum((roles[role] if role in roles else roles.get("worker", {})).values())
 
 
 def _device(physical: dict[str, float]) -> float | None:
