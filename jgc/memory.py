@@ -5,6 +5,7 @@ A memory is a few pure functions. Every step calls them in this order; none comm
     local = accumulated(memory, local, g, ...)     add the gradient g f32[n] to the state
     v, local = compensate(local, g, complete)      v f32[n]: gradient plus residual, the vector to send
     local = update(local, v, sent, complete)       the residual becomes v - sent
+    local = stored(key, local, before)             in the dtypes in which the state is kept
 
 `complete` is True in a phase that sends all of v (an uncompressed warm-up).
 """
@@ -14,12 +15,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 from jgc import comm
 from jgc.layout.select import Sparse, added, cleared
-from jgc.types import Array, Nodes, PyTree
+from jgc.types import Array, Key, Nodes, PyTree
 from jgc.wire.noise import to_bfloat16
 
 RESIDUAL_DTYPES = ("float32", "bfloat16")
@@ -33,8 +32,8 @@ class Memory(NamedTuple):
       accumulate: functions `(local, g, complete) -> local`, elementwise; each runs on all values before the next. g is
         f32[n] or a range of it; local is then the same range of the state. A function changes one vector of the state.
       compensate: `(local, g, complete) -> (v, local)`, elementwise; takes the state after the last of `accumulate`.
-      update: `(local, v, sent, complete) -> local`; takes the state that `compensate` returned. `sent`, f32[n] or
-        Sparse, is the part of v that counts as sent.
+      update: `(local, v, sent, complete) -> local`, in f32; takes the state that `compensate` returned. `sent`, f32[n]
+        or Sparse, is the part of v that counts as sent.
       residual: `local -> [n] or None`, the residual in its own dtype.
       owns_momentum: whether this memory holds the momentum; the optimiser must then have none.
       advance: `local -> local`, elementwise, after the last of `accumulate`, without the gradient; None for nothing.
@@ -76,23 +75,23 @@ def subtract(v: Array, sent: Array | Sparse) -> Array:
     return added(v, sent._replace(values=-sent.values)) if isinstance(sent, Sparse) else v - sent
 
 
-def stored(x: Array, sent: Array | Sparse, dtype: jax.typing.DTypeLike, draw: int = 0) -> Array:
-    """x f32[n] in a dtype of `RESIDUAL_DTYPES`: to bfloat16 up or down at random, so that x is the mean.
+def stored(key: Key, new: PyTree, before: PyTree) -> PyTree:
+    """A state that `update` returned, in the dtypes of the state before: to bfloat16 at random, so that x is the mean.
 
     To the nearest, each gradient below 1/512 of its residual would be lost: at 0.1 %, up to half of a steady one.
 
     Args:
-      x: what is to be stored.
-      sent: what was sent in this step, of which the random bits are made.
-      dtype: its dtype.
-      draw: another number for every rounding of one vector in one step.
+      key: this node's and this step's.
+      new: the state, vectors in f32.
+      before: a state of the same structure.
     """
-    if jnp.dtype(dtype) != jnp.bfloat16:
-        return x.astype(dtype)
-    values = sent.values if isinstance(sent, Sparse) else sent
-    first = lax.bitcast_convert_type(jnp.sum(values), jnp.uint32)  # what is sent differs from step to step
-    second = jnp.sum(sent.positions).astype(jnp.uint32) if isinstance(sent, Sparse) else first
-    return to_bfloat16(x, first ^ np.uint32(draw), second)
+    leaves, treedef = jax.tree.flatten(new)
+    dtypes = [x.dtype for x in jax.tree.leaves(before)]
+    rounds = [x.dtype == jnp.float32 and dtype == jnp.bfloat16 for x, dtype in zip(leaves, dtypes, strict=True)]
+    if not any(rounds):
+        return new
+    own = jax.random.split(key, len(leaves))
+    return jax.tree.unflatten(treedef, [to_bfloat16(own[i], x) if rounds[i] else x for i, x in enumerate(leaves)])
 
 
 def norm_of_rest(v: Array, entries: Array, sent: Sparse) -> Array:
@@ -137,7 +136,7 @@ def error_feedback(dtype: jax.typing.DTypeLike = jnp.float32, decay: float = 1.0
         init=lambda n: jnp.zeros((n,), dtype),
         accumulate=(lambda r, g, complete: decay * r.astype(jnp.float32) + g,),
         compensate=lambda v, g, complete: (v, v),
-        update=lambda r, v, sent, complete: stored(subtract(v, sent), sent, dtype),
+        update=lambda r, v, sent, complete: subtract(v, sent),
         residual=lambda r: r,
         owns_momentum=False,
         conserves=decay == 1,
@@ -152,6 +151,7 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typin
     Source: Lin et al. 2018 (Deep Gradient Compression), Algorithm 4 and Section 3.2.
     """
     check_momentum(momentum)
+    check_residual_dtype(jnp.dtype(dtype).name)
 
     def move(local, g, complete):
         return local._replace(velocity=momentum * local.velocity.astype(jnp.float32) + g)
@@ -163,7 +163,7 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typin
         u = local.velocity
         if masking and isinstance(sent, Sparse):  # a dense `sent` delays nothing: no velocity is stale
             u = cleared(u, sent)
-        return Corrected(stored(u, sent, dtype), stored(subtract(v, sent), sent, dtype))
+        return Corrected(u, subtract(v, sent))
 
     return Memory(
         init=lambda n: Corrected(jnp.zeros((n,), dtype), jnp.zeros((n,), dtype)),
@@ -197,6 +197,7 @@ def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32)
     Source: ours, after Lin et al. 2018, Section 3.2.
     """
     check_momentum(momentum)
+    check_residual_dtype(jnp.dtype(dtype).name)
 
     def accumulate(r, g, complete):
         kept = r.astype(jnp.float32)
@@ -209,7 +210,7 @@ def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32)
         init=lambda n: jnp.zeros((n,), dtype),
         accumulate=(accumulate,),
         compensate=compensate,
-        update=lambda r, v, sent, complete: stored(r if complete else subtract(v, sent), sent, dtype),
+        update=lambda r, v, sent, complete: r if complete else subtract(v, sent),
         residual=lambda r: r,
         owns_momentum=True,
         conserves=True,

@@ -23,7 +23,7 @@ from jgc.layout.pack import Layer, Packing, floats_by_path, make_packing, pack, 
 from jgc.layout.select import Sparse, SparseSum, added, scatter_layers
 from jgc.layout.threshold import entries_at
 from jgc.layout.tiles import as_before, as_flat, cut, filled, in_tiles
-from jgc.memory import Memory, has_residual, norm_of_rest
+from jgc.memory import Memory, has_residual, norm_of_rest, stored
 from jgc.method.ages import ages
 from jgc.method.compensate import Begun, compensate
 from jgc.method.diagnose import compare
@@ -213,7 +213,8 @@ class _Method(NamedTuple):
         self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes, skip: Array | bool
     ) -> tuple[PyTree, State, Info]:
         begun = self.begin(phase, grads, state, skip)
-        return self.finish(phase, begun, self.result(phase, key, begun, state, nodes), state, skip)
+        result = self.result(phase, key, begun, state, nodes)
+        return self.finish(phase, key, begun, result, state, nodes, skip)
 
     def result(self, phase: Hashable, key: Key, begun: Begun, state: State, nodes: Nodes) -> Step:
         v = begun.filled if self.takes_filled else begun.v
@@ -230,7 +231,7 @@ class _Method(NamedTuple):
         return Begun(v, kept, packing)
 
     def finish(
-        self, phase: Hashable, begun: Begun, result: Step, state: State, skip: Array | bool
+        self, phase: Hashable, key: Key, begun: Begun, result: Step, state: State, nodes: Nodes, skip: Array | bool
     ) -> tuple[PyTree, State, Info]:
         """The rest of a step. If `skip`, the aggregate is zeros and the state does not change."""
         v, kept, packing = begun
@@ -259,6 +260,7 @@ class _Method(NamedTuple):
         else:
             sent = filled(jnp.where(skip, 0, sent), v.size)
         kept = self.memory.update(kept, v, sent, phase == DENSE)
+        kept = stored(comm.node_key(key, nodes), kept, state.local.memory)
         before, after = (state.shared, state.local.own), (result.shared, result.own)
         shared, own = jax.tree.map(lambda a, b: b if b is a else jnp.where(skip, a, b), before, after)
         residual = self.memory.residual(kept)

@@ -178,7 +178,9 @@ class _Groups(NamedTuple):
         for together in sharing.values():
             means = together[0][1].run([item for *_, item in together], nodes)
             for (i, _, begun, item), mean in zip(together, means, strict=True):
-                results[i] = self.cores[i].finish(phase[i], begun, as_step(item, mean), states[i], skip)
+                own_key = jax.random.fold_in(key, i)
+                step = as_step(item, mean)
+                results[i] = self.cores[i].finish(phase[i], own_key, begun, step, states[i], nodes, skip)
         trees, after, infos = zip(*(results[i] for i in range(len(results))), strict=True)
         by_path = {path: leaf for tree in trees for path, leaf in tree.items()}
         merged = jax.tree.unflatten(jax.tree.structure(grads), [by_path[path] for path in leaf_paths(grads)])

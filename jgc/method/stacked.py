@@ -150,9 +150,9 @@ class _Stacked(NamedTuple):
         return _Begun(self.core.begin(phase, self.split(grads), state, skip), _shapes(grads))
 
     def finish(
-        self, phase: Hashable, begun: _Begun, result: Step, state: State, skip: Array | bool
+        self, phase: Hashable, key: Key, begun: _Begun, result: Step, state: State, nodes: Nodes, skip: Array | bool
     ) -> tuple[PyTree, State, Info]:
-        mean, state, info = self.core.finish(phase, begun.layers, result, state, skip)
+        mean, state, info = self.core.finish(phase, key, begun.layers, result, state, nodes, skip)
         return self.joined(mean, begun.whole), state, info
 
     def messages(

@@ -22,13 +22,9 @@ def noise(key: Key, shape: tuple[int, ...]) -> Array:
     return (hashed(first, second, shape) >> 8).astype(jnp.int32).astype(jnp.float32) * np.float32(2.0**-24)
 
 
-def to_bfloat16(x: Array, first: Array, second: Array) -> Array:
-    """f32 -> bf16 of the same shape, up or down at random so that x is the mean; x itself where bf16 has it.
-
-    Args:
-      x: finite values.
-      first, second: u32[], of which the random bits are made: other ones in every step.
-    """
+def to_bfloat16(key: Key, x: Array) -> Array:
+    """Finite f32 -> bf16 of the same shape, up or down at random so that x is the mean; x itself where bf16 has it."""
+    first, second = jax.random.bits(key, (2,), jnp.uint32)
     bits = lax.bitcast_convert_type(x, jnp.uint32) + (hashed(first, second, x.shape) >> 16)
     return lax.bitcast_convert_type(bits & np.uint32(0xFFFF0000), jnp.float32).astype(jnp.bfloat16)
 

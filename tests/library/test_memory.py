@@ -19,6 +19,7 @@ from jgc.memory import (
     momentum_correction,
     momentum_only,
     no_memory,
+    stored,
 )
 from jgc.method.ages import with_ages
 from jgc.method.compensate import compensate
@@ -125,6 +126,7 @@ def test_error_feedback_keeps_unsent_values(dtype):
         assert v.dtype == jnp.float32
         positions = jnp.asarray(_largest(np.asarray(v), 10))
         local = memory.update(local, v, Sparse(positions, v[positions]), False)
+        local = stored(jax.random.key(0), local, memory.init(N))
         residual = residual + g
         residual[np.asarray(positions)] = 0
         assert local.dtype == jnp.dtype(dtype)
@@ -135,21 +137,34 @@ def test_error_feedback_keeps_unsent_values(dtype):
     error_feedback, lambda dtype: momentum_correction(0.9, dtype=dtype), lambda dtype: momentum_at_once(0.9, dtype),
     lambda dtype: low_pass(error_feedback(dtype), 0.5),
 ])  # fmt: skip
-def test_bfloat16_loses_no_small_gradients(make):
-    """A value waits for 1,024 steps of one gradient, which its residual then exceeds 512 times and more."""
+@pytest.mark.parametrize("sends", [True, False])
+def test_bfloat16_loses_no_small_gradients(make, sends):
+    """A value waits for 1,024 or 3,000 steps of one gradient, and its residual exceeds the gradient as often."""
     g = jnp.linspace(0.9, 1.1, 1024)
 
     def total(memory):
         def step(carry, i):
             local, sent = carry
-            v, local = _compensated(memory, local, g, False)
-            at = i[None] % g.size
-            return (memory.update(local, v, Sparse(at, v[at]), False), sent + v[at[0]]), None
+            v, after = _compensated(memory, local, g, False)
+            at = jnp.where(sends, i % g.size, g.size)[None]
+            values = jnp.where(sends, v[i % g.size], 0)[None]
+            after = memory.update(after, v, Sparse(at, values), False)
+            return (stored(jax.random.fold_in(jax.random.key(0), i), after, local), sent + values[0]), None
 
         (local, sent), _ = jax.lax.scan(step, (memory.init(g.size), jnp.float32(0)), jnp.arange(3000))
-        return float(sent + jnp.sum(memory.residual(local).astype(jnp.float32)))
+        return float(sent), np.asarray(memory.residual(local).astype(jnp.float32))
 
-    np.testing.assert_allclose(total(make(jnp.bfloat16)), total(make(jnp.float32)), rtol=0.002)
+    (sent, kept), (exactly_sent, exactly_kept) = total(make(jnp.bfloat16)), total(make(jnp.float32))
+    np.testing.assert_allclose(sent + kept.sum(), exactly_sent + exactly_kept.sum(), rtol=0.002)
+    if not sends:  # each value by itself: after 3,000 steps of errors of up to 1/256, a random walk
+        np.testing.assert_allclose(kept, exactly_kept, rtol=0.3)
+
+
+@pytest.mark.parametrize("make", [error_feedback, lambda dtype: momentum_correction(0.9, dtype=dtype),
+                                  lambda dtype: momentum_at_once(0.9, dtype)])  # fmt: skip
+def test_float16_is_no_dtype_of_a_memory(make):
+    with pytest.raises(ValueError, match="residual_dtype must be one of float32, bfloat16, got 'float16'"):
+        make(dtype=jnp.float16)
 
 
 def test_memories_declare_residual_and_momentum():
@@ -212,8 +227,9 @@ def test_accumulating_tree_equals_accumulating_vector(memory, complete):
     packing, locals_ = make_packing(jax.tree.map(lambda x: x[0], _trees(0))), []
     for seed in range(3):  # states as three earlier steps left them, one a node
         local, g = memory.init(packing.size), pack(jax.tree.map(lambda x: x[0], _trees(10 + seed)), packing)
-        v, local = _compensated(memory, local, g, False)
-        locals_.append(memory.update(local, v, Sparse(jnp.arange(4), v[:4]), False))
+        v, after = _compensated(memory, local, g, False)
+        after = memory.update(after, v, Sparse(jnp.arange(4), v[:4]), False)
+        locals_.append(stored(jax.random.key(seed), after, local))
     local = jax.tree.map(lambda *x: jnp.stack(x), *locals_)
     grads = _trees(1, nodes=3)
 
@@ -226,6 +242,7 @@ def test_accumulating_tree_equals_accumulating_vector(memory, complete):
     batched = jax.jit(jax.vmap(by_tree))(local, grads)
     alone = [jax.jit(by_tree)(*jax.tree.map(lambda x, i=i: x[i], (local, grads))) for i in range(3)]
     kept = [memory.update(after, v, Sparse(jnp.arange(4), v[:4]), complete) for v, after in alone]
+    kept = [stored(jax.random.key(0), one, locals_[0]) for one in kept]
     for i in range(3):
         own = jax.tree.map(lambda x, i=i: x[i], (local, grads))
         expected = by_vector(*own)
@@ -240,15 +257,17 @@ def test_accumulating_tree_equals_accumulating_vector(memory, complete):
 def test_skipped_step_keeps_state_and_returns_residual(memory, complete):
     packing = make_packing(jax.tree.map(lambda x: x[0], _trees(0)))
     g = pack(jax.tree.map(lambda x: x[0], _trees(10)), packing)
-    v, local = _compensated(memory, memory.init(packing.size), g, False)
-    local = memory.update(local, v, Sparse(jnp.arange(4), v[:4]), False)
+    first = memory.init(packing.size)
+    v, local = _compensated(memory, first, g, False)
+    local = stored(jax.random.key(0), memory.update(local, v, Sparse(jnp.arange(4), v[:4]), False), first)
     bad = jax.tree.map(lambda x: jnp.full(x.shape[1:], jnp.nan), _trees(0))
 
     @jax.jit
     def step(local, skip):
         v, after = compensate(memory, local, bad, packing, complete, skip)
         nowhere = Sparse(jnp.full(4, packing.size), jnp.zeros(4))
-        return v, memory.update(after, v, jnp.zeros_like(v) if complete else nowhere, complete)
+        after = memory.update(after, v, jnp.zeros_like(v) if complete else nowhere, complete)
+        return v, stored(jax.random.key(1), after, local)
 
     v, after = step(local, True)
     kept = memory.residual(local)

@@ -35,7 +35,7 @@ from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_
 from jgc.compress.sparse.shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
 from jgc.layout.select import layer_means
 from jgc.layout.selector import position_bytes
-from jgc.memory import Corrected, Memory, accumulated, stored
+from jgc.memory import Corrected, Memory, accumulated
 from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
 from jgc.method.messages import led
@@ -115,10 +115,9 @@ def low_pass(memory: Memory, beta: float) -> Memory:
     if beta == 1:
         return memory
 
-    def mix(sent, old, new):
+    def mix(old, new):
         before = old.astype(jnp.float32)
-        mixed = before + beta * (new.astype(jnp.float32) - before)  # exactly old if new is old
-        return stored(mixed, sent, old.dtype, draw=1)  # `new` was rounded, too
+        return before + beta * (new - before)  # exactly old if new is old
 
     def on_residuals(fn, old, new):
         """`new` with its residual replaced by fn(old residual, new residual). Velocities are not filtered."""
@@ -136,7 +135,7 @@ def low_pass(memory: Memory, beta: float) -> Memory:
 
     def update(local, v, sent, complete):
         after = memory.update(local, v, sent, complete)
-        return after if complete else on_residuals(partial(mix, sent), local, after)
+        return after if complete else on_residuals(mix, local, after)
 
     return memory._replace(accumulate=(), advance=None, compensate=compensate, update=update, conserves=False)
 
