@@ -1,8 +1,10 @@
 """Arrays of a loop: in buffers of their own, where the compiled programs expect them."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from jgc.misuse import check_arrays, path_of
 from jgc.placement import place, placements_of
@@ -16,6 +18,12 @@ def put_arrays(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placeme
     return place(tree, placements_of(tree) if placements is None else placements, nodes)
 
 
+def lies_elsewhere(params: PyTree, nodes: Nodes) -> bool:
+    """Whether parameters have been put on other devices than the nodes'."""
+    found = [x.sharding.device_set for x in jax.tree.leaves(params)[:1] if isinstance(x, jax.Array)]
+    return isinstance(nodes.mesh, Mesh) and any(devices != set(nodes.mesh.devices.flat) for devices in found)
+
+
 def device_of(params: PyTree) -> SingleDeviceSharding:
     """The device of the parameters, or the default one. Only for nodes that are all on one device."""
     leaf = next(iter(jax.tree.leaves(params)), 0.0)
@@ -26,15 +34,25 @@ def device_of(params: PyTree) -> SingleDeviceSharding:
 
 def copied(tree: PyTree) -> PyTree:
     """The arrays in buffers of their own, which a step donates, and without weak types, which would compile anew."""
-    return jax.tree.map(lambda x: jnp.array(x, dtype=x.dtype), tree)
+    return jax.tree.map(lambda x: jnp.array(x, dtype=jnp.result_type(x)), tree)
 
 
 def check_params(params: PyTree) -> None:
-    """Raise TypeError, naming the leaf, unless all leaves are arrays of floats, as optax's optimisers expect."""
+    """Raise TypeError, naming the leaf, unless all leaves are arrays of floats, as optax's optimisers expect. Warn of
+    float64, which travels as float32."""
     check_arrays(params)
     for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"the parameter {path_of(path)!r} is a shape, {x.dtype}{list(x.shape)}, and init takes arrays: shapes "
+                "suffice for jgc.bytes_per_step, and for the state's shapes jax.eval_shape (docs/your_loop.md)"
+            )
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             raise TypeError(
                 f"the parameter {path_of(path)!r} is {x.dtype}, and optimisers take floats: keep it out of the "
                 "parameters (nnx.split(model, nnx.Param, ...), eqx.partition), e.g. in the loss's closure"
+            )
+        if x.dtype == jnp.float64:
+            warnings.warn(
+                f"the parameter {path_of(path)!r} is float64, and its gradients are exchanged in float32", stacklevel=3
             )

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.backend import backend_of
-from jgc.buffers import copied, device_of, put_arrays
+from jgc.buffers import copied, device_of, lies_elsewhere, put_arrays
 from jgc.losses import in_one_form
 from jgc.method.bytes_per_step import StepBytes
 from jgc.method.outer import Arrays, Due, Parts
@@ -250,13 +250,13 @@ class _Loop(NamedTuple):
         return LocalState(0, phases, *arrays, put(key), kept)
 
     def step(self, state: LocalState, batch: PyTree) -> tuple[LocalState, LocalMetrics]:
-        check_loop(state, LocalState, batch)
+        check_loop(state, LocalState, batch, self.parts.nodes)
         if len(state.phases) != self.parts.fragments:
             raise ValueError(f"these steps have {self.parts.fragments} fragments, and the state {len(state.phases)}")
         parts, put = self.parts, partial(put_arrays, nodes=self.parts.nodes, device=device_of(state.params))
         arrays, key, kept = Arrays(*state[2:-2]), state.key, state.model_state
         phases, done = state.phases, state.step + 1
-        if not self.programs:  # moves nothing, unless the state was restored from somewhere
+        if not self.programs or lies_elsewhere(state.params, parts.nodes):  # else, and mostly here, nothing moves
             arrays, key = put(arrays, placements=parts.placements(arrays)), put(key)
             kept = put(kept, placements=LOCAL)
         check_arrays(batch, or_numbers=True)

@@ -1,9 +1,10 @@
 """A user's loss in the one form that the steps take."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jgc.misuse import check_model_state, check_pair, check_scalar
+from jgc.misuse import check_arrays, check_model_state, check_pair, check_scalar
 
 
 def in_one_form(loss: Callable[..., Any], has_aux: bool, has_state: bool) -> Callable[..., Any]:
@@ -24,14 +25,29 @@ def in_one_form(loss: Callable[..., Any], has_aux: bool, has_state: bool) -> Cal
     """
 
     def without_state(params, batch, state):
-        out = loss(params, batch)
+        out = _called(loss, params, batch)
         value, aux = check_pair(out, "(scalar, aux), with has_aux=True") if has_aux else (check_scalar(out), None)
+        check_arrays(aux, or_numbers=True)
         return value, (state, aux)
 
     def with_state(params, batch, state):
         form = "(scalar, (new model state, aux))" if has_aux else "(scalar, new model state)"
-        value, out = check_pair(loss(params, batch, state), form)
+        value, out = check_pair(_called(loss, params, batch, state), form)
         new, aux = check_pair(out, form) if has_aux else (out, None)
+        check_arrays(aux, or_numbers=True)
         return value, (check_model_state(state, new), aux)
 
     return with_state if has_state else without_state
+
+
+def _called(loss: Callable[..., Any], *args: Any) -> Any:
+    """`loss(*args)`. Raise TypeError, naming the cure, if it takes another number of arguments."""
+    try:
+        inspect.signature(loss).bind(*args)
+    except ValueError:  # a built-in one, which does not say what it takes
+        pass
+    except TypeError as error:
+        given = "(params, batch, model_state), for init got a model state" if len(args) == 3 else "(params, batch)"
+        cure = "" if len(args) == 3 else "; a loss with a model state wants one in init, init(key, params, model_state)"
+        raise TypeError(f"the loss is called with {given}, and does not fit: {error}{cure}") from None
+    return loss(*args)

@@ -19,7 +19,7 @@ import numpy as np
 
 from jgc import comm
 from jgc.backend import backend_of
-from jgc.buffers import check_params, copied, device_of, put_arrays
+from jgc.buffers import check_params, copied, device_of, lies_elsewhere, put_arrays
 from jgc.losses import in_one_form
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.shards import info_of_node, shards_of
@@ -190,7 +190,7 @@ def make_step(
         return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key), own)
 
     def step(state: LoopState, batch: PyTree) -> tuple[LoopState, Metrics]:
-        check_loop(state, LoopState, batch)
+        check_loop(state, LoopState, batch, nodes)
         put = partial(put_arrays, nodes=nodes, device=device_of(state.params))
         if (structure := jax.tree.structure(state.compressor)) not in fitting:
             check_state(compressor.init, state.params, state.compressor, nodes)
@@ -201,10 +201,11 @@ def make_step(
             inner = put(copied(compressor.transition(state.phase.value, phase.value, inner, nodes)))
         arrays, key = Arrays(state.params, state.opt_state, inner, state.model_state), state.key
         name = phase.value, jax.tree.structure(arrays)
-        if name not in programs:
+        if name not in programs or lies_elsewhere(state.params, nodes):
             if isinstance(inner.shared, ByShards):
                 check_restored((state.params, state.opt_state))
             arrays, key = put(arrays, placements=_placements(arrays)), put(key)  # moves only what was restored
+        if name not in programs:
             programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
         check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, nodes, "the batch")

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jgc.types import Compressor, Nodes, Phase, PyTree, State
 
@@ -68,10 +68,21 @@ def check_compressor(x: Any) -> None:
 
 
 def check_nodes(x: Any) -> None:
-    """Raise TypeError, naming the cure, unless x is a layout of nodes."""
+    """Raise TypeError, naming the cure, unless x is a layout of nodes; ValueError where another mesh is in force."""
     if not isinstance(x, Nodes):
         cure = "jgc.from_mesh(mesh, slow=...)" if isinstance(x, Mesh) else "jgc.make_nodes(K), or jgc.from_mesh"
         raise TypeError(f"expected the layout of the nodes, got {x!r}: make it by {cure}")
+    context = jax.sharding.get_abstract_mesh()
+    if x.mesh is None:
+        differs = AxisType.Explicit in context.axis_types
+    else:
+        differs = not context.empty and dict(context.shape) != dict(x.mesh.shape)
+    if differs:
+        own = "are emulated on one device" if x.mesh is None else f"lie on one of their own, {dict(x.mesh.shape)}"
+        raise ValueError(
+            f"jax.set_mesh has put the mesh {dict(context.shape)} in force, and the nodes {own}: make them of that "
+            "mesh by jgc.from_mesh(mesh, slow=...), or leave the context"
+        )
 
 
 def check_optimizer(x: Any, name: str = "optimizer") -> None:
@@ -101,7 +112,7 @@ def check_pair(value: Any, form: str) -> tuple[Any, Any]:
     return value[0], value[1]
 
 
-def check_loop(state: Any, own: type, batch: PyTree) -> None:
+def check_loop(state: Any, own: type, batch: PyTree, nodes: Nodes) -> None:
     """Raise TypeError or ValueError, naming the cure, unless a state is that of a loop, and of its last step."""
     if not isinstance(state, own):
         raise TypeError(f"step takes the {own.__name__} that init or step returned, got a {type(state).__name__}")
@@ -110,6 +121,13 @@ def check_loop(state: Any, own: type, batch: PyTree) -> None:
             raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by jgc.from_arrays")
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
         raise TypeError("step compiles itself, a program for each phase: call it outside of jit, scan and vmap")
+    of_nodes = state.own if hasattr(state, "own") else state.compressor.local  # type: ignore[attr-defined]
+    for x in jax.tree.leaves(of_nodes)[:1]:
+        if jnp.ndim(x) and len(x) != nodes.count:
+            raise ValueError(
+                f"this state is of {len(x)} nodes, and step is of {nodes.count}: put its step, parameters and "
+                "optimiser state into a fresh one (docs/your_loop.md, Checkpoints)"
+            )
     donated = [*jax.tree.leaves(getattr(state, "params", ()))[:1], *jax.tree.leaves(getattr(state, "own", ()))[:1]]
     if any(x.is_deleted() for x in donated if isinstance(x, jax.Array)):
         raise ValueError("an earlier step took this state's arrays (it donates them): give the state that it returned")
@@ -133,9 +151,10 @@ def updated(optimizer: Any, grads: PyTree, state: PyTree, params: PyTree) -> tup
     except TypeError as error:
         if "required keyword-only argument" not in str(error):
             raise
+        cure = ": for a rate that follows the loss there is jgc.training.learning_rate.by_validation"
+        cure = cure if str(error).endswith(": 'value'") else ""
         raise TypeError(
-            f"the optimiser wants more than gradients ({error}), which the step does not have: for a rate that follows "
-            "the loss there is jgc.training.learning_rate.by_validation"
+            f"the optimiser wants more than gradients ({error}), which the step does not have{cure}"
         ) from None
 
 
@@ -153,14 +172,12 @@ def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
     for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
         is_array = hasattr(x, "shape") and hasattr(x, "dtype")
         if not (is_array or (or_numbers and isinstance(x, numbers.Number))):
-            name, found = path_of(path), getattr(x, "__name__", repr(x))
-            module = (
-                ". For an Equinox module: params, static = eqx.partition(model, eqx.is_inexact_array), or eqx.filter"
-            )
-            raise TypeError(
-                f"the leaf {name!r} is not an array but the {type(x).__name__} {found}: give the arrays alone"
-                f"{'' if isinstance(x, str) else module}"
-            )
+            name, found, cure = path_of(path), getattr(x, "__name__", repr(x)), "give the arrays alone"
+            if isinstance(x, numbers.Number):
+                cure = f"give jnp.asarray({x!r}), or of a train state its parameters alone"
+            elif callable(x):
+                cure += ". For an Equinox module: params, static = eqx.partition(model, eqx.is_inexact_array)"
+            raise TypeError(f"the leaf {name!r} is not an array but the {type(x).__name__} {found}: {cure}")
 
 
 def check_model_state(old: PyTree, new: PyTree) -> PyTree:

@@ -312,6 +312,20 @@ def node_grads(
                 "the loss failed inside JAX with an assertion that says nothing; a collective over an axis that is not "
                 "there, lax.pmean of pmap's say, does so. jgc takes the mean over nodes itself: leave it out"
             ) from error
+        except NameError as error:
+            if "unbound axis name" not in str(error):
+                raise
+            raise ValueError(
+                f"the loss averages over an axis that is not there ({str(error).split('.')[0]}). jgc takes the mean "
+                "over nodes itself: leave it out"
+            ) from None
+        except NotImplementedError as error:
+            if "Closing over inputs to shard_map" not in str(error):
+                raise
+            raise ValueError(
+                "the loss's closure holds an array on Explicit axes, which JAX does not take: make the mesh with "
+                "axis_types=(jax.sharding.AxisType.Auto,) * n, or keep the array on the host (jax.device_get)"
+            ) from None
         _check_own(out[0][0] if has_aux else out[0], seen)
         return comm.exact_mean(out, seen)
 

@@ -4,9 +4,10 @@
     2. K nodes emulated on one device: `jax.vmap`;
     3. several nodes per device on several devices: `vmap` inside `shard_map`.
 
-The same method code runs in all three and gives the same result. A node may also own several devices, along the fast
-axes of the mesh. They either hold copies of the parameters, and the node's gradient is their mean; or they divide the
-parameters (FSDP, tensor parallel), and each device compresses the gradient of its own shards.
+The same method code runs in all three and gives the same result (with `rbg` keys, random numbers differ). A node may
+also own several devices, along the fast axes of the mesh. They either hold copies of the parameters, and the node's
+gradient is their mean; or they divide the parameters (FSDP, tensor parallel), and each device compresses the gradient
+of its own shards.
 """
 
 import math
@@ -132,8 +133,8 @@ def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] =
 
     Raises:
       TypeError: something else in place of the mesh, or `per_device` is not a whole number.
-      ValueError: `slow` names no axis, an axis is not one of the mesh's or is named twice, or `per_device` is not
-        positive.
+      ValueError: `slow` names no axis, an axis is not one of the mesh's or is named twice, the axes are neither all
+        Auto nor all Explicit, or `per_device` is not positive.
 
     Example:
       >>> mesh = jax.make_mesh((1, 1), ("dcn", "fsdp"), devices=jax.devices()[:1])
@@ -149,6 +150,9 @@ def from_mesh(mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] =
             raise ValueError(f"mesh axis {axis!r} is not one of {tuple(mesh.shape)}")
         if (slow + fast).count(axis) > 1:
             raise ValueError(f"mesh axis {axis!r} is named twice: slow={slow}, fast={fast}")
+    kinds = {axis: kind.name for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)}
+    if len(set(kinds.values())) > 1 or "Manual" in kinds.values():
+        raise ValueError(f"the axes of the mesh must be all Auto or all Explicit, got {kinds}")
     if not slow:
         raise ValueError(f"slow must name at least one axis of the mesh, which has {tuple(mesh.shape)}")
     # `lax.ppermute` numbers the devices of several axes in the mesh's order, `lax.axis_index` in the order given

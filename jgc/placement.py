@@ -202,6 +202,8 @@ def _of_state(tree: PyTree, kind: str) -> PyTree:
 def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile.
 
+    As with `jax.device_put`, an array that lies there already is not copied: a step that donates the result deletes it.
+
     Raises:
       TypeError: something else in place of the nodes; a leaf is neither an array nor a number.
       ValueError: a leaf of `placements` is not a placement, or the first axis of a LOCAL or BATCH leaf is not K.

@@ -23,7 +23,7 @@ from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.fragments import cut, put_back, take
 from jgc.method.guard import guarded, not_finite
 from jgc.method.shards import info_of_node
-from jgc.misuse import holds_state
+from jgc.misuse import holds_state, updated
 from jgc.node_axis import on_nodes
 from jgc.placement import LOCAL, SHARED, Sharded, is_placement, locally, of_node, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
@@ -168,8 +168,9 @@ class Parts(NamedTuple):
         import optax  # here: `import jgc` must not wait for it
 
         def one(own, inner, grads):
-            updates, after = self.inner.update(grads, inner, own)
-            fine = ~jnp.any(jnp.stack([not_finite(x) for x in jax.tree.leaves(grads) if x.size]))
+            updates, after = updated(self.inner, grads, inner, own)
+            bad = [not_finite(x) for x in jax.tree.leaves(grads) if x.size]
+            fine = ~jnp.any(jnp.stack([jnp.bool_(False), *bad]))
             new = optax.apply_updates(own, updates), after
             return *jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, (own, inner)), fine
 
@@ -224,7 +225,7 @@ class Parts(NamedTuple):
 
         def apply(arrays, result):
             old = take(arrays.params, leaves), arrays.outer[fragment]
-            updates, state = self.outer.update(result.mean, old[1], old[0])
+            updates, state = updated(self.outer, result.mean, old[1], old[0])
             new = optax.apply_updates(old[0], updates), state
             theta, state = jax.tree.map(lambda a, b: jnp.where(result.finite, a, b), new, old)
             return arrays._replace(

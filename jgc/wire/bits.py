@@ -77,7 +77,7 @@ def unpack_bits(words: Array, bits: int, n: int) -> Array:
     for start, width in fields_of(bits):
         count = words.size // bits * width
         shifts = np.arange(0, _WIDTH, width, dtype=np.uint32)[:, None, None]
-        rows = words[at : at + count].reshape(-1, _columns(count)) >> shifts  # [32 / width, count / m, m]
+        rows = words[at : at + count].reshape(1, -1, _columns(count)) >> shifts  # [32 / width, count / m, m]
         fields.append(((rows & np.uint32(2**width - 1)) << np.uint32(start)).reshape(-1))
         at += count
     return reduce(jnp.bitwise_or, fields)[:n]
@@ -88,7 +88,7 @@ def ones_at(words: Array, n: int) -> Array:
     shifts = np.arange(_WIDTH, dtype=np.uint32)[:, None]
 
     def of_node(k):
-        return (words[k] >> shifts & np.uint32(1)).astype(jnp.int32)  # [32, words]
+        return (words[k][None] >> shifts & np.uint32(1)).astype(jnp.int32)  # [32, words]
 
     # node by node, the first ones in one fused operation
     few = min(words.shape[0], 8)

@@ -82,8 +82,11 @@ def test_a_state_that_was_used_up_is_named():
         (lambda p, x: (loss(p, x), 1), False, (), "the loss returned a tuple of 2: for (scalar, aux)"),
         (lambda p, x, s: loss(p, x), False, {"n": 1.0}, "(scalar, new model state), got a "),
         (lambda p, x, s: (loss(p, x), s), True, {"n": 1.0}, "(scalar, (new model state, aux)), got a dict"),
+        (lambda p, x, s: (loss(p, x), s), False, (), "called with (params, batch), and does not fit: missing"),
+        (loss, False, {"n": 1.0}, "the loss is called with (params, batch, model_state), for init got a model state"),
+        (lambda p, x: (loss(p, x), {"name": "mean"}), True, (), "the leaf 'name' is not an array but the str 'mean'"),
     ],
-    ids=["no aux", "three", "aux", "no state", "state without aux"],
+    ids=["no aux", "three", "aux", "no state", "state without aux", "no model state", "model state", "text"],
 )
 def test_a_loss_of_another_form_is_named(make, own_loss, has_aux, model_state, message):
     nodes, model_state = nodes_of("1 device"), jax.tree.map(np.float32, model_state)
@@ -111,14 +114,78 @@ def test_step_inside_a_program_is_an_error():
         ({"own_loss": lambda p, x: (loss(p, x), {"n": 1})}, TypeError,
          "the loss returned a tuple of 2: for (scalar, aux) give has_aux=True"),
         ({"own_loss": lambda p, x: jax.lax.pmean(loss(p, x), "batch")}, Exception, "leave it out"),
+        ({"own_loss": lambda p, x: jax.lax.pmean(loss(p, x), "b"), "layout": "1 device"}, ValueError, "leave it out"),
+        ({"optimizer": optax.lbfgs()}, TypeError, "'value', 'grad', and 'value_fn'), which the step does not have"),
         ({"optimizer": optax.contrib.reduce_on_plateau()}, TypeError, "there is jgc.training.learning_rate.by_validat"),
     ],
-    ids=["aux", "pmean", "plateau"],
+    ids=["aux", "pmean", "pmean on one device", "lbfgs", "plateau"],
 )  # fmt: skip
 def test_what_a_step_cannot_do_is_named(changes, error, message):
     state, step = _first(**changes)
     with _raises(error, message):
         step(state, BATCH)
+
+
+@pytest.mark.parametrize("inner, outer", [(optax.contrib.reduce_on_plateau(), optax.sgd(1.0)),
+                                          (optax.sgd(0.1), optax.lbfgs())])  # fmt: skip
+def test_optimisers_of_local_steps_that_want_the_loss_are_named(inner, outer):
+    init, step = jgc.local_steps(inner, outer, dense(), 1, nodes_of("1 device")).make_step(loss)
+    with _raises(TypeError, "the optimiser wants more than gradients"):
+        step(init(jax.random.key(0), PARAMS), BATCH)
+
+
+def test_a_state_of_other_nodes_is_named():
+    state, _ = _first()
+    _, step = jgc.make_step(loss, topk(alpha=0.5), optax.adam(0.1), jgc.make_nodes(4))
+    with _raises(ValueError, "this state is of 8 nodes, and step is of 4: put its step, parameters and"):
+        step(state, BATCH[:4])
+    own = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, nodes_of("4 devices")).make_step(loss)[0]
+    fewer = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, jgc.make_nodes(4)).make_step(loss)[1]
+    with _raises(ValueError, "this state is of 8 nodes, and step is of 4"):
+        fewer(own(jax.random.key(0), PARAMS), BATCH[:4])
+
+
+def test_parameters_put_elsewhere_during_a_run_are_moved():
+    state, step = _first(compressor=dense())
+    state, _ = step(state, BATCH)
+    elsewhere = state._replace(params=jax.device_put(jax.device_get(state.params), jax.devices()[0]))
+    after, _ = step(elsewhere, BATCH)
+    assert after.params["w"].sharding.device_set == set(nodes_of("4 devices").mesh.devices.flat)
+
+
+def test_the_mesh_in_force_is_that_of_the_nodes():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        for nodes, what in ((nodes_of("8 devices"), "lie on one of their own"), (nodes_of("1 device"), "are emulated")):
+            with _raises(ValueError, f"jax.set_mesh has put the mesh {{'data': 8}} in force, and the nodes {what}"):
+                jgc.make_step(loss, dense(), optax.sgd(0.1), nodes)
+        init, step = jgc.make_step(loss, dense(), optax.sgd(0.1), jgc.from_mesh(mesh, "data"))
+        step(init(jax.random.key(0), PARAMS), BATCH)
+
+
+def test_an_array_on_explicit_axes_in_the_losss_closure_is_named():
+    mesh = jax.make_mesh((4, 2), ("host", "chip"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    base = jax.device_put(jnp.ones((6, 4)), jax.NamedSharding(mesh, jax.P()))
+    nodes = jgc.from_mesh(mesh, slow="host", fast="chip")
+    init, step = jgc.make_step(lambda p, x: jnp.mean(x @ (base + p["w"])), dense(), optax.sgd(0.1), nodes)
+    with _raises(ValueError, "the loss's closure holds an array on Explicit axes, which JAX does not take"):
+        step(init(jax.random.key(0), PARAMS), BATCH[:4])
+
+
+def test_parameters_that_are_no_arrays_of_floats_are_named():
+    init, _ = _made()
+    with _raises(TypeError, "the parameter 'w' is a shape, float32[6, 4], and init takes arrays"):
+        init(jax.random.key(0), jax.eval_shape(lambda: PARAMS))
+    with _raises(TypeError, "the leaf 'step' is not an array but the int 0: give jnp.asarray(0), or of a train"):
+        init(jax.random.key(0), {"step": 0, "params": PARAMS})
+
+
+def test_an_optimisers_state_may_hold_numbers():
+    counts = optax.GradientTransformation(lambda p: {"n": 0}, lambda g, s, p=None: (g, {"n": s["n"] + 1}))
+    state, step = _first(optimizer=optax.chain(counts, optax.sgd(0.1)))
+    for _ in range(2):
+        state, _ = step(state, BATCH)
+    assert state.opt_state[0]["n"] == 2
 
 
 def test_a_method_that_there_is_not_has_a_near_one():

@@ -68,6 +68,9 @@ def test_nodes_on_own_mesh():
     assert from_mesh(mesh, slow=("pod", "chip"), per_device=3).count == 24
     with pytest.raises(ValueError, match=r"mesh axis 'node' is not one of \('pod', 'chip'\)"):
         from_mesh(mesh, slow=("node",))
+    mixed = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Explicit), devices=jax.devices()[:4])
+    with pytest.raises(ValueError, match=r"must be all Auto or all Explicit, got \{'a': 'Auto', 'b': 'Explicit'\}"):
+        from_mesh(mixed, slow="a")
 
 
 def test_nodes_are_hashable_and_equal_by_value():

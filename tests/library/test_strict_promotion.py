@@ -1,4 +1,4 @@
-"""Methods trace where users have `jax_numpy_dtype_promotion="strict"`."""
+"""Methods trace where users have `jax_numpy_dtype_promotion="strict"` and `jax_numpy_rank_promotion="raise"`."""
 
 import jax
 import pytest
@@ -16,6 +16,6 @@ PARAMS = {
 @pytest.mark.parametrize("layout", some_by_default(["1 device", "4 devices"], ["4 devices"]))
 @pytest.mark.parametrize("name", METHODS)
 def test_every_phase_traces_with_strict_promotion(name, layout):
-    with jax.numpy_dtype_promotion("strict"):
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         sent = jgc.bytes_per_step(build(METHODS[name].settings()), PARAMS, nodes_of(layout))
     assert all(of.uncompressed > 0 for of in sent.values())

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from contract import some_by_default
 
@@ -28,6 +29,12 @@ def kept_and_sent(compressor, nodes):
 
 
 LEARNED = {"positions": "learned", "value_code": "1bit", "warmup_steps": 2}
+def test_gradients_of_float64_are_exchanged_in_float32_with_a_warning(sixty_four_bits):
+    init, _ = jgc.make_step(lambda p, x: jnp.mean(x @ p["w"]), jgc.compress.dense(), optax.sgd(1.0), jgc.make_nodes(1))
+    with pytest.warns(UserWarning, match="the parameter 'w' is float64, and its gradients are exchanged in float32"):
+        init(jax.random.key(0), {"w": jnp.zeros(2, jnp.float64)})
+
+
 CASES = [*((name, {}) for name in METHODS), ("topk", LEARNED), ("dgc", LEARNED)]
 BY_DEFAULT = [*((name, {}) for name in ("lgc_ps", "powersgd", "qsgd", "topk")), ("topk", LEARNED)]
 

@@ -129,7 +129,8 @@ def losses(weights: Weights, x: Array, innovations: Array, chosen: Array) -> Los
     codes = encode(weights.encoder, x)  # [K, m / 16, 4]
     decoded = jax.vmap(decode, in_axes=(0, None, 0))(weights.decoders, codes[chosen], innovations)
     nodes = x.shape[0]
-    spread = jnp.mean((codes - jnp.mean(codes, axis=0)) ** 2)  # the mean over pairs is 2 K / (K - 1) times this
+    spread = jnp.mean((codes - jnp.mean(codes, axis=0, keepdims=True)) ** 2)
+    # the mean over pairs of nodes is 2 K / (K - 1) times the spread
     similarity = 2 * nodes / max(nodes - 1, 1) * spread
     return Losses(jnp.mean((x - decoded) ** 2), similarity)
 

@@ -40,13 +40,15 @@ class ConvTranspose(nn.Module):
         kernel, bias = _parameters(self, 3, x.shape[-1])
         before, even, odd = jnp.split(x @ jnp.concatenate([kernel[0], kernel[2], kernel[1]], axis=-1), 3, axis=-1)
         pairs = jnp.concatenate([_previous(before) + even, odd], axis=-1)  # y[2 i], y[2 i + 1]
-        return pairs.reshape(*x.shape[:-2], -1, self.filters) + bias
+        y = pairs.reshape(*x.shape[:-2], -1, self.filters)
+        return y + jnp.broadcast_to(bias, y.shape)
 
 
 def _affine(module: Conv | ConvTranspose, windows: Array, size: int) -> Array:
     """Windows f32[..., n, size c] times the kernel, plus the bias: f32[..., n, filters]."""
     kernel, bias = _parameters(module, size, windows.shape[-1] // size)
-    return windows @ kernel.reshape(-1, module.filters) + bias
+    y = windows @ kernel.reshape(-1, module.filters)
+    return y + jnp.broadcast_to(bias, y.shape)
 
 
 def _parameters(module: Conv | ConvTranspose, size: int, channels: int) -> tuple[Array, Array]:

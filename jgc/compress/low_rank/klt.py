@@ -240,8 +240,8 @@ def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Node
 def _steps(coefficients: Array, groups: Array, largest: float, nodes: Nodes) -> Array:
     """The quantisation step of each coefficient, f32[k]: within its group no node exceeds the largest integer."""
     # Nodes send the exponent of the largest magnitude: small, and equal on all nodes to the bit.
-    own = groups == np.arange(group_count(groups.size), dtype=np.int32)[:, None]
-    magnitudes = jnp.max(jnp.where(own, jnp.abs(coefficients), 0), axis=1, initial=0)
+    own = groups[None] == np.arange(group_count(groups.size), dtype=np.int32)[:, None]
+    magnitudes = jnp.max(jnp.where(own, jnp.abs(coefficients)[None], 0), axis=1, initial=0)
     exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
     highest = jnp.max(comm.all_gather(exponents, nodes, "scales"), axis=0)
     return (jnp.exp2(highest.astype(jnp.float32) / FINE) / largest)[groups]

@@ -133,10 +133,10 @@ def grouped(energies: Array) -> Array:
     # The bits of that one, highest first: XLA for TPU compiles that in a second, a sort of 250,000 values in nine.
     def refine(i, least):
         higher = least + (1 << (30 - i))
-        return jnp.where(jnp.sum(bits >= higher[:, None], axis=1) > last, higher, least)
+        return jnp.where(jnp.sum(bits[None] >= higher[:, None], axis=1) > last, higher, least)
 
     least = lax.fori_loop(0, 31, refine, jnp.zeros_like(bits, shape=last.shape))
-    return jnp.sum(bits < least[:, None], axis=0, dtype=jnp.int32)
+    return jnp.sum(bits[None] < least[:, None], axis=0, dtype=jnp.int32)
 
 
 def group_count(k: int) -> int:

@@ -119,7 +119,7 @@ def outer(p: Array, q: Array) -> Array:
     if p.shape[1] > 8:
         return _matmul(p, q)
     # a sum of few products is fused with what follows; XLA on CPU writes a matrix product to memory first
-    return sum((p[:, i, None] * q[i] for i in range(1, p.shape[1])), p[:, 0, None] * q[0])
+    return sum((p[:, i, None] * q[i, None] for i in range(1, p.shape[1])), p[:, 0, None] * q[0, None])
 
 
 def orthonormal(p: Array) -> Array:
@@ -153,6 +153,7 @@ def unit(x: Array, zeros: Array | float = 0.0) -> Array:
       Array([[ 0.6,  0. ],
              [-0.8,  0. ]], dtype=float32)
     """
-    largest = jnp.max(jnp.abs(x), axis=0)
+    largest = jnp.max(jnp.abs(x), axis=0, keepdims=True)
     scaled = x / jnp.where(largest > 0, largest, 1.0)  # now of length at least 1, if not zero
-    return jnp.where(largest > 0, scaled / jnp.maximum(jnp.sqrt(jnp.sum(scaled * scaled, axis=0)), 1.0), zeros)
+    length = jnp.sqrt(jnp.sum(scaled * scaled, axis=0, keepdims=True))
+    return jnp.where(largest > 0, scaled / jnp.maximum(length, 1.0), zeros)

@@ -92,7 +92,7 @@ def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
         own = scales_of(v, layers)
         scales = own if agreed is None else agreed
         clipped = jnp.minimum(jnp.abs(v), over_groups(own, layers, 0))
-        threshold = 0.5 if nearest else jax.random.uniform(key, v.shape)
+        threshold = 0.5 if nearest else jax.random.uniform(key, v.shape, v.dtype)
         kept = threshold < divide(clipped, over_groups(scales, layers, 0))
         codes = jnp.where(kept, jnp.where(v < 0, MINUS, PLUS), 0)
         return {"codes": pack_bits(codes, BITS), "scales": scales}

@@ -65,7 +65,7 @@ def wanted(bits: Array, layers: Layers, ratio: float, slots: tuple[int, ...], mi
       min_values: least number per layer.
     """
     sizes = np.array([layer.size for layer in layers], np.float32)
-    least = np.minimum(min_values, np.array(slots))
+    least = np.minimum(min_values, np.array(slots, np.int32))
     count = jnp.round(jnp.nan_to_num(bits) / ratio * sizes).astype(jnp.int32)
     return jnp.where(jnp.isnan(bits), 0, jnp.clip(count, least, np.array(slots, np.int32)))
 
