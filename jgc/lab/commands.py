@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-from jgc.training.cli import in_company, quiet
+from jgc.training.cli import exit_code_of, in_company, quiet
 from jgc.training.errors import BAD_INPUT, did_you_mean
 from jgc.training.options import read
 
@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return in_company(lambda: _run(name, rest))
     group = words[0] if depth == 2 else ""
     if words[depth - 1 :] and words[depth - 1] in ("-h", "--help"):
-        print(usage(group), *summaries(group), sep="\n")
-        return 0
+        text = "\n".join([usage(group), *summaries(group)])
+        return exit_code_of(lambda: print(text, flush=True) or 0)
     if words[depth - 1 :]:
         hint = did_you_mean(name, [*COMMANDS, *groups()])
         print(f"error: unknown command {name!r}{hint}", file=sys.stderr)

@@ -23,6 +23,7 @@ from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.loop import run
 from jgc.training.rundir import CONFIG, SUMMARY, changes_since, read_object
 from jgc.training.setup import data_of, make_parts, model_of, with_epoch
+from jgc.training.summary import read_summary
 from jgc.training.workloads import DEFAULT
 
 Summary = dict[str, Any]
@@ -245,6 +246,8 @@ def check_folder(job: Job) -> None:
     difference."""
     path = job.folder / CONFIG
     if not path.exists():
+        if (job.folder / SUMMARY).exists():
+            raise UserError(f"{job.folder} has a {SUMMARY} and no {CONFIG}: give another --run-dir")
         return
     old = read_object(path)
     changed = changes_since(old, job.config)
@@ -270,7 +273,7 @@ def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: s
             raise Stopped(f"stopped; {job.folder} is kept, and the same command goes on", exit_code)
         jax.clear_caches()  # the next run compiles its own steps
         gc.collect()
-    summary = read_object(job.folder / SUMMARY)
+    summary = read_summary(job.folder)
     score = score_of(summary)
     say(f"{title}: {score.title} {score.text(summary[score.name])} after {summary['steps']} steps"
         f"{', finished before' if done else f', {minutes(summary):.1f} min'}")  # fmt: skip

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from jgc.compress import METHODS
-from jgc.training.config import Config, method_name, resolve
+from jgc.training.config import Config, layers_of, method_name, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.data.dataset import reason
-from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, say, values_of_the_user
+from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, leave_stdout, say, values_of_the_user
 from jgc.training.extra import explain
 from jgc.training.options import read
 from jgc.training.workloads import workload_named
@@ -75,6 +75,13 @@ def exit_code_of(action: Callable[[], int]) -> int:
     except ModuleNotFoundError as error:
         say(explain(error))
         return FAILED
+    except MemoryError as error:
+        say(f"error: out of memory ({error}): fewer examples in a step, or a smaller model, may fit")
+        return FAILED
+    except BrokenPipeError:
+        leave_stdout()
+        say("error: nobody reads standard output any more")
+        return FAILED
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         say(f"error: {where}{reason(error)}")
@@ -129,7 +136,8 @@ def with_options(config: Config, argv: Sequence[str]) -> Config:
     found: Config = read(kind, argv, "train.py", config, _about(config))
     workload = workload_named(found.workload)
     named = [name for name in ("optimizer", "schedule") if getattr(found, name) == "workload"]  # given in so many words
-    return dataclasses.replace(found, **{name: getattr(workload, name) for name in named})
+    filled = {name: getattr(workload, name) for name in named}
+    return dataclasses.replace(found, layers=layers_of(found, workload), **filled)
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:

@@ -11,8 +11,11 @@ is overruled by the workload; set it on the command line instead.
 """
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
 
 from jgc import compress
 from jgc.training.errors import UserError
@@ -237,12 +240,12 @@ def resolve(config: Config) -> Config:
             norm=config.model.norm or workload.norm,
             classes=config.model.classes or workload.classes,
         ),
-        layers=_layers(config, workload),
+        layers=layers_of(config, workload),
         compressor=_with_workload(config.compressor, workload),
     )
 
 
-def _layers(config: Config, workload: Workload) -> LayersConfig:
+def layers_of(config: Config, workload: Workload) -> LayersConfig:
     """The layers that go another way, with the workload's for this method where none are given."""
     method = method_name(config.compressor)
     ours = {"dense": "", "top_k": ""} | dict(compress.METHODS[method].layers) | dict(workload.layers.get(method, {}))
@@ -348,8 +351,9 @@ def _require(holds: bool, config: Config, name: str, what: str) -> None:
 
 
 def as_json(config: Config) -> dict[str, Any]:
-    """The config as plain data, with the method's name."""
-    return {"method": method_name(config.compressor), **dataclasses.asdict(config)}
+    """The config as plain data, with the method's name; NumPy's numbers are Python's."""
+    method = method_name(config.compressor)
+    return {"method": method, **json.loads(json.dumps(dataclasses.asdict(config), default=np.generic.item))}
 
 
 def method_name(settings: Any) -> str:

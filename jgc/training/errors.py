@@ -80,6 +80,13 @@ def say(text: str) -> None:
         briefly(lambda: print(text, file=sys.stderr, flush=True))
 
 
+def leave_stdout() -> None:
+    """Let standard output go nowhere, after its reader has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def briefly(write: Callable[[], object]) -> None:
     """Call `write`, which prints or flushes, and go on after `LAST_WORD` seconds at the latest.
 

@@ -25,13 +25,14 @@ from jgc.training.finish import finish
 from jgc.training.local_step import as_exchanged, exchange_parts
 from jgc.training.lock import sole_writer
 from jgc.training.metrics import Metrics, NoMetrics, read
+from jgc.training.output import Output
 from jgc.training.program import compile_gradients, compile_update
 from jgc.training.programs import kept_programs
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording
 from jgc.training.run import Run, cost_of
-from jgc.training.rundir import CONFIG, METRICS, check_run_dir, choose_run_dir, mark_run_dir
+from jgc.training.rundir import CONFIG, METRICS, SUMMARY, check_run_dir, choose_run_dir, mark_run_dir
 from jgc.training.sample import sample_of
 from jgc.training.setup import Setup, build
 from jgc.training.signals import Interrupts
@@ -57,7 +58,7 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
     """
     check(config)
     with join(config) as team:
-        console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
+        console = console or Output(width=None if sys.stdout.isatty() else WIDTH, markup=False)
         return run_in(team, config, resume_command, team.console(console))
 
 
@@ -94,6 +95,8 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
     team.require_equal(so_far, f"all processes must see the same folder {folder}")
     if team.leads:
+        if start < config.steps:  # of fewer steps than the run has now: a run with a summary has finished
+            (folder / SUMMARY).unlink(missing_ok=True)
         mark_run_dir(folder, config)
     recording.begin(start)
     console.print(heading(setup, folder, start), highlight=False)

@@ -123,6 +123,7 @@ def _named(name: str, known: dict[str, Option]) -> Option:
     if name in known and name.startswith("--"):
         return known[name]
     names = [*(word for word in known if word.startswith("--")), "--config", "--method", "--help"]
+    names = [word for word in names if word != name]  # which stands where it cannot
     raise UserError(f"unknown option {name}{did_you_mean(name, names) or '; --help lists them all'}")
 
 
@@ -140,6 +141,9 @@ def _check_values(option: Option, values: Sequence[str]) -> None:
 def _check_rest(spare: list[str], given: set[str], known: dict[str, Option], prog: str) -> None:
     """Check the number of positional arguments, and required options."""
     places = [option for option in known.values() if not option.name.startswith("-")]
+    if single := next((word for word in spare if word.startswith("-") and not _converts(float, word)), ""):
+        near = did_you_mean(f"-{single}", [word for word in known if word.startswith("--")])
+        raise UserError(f"unknown option {single}{near or '; --help lists them all'}")
     if len(spare) > sum(option.most for option in places):
         raise UserError(f"{prog} takes {'fewer arguments' if places else 'only options'}, got {spare[-1]!r}")
     given |= {option.name for option, _ in zip(places, spare, strict=False)}

@@ -72,7 +72,7 @@ def mark_run_dir(path: Path, config: Config) -> None:
 
 def changes_since(old: dict[str, Any], config: Config) -> list[str]:
     """Differences from a run's config.json in settings that must not change; settings added since are no difference."""
-    return differences(completed(old), json.loads(json.dumps(as_json(config))))
+    return differences(completed(old), as_json(config))
 
 
 def compare_configs(old: dict[str, Any], config: Config, where: Path | str) -> None:

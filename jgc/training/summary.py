@@ -4,16 +4,19 @@ import platform
 import statistics
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jgc.training.config import method_name
 from jgc.training.costs import PhaseCost, as_json, ratios
-from jgc.training.data import Score
+from jgc.training.data import Score, further_of, score_of
 from jgc.training.data.score import FURTHER, KEY
+from jgc.training.errors import UserError
 from jgc.training.local_config import LocalConfig
 from jgc.training.metrics import Line
+from jgc.training.rundir import SUMMARY, read_object
 from jgc.training.setup import Setup
 from jgc.types import Nodes
 
@@ -26,6 +29,8 @@ DIAGNOSTICS = (
     "true_cosine",
 )
 SLOTS = ("slots_used", "overflow")  # of a buffer of fixed size: the share in use, and values that did not fit
+NEEDED = ("method", "workload", "seed", "nodes", "steps", "layout", "parameters", "phases", "total_bytes",
+          "dense_total_bytes", "compression_ratio")  # fmt: skip  # of a summary
 CORRECTED = ("validation_loss", "learning_rate")
 POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes")  # a step and sending node
 
@@ -127,6 +132,22 @@ def _ratios(cost: PhaseCost, lines: Sequence[Line], exchanges: float) -> dict[st
     means = {role: _mean(exchanged, f"bytes_up_{role}") for role in ("leader", "worker")}
     sent = {role: exchanges * (mean or 0.0) for role, mean in means.items()}
     return {role: cost.dense / size if size else None for role, size in sent.items()} if lines else ratios(cost)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a finished run.
+
+    Raises:
+      UserError: the file cannot be read, or lacks what every summary has.
+    """
+    found = read_object(folder / SUMMARY)
+    try:
+        names = [*NEEDED, score_of(found).name, *(figure.name for figure in further_of(found))]
+    except ValueError as error:
+        raise UserError(f"cannot read the run in {folder}: {error}") from error
+    if missing := [name for name in names if name not in found]:
+        raise UserError(f"cannot read the run in {folder}: its {SUMMARY} has no {missing[0]!r}")
+    return found
 
 
 def uplink(parameters: int, ratio: float | None) -> float:

@@ -68,7 +68,10 @@ def test_module_runs():
         (["bench", "codecs", "--run-dir", "x", "--alphas", "2"], "alpha must be in (0, 1]"),
         (["compare", "--run-dir", "x", "--set", "alpha"], "METHOD.FIELD=VALUE, got 'alpha'"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dg.alpha=1"], "did you mean dgc?"),
-        (["compare", "--run-dir", "x", "--set", "learning_rat=0.1"], "did you mean --learning-rate?"),
+        (["compare", "--run-dir", "x", "--set", "learning_rat=0.1"], "did you mean learning_rate?"),
+        (["compare", "--run-dir", "x", "--methods", "topk,dense", "--set", "alpha=0.1"], "did you mean topk.alpha?"),
+        (["compare", "--run-dir", "x", "--methods", "topk", "--set", "topk.foo=1"], "no setting of train.py or topk"),
+        (["compare", "--run-dir", "x", "--set", "method=dgc"], "--set method=dgc: no setting of train.py"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.alpha=little"], "little"),
     ],
 )

@@ -129,6 +129,7 @@ def test_page_after_diverging_run(swept, monkeypatch):
     ("data", ["a"], "--field must be a setting"),
     ("compressor.ration", ["1"], "--field must be .*got 'compressor.ration'; did you mean compressor.ratio"),
     ("ratio", ["1"], "got 'ratio'; did you mean compressor.ratio"),
+    ("compressor.rank", ["1"], "--field compressor.rank: none of --methods "),
     ("seed", ["1"], "--field must be a setting"),
     ("nodes", [], "--values names none"),
     ("layers.dense", ["^a/"], "--values must be such that a folder can be named by them, got '.a/'"),

@@ -2,9 +2,11 @@
 
 import dataclasses
 import errno
+import json
 import re
 
 import jax
+import numpy as np
 import pytest
 
 from jgc.compress import Dense, LgcPs, TopK
@@ -140,6 +142,7 @@ def test_help_describes_every_option(capsys):
         (["--config", "configs/lgc_sp.py"], "did you mean lgc_ps?"),
         ([*LGC, "--stpes", "3"], "unknown option --stpes; did you mean --steps?"),
         ([*LGC, "--compressor.alhpa", "1"], "did you mean --compressor.alpha?"),
+        ([*LGC, "-steps", "3"], "unknown option -steps; did you mean --steps?"),
         ([*LGC, "--zzzz"], "unknown option --zzzz; --help lists them all"),
         ([*LGC, "--steps", "many"], "--steps must be a whole number, got 'many'"),
         ([*LGC, "--learning-rate", "fast"], "--learning-rate must be a number, got 'fast'"),
@@ -241,6 +244,18 @@ def test_differences():
     other = dataclasses.replace(free, seed=4, compressor=dataclasses.replace(free.compressor, alpha=0.2))
     assert differences(old, as_json(other)) == ["compressor.alpha was 0.1, is 0.2", "seed was 0, is 4"]
     assert differences(old, as_json(resolve(Config(compressor=Dense()))))[0] == "method was 'topk', is 'dense'"
+
+
+def test_numpys_numbers_are_pythons_in_a_config_file():
+    config = resolve(Config(compressor=TopK(alpha=np.float64(0.01)), steps=np.int64(7), learning_rate=np.float32(0.5)))
+    assert json.loads(json.dumps(as_json(config)))["steps"] == 7
+    assert [type(as_json(config)[name]) for name in ("steps", "learning_rate")] == [int, float]
+
+
+def test_none_as_an_option_is_the_methods_own():
+    default = cli.parse(["--method", "topk"]).layers
+    assert cli.parse(["--method", "topk", "--layers.dense", "None", "--layers.top-k", "None"]).layers == default
+    assert default.dense == "first"
 
 
 def test_unknown_settings_class():

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from jgc.compress import Dense, Gradiveq, TopK
 from jgc.lab.chaos.disks import small_files
 from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
 from jgc.lab.report.page import write as write_report
+from jgc.lab.report.runs import find
 from jgc.nodes import make_nodes
 from jgc.training import checkpoint, data, loop, setup as building
 from jgc.training.errors import NonFinite, UserError
@@ -285,3 +288,41 @@ def test_resume_dynamic_phases(tmp_path, monkeypatch):
     assert sent[0] < lines[0]["bytes_up_worker"]
     dense = summary["parameters"] * 4
     assert summary["compression_ratio"]["worker"] == pytest.approx(dense / np.mean(sent))
+
+
+def test_a_finished_run_that_goes_on_has_no_summary_until_it_ends(reference, tmp_path, monkeypatch):
+    path = tmp_path / "longer"
+    shutil.copytree(reference, path)
+    (path / "summary.json").read_text()
+
+    def stopped(*_):
+        raise UserError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train", stopped)
+        with pytest.raises(UserError, match="stopped"):
+            loop.run(tiny_config(path, steps=8, resume=True))
+    assert not (path / "summary.json").exists() and json.loads((path / "config.json").read_text())["steps"] == 8
+    with pytest.raises(UserError, match=r"has not finished; train\.py --resume goes on with it"):
+        find([path])
+    assert loop.run(tiny_config(path, steps=8, resume=True)) == 0
+    assert json.loads((path / "summary.json").read_text())["steps"] == 8
+
+
+def test_what_is_printed_is_no_markup(tmp_path, capsys):
+    path = tmp_path / "[bold] layer[/]"
+    assert loop.run(tiny_config(path, steps=2)) == 0
+    assert f"are in {path}" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_run_without_a_reader_goes_on(tmp_path):
+    words = f"""import sys; sys.path.insert(0, {os.path.dirname(__file__)!r} + "/.."); import training_helpers as t
+from jgc.training import loop
+sys.exit(loop.run(t.tiny_config({str(tmp_path / "run")!r}, t.compress.TopK(), log_every=1)))"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 0, done.stderr
+    assert "nobody reads standard output any more: the run goes on without it" in done.stderr
+    assert (tmp_path / "run" / "summary.json").exists()

@@ -181,7 +181,7 @@ def _from_run(asked: Advise, run_dir: Path, names: list[str], link: Link) -> Adv
 def tell(asked: Advise, line: str) -> None:
     """Print the advice, and write it into a folder."""
     advice = predict(asked)
-    page.show(advice, Console())
+    page.show(advice, Console(markup=False))
     if asked.output is not None:
         page.write(asked.output, "Does it pay?", line, page.markdown(advice), page.as_json(advice))
 

@@ -1,5 +1,6 @@
 """`python -m jgc chaos`: faults against a real run of several processes, counted."""
 
+import math
 import shutil
 import tempfile
 from collections import Counter
@@ -97,11 +98,13 @@ class Chaos:
             raise UserError(f"--processes must be 1, 2 or 4, for 4 nodes, got {self.processes}")
         if self.minutes is not None and self.count is not None:
             raise UserError("--minutes says how long and --count how often: give one of them")
-        if min(self.minutes or 1, self.count or 1) <= 0 or self.minutes == 0 or self.count == 0:
-            raise UserError(f"--minutes and --count must be above 0, got {self.minutes} and {self.count}")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise UserError(f"--minutes must be above 0, got {self.minutes}")
+        if self.count is not None and self.count < 1:
+            raise UserError(f"--count must be at least 1, got {self.count}")
         if FLIPS in faults and (self.count is None or len(faults) > 1):
             raise UserError("--faults flips goes alone, with --count N")
-        if min(self.limit, self.timeout) < 10:
+        if not all(10 <= seconds < math.inf for seconds in (self.limit, self.timeout)):
             raise UserError(f"--limit and --timeout must be at least 10, got {self.limit:g} and {self.timeout:g}")
         minutes = (self.minutes or DEFAULT_MINUTES) if self.count is None else None
         return Plan(faults, methods, self.processes, self.seed, minutes, self.count, self.limit, self.timeout)

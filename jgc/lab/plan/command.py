@@ -108,7 +108,8 @@ class Plan:
         targets = [target_of(name) for name in names]
         asked = Asked(variants, options, self.workload, self.params, self.alpha, self.shard, self.phases == "last",
                       self.measure == "nothing")  # fmt: skip
-        console, progress = Console(), partial(Console(stderr=True).print, highlight=False, soft_wrap=True)
+        console, errors = Console(markup=False), Console(stderr=True, markup=False)
+        progress = partial(errors.print, highlight=False, soft_wrap=True)
         before = known_of(self.json)
         plans: list[TargetPlan] = []
 

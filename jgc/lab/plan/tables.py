@@ -36,7 +36,7 @@ def show(plans: Sequence[Plan], console: Console | None = None) -> None:
       plans: one for each method, of one workload.
       console: where to print; standard output by default.
     """
-    console = console or Console()
+    console = console or Console(markup=False)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     console.print(heading(plans[0]), highlight=False, soft_wrap=True)

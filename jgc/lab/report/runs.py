@@ -15,13 +15,12 @@ from jgc.training.errors import UserError, did_you_mean
 from jgc.training.metrics import Line, read
 from jgc.training.rundir import CONFIG, METRICS, SUMMARY, read_object
 from jgc.training.saved_config import FREE, completed
+from jgc.training.summary import read_summary
 
 # Settings that do not make another experiment. Steps and nodes do, though --resume may change them.
 PARTS = {"record": RecordConfig, "distributed": DistributedConfig}  # whose every setting is as good as any other
 IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"{part}.{f.name}" for part, kind in PARTS.items()
                                                    for f in dataclasses.fields(kind))}  # fmt: skip
-NEEDED = ("method", "workload", "seed", "nodes", "steps", "layout", "parameters", "phases", "total_bytes",
-          "dense_total_bytes", "compression_ratio")  # fmt: skip  # of a summary
 ABSENT = "absent"  # in place of a setting that a run does not have
 
 
@@ -149,14 +148,8 @@ def read_run(folder: Path) -> Run:
     Raises:
       UserError: a file of it cannot be read.
     """
-    config, summary = (read_object(folder / name) for name in (CONFIG, SUMMARY))
-    if missing := [name for name in NEEDED if name not in summary]:
-        raise UserError(f"cannot read the run in {folder}: its {SUMMARY} has no {missing[0]!r}")
-    try:
-        score_of(summary), further_of(summary)
-    except ValueError as error:
-        raise UserError(f"cannot read the run in {folder}: {error}") from error
-    return Run(folder, completed(config), summary, read(folder / METRICS))
+    config = completed(read_object(folder / CONFIG))
+    return Run(folder, config, read_summary(folder), read(folder / METRICS))
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

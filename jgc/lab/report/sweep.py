@@ -14,10 +14,9 @@ from jgc.lab.report.ages import last_ages
 from jgc.lab.report.runs import Run, Spread, read_run, spread
 from jgc.lab.report.tables import plus_minus
 from jgc.lab.shared import paper
-from jgc.lab.shared.choices import FIXED, option_word, options_of, seeds_of, variants_of, words
+from jgc.lab.shared.choices import fields_of_runs, known_methods, option_word, options_of, seeds_of, variants_of, words
 from jgc.lab.shared.pictures import COLOURS, MARKERS, new_figure, save_figure
 from jgc.lab.shared.tables import filled_table, ratio
-from jgc.training.config import GROUPS, Config
 from jgc.training.errors import UserError, did_you_mean
 from jgc.training.rundir import write_whole
 from jgc.training.workloads import workload_named
@@ -140,9 +139,11 @@ def plan(field: str, values: Sequence[str], variants: Mapping[str, Any]) -> dict
     """
     name = field.replace("-", "_")
     own = {method: {OWN + f.name for f in dataclasses.fields(default)} for method, default in variants.items()}
-    common = {f.name for f in dataclasses.fields(Config)} - {*FIXED, *GROUPS}
-    common |= {f"{group}.{f.name}" for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
+    common = fields_of_runs()
     known = common.union(*own.values())
+    of_others = {OWN + f.name for kind in known_methods().values() for f in dataclasses.fields(kind)}
+    if name not in known and name in of_others:
+        raise UserError(f"--field {field}: none of --methods {', '.join(variants)} has it")
     if name not in known:
         hint = did_you_mean(OWN + name if OWN + name in known else name, sorted(known))
         raise UserError(f"--field must be a setting of train.py or of the methods, got {field!r}{hint}")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from jgc.compress import METHODS, Dense, Silent, method_of
-from jgc.training.config import GROUPS
+from jgc.training.config import GROUPS, Config
 from jgc.training.errors import UserError, did_you_mean
 
 CONFIGS: dict[str, type] = {"baseline": Dense, "control": Silent}
@@ -87,6 +87,12 @@ def seeds_of(values: Sequence[str]) -> list[int]:
     return [int(word) for word in found]
 
 
+def fields_of_runs() -> set[str]:
+    """The settings of train.py that a command may set, groups' by dotted names; not those of methods."""
+    plain = {f.name for f in dataclasses.fields(Config)} - {*FIXED, *GROUPS}
+    return plain | {f"{group}.{f.name}" for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
+
+
 def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, list[str]]:
     """Command lines of the methods' runs from entries of `--set`.
 
@@ -96,7 +102,7 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
       methods: names of the methods that run.
 
     Raises:
-      UserError: an entry is neither of these, or names a method that does not run.
+      UserError: an entry is neither of these, or names a method that does not run, or a field that there is not.
 
     Example:
       >>> options_of(["learning_rate=0.1", "dgc.clip_norm=1"], ["baseline", "dgc"])
@@ -113,7 +119,12 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
             raise UserError(f"--set {entry}: {fixed} is not to be set: the command has its own, and is one process")
         if dot and method not in out:
             raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
-        is_own = dot and own.replace("-", "_") in {f.name for f in dataclasses.fields(known_methods()[method])}
+        setting = (own if dot else field).replace("-", "_")
+        having = [name for name in methods if setting in {f.name for f in dataclasses.fields(known_methods()[name])}]
+        is_own = dot and method in having
+        if not is_own and setting not in fields_of_runs():
+            near = f"; did you mean {having[0]}.{setting}?" if having else did_you_mean(setting, [*fields_of_runs()])
+            raise UserError(f"--set {entry}: no setting of train.py{f' or {method}' if dot else ''}{near}")
         for name in [method] if dot else out:
             out[name].append(option_word("compressor." if is_own else "", own if dot else field, value))
     return out
