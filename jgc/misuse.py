@@ -33,14 +33,14 @@ class OwnsMomentum:
     value: bool
 
 
-def path_of(path: tuple[Any, ...]) -> str:
-    """A leaf's path, parts joined by "/"."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+def path_of(path: tuple[Any, ...], separator: str = "/") -> str:
+    """A leaf's path, parts joined by the separator."""
+    return jax.tree_util.keystr(path, simple=True, separator=separator)
 
 
-def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+def leaves_by_path(tree: PyTree, separator: str = "/") -> dict[str, Any]:
     """The leaves by their paths, in tree order."""
-    return {path_of(path): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {path_of(path, separator): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def check_compressor(x: Any) -> None:

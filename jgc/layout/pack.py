@@ -15,7 +15,7 @@ import numpy as np
 
 from jgc.comm import narrowed
 from jgc.layout.hidden import dynamic_part, hidden
-from jgc.misuse import check_arrays
+from jgc.misuse import check_arrays, path_of
 from jgc.types import Array, PyTree
 
 POOLED = "biases and norms"
@@ -91,7 +91,7 @@ def leaf_paths(tree: PyTree) -> list[str]:
       ['Conv_0/kernel']
     """
     with_paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in with_paths]
+    paths = [path_of(path) for path, _ in with_paths]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise ValueError(f"two parameters have the path {twice!r}: a name must not hold a / that makes them alike")

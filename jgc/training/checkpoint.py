@@ -24,6 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jgc.layout.tiles import in_form
+from jgc.misuse import leaves_by_path
 from jgc.placement import to_host
 from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
 from jgc.training.proof import Proof
@@ -240,11 +241,6 @@ def label(x: np.ndarray) -> list[Any]:
     return [str(x.dtype), list(x.shape), zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)]
 
 
-def _named(state: PyTree) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
-
-
 def is_key(x: Any) -> bool:
     """Whether an array holds random keys, which are saved and compared by their data."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -255,7 +251,7 @@ def flatten(state: PyTree) -> dict[str, np.ndarray]:
 
     Collective: shards on other processes are gathered to every process, so all must call this.
     """
-    plain = {name: jax.random.key_data(x) if is_key(x) else x for name, x in _named(state).items()}
+    plain = {name: jax.random.key_data(x) if is_key(x) else x for name, x in leaves_by_path(state, ".").items()}
     return {name: to_host(x) for name, x in plain.items() if x.size}
 
 
@@ -271,8 +267,8 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
     Raises:
       UserError: an array that this state needs is absent, or has another shape or dtype.
     """
-    before, leaves, out = int(restored.host["config"]["nodes"]), _named(state), []
-    for name, like in leaves.items():
+    before, out = int(restored.host["config"]["nodes"]), []
+    for name, like in leaves_by_path(state, ".").items():
         data = jax.random.key_data(like) if is_key(like) else like
         x = restored.arrays.get(name) if data.size else np.zeros(data.shape, data.dtype)
         if x is not None and x.shape != data.shape:

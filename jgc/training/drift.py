@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jgc.misuse import leaves_by_path
 from jgc.placement import to_host
 from jgc.types import Array, Nodes, PyTree
 
@@ -69,8 +70,7 @@ class Replicas:
 
 def _named(state: PyTree) -> dict[str, Array]:
     """The arrays of a state by path, without empty ones; random keys as their bits."""
-    found = jax.tree_util.tree_flatten_with_path(state)[0]
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found if x.size}
+    named = {name: x for name, x in leaves_by_path(state, ".").items() if x.size}
     keys = jax.dtypes.prng_key
     return {name: jax.random.key_data(x) if jnp.issubdtype(x.dtype, keys) else x for name, x in named.items()}
 

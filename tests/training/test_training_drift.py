@@ -10,6 +10,7 @@ from training_helpers import tiny_config
 
 from jgc.compress import LgcPs, TopK
 from jgc.lab.chaos.tiny import flipped, tiny_model, with_flipped_bit
+from jgc.misuse import leaves_by_path
 from jgc.nodes import make_nodes
 from jgc.training import drift, loop, setup
 from jgc.training.config import LayersConfig
@@ -35,13 +36,11 @@ def test_checksum_sees_every_bit(dtype):
 
 def flip_anywhere(state, dice, wanted):
     """The state with a bit flipped in a copy of one of the arrays that `wanted` names; its name and device."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(state)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
-    arrays = [x for _, x in leaves]
-    i = dice.choice([i for i, name in enumerate(names) if arrays[i].size and wanted(name)])
+    arrays = leaves_by_path(state, ".")
+    name = dice.choice([name for name, x in arrays.items() if x.size and wanted(name)])
     device = dice.choice(jax.devices())
-    arrays[i] = with_flipped_bit(arrays[i], device, dice.randrange(8 * arrays[i].nbytes))
-    return jax.tree.unflatten(structure, arrays), names[i], device
+    arrays[name] = with_flipped_bit(arrays[name], device, dice.randrange(8 * arrays[name].nbytes))
+    return jax.tree.unflatten(jax.tree.structure(state), arrays.values()), name, device
 
 
 @pytest.mark.parametrize("layout", ["8 nodes", "4 nodes of 2 devices", "2 nodes of 4 devices, sharded"])

@@ -18,6 +18,7 @@ from jgc.lab.chaos.child import prepare
 from jgc.lab.chaos.lab import Lab
 from jgc.lab.chaos.tiny import flipped
 from jgc.lab.chaos.verdict import SAID, SILENT, Outcome, judge
+from jgc.misuse import leaves_by_path
 from jgc.placement import place_parts
 from jgc.training import cli
 from jgc.training.distributed import join
@@ -145,8 +146,7 @@ def _first_steps(setup: Setup, team: Any) -> tuple[Callable[[PyTree], PyTree], P
 
 def _draw(state: PyTree, dice: Random, prefix: str) -> tuple[str, int, int]:
     """An array whose name begins so, a device by its place, and a bit of the part that lies there."""
-    found = jax.tree_util.tree_flatten_with_path(state)[0]
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found}
+    named = leaves_by_path(state, ".")
     array = dice.choice(sorted(name for name, x in named.items() if name.startswith(prefix) and x.size))
     return array, dice.randrange(jax.device_count()), dice.randrange(8 * named[array].addressable_data(0).nbytes)
 

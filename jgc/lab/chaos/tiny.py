@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.misuse import leaves_by_path
 from jgc.training.models import Model, WithAuxiliary, gpt, lstm
 from jgc.training.models.pspnet import stretched
 from jgc.types import Array, PyTree
@@ -106,7 +107,6 @@ def with_flipped_bit(x: Array, device: jax.Device, bit: int) -> Array:
 
 def flipped(state: PyTree, name: str, device: jax.Device, bit: int) -> PyTree:
     """A train state with a bit flipped in one device's copy of the array of that name, such as params.head.kernel."""
-    found, structure = jax.tree_util.tree_flatten_with_path(state)
-    arrays = {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in found}
+    arrays = leaves_by_path(state, ".")
     arrays[name] = with_flipped_bit(arrays[name], device, bit)
-    return jax.tree.unflatten(structure, arrays.values())
+    return jax.tree.unflatten(jax.tree.structure(state), arrays.values())
