@@ -43,6 +43,11 @@ def leaves_by_path(tree: PyTree, separator: str = "/") -> dict[str, Any]:
     return {path_of(path, separator): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
+def is_key(x: Any) -> bool:
+    """Whether x is an array of random keys with a dtype of their own, as `jax.random.key` makes them."""
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
 def check_compressor(x: Any) -> None:
     """Raise TypeError, naming the cure, unless x is a compressor.
 
@@ -161,8 +166,7 @@ def updated(optimizer: Any, grads: PyTree, state: PyTree, params: PyTree) -> tup
 def check_key(x: Any) -> None:
     """Raise TypeError, naming the cure, unless x is a random key: a typed one, or one of `jax.random.PRNGKey`."""
     dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
-    if not (typed or (dtype == jnp.uint32 and len(shape or ()) == 1)):
+    if not ((is_key(x) and shape == ()) or (dtype == jnp.uint32 and len(shape or ()) == 1)):
         found = repr(x) if shape is None else f"{dtype}{list(shape)}"
         raise TypeError(f"key must be one random key, e.g. jax.random.key(0), got {found}")
 

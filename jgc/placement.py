@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.misuse import check_arrays, check_composition, check_nodes, is_accumulator, path_of
+from jgc.misuse import check_arrays, check_composition, check_nodes, is_accumulator, is_key, path_of
 from jgc.types import Array, Nodes, PyTree, State
 
 SHARED = "shared"  # the same on every node
@@ -249,7 +249,7 @@ def place_array(x: Any, sharding: NamedSharding) -> Array:
     x = _strong(x)
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
         return jax.device_put(x, sharding)
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_key(x):
         return jax.random.wrap_key_data(place_array(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
     host = np.asarray(x)  # not device_put: it would first compare x between all processes
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
@@ -296,7 +296,7 @@ def to_host(x: Array) -> np.ndarray:
     """
     if not hasattr(x, "dtype"):
         raise TypeError(f"to_host takes one array, got a {type(x).__name__}: jax.tree.map(jgc.to_host, tree)")
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_key(x):
         raise TypeError("to_host takes an array, got a random key: give jax.random.key_data(key)")
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         assert isinstance(x.sharding, NamedSharding)

@@ -4,12 +4,12 @@ import json
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jgc.local_steps import LocalState
 from jgc.make_step import LoopState
 from jgc.method.phases import as_json, from_json
+from jgc.misuse import is_key
 
 S = TypeVar("S", LoopState, LocalState)
 
@@ -29,7 +29,7 @@ def as_arrays(state: S) -> S:
       ValueError: phases whose description takes more than 8,192 bytes.
 
     Example:
-      >>> import jgc, optax
+      >>> import jgc, jax.numpy as jnp, optax
       >>> nodes, method = jgc.make_nodes(2, devices=jax.devices()[:1]), jgc.compress.topk(alpha=0.5, warmup_steps=3)
       >>> init, _ = jgc.make_step(lambda w, x: jnp.sum(w * x), method, optax.sgd(0.1), nodes)
       >>> from_arrays(as_arrays(init(jax.random.key(0), jnp.zeros(4)))).phase.name
@@ -39,7 +39,7 @@ def as_arrays(state: S) -> S:
     phases = getattr(state, field) if field == "phases" else [getattr(state, field)]
     noted: dict[str, Any] = {"step": np.array(state.step), field: np.zeros(NOTES, np.uint8)}
     leaves, structure = jax.tree.flatten(state._replace(**noted))
-    kinds = {i: str(jax.random.key_impl(x)) for i, x in enumerate(leaves) if _is_key(x)}
+    kinds = {i: str(jax.random.key_impl(x)) for i, x in enumerate(leaves) if is_key(x)}
     leaves = [jax.random.key_data(x) if i in kinds else x for i, x in enumerate(leaves)]
     text = json.dumps([list(kinds.items()), [as_json(phase) for phase in phases]]).encode()
     if len(text) > NOTES:
@@ -64,10 +64,6 @@ def from_arrays(arrays: S) -> S:
     leaves = [jax.random.wrap_key_data(x, impl=kinds[i]) if i in kinds else x for i, x in enumerate(leaves)]
     own: dict[str, Any] = {"step": int(arrays.step), field: phases if field == "phases" else phases[0]}
     return jax.tree.unflatten(structure, leaves)._replace(**own)
-
-
-def _is_key(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _field(state: Any) -> str:

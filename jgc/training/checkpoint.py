@@ -24,7 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jgc.layout.tiles import in_form
-from jgc.misuse import leaves_by_path
+from jgc.misuse import is_key, leaves_by_path
 from jgc.placement import to_host
 from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
 from jgc.training.proof import Proof
@@ -239,11 +239,6 @@ def checksum(host: dict[str, Any]) -> int:
 def label(x: np.ndarray) -> list[Any]:
     """Dtype, shape and CRC-32 of an array, as JSON has them."""
     return [str(x.dtype), list(x.shape), zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)]
-
-
-def is_key(x: Any) -> bool:
-    """Whether an array holds random keys, which are saved and compared by their data."""
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def flatten(state: PyTree) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from jgc.training.checkpoint import is_key
+from jgc.misuse import is_key
 from jgc.training.config import Config, DistributedConfig, as_json
 from jgc.training.errors import FAILED, Drift, NonFinite, UserError
 from jgc.training.hub import Hub, address_of, listen

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jgc.misuse import leaves_by_path
+from jgc.misuse import is_key, leaves_by_path
 from jgc.placement import to_host
 from jgc.types import Array, Nodes, PyTree
 
@@ -71,8 +71,7 @@ class Replicas:
 def _named(state: PyTree) -> dict[str, Array]:
     """The arrays of a state by path, without empty ones; random keys as their bits."""
     named = {name: x for name, x in leaves_by_path(state, ".").items() if x.size}
-    keys = jax.dtypes.prng_key
-    return {name: jax.random.key_data(x) if jnp.issubdtype(x.dtype, keys) else x for name, x in named.items()}
+    return {name: jax.random.key_data(x) if is_key(x) else x for name, x in named.items()}
 
 
 def _groups(x: Array, devices: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
