@@ -64,22 +64,12 @@ def stacked(rule: Rule, compressor: Compressor) -> Compressor:
 
 
 class _Begun(NamedTuple):
-    """A node's step before anything is sent, and the shapes of its whole leaves."""
+    """A node's step before anything is sent: `filled` and `packing` as `jgc.method.compensate.Begun` has them."""
 
+    filled: Array
+    packing: Packing
     layers: Any  # what the core's own `begin` returned
-    whole: PyTree
-
-    @property
-    def v(self) -> Array:
-        return self.layers.v
-
-    @property
-    def filled(self) -> Array:
-        return self.layers.filled
-
-    @property
-    def packing(self) -> Packing:
-        return self.layers.packing
+    whole: PyTree  # the shapes of the whole leaves
 
 
 class _Stacked(NamedTuple):
@@ -147,7 +137,8 @@ class _Stacked(NamedTuple):
         return self.joined(mean, grads), state, info
 
     def begin(self, phase: Hashable, grads: PyTree, state: State, skip: Array | bool) -> _Begun:
-        return _Begun(self.core.begin(phase, self.split(grads), state, skip), _shapes(grads))
+        layers = self.core.begin(phase, self.split(grads), state, skip)
+        return _Begun(layers.filled, layers.packing, layers, _shapes(grads))
 
     def finish(
         self, phase: Hashable, key: Key, begun: _Begun, result: Step, state: State, nodes: Nodes, skip: Array | bool
