@@ -19,11 +19,11 @@ from jgc.method.compose import Exchange, Item, as_step, encoded
 from jgc.method.diagnose import cosine
 from jgc.method.guard import Core, guarded
 from jgc.method.messages import added
+from jgc.method.shards import Group, join
 from jgc.misuse import check_compressor
 from jgc.placement import sharding_spec
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State
 
-Group = dict[str, Array]  # leaves by path
 Rule = str | Callable[[str, Any], bool]  # a pattern of paths, or a function of a leaf's path and the leaf
 Result = tuple[PyTree, State, Info]
 
@@ -182,11 +182,9 @@ class _Groups(NamedTuple):
                 step = as_step(item, mean)
                 results[i] = self.cores[i].finish(phase[i], own_key, begun, step, states[i], nodes, skip)
         trees, after, infos = zip(*(results[i] for i in range(len(results))), strict=True)
-        by_path = {path: leaf for tree in trees for path, leaf in tree.items()}
-        merged = jax.tree.unflatten(jax.tree.structure(grads), [by_path[path] for path in leaf_paths(grads)])
         norms, elements, overflow, finite = (jnp.stack(x) for x in zip(*infos, strict=True))
         info = Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow, dtype=jnp.int32), jnp.all(finite))
-        return merged, _join_states(after), info
+        return join(trees, grads), _join_states(after), info
 
     def transition(self, old: Any, new: Any, state: State, nodes: Nodes) -> State:
         states = _split_state(state)
