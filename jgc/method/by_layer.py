@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jgc.layout.pack import Packing, floats_by_path, make_packing, pieces, unpack, values_of
 from jgc.memory import Memory, accumulated, has_residual
+from jgc.method.compensate import unless
 from jgc.method.diagnose import compare
 from jgc.method.from_step import InitFn, Layers, Local, MessagesFn
 from jgc.method.guard import Core, guarded
@@ -104,7 +105,7 @@ class _Method(NamedTuple):
         mean = [jnp.where(skip, 0, x) for x in result.mean]
         sent = [jnp.where(skip, 0, x) for x in result.sent]
         after = tuple(self.memory.update(*of_layer, complete) for of_layer in zip(kept, v, sent, strict=True))
-        shared = jax.tree.map(lambda a, b: b if b is a else jnp.where(skip, a, b), state.shared, result.shared)
+        shared = unless(skip, state.shared, result.shared)
         info = Info(self.residual_norm(after), jnp.float32(result.elements), jnp.int32(0), jnp.bool_(True))
         return from_layers(mean, packing, skip), State(shared, Local(after, (), state.local.signature)), info
 
@@ -114,10 +115,10 @@ class _Method(NamedTuple):
         """Each layer's v and the memory's state; if `skip`, v is the residual and the state does not change."""
         v, after = [], []
         for x, before in zip(g, state.local.memory, strict=True):
-            local = _unless(skip, before, accumulated(self.memory, before, x, complete))
+            local = unless(skip, before, accumulated(self.memory, before, x, complete))
             sum_, local = self.memory.compensate(local, x, complete)
             v.append(sum_)
-            after.append(_unless(skip, before, local) if local is not sum_ else local)
+            after.append(unless(skip, before, local) if local is not sum_ else local)
         return v, after
 
     def residual_norm(self, kept: Sequence[PyTree]) -> Array:
@@ -145,10 +146,6 @@ class _Method(NamedTuple):
         if len(found) < len(kept):
             return {}
         return floats_by_path(from_layers(found, make_packing(shapes)))
-
-
-def _unless(skip: Array | bool, old: PyTree, new: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: b if b is a else jnp.where(skip, a, b), old, new)
 
 
 def layer_values(tree: PyTree, packing: Packing) -> list[Array]:

@@ -60,18 +60,20 @@ def compensate(
     for add in memory.accumulate if packing.size else ():
         local = _added(lambda local, g, add=add: add(local, g, complete), local, parts(), jnp.asarray(skip))
     if memory.advance is not None and packing.size:
-        local = sealed(jax.tree.map(partial(_unless, skip), local, memory.advance(local)), jnp.asarray(skip))
+        local = sealed(unless(skip, local, memory.advance(local)), jnp.asarray(skip))
     v, new = memory.compensate(local, joined(parts()), complete)
     residual, vectors = memory.residual(local), jax.tree.leaves(local)
     if residual is None and vectors and packing.size and all(v is not x for x in vectors):
         v = _new_vector(memory, local, parts(), complete, jnp.asarray(skip))
     else:
-        v = _unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
-    return v, jax.tree.map(partial(_unless, skip), local, new)
+        v = unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
+    return v, unless(skip, local, new)
 
 
-def _unless(skip: Array | bool, old: Array, new: Array) -> Array:
-    return new if new is old else jnp.where(skip, old.astype(new.dtype), new)
+def unless(skip: Array | bool, old: PyTree, new: PyTree) -> PyTree:
+    """The tree `new`, but `old` if `skip`. Leaves that are the same in both are not selected."""
+    with jax.numpy_dtype_promotion("standard"):  # a residual kept in bf16 is f32 in a step
+        return jax.tree.map(lambda a, b: b if b is a else jnp.where(skip, a, b), old, new)
 
 
 def _new_vector(
@@ -90,7 +92,7 @@ def _added(add: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], s
     """`add(local, g)` on every range of the state's vectors; each range keeps its old values if `skip`."""
 
     def of_range(old: PyTree, g: Array, skip: Array) -> PyTree:
-        return jax.tree.map(partial(_unless, skip), old, add(old, g))
+        return unless(skip, old, add(old, g))
 
     after = jax.eval_shape(add, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
     same = all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(local), jax.tree.leaves(after), strict=True))

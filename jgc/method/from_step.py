@@ -25,7 +25,7 @@ from jgc.layout.threshold import entries_at
 from jgc.layout.tiles import as_before, as_flat, cut, filled, in_tiles
 from jgc.memory import Memory, has_residual, norm_of_rest, stored
 from jgc.method.ages import ages
-from jgc.method.compensate import Begun, compensate
+from jgc.method.compensate import Begun, compensate, unless
 from jgc.method.diagnose import compare
 from jgc.method.guard import Core, guarded
 from jgc.method.messages import both_ways
@@ -261,8 +261,7 @@ class _Method(NamedTuple):
             sent = filled(jnp.where(skip, 0, sent), v.size)
         kept = self.memory.update(kept, v, sent, phase == DENSE)
         kept = stored(comm.node_key(key, nodes), kept, state.local.memory)
-        before, after = (state.shared, state.local.own), (result.shared, result.own)
-        shared, own = jax.tree.map(lambda a, b: b if b is a else jnp.where(skip, a, b), before, after)
+        shared, own = unless(skip, (state.shared, state.local.own), (result.shared, result.own))
         residual = self.memory.residual(kept)
         if residual is None:
             norm = jnp.float32(0)
