@@ -21,7 +21,7 @@ from jgc.layout.tiles import cut
 from jgc.memory import Memory
 from jgc.method import phases
 from jgc.method.from_step import Layers, Step, from_step
-from jgc.method.messages import both_ways
+from jgc.method.messages import Sizes, both_ways, sizes_of
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
 
 AGREED = "agreed scales"  # the payload field of `Codec.agree`
@@ -94,7 +94,7 @@ class Exchange(NamedTuple):
     name: str
     needs_linear: bool
     run: Callable[[Sequence[Item], Nodes], list[Array | SparseSum]]
-    messages: Callable[[dict[str, float], Nodes], tuple[Message, ...]]
+    messages: Callable[[Sizes, Nodes], tuple[Message, ...]]
 
 
 Stages = dict[Hashable, tuple[Codec, Exchange]]
@@ -139,7 +139,7 @@ def compose_phases(stages: Stages, memory: Memory, schedule: tuple[Phase, ...], 
         if codec.agree is None:
             return sent
         agreed = jax.eval_shape(partial(codec.agree, layers=layers), _vector(layers))  # once up, once down
-        return both_ways({AGREED: float(agreed.size * agreed.dtype.itemsize)}) + sent
+        return both_ways(sizes_of({AGREED: agreed})) + sent
 
     return from_step(step, memory=memory, schedule=schedule, messages=messages, clip_norm=clip_norm, stages=stages,
                      takes_filled=True)  # fmt: skip
@@ -166,12 +166,12 @@ def _encode(codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[A
     return codec.encode(key, v, layers, *agreed)
 
 
-def payload_sizes(codec: Codec, layers: Layers) -> dict[str, float]:
+def payload_sizes(codec: Codec, layers: Layers) -> Sizes:
     """Bytes of a payload by field."""
     payload = jax.eval_shape(
         lambda key, v: _encode(codec, key, v, layers, lambda own: own), jax.random.key(0), _vector(layers)
     )
-    return {field: x.size * x.dtype.itemsize for field, x in payload.items()}
+    return sizes_of(payload)
 
 
 def _vector(layers: Layers) -> jax.ShapeDtypeStruct:

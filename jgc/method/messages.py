@@ -1,10 +1,16 @@
 """Logical messages: the uplink and downlink of each role, from sizes in bytes by field."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jgc.types import Message, Nodes
 
 Sizes = dict[str, float]  # bytes by field
+
+
+def sizes_of(payload: Mapping[str, Any]) -> Sizes:
+    """Bytes of a payload, a dict of arrays or of their shapes."""
+    return {field: float(x.size * x.dtype.itemsize) for field, x in payload.items()}
 
 
 def messages(role: str, direction: str, sizes: Sizes) -> tuple[Message, ...]:

@@ -11,7 +11,7 @@ from jgc.compress.lgc.messages import write_code
 from jgc.compress.lgc.normalise import Selection, header_of, innovation_count
 from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc, LgcPs
 from jgc.layout.pack import values_of
-from jgc.method.messages import Sizes, both_ways, led, messages
+from jgc.method.messages import Sizes, both_ways, led, messages, sizes_of
 from jgc.types import Message, Nodes, PyTree
 from jgc.wire import elias_fano
 
@@ -28,7 +28,7 @@ def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tup
     if config.send_means:
         own |= means
     written = jax.eval_shape(lambda: write_code(config, jnp.zeros((ae.code_size(selection.mu), 1))))
-    code: Sizes = {field: float(x.size * x.dtype.itemsize) for field, x in written.items()}
+    code = sizes_of(written)
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
     # for its residual a worker decodes its own message, and needs the code and the leader's scales to do so
     to_decode: Sizes = {}
@@ -48,7 +48,7 @@ def _header(config: Lgc, selection: Selection) -> Sizes:
         return header_of(config, v, selection.positions(v), selection)
 
     shapes = jax.eval_shape(header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32))
-    return {field: float(x.size * x.dtype.itemsize) for field, x in shapes.items()}
+    return sizes_of(shapes)
 
 
 def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:

@@ -26,7 +26,7 @@ from jgc.layout.tiles import cut
 from jgc.layout.top_k import largest_in_ranges
 from jgc.memory import Memory
 from jgc.method.from_step import Layers, Step, dense_step, from_step
-from jgc.method.messages import to_all
+from jgc.method.messages import sizes_of, to_all
 from jgc.types import Compressor, Phase
 from jgc.wire import elias_fano
 from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_values
@@ -99,7 +99,7 @@ def learned_positions(
         x = jax.ShapeDtypeStruct((sum(counts),), jnp.float32)
         values = jax.eval_shape(lambda x: encode_values(value_code, x, counts), x)
         sizes = {"positions": 4.0 * elias_fano.words(blocks_of.candidates, sum(counts))}
-        return to_all(sizes | {field: float(x.size * x.dtype.itemsize) for field, x in values.items()}, nodes)
+        return to_all(sizes | sizes_of(values), nodes)
 
     return from_step(
         step,
