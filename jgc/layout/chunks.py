@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax
 
 from jgc.backend import backend
-from jgc.layout.pack import Layer, values_of
+from jgc.layout.pack import Layers, values_of
 from jgc.types import Array
 from jgc.wire import elias_fano
 from jgc.wire.bits import pack_bits, unpack_bits
@@ -73,7 +73,7 @@ def check_chunk(alpha: float, chunk: int) -> None:
 
 
 @lru_cache
-def cut_in_chunks(layers: tuple[Layer, ...], alpha: float, min_values: int = 1, chunk: int = CHUNK) -> Chunks:
+def cut_in_chunks(layers: Layers, alpha: float, min_values: int = 1, chunk: int = CHUNK) -> Chunks:
     """The chunks of these layers, and how many values each sends.
 
     A chunk sends the share alpha of its values, rounded, but at least one, and its part of the layer's `min_values`.
@@ -101,7 +101,7 @@ def cut_in_chunks(layers: tuple[Layer, ...], alpha: float, min_values: int = 1, 
     )
 
 
-def largest_in_chunks(v: Array, layers: tuple[Layer, ...], chunks: Chunks) -> Array:
+def largest_in_chunks(v: Array, layers: Layers, chunks: Chunks) -> Array:
     """Positions of the largest magnitudes of every chunk, ascending, i32[mu]; ties go to the lower position.
 
     Args:
@@ -197,7 +197,7 @@ def largest_of_rows(rows: Array, k: int) -> Array:
     return jnp.take_along_axis(kept, inner // b, 1) * b + inner % b
 
 
-def pack_chunk_positions(positions: Array, layers: tuple[Layer, ...], chunks: Chunks) -> Array:
+def pack_chunk_positions(positions: Array, layers: Layers, chunks: Chunks) -> Array:
     """Positions i32[mu] from `largest_in_chunks` as u32[words]: indices in their chunks, or Elias-Fano code."""
     if chunks.most > _INDICES:
         return elias_fano.encode(positions, values_of(layers))
@@ -205,7 +205,7 @@ def pack_chunk_positions(positions: Array, layers: tuple[Layer, ...], chunks: Ch
     return pack_bits(indices.astype(jnp.uint32), _index_bits(chunks))
 
 
-def unpack_chunk_positions(packed: Array, layers: tuple[Layer, ...], chunks: Chunks) -> Array:
+def unpack_chunk_positions(packed: Array, layers: Layers, chunks: Chunks) -> Array:
     """The inverse of `pack_chunk_positions`, i32[mu]."""
     mu = int(chunks.counts.sum())
     if chunks.most > _INDICES:

@@ -38,6 +38,9 @@ class Layer(NamedTuple):
     shape: tuple[int, ...]
 
 
+Layers = tuple[Layer, ...]
+
+
 def whole(size: int, name: str = "all values") -> Layer:
     """A vector of `size` values as one layer."""
     return Layer(name, 0, size, (size,))
@@ -70,7 +73,7 @@ class Packing(NamedTuple):
 
     treedef: jax.tree_util.PyTreeDef
     leaves: tuple[_Leaf, ...]
-    layers: tuple[Layer, ...]
+    layers: Layers
     size: int
 
 

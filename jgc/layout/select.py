@@ -11,7 +11,7 @@ from jax import lax
 
 from jgc.backend import backend
 from jgc.layout.hidden import dynamic_part, hidden, node_by_node
-from jgc.layout.pack import Layer, layer_ids, values_of
+from jgc.layout.pack import Layers, layer_ids, values_of
 from jgc.layout.top_k import Range, largest_in_ranges
 from jgc.types import Array
 from jgc.wire import elias_fano
@@ -56,7 +56,7 @@ def check_min_values(min_values: int) -> None:
         raise ValueError(f"min_values must be at least 1, got {min_values}")
 
 
-def counts_per_layer(layers: tuple[Layer, ...], alpha: float, min_values: int = 1) -> tuple[int, ...]:
+def counts_per_layer(layers: Layers, alpha: float, min_values: int = 1) -> tuple[int, ...]:
     """How many values each layer sends: the share alpha of its size, but at least `min_values` (or all it has).
 
     Example:
@@ -66,7 +66,7 @@ def counts_per_layer(layers: tuple[Layer, ...], alpha: float, min_values: int = 
     return tuple(min(layer.size, max(min_values, round(alpha * layer.size))) for layer in layers)
 
 
-def top_positions(v: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
+def top_positions(v: Array, layers: Layers, counts: tuple[int, ...]) -> Array:
     """Positions of the entries of largest magnitude of each layer, ascending, i32[mu].
 
     Ties go to the lower position, so that nodes with equal values select the same.
@@ -85,17 +85,17 @@ def layer_means(x: Array, counts: tuple[int, ...]) -> Array:
     return group_sums(x, jnp.asarray(layer_ids(counts)), len(counts)) / np.array(counts, np.float32)
 
 
-def layer_starts(layers: tuple[Layer, ...], counts: tuple[int, ...]) -> np.ndarray:
+def layer_starts(layers: Layers, counts: tuple[int, ...]) -> np.ndarray:
     """The start of the layer that each selected value belongs to, i32[mu]."""
     return np.repeat(np.array([layer.start for layer in layers], np.int32), counts)
 
 
-def pack_positions(positions: Array, layers: tuple[Layer, ...]) -> Array:
+def pack_positions(positions: Array, layers: Layers) -> Array:
     """Ascending positions i32[mu] in Elias-Fano code: u32[words], about 12 bits per position at 0.1 %."""
     return elias_fano.encode(positions, values_of(layers))
 
 
-def unpack_positions(packed: Array, layers: tuple[Layer, ...], counts: tuple[int, ...]) -> Array:
+def unpack_positions(packed: Array, layers: Layers, counts: tuple[int, ...]) -> Array:
     """The inverse of `pack_positions`, i32[mu]."""
     return elias_fano.decode(packed, values_of(layers), sum(counts))
 
@@ -149,7 +149,7 @@ def _ascend(sparse: Sparse) -> bool:
     return not isinstance(sparse, Unordered)
 
 
-def scatter_layers(total: SparseSum, layers: tuple[Layer, ...]) -> Array:
+def scatter_layers(total: SparseSum, layers: Layers) -> Array:
     """The sum of entries as a vector f32[n]."""
     if backend() != "cpu" or len(total.counts) < 2:
         return scatter(total.entries, values_of(layers))

@@ -15,7 +15,7 @@ from jgc.layout.chunks import (
     pack_chunk_positions,
     unpack_chunk_positions,
 )
-from jgc.layout.pack import Layer
+from jgc.layout.pack import Layers
 from jgc.layout.select import (
     check_alpha,
     check_min_values,
@@ -26,7 +26,6 @@ from jgc.layout.select import (
 )
 from jgc.types import Array
 
-Layers = tuple[Layer, ...]
 SelectBy = Literal["layer", "chunks"]
 
 

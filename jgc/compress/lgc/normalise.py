@@ -12,7 +12,7 @@ import numpy as np
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.settings import Lgc, LgcPs
 from jgc.compress.settings import selector_of
-from jgc.layout.pack import Layer, layer_ids
+from jgc.layout.pack import Layer, Layers, layer_ids
 from jgc.layout.select import counts_per_layer, layer_means, top_positions
 from jgc.layout.selector import Selector
 from jgc.types import Array
@@ -21,7 +21,7 @@ from jgc.types import Array
 class Selection(NamedTuple):
     """The layers, and how values of each are selected. Static."""
 
-    layers: tuple[Layer, ...]
+    layers: Layers
     selector: Selector
 
     @property
@@ -57,7 +57,7 @@ class View(NamedTuple):
     scales: Array  # f32[L], 0 or positive
 
 
-def select_layers(config: Lgc, layers: tuple[Layer, ...]) -> Selection:
+def select_layers(config: Lgc, layers: Layers) -> Selection:
     """The selection for these layers."""
     return Selection(layers, selector_of(config, config.alpha, config.min_values))
 
@@ -74,7 +74,7 @@ def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]
     return counts_per_layer(_selected(selection), config.innovation)
 
 
-def _selected(selection: Selection) -> tuple[Layer, ...]:
+def _selected(selection: Selection) -> Layers:
     """The layers of the vector of selected values, f32[mu]."""
     starts = np.cumsum((0, *selection.counts))[:-1]
     return tuple(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.layout.pack import Layer, values_of
+from jgc.layout.pack import Layers, values_of
 from jgc.types import Array
 from jgc.wire.bits import LANES, TILE
 from jgc.wire.tiled_bits import first_axis, tiles_of, unpack_block
@@ -21,7 +21,6 @@ from jgc.wire.tiled_bits import first_axis, tiles_of, unpack_block
 BLOCK = 64  # tiles of each of 32 ranges
 AT_ONCE = 8  # nodes added up in one operation
 MOST_STARTS = 3  # of layers inside a tile
-Layers = tuple[Layer, ...]
 Scale = Callable[[int | Array, Array, int], Array]  # (node, start of a block, its tiles) -> of its values
 
 

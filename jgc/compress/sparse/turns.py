@@ -22,12 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.backend import backend
-from jgc.layout.pack import Layer
+from jgc.layout.pack import Layers
 from jgc.layout.threshold import entries_at
 from jgc.layout.top_k import Range, Variant, largest_in_ranges
 from jgc.types import Array
-
-Layers = tuple[Layer, ...]
 
 BLOCK = 8
 _UNIT = 16  # of the rates: one value sent

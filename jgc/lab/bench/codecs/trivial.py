@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from jgc.layout.pack import Layer, values_of, whole as one_layer
+from jgc.layout.pack import Layers, values_of, whole as one_layer
 from jgc.layout.select import counts_per_layer
 from jgc.wire.positions import elias_fano_bits
 
@@ -23,7 +23,7 @@ LEVELS = {
 }
 
 
-def codes(layers: tuple[Layer, ...], alphas: Sequence[float]) -> list[tuple[str, str, Code]]:
+def codes(layers: Layers, alphas: Sequence[float]) -> list[tuple[str, str, Code]]:
     """Name, setting and function of all of them."""
     out: list[tuple[str, str, Code]] = []
     whole = (one_layer(values_of(layers), "all"),)
@@ -47,7 +47,7 @@ def codes(layers: tuple[Layer, ...], alphas: Sequence[float]) -> list[tuple[str,
 class _Chosen:
     """The largest values of v f32[n] in each layer: positions, their layers, and the bits of the positions."""
 
-    def __init__(self, v: np.ndarray, layers: tuple[Layer, ...], alpha: float):
+    def __init__(self, v: np.ndarray, layers: Layers, alpha: float):
         counts = counts_per_layer(layers, alpha)
         ends = [slice(layer.start, layer.start + layer.size) for layer in layers]
         at = [
