@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jgc.layout.pack import Packing, floats_by_path, make_packing, pieces, unpack, values_of
+from jgc.layout.pack import Layers, Packing, floats_by_path, make_packing, pieces, unpack
 from jgc.memory import Memory, accumulated, has_residual
 from jgc.method.compensate import unless
 from jgc.method.diagnose import compare
-from jgc.method.from_step import InitFn, Layers, Local, MessagesFn
+from jgc.method.from_step import InitFn, Local, MessagesFn
 from jgc.method.guard import Core, guarded
-from jgc.method.messages import both_ways
+from jgc.method.messages import own_or_dense
 from jgc.method.phases import DENSE
 from jgc.method.signature import check_signature, signature_of
 from jgc.placement import per_node
@@ -130,8 +130,7 @@ class _Method(NamedTuple):
         self, phase: Hashable, shapes: PyTree, nodes: Nodes
     ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         layers = make_packing(shapes).layers
-        return (both_ways({"dense": 4.0 * values_of(layers)}) if phase == DENSE else
-                self.messages(phase, layers, nodes)), ()  # fmt: skip
+        return own_or_dense(self.messages, phase, layers, nodes), ()
 
     def diagnose(self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes) -> dict[str, Array]:
         packing = make_packing(grads)

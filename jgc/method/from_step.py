@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.backend import backend, backend_of
 from jgc.layout.hidden import sealed
-from jgc.layout.pack import Layer, Packing, floats_by_path, make_packing, pack, unpack, values_of
+from jgc.layout.pack import Layers, Packing, floats_by_path, make_packing, pack, unpack
 from jgc.layout.select import Sparse, SparseSum, added, scatter_layers
 from jgc.layout.threshold import entries_at
 from jgc.layout.tiles import as_before, as_flat, cut, filled, in_tiles
@@ -28,13 +28,12 @@ from jgc.method.ages import ages
 from jgc.method.compensate import Begun, compensate, unless
 from jgc.method.diagnose import compare
 from jgc.method.guard import Core, guarded
-from jgc.method.messages import both_ways
+from jgc.method.messages import own_or_dense
 from jgc.method.phases import DENSE
 from jgc.method.signature import Signature, check_signature, signature_of
 from jgc.placement import per_node
 from jgc.types import Array, Compressor, Info, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition
 
-Layers = tuple[Layer, ...]
 MOST_VALUES = 2**31 - 1
 
 
@@ -146,7 +145,9 @@ def from_step(
 
     Example:
       >>> from jgc import comm
+      >>> from jgc.layout.pack import values_of
       >>> from jgc.memory import error_feedback
+      >>> from jgc.method.messages import both_ways
       >>> from jgc.method.phases import single
       >>> def step(phase, key, v, state, layers, nodes):
       ...     sent = v.astype(jnp.bfloat16).astype(jnp.float32)
@@ -277,9 +278,7 @@ class _Method(NamedTuple):
         self, phase: Hashable, shapes: PyTree, nodes: Nodes
     ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         layers = make_packing(shapes).layers
-        dense = both_ways({"dense": 4.0 * values_of(layers)})
-        step = dense if phase == DENSE else self.messages(phase, layers, nodes)
-        return step, self.sent_once(phase, layers, nodes)
+        return own_or_dense(self.messages, phase, layers, nodes), self.sent_once(phase, layers, nodes)
 
     def diagnose(self, phase: Hashable, key: Key, grads: PyTree, state: State, nodes: Nodes) -> dict[str, Array]:
         begun = self.begin(phase, grads, state, skip=False)

@@ -1,8 +1,10 @@
 """Logical messages: the uplink and downlink of each role, from sizes in bytes by field."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from jgc.layout.pack import Layers, values_of
+from jgc.method.phases import DENSE
 from jgc.types import Message, Nodes
 
 Sizes = dict[str, float]  # bytes by field
@@ -21,6 +23,13 @@ def messages(role: str, direction: str, sizes: Sizes) -> tuple[Message, ...]:
 def both_ways(up: Sizes, down: Sizes | None = None) -> tuple[Message, ...]:
     """The messages that each node sends (`up`) and receives (`down`, by default the same)."""
     return messages("worker", "up", up) + messages("worker", "down", up if down is None else down)
+
+
+def own_or_dense(
+    own: Callable[[Any, Layers, Nodes], tuple[Message, ...]], phase: Hashable, layers: Layers, nodes: Nodes
+) -> tuple[Message, ...]:
+    """A method's own messages of a step; those of an all-reduce of all values in the phase with value "dense"."""
+    return both_ways({"dense": 4.0 * values_of(layers)}) if phase == DENSE else own(phase, layers, nodes)
 
 
 def led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Sizes) -> tuple[Message, ...]:
