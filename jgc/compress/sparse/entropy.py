@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.method.from_step import Layers
+from jgc.layout.pack import Layers, layer_ids
 from jgc.method.guard import not_finite
 from jgc.types import Array
 
@@ -81,7 +81,7 @@ def ranks(magnitudes: Array, counts: tuple[int, ...]) -> Array:
       >>> ranks(jnp.array([1.0, 3.0, 3.0, 2.0, 5.0]), (3, 2)).tolist()
       [2, 0, 1, 1, 0]
     """
-    ids = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    ids = layer_ids(counts)
     starts = np.repeat(np.cumsum((0, *counts))[:-1].astype(np.int32), counts)
     order = jnp.lexsort((-magnitudes, ids))
     return jnp.zeros(magnitudes.shape, jnp.int32).at[order].set(np.arange(ids.size, dtype=np.int32) - starts)
@@ -96,7 +96,7 @@ def thresholds(magnitudes: Array, rank: Array, wanted: Array, counts: tuple[int,
       wanted: i32[layers].
       counts: number of magnitudes of each layer.
     """
-    ids = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    ids = layer_ids(counts)
     last = jnp.where(rank == wanted[ids] - 1, magnitudes, jnp.inf)
     return jax.ops.segment_min(last, ids, len(counts), indices_are_sorted=True)
 
