@@ -196,7 +196,7 @@ def test_missing_images_and_damaged_features(prepared):
 
 
 def test_unknown_name():
-    with pytest.raises(ValueError, match="got 'cifar11'; did you mean 'cifar1"):
+    with pytest.raises(ValueError, match="got 'cifar11'; did you mean cifar1"):
         data.load_dataset("cifar11")
     with pytest.raises(ValueError, match="got 'digits'"):
         load_cifar("digits")

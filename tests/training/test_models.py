@@ -280,14 +280,14 @@ def test_identity_shortcut():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("resnet52", {}, "got 'resnet52'; did you mean 'resnet50'"),
+        ("resnet52", {}, "got 'resnet52'; did you mean resnet50"),
         ("unet", {}, "must be one of alexnet, .*got 'unet'$"),
         ("resnet18", {"stem": "tiny"}, "`stem` must be one of 'cifar', 'imagenet', got 'tiny'"),
         ("resnet18", {"norm": "layer"}, "`norm` must be one of 'batch', 'group', got 'layer'"),
         ("resnet18", {"norm": "none"}, "`norm` must be one of 'batch', 'group', got 'none'"),
         ("vgg19", {"norm": "layer"}, "`norm` must be one of 'batch', 'group', 'none', got 'layer'"),
         ("vgg19", {"width": 0}, "`width` must be positive, got 0"),
-        ("vgg12", {}, "got 'vgg12'; did you mean 'vgg1"),
+        ("vgg12", {}, "got 'vgg12'; did you mean vgg1"),
         ("alexnet", {"widths": (64, 192)}, r"`widths` must be 5 positive numbers, got \(64, 192\)"),
         ("resnet18", {"num_classes": 0}, "`num_classes` must be positive, got 0"),
         ("resnet50", {"shortcut": "identity"}, "must be 'projection', got 'identity' with depth 50"),

@@ -165,7 +165,7 @@ def test_both_heads_learn(monkeypatch):
         ("pspnet18", {"norm": "none"}, "`norm` must be one of 'batch', 'group', got 'none'"),
         ("pspnet18", {"width": 0}, "`width` must be positive, got 0"),
         ("pspnet18", {"num_classes": 0}, "`num_classes` must be positive, got 0"),
-        ("pspnet34", {}, "got 'pspnet34'; did you mean 'pspnet"),
+        ("pspnet34", {}, "got 'pspnet34'; did you mean pspnet"),
     ],
 )
 def test_bad_settings(name, settings, message):

@@ -12,7 +12,6 @@ pixel) and `Text`. Training sees each as a `Source` of functions:
 To add a data set: one file with a function that returns one of them, and one line in `DATASETS`.
 """
 
-import difflib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -45,6 +44,7 @@ from jgc.training.data.source import VOID, EvalBatch, Pictures, Source
 from jgc.training.data.streamed import Streamed, streamed_source
 from jgc.training.data.text import Text, Window, text_source
 from jgc.training.data.tiny_imagenet import load_tiny_imagenet
+from jgc.training.errors import did_you_mean
 
 __all__ = [
     "ACCURACY",
@@ -133,8 +133,7 @@ def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **se
         10
     """
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, list(DATASETS))
         raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, got {name!r}{hint}")
     return DATASETS[name](data_dir=data_dir, **settings)
 

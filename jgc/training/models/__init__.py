@@ -7,12 +7,12 @@ With `norm="group"` or `norm="none"` there is no collection `batch_stats`. To ad
 returns a `Model`, and one line in `MODELS`.
 """
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from jgc.training.errors import did_you_mean
 from jgc.training.models.alexnet import AlexNet, alexnet
 from jgc.training.models.base import ConvNorm, Model, WithAuxiliary
 from jgc.training.models.convnet5 import ConvNet5, convnet5
@@ -88,7 +88,6 @@ def make_model(name: str, num_classes: int, **settings: Any) -> Model:
         '^head/'
     """
     if name not in MODELS:
-        close = difflib.get_close_matches(name, MODELS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, list(MODELS))
         raise ValueError(f"`name` must be one of {', '.join(MODELS)}, got {name!r}{hint}")
     return MODELS[name](num_classes, **settings)
