@@ -137,7 +137,7 @@ def locally(placements: PyTree) -> PyTree:
     """
 
     def own(x):
-        return LOCAL if isinstance(x, str) else type(x)(LOCAL, *list(vars(x).values())[1:])
+        return LOCAL if isinstance(x, str) else dataclasses.replace(x, placement=LOCAL)
 
     return jax.tree.map(own, placements, is_leaf=is_placement)
 

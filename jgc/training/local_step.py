@@ -3,6 +3,7 @@
 The first sends nothing. Metrics of a step are each node's own, [K]: a mean over nodes would be a message in every step.
 """
 
+import dataclasses
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
@@ -128,7 +129,7 @@ def exchange_parts(parts: Parts) -> Parts:
     """The parts as exchanges use them, which neither decay nor clip; the same without local steps."""
     if parts.local is None:
         return parts
-    config = parts.config.__class__(**{**vars(parts.config), "weight_decay": 0.0, "clip_norm": 0.0})
+    config = dataclasses.replace(parts.config, weight_decay=0.0, clip_norm=0.0)
     return parts._replace(config=config, compressor=parts.local.method())
 
 
