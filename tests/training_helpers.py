@@ -1,6 +1,9 @@
-"""A model small enough to compile in a moment, and configs for it."""
+"""A model small enough to compile in a moment, configs for it, and a full disk."""
 
 import dataclasses
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import flax.linen as nn
@@ -41,3 +44,14 @@ def tiny_config(run_dir: Path | str | None = None, method=None, **changes) -> Co
     }
     config = resolve(Config(compressor=method))
     return dataclasses.replace(config, run_dir=None if run_dir is None else str(run_dir), **{**settings, **changes})
+
+
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond `size` bytes: a full disk that needs no root."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -24,16 +24,6 @@ LANES, TILE = 128, 8 * 128  # values of a row, and of a tile, of a TPU
 MANY = 2**20  # codes; the padding of as many adds 3 % at most
 
 
-def packed_words(n: int, bits: int) -> int:
-    """Number of words for n codes.
-
-    Example:
-      >>> packed_words(100, 4)
-      16
-    """
-    return whole_words(n) // _WIDTH * bits
-
-
 def whole_words(n: int) -> int:
     """How many codes the words of n codes hold. On a TPU the words of many codes are whole tiles of 8 x 128.
 
@@ -53,7 +43,7 @@ def pack_bits(codes: Array, bits: int) -> Array:
       bits: 1 to 32.
 
     Returns:
-      u32[packed_words(n, bits)].
+      u32[whole_words(n) / 32 * bits].
 
     Raises:
       ValueError: bits outside 1 to 32.
@@ -71,7 +61,7 @@ def pack_bits(codes: Array, bits: int) -> Array:
 
 
 def unpack_bits(words: Array, bits: int, n: int) -> Array:
-    """The inverse of `pack_bits`: u32[packed_words(n, bits)] -> u32[n]."""
+    """The inverse of `pack_bits`: u32[whole_words(n) / 32 * bits] -> u32[n]."""
     _check(bits)
     fields, at = [], 0
     for start, width in fields_of(bits):

@@ -1,9 +1,9 @@
 """Sizes of codes for sorted positions (which k of n values are sent), and the entropy bound.
 
 n: values in the vector; k: positions sent; p: i64[k], strictly increasing, 0 <= p < n. Bits per position at
-k/n = 0.1 % (n = 2.4M, random positions): entropy bound 11.4, Elias-Fano 12.0, DEFLATE of 16-bit gaps 13.3,
-DEFLATE of int32 positions 25, int32 itself 32. Only Elias-Fano has a size that is known before the positions
-are, so only it can be packed inside jit. DEFLATE sizes are computed on the host, to compare with papers.
+k/n = 0.1 % (n = 2.4M, random positions): entropy bound 11.4, Elias-Fano 12.0, DEFLATE of int32 positions 25, int32
+itself 32. Only Elias-Fano has a size that is known before the positions are, so only it can be packed inside jit.
+DEFLATE sizes are computed on the host, to compare with papers.
 
     elias_fano_bits(n=2_400_000, k=2_400) / 8      # bytes of a message that carries 2,400 positions
 """
@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 Positions = npt.NDArray[np.integer] | Sequence[int]
-
-_ESCAPE = 0xFFFF  # a 16-bit code: skip 65,535 values; the next gap counts from there
 
 
 def entropy_bound_bits(n: int, k: int) -> float:
@@ -56,29 +54,6 @@ def deflate_bytes(positions: Positions, n: int) -> int:
     if n > 2**31:
         raise ValueError(f"`n` must be at most 2**31 for int32 positions, got {n}")
     return _deflate(_checked(positions, n).astype("<i4"))
-
-
-def deflate_gap_bytes(positions: Positions, n: int) -> int:
-    """Bytes of the positions as 16-bit gaps (`gaps16`), little-endian, after raw DEFLATE at level 9.
-
-    DEFLATE as in `deflate_bytes`, on input that compresses better.
-    Raises ValueError unless p is strictly increasing and in [0, n).
-    Example: `deflate_gap_bytes([3, 17, 40], n=64)`.
-    """
-    return _deflate(gaps16(_checked(positions, n)).astype("<u2"))
-
-
-def gaps16(positions: Positions) -> npt.NDArray[np.uint16]:
-    """u16[k + escapes]: values skipped before each position; 65,535 is an escape, not a gap.
-
-    A gap of g values becomes g // 65535 escapes followed by g % 65535. Positions must be strictly increasing.
-    Example: `gaps16([3, 4, 70_000])` is [3, 0, 65535, 4460].
-    """
-    skipped = np.diff(np.asarray(positions, dtype=np.int64), prepend=-1) - 1
-    escapes, rest = np.divmod(skipped, _ESCAPE)
-    codes = np.full(skipped.size + int(escapes.sum()), _ESCAPE, dtype=np.uint16)
-    codes[np.cumsum(escapes + 1) - 1] = rest
-    return codes
 
 
 def _check(n: int, k: int) -> None:

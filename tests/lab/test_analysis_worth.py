@@ -9,7 +9,7 @@ from test_analysis_information import write_run
 from jgc.lab.analysis import recorded
 from jgc.lab.analysis.information_rows import ALL
 from jgc.lab.analysis.recorded import Step
-from jgc.lab.analysis.worth import PREDICTIONS, Setting, _of_step, measure_worth, predictions, settings
+from jgc.lab.analysis.worth import Setting, _of_step, measure_worth, predictions, settings
 from jgc.lab.commands import main
 
 N = 20_000
@@ -61,7 +61,7 @@ def test_all_layers_as_one_vector():
     found = rows_of(rng.standard_normal((2, 500)) + rng.standard_normal(500), alphas=(0.1,))
     a, everything = (found[layer, 0.1, Setting(2, 1)] for layer in ("a", ALL))
     assert everything.picked == 2 * a.picked == 100
-    for name in PREDICTIONS[:3]:
+    for name in ("leader", "signs", "innovations"):
         assert getattr(everything, name) == pytest.approx(getattr(a, name), abs=0.05)
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from training_helpers import small_files
 
-from jgc.lab.chaos.disks import small_files
 from jgc.training import checkpoint
 from jgc.training.errors import NonFinite, UserError
 from jgc.training.proof import Proof

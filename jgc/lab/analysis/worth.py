@@ -37,7 +37,6 @@ DRAWS = 4
 """Random subsets of nodes, and with them leaders, for each setting."""
 FEWEST = 10
 """Picked values below which a layer has no row of its own: a cosine of so few is chance."""
-PREDICTIONS = ("leader", "signs", "innovations", "chance")
 
 
 class Setting(NamedTuple):

@@ -4,8 +4,6 @@ import contextlib
 import os
 import resource
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -13,17 +11,6 @@ from jgc.lab.chaos.lab import STEPS, Lab
 from jgc.lab.chaos.verdict import CannotTest, Outcome
 
 LEAST = 4096  # bytes: the file of what the process prints has to fit
-
-
-@contextmanager
-def small_files(size: int) -> Iterator[None]:
-    """No file of this process can grow beyond `size` bytes: a full disk that needs no root."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def size_of(folder: Path) -> int:
