@@ -123,7 +123,6 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     return by_layer(step, memory=memory, schedule=schedule, messages=messages, init=init)
 
 
-# lossless at a rank so large that no layer's factors are smaller than the layer: all layers go uncompressed
 CITATION = """@inproceedings{vogels2019powersgd,
   title = {{PowerSGD}: Practical Low-Rank Gradient Compression for Distributed Optimization},
   author = {Vogels, Thijs and Karimireddy, Sai Praneeth and Jaggi, Martin},
@@ -131,4 +130,5 @@ CITATION = """@inproceedings{vogels2019powersgd,
   year = {2019},
 }"""
 
+# lossless at a rank so large that no layer's factors are smaller than the layer: all layers go uncompressed
 METHOD = Method("powersgd", PowerSgd, powersgd, "Vogels et al. 2019", lossless={"rank": 65_536}, citation=CITATION)

@@ -65,7 +65,6 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
     return sparsified(config, codec_of(config), config.clip_norm)
 
 
-# lossless without masking, which would restart the momentum of every value in every step
 CITATION = """@inproceedings{lin2018deep,
   title = {Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training},
   author = {Lin, Yujun and Han, Song and Mao, Huizi and Wang, Yu and Dally, William J.},
@@ -74,7 +73,8 @@ CITATION = """@inproceedings{lin2018deep,
 }"""
 
 METHOD = Method(
-    "dgc", Dgc, dgc, "Lin et al. 2018", lossless={"alpha": 1.0, "factor_masking": False},
+    "dgc", Dgc, dgc, "Lin et al. 2018",
+    lossless={"alpha": 1.0, "factor_masking": False},  # masking would restart every value's momentum in every step
     layers=FIRST_DENSE,
     citation=CITATION,
 )  # fmt: skip

@@ -220,7 +220,6 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
         return measured()
     due = state.shared % config.measure_every == 0
 
-
     def reaches(magnitudes, limit):  # never 0: a layer of zeros has the threshold 0
         return (magnitudes >= limit) & (magnitudes > 0)
 
