@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jgc.lab.shared.rate import bytes_per_second
 from jgc.types import Sent
-from jgc.wire.rate import bytes_per_second
 
 UNLIMITED = "unlimited"
 ETHERNET = 1448 / 1538  # share of a cable's bytes that are payload: TCP with time stamps, MTU 1500

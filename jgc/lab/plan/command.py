@@ -17,9 +17,9 @@ from jgc.lab.plan.target_page import TargetPlan, draw, markdown as target_markdo
 from jgc.lab.plan.targets import known, spec_of, stay_on_cpu, target_of
 from jgc.lab.shared.choices import options_of, refuse_given, variants_of, words
 from jgc.lab.shared.page import write_page
+from jgc.lab.shared.rate import bytes_per_second
 from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.workloads import DEFAULT
-from jgc.wire.rate import bytes_per_second
 
 
 @dataclass(frozen=True)

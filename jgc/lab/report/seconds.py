@@ -19,9 +19,9 @@ from jgc.lab.bench.network.results import parsed
 from jgc.lab.report.plots import points
 from jgc.lab.report.runs import Group
 from jgc.lab.shared.pictures import look, new_figure, save_figure
+from jgc.lab.shared.rate import bytes_per_second
 from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError, did_you_mean
-from jgc.wire.rate import bytes_per_second
 
 Seconds = dict[str, dict[str, float]]  # by rate and row
 

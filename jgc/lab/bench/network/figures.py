@@ -9,7 +9,7 @@ from jgc.lab.bench.network.methods import NO_EXCHANGE, PLAIN_TORCH, label_of, sp
 from jgc.lab.bench.network.models import task_named
 from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED
 from jgc.lab.bench.network.results import BLOCK, COMPUTATION, Results, key, sessions
-from jgc.wire.rate import bytes_per_second
+from jgc.lab.shared.rate import bytes_per_second
 
 DRAWS, COVER = 2000, 90  # of the bootstrap; percent
 TWENTY = "twenty_lines"

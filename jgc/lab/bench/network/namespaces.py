@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from jgc.lab.shared.rate import bytes_per_second
 from jgc.training.errors import FAILED, UserError
-from jgc.wire.rate import bytes_per_second
 
 UNLIMITED = "unlimited"
 INTERFACE = "eth0"  # of a host

@@ -23,8 +23,8 @@ from jgc.lab.bench.network.results import BLOCK, COMPUTATION, Results
 from jgc.lab.bench.network.stopping import stoppable
 from jgc.lab.bench.network.workers import Workers, ask, ask_in_turn, scratch, step, workers
 from jgc.lab.shared.progress import count
+from jgc.lab.shared.rate import bytes_per_second
 from jgc.training.errors import FAILED, UserError, say
-from jgc.wire.rate import bytes_per_second
 
 ALONE_BLOCK = 2  # consecutive steps alone, as `BLOCK` over the network
 WARM_UP = 4  # uncounted steps: PyTorch's PowerSGD begins with its third

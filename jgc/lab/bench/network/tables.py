@@ -15,7 +15,7 @@ TOLERANCE = 0.05  # between the interface and Wire.physical
 
 def cells_of(found: Results) -> list[tuple[int, str]]:
     """Numbers of hosts and rates with measurements, the slowest rate first."""
-    from jgc.wire.rate import bytes_per_second
+    from jgc.lab.shared.rate import bytes_per_second
 
     pairs = {(c["hosts"], c["rate"]) for c in found["cells"].values() if c.get("full")}
     return sorted(pairs, key=lambda p: (p[0], float("inf") if p[1] == UNLIMITED else bytes_per_second(p[1])))
