@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.layout.select import Sparse, added, cleared
+from jgc.layout.squares import squared_norm
 from jgc.types import Array, Key, Nodes, PyTree
 from jgc.wire.noise import to_bfloat16
 
@@ -275,10 +276,10 @@ def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
     if not 0 < max_norm < float("inf"):
         raise ValueError(f"max_norm must be finite and positive, got {max_norm}")
     floats = [g.astype(jnp.float32) for g in jax.tree.leaves(grads) if jnp.issubdtype(g.dtype, jnp.inexact)]
-    squares: dict[tuple[str, ...], Array] = {}  # by the fast axes that divide the leaves
+    by_axes: dict[tuple[str, ...], list[Array]] = {}  # the fast axes that divide the leaves
     for g in floats:
-        axes = comm.fast_axes(g, nodes)
-        squares[axes] = squares.get(axes, jnp.float32(0)) + jnp.sum(g**2)
+        by_axes.setdefault(comm.fast_axes(g, nodes), []).append(g)
+    squares = {axes: squared_norm(leaves) for axes, leaves in by_axes.items()}
     squared = sum((comm.sum_inside(x, axes, nodes, "clipping") for axes, x in squares.items()), jnp.float32(0))
     scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes.count) / jnp.maximum(jnp.sqrt(squared), 1e-30))
 
