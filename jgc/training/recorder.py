@@ -80,6 +80,8 @@ class Recorder:
         """
         if self._pending is None or self._outputs is None:
             return
+        for x in self._outputs.values():
+            x.copy_to_host_async()  # all of them: float(x) alone would wait for one copy after the other
         values = {name: _value(x) for name, x in self._outputs.items()}
         now = time.perf_counter()
         finite = values.pop("finite") == 1
