@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from jgc.buffers import copied
 from jgc.method import phases
 from jgc.method.outer import Parts as LocalParts
+from jgc.placement import place, placements_of
 from jgc.training.announce import describe
 from jgc.training.between import batches, check_and_save, evaluate, validate
 from jgc.training.config import Config
@@ -24,7 +26,7 @@ from jgc.training.local_step import (
 )
 from jgc.training.program import compile_gradients
 from jgc.training.run import Run, cost_of
-from jgc.training.step import TrainState, place_state, placements_of_state
+from jgc.training.step import TrainState
 from jgc.types import Array, Phase
 
 NOTHING = {"bytes": 0.0, "bytes_up_leader": 0.0, "bytes_up_worker": 0.0}  # of a step without an exchange
@@ -150,9 +152,9 @@ def change_phase(run: Run, fragment: int, old: Phase, new: Phase, state: TrainSt
     if old.value == new.value:
         return state
     nodes, states = run.setup.parts.nodes, list(state.compressor)
-    states[fragment] = parts_of(run).method().transition(old.value, new.value, states[fragment], nodes)
-    state = state._replace(compressor=tuple(states))
-    return place_state(state, placements_of_state(state), nodes)
+    inner = parts_of(run).method().transition(old.value, new.value, states[fragment], nodes)
+    states[fragment] = place(copied(inner), placements_of(inner), nodes)
+    return state._replace(compressor=tuple(states))
 
 
 def look(run: Run, step: int, number: int, phase: Phase, state: TrainState) -> dict[str, float]:

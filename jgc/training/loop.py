@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from jgc.buffers import copied
 from jgc.method import phases
+from jgc.placement import place, placements_of
 from jgc.training import checkpoint, local
 from jgc.training.announce import describe, heading, notes
 from jgc.training.begin import check_own, resume_or_start
@@ -36,7 +38,7 @@ from jgc.training.rundir import CONFIG, METRICS, SUMMARY, check_run_dir, choose_
 from jgc.training.sample import sample_of
 from jgc.training.setup import Setup, build
 from jgc.training.signals import Interrupts
-from jgc.training.step import Gradients, TrainState, place_state, placements_of_state
+from jgc.training.step import Gradients, TrainState
 from jgc.types import Phase
 
 WIDTH = 120  # of the table, where the output is not a terminal
@@ -194,9 +196,8 @@ def change_phase(setup: Setup, old: Phase, new: Phase, state: TrainState) -> Tra
     if old.value == new.value:
         return state
     nodes = setup.parts.nodes
-    compressor = setup.parts.compressor.transition(old.value, new.value, state.compressor, nodes)
-    state = state._replace(compressor=compressor)
-    return place_state(state, placements_of_state(state), nodes)
+    inner = setup.parts.compressor.transition(old.value, new.value, state.compressor, nodes)
+    return state._replace(compressor=place(copied(inner), placements_of(inner), nodes))
 
 
 def record(run: Run, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> None:

@@ -16,6 +16,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from jgc import comm
+from jgc.buffers import copied
 from jgc.memory import clip_local
 from jgc.method.guard import diagnose
 from jgc.method.outer import Parts as LocalParts
@@ -154,9 +155,7 @@ def placements_of_state(state: TrainState) -> TrainState:
 
 def place_state(state: TrainState, placements: TrainState, nodes: Nodes) -> TrainState:
     """The state in buffers of its own (a step donates them), where `on_nodes` expects them."""
-    return TrainState(
-        *(place(jax.tree.map(jnp.array, tree), where, nodes) for tree, where in zip(state, placements, strict=True))
-    )
+    return TrainState(*(place(copied(tree), where, nodes) for tree, where in zip(state, placements, strict=True)))
 
 
 def loss_of(apply: Callable, void: bool = False) -> Callable:
