@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.backend import traced_for
-from jgc.comm.axis import apart
+from jgc.comm.axis import without_collectives
 from jgc.misuse import check_arrays, check_loss, check_nodes, path_of
 from jgc.placement import (
     BATCH,
@@ -72,7 +72,7 @@ def on_nodes(
     @contextmanager
     def one_by_one():  # in all layouts alike
         try:
-            with apart() if unroll else nullcontext():
+            with without_collectives() if unroll else nullcontext():
                 yield
         except comm.OutsideNodeAxis:
             if not unroll:

@@ -22,17 +22,17 @@ class OutsideNodeAxis(RuntimeError):
     """jgc communicates, and no node axis is there."""
 
 
-_apart: ContextVar[bool] = ContextVar("jgc_apart", default=False)
+_without: ContextVar[bool] = ContextVar("jgc_without_collectives", default=False)
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def without_collectives() -> Iterator[None]:
     """Trace a function that must not communicate: inside the block, `node_index` is outside the node axis."""
-    token = _apart.set(True)
+    token = _without.set(True)
     try:
         yield
     finally:
-        _apart.reset(token)
+        _without.reset(token)
 
 
 def node_index(nodes: Nodes) -> Array:
@@ -43,7 +43,7 @@ def node_index(nodes: Nodes) -> Array:
       ValueError: called inside the node axis of more or fewer nodes.
     """
     try:
-        if _apart.get():
+        if _without.get():
             raise NameError("no node axis")
         if not are_local_copies():
             _check_count(nodes)

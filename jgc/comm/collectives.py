@@ -27,17 +27,17 @@ def psum(x: Array, nodes: Nodes, field: str) -> Array:
     x = emulated_sum(x, nodes)
     if nodes.slow:
         narrow = x.dtype in (jnp.int8, jnp.int16) and backend() != "cpu"
-        sent = side_by_side(x) if narrow else x
+        sent = pack_narrow(x) if narrow else x
         record("all-reduce", field, sent, devices(nodes))
         total = _without_padding(partial(lax.psum, axis_name=nodes.slow), vary_over(sent, nodes.slow))
-        x = apart(total, x.shape, x.dtype) if narrow else total
+        x = unpack_narrow(total, x.shape, x.dtype) if narrow else total
     return x
 
 
-def side_by_side(x: Array) -> Array:
+def pack_narrow(x: Array) -> Array:
     """Integers of 8 or 16 bits as i32[m], four or two to a word. GPUs add none of 16 bits, TPUs fill few of them up.
 
-    A sum of such words holds the sums of the integers, if each of these fits its bits: see `apart`.
+    A sum of such words holds the sums of the integers, if each of these fits its bits: see `unpack_narrow`.
     """
     bits = 8 * x.dtype.itemsize
     flat = x.reshape(-1).astype(jnp.int32)
@@ -45,12 +45,12 @@ def side_by_side(x: Array) -> Array:
     return reduce(jnp.add, [field << (bits * i) for i, field in enumerate(fields)])
 
 
-def apart(words: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """The inverse of `side_by_side`, also of sums of its results.
+def unpack_narrow(words: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """The inverse of `pack_narrow`, also of sums of its results.
 
     Example:
       >>> x, y = jnp.int16([-3, 7, 32000]), jnp.int16([1, -9, 700])
-      >>> apart(side_by_side(x) + side_by_side(y), (3,), jnp.int16)
+      >>> unpack_narrow(pack_narrow(x) + pack_narrow(y), (3,), jnp.int16)
       Array([   -2,    -2, 32700], dtype=int16)
     """
     bits, fields = 8 * jnp.dtype(dtype).itemsize, []

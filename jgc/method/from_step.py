@@ -236,43 +236,30 @@ class _Method(NamedTuple):
     ) -> tuple[PyTree, State, Info]:
         """The rest of a step. If `skip`, the aggregate is zeros and the state does not change."""
         v, kept, packing = begun
-        mean, sent, n = result.mean, result.sent, begun.packing.size
+        mean, sent = result.mean, result.sent
         if sent is v and packing.size and not isinstance(mean, SparseSum):
             # v is the memory's own vector: the all-reduce of it comes before it is changed in place
             v = sent = sealed(v, skip & (mean[0] > 0))
         # A TPU selects while it cuts the leaves out of the vector, in fewer cycles than a plain slice takes.
         late = backend() == "tpu" and isinstance(mean, SparseSum) and result.onto is None
-        if isinstance(mean, SparseSum):  # select among mu values before scattering, not among n after it
-            values = mean.entries.values if late else jnp.where(skip, 0, mean.entries.values)
-            mean = mean._replace(entries=mean.entries._replace(values=values))
-        else:
-            mean = jnp.where(skip, 0, mean)
+        mean = _unless_zeros(False if late else skip, mean)
+        before = state
         if result.onto is None:
-            mean = as_vector(mean, packing.layers)
+            aggregate = as_vector(mean, packing.layers)
         else:  # in place
             total = added(result.onto, mean.entries if isinstance(mean, SparseSum) else mean)
-            state, result = state._replace(shared=total), result._replace(shared=total)
-            mean = jnp.where(skip, 0, total)
-        if isinstance(sent, Sparse):  # if `skip`, positions past the end: JAX drops writes there
-            # As codecs take them, so that XLA gathers them once. Unused slots lie past the end, and are left out below.
-            entries = entries_at(v, sent.positions)
-            outside = skip if v.size == n else skip | (sent.positions >= n)
-            sent = sent._replace(positions=jnp.where(outside, v.size, sent.positions))
-        else:
-            sent = filled(jnp.where(skip, 0, sent), v.size)
-        kept = self.memory.update(kept, v, sent, phase == DENSE)
+            before, result = state._replace(shared=total), result._replace(shared=total)
+            aggregate = jnp.where(skip, 0, total)
+        # As codecs take them, so that XLA gathers them once; before v is changed in place.
+        entries = entries_at(v, sent.positions) if isinstance(sent, Sparse) else None
+        taken = _taken_off(sent, v, packing.size, skip)
+        kept = self.memory.update(kept, v, taken, phase == DENSE)
         kept = stored(comm.node_key(key, nodes), kept, state.local.memory)
-        shared, own = unless(skip, (state.shared, state.local.own), (result.shared, result.own))
-        residual = self.memory.residual(kept)
-        if residual is None:
-            norm = jnp.float32(0)
-        elif isinstance(sent, Sparse) and backend() != "cpu":
-            norm = norm_of_rest(v, entries, sent)
-        else:
-            norm = jnp.linalg.norm(residual.astype(jnp.float32))
+        shared, own = unless(skip, (before.shared, before.local.own), (result.shared, result.own))
+        norm = _norm_kept(self.memory.residual(kept), v, entries, taken)
         info = Info(norm, jnp.float32(result.elements), jnp.int32(result.overflow), jnp.bool_(True))
         kept = jax.tree.map(as_before, kept, state.local.memory)
-        return unpack(mean, packing, skip, late), State(shared, Local(kept, own, state.local.signature)), info
+        return unpack(aggregate, packing, skip, late), State(shared, Local(kept, own, state.local.signature)), info
 
     def all_messages(
         self, phase: Hashable, shapes: PyTree, nodes: Nodes
@@ -300,6 +287,31 @@ class _Method(NamedTuple):
         if kept is None:
             return {}
         return floats_by_path(unpack(as_flat(kept), make_packing(shapes)))
+
+
+def _unless_zeros(skip: Array | bool, mean: Array | SparseSum) -> Array | SparseSum:
+    """Zeros if `skip`; of entries their values, for to select among mu before scattering is less than among n after."""
+    if not isinstance(mean, SparseSum):
+        return jnp.where(skip, 0, mean)
+    values = mean.entries.values if skip is False else jnp.where(skip, 0, mean.entries.values)
+    return mean._replace(entries=mean.entries._replace(values=values))
+
+
+def _taken_off(sent: Array | Sparse, v: Array, n: int, skip: Array | bool) -> Array | Sparse:
+    """What the memory takes off v: what was sent, or nothing if `skip`. JAX drops writes to positions past the end."""
+    if not isinstance(sent, Sparse):
+        return filled(jnp.where(skip, 0, sent), v.size)
+    outside = skip if v.size == n else skip | (sent.positions >= n)
+    return sent._replace(positions=jnp.where(outside, v.size, sent.positions))
+
+
+def _norm_kept(residual: Array | None, v: Array, entries: Array | None, taken: Array | Sparse) -> Array:
+    """The norm of the residual, f32[]; 0 without one. `entries` are those of v at the positions of `taken`."""
+    if residual is None:
+        return jnp.float32(0)
+    if isinstance(taken, Sparse) and entries is not None and backend() != "cpu":
+        return norm_of_rest(v, entries, taken)
+    return jnp.linalg.norm(residual.astype(jnp.float32))
 
 
 def _check_result(result: Any, v: Array, n: int, state: State) -> None:

@@ -29,7 +29,7 @@ from jgc.training.config import Config, DistributedConfig, as_json
 from jgc.training.errors import FAILED, Drift, NonFinite, UserError
 from jgc.training.hub import Hub, address_of, listen
 from jgc.training.meeting import Meeting, connect, die, relay
-from jgc.training.place import Place, place_of
+from jgc.training.process import Place, place_of
 from jgc.training.summary import versions
 from jgc.types import PyTree
 

@@ -16,6 +16,7 @@ from jgc.training import checkpoint, local
 from jgc.training.announce import describe, heading, notes
 from jgc.training.begin import check_own, resume_or_start
 from jgc.training.between import batches, check_and_save, evaluate, validate
+from jgc.training.compile_cache import kept_programs
 from jgc.training.config import Config, check
 from jgc.training.data import MissingDataError
 from jgc.training.diagnose import Diagnosis
@@ -29,7 +30,6 @@ from jgc.training.lock import sole_writer
 from jgc.training.metrics import Metrics, NoMetrics, read
 from jgc.training.output import Output
 from jgc.training.program import compile_gradients, compile_update
-from jgc.training.programs import kept_programs
 from jgc.training.progress import Display
 from jgc.training.recorder import Recorder
 from jgc.training.recording import Recording

@@ -134,7 +134,7 @@ def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **se
     """
     if name not in DATASETS:
         hint = did_you_mean(name, list(DATASETS))
-        raise ValueError(f"`name` must be one of {', '.join(DATASETS)}, got {name!r}{hint}")
+        raise ValueError(f"a data set's `name` must be one of {', '.join(DATASETS)}, got {name!r}{hint}")
     return DATASETS[name](data_dir=data_dir, **settings)
 
 

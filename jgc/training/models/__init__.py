@@ -89,5 +89,5 @@ def make_model(name: str, num_classes: int, **settings: Any) -> Model:
     """
     if name not in MODELS:
         hint = did_you_mean(name, list(MODELS))
-        raise ValueError(f"`name` must be one of {', '.join(MODELS)}, got {name!r}{hint}")
+        raise ValueError(f"a model's `name` must be one of {', '.join(MODELS)}, got {name!r}{hint}")
     return MODELS[name](num_classes, **settings)
