@@ -79,6 +79,7 @@ def cut_in_chunks(layers: Layers, alpha: float, min_values: int = 1, chunk: int 
     A chunk sends the share alpha of its values, rounded, but at least one, and its part of the layer's `min_values`.
 
     Example:
+      >>> from jgc.layout.pack import Layer
       >>> cut_in_chunks((Layer("a", 0, 9000, (90, 100)), Layer("b", 9000, 20, (20,))), 0.001).counts.tolist()
       [4, 4, 1, 1]
     """
@@ -110,6 +111,7 @@ def largest_in_chunks(v: Array, layers: Layers, chunks: Chunks) -> Array:
       chunks: of these layers; mu is the sum of their counts.
 
     Example:
+      >>> from jgc.layout.pack import Layer
       >>> layers = (Layer("a", 0, 20, (4, 5)), Layer("b", 20, 3, (3,)))
       >>> v = jnp.array([0.0] * 9 + [2.0, 3.0] + [1.0] * 9 + [5.0, -6.0, 6.0])
       >>> largest_in_chunks(v, layers, cut_in_chunks(layers, 1 / 16, chunk=16))

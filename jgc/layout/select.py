@@ -60,6 +60,7 @@ def counts_per_layer(layers: Layers, alpha: float, min_values: int = 1) -> tuple
     """How many values each layer sends: the share alpha of its size, but at least `min_values` (or all it has).
 
     Example:
+      >>> from jgc.layout.pack import Layer
       >>> counts_per_layer((Layer("a", 0, 5000, (50, 100)), Layer("b", 5000, 20, (20,))), 0.001)
       (5, 1)
     """

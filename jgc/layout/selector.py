@@ -61,6 +61,7 @@ def make_selector(
         power of two from 16 to 65,536, or alpha below one value of a chunk; a chunk without selection="chunks".
 
     Example:
+      >>> from jgc.layout.pack import Layer
       >>> layers = (Layer("a", 0, 8192, (64, 128)), Layer("b", 8192, 1000, (1000,)))
       >>> make_selector(1 / 64, selection="chunks").counts(layers)
       (128, 16)
@@ -103,6 +104,7 @@ def position_bytes(selector: Selector, layers: Layers) -> float:
     """Bytes of the packed positions of one node.
 
     Example:
+      >>> from jgc.layout.pack import Layer
       >>> position_bytes(make_selector(1 / 64), (Layer("a", 0, 4096, (64, 64)),))
       64.0
     """

@@ -73,6 +73,7 @@ def cut_in_blocks(layers: Layers, counts: tuple[int, ...], candidates: int) -> C
     """The blocks of these layers, which send so many values each, out of `candidates` for each value sent.
 
     Example:
+      >>> from jgc.layout.pack import Layer
       >>> cut_in_blocks((Layer("a", 0, 1000, (10, 100)), Layer("b", 1000, 40, (40,))), (2, 1), 64).searched
       (Range(start=0, size=125, k=16), Range(start=125, size=5, k=5))
     """
