@@ -12,7 +12,7 @@ import pytest
 from jgc.compress import Dense, LgcPs, TopK
 from jgc.lab.shared.random_data import random_source
 from jgc.training import cli
-from jgc.training.config import Config, as_json, resolve
+from jgc.training.config import Config, as_json, check, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.errors import UserError, cannot_write
 from jgc.training.options import options_of
@@ -250,6 +250,12 @@ def test_numpys_numbers_are_pythons_in_a_config_file():
     config = resolve(Config(compressor=TopK(alpha=np.float64(0.01)), steps=np.int64(7), learning_rate=np.float32(0.5)))
     assert json.loads(json.dumps(as_json(config)))["steps"] == 7
     assert [type(as_json(config)[name]) for name in ("steps", "learning_rate")] == [int, float]
+
+
+@pytest.mark.parametrize("name", ["steps", "nodes", "learning_rate", "evaluate_every", "momentum"])
+def test_minus_one_is_a_value_like_others(name):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} must be "):
+        check(resolve(Config(compressor=Dense(), **{name: -1})))
 
 
 def test_none_as_an_option_is_the_methods_own():
