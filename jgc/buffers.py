@@ -20,8 +20,12 @@ def put_arrays(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placeme
 
 def lies_elsewhere(params: PyTree, nodes: Nodes) -> bool:
     """Whether parameters have been put on other devices than the nodes'."""
-    found = [x.sharding.device_set for x in jax.tree.leaves(params)[:1] if isinstance(x, jax.Array)]
-    return isinstance(nodes.mesh, Mesh) and any(devices != set(nodes.mesh.devices.flat) for devices in found)
+    first = next(iter(jax.tree.leaves(params)), None)
+    if not isinstance(nodes.mesh, Mesh) or not isinstance(first, jax.Array):
+        return False
+    if getattr(first.sharding, "mesh", None) == nodes.mesh:  # in nearly every step: no set of all devices is made
+        return False
+    return first.sharding.device_set != set(nodes.mesh.devices.flat)
 
 
 def device_of(params: PyTree) -> SingleDeviceSharding:

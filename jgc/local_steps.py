@@ -256,7 +256,7 @@ class _Loop(NamedTuple):
         parts, put = self.parts, partial(put_arrays, nodes=self.parts.nodes, device=device_of(state.params))
         arrays, key, kept = Arrays(*state[2:-2]), state.key, state.model_state
         phases, done = state.phases, state.step + 1
-        if not self.programs or lies_elsewhere(state.params, parts.nodes):  # else, and mostly here, nothing moves
+        if not self.programs or lies_elsewhere(state.params, parts.nodes):  # of a state that was restored or moved
             arrays, key = put(arrays, placements=parts.placements(arrays)), put(key)
             kept = put(kept, placements=LOCAL)
         check_arrays(batch, or_numbers=True)

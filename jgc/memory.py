@@ -77,7 +77,8 @@ def subtract(v: Array, sent: Array | Sparse) -> Array:
 
 
 def stored(key: Key, new: PyTree, before: PyTree) -> PyTree:
-    """A state that `update` returned, in the dtypes of the state before: to bfloat16 at random, so that x is the mean.
+    """A state that `update` returned, in the dtypes of the state before. To bfloat16 it is rounded up or down at
+    random, so that the mean over draws is the exact value.
 
     To the nearest, each gradient below 1/512 of its residual would be lost: at 0.1 %, up to half of a steady one.
 

@@ -1,4 +1,4 @@
-"""The state of a training loop as arrays alone, for Orbax, Equinox or pickle. Flax's msgpack takes its leaves."""
+"""The state of a training loop as arrays alone, for Orbax, Equinox or pickle; for Flax's msgpack save its leaves."""
 
 import json
 from typing import Any, TypeVar

@@ -1,5 +1,5 @@
-"""The collectives of a traced program: also those in loops, in functions of their own `jax.jit` and of `jax.lax`, which
-`jgc.comm.ledger` misses."""
+"""The collectives of a traced program. `jgc.comm.ledger` names their fields, but misses those that are called by
+`jax.lax`, and counts those in a loop once and those in a jitted function only when JAX traces it for the first time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction

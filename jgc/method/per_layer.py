@@ -165,22 +165,21 @@ class _Groups(NamedTuple):
         sharing: dict[str, list[tuple[int, Exchange, Begun, Item]]] = {}
         exchanges = [core.stages[phase[i]][1].name if core.stages and _is_f32(split[i]) else None
                      for i, core in enumerate(self.cores)]  # fmt: skip
+        keys = [jax.random.fold_in(key, i) for i in range(len(self.cores))]
         for i, core in enumerate(self.cores):
-            own_key = jax.random.fold_in(key, i)
             if exchanges[i] is None or exchanges.count(exchanges[i]) == 1:  # no other group's collective to share
-                results[i] = core.aggregate(phase[i], own_key, split[i], states[i], nodes, skip)
+                results[i] = core.aggregate(phase[i], keys[i], split[i], states[i], nodes, skip)
             else:
                 assert core.stages is not None
                 codec, exchange = core.stages[phase[i]]
                 begun = core.begin(phase[i], split[i], states[i], skip)
-                item = encoded(codec, own_key, begun.filled, begun.packing.layers, nodes)
+                item = encoded(codec, keys[i], begun.filled, begun.packing.layers, nodes)
                 sharing.setdefault(exchange.name, []).append((i, exchange, begun, item))
         for together in sharing.values():
             means = together[0][1].run([item for *_, item in together], nodes)
             for (i, _, begun, item), mean in zip(together, means, strict=True):
-                own_key = jax.random.fold_in(key, i)
                 step = as_step(item, mean)
-                results[i] = self.cores[i].finish(phase[i], own_key, begun, step, states[i], nodes, skip)
+                results[i] = self.cores[i].finish(phase[i], keys[i], begun, step, states[i], nodes, skip)
         trees, after, infos = zip(*(results[i] for i in range(len(results))), strict=True)
         norms, elements, overflow, finite = (jnp.stack(x) for x in zip(*infos, strict=True))
         info = Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow, dtype=jnp.int32), jnp.all(finite))

@@ -23,7 +23,7 @@ from jgc.training.local_config import LocalConfig, check_local
 from jgc.training.workloads import DEFAULT, Schedule, Workload, workload_named
 from jgc.wire.values import ValueCode
 
-OPEN = -(2**31)  # the workload's value; nobody gives it, and a wrong -1 is refused
+OPEN = -(2**31)  # stands for the workload's value; a -1 that a user gives is refused
 MOST_NODES = 4096  # each has its own gradients in the program; a million never compile
 M = TypeVar("M")
 
