@@ -97,7 +97,7 @@ def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str,
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
     team.require_equal(so_far, f"all processes must see the same folder {folder}")
     if team.leads:
-        if start < config.steps:  # of fewer steps than the run has now: a run with a summary has finished
+        if start < config.steps:  # the summary of a shorter run, by which this one would count as finished
             (folder / SUMMARY).unlink(missing_ok=True)
         mark_run_dir(folder, config)
     recording.begin(start)

@@ -123,7 +123,7 @@ def _named(name: str, known: dict[str, Option]) -> Option:
     if name in known and name.startswith("--"):
         return known[name]
     names = [*(word for word in known if word.startswith("--")), "--config", "--method", "--help"]
-    names = [word for word in names if word != name]  # which stands where it cannot
+    names = [word for word in names if word != name]  # --method is no option of `--set`, and no cure for itself
     raise UserError(f"unknown option {name}{did_you_mean(name, names) or '; --help lists them all'}")
 
 

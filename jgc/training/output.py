@@ -6,7 +6,7 @@ from jgc.training.errors import leave_stdout, say
 
 
 class Output(Console):
-    """A console that takes no markup, and whose reader may go: a run without one goes on."""
+    """A console whose reader may go away: the run goes on without one."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
