@@ -8,6 +8,7 @@ See the README for a training loop, `jgc.types` for the contract, `jgc.compress`
 
 from jgc import compress
 from jgc.citation import citation
+from jgc.gradients import node_grads
 from jgc.local_steps import LocalMetrics, LocalState, LocalSteps, local_steps
 from jgc.make_step import LoopState, Metrics, make_step
 from jgc.method.as_optax import init_optax
@@ -15,7 +16,7 @@ from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.guard import diagnose, residual
 from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import MomentumWarning
-from jgc.node_axis import node_grads, on_nodes
+from jgc.node_axis import on_nodes
 from jgc.nodes import from_mesh, make_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, Sharded, Stacked, place, place_parts, placements_of, to_host
 from jgc.saving import as_arrays, from_arrays

@@ -31,12 +31,12 @@ import numpy as np
 
 from jgc.backend import backend_of
 from jgc.buffers import copied, device_of, lies_elsewhere, put_arrays
+from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.bytes_per_step import StepBytes
 from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import check_arrays, check_compressor, check_key, check_loop, check_loss, check_nodes, check_optimizer
-from jgc.node_axis import node_grads
 from jgc.placement import BATCH, LOCAL, check_node_axes, per_node
 from jgc.typed import check_type
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State

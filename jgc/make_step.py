@@ -20,6 +20,7 @@ import numpy as np
 from jgc import comm
 from jgc.backend import backend_of
 from jgc.buffers import check_params, copied, device_of, lies_elsewhere, put_arrays
+from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.shards import info_of_node, shards_of
@@ -38,7 +39,7 @@ from jgc.misuse import (
     updated,
     warn_of_momentum,
 )
-from jgc.node_axis import node_grads, on_nodes
+from jgc.node_axis import on_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, ByShards, check_node_axes, locally, per_node, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 

@@ -1,7 +1,6 @@
 """Run functions on the node axis, in one of the three layouts of `jgc.nodes`. No other file does."""
 
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -11,18 +10,17 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jgc import comm
 from jgc.backend import traced_for
 from jgc.comm.axis import without_collectives
-from jgc.misuse import check_arrays, check_loss, check_nodes, path_of
+from jgc.misuse import check_arrays, check_nodes, path_of
 from jgc.placement import (
-    BATCH,
     LOCAL,
     SHARED,
     Placement,
     Sharded,
     Stacked,
+    axes_of,
     check_node_axes,
     check_placements,
     is_placement,
-    locally,
     on_node_axis,
     spec,
 )
@@ -30,8 +28,9 @@ from jgc.types import EMULATED, Array, Nodes, PyTree
 
 
 def on_nodes(
-    fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False, partitioned: bool = False
-) -> Callable:
+    fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False, partitioned: bool = False,
+    communicates: bool = True,
+) -> Callable:  # fmt: skip
     """Run `fn` once per node, on the node axis that `jgc.comm` communicates over.
 
     Args:
@@ -42,6 +41,8 @@ def on_nodes(
         differ between nodes, because communication was forgotten.
       unroll: run the nodes of one device one after another instead of under `vmap`. Only for functions that
         do not communicate and have LOCAL outputs only. Makes convolutions on CPU much faster.
+      communicates: False for a function of one node that sends nothing and has LOCAL outputs only. It may contain any
+        loop or branch; JAX's check of SHARED outputs refuses those that begin with a constant. `unroll` implies it.
       partitioned: where a node has several devices, `fn` sees the node's whole arrays, and XLA divides its work among
         these devices. If not, `fn` runs on each device and sees that device's part.
 
@@ -51,9 +52,10 @@ def on_nodes(
     Raises:
       TypeError: something else in place of the nodes; `ins` is not a tuple; when called, a leaf of an argument that is
         neither an array nor a number.
-      ValueError: `unroll` with an output declared SHARED: nothing could check it; an unknown placement; when called,
-        another number of arguments than `ins` has, a LOCAL or BATCH argument whose first axis is not K, an output
-        declared SHARED that differs between nodes, or a function that communicates with `unroll`.
+      ValueError: `unroll` or `communicates=False` with an output declared SHARED: nothing could check it; an unknown
+        placement; when called, another number of arguments than `ins` has, a LOCAL or BATCH argument whose first axis
+        is not K, an output declared SHARED that differs between nodes, a LOCAL one that differs between the devices of
+        a node, or a function that communicates and should not.
 
     Example:
       >>> from jgc.nodes import make_nodes
@@ -66,26 +68,21 @@ def on_nodes(
     if not isinstance(ins, tuple):
         raise TypeError(f"ins must be a tuple with a placement for each argument, e.g. (jgc.LOCAL,), got {ins!r}")
     check_placements((ins, outs))
-    if unroll and not all(on_node_axis(x) for x in jax.tree.leaves(outs, is_leaf=is_placement)):
-        raise ValueError("unroll=True is for functions that do not communicate; their outputs are LOCAL, not SHARED")
-
-    @contextmanager
-    def one_by_one():  # in all layouts alike
-        try:
-            with without_collectives() if unroll else nullcontext():
-                yield
-        except comm.OutsideNodeAxis:
-            if not unroll:
-                raise
-            raise ValueError(
-                "the function communicates (jgc.comm, a compressor), and with unroll=True nodes run one after "
-                "another. A loss sees one node's examples, and jgc takes the mean itself: leave it out"
-            ) from None
+    communicates = communicates and not unroll
+    if not communicates and not all(on_node_axis(x) for x in jax.tree.leaves(outs, is_leaf=is_placement)):
+        raise ValueError(
+            "unroll=True and communicates=False are for functions that do not communicate; their outputs are LOCAL, "
+            "not SHARED"
+        )
+    if not communicates:
+        fn = _by_itself(fn, nodes._replace(fast=()) if partitioned else nodes, ins, outs)
 
     differing: list[str] = []  # outputs that the last trace has found to differ; JAX's own error under vmap has no name
 
     def one(*args):
         out = fn(*args)
+        if not communicates:
+            return out
         found = [leaf for leaf in _placed_leaves(outs, out) if _differs(leaf[2], leaf[1], nodes)]
         differing[:] = [name for name, *_ in found]
         if found and nodes.mesh is not None and nodes.per_device == 1:
@@ -99,11 +96,9 @@ def on_nodes(
 
     def on_its_nodes(*args):
         if nodes.mesh is not None and nodes.per_device == 1:
-            with one_by_one():
-                return _map_nodes(lambda x: jnp.asarray(x)[None], outs, one(*_map_nodes(lambda x: x[0], ins, args)))
+            return _map_nodes(lambda x: jnp.asarray(x)[None], outs, one(*_map_nodes(lambda x: x[0], ins, args)))
         if unroll:
-            with one_by_one():
-                each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
+            each = [fn(*_map_nodes(lambda x, i=i: x[i], ins, args)) for i in range(nodes.per_device)]
             return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
         in_axes, out_axes = (
             jax.tree.map(lambda x: 0 if on_node_axis(x) else None, tree, is_leaf=is_placement) for tree in (ins, outs)
@@ -119,9 +114,12 @@ def on_nodes(
     if nodes.mesh is None:
         run: Callable = on_device
     elif partitioned and nodes.fast:
-        run = _partitioned(on_its_nodes, nodes, ins, outs)
+        run = _partitioned(on_its_nodes, nodes, ins, outs, communicates)
     else:
-        on_mesh = jax.shard_map(on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes))
+        on_mesh = jax.shard_map(
+            on_device, mesh=nodes.mesh, in_specs=_specs(ins, nodes), out_specs=_specs(outs, nodes),
+            check_vma=communicates,
+        )  # fmt: skip
 
         def run(*args):  # arrays on Explicit axes must lie as in_specs says
             return on_mesh(*_resharded(ins, args, nodes))
@@ -136,6 +134,36 @@ def on_nodes(
             return run(*args)
 
     return checked
+
+
+def _by_itself(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
+    """`fn`, with an error where it communicates, or where an output differs between the devices of a node."""
+
+    def checked(*args):
+        try:
+            with without_collectives():
+                if not nodes.fast:
+                    return fn(*args)
+                traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        except comm.OutsideNodeAxis:
+            raise ValueError(
+                "the function communicates (jgc.comm, a compressor), and each node is to run it without the others. A "
+                "loss sees one node's examples, and jgc takes the mean itself: leave it out"
+            ) from None
+        leaves = _placed_leaves(outs, shapes)
+        for (name, placement, _), axes in zip(leaves, varying(traced, ins, args, nodes), strict=True):
+            if axes & set(nodes.fast) - axes_of(placement, nodes):
+                raise ValueError(_inside_a_node(name))
+        return jax.tree.unflatten(
+            jax.tree.structure(shapes), jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *jax.tree.leaves(args))
+        )
+
+    return checked
+
+
+def varying(traced: Any, ins: PyTree, args: PyTree, nodes: Nodes) -> list[frozenset[str]]:
+    """The mesh axes along which each output of a traced function differs, from the placements of its arguments."""
+    return comm.varying_axes(traced, [axes_of(placement, nodes) for _, placement, _ in _placed_leaves(ins, args)])
 
 
 def _placed_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Placement, Any]]:
@@ -153,8 +181,7 @@ def _placed_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Placement, Any]
 def _differs(x: Any, placement: Placement, nodes: Nodes) -> bool:
     """Whether JAX takes an output of a node to differ, between nodes or their devices, where its placement does not."""
     emulated = (nodes.mesh is None or nodes.per_device > 1) and not on_node_axis(placement)
-    dims = [dim if isinstance(dim, tuple) else (dim,) for dim in spec(placement, nodes)]
-    over_mesh = set(jax.typeof(x).mat.varying) - {axis for dim in dims for axis in dim}
+    over_mesh = set(jax.typeof(x).mat.varying) - axes_of(placement, nodes)
     return bool(over_mesh) or (emulated and getattr(x, "batch_dim", None) is not None)
 
 
@@ -191,7 +218,7 @@ def _resharded(placements: PyTree, args: PyTree, nodes: Nodes) -> PyTree:
     return _map_placed(one, placements, args)
 
 
-def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
+def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree, communicates: bool) -> Callable:
     """`on_its_nodes` with the slow axes divided by `shard_map`, and the fast axes left to XLA's partitioner."""
     assert nodes.mesh is not None
     slow_only, explicit = nodes._replace(fast=()), AxisType.Explicit in nodes.mesh.axis_types
@@ -210,9 +237,12 @@ def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree)
         others = tuple(axis for axis in nodes.mesh.axis_names if axis not in nodes.slow)
         return jax.sharding.auto_axes(on_its_nodes, axes=others, out_sharding=shardings)(*args)
 
-    on_axes = jax.shard_map(
-        on_slow, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(nodes.slow)
-    )
+    on_axes: Callable = jax.shard_map(
+        on_slow, mesh=nodes.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(nodes.slow),
+        check_vma=communicates,
+    )  # fmt: skip
+    if not communicates:
+        on_axes = jax.jit(on_axes)  # without the check JAX runs such a map under jit only
     if explicit:
         return lambda *args: on_axes(*_resharded(ins, args, nodes))
 
@@ -252,83 +282,3 @@ def _stacked(placement: Placement, x: Array) -> Array:
     if not isinstance(placement, Stacked):
         return x
     return x[:, None] if on_node_axis(placement) else x[None]
-
-
-def _check_own(loss: Any, nodes: Nodes) -> None:
-    """Raise ValueError if a loss was averaged over devices: gradients would come out as a share of what they are."""
-    missing = [axis for axis in (*nodes.slow, *nodes.fast) if axis not in jax.typeof(loss).mat.varying]
-    if missing:
-        raise ValueError(
-            f"the loss is the same on all devices along the mesh axis {missing[0]!r}: it does not depend on the "
-            "parameters, or it was averaged. A loss sees one node's examples, and jgc takes the mean itself: leave "
-            "pmean (psum) out of it"
-        )
-
-
-def node_grads(
-    loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool = True, local: bool = False,
-    placements: PyTree = SHARED,
-) -> Callable:  # fmt: skip
-    """Make a function of node-local gradients, for your own training loop.
-
-    Args:
-      loss: `(params, batch) -> scalar`, the mean loss over a node's own examples, or with `has_aux`
-        `-> (scalar, aux)`.
-      nodes: the layout.
-      has_aux: as in `jax.value_and_grad`; `aux` on nodes of several devices: see `jgc.Metrics`.
-      unroll: see `on_nodes`; True is much faster for convolutions on CPU.
-      local: whether `loss` takes a third, node-local argument, such as batch statistics.
-      placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a node divide the
-        parameters (FSDP, tensor parallel): gradients are then divided alike, and XLA divides the node's work.
-
-    Returns:
-      `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch` have
-      leading axes [K, b]. With `local`, `(params, batch, own) -> (value, grads)`, the leaves of `own` [K, ...].
-
-    Raises:
-      TypeError: something else in place of the loss or of the nodes.
-      ValueError: when called, a loss that was averaged over the nodes, or a node's devices.
-
-    Example:
-      >>> from jgc.nodes import make_nodes
-      >>> nodes = make_nodes(2, devices=jax.devices()[:1])
-      >>> loss = lambda w, x: jnp.mean(w * x)
-      >>> node_grads(loss, nodes)(jnp.float32(3.0), jnp.array([[1.0], [2.0]]))[1]
-      Array([1., 2.], dtype=float32)
-    """
-    check_loss(loss)
-    check_nodes(nodes)
-    gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
-    partitioned = any(isinstance(x, Sharded) for x in jax.tree.leaves(placements, is_leaf=is_placement))
-    seen = nodes._replace(fast=()) if partitioned else nodes  # the axes that the loss is called on
-
-    def one(params, *own):
-        try:
-            out = gradient(comm.vary(params, seen), *own)
-        except AssertionError as error:
-            if str(error):
-                raise
-            raise ValueError(
-                "the loss failed inside JAX with an assertion that says nothing; a collective over an axis that is not "
-                "there, lax.pmean of pmap's say, does so. jgc takes the mean over nodes itself: leave it out"
-            ) from error
-        except NameError as error:
-            if "unbound axis name" not in str(error):
-                raise
-            raise ValueError(
-                f"the loss averages over an axis that is not there ({str(error).split('.')[0]}). jgc takes the mean "
-                "over nodes itself: leave it out"
-            ) from None
-        except NotImplementedError as error:
-            if "Closing over inputs to shard_map" not in str(error):
-                raise
-            raise ValueError(
-                "the loss's closure holds an array on Explicit axes, which JAX does not take: make the mesh with "
-                "axis_types=(jax.sharding.AxisType.Auto,) * n, or keep the array on the host (jax.device_get)"
-            ) from None
-        _check_own(out[0][0] if has_aux else out[0], seen)
-        return comm.exact_mean(out, seen)
-
-    ins = (placements, BATCH, LOCAL) if local else (placements, BATCH)
-    outs = (LOCAL, locally(placements))
-    return on_nodes(one, nodes, ins=ins, outs=outs, unroll=unroll, partitioned=partitioned)

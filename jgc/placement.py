@@ -128,6 +128,12 @@ def spec(placement: Placement, nodes: Nodes) -> P:
     return P(nodes.slow or None, *inner) if on_node_axis(placement) else P(*inner)
 
 
+def axes_of(placement: Placement, nodes: Nodes) -> frozenset[str]:
+    """The mesh axes between whose devices an array of this placement differs."""
+    dims = (dim if isinstance(dim, tuple) else (dim,) for dim in spec(placement, nodes) if dim is not None)
+    return frozenset(axis for dim in dims for axis in dim)
+
+
 def locally(placements: PyTree) -> PyTree:
     """The placements of one array per node in place of one for all: of gradients, given those of parameters.
 

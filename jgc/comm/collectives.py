@@ -128,18 +128,18 @@ def narrowed(x: Array, dtype: DTypeLike) -> Array:
     return (x if top >= float(jnp.finfo(x.dtype).max) else jnp.clip(x, -top, top)).astype(dtype)
 
 
+def mean_inside(x: Array, axes: tuple[str, ...], nodes: Nodes) -> Array:
+    """Mean of x over devices of one node, along fast axes. Floats only: x is returned as it is otherwise."""
+    if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    wide = x.astype(at_least_f32(x.dtype))
+    record("all-reduce", "exact mean", wide, nodes.size(axes))
+    return lax.pmean(wide, axes).astype(x.dtype)
+
+
 def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
     """Plain mean over the devices of one node (the fast axes). Does nothing if a node is one device."""
-
-    def average(x):
-        axes = fast_axes(x, nodes)
-        if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x
-        wide = x.astype(at_least_f32(x.dtype))
-        record("all-reduce", "exact mean", wide, nodes.size(axes))
-        return lax.pmean(wide, axes).astype(x.dtype)
-
-    return jax.tree.map(average, tree)
+    return jax.tree.map(lambda x: mean_inside(x, fast_axes(x, nodes), nodes), tree)
 
 
 def all_gather(x: Array, nodes: Nodes, field: str) -> Array:

@@ -55,7 +55,7 @@ def _sent_in(jaxpr: Any, axes: Mapping[str, int]) -> list[Sent]:
     sent: list[Sent] = []
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         sent += _by_itself(eqn, axes)
-        inside = [_sent_in(inner, axes) for inner in _called(eqn.params)]
+        inside = [_sent_in(inner, axes) for inner in called(eqn.params)]
         if eqn.primitive.name == "while" and any(inside):
             raise UnknownCollectiveError("a collective in a `while` loop, whose number of turns decides what is sent")
         if eqn.primitive.name == "cond":
@@ -69,7 +69,7 @@ def _sent_in(jaxpr: Any, axes: Mapping[str, int]) -> list[Sent]:
 
 def _by_itself(eqn: Any, axes: Mapping[str, int]) -> list[Sent]:
     """What an operation sends, without the functions that it calls."""
-    name, over = eqn.primitive.name, [axis for axis in _named_axes(eqn.params) if axis in axes]
+    name, over = eqn.primitive.name, [axis for axis in named_axes(eqn.params) if axis in axes]
     if not over or name in _LOCAL:
         return []
     if name not in _OPS:
@@ -80,13 +80,13 @@ def _by_itself(eqn: Any, axes: Mapping[str, int]) -> list[Sent]:
     return [Sent(_OPS[name], "", bytes_sent(_OPS[name], operands, size))] if size > 1 else []
 
 
-def _named_axes(params: Mapping[str, Any]) -> list[str]:
+def named_axes(params: Mapping[str, Any]) -> list[str]:
     """The axes that an operation names; an axis of `vmap` is a number here."""
     found = params.get("axes", params.get("axis_name", ()))
     return [axis for axis in (found if isinstance(found, tuple) else (found,)) if isinstance(axis, str)]
 
 
-def _called(params: Mapping[str, Any]) -> Iterator[Any]:
+def called(params: Mapping[str, Any]) -> Iterator[Any]:
     """The traced functions that an operation calls."""
     for value in params.values():
         for one in value if isinstance(value, tuple | list) else (value,):

@@ -176,7 +176,8 @@ class Parts(NamedTuple):
 
         own, inner = placements.own, placements.inner
         divided = any(isinstance(x, Sharded) for x in jax.tree.leaves(own, is_leaf=is_placement))
-        return on_nodes(one, self.nodes, (own, inner, own), (own, inner, LOCAL), partitioned=divided)
+        placed = (own, inner, LOCAL)
+        return on_nodes(one, self.nodes, (own, inner, own), placed, partitioned=divided, communicates=False)
 
     def make_exchange(
         self, placements: Arrays, leaves: tuple[int, ...], fragment: int, phase: Hashable

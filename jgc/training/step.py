@@ -17,11 +17,12 @@ from jax.sharding import PartitionSpec as P
 
 from jgc import comm
 from jgc.buffers import copied
+from jgc.gradients import node_grads
 from jgc.memory import clip_local
 from jgc.method.guard import diagnose
 from jgc.method.outer import Parts as LocalParts
 from jgc.method.shards import info_of_node
-from jgc.node_axis import node_grads, on_nodes
+from jgc.node_axis import on_nodes
 from jgc.placement import LOCAL, SHARED, Sharded, locally, of_node, per_node, place, placements_of
 from jgc.training.config import Config
 from jgc.training.data import VOID

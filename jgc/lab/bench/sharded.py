@@ -19,11 +19,12 @@ from jax.sharding import Mesh
 
 from jgc import compress
 from jgc.compress import step_on_nodes
+from jgc.gradients import node_grads
 from jgc.lab.bench.beside_pmean import PMEAN, TOKENS, devices_for, megabytes, shapes_of
 from jgc.lab.bench.network.methods import settings
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.tables import table
-from jgc.node_axis import node_grads, on_nodes
+from jgc.node_axis import on_nodes
 from jgc.nodes import from_mesh
 from jgc.placement import BATCH, locally, place, placed_shapes, placements_of
 from jgc.training.errors import UserError

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+from jgc.gradients import node_grads
 from jgc.lab.bench.network import channel, framing
 from jgc.lab.bench.network.jax_local import Rounds, build_rounds, take_round
 from jgc.lab.bench.network.jax_methods import Built, build, copied, local
@@ -34,7 +35,6 @@ from jgc.lab.bench.network.models import (
     task_named,
 )
 from jgc.lab.bench.network.namespaces import INTERFACE
-from jgc.node_axis import node_grads
 from jgc.nodes import NODE, make_nodes
 from jgc.types import PyTree
 
