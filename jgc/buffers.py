@@ -1,13 +1,15 @@
 """Arrays of a loop: in buffers of their own, where the compiled programs expect them."""
 
 import warnings
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from jgc.misuse import check_arrays, path_of
-from jgc.placement import place, placements_of
+from jgc.misuse import check_arrays, leaves_by_path, path_of
+from jgc.placement import check_divided, place, placements_of
 from jgc.types import Nodes, PyTree
 
 
@@ -16,6 +18,44 @@ def put_arrays(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placeme
     if nodes.mesh is None:
         return jax.device_put(tree, device)
     return place(tree, placements_of(tree) if placements is None else placements, nodes)
+
+
+class Frozen(NamedTuple):
+    """Parameters that a step does not train, on its devices; their placements; a name of these for compiled programs.
+
+    All three are None where a step got none.
+    """
+
+    arrays: PyTree = None
+    placements: PyTree = None
+    name: Hashable = None
+
+
+def frozen_for(nodes: Nodes) -> Callable[[PyTree, SingleDeviceSharding], Frozen]:
+    """A function that puts parameters which are not trained on the devices; the same arrays only once."""
+    last: list[Any] = [jax.tree.structure(None), [], Frozen()]
+
+    def put(frozen: PyTree, device: SingleDeviceSharding) -> Frozen:
+        if frozen is None:
+            return Frozen()
+        leaves, structure = jax.tree.flatten(frozen)
+        known = structure == last[0] and all(x is y for x, y in zip(leaves, last[1], strict=True))
+        if not known or not all(isinstance(x, jax.Array) for x in leaves):  # NumPy's may have other values now
+            check_arrays(frozen, or_numbers=True)
+            for name, x in leaves_by_path(frozen).items():
+                if isinstance(x, jax.Array) and x.is_deleted():
+                    raise ValueError(
+                        f"the leaf {name!r} of frozen was donated to an earlier step: give a copy, e.g. "
+                        "frozen = jax.tree.map(jnp.copy, state.params)"
+                    )
+            if nodes.mesh is not None:
+                check_divided(frozen, nodes)
+            placements = placements_of(frozen)
+            placed = put_arrays(frozen, nodes, device, placements)
+            last[:] = structure, leaves, Frozen(placed, placements, (structure, tuple(jax.tree.leaves(placements))))
+        return last[2]
+
+    return put
 
 
 def lies_elsewhere(params: PyTree, nodes: Nodes) -> bool:

@@ -91,12 +91,13 @@ def _named_faults():
             f"the loss averages over an axis that is not there ({str(error).split('.')[0]}). jgc takes the mean "
             "over nodes itself: leave it out"
         ) from None
-    except NotImplementedError as error:
-        if "Closing over inputs to shard_map" not in str(error):
+    except (NotImplementedError, ValueError) as error:
+        if not any(part in str(error) for part in ("Closing over inputs to shard_map", "Context mesh ")):
             raise
         raise ValueError(
-            "the loss's closure holds an array on Explicit axes, which JAX does not take: give it as `frozen` to the "
-            "step, or keep the array on the host (jax.device_get)"
+            "the loss's closure holds an array that lies on a mesh, which JAX does not take: give it to the step, "
+            "step(state, batch, frozen), and the loss gets it as its last argument; or keep it on the host "
+            "(jax.device_get)"
         ) from None
 
 

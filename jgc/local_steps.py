@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.backend import backend_of
-from jgc.buffers import copied, device_of, lies_elsewhere, put_arrays
+from jgc.buffers import Frozen, copied, device_of, frozen_for, lies_elsewhere, put_arrays
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.bytes_per_step import StepBytes
@@ -93,7 +93,7 @@ class LocalMetrics(NamedTuple):
 
 
 Init = Callable[..., LocalState]
-Step = Callable[[LocalState, PyTree], tuple[LocalState, LocalMetrics]]
+Step = Callable[..., tuple[LocalState, LocalMetrics]]
 
 
 class LocalSteps(NamedTuple):
@@ -128,7 +128,8 @@ class LocalSteps(NamedTuple):
         model_state)` does so for a model with a state that is no parameter (batch statistics): every node keeps one of
         its own, which is never exchanged. `step(state, batch)` takes one inner step on every node, which sends nothing;
         then come the exchange and the outer step that are due. It compiles one program for the inner step and one for
-        each fragment and phase, and donates the state.
+        each fragment and phase, and donates the state. `step(state, batch, frozen)` gives the loss parameters that are
+        not trained as its last argument; see `jgc.make_step`.
 
         Args:
           loss: as in `jgc.make_step`: `(params, batch) -> scalar`, the mean loss over a node's own examples; with
@@ -138,9 +139,10 @@ class LocalSteps(NamedTuple):
           unroll: see `jgc.on_nodes`; True is much faster for convolutions on CPU.
 
         Returns:
-          `init(key, params, model_state=()) -> LocalState` and `step(state, batch) -> (LocalState, LocalMetrics)`. The
-          leaves of `batch` have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`,
-          `params` and `batch` are equal in all of them, or global arrays (`jgc.place_parts`).
+          `init(key, params, model_state=()) -> LocalState` and `step(state, batch, frozen=None) -> (LocalState,
+          LocalMetrics)`. The leaves of `batch` have leading axes [K, b]: b examples for each of the K nodes. With
+          several processes, `key`, `params`, `batch` and `frozen` are equal in all of them, or global arrays
+          (`jgc.place_parts`).
 
         Raises:
           TypeError: something else in place of the loss; in `init`, of a random key, a leaf of the parameters that is
@@ -150,7 +152,7 @@ class LocalSteps(NamedTuple):
             of layers without a match; in `step`, a leaf of the batch whose first axis is not K, or an averaged loss.
         """
         check_loss(loss)
-        loop = _Loop(self.parts, loss, has_aux, unroll, {})
+        loop = _Loop(self.parts, loss, has_aux, unroll, frozen_for(self.parts.nodes), {})
         return loop.init, loop.step
 
 
@@ -238,6 +240,7 @@ class _Loop(NamedTuple):
     loss: Callable[..., Any]
     has_aux: bool
     unroll: bool
+    put_frozen: Callable[..., Frozen]
     programs: dict[Hashable, Callable[..., Any]]
 
     def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LocalState:
@@ -249,7 +252,7 @@ class _Loop(NamedTuple):
         kept = put(jax.tree.map(lambda x: per_node(x, parts.nodes), copied(model_state)), placements=LOCAL)
         return LocalState(0, phases, *arrays, put(key), kept)
 
-    def step(self, state: LocalState, batch: PyTree) -> tuple[LocalState, LocalMetrics]:
+    def step(self, state: LocalState, batch: PyTree, frozen: PyTree = None) -> tuple[LocalState, LocalMetrics]:
         check_loop(state, LocalState, batch, self.parts.nodes)
         if len(state.phases) != self.parts.fragments:
             raise ValueError(f"these steps have {self.parts.fragments} fragments, and the state {len(state.phases)}")
@@ -261,8 +264,9 @@ class _Loop(NamedTuple):
             kept = put(kept, placements=LOCAL)
         check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, parts.nodes, "the batch")
-        inner_step = self._program(("inner", jax.tree.structure(kept)), self._inner, arrays, kept)
-        taken = inner_step(arrays.own, arrays.inner, kept, put(batch, placements=BATCH))
+        fixed = self.put_frozen(frozen, device_of(state.params))
+        inner_step = self._program(("inner", jax.tree.structure(kept), fixed.name), self._inner, arrays, kept, fixed)
+        taken = inner_step(arrays.own, arrays.inner, kept, put(batch, placements=BATCH), fixed.arrays)
         own, inner, kept, loss, finite, aux = taken
         arrays, info, due = arrays._replace(own=own, inner=inner), None, parts.due(done)
         if due.exchange is not None:
@@ -295,16 +299,17 @@ class _Loop(NamedTuple):
             self.programs[name] = make(arrays, *args)
         return self.programs[name]
 
-    def _inner(self, arrays: Arrays, kept: PyTree) -> Callable[..., Any]:
-        parts, placements = self.parts, self.parts.placements(arrays)
+    def _inner(self, arrays: Arrays, kept: PyTree, frozen: Frozen) -> Callable[..., Any]:
+        parts, placements, has_frozen = self.parts, self.parts.placements(arrays), frozen.placements is not None
         gradients = node_grads(
-            in_one_form(self.loss, self.has_aux, bool(jax.tree.leaves(kept))), parts.nodes, has_aux=True,
-            unroll=self.unroll, local=True, placements=placements.own,
+            in_one_form(self.loss, self.has_aux, bool(jax.tree.leaves(kept)), has_frozen), parts.nodes, has_aux=True,
+            unroll=self.unroll, local=True, placements=placements.own, frozen=frozen.placements,
         )  # fmt: skip
         inner_step = parts.make_inner(placements)
 
-        def inner_update(own, inner, kept, batch):
-            (loss, (new, aux)), grads = gradients(own, batch, kept)  # all with an axis [K]
+        def inner_update(own, inner, kept, batch, fixed):
+            args = own, batch, kept, *([fixed] if has_frozen else [])
+            (loss, (new, aux)), grads = gradients(*args)  # all with an axis [K]
             own, inner, finite = inner_step(own, inner, grads)
             stayed = jax.tree.map(lambda a, b: jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, kept)
             return own, inner, stayed, loss, finite, aux

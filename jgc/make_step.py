@@ -19,7 +19,7 @@ import numpy as np
 
 from jgc import comm
 from jgc.backend import backend_of
-from jgc.buffers import check_params, copied, device_of, lies_elsewhere, put_arrays
+from jgc.buffers import Frozen, check_params, copied, device_of, frozen_for, lies_elsewhere, put_arrays
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.phases import phase_after, phase_at
@@ -96,7 +96,7 @@ class Arrays(NamedTuple):
 
 
 Init = Callable[..., LoopState]
-Step = Callable[[LoopState, PyTree], tuple[LoopState, Metrics]]
+Step = Callable[..., tuple[LoopState, Metrics]]
 
 
 def make_step(
@@ -116,11 +116,14 @@ def make_step(
     `step(state, batch)` makes one update, in the phase that the step belongs to. It compiles one program for each
     phase, calls the compressor's transition between two phases, and donates the state. If a gradient is not finite on
     any node, or has a norm of 1e15 and more, nothing changes on any node but `state.step`.
+    `step(state, batch, frozen)` does so for a loss with parameters that are not trained: the base weights under LoRA, a
+    target network, a teacher. The loss gets them as its last argument. They are equal on all nodes, divided among the
+    devices of a node as their shardings say, and not donated; other values in the next step compile nothing.
 
     Args:
       loss: `(params, batch) -> scalar`, the mean loss over a node's own examples; with `has_aux` `-> (scalar, aux)`.
         With a model state `(params, batch, model_state) -> (scalar, model_state)`, with `has_aux`, too,
-        `-> (scalar, (model_state, aux))`.
+        `-> (scalar, (model_state, aux))`. With `frozen` in `step` one more argument at the end.
       compressor: any of `jgc.compress`.
       optimizer: any optax optimiser; it gets the mean over nodes, and must have no momentum if the compressor owns it.
       nodes: the layout.
@@ -130,17 +133,17 @@ def make_step(
         waits for it. On CPU that takes processor time from those steps.
 
     Returns:
-      `init(key, params, model_state=()) -> LoopState` and `step(state, batch) -> (LoopState, Metrics)`. The leaves of
-      `batch` have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`, `params` and
-      `batch` are equal in all of them, or global arrays (`jgc.place_parts`).
+      `init(key, params, model_state=()) -> LoopState` and `step(state, batch, frozen=None) -> (LoopState, Metrics)`.
+      The leaves of `batch` have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`,
+      `params`, `batch` and `frozen` are equal in all of them, or global arrays (`jgc.place_parts`).
 
     Raises:
       TypeError: something else in place of the loss, of a compressor, such as settings, of an optimiser or of the
         nodes; in `init`, of a random key, a leaf of the parameters that is not an array of floats, or one of the model
         state that is not an array; in `step`, a loss that returns another model state than it got.
       ValueError: in `init`, an optimiser that holds `as_optax`, or a leaf that is divided over another axis than the
-        fast ones; in `step`, a leaf of the batch whose first axis is not K, a loss that nodes have averaged, or whole
-        arrays restored in place of divided ones.
+        fast ones; in `step`, a leaf of the batch whose first axis is not K, a loss that nodes have averaged, whole
+        arrays restored for divided ones, or a leaf of `frozen` that an earlier step took as part of its state.
 
     Warns:
       jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.
@@ -159,15 +162,19 @@ def make_step(
     check_optimizer(optimizer)
     check_nodes(nodes)
     fitting: set[Any] = set()  # structures of this compressor's state
-    programs: dict[tuple[Hashable, Any], Any] = {}  # compiled at the first call, `(arrays, key, step, batch)`
-    coming: dict[tuple[Hashable, Any], Future] = {}  # those that a thread compiles
+    programs: dict[tuple[Hashable, ...], Any] = {}  # compiled at the first call, `(arrays, key, step, batch, frozen)`
+    coming: dict[tuple[Hashable, ...], Future] = {}  # those that a thread compiles
+    put_frozen = frozen_for(nodes)
     thread = ThreadPoolExecutor(1) if ahead and compressor.next_phase is None else None
 
-    def compile_next(step: int, structure: Any, args: tuple) -> None:
+    def program(phase: Hashable, arrays: Arrays, frozen: Frozen) -> Callable[..., tuple[Arrays, Metrics]]:
+        return _program(loss, compressor, phase, optimizer, nodes, has_aux, unroll, arrays, frozen.placements)
+
+    def compile_next(step: int, rest: tuple, args: tuple, frozen: Frozen) -> None:
         phase = next((phase for phase in compressor.schedule if phase.start > step), None)
-        if thread is not None and phase is not None and (phase.value, structure) not in programs:
-            name = phase.value, structure
-            programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, args[0])
+        if thread is not None and phase is not None and (phase.value, *rest) not in programs:
+            name = phase.value, *rest
+            programs[name] = program(phase.value, args[0], frozen)
             shapes = jax.tree.map(_shape, args)
             coming[name] = thread.submit(lambda: programs[name].lower(*shapes).compile())
 
@@ -190,7 +197,7 @@ def make_step(
         own = put(jax.tree.map(lambda x: per_node(x, nodes), copied(model_state)), placements=LOCAL)
         return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key), own)
 
-    def step(state: LoopState, batch: PyTree) -> tuple[LoopState, Metrics]:
+    def step(state: LoopState, batch: PyTree, frozen: PyTree = None) -> tuple[LoopState, Metrics]:
         check_loop(state, LoopState, batch, nodes)
         put = partial(put_arrays, nodes=nodes, device=device_of(state.params))
         if (structure := jax.tree.structure(state.compressor)) not in fitting:
@@ -201,20 +208,21 @@ def make_step(
         if phase.value != state.phase.value:
             inner = put(copied(compressor.transition(state.phase.value, phase.value, inner, nodes)))
         arrays, key = Arrays(state.params, state.opt_state, inner, state.model_state), state.key
-        name = phase.value, jax.tree.structure(arrays)
+        fixed = put_frozen(frozen, device_of(state.params))
+        name = phase.value, jax.tree.structure(arrays), fixed.name
         if name not in programs or lies_elsewhere(state.params, nodes):
             if isinstance(inner.shared, ByShards):
                 check_restored((state.params, state.opt_state))
             arrays, key = put(arrays, placements=_placements(arrays)), put(key)  # moves only what was restored
         if name not in programs:
-            programs[name] = _program(loss, compressor, phase.value, optimizer, nodes, has_aux, unroll, arrays)
+            programs[name] = program(phase.value, arrays, fixed)
         check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, nodes, "the batch")
         # Devices of a CPU are threads of one processor: collectives of several steps at once can wait forever.
         if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
             jax.block_until_ready(arrays)
-        args = arrays, key, np.int32(state.step), put(batch, placements=BATCH)
-        compile_next(state.step, name[1], args)
+        args = arrays, key, np.int32(state.step), put(batch, placements=BATCH), fixed.arrays
+        compile_next(state.step, name[1:], args, fixed)
         if name in coming:
             coming.pop(name).exception()  # waits; the call raises an error of its own
         arrays, metrics = programs[name](*args)
@@ -246,14 +254,19 @@ def _program(
     has_aux: bool,
     unroll: bool,
     arrays: Arrays,
+    frozen: PyTree,
 ) -> Callable[..., tuple[Arrays, Metrics]]:
-    """`(arrays, key, step, batch) -> (arrays, metrics)` for one phase, compiled at the first call."""
+    """`(arrays, key, step, batch, frozen) -> (arrays, metrics)` for one phase, compiled at the first call.
+
+    Args:
+      frozen: placements of the parameters that are not trained; None if there are none.
+    """
     import optax  # here: `import jgc` must not wait for it
 
     placements, has_state = _placements(arrays), bool(jax.tree.leaves(arrays.model_state))
     gradients = node_grads(
-        in_one_form(loss, has_aux, has_state), nodes, has_aux=True, unroll=unroll, local=True,
-        placements=placements.params,
+        in_one_form(loss, has_aux, has_state, frozen is not None), nodes, has_aux=True, unroll=unroll, local=True,
+        placements=placements.params, frozen=frozen,
     )  # fmt: skip
     exchange = on_nodes(
         partial(_exchange, compressor, phase, nodes),
@@ -262,8 +275,9 @@ def _program(
         outs=(placements.params, placements.compressor, SHARED),
     )
 
-    def update(arrays, key, step, batch):
-        (losses, (own, aux)), grads = gradients(arrays.params, batch, arrays.model_state)  # all with an axis [K]
+    def update(arrays, key, step, batch, fixed):
+        args = arrays.params, batch, arrays.model_state, *([] if frozen is None else [fixed])
+        (losses, (own, aux)), grads = gradients(*args)  # all with an axis [K]
         key = jax.random.fold_in(key, step)
         mean, inner, (value, info) = exchange(key, grads, arrays.compressor, losses)
         updates, opt_state = updated(optimizer, mean, arrays.opt_state, arrays.params)

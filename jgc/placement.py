@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.misuse import check_arrays, check_composition, check_nodes, is_accumulator, is_key, path_of
+from jgc.misuse import check_arrays, check_composition, check_nodes, is_accumulator, is_key, leaves_by_path, path_of
 from jgc.types import Array, Nodes, PyTree, State
 
 SHARED = "shared"  # the same on every node
@@ -130,8 +130,12 @@ def spec(placement: Placement, nodes: Nodes) -> P:
 
 def axes_of(placement: Placement, nodes: Nodes) -> frozenset[str]:
     """The mesh axes between whose devices an array of this placement differs."""
-    dims = (dim if isinstance(dim, tuple) else (dim,) for dim in spec(placement, nodes) if dim is not None)
-    return frozenset(axis for dim in dims for axis in dim)
+    return frozenset(axis for dim in spec(placement, nodes) for axis in axes_of_dim(dim))
+
+
+def axes_of_dim(dim: Any) -> tuple[str, ...]:
+    """The mesh axes that divide a dimension, from its entry in a `PartitionSpec`."""
+    return () if dim is None else (dim,) if isinstance(dim, str) else tuple(dim)
 
 
 def locally(placements: PyTree) -> PyTree:
@@ -154,6 +158,22 @@ def sharding_spec(x: Any) -> P:
     if isinstance(sharding, NamedSharding) and any(axis is not None for axis in sharding.spec):
         return sharding.spec
     return P()
+
+
+def check_divided(tree: PyTree, nodes: Nodes) -> None:
+    """Raise ValueError, naming the leaf, if one is divided over an axis that is not a fast one, or not evenly."""
+    for name, x in leaves_by_path(tree).items():
+        for i, dim in enumerate(sharding_spec(x)):
+            for axis in axes_of_dim(dim):
+                if axis not in nodes.fast:
+                    cure = "name the axis in from_mesh(..., fast=)"
+                    cure = "keep them whole over that axis" if axis in nodes.slow else cure
+                    raise ValueError(
+                        f"{name!r} is divided over the mesh axis {axis!r}, which is not one of the fast axes "
+                        f"{nodes.fast}: parameters may be divided inside a node only; {cure}"
+                    )
+            if x.shape[i] % (parts := nodes.size(axes_of_dim(dim))):
+                raise ValueError(f"{name!r}: {parts} devices do not divide dimension {i} of {x.shape}")
 
 
 def placements_of(tree: PyTree) -> PyTree:

@@ -30,7 +30,8 @@ def varying_axes(jaxpr: Any, inputs: Sequence[Axes]) -> list[Axes]:
       >>> varying_axes(jax.make_jaxpr(total, axis_env=[("dcn", 2)])(1.0), [frozenset({"dcn"})])
       [frozenset({'dcn'}), frozenset()]
     """
-    jaxpr, axes_of = getattr(jaxpr, "jaxpr", jaxpr), {}
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    axes_of: dict[Any, Axes] = {}
 
     def read(x: Any) -> Axes:  # literals and constants are not in the table
         return axes_of.get(x, frozenset()) if not hasattr(x, "val") else frozenset()

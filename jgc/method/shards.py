@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from jgc import comm
 from jgc.layout.pack import leaf_paths
-from jgc.placement import ByShards, placements_of, sharding_spec, spec
+from jgc.placement import ByShards, axes_of_dim, check_divided, placements_of, sharding_spec, spec
 from jgc.types import Array, Info, Key, Nodes, PyTree, State
 
 Group = dict[str, Any]  # leaves by path
@@ -47,32 +47,18 @@ def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
     divided = [tuple(sharding_spec(leaf)) for leaf in leaves]
     if not any(divided):
         return None
+    check_divided(tree, nodes)
     axes_of, shapes = [], []
-    for path, leaf, dims in zip(paths, leaves, divided, strict=True):
-        over = [_axes(dim) for dim in dims]
-        for axis in (axis for dim in over for axis in dim):
-            if axis not in nodes.fast:
-                slow = axis in nodes.slow
-                raise ValueError(
-                    f"{path!r} is divided over the mesh axis {axis!r}, which is not one of the fast axes {nodes.fast}: "
-                    "parameters may be divided inside a node only; "
-                    + ("keep them whole over that axis" if slow else "name the axis in from_mesh(..., fast=)")
-                )
+    for leaf, dims in zip(leaves, divided, strict=True):
+        over = [axes_of_dim(dim) for dim in dims]
         shape = list(leaf.shape)
         for i, dim in enumerate(over):
-            if shape[i] % nodes.size(dim):
-                raise ValueError(f"{path!r}: {nodes.size(dim)} devices do not divide dimension {i} of {leaf.shape}")
             shape[i] //= nodes.size(dim)
         axes_of.append(tuple(axis for axis in nodes.fast if any(axis in dim for dim in over)))
         shapes.append(jax.ShapeDtypeStruct(tuple(shape), leaf.dtype))
     axes = tuple(dict.fromkeys(axes_of))
     group_of = tuple(axes.index(one) for one in axes_of)
     return Shards(axes, group_of, tuple(split(paths, shapes, group_of, len(axes))))
-
-
-def _axes(dim: Any) -> tuple[str, ...]:
-    """The mesh axes that divide a dimension, from its entry in a PartitionSpec."""
-    return () if dim is None else (dim,) if isinstance(dim, str) else tuple(dim)
 
 
 def split(paths: Sequence[str], leaves: Sequence[Any], group_of: Sequence[int], count: int) -> list[Group]:
@@ -198,7 +184,7 @@ def whole(parts: Array, leaf_spec: Sequence[Any], axes: tuple[str, ...], sizes: 
       [[1, 2], [3, 4]]
     """
     shape = parts.shape[1:]
-    dims = [_axes(dim) for dim in leaf_spec] + [()] * (len(shape) - len(leaf_spec))
+    dims = [axes_of_dim(dim) for dim in leaf_spec] + [()] * (len(shape) - len(leaf_spec))
     apart = parts.reshape(*(sizes[axis] for axis in axes), *shape)
     order = []
     for i, dim in enumerate(dims):
