@@ -1,15 +1,23 @@
-"""Gradients of a loss, each node's own: what enters a compressor."""
+"""Gradients of a loss, each node's own: what enters a compressor.
+
+A loss is traced first, by itself, and the program that results runs on the node axis without JAX's check of replicated
+values. So it may contain any loop, any branch, and arrays of the mesh in its closure.
+"""
 
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import eval_jaxpr
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from jgc import comm
 from jgc.misuse import check_loss, check_nodes
-from jgc.node_axis import on_nodes, varying
-from jgc.placement import BATCH, LOCAL, SHARED, Sharded, is_placement, locally
+from jgc.node_axis import check_arguments, map_placed, on_nodes, varying, without_others
+from jgc.placement import BATCH, LOCAL, SHARED, Sharded, is_placement, locally, on_node_axis
 from jgc.types import Nodes, PyTree
 
 
@@ -53,23 +61,90 @@ def node_grads(
     gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
     ins = (placements, BATCH, *([LOCAL] if local else []), *([] if frozen is None else [frozen]))
     partitioned = any(isinstance(x, Sharded) for x in jax.tree.leaves(ins, is_leaf=is_placement))
-    seen = nodes._replace(fast=()) if partitioned else nodes  # the axes that the loss is called on
+    run = partial(
+        on_nodes, nodes=nodes, outs=(LOCAL, locally(placements)), unroll=unroll, partitioned=partitioned,
+        communicates=False,
+    )  # fmt: skip
 
-    def one(*args):
-        if not (seen.slow or seen.fast):
-            with _named_faults():
-                return gradient(*args)
+    def emulated(*args):
         with _named_faults():
-            traced = jax.make_jaxpr(loss)(*args)  # only to be looked at
-            _check_not_averaged(traced, seen)
-            value, grads = gradient(*args)
-        axes = [tuple(axis for axis in seen.fast if axis in x) for x in varying(traced, ins, args, seen)]
-        flat, structure = jax.tree.flatten(value)
-        flat = [comm.mean_inside(x, over, seen) for x, over in zip(flat, axes, strict=True)]
-        return jax.tree.unflatten(structure, flat), jax.tree.map(lambda g: comm.mean_inside(g, seen.fast, seen), grads)
+            return gradient(*args)
 
-    outs = (LOCAL, locally(placements))
-    return on_nodes(one, nodes, ins=ins, outs=outs, unroll=unroll, partitioned=partitioned, communicates=False)
+    def divided(*args):  # XLA divides the work, and the loss may name the mesh: it is traced there
+        with _named_faults():
+            traced, out = jax.make_jaxpr(gradient, return_shape=True)(*args)
+        _check_not_averaged(traced, nodes._replace(fast=()))
+        flat = eval_jaxpr(traced.jaxpr, traced.consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(out), flat)
+
+    def on_mesh(*args):
+        shapes = _shapes_on_a_device(args, ins, nodes)
+        traced, out = _traced_apart(loss, shapes, nodes)
+        _check_not_averaged(traced, nodes)
+        axes = [tuple(axis for axis in nodes.fast if axis in x) for x in varying(traced, ins, args, nodes)]
+        on_the_mesh = {i: x for i, x in enumerate(traced.consts) if _lies_on_mesh(x)}
+
+        def of_closure(params, rest, closure):
+            consts = [closure.get(i, x) for i, x in enumerate(traced.consts)]
+            flat = eval_jaxpr(traced.jaxpr, consts, *jax.tree.leaves((params, *rest)))
+            return jax.tree.unflatten(jax.tree.structure(out), flat)
+
+        gradient = jax.value_and_grad(of_closure, has_aux=has_aux, allow_int=True)
+        program, result = _traced_apart(gradient, (shapes[0], shapes[1:], _shapes(on_the_mesh)), nodes)
+
+        def one(closure, params, *rest):
+            flat = eval_jaxpr(program.jaxpr, program.consts, *jax.tree.leaves((params, rest, closure)))
+            over = [*axes, *[nodes.fast] * (len(flat) - len(axes))]  # value and aux as they differ; all gradients
+            means = [comm.mean_inside(x, of_x, nodes) for x, of_x in zip(flat, over, strict=True)]
+            return jax.tree.unflatten(jax.tree.structure(result), means)
+
+        return run(one, ins=(SHARED, *ins))(on_the_mesh, *args)
+
+    if nodes.mesh is None or partitioned:
+        return run(emulated if nodes.mesh is None else divided, ins=ins)
+    return on_mesh
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _shapes_on_a_device(args: tuple, ins: tuple, nodes: Nodes) -> tuple:
+    """The shapes of the arguments where a loss sees them: one node's, and of its examples one device's."""
+    check_arguments(args, ins, nodes)
+
+    def shape(placement, x):
+        dims = jnp.shape(x)[on_node_axis(placement) :]
+        if placement == BATCH and dims:
+            dims = (dims[0] // nodes.size(nodes.fast), *dims[1:])
+        return jax.ShapeDtypeStruct(dims, jnp.result_type(x))
+
+    return map_placed(shape, ins, args)
+
+
+def _traced_apart(fn: Callable, shapes: tuple, nodes: Nodes) -> tuple[Any, PyTree]:
+    """A function's jaxpr and its result's shapes. Traced outside of the mesh: closures of Equinox fail on its types."""
+    axes = [(axis, nodes.size([axis])) for axis in (*nodes.slow, *nodes.fast)]
+    inside = not jax.sharding.get_abstract_mesh().empty  # jax.set_mesh is in force
+    outside = jax.sharding.use_abstract_mesh(AbstractMesh((), ())) if inside else nullcontext()
+    with _named_faults(), without_others(), outside:
+        return jax.make_jaxpr(fn, axis_env=axes, return_shape=True)(*shapes)
+
+
+def _lies_on_mesh(x: Any) -> bool:
+    """Whether an array of a loss's closure lies on several devices. Raise ValueError on Explicit axes."""
+    sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
+        return False
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        raise ValueError(_IN_CLOSURE)
+    return True
+
+
+_IN_CLOSURE = (
+    "the loss's closure holds an array on Explicit axes, which JAX does not take there: give it to the step, "
+    "step(state, batch, frozen), and the loss gets it as its last argument; or keep it on the host (jax.device_get)"
+)
 
 
 @contextmanager
@@ -92,13 +167,9 @@ def _named_faults():
             "over nodes itself: leave it out"
         ) from None
     except (NotImplementedError, ValueError) as error:
-        if not any(part in str(error) for part in ("Closing over inputs to shard_map", "Context mesh ")):
+        if not str(error).startswith(("Closing over inputs to shard_map", "Context mesh ", "Mesh for all inputs")):
             raise
-        raise ValueError(
-            "the loss's closure holds an array that lies on a mesh, which JAX does not take: give it to the step, "
-            "step(state, batch, frozen), and the loss gets it as its last argument; or keep it on the host "
-            "(jax.device_get)"
-        ) from None
+        raise ValueError(_IN_CLOSURE) from None
 
 
 def _check_not_averaged(traced: Any, nodes: Nodes) -> None:

@@ -1,6 +1,7 @@
 """Run functions on the node axis, in one of the three layouts of `jgc.nodes`. No other file does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -91,8 +92,8 @@ def on_nodes(
         return out
 
     def on_device(*args):  # LOCAL and BATCH leaves: [per_device, ...] on each device
-        args = _map_placed(_unstacked, ins, args)
-        return _map_placed(_stacked, outs, on_its_nodes(*args))
+        args = map_placed(_unstacked, ins, args)
+        return map_placed(_stacked, outs, on_its_nodes(*args))
 
     def on_its_nodes(*args):
         if nodes.mesh is not None and nodes.per_device == 1:
@@ -125,38 +126,49 @@ def on_nodes(
             return on_mesh(*_resharded(ins, args, nodes))
 
     def checked(*args):
-        if len(args) != len(ins):
-            raise ValueError(f"ins has {len(ins)} placements, and the function was called with {len(args)} arguments")
-        for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
-            check_arrays(arg, or_numbers=True)
-            check_node_axes(placements, arg, nodes, f"argument {i}")
+        check_arguments(args, ins, nodes)
         with traced_for(nodes):
             return run(*args)
 
     return checked
 
 
+def check_arguments(args: tuple, ins: tuple, nodes: Nodes) -> None:
+    """Raise ValueError or TypeError, naming the argument, unless each fits its placements."""
+    if len(args) != len(ins):
+        raise ValueError(f"ins has {len(ins)} placements, and the function was called with {len(args)} arguments")
+    for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
+        check_arrays(arg, or_numbers=True)
+        check_node_axes(placements, arg, nodes, f"argument {i}")
+
+
+@contextmanager
+def without_others() -> Iterator[None]:
+    """Trace a function that each node runs by itself. Raise ValueError if it communicates."""
+    try:
+        with without_collectives():
+            yield
+    except comm.OutsideNodeAxis:
+        raise ValueError(
+            "the function communicates (jgc.comm, a compressor), and each node is to run it without the others. A "
+            "loss sees one node's examples, and jgc takes the mean itself: leave it out"
+        ) from None
+
+
 def _by_itself(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
     """`fn`, with an error where it communicates, or where an output differs between the devices of a node."""
 
     def checked(*args):
-        try:
-            with without_collectives():
-                if not nodes.fast:
-                    return fn(*args)
-                traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        except comm.OutsideNodeAxis:
-            raise ValueError(
-                "the function communicates (jgc.comm, a compressor), and each node is to run it without the others. A "
-                "loss sees one node's examples, and jgc takes the mean itself: leave it out"
-            ) from None
+        with without_others():
+            if not nodes.fast:
+                return fn(*args)
+            traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         leaves = _placed_leaves(outs, shapes)
         for (name, placement, _), axes in zip(leaves, varying(traced, ins, args, nodes), strict=True):
             if axes & set(nodes.fast) - axes_of(placement, nodes):
                 raise ValueError(_inside_a_node(name))
-        return jax.tree.unflatten(
-            jax.tree.structure(shapes), jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *jax.tree.leaves(args))
-        )
+        flat = jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), flat)
 
     return checked
 
@@ -215,7 +227,7 @@ def _resharded(placements: PyTree, args: PyTree, nodes: Nodes) -> PyTree:
     def one(placement, x):
         return jax.sharding.reshard(jnp.asarray(x), NamedSharding(mesh, spec(placement, nodes)))
 
-    return _map_placed(one, placements, args)
+    return map_placed(one, placements, args)
 
 
 def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree, communicates: bool) -> Callable:
@@ -247,7 +259,7 @@ def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree,
         return lambda *args: on_axes(*_resharded(ins, args, nodes))
 
     def constrained(*args):  # without it, XLA returns whole arrays to every device of a node
-        return _map_placed(
+        return map_placed(
             lambda placement, x: jax.lax.with_sharding_constraint(x, NamedSharding(nodes.mesh, spec(placement, nodes))),
             outs,
             on_axes(*args),
@@ -256,7 +268,7 @@ def _partitioned(on_its_nodes: Callable, nodes: Nodes, ins: tuple, outs: PyTree,
     return constrained
 
 
-def _map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
+def map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
     """`f(placement, leaf)` of all leaves."""
 
     def mapped(placement, sub):
@@ -267,7 +279,7 @@ def _map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
 
 def _map_nodes(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
     """`f(leaf)` of all leaves whose placement has a node axis."""
-    return _map_placed(lambda placement, x: f(x) if on_node_axis(placement) else x, placements, tree)
+    return map_placed(lambda placement, x: f(x) if on_node_axis(placement) else x, placements, tree)
 
 
 def _unstacked(placement: Placement, x: Array) -> Array:

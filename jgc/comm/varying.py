@@ -4,7 +4,7 @@ JAX's check of `shard_map` (`check_vma=True`) knows it, too, but it refuses a lo
 and goes on with a node's values: the types of its carry would differ. This walk over the jaxpr takes such loops.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jgc.comm.traced import called, named_axes
@@ -46,8 +46,9 @@ def varying_axes(jaxpr: Any, inputs: Sequence[Axes]) -> list[Axes]:
 def _outputs(eqn: Any, inputs: list[Axes]) -> list[Axes]:
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
-        consts, carry = params["num_consts"], params["num_carry"]
-        return _loop(params["jaxpr"], inputs[:consts], inputs[consts : consts + carry], inputs[consts + carry :])
+        first, second = _sizes_of_scan(params)
+        xs = first + second
+        return _loop(params["jaxpr"], inputs[:first], inputs[first:xs], inputs[xs:])
     if name == "while":
         conds, consts = params["cond_nconsts"], params["body_nconsts"]
         start, carry = conds + consts, inputs[conds + consts :]
@@ -70,6 +71,14 @@ def _outputs(eqn: Any, inputs: list[Axes]) -> list[Axes]:
     if name == "axis_index":
         axes |= frozenset(named_axes(params))
     return [axes] * len(eqn.outvars)
+
+
+def _sizes_of_scan(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The numbers of constants and of carried arrays, which come first in a scan's arguments."""
+    if "num_consts" in params:  # before JAX 0.12
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
 
 
 def _loop(jaxpr: Any, consts: list[Axes], carry: list[Axes], xs: Sequence[Axes] = ()) -> list[Axes]:

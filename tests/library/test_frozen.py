@@ -206,10 +206,16 @@ def test_a_leaf_that_a_step_has_donated_is_named():
         step(state, transitions_of(1, 8), {"network": kept, "discount": 0.9})
 
 
-@pytest.mark.parametrize("layout", ["8 nodes on 4", "2 x 4 whole"])
-def test_an_array_of_the_mesh_in_the_closure_is_named(layout):
+@pytest.mark.parametrize("layout, divided", [("8 nodes on 4", False), ("2 x 4 whole", False), ("2 x 4 whole", True)])
+def test_a_closure_may_hold_an_array_of_the_mesh(layout, divided):
     nodes = _nodes(layout)
-    table = jgc.place(BASE["embedding"], jgc.SHARED, nodes)
-    init, step = jgc.make_step(lambda p, words: jnp.mean(table[words] @ p), jgc.compress.dense(), optax.sgd(1), nodes)
-    with pytest.raises(ValueError, match="the loss's closure holds an array that lies on a mesh"):
-        step(init(jax.random.key(0), jnp.ones(WIDTH)), words_of(0, nodes.count))
+    spec = P(None, "chip") if divided else P()
+    table = jax.device_put(BASE["embedding"], NamedSharding(nodes.mesh, spec))
+    run = jax.jit(jgc.node_grads(lambda p, words: jnp.mean((table[words] @ table.T @ p) ** 2), nodes))
+    w, words = _random(7, WORDS), words_of(0, nodes.count)
+    value, grads = run(w, words)
+    plain = jax.value_and_grad(lambda p, words: jnp.mean((BASE["embedding"][words] @ BASE["embedding"].T @ p) ** 2))
+    for i in range(nodes.count):
+        expected = plain(w, words[i])
+        np.testing.assert_allclose(value[i], expected[0], rtol=1e-5)
+        np.testing.assert_allclose(grads[i], expected[1], rtol=1e-5, atol=1e-6)
