@@ -152,8 +152,8 @@ def main() -> None:
         first, last = np.mean(losses[:5]), np.mean(losses[-5:])
         apart = max(abs(a - b) / (1 + abs(b)) for a, b in zip(losses[:3], alone[:3], strict=True))
         version, end = importlib.metadata.version(package), np.mean(alone[-5:])
-        print(f"{package} {version}: loss {first:.4f} -> {last:.4f} in {STEPS} steps on eight devices, {end:.4f} on one; "
-              f"first three steps differ by {apart:.1e}", flush=True)  # fmt: skip
+        print(f"{package} {version}: loss {first:.4f} to {last:.4f} in {STEPS} steps on eight devices, "
+              f"{end:.4f} on one; the first three steps differ by {apart:.1e}", flush=True)  # fmt: skip
         assert last < first, f"{package} does not learn"
         assert apart < 1e-5, f"{package}: eight devices compute something else than one"
 
