@@ -20,14 +20,16 @@ from jgc.node_axis import on_nodes
 from jgc.nodes import from_mesh, make_nodes
 from jgc.placement import BATCH, LOCAL, SHARED, Sharded, Stacked, place, place_parts, placements_of, to_host
 from jgc.saving import as_arrays, from_arrays
+from jgc.skipped import SkippedStepsWarning
+from jgc.slow_loops import SlowLoopWarning
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "LocalMetrics", "LocalState", "LocalSteps", "LoopState",
-    "Message", "Metrics", "MomentumWarning", "Nodes", "Phase", "Sent", "Sharded", "Stacked", "State", "StepBytes",
-    "Wire", "as_arrays", "bytes_per_step", "citation", "compress", "diagnose", "from_arrays", "from_mesh", "init_optax",
-    "local_steps", "make_nodes", "make_step", "node_grads", "on_nodes", "phase_after", "phase_at", "place",
-    "place_parts", "placements_of", "residual", "to_host",
+    "Message", "Metrics", "MomentumWarning", "Nodes", "Phase", "Sent", "Sharded", "SkippedStepsWarning",
+    "SlowLoopWarning", "Stacked", "State", "StepBytes", "Wire", "as_arrays", "bytes_per_step", "citation", "compress",
+    "diagnose", "from_arrays", "from_mesh", "init_optax", "local_steps", "make_nodes", "make_step", "node_grads",
+    "on_nodes", "phase_after", "phase_at", "place", "place_parts", "placements_of", "residual", "to_host",
 ]  # fmt: skip

@@ -15,9 +15,11 @@ from jax.core import eval_jaxpr
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from jgc import comm
+from jgc.backend import backend_of
 from jgc.misuse import check_loss, check_nodes
 from jgc.node_axis import check_arguments, map_placed, on_nodes, varying, without_others
 from jgc.placement import BATCH, LOCAL, SHARED, Sharded, is_placement, locally, on_node_axis
+from jgc.slow_loops import warn_of_slow_loops
 from jgc.types import Nodes, PyTree
 
 
@@ -48,6 +50,9 @@ def node_grads(
       TypeError: something else in place of the loss or of the nodes.
       ValueError: when called, a loss that was averaged over the nodes, or a node's devices.
 
+    Warns:
+      jgc.SlowLoopWarning: when traced for CPU, if the gradient of a convolution lies in a loop.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jgc.nodes import make_nodes
@@ -61,28 +66,27 @@ def node_grads(
     gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
     ins = (placements, BATCH, *([LOCAL] if local else []), *([] if frozen is None else [frozen]))
     partitioned = any(isinstance(x, Sharded) for x in jax.tree.leaves(ins, is_leaf=is_placement))
+    on_cpu = backend_of(nodes) == "cpu"
     run = partial(
         on_nodes, nodes=nodes, outs=(LOCAL, locally(placements)), unroll=unroll, partitioned=partitioned,
         communicates=False,
     )  # fmt: skip
 
-    def emulated(*args):
-        with _named_faults():
-            return gradient(*args)
-
     def divided(*args):  # XLA divides the work, and the loss may name the mesh: it is traced there
         with _named_faults():
-            traced, out = jax.make_jaxpr(gradient, return_shape=True)(*args)
-        _check_not_averaged(traced, nodes._replace(fast=()))
-        flat = eval_jaxpr(traced.jaxpr, traced.consts, *jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(out), flat)
+            program, result = jax.make_jaxpr(gradient, return_shape=True)(*args)
+            if on_cpu:
+                warn_of_slow_loops(jax.make_jaxpr(loss)(*args), program)
+        _check_not_averaged(program, nodes._replace(fast=()))
+        flat = eval_jaxpr(program.jaxpr, program.consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(result), flat)
 
-    def on_mesh(*args):
+    def whole(*args):
         shapes = _shapes_on_a_device(args, ins, nodes)
         traced, out = _traced_apart(loss, shapes, nodes)
         _check_not_averaged(traced, nodes)
         axes = [tuple(axis for axis in nodes.fast if axis in x) for x in varying(traced, ins, args, nodes)]
-        on_the_mesh = {i: x for i, x in enumerate(traced.consts) if _lies_on_mesh(x)}
+        on_mesh = {i: x for i, x in enumerate(traced.consts) if _lies_on_mesh(x)}
 
         def of_closure(params, rest, closure):
             consts = [closure.get(i, x) for i, x in enumerate(traced.consts)]
@@ -90,7 +94,9 @@ def node_grads(
             return jax.tree.unflatten(jax.tree.structure(out), flat)
 
         gradient = jax.value_and_grad(of_closure, has_aux=has_aux, allow_int=True)
-        program, result = _traced_apart(gradient, (shapes[0], shapes[1:], _shapes(on_the_mesh)), nodes)
+        program, result = _traced_apart(gradient, (shapes[0], shapes[1:], _shapes(on_mesh)), nodes)
+        if on_cpu:
+            warn_of_slow_loops(traced, program)
 
         def one(closure, params, *rest):
             flat = eval_jaxpr(program.jaxpr, program.consts, *jax.tree.leaves((params, rest, closure)))
@@ -98,11 +104,9 @@ def node_grads(
             means = [comm.mean_inside(x, of_x, nodes) for x, of_x in zip(flat, over, strict=True)]
             return jax.tree.unflatten(jax.tree.structure(result), means)
 
-        return run(one, ins=(SHARED, *ins))(on_the_mesh, *args)
+        return run(one, ins=(SHARED, *ins))(on_mesh, *args)
 
-    if nodes.mesh is None or partitioned:
-        return run(emulated if nodes.mesh is None else divided, ins=ins)
-    return on_mesh
+    return run(divided, ins=ins) if partitioned else whole
 
 
 def _shapes(tree: PyTree) -> PyTree:

@@ -38,6 +38,7 @@ from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import check_arrays, check_compressor, check_key, check_loop, check_loss, check_nodes, check_optimizer
 from jgc.placement import BATCH, LOCAL, check_node_axes, per_node
+from jgc.skipped import make_skip_warning
 from jgc.typed import check_type
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
@@ -152,7 +153,8 @@ class LocalSteps(NamedTuple):
             of layers without a match; in `step`, a leaf of the batch whose first axis is not K, or an averaged loss.
         """
         check_loss(loss)
-        loop = _Loop(self.parts, loss, has_aux, unroll, frozen_for(self.parts.nodes), {})
+        warn_of_skips = make_skip_warning("steps of one node")
+        loop = _Loop(self.parts, loss, has_aux, unroll, frozen_for(self.parts.nodes), {}, warn_of_skips)
         return loop.init, loop.step
 
 
@@ -174,7 +176,8 @@ def local_steps(
     The compressor's memory and phases count exchanges, not steps.
 
     Args:
-      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has one of its own.
+      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has one of its own. It also gets `value`, the
+        node's loss, and `grad`, if it takes them (`optax.contrib.momo`); the outer one does not.
       outer: any optax optimiser, e.g. `optax.sgd(0.7, momentum=0.9, nesterov=True)`; `optax.sgd(1.0)` takes the mean of
         the nodes' parameters.
       compressor: any of `jgc.compress` that leaves the momentum to the optimiser.
@@ -242,6 +245,7 @@ class _Loop(NamedTuple):
     unroll: bool
     put_frozen: Callable[..., Frozen]
     programs: dict[Hashable, Callable[..., Any]]
+    warn_of_skips: Callable[[int, Array], None]
 
     def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LocalState:
         check_key(key)
@@ -268,6 +272,7 @@ class _Loop(NamedTuple):
         inner_step = self._program(("inner", jax.tree.structure(kept), fixed.name), self._inner, arrays, kept, fixed)
         taken = inner_step(arrays.own, arrays.inner, kept, put(batch, placements=BATCH), fixed.arrays)
         own, inner, kept, loss, finite, aux = taken
+        self.warn_of_skips(state.step, finite)
         arrays, info, due = arrays._replace(own=own, inner=inner), None, parts.due(done)
         if due.exchange is not None:
             arrays, phase = self._enter(arrays, due.exchange, phases[due.exchange], done)
@@ -310,7 +315,7 @@ class _Loop(NamedTuple):
         def inner_update(own, inner, kept, batch, fixed):
             args = own, batch, kept, *([fixed] if has_frozen else [])
             (loss, (new, aux)), grads = gradients(*args)  # all with an axis [K]
-            own, inner, finite = inner_step(own, inner, grads)
+            own, inner, finite = inner_step(own, inner, grads, loss)
             stayed = jax.tree.map(lambda a, b: jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, kept)
             return own, inner, stayed, loss, finite, aux
 

@@ -36,11 +36,12 @@ from jgc.misuse import (
     check_optimizer,
     check_restored,
     holds_state,
-    updated,
     warn_of_momentum,
 )
 from jgc.node_axis import on_nodes
+from jgc.optimizers import check_fits, updated
 from jgc.placement import BATCH, LOCAL, SHARED, ByShards, check_node_axes, locally, per_node, placements_of
+from jgc.skipped import make_skip_warning
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def make_step(
         `-> (scalar, (model_state, aux))`. With `frozen` in `step` one more argument at the end.
       compressor: any of `jgc.compress`.
       optimizer: any optax optimiser; it gets the mean over nodes, and must have no momentum if the compressor owns it.
+        It also gets `value`, the mean loss over nodes, and `grad`, if it takes them (`optax.contrib.momo`).
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`.
       unroll: see `jgc.on_nodes`; True is much faster for convolutions on CPU.
@@ -140,13 +142,17 @@ def make_step(
     Raises:
       TypeError: something else in place of the loss, of a compressor, such as settings, of an optimiser or of the
         nodes; in `init`, of a random key, a leaf of the parameters that is not an array of floats, or one of the model
-        state that is not an array; in `step`, a loss that returns another model state than it got.
+        state that is not an array, or an optimiser that wants the loss as a function (a line search, sophia), gradients
+        of examples (dpsgd) or pairs of parameters (lookahead); in `step`, a loss that returns another model state than
+        it got.
       ValueError: in `init`, an optimiser that holds `as_optax`, or a leaf that is divided over another axis than the
         fast ones; in `step`, a leaf of the batch whose first axis is not K, a loss that nodes have averaged, whole
         arrays restored for divided ones, or a leaf of `frozen` that an earlier step took as part of its state.
 
     Warns:
       jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.
+      jgc.SkippedStepsWarning: in `step`, once, after 20 skipped steps in a row.
+      jgc.SlowLoopWarning: in `step`, on CPU, if the gradient of a convolution lies in a loop.
 
     Example:
       >>> import jgc, optax
@@ -165,6 +171,7 @@ def make_step(
     programs: dict[tuple[Hashable, ...], Any] = {}  # compiled at the first call, `(arrays, key, step, batch, frozen)`
     coming: dict[tuple[Hashable, ...], Future] = {}  # those that a thread compiles
     put_frozen = frozen_for(nodes)
+    warn_of_skips = make_skip_warning()
     thread = ThreadPoolExecutor(1) if ahead and compressor.next_phase is None else None
 
     def program(phase: Hashable, arrays: Arrays, frozen: Frozen) -> Callable[..., tuple[Arrays, Metrics]]:
@@ -191,6 +198,7 @@ def make_step(
             raise ValueError(
                 "the optimiser holds as_optax, and make_step compresses by itself: give it without as_optax"
             )
+        check_fits(opt_state)
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
         inner = put(copied(compressor.init(key, params, nodes)))
@@ -226,6 +234,7 @@ def make_step(
         if name in coming:
             coming.pop(name).exception()  # waits; the call raises an error of its own
         arrays, metrics = programs[name](*args)
+        warn_of_skips(state.step, metrics.info.finite)
         params, opt_state, inner, own = arrays
         return LoopState(state.step + 1, phase, params, opt_state, inner, key, own), metrics
 
@@ -280,7 +289,7 @@ def _program(
         (losses, (own, aux)), grads = gradients(*args)  # all with an axis [K]
         key = jax.random.fold_in(key, step)
         mean, inner, (value, info) = exchange(key, grads, arrays.compressor, losses)
-        updates, opt_state = updated(optimizer, mean, arrays.opt_state, arrays.params)
+        updates, opt_state = updated(optimizer, mean, arrays.opt_state, arrays.params, value=value, grad=mean)
         new = optax.apply_updates(arrays.params, updates), opt_state, own
         old = arrays.params, arrays.opt_state, arrays.model_state
         # the compressor restores its own state; `where` also keeps weak types out, which would compile anew

@@ -149,20 +149,6 @@ def check_opt_state(optimizer: Any, params: PyTree, state: PyTree) -> None:
             )
 
 
-def updated(optimizer: Any, grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-    """`optimizer.update`. Raise TypeError, naming the cure, if it wants the loss as well."""
-    try:
-        return optimizer.update(grads, state, params)
-    except TypeError as error:
-        if "required keyword-only argument" not in str(error):
-            raise
-        cure = ": for a rate that follows the loss there is jgc.training.learning_rate.by_validation"
-        cure = cure if str(error).endswith(": 'value'") else ""
-        raise TypeError(
-            f"the optimiser wants more than gradients ({error}), which the step does not have{cure}"
-        ) from None
-
-
 def check_key(x: Any) -> None:
     """Raise TypeError, naming the cure, unless x is a random key: a typed one, or one of `jax.random.PRNGKey`."""
     dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)

@@ -23,8 +23,9 @@ from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.fragments import cut, put_back, take
 from jgc.method.guard import guarded, not_finite
 from jgc.method.shards import info_of_node
-from jgc.misuse import holds_state, updated
+from jgc.misuse import holds_state
 from jgc.node_axis import on_nodes
+from jgc.optimizers import check_fits, updated
 from jgc.placement import LOCAL, SHARED, Sharded, is_placement, locally, of_node, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
 
@@ -139,6 +140,7 @@ class Parts(NamedTuple):
             if holds_state(state):
                 raise ValueError(f"the {name} optimiser holds as_optax, and local_steps compresses by itself: "
                                  "give it without as_optax")  # fmt: skip
+            check_fits(state, f"the {name} optimiser")
         keys = [key] if self.fragments == 1 else [jax.random.fold_in(key, i) for i in range(self.fragments)]
         states = tuple(
             put(copied(self.method().init(own, part, self.nodes))) for own, part in zip(keys, parts, strict=True)
@@ -160,15 +162,15 @@ class Parts(NamedTuple):
             jax.tree.map(of_node, arrays.inner),
         )
 
-    def make_inner(self, placements: Arrays) -> Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree, Array]]:
-        """`(own, inner, grads), all [K, ...] -> (own, inner, finite bool[K])`: a step of each node, without messages.
+    def make_inner(self, placements: Arrays) -> Callable[[PyTree, PyTree, PyTree, Array], tuple[PyTree, PyTree, Array]]:
+        """`(own, inner, grads, loss), all [K, ...] -> (own, inner, finite bool[K])`: a step of each node, no messages.
 
         A node whose gradient is not finite leaves its parameters and its inner state as they are.
         """
         import optax  # here: `import jgc` must not wait for it
 
-        def one(own, inner, grads):
-            updates, after = updated(self.inner, grads, inner, own)
+        def one(own, inner, grads, loss):
+            updates, after = updated(self.inner, grads, inner, own, "the inner optimiser", value=loss, grad=grads)
             bad = [not_finite(x) for x in jax.tree.leaves(grads) if x.size]
             fine = ~jnp.any(jnp.stack([jnp.bool_(False), *bad]))
             new = optax.apply_updates(own, updates), after
@@ -177,7 +179,7 @@ class Parts(NamedTuple):
         own, inner = placements.own, placements.inner
         divided = any(isinstance(x, Sharded) for x in jax.tree.leaves(own, is_leaf=is_placement))
         placed = (own, inner, LOCAL)
-        return on_nodes(one, self.nodes, (own, inner, own), placed, partitioned=divided, communicates=False)
+        return on_nodes(one, self.nodes, (own, inner, own, LOCAL), placed, partitioned=divided, communicates=False)
 
     def make_exchange(
         self, placements: Arrays, leaves: tuple[int, ...], fragment: int, phase: Hashable
@@ -226,7 +228,7 @@ class Parts(NamedTuple):
 
         def apply(arrays, result):
             old = take(arrays.params, leaves), arrays.outer[fragment]
-            updates, state = updated(self.outer, result.mean, old[1], old[0])
+            updates, state = updated(self.outer, result.mean, old[1], old[0], "the outer optimiser")
             new = optax.apply_updates(old[0], updates), state
             theta, state = jax.tree.map(lambda a, b: jnp.where(result.finite, a, b), new, old)
             return arrays._replace(

@@ -23,6 +23,7 @@ from jgc.method.guard import diagnose
 from jgc.method.outer import Parts as LocalParts
 from jgc.method.shards import info_of_node
 from jgc.node_axis import on_nodes
+from jgc.optimizers import updated
 from jgc.placement import LOCAL, SHARED, Sharded, locally, of_node, per_node, place, placements_of
 from jgc.training.config import Config
 from jgc.training.data import VOID
@@ -242,7 +243,9 @@ def make_update(
         aggregated, compressor, metrics = aggregate(
             key, state.params, gradients.grads, state.compressor, gradients.loss, gradients.accuracy
         )
-        updates, opt_state = parts.optimizer.update(aggregated, state.opt_state, state.params)
+        updates, opt_state = updated(
+            parts.optimizer, aggregated, state.opt_state, state.params, value=metrics["loss"], grad=aggregated
+        )
         new = optax.apply_updates(state.params, updates), opt_state, gradients.own
         fine = metrics["finite"] == 1  # the compressor's guard restores its own state
         old = state.params, state.opt_state, state.own

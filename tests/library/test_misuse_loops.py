@@ -115,23 +115,13 @@ def test_step_inside_a_program_is_an_error():
          "the loss returned a tuple of 2: for (scalar, aux) give has_aux=True"),
         ({"own_loss": lambda p, x: jax.lax.pmean(loss(p, x), "batch")}, Exception, "leave it out"),
         ({"own_loss": lambda p, x: jax.lax.pmean(loss(p, x), "b"), "layout": "1 device"}, ValueError, "leave it out"),
-        ({"optimizer": optax.lbfgs()}, TypeError, "'value', 'grad', and 'value_fn'), which the step does not have"),
-        ({"optimizer": optax.contrib.reduce_on_plateau()}, TypeError, "there is jgc.training.learning_rate.by_validat"),
     ],
-    ids=["aux", "pmean", "pmean on one device", "lbfgs", "plateau"],
+    ids=["aux", "pmean", "pmean on one device"],
 )  # fmt: skip
 def test_what_a_step_cannot_do_is_named(changes, error, message):
     state, step = _first(**changes)
     with _raises(error, message):
         step(state, BATCH)
-
-
-@pytest.mark.parametrize("inner, outer", [(optax.contrib.reduce_on_plateau(), optax.sgd(1.0)),
-                                          (optax.sgd(0.1), optax.lbfgs())])  # fmt: skip
-def test_optimisers_of_local_steps_that_want_the_loss_are_named(inner, outer):
-    init, step = jgc.local_steps(inner, outer, dense(), 1, nodes_of("1 device")).make_step(loss)
-    with _raises(TypeError, "the optimiser wants more than gradients"):
-        step(init(jax.random.key(0), PARAMS), BATCH)
 
 
 def test_a_state_of_other_nodes_is_named():

@@ -52,7 +52,8 @@ def build_rounds(name: str, nodes: Nodes, params: PyTree, loss: Callable[..., An
     gradients, inner_step = node_grads(loss, nodes, placements=placements.own), parts.make_inner(placements)
 
     def inner(own, state, batch):
-        own, state, _ = inner_step(own, state, gradients(own, batch)[1])
+        losses, grads = gradients(own, batch)
+        own, state, _ = inner_step(own, state, grads, losses)
         return own, state
 
     jitted = jax.jit(inner, donate_argnums=(0, 1), out_shardings=(shardings.own, shardings.inner))

@@ -1,0 +1,105 @@
+"""What a step gives an optax optimiser besides gradients, and a line for each optimiser that wants more."""
+
+import re
+from typing import Any
+
+import jax
+
+from jgc.types import PyTree
+
+_LINE_SEARCH = (
+    "is a line search, which calls the loss of all nodes several times in a step, each time with a message: "
+    "optax.lbfgs(rate, linesearch=None) works with gradients only, optax.polyak_sgd with the value of the loss"
+)
+_LOSS_AS_FUNCTION = "a step takes one gradient, and compresses it before the optimiser sees it"
+_UNFIT = {  # by the name of a state
+    "ScaleByBacktrackingLinesearchState": _LINE_SEARCH,
+    "ScaleByZoomLinesearchState": _LINE_SEARCH,
+    "LookaheadState": (
+        "is optax.lookahead, which wants parameters in pairs (LookaheadParams) and gradients of one of the two: "
+        "jgc.local_steps(inner=fast_optimizer, outer=optax.sgd(slow_step_size), every=sync_period, ...) is the same "
+        "algorithm, and sends only in every sync_period-th step"
+    ),
+    "DifferentiallyPrivateAggregateState": (
+        "is dpsgd's, which wants the gradient of every example, and a step has each node's mean over its examples: "
+        "take them, clip them and add the noise in a loop of your own (docs/your_loop.md, As an optax transform)"
+    ),
+    "HutchinsonState": (
+        f"is sophia's, which takes second derivatives of the loss, obj_fn, and {_LOSS_AS_FUNCTION}: use optax.adamw, "
+        "or sophia with a hessian_diagonal_fn that needs gradients only"
+    ),
+}
+
+
+def check_fits(state: PyTree, name: str = "the optimiser") -> None:
+    """Raise TypeError, naming the cure, for the state of an optimiser that no step can run.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> check_fits(optax.adam(0.1).init(jnp.zeros(2)))
+      >>> check_fits(optax.contrib.sophia(0.1).init(jnp.zeros(2)))
+      Traceback (most recent call last):
+      TypeError: a part of the optimiser is sophia's, which takes second derivatives of the loss, obj_fn, and a step \
+takes one gradient, and compresses it before the optimiser sees it: use optax.adamw, or sophia with a \
+hessian_diagonal_fn that needs gradients only
+    """
+    for part in jax.tree.leaves(state, is_leaf=lambda x: type(x).__name__ in _UNFIT):
+        if (reason := _UNFIT.get(type(part).__name__)) is not None:
+            raise TypeError(f"a part of {name} {reason}")
+
+
+def updated(
+    optimizer: Any, grads: PyTree, state: PyTree, params: PyTree, name: str = "the optimiser", **extras: Any
+) -> tuple[PyTree, PyTree]:
+    """`optimizer.update` with those of the extra arguments that it takes.
+
+    Args:
+      optimizer: with a method `update`, as optax has it.
+      grads, state, params: its arguments.
+      name: in messages.
+      extras: `value`, the loss, f32[], equal wherever the state is, and `grad`, the gradients; nothing in outer steps.
+
+    Raises:
+      TypeError: the optimiser wants other arguments; the message names them.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> optimizer, g = optax.polyak_sgd(max_learning_rate=8.0), jnp.array([1.0, -1.0])
+      >>> updated(optimizer, g, optimizer.init(g), g, value=jnp.float32(3.0))[0]
+      Array([-1.5,  1.5], dtype=float32)
+    """
+    taken = extras
+    while True:
+        try:
+            return optimizer.update(grads, state, params, **taken)
+        except (TypeError, ValueError) as error:
+            if (missing := _missing(str(error))):
+                raise TypeError(_wants(name, missing, extras, error)) from None
+            # a plain optimiser takes no extra argument, nor does contrib.sam, though its type says so
+            others = {key: x for key, x in taken.items() if f"unexpected keyword argument {key!r}" not in str(error)}
+            if len(others) == len(taken):
+                raise
+            taken = others
+
+
+def _missing(error: str) -> list[str]:
+    """The arguments that an error of `update` asks for."""
+    names = re.search(r"required keyword-only arguments?: (.*)", error)
+    if names:
+        return re.findall(r"'(\w+)'", names[1])
+    return re.findall(r"^(?!params)(\w+) must be provided", error)  # of sophia, and of contrib.sam
+
+
+def _wants(name: str, missing: list[str], extras: dict[str, Any], error: Exception) -> str:
+    if "value_fn" in missing:
+        return f"{name} {_LINE_SEARCH} ({error})"
+    line = f"{name} wants {' and '.join(map(repr, missing))} ({error}), "
+    if not extras:
+        return (
+            f"{line}and an outer step has no loss: its gradient is the mean of the nodes' pseudo-gradients. Give such "
+            "an optimiser as `inner`, which gets each node's loss"
+        )
+    if "grad_fn" in missing:
+        line = f"{name} wants the loss as a function ({error}), but {_LOSS_AS_FUNCTION}"
+        return f"{line}: contrib.sam works with opaque_mode=False"
+    return f"{line}and a step gives {' and '.join(f'{key}=' for key in extras)} besides gradients"

@@ -1,0 +1,92 @@
+"""A warning where the gradient of a convolution lies in a loop or branch on CPU.
+
+XLA's CPU backend (JAX 0.10.2, 0.12.0) takes 10 to 30 times as long for it there. Forward passes and matrix products are
+as fast as elsewhere.
+"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from jgc.comm.traced import called
+
+
+class SlowLoopWarning(UserWarning):
+    """The gradient of a convolution lies in `lax.scan`, `while_loop` or `cond`, on CPU.
+
+    Example:
+      >>> import warnings
+      >>> warnings.filterwarnings("ignore", category=SlowLoopWarning)  # if the loop must stay
+    """
+
+
+class Looped(NamedTuple):
+    """A convolution in a loop or branch.
+
+    Attributes:
+      dimensions: its dimension numbers, which tell gradients from forward passes.
+      loop: the loop, e.g. "a scan of 8 turns".
+    """
+
+    dimensions: Any
+    loop: str
+
+
+def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
+    """Warn if the gradient of a loss has convolutions in loops that the loss does not have. Both are jaxprs.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def loss(w, x):
+      ...     return sum(jnp.sum(jax.lax.conv(x[i], w, (1, 1), "SAME")) for i in range(2))
+      >>> args = jnp.ones((1, 1, 3, 3)), jnp.ones((2, 1, 1, 8, 8))
+      >>> warn_of_slow_loops(jax.make_jaxpr(loss)(*args), jax.make_jaxpr(jax.grad(loss))(*args))
+    """
+    forward = convolutions_in_loops(loss)
+    known = {x.dimensions for x in forward}
+    backward = [x for x in convolutions_in_loops(gradient) if x.dimensions not in known]
+    if backward:
+        warnings.warn(
+            f"the gradient of a convolution lies in {backward[0].loop}, where XLA on CPU takes 10 to 30 times as long "
+            "for it: unroll the loop whole (lax.scan(..., unroll=True), or a Python loop; jax.checkpoint around a turn "
+            "saves its memory), and write a branch as jnp.where of both results. If it is meant: "
+            "warnings.filterwarnings('ignore', category=jgc.SlowLoopWarning)",
+            SlowLoopWarning,
+            stacklevel=2,
+        )
+
+
+def convolutions_in_loops(jaxpr: Any, loop: str = "") -> list[Looped]:
+    """The convolutions of a traced function that lie in a loop or branch.
+
+    A `scan` of one turn, or one that is unrolled whole, is no loop.
+
+    Args:
+      jaxpr: of `jax.make_jaxpr`.
+      loop: around all of it.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def scanned(w, x):
+      ...     return jax.lax.scan(lambda s, x: (s + jnp.sum(jax.lax.conv(x, w, (1, 1), "SAME")), None), 0.0, x)[0]
+      >>> traced = jax.make_jaxpr(scanned)(jnp.ones((1, 1, 3, 3)), jnp.ones((2, 1, 1, 8, 8)))
+      >>> [x.loop for x in convolutions_in_loops(traced)]
+      ['a scan of 2 turns']
+    """
+    return list(_looped(jaxpr, loop))
+
+
+def _looped(jaxpr: Any, loop: str) -> Iterator[Looped]:
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if loop and eqn.primitive.name == "conv_general_dilated":
+            yield Looped(eqn.params["dimension_numbers"], loop)
+        for inner in called(eqn.params):
+            yield from _looped(inner, _loop_of(eqn) or loop)
+
+
+def _loop_of(eqn: Any) -> str:
+    """The name of a loop or branch; "" for another operation, and for a scan that XLA does not see as a loop."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "scan":
+        return f"a scan of {params['length']} turns" if params["length"] > max(params["unroll"], 1) else ""
+    return {"while": "a while loop", "cond": "a branch of a conditional"}.get(name, "")
