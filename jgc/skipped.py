@@ -73,7 +73,7 @@ def _here(x: Array) -> Any:
 def _message(last: int, steps: str) -> str:
     return (
         f"step {last} and the {IN_A_ROW - 1} {steps} before it were skipped: gradients were not finite or had a norm "
-        "of 1e15 and more, so nothing but the number of the step changed. Likely reasons: the parameters diverged before "
-        "(too high a rate, or an optimiser that does not go with a sparse method: docs/composing.md), NaN in the data, "
-        "an overflow of f16. Look at metrics.loss before these steps, and go on from an earlier checkpoint"
+        "of 1e15 and more, so nothing but the number of the step changed. Likely reasons: parameters that diverged "
+        "before (too high a rate, or an optimiser that does not go with a sparse method: docs/composing.md), NaN in "
+        "the data, an overflow of f16. Look at metrics.loss before these steps, and go on from an earlier checkpoint"
     )

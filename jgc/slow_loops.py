@@ -48,8 +48,8 @@ def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
     if backward:
         warnings.warn(
             f"the gradient of a convolution lies in {backward[0].loop}, where XLA on CPU takes 10 to 30 times as long "
-            "for it: unroll the loop whole (lax.scan(..., unroll=True), or a Python loop; jax.checkpoint around a turn "
-            "saves its memory), and write a branch as jnp.where of both results. If it is meant: "
+            "for it: unroll the loop whole (lax.scan(..., unroll=True), or a Python loop), take microbatches at once, "
+            "and write a branch as jnp.where of both results. If it is meant, to save memory: "
             "warnings.filterwarnings('ignore', category=jgc.SlowLoopWarning)",
             SlowLoopWarning,
             stacklevel=2,

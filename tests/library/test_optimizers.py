@@ -78,6 +78,29 @@ def test_an_optimiser_that_wants_the_loss_gets_its_mean(name, layout):
     assert not np.allclose(state.params["w"], _by_hand(optimizer, nodes=1)["w"], atol=1e-3)
 
 
+def test_in_a_chain_of_ones_own_the_mean_is_given_by_hand():
+    nodes, momo = nodes_of("4 devices"), contrib.momo()
+    tx = optax.chain(jgc.compress.as_optax(dense(), nodes), momo)
+    params, state = jgc.place(PARAMS, jgc.SHARED, nodes), jgc.init_optax(tx, PARAMS, nodes)
+    where = jgc.placements_of(state)
+
+    def update(grads, state, params, loss):
+        return tx.update(grads, state, params, value=jgc.comm.pmean(loss, nodes, "loss"))
+
+    on_axis = jgc.on_nodes(update, nodes, (jgc.LOCAL, where, jgc.SHARED, jgc.LOCAL), (jgc.SHARED, where))
+    gradients = jgc.node_grads(loss, nodes)
+
+    @jax.jit
+    def step(params, state, batch):
+        losses, grads = gradients(params, batch)
+        updates, state = on_axis(grads, state, params, losses)
+        return optax.apply_updates(params, updates), state
+
+    for batch in BATCHES[:4]:
+        params, state = jax.block_until_ready(step(params, state, batch))
+    _close(params, _by_hand(momo, BATCHES[:4]))
+
+
 def test_a_plateau_of_the_mean_loss_lowers_the_rate():
     optimizer = optax.chain(optax.sgd(0.0), contrib.reduce_on_plateau(patience=1, factor=0.5))
     state, _ = _trained(optimizer, topk(alpha=0.5), batches=np.repeat(BATCHES[:1], 4, axis=0))
