@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from make_step_process import compilations
 
 import jgc
+from jgc.buffers import Frozen, frozen_for
 from jgc.compress import METHODS, build, dense, per_layer, qsgd, topk
 from jgc.local_steps import _Loop
 from jgc.method.outer import Arrays
@@ -253,10 +254,11 @@ def test_compiles_once_for_inner_steps_and_for_each_fragment_and_phase(layout):
 def test_inner_steps_send_nothing_and_exchanges_what_bytes_per_round_says(layout):
     compressor = topk(alpha=0.2)
     local = jgc.local_steps(optax.adamw(0.1), optax.sgd(0.7), compressor, 4, nodes_of(layout), fragments=2)
-    loop = _Loop(local.parts, linear, False, True, {}, make_skip_warning())
+    loop = _Loop(local.parts, linear, False, True, frozen_for(local.parts.nodes), {}, make_skip_warning())
     state = loop.init(jax.random.key(0), exact(99))
     arrays, batch = Arrays(*state[2:-2]), jgc.place(gradients(0), jgc.BATCH, local.parts.nodes)
-    assert collectives(loop._inner(arrays, ()).lower(arrays.own, arrays.inner, (), batch).compile()) == ()
+    inner = loop._inner(arrays, (), Frozen())
+    assert collectives(inner.lower(arrays.own, arrays.inner, (), batch, Frozen().arrays).compile()) == ()
     found = [
         collectives(loop._exchange(arrays, p, state.phases[p].value).lower(arrays, state.key, np.int32(3)).compile())
         for p in range(2)
