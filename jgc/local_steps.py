@@ -34,6 +34,7 @@ from jgc.buffers import Frozen, copied, device_of, frozen_for, lies_elsewhere, p
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.bytes_per_step import StepBytes
+from jgc.method.norms import norms_of_nodes
 from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
 from jgc.misuse import check_arrays, check_compressor, check_key, check_loop, check_loss, check_nodes, check_optimizer
@@ -84,6 +85,7 @@ class LocalMetrics(NamedTuple):
       exchanged: the fragment that was exchanged after the step; None if none was.
       info: its `Info`, leaves [K]; None without an exchange. If `info.finite` is false, the exchange changed nothing.
       aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None.
+      grad_norm: f32[K], the norm of each node's gradient, NaN or infinite where the gradient is.
     """
 
     loss: Array
@@ -91,6 +93,7 @@ class LocalMetrics(NamedTuple):
     exchanged: int | None
     info: Info | None
     aux: PyTree = None
+    grad_norm: Any = None
 
 
 Init = Callable[..., LocalState]
@@ -271,7 +274,7 @@ class _Loop(NamedTuple):
         fixed = self.put_frozen(frozen, device_of(state.params))
         inner_step = self._program(("inner", jax.tree.structure(kept), fixed.name), self._inner, arrays, kept, fixed)
         taken = inner_step(arrays.own, arrays.inner, kept, put(batch, placements=BATCH), fixed.arrays)
-        own, inner, kept, loss, finite, aux = taken
+        own, inner, kept, loss, finite, aux, norms = taken
         self.warn_of_skips(state.step, finite)
         arrays, info, due = arrays._replace(own=own, inner=inner), None, parts.due(done)
         if due.exchange is not None:
@@ -281,7 +284,8 @@ class _Loop(NamedTuple):
             arrays, info = exchange(arrays, key, np.int32(state.step))
         if parts.overlap and due.apply is not None:
             arrays = self._program(("apply", due.apply), self._apply, arrays, due.apply)(arrays)
-        return LocalState(done, phases, *arrays, key, kept), LocalMetrics(loss, finite, due.exchange, info, aux)
+        metrics = LocalMetrics(loss, finite, due.exchange, info, aux, norms)
+        return LocalState(done, phases, *arrays, key, kept), metrics
 
     def _enter(self, arrays: Arrays, fragment: int, before: Phase, done: int) -> tuple[Arrays, Phase]:
         """The phase of a fragment's exchange, and the arrays after the compressor's transition to it."""
@@ -317,10 +321,10 @@ class _Loop(NamedTuple):
             (loss, (new, aux)), grads = gradients(*args)  # all with an axis [K]
             own, inner, finite = inner_step(own, inner, grads, loss)
             stayed = jax.tree.map(lambda a, b: jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, kept)
-            return own, inner, stayed, loss, finite, aux
+            return own, inner, stayed, loss, finite, aux, norms_of_nodes(grads)
 
         shardings = jax.tree.map(lambda x: x.sharding, (arrays.own, arrays.inner, kept))
-        return jax.jit(inner_update, donate_argnums=(0, 1, 2), out_shardings=(*shardings, None, None, None))
+        return jax.jit(inner_update, donate_argnums=(0, 1, 2), out_shardings=(*shardings, None, None, None, None))
 
     def _exchange(self, arrays: Arrays, fragment: int, phase: Hashable) -> Callable[..., Any]:
         parts = self.parts

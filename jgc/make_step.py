@@ -22,6 +22,7 @@ from jgc.backend import backend_of
 from jgc.buffers import Frozen, check_params, copied, device_of, frozen_for, lies_elsewhere, put_arrays
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
+from jgc.method.norms import norm_of_aggregate
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.shards import info_of_node, shards_of
 from jgc.method.signature import check_state
@@ -74,17 +75,23 @@ class Metrics(NamedTuple):
     """What a step reports, on the devices: reading a value waits for the step.
 
     Attributes:
-      loss: f32[], the mean over nodes, before the update.
-      info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, the step was skipped.
+      loss: f32[], the mean over nodes, before the update. A loss that is NaN while all gradients are finite (behind
+        `stop_gradient`, say) skips nothing.
+      info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, a gradient could not be used, and
+        the step was skipped.
       aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else None. Where the devices
         of a node hold whole parameters, the loss runs on each device's share of the examples, and an entry is the mean
         over them; where they divide the parameters, the loss runs on all of the node's examples. Return means, equal in
         both cases, not counts or values of examples.
+      grad_norm: f32[], the norm of the aggregate, which is the optimiser's gradient. With `dense` it is the norm of the
+        mean gradient; a method that sends a part of its values in a step gives the norm of these. 0 if the step was
+        skipped.
     """
 
     loss: Array
     info: Info
     aux: PyTree = None
+    grad_norm: Any = None
 
 
 class Arrays(NamedTuple):
@@ -288,14 +295,14 @@ def _program(
         args = arrays.params, batch, arrays.model_state, *([] if frozen is None else [fixed])
         (losses, (own, aux)), grads = gradients(*args)  # all with an axis [K]
         key = jax.random.fold_in(key, step)
-        mean, inner, (value, info) = exchange(key, grads, arrays.compressor, losses)
+        mean, inner, (value, info, norm) = exchange(key, grads, arrays.compressor, losses)
         updates, opt_state = updated(optimizer, mean, arrays.opt_state, arrays.params, value=value, grad=mean)
         new = optax.apply_updates(arrays.params, updates), opt_state, own
         old = arrays.params, arrays.opt_state, arrays.model_state
         # the compressor restores its own state; `where` also keeps weak types out, which would compile anew
         kept = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), new, old)
         params, opt_state, own = kept
-        return Arrays(params, opt_state, inner, own), Metrics(value, info, aux)
+        return Arrays(params, opt_state, inner, own), Metrics(value, info, aux, norm)
 
     # outputs lie exactly where inputs do: left to XLA, the second step would be another program
     shardings = jax.tree.map(lambda x: x.sharding, arrays)
@@ -304,10 +311,10 @@ def _program(
 
 def _exchange(
     compressor: Compressor, phase: Hashable, nodes: Nodes, key: Key, grads: PyTree, state: State, loss: Array
-) -> tuple[PyTree, State, tuple[Array, Info]]:
-    """One node's aggregate and state, and the means over nodes of loss and `Info`, by one collective."""
+) -> tuple[PyTree, State, tuple[Array, Info, Array]]:
+    """One node's aggregate and state; means over nodes of loss and `Info`, by one collective; the aggregate's norm."""
     mean, state, info = compressor.aggregate(phase, key, grads, state, nodes)
     info = info_of_node(info, nodes)
     own = (loss, info.residual_norm, info.elements_sent, info.overflow)  # all nodes agree on `finite`
     loss, norm, elements, overflow = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
-    return mean, state, (loss, Info(norm, elements, overflow, info.finite))
+    return mean, state, (loss, Info(norm, elements, overflow, info.finite), norm_of_aggregate(mean, nodes))

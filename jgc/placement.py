@@ -89,13 +89,24 @@ def check_placements(placements: PyTree) -> None:
 
 
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
-    """Raise ValueError, naming the leaf, unless every array of each node's own has a leading axis [K]."""
+    """Raise ValueError, naming the leaf, unless every array of each node's own has a leading axis [K].
+
+    A batch whose arrays [K, b, ...] all have b = 0 is an error, too: the mean loss of no examples is NaN, with
+    gradients that are zero or NaN.
+    """
 
     def check(path, placement, sub):
-        for rest, x in jax.tree_util.tree_flatten_with_path(sub)[0] if on_node_axis(placement) else ():
+        leaves = jax.tree_util.tree_flatten_with_path(sub)[0] if on_node_axis(placement) else []
+        for rest, x in leaves:
             leaf = path_of((*path, *rest))
             which = f"the leaf {leaf!r} of {name}" if leaf else name
             _check_node_axis(placement, which, getattr(x, "shape", ()), nodes)
+        shapes = [x.shape for _, x in leaves if len(x.shape) > 1]
+        if placement == BATCH and shapes and not any(shape[1] for shape in shapes):
+            raise ValueError(
+                f"{name} has no examples, an array of shape {shapes[0]}: its arrays have axes [K, b, ...], b at least "
+                "1; leave out the step, or give every node an example"
+            )
 
     jax.tree_util.tree_map_with_path(check, placements, tree, is_leaf=is_placement)
 

@@ -124,6 +124,21 @@ def test_what_a_step_cannot_do_is_named(changes, error, message):
         step(state, BATCH)
 
 
+def test_a_batch_without_examples_is_named():
+    nodes = nodes_of("4 devices")
+    for init, step in (
+        _made(),
+        jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, nodes).make_step(loss),
+    ):
+        with _raises(ValueError, "the batch has no examples, an array of shape (8, 0, 6): its arrays have axes [K"):
+            step(init(jax.random.key(0), PARAMS), BATCH[:, :0])
+    with _raises(ValueError, "argument 1 has no examples, an array of shape (8, 0, 6)"):
+        jgc.node_grads(loss, nodes)(PARAMS, BATCH[:, :0])
+    without = {"x": BATCH, "mask": BATCH[:, :0, 0]}  # one array of several may be empty
+    values, _ = jgc.node_grads(lambda p, batch: loss(p, batch["x"]), nodes)(PARAMS, without)
+    np.testing.assert_allclose(values, 1.0)
+
+
 def test_a_state_of_other_nodes_is_named():
     state, _ = _first()
     _, step = jgc.make_step(loss, topk(alpha=0.5), optax.adam(0.1), jgc.make_nodes(4))
