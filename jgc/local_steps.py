@@ -34,9 +34,9 @@ from jgc.buffers import Frozen, copied, device_of, frozen_for, lies_elsewhere, p
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.bytes_per_step import StepBytes
-from jgc.method.norms import norms_of_nodes
 from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
+from jgc.method.spikes import largest_after, limits_of
 from jgc.misuse import check_arrays, check_compressor, check_key, check_loop, check_loss, check_nodes, check_optimizer
 from jgc.placement import BATCH, LOCAL, check_node_axes, per_node
 from jgc.skipped import make_skip_warning
@@ -59,6 +59,7 @@ class LocalState(NamedTuple):
       compressor: the compressor's states, one for each fragment; local leaves have a leading axis [K].
       own: each node's own parameters, leaves [K, ...].
       inner: each node's own state of the inner optimiser, leaves [K, ...].
+      largest_norm: f32[K], the largest norm of a gradient that each node has used, 0 before the first; see `step`.
       key: the random key of all exchanges; that after step s uses `fold_in(key, s)`.
       model_state: each node's own, such as batch statistics, leaves [K, ...]; () if `init` got none.
     """
@@ -71,6 +72,7 @@ class LocalState(NamedTuple):
     compressor: tuple[State, ...]
     own: PyTree
     inner: PyTree
+    largest_norm: Array
     key: Key
     model_state: PyTree = ()
 
@@ -80,12 +82,16 @@ class LocalMetrics(NamedTuple):
 
     Attributes:
       loss: f32[K], each node's own, before its update.
-      finite: bool[K], whether a node's gradient was finite; where it was not, the node left out this step, and its
-        model state stayed as it was.
+      finite: bool[K], whether a node could use its gradient; where it could not, the node left out this step, and its
+        model state stayed as it was. A gradient cannot be used if it is not finite, has a norm of 1e15 and more, or is
+        a million times as large as the largest that the node has used.
       exchanged: the fragment that was exchanged after the step; None if none was.
       info: its `Info`, leaves [K]; None without an exchange. If `info.finite` is false, the exchange changed nothing.
       aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None.
       grad_norm: f32[K], the norm of each node's gradient, NaN or infinite where the gradient is.
+      reset: bool[K], with a refused exchange the nodes whose difference from the shared parameters was not finite, or
+        had a norm of 1e15 and more: they began anew from the shared parameters, with a fresh state of the inner
+        optimiser. None without an exchange.
     """
 
     loss: Array
@@ -94,6 +100,7 @@ class LocalMetrics(NamedTuple):
     info: Info | None
     aux: PyTree = None
     grad_norm: Any = None
+    reset: Array | None = None
 
 
 Init = Callable[..., LocalState]
@@ -134,6 +141,11 @@ class LocalSteps(NamedTuple):
         then come the exchange and the outer step that are due. It compiles one program for the inner step and one for
         each fragment and phase, and donates the state. `step(state, batch, frozen)` gives the loss parameters that are
         not trained as its last argument; see `jgc.make_step`.
+
+        A node leaves out a step whose gradient is not finite, or has a norm of 1e15 and more, as in `jgc.make_step`;
+        and one a million times as large as the largest gradient that it has used (`jgc.method.spikes` says why). If a
+        node's difference from the shared parameters is not finite or has a norm of 1e15 and more, the exchange changes
+        nothing on the others, and this node begins anew from the shared parameters.
 
         Args:
           loss: as in `jgc.make_step`: `(params, batch) -> scalar`, the mean loss over a node's own examples; with
@@ -273,18 +285,20 @@ class _Loop(NamedTuple):
         check_node_axes(BATCH, batch, parts.nodes, "the batch")
         fixed = self.put_frozen(frozen, device_of(state.params))
         inner_step = self._program(("inner", jax.tree.structure(kept), fixed.name), self._inner, arrays, kept, fixed)
-        taken = inner_step(arrays.own, arrays.inner, kept, put(batch, placements=BATCH), fixed.arrays)
-        own, inner, kept, loss, finite, aux, norms = taken
+        batch = put(batch, placements=BATCH)
+        taken = inner_step(arrays.own, arrays.inner, kept, batch, arrays.largest_norm, fixed.arrays)
+        own, inner, kept, largest, loss, finite, aux, norms = taken
         self.warn_of_skips(state.step, finite)
-        arrays, info, due = arrays._replace(own=own, inner=inner), None, parts.due(done)
+        arrays, info, reset = arrays._replace(own=own, inner=inner, largest_norm=largest), None, None
+        due = parts.due(done)
         if due.exchange is not None:
             arrays, phase = self._enter(arrays, due.exchange, phases[due.exchange], done)
             phases = (*phases[: due.exchange], phase, *phases[due.exchange + 1 :])
             exchange = self._program((due.exchange, phase.value), self._exchange, arrays, due.exchange, phase.value)
-            arrays, info = exchange(arrays, key, np.int32(state.step))
+            arrays, info, reset = exchange(arrays, key, np.int32(state.step))
         if parts.overlap and due.apply is not None:
             arrays = self._program(("apply", due.apply), self._apply, arrays, due.apply)(arrays)
-        metrics = LocalMetrics(loss, finite, due.exchange, info, aux, norms)
+        metrics = LocalMetrics(loss, finite, due.exchange, info, aux, norms, reset)
         return LocalState(done, phases, *arrays, key, kept), metrics
 
     def _enter(self, arrays: Arrays, fragment: int, before: Phase, done: int) -> tuple[Arrays, Phase]:
@@ -316,15 +330,16 @@ class _Loop(NamedTuple):
         )  # fmt: skip
         inner_step = parts.make_inner(placements)
 
-        def inner_update(own, inner, kept, batch, fixed):
+        def inner_update(own, inner, kept, batch, largest, fixed):
             args = own, batch, kept, *([fixed] if has_frozen else [])
             (loss, (new, aux)), grads = gradients(*args)  # all with an axis [K]
-            own, inner, finite = inner_step(own, inner, grads, loss)
+            own, inner, finite, norms = inner_step(own, inner, grads, loss, limits_of(largest))
+            largest = largest_after(largest, norms, finite)
             stayed = jax.tree.map(lambda a, b: jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, kept)
-            return own, inner, stayed, loss, finite, aux, norms_of_nodes(grads)
+            return own, inner, stayed, largest, loss, finite, aux, norms
 
-        shardings = jax.tree.map(lambda x: x.sharding, (arrays.own, arrays.inner, kept))
-        return jax.jit(inner_update, donate_argnums=(0, 1, 2), out_shardings=(*shardings, None, None, None, None))
+        shardings = jax.tree.map(lambda x: x.sharding, (arrays.own, arrays.inner, kept, arrays.largest_norm))
+        return jax.jit(inner_update, donate_argnums=(0, 1, 2, 4), out_shardings=(*shardings, *[None] * 4))
 
     def _exchange(self, arrays: Arrays, fragment: int, phase: Hashable) -> Callable[..., Any]:
         parts = self.parts
@@ -335,7 +350,7 @@ class _Loop(NamedTuple):
             return exchange(jax.random.fold_in(key, step), arrays)
 
         shardings = jax.tree.map(lambda x: x.sharding, arrays)
-        return jax.jit(exchange_update, donate_argnums=0, out_shardings=(shardings, None))
+        return jax.jit(exchange_update, donate_argnums=0, out_shardings=(shardings, None, None))
 
     def _apply(self, arrays: Arrays, fragment: int) -> Callable[..., Any]:
         parts = self.parts

@@ -21,8 +21,10 @@ import jax.numpy as jnp
 from jgc.buffers import check_params, copied, device_of, put_arrays
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.fragments import cut, put_back, take
-from jgc.method.guard import guarded, not_finite
+from jgc.method.guard import LARGEST_NORM, guarded, unusable
+from jgc.method.norms import norms_of_nodes
 from jgc.method.shards import info_of_node
+from jgc.method.spikes import fresh
 from jgc.misuse import holds_state
 from jgc.node_axis import on_nodes
 from jgc.optimizers import check_fits, updated
@@ -50,6 +52,7 @@ class Arrays(NamedTuple):
       compressor: the compressor's states.
       own: each node's own parameters, [K, ...].
       inner: each node's own state of the inner optimiser, [K, ...].
+      largest_norm: f32[K], see `jgc.LocalState`; () in a loop that does without.
     """
 
     params: PyTree
@@ -58,6 +61,7 @@ class Arrays(NamedTuple):
     compressor: tuple[State, ...]
     own: PyTree
     inner: PyTree
+    largest_norm: PyTree = ()
 
 
 class Due(NamedTuple):
@@ -146,8 +150,8 @@ class Parts(NamedTuple):
             put(copied(self.method().init(own, part, self.nodes))) for own, part in zip(keys, parts, strict=True)
         )
         waiting = tuple(put(copied(Waiting(jax.tree.map(jnp.zeros_like, part), jnp.bool_(True)))) for part in parts)
-        copies = _for_every_node((params, inner), self.nodes)
-        arrays = Arrays(params, outer, waiting if self.overlap else (), states, *copies)
+        copies, norms = _for_every_node((params, inner), self.nodes), jnp.zeros(self.nodes.count, jnp.float32)
+        arrays = Arrays(params, outer, waiting if self.overlap else (), states, copies[0], copies[1], norms)
         return put(arrays, placements=self.placements(arrays))
 
     def placements(self, arrays: Arrays) -> Arrays:
@@ -160,33 +164,40 @@ class Parts(NamedTuple):
             placements_of(arrays.compressor),
             locally(shared),
             jax.tree.map(of_node, arrays.inner),
+            LOCAL,
         )
 
-    def make_inner(self, placements: Arrays) -> Callable[[PyTree, PyTree, PyTree, Array], tuple[PyTree, PyTree, Array]]:
-        """`(own, inner, grads, loss), all [K, ...] -> (own, inner, finite bool[K])`: a step of each node, no messages.
+    def make_inner(self, placements: Arrays) -> Callable[..., tuple[PyTree, PyTree, Array, Array]]:
+        """`(own, inner, grads, loss, limit) -> (own, inner, usable bool[K], norms f32[K])`: each node's step.
 
-        A node whose gradient is not finite leaves its parameters and its inner state as they are.
+        All arguments are [K, ...]. A node whose gradient is not finite, or has a norm of `limit` and more, leaves its
+        parameters and its inner state as they are. `limit`, f32[K] or a number, is by default `LARGEST_NORM`.
         """
         import optax  # here: `import jgc` must not wait for it
 
-        def one(own, inner, grads, loss):
+        def one(own, inner, grads, loss, usable):
             updates, after = updated(self.inner, grads, inner, own, "the inner optimiser", value=loss, grad=grads)
-            bad = [not_finite(x) for x in jax.tree.leaves(grads) if x.size]
-            fine = ~jnp.any(jnp.stack([jnp.bool_(False), *bad]))
             new = optax.apply_updates(own, updates), after
-            return *jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, (own, inner)), fine
+            return jax.tree.map(lambda a, b: jnp.where(usable, a, b), new, (own, inner))
 
         own, inner = placements.own, placements.inner
-        divided = any(isinstance(x, Sharded) for x in jax.tree.leaves(own, is_leaf=is_placement))
-        placed = (own, inner, LOCAL)
-        return on_nodes(one, self.nodes, (own, inner, own, LOCAL), placed, partitioned=divided, communicates=False)
+        ins, divided = (own, inner, own, LOCAL, LOCAL), _divided(placements)
+        on_all = on_nodes(one, self.nodes, ins, (own, inner), partitioned=divided, communicates=False)
+
+        def inner_step(own, inner, grads, loss, limit=LARGEST_NORM):
+            norms = norms_of_nodes(grads)  # of whole gradients, where the devices of a node divide them, too
+            usable = norms < limit  # false for NaN
+            return *on_all(own, inner, grads, loss, usable), usable, norms
+
+        return inner_step
 
     def make_exchange(
         self, placements: Arrays, leaves: tuple[int, ...], fragment: int, phase: Hashable
-    ) -> Callable[[Key, Arrays], tuple[Arrays, Info]]:
-        """`(key, arrays) -> (arrays, info [K])`: aggregate a fragment's pseudo-gradients; without overlap, apply them.
+    ) -> Callable[[Key, Arrays], tuple[Arrays, Info, Array]]:
+        """`(key, arrays) -> (arrays, info [K], reset bool[K])`: aggregate a fragment, and without overlap apply it.
 
-        If a pseudo-gradient is not finite on any node, nothing changes on any node.
+        If a pseudo-gradient is not finite on any node, or has a norm of 1e15 and more, nothing changes, except that
+        this node begins anew (`make_reset`).
         """
         method = self.method()
 
@@ -198,17 +209,35 @@ class Parts(NamedTuple):
         shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
         state = placements.compressor[fragment]
         aggregate = on_nodes(one, self.nodes, (SHARED, shared, own, state), (Waiting(shared, SHARED), state, LOCAL))
-        apply = self.make_apply(placements, leaves, fragment)
+        apply, reset_nodes = self.make_apply(placements, leaves, fragment), self.make_reset(placements, leaves)
 
         def exchange(key, arrays):
             part, own = take(arrays.params, leaves), take(arrays.own, leaves)
             result, after, info = aggregate(key, part, own, arrays.compressor[fragment])
-            arrays = arrays._replace(compressor=_replaced(arrays.compressor, fragment, after))
+            states = _replaced(arrays.compressor, fragment, after)
+            own, inner, reset = reset_nodes(arrays.params, arrays.own, arrays.inner, info.finite)
+            arrays = arrays._replace(compressor=states, own=own, inner=inner)
             if self.overlap:
-                return arrays._replace(waiting=_replaced(arrays.waiting, fragment, result)), info
-            return apply(arrays, result), info
+                return arrays._replace(waiting=_replaced(arrays.waiting, fragment, result)), info, reset
+            return apply(arrays, result), info, reset
 
         return exchange
+
+    def make_reset(self, placements: Arrays, leaves: tuple[int, ...]) -> Callable[..., tuple[PyTree, PyTree, Array]]:
+        """`(params, own, inner, finite bool[K]) -> (own, inner, reset bool[K])`, after a fragment's exchange.
+
+        If it was refused (`finite` false), a node whose difference could not be used goes on from all shared parameters
+        with a fresh inner state. Otherwise it would make later exchanges fail, too.
+        """
+
+        def one(theta, own, inner, finite):
+            reset = ~finite & unusable(jax.tree.leaves(difference(take(theta, leaves), take(own, leaves))))
+            new = theta, fresh(self.inner, theta, inner)
+            return *jax.tree.map(lambda a, b: jnp.where(reset, a, b), new, (own, inner)), reset
+
+        own, inner = placements.own, placements.inner
+        ins = (placements.params, own, inner, LOCAL)
+        return on_nodes(one, self.nodes, ins, (own, inner, LOCAL), partitioned=_divided(placements))
 
     def make_apply(
         self, placements: Arrays, leaves: tuple[int, ...], fragment: int
@@ -265,6 +294,11 @@ def _for_every_node(tree: PyTree, nodes: Nodes) -> PyTree:
     shared = placements_of(tree)
     copy = on_nodes(lambda x: x, nodes, ins=(shared,), outs=locally(shared))
     return jax.jit(copy)(tree)
+
+
+def _divided(placements: Arrays) -> bool:
+    """Whether the devices of a node divide the parameters."""
+    return any(isinstance(x, Sharded) for x in jax.tree.leaves(placements.own, is_leaf=is_placement))
 
 
 def _take_placements(placements: PyTree, leaves: tuple[int, ...]) -> PyTree:

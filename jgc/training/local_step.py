@@ -72,14 +72,15 @@ def make_inner_update(
 ) -> Callable[[TrainState, Gradients, Array], tuple[TrainState, Outputs]]:
     """`(state, gradients, step) -> (state, outputs)`, without communication between nodes.
 
-    A node whose gradient is not finite leaves this step out.
+    A node whose gradient is not finite, or has a norm of 1e15 and more, leaves this step out.
     """
     assert parts.local is not None
     inner_step = parts.local.make_inner(arrays_of(placements))
 
     def update(state, gradients, number):
         arrays = arrays_of(state)
-        own, inner, fine = inner_step(arrays.own, arrays.inner, gradients.grads, gradients.loss)  # fine: bool[K]
+        taken = inner_step(arrays.own, arrays.inner, gradients.grads, gradients.loss)
+        own, inner, fine, _ = taken  # fine: bool[K]
 
         def kept(new, old):
             return jnp.where(fine.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
@@ -102,7 +103,7 @@ def make_exchange(
     exchange = parts.local.make_exchange(arrays_of(placements), leaves, fragment, phase)
 
     def on_state(state, number):
-        arrays, info = exchange(jax.random.fold_in(parts.key, number), arrays_of(state))
+        arrays, info, _ = exchange(jax.random.fold_in(parts.key, number), arrays_of(state))
         return with_arrays(state, arrays), info._asdict()
 
     return on_state

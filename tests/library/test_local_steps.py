@@ -257,8 +257,8 @@ def test_inner_steps_send_nothing_and_exchanges_what_bytes_per_round_says(layout
     loop = _Loop(local.parts, linear, False, True, frozen_for(local.parts.nodes), {}, make_skip_warning())
     state = loop.init(jax.random.key(0), exact(99))
     arrays, batch = Arrays(*state[2:-2]), jgc.place(gradients(0), jgc.BATCH, local.parts.nodes)
-    inner = loop._inner(arrays, (), Frozen())
-    assert collectives(inner.lower(arrays.own, arrays.inner, (), batch, Frozen().arrays).compile()) == ()
+    args = arrays.own, arrays.inner, (), batch, arrays.largest_norm, Frozen().arrays
+    assert collectives(loop._inner(arrays, (), Frozen()).lower(*args).compile()) == ()
     found = [
         collectives(loop._exchange(arrays, p, state.phases[p].value).lower(arrays, state.key, np.int32(3)).compile())
         for p in range(2)

@@ -53,7 +53,7 @@ def build_rounds(name: str, nodes: Nodes, params: PyTree, loss: Callable[..., An
 
     def inner(own, state, batch):
         losses, grads = gradients(own, batch)
-        own, state, _ = inner_step(own, state, grads, losses)
+        own, state, *_ = inner_step(own, state, grads, losses)
         return own, state
 
     jitted = jax.jit(inner, donate_argnums=(0, 1), out_shardings=(shardings.own, shardings.inner))
