@@ -36,7 +36,7 @@ def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
     """Warn if the gradient of a loss has convolutions in loops that the loss does not have. Both are jaxprs.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> def loss(w, x):
       ...     return sum(jnp.sum(jax.lax.conv(x[i], w, (1, 1), "SAME")) for i in range(2))
       >>> args = jnp.ones((1, 1, 3, 3)), jnp.ones((2, 1, 1, 8, 8))
@@ -66,7 +66,7 @@ def convolutions_in_loops(jaxpr: Any, loop: str = "") -> list[Looped]:
       loop: around all of it.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> def scanned(w, x):
       ...     return jax.lax.scan(lambda s, x: (s + jnp.sum(jax.lax.conv(x, w, (1, 1), "SAME")), None), 0.0, x)[0]
       >>> traced = jax.make_jaxpr(scanned)(jnp.ones((1, 1, 3, 3)), jnp.ones((2, 1, 1, 8, 8)))
