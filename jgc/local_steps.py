@@ -38,7 +38,8 @@ from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.spikes import largest_after, limits_of
 from jgc.misuse import check_arrays, check_compressor, check_key, check_loop, check_loss, check_nodes, check_optimizer
-from jgc.placement import BATCH, LOCAL, check_node_axes, per_node
+from jgc.model_state import of_all_nodes
+from jgc.placement import BATCH, LOCAL, check_node_axes
 from jgc.skipped import make_skip_warning
 from jgc.typed import check_type
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
@@ -137,9 +138,10 @@ class LocalSteps(NamedTuple):
 
         `init(key, params)` copies the parameters to the devices, for all nodes and for each. `init(key, params,
         model_state)` does so for a model with a state that is no parameter (batch statistics): every node keeps one of
-        its own, which is never exchanged. `step(state, batch)` takes one inner step on every node, which sends nothing;
-        then come the exchange and the outer step that are due. It compiles one program for the inner step and one for
-        each fragment and phase, and donates the state. `step(state, batch, frozen)` gives the loss parameters that are
+        its own, which is never exchanged; its random keys differ from those of other nodes, as in `jgc.make_step`.
+        `step(state, batch)` takes one inner step on every node, which sends nothing; then come the exchange and the
+        outer step that are due. It compiles one program for the inner step and one for each fragment and phase, and
+        donates the state. `step(state, batch, frozen)` gives the loss parameters that are
         not trained as its last argument; see `jgc.make_step`.
 
         A node leaves out a step whose gradient is not finite, or has a norm of 1e15 and more, as in `jgc.make_step`;
@@ -264,11 +266,10 @@ class _Loop(NamedTuple):
 
     def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LocalState:
         check_key(key)
-        check_arrays(model_state)
         parts = self.parts
         arrays, put = parts.first(key, params), partial(put_arrays, nodes=parts.nodes, device=device_of(params))
         phases = (phase_at(parts.compressor.schedule, 0),) * parts.fragments
-        kept = put(jax.tree.map(lambda x: per_node(x, parts.nodes), copied(model_state)), placements=LOCAL)
+        kept = put(of_all_nodes(model_state, parts.nodes), placements=LOCAL)
         return LocalState(0, phases, *arrays, put(key), kept)
 
     def step(self, state: LocalState, batch: PyTree, frozen: PyTree = None) -> tuple[LocalState, LocalMetrics]:

@@ -39,9 +39,10 @@ from jgc.misuse import (
     holds_state,
     warn_of_momentum,
 )
+from jgc.model_state import of_all_nodes
 from jgc.node_axis import on_nodes
 from jgc.optimizers import check_fits, updated
-from jgc.placement import BATCH, LOCAL, SHARED, ByShards, check_node_axes, locally, per_node, placements_of
+from jgc.placement import BATCH, LOCAL, SHARED, ByShards, check_node_axes, locally, placements_of
 from jgc.skipped import make_skip_warning
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
 
@@ -120,7 +121,8 @@ def make_step(
 
     `init(key, params)` copies the parameters to the devices and makes the states of optimiser and compressor.
     `init(key, params, model_state)` does so for a model with a state that is no parameter (batch statistics): the loss
-    is then `(params, batch, model_state) -> (scalar, new model_state)`, and every node keeps a state of its own.
+    is then `(params, batch, model_state) -> (scalar, new model_state)`, and every node keeps a state of its own, in
+    which every typed random key is another one (`jax.random.fold_in` of the node's index).
     `step(state, batch)` makes one update, in the phase that the step belongs to. It compiles one program for each
     phase, calls the compressor's transition between two phases, and donates the state. If a gradient is not finite on
     any node, or has a norm of 1e15 and more, nothing changes on any node but `state.step`.
@@ -160,6 +162,7 @@ def make_step(
       jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.
       jgc.SkippedStepsWarning: in `step`, once, after 20 skipped steps in a row.
       jgc.SlowLoopWarning: in `step`, on CPU, if the gradient of a convolution lies in a loop.
+      UserWarning: in `init`, of a leaf uint32[2] of the model state, which may be a random key that all nodes share.
 
     Example:
       >>> import jgc, optax
@@ -195,7 +198,6 @@ def make_step(
     def init(key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
         check_key(key)
         check_params(params)
-        check_arrays(model_state)
         if nodes.mesh is not None:
             shards_of(params, nodes)  # names a leaf that is divided over another axis
         put = partial(put_arrays, nodes=nodes, device=device_of(params))
@@ -209,7 +211,7 @@ def make_step(
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
         inner = put(copied(compressor.init(key, params, nodes)))
-        own = put(jax.tree.map(lambda x: per_node(x, nodes), copied(model_state)), placements=LOCAL)
+        own = put(of_all_nodes(model_state, nodes), placements=LOCAL)
         return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key), own)
 
     def step(state: LoopState, batch: PyTree, frozen: PyTree = None) -> tuple[LoopState, Metrics]:

@@ -1,0 +1,52 @@
+"""The first state of a model on each node: copies for all nodes, but of every random key another one for each."""
+
+import math
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jgc.buffers import copied
+from jgc.misuse import check_arrays, is_key, leaves_by_path
+from jgc.placement import per_node
+from jgc.types import Array, Nodes, PyTree
+
+KEY_WORDS = 2  # of a threefry key as plain numbers, and of Keras' seeds
+
+
+def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
+    """The model state of every node, leaves [K, ...] in new buffers.
+
+    Node k gets `jax.random.fold_in(key, k)` of every typed random key, so that nodes draw different dropout masks.
+
+    Raises:
+      TypeError: a leaf that is not an array.
+
+    Warns:
+      UserWarning: a leaf uint32[2], which may be a key as plain numbers: all nodes get the same.
+
+    Example:
+      >>> state = of_all_nodes({"mean": jnp.zeros(3), "key": jax.random.key(0)}, Nodes(2, 2))
+      >>> state["mean"].shape, bool(state["key"][0] == state["key"][1])
+      ((2, 3), False)
+    """
+    check_arrays(model_state)
+    for name, x in leaves_by_path(model_state).items():
+        if x.dtype == jnp.uint32 and x.shape == (KEY_WORDS,):
+            warnings.warn(
+                f"the leaf {name!r} of the model state is uint32[2], as the numbers of a random key are: all nodes get "
+                "the same, and would draw the same dropout masks. Give init the key, jax.random.wrap_key_data(x), "
+                "which it splits by nodes, and take its jax.random.key_data in the loss (docs/your_loop.md, Dropout)",
+                stacklevel=3,
+            )
+    return jax.tree.map(lambda x: _split(x, nodes) if is_key(x) else per_node(x, nodes), copied(model_state))
+
+
+def _split(keys: Array, nodes: Nodes) -> Array:
+    """Random keys [...] of all nodes, [K, ...]."""
+
+    def of_node(k):
+        return jax.vmap(partial(jax.random.fold_in, data=k))(keys.reshape(math.prod(keys.shape))).reshape(keys.shape)
+
+    return jax.vmap(of_node)(jnp.arange(nodes.count))
