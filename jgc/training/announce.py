@@ -5,11 +5,12 @@ from pathlib import Path
 import jax
 
 from jgc.method.outer import Parts as LocalParts
-from jgc.training.config import method_name
+from jgc.training.config import Config, DistributedConfig, method_name
 from jgc.training.costs import PhaseCost
 from jgc.training.program import Program
 from jgc.training.setup import Setup
 from jgc.training.table import size
+from jgc.training.workloads import workload_named
 
 
 def heading(setup: Setup, folder: Path, start: int) -> str:
@@ -51,8 +52,26 @@ def notes(setup: Setup) -> list[str]:
             f"note: the learning rate rises for {config.learning_rate_warmup} steps, and its schedule ends after "
             f"{config.schedule_steps}; give a shorter --learning-rate-warmup"
         )
+    said += unused(config)
     if setup.parts.local is not None:
         said += _notes_on_exchanges(setup.parts.local, config.steps)
+    return said
+
+
+def unused(config: Config) -> list[str]:
+    """Options of train.py that differ from the workload's and do nothing in this run."""
+    workload, said = workload_named(config.workload), []
+    if config.schedule in ("constant", "validation") and config.schedule_steps != workload.schedule_steps:
+        said.append(f"note: --schedule-steps {config.schedule_steps} does nothing with --schedule {config.schedule}")
+    if config.local.fragments > 1 and config.diagnose_every not in (0, workload.diagnose_every):
+        said.append(
+            f"note: --diagnose-every {config.diagnose_every} does nothing with --local.fragments: an exchange of a "
+            "fragment is not diagnosed"
+        )
+    team, defaults = config.distributed, DistributedConfig()
+    for name in ("timeout", "connect_timeout"):
+        if getattr(team, name) != getattr(defaults, name) and not (team.coordinator or team.auto):
+            said.append(f"note: --distributed.{name.replace('_', '-')} does nothing in a run of one process")
     return said
 
 

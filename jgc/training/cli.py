@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from jgc.compress import METHODS
+from jgc.compress.registry import FIRST
 from jgc.training.config import Config, layers_of, method_name, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.data.dataset import reason
 from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, leave_stdout, say, values_of_the_user
 from jgc.training.extra import explain
+from jgc.training.models import MODELS, make_model
 from jgc.training.options import read
 from jgc.training.workloads import workload_named
 from jgc.typed import wrong_value
@@ -120,24 +122,41 @@ def parse(argv: Sequence[str]) -> Config:
         method = DEFAULT_METHOD if wants_help else None
     config = given_config(None if path is None else Path(path), method)
     workload, _ = _take(rest, "--workload")
+    of_file = config.layers.dense
     with values_of_the_user():
         config = resolve(dataclasses.replace(config, workload=workload) if workload is not None else config)
-    return with_options(config, rest)
+    return with_options(config, rest, of_file)
 
 
-def with_options(config: Config, argv: Sequence[str]) -> Config:
+def with_options(config: Config, argv: Sequence[str], dense: str | None = None) -> Config:
     """A config changed by the options of a command line.
 
+    Args:
+      config: resolved.
+      argv: the options.
+      dense: `--layers.dense` as a config file has it; that of the options comes first.
+
     Raises:
-      UserError: an unknown option, or a value that does not fit it.
+      UserError: an unknown option, or a value that does not fit it; a first layer of a model that has none.
       SystemExit: after --help.
     """
     kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
     found: Config = read(kind, argv, "train.py", config, _about(config))
+    asked, _ = _take(argv, "--layers.dense")
+    _check_first_layer(dense if asked is None else asked, found.model.name)
     workload = workload_named(found.workload)
     named = [name for name in ("optimizer", "schedule") if getattr(found, name) == "workload"]  # given in so many words
     filled = {name: getattr(workload, name) for name in named}
     return dataclasses.replace(found, layers=layers_of(found, workload), **filled)
+
+
+def _check_first_layer(dense: str | None, model: str) -> None:
+    """Raise UserError for "first" that was given for a model without a first layer; methods have it by default."""
+    if dense == FIRST and model in MODELS and not make_model(model, 1).first_layer:
+        raise UserError(
+            f"--layers.dense {FIRST} does nothing here: {model} begins with an embedding, no first layer; give a "
+            "pattern of layers, or leave it out"
+        )
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:

@@ -13,9 +13,10 @@ is overruled by the workload; set it on the command line instead.
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
+import tyro
 
 from jgc import compress
 from jgc.training.errors import UserError
@@ -34,7 +35,7 @@ class DataConfig:
 
     name: str = ""
     """data set: digits, cifar10, cifar100, camvid, food101, imagenet, ptb, ptb_characters, tiny_imagenet"""
-    dir: str | None = None
+    dir: Annotated[str | None, tyro.conf.arg(name="data-dir", prefix_name=False)] = None
     """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
     window: int = 0
     """of a text: words of each stream in a step, the length of back-propagation; if not given, the workload's"""
@@ -71,8 +72,8 @@ class LayersConfig:
     expressions, searched for in the parameters' paths, such as ^head/."""
 
     dense: str | None = None
-    """pattern of layers sent uncompressed, "first" for the model's first layer (models of text have none, so there it
-    means no layer), "" for none; if not given, the workload's or the method's"""
+    """pattern of layers sent uncompressed, "first" for the model's first layer, "" for none; if not given, the
+    workload's or the method's. Models of text have no first layer: the method's "first" then means no layer"""
     top_k: str | None = None
     """pattern of layers sent by plain top-k after the uncompressed steps, "last" for the model's last layer, "" for
     none; if not given, the workload's or the method's"""

@@ -73,7 +73,8 @@ def options_of(target: Callable[..., Any], default: Any = None, prefix: str = ""
         value = getattr(default, name, None)
         inner = type(value) if is_dataclass(value) else hint
         required = parameter.default is parameter.empty
-        words = f"{prefix}{name.replace('_', '-')}"
+        words = next((mark.name for mark in marks if getattr(mark, "prefix_name", True) is False), None)
+        words = words or f"{prefix}{name.replace('_', '-')}"
         if is_dataclass(inner):
             found += options_of(inner, value, f"{words}.")  # type: ignore[arg-type]
         elif hint is bool:

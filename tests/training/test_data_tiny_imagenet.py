@@ -184,6 +184,6 @@ def test_workload_from_command_line(unpacked, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(setup, "make_model", tiny_conv_model)
     words = "--config configs/topk.py --workload tiny_imagenet_resnet18 --batch-size 8 --steps 2"
     monkeypatch.chdir(Path(__file__).parents[2])
-    assert cli.main([*words.split(), "--data.dir", str(unpacked.parent), "--run-dir", str(tmp_path / "run")]) == 0
+    assert cli.main([*words.split(), "--data-dir", str(unpacked.parent), "--run-dir", str(tmp_path / "run")]) == 0
     assert "4 nodes" in capsys.readouterr().out
     assert (tmp_path / "run" / "summary.json").exists()

@@ -12,6 +12,7 @@ import pytest
 from jgc.compress import Dense, LgcPs, TopK
 from jgc.lab.shared.random_data import random_source
 from jgc.training import cli
+from jgc.training.announce import unused
 from jgc.training.config import Config, as_json, check, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.errors import UserError, cannot_write
@@ -30,7 +31,7 @@ def in_repository(monkeypatch, request):
 
 def write_config(path, body):
     path.write_text(
-        "from jgc.compress import LgcPs\nfrom jgc.training.config import Config, DataConfig\n"
+        "from jgc.compress import LgcPs\nfrom jgc.training.config import Config, DataConfig, LayersConfig\n"
         f"def get_config():\n    return {body}\n"
     )
     return ["--config", str(path)]
@@ -100,7 +101,7 @@ def test_workload_models_fit_data(workload):
 def test_public_names():
     words = (
         "--run-dir x --resume --seed 1 --steps 2 --nodes 4 --batch-size 8 --learning-rate 0.5 --checkpoint-every 3 "
-        "--workload cifar10_resnet50 --data.dir d --compressor.alpha 0.2 --compressor.warmup-steps 5 "
+        "--workload cifar10_resnet50 --data-dir d --compressor.alpha 0.2 --compressor.warmup-steps 5 "
         "--compressor.autoencoder-steps 6"
     )
     config = cli.parse([*LGC, *words.split()])
@@ -178,8 +179,11 @@ def test_help_describes_every_option(capsys):
         ([*LGC, "--optimizer", "adam"], "use --optimizer sgd or --compressor.no-momentum-correction"),
         ([*LGC, "--compressor.momentum", "0.5"], "contradicts --momentum 0.9"),
         ([*LGC, "--resume"], "--resume goes on with the run in --run-dir"),
-        ([*LGC, "--workload", "cifar10_resnet20", "--data.dir", "/nowhere"], "to fetch it once:"),
-        ([*LGC, "--workload", "tiny_imagenet_resnet18", "--data.dir", "/nowhere"], "cd /nowhere && curl -LO"),
+        ([*LGC, "--workload", "cifar10_resnet20", "--data-dir", "/nowhere"], "to fetch it once:"),
+        ([*LGC, "--workload", "tiny_imagenet_resnet18", "--data-dir", "/nowhere"], "cd /nowhere && curl -LO"),
+        (["--method", "topk", "--data-dir", "/nowhere"], "there is no folder /nowhere; the digits need none"),
+        (["--method", "topk", "--data.dir", "d"], "unknown option --data.dir; did you mean --data-dir?"),
+        (["--method", "topk", "--workload", "ptb_lstm", "--layers.dense", "first"], "lstm begins with an embedding"),
         ([*LGC, "--model.name", "lstm", "--model.norm", "none"], "lstm takes text, and --data.name digits has"),
         ([*LGC, "--model.name", "alexnet"], "at least 32x32 pixels for this model, got 8x8"),
         ([*LGC, "--model.name", "resnet20", "--model.norm", "none"], "must be one of 'batch', 'group', got 'none'"),
@@ -194,6 +198,28 @@ def test_bad_options(words, message, capsys, tmp_path):
     assert code == 2
     assert said.err.startswith("error: ") and said.err.count("\n") == 1 and message in said.err
     assert not run_dir.exists()
+
+
+def test_a_first_layer_that_a_config_file_names_for_a_model_of_text_is_an_error(tmp_path):
+    words = write_config(tmp_path / "own.py", "Config(LgcPs(), workload='ptb_lstm', layers=LayersConfig('first'))")
+    with pytest.raises(UserError, match=r"--layers\.dense first does nothing here: lstm begins"):
+        cli.parse(words)
+    assert cli.parse([*words, "--layers.dense", ""]).layers.dense == ""
+    assert cli.parse(["--method", "lgc_ps", "--workload", "ptb_lstm"]).layers.dense == "first"  # the method's default
+
+
+def test_options_without_effect_have_a_note():
+    def noted(words):
+        return unused(cli.parse(["--method", "topk", *words.split()]))
+
+    assert noted("--schedule-steps 7 --diagnose-every 9 --schedule cosine") == []
+    assert noted("--schedule-steps 7 --schedule constant") == [
+        "note: --schedule-steps 7 does nothing with --schedule constant"
+    ]
+    (note,) = noted("--local.every 6 --local.fragments 2 --diagnose-every 9")
+    assert note.startswith("note: --diagnose-every 9 does nothing with --local.fragments")
+    assert noted("--distributed.timeout 9") == ["note: --distributed.timeout does nothing in a run of one process"]
+    assert noted("--distributed.timeout 9 --distributed.coordinator host:5555") == []
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ LGC = (
     f"{COMMON} --nodes 2 --steps 3"
 )
 TEXT = (
-    "--config configs/baseline.py --workload ptb_lstm --data.dir {data} --data.window 9 --batch-size 8 --nodes 4 "
+    "--config configs/baseline.py --workload ptb_lstm --data-dir {data} --data.window 9 --batch-size 8 --nodes 4 "
     "--steps 10 --evaluate-every 3 --diagnose-every 0"
 )
 LONG = f"{DENSE} --nodes 2 --steps 100000 --checkpoint-every 2 --log-every 1000 --evaluate-every 0"

@@ -174,7 +174,7 @@ def test_run_reports_nats_bits_and_a_sample(folder, tmp_path, capsys):
 def test_configs_train(folder, tmp_path, name, request, monkeypatch):
     monkeypatch.chdir(request.config.rootpath)
     options = "--steps 60 --batch-size 16 --data.window 12 --learning-rate 0.01 --learning-rate-warmup 2"
-    options += f" --evaluate-every 0 --local.every 10 --data.dir {folder} --run-dir {tmp_path}"
+    options += f" --evaluate-every 0 --local.every 10 --data-dir {folder} --run-dir {tmp_path}"
     assert cli.main(["--config", f"configs/{name}.py", *options.split()]) == 0
     lines, summary = read(tmp_path / "metrics.jsonl"), json.loads((tmp_path / "summary.json").read_text())
     assert summary["validation_nats"] < lines[0]["loss"] - 0.3

@@ -304,15 +304,15 @@ def test_halving_schedule(folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--data.dir {tmp}", "ptb is missing: there is no {tmp}/ptb/ptb.train.txt; the files ptb.train.txt"),
-        ("--data.dir {text} --batch-size 400", "ptb has 674 words to train on, which are no batch of 400 streams"),
-        ("--data.dir {text} --batch-size 10", "4 nodes do not divide a batch of 10"),
-        ("--data.dir {text} --data.window -1", "the window must be at least 1 word, got -1"),
-        ("--data.dir {text} --batch-size 16 --devices-per-node 2", "lstm carries a state from batch to batch, which"),
+        ("--data-dir {tmp}", "ptb is missing: there is no {tmp}/ptb/ptb.train.txt; the files ptb.train.txt"),
+        ("--data-dir {text} --batch-size 400", "ptb has 674 words to train on, which are no batch of 400 streams"),
+        ("--data-dir {text} --batch-size 10", "4 nodes do not divide a batch of 10"),
+        ("--data-dir {text} --data.window -1", "the window must be at least 1 word, got -1"),
+        ("--data-dir {text} --batch-size 16 --devices-per-node 2", "lstm carries a state from batch to batch, which"),
         ("--workload digits_convnet5 --data.window 5", "--data.window is a setting of texts, not of digits"),
         ("--workload ptb_gpt --data.name digits", "--data.name digits has images"),  # the window is the workload's
-        ("--data.dir {text} --model.norm batch", "`norm` must be one of 'none', got 'batch'"),
-        ("--data.dir {text} --model.stem cifar", "--model.stem is a setting of ResNets, not of lstm"),
+        ("--data-dir {text} --model.norm batch", "`norm` must be one of 'none', got 'batch'"),
+        ("--data-dir {text} --model.stem cifar", "--model.stem is a setting of ResNets, not of lstm"),
     ],
 )
 def test_bad_options(folder, options, said, tmp_path, monkeypatch, capsys, request):

@@ -20,7 +20,7 @@ from typing import Any
 
 from jgc.training.data.camvid import load_camvid
 from jgc.training.data.cifar import load_cifar
-from jgc.training.data.dataset import Augment, Dataset, MissingDataError, hold_out
+from jgc.training.data.dataset import Augment, Dataset, MissingDataError, data_folder, hold_out
 from jgc.training.data.digits import load_digits
 from jgc.training.data.food101 import load_food101
 from jgc.training.data.imagenet import load_imagenet
@@ -95,7 +95,8 @@ __all__ = [
 
 
 def _digits(data_dir: Any, **settings: Any) -> Dataset:
-    del data_dir  # it comes with scikit-learn
+    if data_dir is not None and not data_folder(data_dir).is_dir():  # one that is there may have other data sets
+        raise MissingDataError(f"there is no folder {data_dir}; the digits need none, they come with scikit-learn")
     return load_digits(**settings)
 
 
@@ -121,7 +122,7 @@ def load_dataset(name: str, data_dir: str | os.PathLike[str] | None = None, **se
 
     Args:
         name: a key of `DATASETS`.
-        data_dir: where prepared data lies; None: TFDS's default. The digits need none.
+        data_dir: where prepared data lies; None: TFDS's default. The digits need none, but a folder must be there.
         **settings: of that data set's function, such as `shift` of the digits.
 
     Raises:
