@@ -70,10 +70,10 @@ def lies_elsewhere(params: PyTree, nodes: Nodes) -> bool:
 
 def device_of(params: PyTree) -> SingleDeviceSharding:
     """The device of the parameters, or the default one. Only for nodes that are all on one device."""
-    leaf = next(iter(jax.tree.leaves(params)), 0.0)
+    leaf = jnp.asarray(next(iter(jax.tree.leaves(params)), 0.0))
     if isinstance(leaf, jax.core.Tracer):  # only shapes are asked for
         return SingleDeviceSharding(jax.devices()[0])
-    return SingleDeviceSharding(next(iter(jnp.asarray(leaf).devices())))
+    return SingleDeviceSharding(next(iter(leaf.devices())))
 
 
 def copied(tree: PyTree) -> PyTree:

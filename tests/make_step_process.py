@@ -51,7 +51,7 @@ def batch_of(step: int) -> dict[str, np.ndarray]:
 
 
 def train(nodes) -> dict[str, np.ndarray]:
-    """The parameters and the loss after some steps in two phases."""
+    """The first state's checksums; parameters and loss after some steps in two phases, saved and restored between."""
     import optax
 
     import jgc
@@ -59,12 +59,14 @@ def train(nodes) -> dict[str, np.ndarray]:
     compressor = jgc.compress.topk(alpha=0.2, warmup_steps=3)
     init, step = jgc.make_step(looped_loss, compressor, optax.adamw(0.1), nodes)
     state = init(jax.random.key(0), PARAMS)
+    notes = jgc.as_arrays(state).phase
     for i in range(STEPS):
+        state = jgc.from_arrays(jgc.as_arrays(state))
         batch = batch_of(i)
         if i % 2:  # each process makes the part of its own nodes
             batch = jgc.place_parts(lambda of, batch=batch: jax.tree.map(lambda x: x[of], batch), nodes)
         state, metrics = step(state, batch)
-    return {**jax.tree.map(np.asarray, state.params), "loss": np.asarray(metrics.loss)}
+    return {**jax.tree.map(np.asarray, state.params), "loss": np.asarray(metrics.loss), "notes": notes}
 
 
 def main(folder: str, port: str, process: str) -> None:

@@ -337,7 +337,7 @@ def test_two_processes_equal_one(tmp_path):
     expected = make_step_process.train(nodes_of("4 devices"))
     for process in range(2):
         held = dict(np.load(tmp_path / f"{process}.npz"))
-        assert held["compiled"] == 2
+        assert held["compiled"] == 2 and np.array_equal(held["notes"], expected["notes"])
         for name in ("w", "b", "loss"):
             np.testing.assert_allclose(held[name], expected[name], rtol=1e-6, atol=1e-7)
 

@@ -2,16 +2,22 @@
 
 import functools
 import itertools
+import json
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from contract import nodes_of, same_bits, some_by_default
+from jax.sharding import PartitionSpec as P
 
 import jgc
+from jgc.checksums import checksums
 from jgc.compress import dense, gradiveq, per_layer, topk
+from jgc.misuse import path_of
 
 PARAMS = {"conv": np.ones((3, 3, 2, 4), np.float32), "head": np.ones((4, 2), np.float32)}
 
@@ -99,3 +105,105 @@ def test_what_is_no_state_is_named():
         jgc.from_arrays(state)
     with pytest.raises(ValueError, match=r"the phases' description takes 9,0.. bytes"):
         jgc.as_arrays(state._replace(phase=jgc.Phase("x" * 9000, 0, "x")))
+    with pytest.raises(TypeError, match=r"got a dict: restore into jgc.as_arrays\(init\(...\)\)"):
+        jgc.from_arrays(jgc.as_arrays(state)._asdict())
+
+
+# --- checksums ----------------------------------------------------------------------------------------------------
+
+
+def by_hand(x):
+    """An array's checksum, a word at a time."""
+    total, size = 0, min(x.dtype.itemsize, 4)
+    data = x.tobytes()
+    for position in range(len(data) // size):
+        word = int.from_bytes(data[position * size : (position + 1) * size], "little")
+        h = (position * 0x9E3779B9 + word) % 2**32
+        h = (h ^ h >> 16) * 0x21F0AAAD % 2**32
+        h = (h ^ h >> 15) * 0x735A2D97 % 2**32
+        total += h ^ h >> 15
+    return total % 2**32
+
+
+DTYPES = ["bool", "int8", "float16", "bfloat16", "uint32", "float32", "float64", "complex64", "float8_e4m3fn", "int4"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_checksum_is_the_sum_of_hashes(dtype, monkeypatch):
+    monkeypatch.setattr(jgc.checksums, "BLOCK", 16)  # so that small arrays have several
+    random = np.random.default_rng(0)
+    for shape in [(), (1,), (5,), (3, 7, 2), (40, 3), (0, 3)]:
+        x = random.integers(0, 7, shape).astype(jnp.dtype(dtype))
+        assert checksums([x, x]).tolist() == [by_hand(x)] * 2
+
+
+def test_checksum_shows_any_changed_byte_and_swapped_values():
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    changed = [x.copy() for _ in range(8 * x.nbytes)]
+    for bit, y in enumerate(changed):
+        y.view(np.uint8).reshape(-1)[bit // 8] ^= 1 << bit % 8
+    for i, j in itertools.combinations(range(x.size), 2):
+        changed.append(x.copy())
+        changed[-1].reshape(-1)[[i, j]] = x.reshape(-1)[[j, i]]
+    changed += [-x, x[::-1], x * (np.arange(5) != 2), np.zeros_like(x)]
+    assert checksums([x])[0] not in checksums(changed)
+
+
+@pytest.mark.parametrize("spec", [P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b"))], ids=str)
+def test_checksum_does_not_depend_on_devices(spec):
+    x = np.random.default_rng(0).normal(size=(8, 24, 3)).astype(np.float32)
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    assert checksums([jax.device_put(x, jax.NamedSharding(mesh, spec))]) == checksums([x])
+
+
+@pytest.mark.parametrize("name", ["phases", "local steps"])
+def test_changed_arrays_are_named(name):
+    arrays = jax.tree.map(np.asarray, jgc.as_arrays(loop(name)[0](jax.random.key(7), PARAMS)))
+    leaves, structure = jax.tree.flatten(arrays)
+    paths = [path_of(path) for path, _ in jax.tree_util.tree_flatten_with_path(arrays)[0]]
+    for i, path in enumerate(paths):
+        x = np.array(leaves[i])
+        x.reshape(-1).view(np.uint8)[-1] ^= 1
+        error = "notes that as_arrays" if path.startswith("phase") else f"the array '{path}' "
+        with pytest.raises(ValueError, match=re.escape(error) + ".*Restore an older checkpoint"):
+            jgc.from_arrays(jax.tree.unflatten(structure, [*leaves[:i], x, *leaves[i + 1 :]]))
+    swapped = arrays._replace(params={**arrays.params, "head": arrays.params["head"].astype(np.int32)})
+    with pytest.raises(ValueError, match=r"'params/head' is int32\[4, 2\], and as_arrays saved another dtype or shape"):
+        jgc.from_arrays(swapped)
+    with pytest.raises(ValueError, match=r"as_arrays saved a state of \d+ arrays, and this one has \d+: restore into"):
+        jgc.from_arrays(arrays._replace(params={"head": arrays.params["head"]}))
+
+
+def test_a_changed_byte_of_orbaxs_files_is_named(tmp_path):
+    params = {"w": np.random.default_rng(0).normal(size=(99, 99)).astype(np.float32)}
+    arrays = jgc.as_arrays(loop("phases")[0](jax.random.key(7), params))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "0", arrays)
+    data = max((path for path in tmp_path.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with ocp.StandardCheckpointer() as checkpointer, pytest.raises(ValueError, match="has other values than as_arrays"):
+        jgc.from_arrays(checkpointer.restore(tmp_path / "0", arrays))
+
+
+def test_arrays_of_an_older_jgc_are_restored_with_a_warning():
+    state = loop("phases")[0](jax.random.key(7), PARAMS)
+    arrays = jgc.as_arrays(state)
+    keys, phases, _ = json.loads(arrays.phase[:8192].tobytes())
+    older = arrays._replace(phase=np.frombuffer(json.dumps([keys, phases]).encode().ljust(8192), np.uint8))
+    with pytest.warns(UserWarning, match="these arrays were saved without checksums"):
+        again = jgc.from_arrays(older)
+    assert again.phase == state.phase and same_bits(jgc.as_arrays(again), arrays)
+
+
+def test_arrays_are_restored_into_shapes_alone_and_on_other_devices(tmp_path):
+    arrays = jgc.as_arrays(loop("phases")[0](jax.random.key(7), PARAMS))
+    init, _ = jgc.make_step(loss, topk(alpha=0.2, warmup_steps=4), optax.adam(0.1), nodes_of("1 device"))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "0", arrays)
+        checkpointer.wait_until_finished()
+        blank = jax.eval_shape(lambda: jgc.as_arrays(init(jax.random.key(7), PARAMS)))
+        for target in (blank, jgc.as_arrays(init(jax.random.key(7), PARAMS))):
+            again = jgc.from_arrays(checkpointer.restore(tmp_path / "0", target))
+            assert same_bits(jgc.as_arrays(again), arrays)
