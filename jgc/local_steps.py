@@ -30,10 +30,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.backend import backend_of
-from jgc.buffers import Frozen, copied, device_of, frozen_for, lies_elsewhere, put_arrays
+from jgc.buffers import Frozen, copied, device_of, donatable, frozen_for, lies_elsewhere, put_arrays
+from jgc.fits import check_remembered, remember
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.bytes_per_step import StepBytes
+from jgc.method.local_fits import check_local
 from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.spikes import largest_after, limits_of
@@ -171,7 +173,7 @@ class LocalSteps(NamedTuple):
         """
         check_loss(loss)
         warn_of_skips = make_skip_warning("steps of one node")
-        loop = _Loop(self.parts, loss, has_aux, unroll, frozen_for(self.parts.nodes), {}, warn_of_skips)
+        loop = _Loop(self.parts, loss, has_aux, unroll, frozen_for(self.parts.nodes), {}, warn_of_skips, set(), {})
         return loop.init, loop.step
 
 
@@ -263,6 +265,8 @@ class _Loop(NamedTuple):
     put_frozen: Callable[..., Frozen]
     programs: dict[Hashable, Callable[..., Any]]
     warn_of_skips: Callable[[int, Array], None]
+    fitting: set[Any]  # structures of states that fit
+    first: dict[Any, PyTree]  # see `remember`
 
     def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LocalState:
         check_key(key)
@@ -270,14 +274,21 @@ class _Loop(NamedTuple):
         arrays, put = parts.first(key, params), partial(put_arrays, nodes=parts.nodes, device=device_of(params))
         phases = (phase_at(parts.compressor.schedule, 0),) * parts.fragments
         kept = put(of_all_nodes(model_state, parts.nodes), placements=LOCAL)
+        remember(self.first, arrays.params, kept)
         return LocalState(0, phases, *arrays, put(key), kept)
 
     def step(self, state: LocalState, batch: PyTree, frozen: PyTree = None) -> tuple[LocalState, LocalMetrics]:
         check_loop(state, LocalState, batch, self.parts.nodes)
         if len(state.phases) != self.parts.fragments:
             raise ValueError(f"these steps have {self.parts.fragments} fragments, and the state {len(state.phases)}")
+        if (structure := jax.tree.structure(state[2:])) not in self.fitting:
+            check_remembered(self.first, state.params, state.model_state)
+            check_local(self.parts, Arrays(*state[2:-2]))
+            self.fitting.add(structure)
         parts, put = self.parts, partial(put_arrays, nodes=self.parts.nodes, device=device_of(state.params))
-        arrays, key, kept = Arrays(*state[2:-2]), state.key, state.model_state
+        donated = Arrays(*state[2:-2])._asdict() | {"model_state": state.model_state}
+        donated = donatable(donated, batch=batch, key=state.key, frozen=frozen)
+        key, kept, arrays = state.key, donated.pop("model_state"), Arrays(**donated)
         phases, done = state.phases, state.step + 1
         if not self.programs or lies_elsewhere(state.params, parts.nodes):  # of a state that was restored or moved
             arrays, key = put(arrays, placements=parts.placements(arrays)), put(key)

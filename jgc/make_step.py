@@ -19,7 +19,8 @@ import numpy as np
 
 from jgc import comm
 from jgc.backend import backend_of
-from jgc.buffers import Frozen, check_params, copied, device_of, frozen_for, lies_elsewhere, put_arrays
+from jgc.buffers import Frozen, check_params, copied, device_of, donatable, frozen_for, lies_elsewhere, put_arrays
+from jgc.fits import check_fits, check_remembered, remember
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.norms import norm_of_aggregate
@@ -33,7 +34,6 @@ from jgc.misuse import (
     check_loop,
     check_loss,
     check_nodes,
-    check_opt_state,
     check_optimizer,
     check_restored,
     holds_state,
@@ -41,7 +41,7 @@ from jgc.misuse import (
 )
 from jgc.model_state import of_all_nodes
 from jgc.node_axis import on_nodes
-from jgc.optimizers import check_fits, updated
+from jgc.optimizers import check_supported, updated
 from jgc.placement import BATCH, LOCAL, SHARED, ByShards, check_node_axes, locally, placements_of
 from jgc.skipped import make_skip_warning
 from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
@@ -156,7 +156,8 @@ def make_step(
         it got.
       ValueError: in `init`, an optimiser that holds `as_optax`, or a leaf that is divided over another axis than the
         fast ones; in `step`, a leaf of the batch whose first axis is not K, a loss that nodes have averaged, whole
-        arrays restored for divided ones, or a leaf of `frozen` that an earlier step took as part of its state.
+        arrays restored for divided ones, or an array of the state, or of one that an earlier step took, that the batch
+        or `frozen` has, too.
 
     Warns:
       jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.
@@ -177,11 +178,12 @@ def make_step(
     check_compressor(compressor)
     check_optimizer(optimizer)
     check_nodes(nodes)
-    fitting: set[Any] = set()  # structures of this compressor's state
     programs: dict[tuple[Hashable, ...], Any] = {}  # compiled at the first call, `(arrays, key, step, batch, frozen)`
     coming: dict[tuple[Hashable, ...], Future] = {}  # those that a thread compiles
     put_frozen = frozen_for(nodes)
     warn_of_skips = make_skip_warning()
+    fitting: set[Any] = set()  # structures of states that fit
+    first: dict[Any, PyTree] = {}  # see `remember`
     thread = ThreadPoolExecutor(1) if ahead and compressor.next_phase is None else None
 
     def program(phase: Hashable, arrays: Arrays, frozen: Frozen) -> Callable[..., tuple[Arrays, Metrics]]:
@@ -207,24 +209,29 @@ def make_step(
             raise ValueError(
                 "the optimiser holds as_optax, and make_step compresses by itself: give it without as_optax"
             )
-        check_fits(opt_state)
+        check_supported(opt_state)
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
         inner = put(copied(compressor.init(key, params, nodes)))
         own = put(of_all_nodes(model_state, nodes), placements=LOCAL)
+        remember(first, params, own)
         return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key), own)
 
     def step(state: LoopState, batch: PyTree, frozen: PyTree = None) -> tuple[LoopState, Metrics]:
         check_loop(state, LoopState, batch, nodes)
         put = partial(put_arrays, nodes=nodes, device=device_of(state.params))
-        if (structure := jax.tree.structure(state.compressor)) not in fitting:
-            check_state(compressor.init, state.params, state.compressor, nodes)
-            check_opt_state(optimizer, state.params, state.opt_state)
+        structure = jax.tree.structure((state.params, state.opt_state, state.compressor, state.model_state))
+        if structure not in fitting:
+            check_remembered(first, state.params, state.model_state)
+            check_state(compressor.init, state.params, state.compressor, nodes, "compressor")
+            made = jax.eval_shape(optimizer.init, state.params)
+            check_fits("opt_state", state.opt_state, made, "of another optimiser, or of other parameters")
             fitting.add(structure)
         phase, inner = phase_after(compressor, state.phase, state.step, state.compressor, nodes), state.compressor
         if phase.value != state.phase.value:
             inner = put(copied(compressor.transition(state.phase.value, phase.value, inner, nodes)))
         arrays, key = Arrays(state.params, state.opt_state, inner, state.model_state), state.key
+        arrays = donatable(arrays, batch=batch, key=key, frozen=frozen)
         fixed = put_frozen(frozen, device_of(state.params))
         name = phase.value, jax.tree.structure(arrays), fixed.name
         if name not in programs or lies_elsewhere(state.params, nodes):

@@ -126,7 +126,7 @@ def check_loop(state: Any, own: type, batch: PyTree, nodes: Nodes) -> None:
             raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by jgc.from_arrays")
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
         raise TypeError("step compiles itself, a program for each phase: call it outside of jit, scan and vmap")
-    of_nodes = state.own if hasattr(state, "own") else state.compressor.local  # type: ignore[attr-defined]
+    of_nodes = state.own if hasattr(state, "own") else getattr(state.compressor, "local", ())  # type: ignore[attr-defined]
     for x in jax.tree.leaves(of_nodes)[:1]:
         if jnp.ndim(x) and len(x) != nodes.count:
             raise ValueError(
@@ -136,17 +136,6 @@ def check_loop(state: Any, own: type, batch: PyTree, nodes: Nodes) -> None:
     donated = [*jax.tree.leaves(getattr(state, "params", ()))[:1], *jax.tree.leaves(getattr(state, "own", ()))[:1]]
     if any(x.is_deleted() for x in donated if isinstance(x, jax.Array)):
         raise ValueError("an earlier step took this state's arrays (it donates them): give the state that it returned")
-
-
-def check_opt_state(optimizer: Any, params: PyTree, state: PyTree) -> None:
-    """Raise ValueError unless a state has the leaves of those that the optimiser makes."""
-    made = jax.eval_shape(optimizer.init, params)
-    own, found = leaves_by_path(made), leaves_by_path(state)
-    for name in [*own, *found]:
-        if (name in own) != (name in found):
-            raise ValueError(
-                f"the optimiser's state is another one's: it {'lacks' if name in own else 'has'} the leaf {name!r}"
-            )
 
 
 def check_key(x: Any) -> None:

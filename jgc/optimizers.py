@@ -31,13 +31,13 @@ _UNFIT = {  # by the name of a state
 }
 
 
-def check_fits(state: PyTree, name: str = "the optimiser") -> None:
+def check_supported(state: PyTree, name: str = "the optimiser") -> None:
     """Raise TypeError, naming the cure, for the state of an optimiser that no step can run.
 
     Example:
       >>> import jax.numpy as jnp, optax
-      >>> check_fits(optax.adam(0.1).init(jnp.zeros(2)))
-      >>> check_fits(optax.contrib.sophia(0.1).init(jnp.zeros(2)))
+      >>> check_supported(optax.adam(0.1).init(jnp.zeros(2)))
+      >>> check_supported(optax.contrib.sophia(0.1).init(jnp.zeros(2)))
       Traceback (most recent call last):
       TypeError: a part of the optimiser is sophia's, which takes second derivatives of the loss, obj_fn, and a step \
 takes one gradient, and compresses it before the optimiser sees it: use optax.adamw, or sophia with a \

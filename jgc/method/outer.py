@@ -27,7 +27,7 @@ from jgc.method.shards import info_of_node
 from jgc.method.spikes import fresh
 from jgc.misuse import holds_state
 from jgc.node_axis import on_nodes
-from jgc.optimizers import check_fits, updated
+from jgc.optimizers import check_supported, updated
 from jgc.placement import LOCAL, SHARED, Sharded, is_placement, locally, of_node, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
 
@@ -144,7 +144,7 @@ class Parts(NamedTuple):
             if holds_state(state):
                 raise ValueError(f"the {name} optimiser holds as_optax, and local_steps compresses by itself: "
                                  "give it without as_optax")  # fmt: skip
-            check_fits(state, f"the {name} optimiser")
+            check_supported(state, f"the {name} optimiser")
         keys = [key] if self.fragments == 1 else [jax.random.fold_in(key, i) for i in range(self.fragments)]
         states = tuple(
             put(copied(self.method().init(own, part, self.nodes))) for own, part in zip(keys, parts, strict=True)

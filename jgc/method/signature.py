@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.fits import RESTORE, check_containers
 from jgc.layout.pack import leaf_paths
 from jgc.misuse import leaves_by_path
 from jgc.types import Init, Nodes, PyTree, State
@@ -62,12 +63,14 @@ def check_signature(grads: PyTree, at_init: Signature) -> None:
     raise ValueError("the leaves of the gradients come in another order than those of the parameters at init")
 
 
-def check_state(init: Init, params: PyTree, state: State, nodes: Nodes) -> None:
+def check_state(init: Init, params: PyTree, state: State, nodes: Nodes, field: str = "this state") -> None:
     """Raise ValueError, naming a leaf, unless a state has the leaves of those that `init` makes, and their dtypes.
 
     Of shared leaves shapes are compared, too; local ones may have the node axis. `check_signature` finds a state that
-    was made for other parameters; here it passes.
+    was made for other parameters; here it passes. `field` names the state's place in a loop's.
     """
+    if not isinstance(state, State):
+        raise ValueError(f"{field} is a {type(state).__name__}, and init makes a State: {RESTORE}")
 
     def shape(x):
         sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
@@ -75,25 +78,27 @@ def check_state(init: Init, params: PyTree, state: State, nodes: Nodes) -> None:
 
     shapes = jax.tree.map(shape, params)
     made = jax.eval_shape(lambda: init(jax.random.key(0), shapes, nodes))
+    check_containers(field, state, made)
     if _signed(made) != _signed(state):
         return
     own, found = (leaves_by_path(x) for x in (made, state))
     for name in [*own, *found]:
         if (name in own) != (name in found):
-            raise ValueError(_of_another(f"it {'lacks' if name in own else 'has'} the leaf {name!r}"))
+            raise ValueError(_of_another(field, f"it {'lacks' if name in own else 'has'} the leaf {name!r}"))
     shared, its_shared = (leaves_by_path(x.shared) for x in (made, state))
     for name, x in shared.items():
         if x.shape != its_shared[name].shape:
             shapes = f"{list(its_shared[name].shape)}, and this one's is {list(x.shape)}"
-            raise ValueError(_of_another(f"its shared leaf {name!r} is {shapes}"))
+            raise ValueError(_of_another(field, f"its shared leaf {name!r} is {shapes}"))
     for name, x in own.items():
         if x.dtype != found[name].dtype:
-            raise ValueError(_of_another(f"its leaf {name!r} is {found[name].dtype}, and this one's is {x.dtype}"))
+            differs = f"its leaf {name!r} is {found[name].dtype}, and this one's is {x.dtype}"
+            raise ValueError(_of_another(field, differs))
 
 
-def _of_another(differs: str) -> str:
+def _of_another(field: str, differs: str) -> str:
     return (
-        f"this state was made by another compressor, or with other settings: {differs}. "
+        f"{field} was made by another compressor, or with other settings: {differs}. "
         "Make it by the init of the compressor that takes it"
     )
 

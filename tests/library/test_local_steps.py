@@ -12,11 +12,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from make_step_process import compilations
 
 import jgc
-from jgc.buffers import Frozen, frozen_for
+from jgc.buffers import Frozen
 from jgc.compress import METHODS, build, dense, per_layer, qsgd, topk
-from jgc.local_steps import _Loop
 from jgc.method.outer import Arrays
-from jgc.skipped import make_skip_warning
 from jgc.wire.hlo import collectives
 
 SHAPES = {"a": (6, 8), "bias": (8,), "conv": {"kernel": (3, 3, 2, 4)}, "s": ()}
@@ -254,7 +252,7 @@ def test_compiles_once_for_inner_steps_and_for_each_fragment_and_phase(layout):
 def test_inner_steps_send_nothing_and_exchanges_what_bytes_per_round_says(layout):
     compressor = topk(alpha=0.2)
     local = jgc.local_steps(optax.adamw(0.1), optax.sgd(0.7), compressor, 4, nodes_of(layout), fragments=2)
-    loop = _Loop(local.parts, linear, False, True, frozen_for(local.parts.nodes), {}, make_skip_warning())
+    loop = local.make_step(linear)[0].__self__
     state = loop.init(jax.random.key(0), exact(99))
     arrays, batch = Arrays(*state[2:-2]), jgc.place(gradients(0), jgc.BATCH, local.parts.nodes)
     args = arrays.own, arrays.inner, (), batch, arrays.largest_norm, Frozen().arrays

@@ -56,7 +56,7 @@ def test_states_of_something_else_are_named():
         local_step(own._replace(phases=(None,)), BATCH)
     with _raises(ValueError, "these steps have 1 fragments, and the state 2"):
         local_step(own._replace(phases=own.phases * 2), BATCH)
-    with _raises(ValueError, "the optimiser's state is another one's: it has the leaf '0/count'"):
+    with _raises(ValueError, "opt_state is of another optimiser, or of other parameters: it has the leaf '0/count'"):
         _first(optimizer=optax.sgd(0.1))[1](state, BATCH)
 
 

@@ -1,0 +1,82 @@
+"""Whether the parts of a loop's state are those that its `init` makes: leaves, containers, shapes and dtypes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jgc.misuse import leaves_by_path, path_of
+from jgc.types import PyTree
+
+CURE = "init(key, params) makes one that fits"
+RESTORE = "restore the checkpoint into jgc.as_arrays(init(...)) (docs/your_loop.md, Checkpoints)"
+
+
+def check_fits(field: str, state: PyTree, made: PyTree, mismatch: str) -> None:
+    """Raise ValueError, naming a leaf, unless a part of a state has what `init` makes.
+
+    Args:
+      field: the part's name in the state.
+      state: the part.
+      made: arrays or shapes, as `init` makes them.
+      mismatch: what the message says of a part that does not fit.
+
+    Example:
+      >>> check_fits("opt_state", {"mu": jnp.zeros(3)}, {"mu": jnp.zeros(4)}, "of another optimiser")
+      Traceback (most recent call last):
+      ValueError: opt_state is of another optimiser: its leaf 'mu' is float32[3], and should be float32[4].
+      init(key, params) makes one that fits
+    """
+    expected, leaves = leaves_by_path(made), leaves_by_path(state)
+    for name in [*expected, *leaves]:
+        if (name in expected) != (name in leaves):
+            has = "lacks" if name in expected else "has"
+            raise ValueError(f"{field} is {mismatch}: it {has} the leaf {name!r}. {CURE}")
+    check_containers(field, state, made)
+    for name, like in expected.items():
+        right, x = _form(like), _form(leaves[name])
+        if jnp.shape(like) != jnp.shape(leaves[name]) or (jnp.ndim(like) and x != right):  # users set scalars
+            raise ValueError(f"{field} is {mismatch}: its leaf {name!r} is {x}, and should be {right}. {CURE}")
+
+
+def check_containers(field: str, state: PyTree, made: PyTree) -> None:
+    """Raise ValueError, naming a container, if a tree has the leaves of another one in containers of other types.
+
+    Orbax restores dicts and lists where it gets no target.
+    """
+    if set(leaves_by_path(state)) != set(leaves_by_path(made)):
+        return
+    expected = dict(_containers((), made))
+    for path, container in _containers((), state):
+        right = expected.get(path, container)
+        if container is not right:
+            name = "/".join(filter(None, (field, path)))
+            raise ValueError(f"{name} is a {container.__name__}, and init makes a {right.__name__}: {RESTORE}")
+
+
+def remember(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> None:
+    """Note, by its structure, the tree of parameters and model state that a loop's `init` makes."""
+    tree = jax.tree.map(lambda x: 0, {"params": params, "model_state": model_state})
+    made[jax.tree.structure(tree)] = tree
+
+
+def check_remembered(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> None:
+    """Raise ValueError, naming a container, if only the types of containers differ from those that `init` last made."""
+    tree = {"params": params, "model_state": model_state}
+    if made and jax.tree.structure(tree) not in made:
+        check_containers("", tree, [*made.values()][-1])
+
+
+def _form(x: Any) -> str:
+    return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+
+
+def _containers(path: tuple[Any, ...], x: PyTree) -> Iterator[tuple[str, type]]:
+    """The paths and types of the containers of a tree, outer ones first."""
+    children = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)[0]
+    if children and not children[0][0]:  # a leaf
+        return
+    yield path_of(path), type(x)
+    for key, child in children:
+        yield from _containers((*path, *key), child)
