@@ -23,6 +23,7 @@ from jgc.saving import as_arrays, from_arrays
 from jgc.skipped import SkippedStepsWarning
 from jgc.slow_loops import SlowLoopWarning
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
+from jgc.with_nodes import with_nodes
 
 __version__ = "0.1.0"
 
@@ -32,4 +33,5 @@ __all__ = [
     "SlowLoopWarning", "Stacked", "State", "StepBytes", "Wire", "as_arrays", "bytes_per_step", "citation", "compress",
     "diagnose", "from_arrays", "from_mesh", "init_optax", "local_steps", "make_nodes", "make_step", "node_grads",
     "on_nodes", "phase_after", "phase_at", "place", "place_parts", "placements_of", "residual", "to_host",
+    "with_nodes",
 ]  # fmt: skip

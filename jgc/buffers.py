@@ -1,15 +1,15 @@
 """Arrays of a loop: in buffers of their own, where the compiled programs expect them."""
 
 import warnings
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from jgc.misuse import check_arrays, leaves_by_path, path_of
-from jgc.placement import check_divided, place, placements_of
+from jgc.loop_state import first_leaf
+from jgc.misuse import check_arrays, path_of
+from jgc.placement import place, placements_of
 from jgc.types import Nodes, PyTree
 
 
@@ -20,52 +20,16 @@ def put_arrays(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placeme
     return place(tree, placements_of(tree) if placements is None else placements, nodes)
 
 
-class Frozen(NamedTuple):
-    """Parameters that a step does not train, on its devices; their placements; a name of these for compiled programs.
-
-    All three are None where a step got none.
-    """
-
-    arrays: PyTree = None
-    placements: PyTree = None
-    name: Hashable = None
-
-
-def frozen_for(nodes: Nodes) -> Callable[[PyTree, SingleDeviceSharding], Frozen]:
-    """A function that puts parameters which are not trained on the devices; the same arrays only once."""
-    last: list[Any] = [jax.tree.structure(None), [], Frozen()]
-
-    def put(frozen: PyTree, device: SingleDeviceSharding) -> Frozen:
-        if frozen is None:
-            return Frozen()
-        leaves, structure = jax.tree.flatten(frozen)
-        known = structure == last[0] and all(x is y for x, y in zip(leaves, last[1], strict=True))
-        if not known or not all(isinstance(x, jax.Array) for x in leaves):  # NumPy's may have other values now
-            check_arrays(frozen, or_numbers=True)
-            for name, x in leaves_by_path(frozen).items():
-                if isinstance(x, jax.Array) and x.is_deleted():
-                    raise ValueError(
-                        f"the leaf {name!r} of frozen was donated to an earlier step: give a copy, e.g. "
-                        "frozen = jax.tree.map(jnp.copy, state.params)"
-                    )
-            if nodes.mesh is not None:
-                check_divided(frozen, nodes)
-            placements = placements_of(frozen)
-            placed = put_arrays(frozen, nodes, device, placements)
-            last[:] = structure, leaves, Frozen(placed, placements, (structure, tuple(jax.tree.leaves(placements))))
-        return last[2]
-
-    return put
-
-
-def lies_elsewhere(params: PyTree, nodes: Nodes) -> bool:
-    """Whether parameters have been put on other devices than the nodes'."""
-    first = next(iter(jax.tree.leaves(params)), None)
-    if not isinstance(nodes.mesh, Mesh) or not isinstance(first, jax.Array):
-        return False
-    if getattr(first.sharding, "mesh", None) == nodes.mesh:  # in nearly every step: no set of all devices is made
-        return False
-    return first.sharding.device_set != set(nodes.mesh.devices.flat)
+def lies_elsewhere(parts: Sequence[PyTree], nodes: Nodes) -> bool:
+    """Whether the first array of a part is on the host, or on other devices than the nodes' or another part's."""
+    firsts = [x for part in parts for x in first_leaf(part)]
+    if any(not isinstance(x, jax.Array) for x in firsts):
+        return True
+    if not isinstance(nodes.mesh, Mesh):
+        return nodes.mesh is None and len({device for x in firsts for device in x.devices()}) > 1
+    # in nearly every step all arrays have the nodes' mesh, and no set of all devices is made
+    others = [x for x in firsts if getattr(x.sharding, "mesh", None) != nodes.mesh]
+    return any(x.sharding.device_set != set(nodes.mesh.devices.flat) for x in others)
 
 
 def device_of(params: PyTree) -> SingleDeviceSharding:
@@ -73,7 +37,7 @@ def device_of(params: PyTree) -> SingleDeviceSharding:
     leaf = jnp.asarray(next(iter(jax.tree.leaves(params)), 0.0))
     if isinstance(leaf, jax.core.Tracer):  # only shapes are asked for
         return SingleDeviceSharding(jax.devices()[0])
-    return SingleDeviceSharding(next(iter(leaf.devices())))
+    return SingleDeviceSharding(min(jnp.asarray(leaf).devices(), key=lambda device: device.id))
 
 
 def copied(tree: PyTree) -> PyTree:

@@ -24,18 +24,21 @@ Differs from the papers
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jgc.backend import backend_of
-from jgc.buffers import Frozen, copied, device_of, donatable, frozen_for, lies_elsewhere, put_arrays
+from jgc.buffers import copied, device_of, donatable, lies_elsewhere, put_arrays
 from jgc.fits import check_remembered, remember
+from jgc.frozen import Frozen, frozen_for
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.bytes_per_step import StepBytes
 from jgc.method.local_fits import check_local
+from jgc.method.mixed import Made, check_own, note
 from jgc.method.outer import Arrays, Due, Parts
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.spikes import largest_after, limits_of
@@ -173,7 +176,8 @@ class LocalSteps(NamedTuple):
         """
         check_loss(loss)
         warn_of_skips = make_skip_warning("steps of one node")
-        loop = _Loop(self.parts, loss, has_aux, unroll, frozen_for(self.parts.nodes), {}, warn_of_skips, set(), {})
+        put_frozen, made = frozen_for(self.parts.nodes), WeakValueDictionary[int, Any]()
+        loop = _Loop(self.parts, loss, has_aux, unroll, put_frozen, {}, warn_of_skips, set(), {}, made)
         return loop.init, loop.step
 
 
@@ -256,7 +260,7 @@ def local_steps(
 
 
 class _Loop(NamedTuple):
-    """A loss with the compiled programs so far, by what they do."""
+    """A loss with the compiled programs so far, by what they do, and the parameters that `init` made."""
 
     parts: Parts
     loss: Callable[..., Any]
@@ -267,6 +271,7 @@ class _Loop(NamedTuple):
     warn_of_skips: Callable[[int, Array], None]
     fitting: set[Any]  # structures of states that fit
     first: dict[Any, PyTree]  # see `remember`
+    made: Made
 
     def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LocalState:
         check_key(key)
@@ -275,6 +280,7 @@ class _Loop(NamedTuple):
         phases = (phase_at(parts.compressor.schedule, 0),) * parts.fragments
         kept = put(of_all_nodes(model_state, parts.nodes), placements=LOCAL)
         remember(self.first, arrays.params, kept)
+        note(self.made, arrays)
         return LocalState(0, phases, *arrays, put(key), kept)
 
     def step(self, state: LocalState, batch: PyTree, frozen: PyTree = None) -> tuple[LocalState, LocalMetrics]:
@@ -290,9 +296,11 @@ class _Loop(NamedTuple):
         donated = donatable(donated, batch=batch, key=state.key, frozen=frozen)
         key, kept, arrays = state.key, donated.pop("model_state"), Arrays(**donated)
         phases, done = state.phases, state.step + 1
-        if not self.programs or lies_elsewhere(state.params, parts.nodes):  # of a state that was restored or moved
+        before = arrays
+        if not self.programs or lies_elsewhere((*arrays, kept, key), parts.nodes):  # the state was restored or moved
             arrays, key = put(arrays, placements=parts.placements(arrays)), put(key)
             kept = put(kept, placements=LOCAL)
+        check_own(self.made, before, arrays, parts, state.step, first=not self.programs)
         check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, parts.nodes, "the batch")
         fixed = self.put_frozen(frozen, device_of(state.params))

@@ -19,8 +19,9 @@ import numpy as np
 
 from jgc import comm
 from jgc.backend import backend_of
-from jgc.buffers import Frozen, check_params, copied, device_of, donatable, frozen_for, lies_elsewhere, put_arrays
+from jgc.buffers import check_params, copied, device_of, donatable, lies_elsewhere, put_arrays
 from jgc.fits import check_fits, check_remembered, remember
+from jgc.frozen import Frozen, frozen_for
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.norms import norm_of_aggregate
@@ -234,7 +235,7 @@ def make_step(
         arrays = donatable(arrays, batch=batch, key=key, frozen=frozen)
         fixed = put_frozen(frozen, device_of(state.params))
         name = phase.value, jax.tree.structure(arrays), fixed.name
-        if name not in programs or lies_elsewhere(state.params, nodes):
+        if name not in programs or lies_elsewhere((*arrays, key), nodes):
             if isinstance(inner.shared, ByShards):
                 check_restored((state.params, state.opt_state))
             arrays, key = put(arrays, placements=_placements(arrays)), put(key)  # moves only what was restored

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from jgc.types import Compressor, Nodes, Phase, PyTree, State
+from jgc.loop_state import check_count, check_not_donated, check_phases, first_leaf
+from jgc.types import Compressor, Nodes, PyTree, State
 
 # Fields of optax states with a running mean of gradients: of SGD, Adam, Adafactor, Prodigy and MoMo, Adan, AdEMAMix
 MOMENTA = ("trace", "mu", "ema", "exp_avg", "m", "m1")
@@ -121,21 +122,11 @@ def check_loop(state: Any, own: type, batch: PyTree, nodes: Nodes) -> None:
     """Raise TypeError or ValueError, naming the cure, unless a state is that of a loop, and of its last step."""
     if not isinstance(state, own):
         raise TypeError(f"step takes the {own.__name__} that init or step returned, got a {type(state).__name__}")
-    for phase in state.phases if hasattr(state, "phases") else [state.phase]:  # type: ignore[attr-defined]
-        if not isinstance(phase, Phase):
-            raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by jgc.from_arrays")
+    check_phases(state)
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
         raise TypeError("step compiles itself, a program for each phase: call it outside of jit, scan and vmap")
-    of_nodes = state.own if hasattr(state, "own") else getattr(state.compressor, "local", ())  # type: ignore[attr-defined]
-    for x in jax.tree.leaves(of_nodes)[:1]:
-        if jnp.ndim(x) and len(x) != nodes.count:
-            raise ValueError(
-                f"this state is of {len(x)} nodes, and step is of {nodes.count}: put its step, parameters and "
-                "optimiser state into a fresh one (docs/your_loop.md, Checkpoints)"
-            )
-    donated = [*jax.tree.leaves(getattr(state, "params", ()))[:1], *jax.tree.leaves(getattr(state, "own", ()))[:1]]
-    if any(x.is_deleted() for x in donated if isinstance(x, jax.Array)):
-        raise ValueError("an earlier step took this state's arrays (it donates them): give the state that it returned")
+    check_count(state, nodes)
+    check_not_donated([first_leaf(getattr(state, name, ())) for name in ("params", "own")])
 
 
 def check_key(x: Any) -> None:

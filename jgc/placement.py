@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P, Sharding
 
 from jgc.misuse import check_arrays, check_composition, check_nodes, is_accumulator, is_key, leaves_by_path, path_of
 from jgc.types import Array, Nodes, PyTree, State
@@ -281,7 +281,7 @@ def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     return jax.tree.map(put, placements, tree, is_leaf=is_placement)
 
 
-def place_array(x: Any, sharding: NamedSharding) -> Array:
+def place_array(x: Any, sharding: Sharding) -> Array:
     """Put one whole array, equal in all processes, on the devices. Each process puts its own part."""
     x = _strong(x)
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):

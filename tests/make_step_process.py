@@ -69,6 +69,25 @@ def train(nodes) -> dict[str, np.ndarray]:
     return {**jax.tree.map(np.asarray, state.params), "loss": np.asarray(metrics.loss), "notes": notes}
 
 
+def train_on_fewer(nodes, fewer) -> dict[str, np.ndarray]:
+    """What all share after local steps on eight nodes and, from the middle of a round on, on four."""
+    import optax
+
+    import jgc
+
+    def loop(nodes):
+        steps = jgc.local_steps(optax.adam(0.1), optax.sgd(0.5, momentum=0.9), jgc.compress.topk(alpha=0.5), 2, nodes)
+        return steps.make_step(loss)
+
+    (init, step), (init_of_4, step_of_4) = loop(nodes), loop(fewer)
+    state = init(jax.random.key(0), PARAMS)
+    for i in range(3):
+        state, _ = step(state, batch_of(i))
+    state = jgc.with_nodes(state, init_of_4(jax.random.key(0), PARAMS))
+    state, _ = step_of_4(state, jax.tree.map(lambda x: x.reshape(4, 10, -1), batch_of(3)))
+    return jax.tree.map(np.asarray, state.params)
+
+
 def main(folder: str, port: str, process: str) -> None:
     """What the module says."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -77,7 +96,8 @@ def main(folder: str, port: str, process: str) -> None:
 
     with compilations("update") as compiled:
         found = train(jgc.make_nodes(8))
-    np.savez(Path(folder) / f"{process}.npz", compiled=len(compiled), **found)
+    fewer = {f"{name}_of_4": x for name, x in train_on_fewer(jgc.make_nodes(8), jgc.make_nodes(4)).items()}
+    np.savez(Path(folder) / f"{process}.npz", compiled=len(compiled), **found, **fewer)
     jax.distributed.shutdown()
 
 

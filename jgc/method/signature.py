@@ -79,7 +79,7 @@ def check_state(init: Init, params: PyTree, state: State, nodes: Nodes, field: s
     shapes = jax.tree.map(shape, params)
     made = jax.eval_shape(lambda: init(jax.random.key(0), shapes, nodes))
     check_containers(field, state, made)
-    if _signed(made) != _signed(state):
+    if signed(made) != signed(state):
         return
     own, found = (leaves_by_path(x) for x in (made, state))
     for name in [*own, *found]:
@@ -103,8 +103,8 @@ def _of_another(field: str, differs: str) -> str:
     )
 
 
-def _signed(state: State) -> set[tuple[str, tuple[int, ...], str]]:
-    """The leaves of the parameters that a state was made for."""
+def signed(state: PyTree) -> set[tuple[str, tuple[int, ...], str]]:
+    """The leaves of the parameters that a state, or a tree of states, was made for."""
     parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Signature))
     return {leaf for part in parts if isinstance(part, Signature) for leaf in part.leaves}
 

@@ -9,8 +9,6 @@ The state saved after step N belongs to the phase of step N - 1: the transition 
 
 import json
 import logging
-import math
-import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jgc.layout.tiles import in_form
 from jgc.misuse import is_key, leaves_by_path
 from jgc.placement import to_host
 from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
 from jgc.training.proof import Proof
-from jgc.training.step import TrainState
+from jgc.training.step import TrainState, placements_of_state
 from jgc.types import PyTree
+from jgc.with_nodes import of_leaves, redistributed
 
 KEEP = 2  # the newest, and one to fall back on
 FOLDER, DAMAGED = "checkpoints", "damaged"
@@ -253,22 +251,21 @@ def flatten(state: PyTree) -> dict[str, np.ndarray]:
 def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
     """The restored arrays in the structure of a new state, redistributed if the number of nodes has changed.
 
-    With another number of nodes
-      - local arrays (residuals, momentum, batch statistics; with local steps each node's own parameters and optimiser)
-        become their mean over the old nodes, on every node;
-      - shared arrays with one entry a node (LGC's decoders) are repeated in turn;
-      - carried states keep their order, because the streams of a text do not depend on the number of nodes.
+    With another number of nodes arrays change as in `jgc.with_nodes`, but carried states keep their order, because the
+    streams of a text do not depend on the number of nodes.
 
     Raises:
       UserError: an array that this state needs is absent, or has another shape or dtype.
     """
     before, out = int(restored.host["config"]["nodes"]), []
-    for name, like in leaves_by_path(state, ".").items():
+    where = of_leaves(placements_of_state(state), state)
+    for (name, like), placement in zip(leaves_by_path(state, ".").items(), where, strict=True):
         data = jax.random.key_data(like) if is_key(like) else like
         x = restored.arrays.get(name) if data.size else np.zeros(data.shape, data.dtype)
-        if x is not None and x.shape != data.shape:
-            x = x if before == nodes else _redistribute(name, x, data.shape, before, nodes)
-            x = in_form(x, data.shape) if ".local." in name else x  # saved on TPU, which keeps vectors in tiles
+        if x is not None and name.startswith("carry.") and before != nodes and x.size == data.size:
+            x = x.reshape(data.shape)
+        elif x is not None:
+            x = redistributed(x, data.shape, placement, before, nodes)
         if x is None or x.shape != data.shape or x.dtype != data.dtype:
             found = "absent" if x is None else f"{x.dtype}{list(x.shape)}"
             raise UserError(
@@ -277,15 +274,3 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
             )
         out.append(jax.random.wrap_key_data(jnp.asarray(x)) if is_key(like) else x)
     return jax.tree.unflatten(jax.tree.structure(state), out)
-
-
-def _redistribute(name: str, x: np.ndarray, shape: tuple[int, ...], before: int, nodes: int) -> np.ndarray:
-    """A restored array for another number of nodes; unchanged if its first axis does not count the old nodes."""
-    if name.startswith("carry.") and x.size == math.prod(shape):
-        return x.reshape(shape)
-    if x.ndim == 0 or x.shape[0] != before:
-        return x
-    local = name.startswith(("batch_stats.", "local.")) or re.match(r"compressor\.(\d+\.)?local", name)
-    if local and jnp.issubdtype(x.dtype, jnp.inexact):  # np.issubdtype does not know bfloat16
-        return np.broadcast_to(x.mean(axis=0, dtype=np.float64).astype(x.dtype), (nodes, *x.shape[1:]))
-    return x[np.arange(nodes) % before]

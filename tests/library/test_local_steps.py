@@ -12,8 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from make_step_process import compilations
 
 import jgc
-from jgc.buffers import Frozen
 from jgc.compress import METHODS, build, dense, per_layer, qsgd, topk
+from jgc.frozen import Frozen
 from jgc.method.outer import Arrays
 from jgc.wire.hlo import collectives
 

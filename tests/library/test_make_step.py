@@ -335,11 +335,13 @@ def test_two_processes_equal_one(tmp_path):
             r.kill()
     assert codes == [0, 0], [(tmp_path / f"{process}.txt").read_text()[-3000:] for process in range(2)]
     expected = make_step_process.train(nodes_of("4 devices"))
+    fewer = make_step_process.train_on_fewer(nodes_of("4 devices"), jgc.make_nodes(4, jax.devices()[:4]))
+    expected |= {f"{name}_of_4": x for name, x in fewer.items()}
     for process in range(2):
         held = dict(np.load(tmp_path / f"{process}.npz"))
-        assert held["compiled"] == 2 and np.array_equal(held["notes"], expected["notes"])
-        for name in ("w", "b", "loss"):
-            np.testing.assert_allclose(held[name], expected[name], rtol=1e-6, atol=1e-7)
+        assert held["compiled"] == 2
+        for name, x in expected.items():
+            np.testing.assert_allclose(held[name], x, rtol=1e-6, atol=1e-7)
 
 
 def test_placements_come_from_the_arrays():

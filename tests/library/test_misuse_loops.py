@@ -142,11 +142,11 @@ def test_a_batch_without_examples_is_named():
 def test_a_state_of_other_nodes_is_named():
     state, _ = _first()
     _, step = jgc.make_step(loss, topk(alpha=0.5), optax.adam(0.1), jgc.make_nodes(4))
-    with _raises(ValueError, "this state is of 8 nodes, and step is of 4: put its step, parameters and"):
+    with _raises(ValueError, "this state is of 8 nodes (field 'compressor'), and step is of 4: give step jgc."):
         step(state, BATCH[:4])
     own = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, nodes_of("4 devices")).make_step(loss)[0]
     fewer = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, jgc.make_nodes(4)).make_step(loss)[1]
-    with _raises(ValueError, "this state is of 8 nodes, and step is of 4"):
+    with _raises(ValueError, "this state is of 8 nodes (field 'own'), and step is of 4"):
         fewer(own(jax.random.key(0), PARAMS), BATCH[:4])
 
 

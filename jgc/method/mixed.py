@@ -1,0 +1,71 @@
+"""Local steps whose shared parameters and each node's parameters are those of two runs, which would diverge."""
+
+from collections.abc import MutableMapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jgc.loop_state import first_leaf
+from jgc.method.fragments import take
+from jgc.method.outer import Arrays, Parts
+from jgc.types import Array, PyTree
+
+Made = MutableMapping[int, Any]  # arrays that `init` made, by `id`; a weak one, which keeps none of them alive
+
+
+def note(made: Made, arrays: Arrays) -> None:
+    """Remember the parameters of a first state."""
+    made.update({id(x): x for x in jax.tree.leaves((arrays.params, arrays.own))})
+
+
+def check_own(made: Made, before: Arrays, arrays: Arrays, parts: Parts, step: int, first: bool) -> None:
+    """Raise ValueError where `params` and each node's parameters, `own`, cannot be of one run.
+
+    No state of one run raises: a node's parameters differ from the shared ones in the middle of a round, after an
+    exchange that was refused, with `merge`. So this sees only parameters of nodes that never took a step, next to
+    other shared ones. `own` never took a step if it is what `init` returned; or, in the first call of a step function,
+    if the step is 0, or if an exchange has just been applied and the inner state is that of `init`. Not seen: parts of
+    two trained states; a copy of `own`, where the inner optimiser has no state, or in the middle of a round.
+
+    Args:
+      made: the arrays that `init` noted.
+      before: the arrays as the caller gave them.
+      arrays: the same on the devices of the nodes.
+      parts: the settings.
+      step: inner steps so far.
+      first: whether this is the first call of the step function.
+    """
+    never = all(made.get(id(x)) is x for x in first_leaf(before.own)) or (first and step == 0)
+    applied = parts.due(step).apply if first and not parts.merge else None
+    if not never and applied is None:
+        return
+    if all(made.get(id(x)) is x for x in jax.tree.leaves(before.params)):
+        return  # the state of `init`, in nearly every first call
+    leaves = parts.leaves(arrays.params)[applied or 0] if not never else range(len(jax.tree.leaves(arrays.params)))
+    jax.block_until_ready(arrays)  # on CPU, collectives of two programs at once can wait forever
+    if _apart(take(arrays.params, leaves), take(arrays.own, leaves)) and (never or _is_first(parts, arrays)):
+        raise ValueError(
+            "the parameters of this state are those of two runs: `own` never took a step, and `params` differ from it, "
+            "so the next exchange would count the difference as progress. For other parameters call init(key, params); "
+            "to go on from a state, give all of it, of another number of nodes jgc.with_nodes(state, init(key, "
+            "state.params)) (docs/your_loop.md, Checkpoints)"
+        )
+
+
+@jax.jit
+def _apart(params: PyTree, own: PyTree) -> Array:
+    """Whether all nodes have the same parameters, and these differ from the shared ones. False if nodes have NaN."""
+    pairs = list(zip(jax.tree.leaves(params), jax.tree.leaves(own), strict=True))
+    return _all([x == x[:1] for _, x in pairs]) & ~_all([x[0] == shared for shared, x in pairs])
+
+
+def _is_first(parts: Parts, arrays: Arrays) -> bool:
+    """Whether the inner state of all nodes is that before the first step; False if it has no arrays."""
+    start = jax.tree.leaves(parts.inner.init(jax.tree.map(lambda x: x[0], arrays.own)))
+    inner = jax.tree.leaves(arrays.inner)
+    return bool(start) and bool(_all([x == value for value, x in zip(start, inner, strict=True)]))
+
+
+def _all(equal: list[Array]) -> Array:
+    return jnp.all(jnp.stack([jnp.all(x) for x in equal]))
