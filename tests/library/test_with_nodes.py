@@ -50,7 +50,7 @@ def on_host(state):
 
 
 def of_nodes(name):
-    return name.startswith(("own", "inner", "model_state")) or ("compressor" in name and "/local/" in name)
+    return name.startswith(("own", "inner", "largest_norm", "model_state")) or ("compressor" in name and "/local/" in name)
 
 
 def check_mean(before, after):
