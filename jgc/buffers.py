@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from jgc.backend import backend_of
 from jgc.loop_state import first_leaf
 from jgc.misuse import check_arrays, path_of
 from jgc.placement import place, placements_of
@@ -34,10 +35,19 @@ def lies_elsewhere(parts: Sequence[PyTree], nodes: Nodes) -> bool:
 
 def device_of(params: PyTree) -> SingleDeviceSharding:
     """The device of the parameters, or the default one. Only for nodes that are all on one device."""
-    leaf = jnp.asarray(next(iter(jax.tree.leaves(params)), 0.0))
+    leaf = jnp.asarray(next(iter(first_leaf(params)), 0.0))
     if isinstance(leaf, jax.core.Tracer):  # only shapes are asked for
         return SingleDeviceSharding(jax.devices()[0])
-    return SingleDeviceSharding(min(jnp.asarray(leaf).devices(), key=lambda device: device.id))
+    return SingleDeviceSharding(min(leaf.devices(), key=lambda device: device.id))
+
+
+def wait_on_cpu(tree: PyTree, nodes: Nodes) -> None:
+    """Wait for the arrays if the nodes are on several devices of a CPU.
+
+    These are threads of one processor, and collectives of several programs at once can wait for each other forever.
+    """
+    if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
+        jax.block_until_ready(tree)
 
 
 def copied(tree: PyTree) -> PyTree:

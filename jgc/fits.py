@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jgc.misuse import leaves_by_path, path_of
+from jgc.misuse import form_of, leaves_by_path, path_of
 from jgc.types import PyTree
 
 CURE = "init(key, params) makes one that fits"
@@ -29,15 +29,26 @@ def check_fits(field: str, state: PyTree, made: PyTree, mismatch: str) -> None:
       init(key, params) makes one that fits
     """
     expected, leaves = leaves_by_path(made), leaves_by_path(state)
-    for name in [*expected, *leaves]:
-        if (name in expected) != (name in leaves):
-            has = "lacks" if name in expected else "has"
-            raise ValueError(f"{field} is {mismatch}: it {has} the leaf {name!r}. {CURE}")
+    if differs := differing_leaf(expected, leaves):
+        raise ValueError(f"{field} is {mismatch}: it {differs[0]} the leaf {differs[1]!r}. {CURE}")
     check_containers(field, state, made)
     for name, like in expected.items():
-        right, x = _form(like), _form(leaves[name])
-        if jnp.shape(like) != jnp.shape(leaves[name]) or (jnp.ndim(like) and x != right):  # users set scalars
-            raise ValueError(f"{field} is {mismatch}: its leaf {name!r} is {x}, and should be {right}. {CURE}")
+        right, form = form_of(like), form_of(leaves[name])
+        if jnp.shape(like) != jnp.shape(leaves[name]) or (jnp.ndim(like) and form != right):  # users set scalars
+            raise ValueError(f"{field} is {mismatch}: its leaf {name!r} is {form}, and should be {right}. {CURE}")
+
+
+def differing_leaf(expected: dict[str, Any], leaves: dict[str, Any]) -> tuple[str, str] | None:
+    """The first leaf that only one of two trees has, and whether the second "lacks" or "has" it; None if all agree.
+
+    Example:
+      >>> differing_leaf({"a": 1, "b": 2}, {"a": 3}), differing_leaf({"a": 1}, {"a": 3})
+      (('lacks', 'b'), None)
+    """
+    for name in [*expected, *leaves]:
+        if (name in expected) != (name in leaves):
+            return ("lacks" if name in expected else "has"), name
+    return None
 
 
 def check_containers(field: str, state: PyTree, made: PyTree) -> None:
@@ -66,10 +77,6 @@ def check_remembered(made: dict[Any, PyTree], params: PyTree, model_state: PyTre
     tree = {"params": params, "model_state": model_state}
     if made and jax.tree.structure(tree) not in made:
         check_containers("", tree, [*made.values()][-1])
-
-
-def _form(x: Any) -> str:
-    return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
 
 
 def _containers(path: tuple[Any, ...], x: PyTree) -> Iterator[tuple[str, type]]:

@@ -11,14 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import eval_jaxpr
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from jgc import comm
 from jgc.backend import backend_of
 from jgc.misuse import check_loss, check_nodes
-from jgc.node_axis import check_arguments, map_placed, on_nodes, varying, without_others
-from jgc.placement import BATCH, LOCAL, SHARED, Sharded, is_placement, locally, on_node_axis
+from jgc.node_axis import check_arguments, evaluated, map_placed, on_nodes, varying, without_others
+from jgc.placement import BATCH, LOCAL, SHARED, any_divided, locally, on_node_axis, sharding_of
 from jgc.slow_loops import warn_of_slow_loops
 from jgc.types import Nodes, PyTree
 
@@ -65,7 +64,7 @@ def node_grads(
     check_nodes(nodes)
     gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
     ins = (placements, BATCH, *([LOCAL] if local else []), *([] if frozen is None else [frozen]))
-    partitioned = any(isinstance(x, Sharded) for x in jax.tree.leaves(ins, is_leaf=is_placement))
+    partitioned = any_divided(ins)
     on_cpu = backend_of(nodes) == "cpu"
     run = partial(
         on_nodes, nodes=nodes, outs=(LOCAL, locally(placements)), unroll=unroll, partitioned=partitioned,
@@ -78,8 +77,7 @@ def node_grads(
             if on_cpu:
                 warn_of_slow_loops(jax.make_jaxpr(loss)(*args), program)
         _check_not_averaged(program, nodes._replace(fast=()))
-        flat = eval_jaxpr(program.jaxpr, program.consts, *jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(result), flat)
+        return evaluated(program, result, args)
 
     def whole(*args):
         shapes = _shapes_on_a_device(args, ins, nodes)
@@ -90,8 +88,7 @@ def node_grads(
 
         def of_closure(params, rest, closure):
             consts = [closure.get(i, x) for i, x in enumerate(traced.consts)]
-            flat = eval_jaxpr(traced.jaxpr, consts, *jax.tree.leaves((params, *rest)))
-            return jax.tree.unflatten(jax.tree.structure(out), flat)
+            return evaluated(traced, out, (params, *rest), consts)
 
         gradient = jax.value_and_grad(of_closure, has_aux=has_aux, allow_int=True)
         program, result = _traced_apart(gradient, (shapes[0], shapes[1:], _shapes(on_mesh)), nodes)
@@ -99,10 +96,10 @@ def node_grads(
             warn_of_slow_loops(traced, program)
 
         def one(closure, params, *rest):
-            flat = eval_jaxpr(program.jaxpr, program.consts, *jax.tree.leaves((params, rest, closure)))
+            flat, structure = jax.tree.flatten(evaluated(program, result, (params, rest, closure)))
             over = [*axes, *[nodes.fast] * (len(flat) - len(axes))]  # value and aux as they differ; all gradients
             means = [comm.mean_inside(x, of_x, nodes) for x, of_x in zip(flat, over, strict=True)]
-            return jax.tree.unflatten(jax.tree.structure(result), means)
+            return jax.tree.unflatten(structure, means)
 
         return run(one, ins=(SHARED, *ins))(on_mesh, *args)
 
@@ -137,7 +134,7 @@ def _traced_apart(fn: Callable, shapes: tuple, nodes: Nodes) -> tuple[Any, PyTre
 
 def _lies_on_mesh(x: Any) -> bool:
     """Whether an array of a loss's closure lies on several devices. Raise ValueError on Explicit axes."""
-    sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    sharding = sharding_of(x)
     if not isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
         return False
     if AxisType.Explicit in sharding.mesh.axis_types:

@@ -44,6 +44,11 @@ def leaves_by_path(tree: PyTree, separator: str = "/") -> dict[str, Any]:
     return {path_of(path, separator): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
+def form_of(x: Any) -> str:
+    """The dtype and shape of an array or number, e.g. "float32[2, 3]"."""
+    return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+
+
 def is_key(x: Any) -> bool:
     """Whether x is an array of random keys with a dtype of their own, as `jax.random.key` makes them."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -123,7 +128,7 @@ def check_loop(state: Any, own: type, batch: PyTree, nodes: Nodes) -> None:
     if not isinstance(state, own):
         raise TypeError(f"step takes the {own.__name__} that init or step returned, got a {type(state).__name__}")
     check_phases(state)
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
+    if any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, jax.tree.leaves((state, batch))))):
         raise TypeError("step compiles itself, a program for each phase: call it outside of jit, scan and vmap")
     check_count(state, nodes)
     check_not_donated([first_leaf(getattr(state, name, ())) for name in ("params", "own")])
@@ -157,9 +162,7 @@ def check_model_state(old: PyTree, new: PyTree) -> PyTree:
       TypeError: a loss returns other leaves than it got; the message names one.
     """
     had, has = leaves_by_path(old), leaves_by_path(new)
-    before, after = (
-        {name: f"{jnp.result_type(x)}{list(jnp.shape(x))}" for name, x in leaves.items()} for leaves in (had, has)
-    )
+    before, after = ({name: form_of(x) for name, x in leaves.items()} for leaves in (had, has))
     for name in [*before, *(name for name in after if name not in before)]:
         if before.get(name) != after.get(name):
             raise TypeError(

@@ -1,6 +1,6 @@
 """Run functions on the node axis, in one of the three layouts of `jgc.nodes`. No other file does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,7 +84,7 @@ def on_nodes(
         out = fn(*args)
         if not communicates:
             return out
-        found = [leaf for leaf in _placed_leaves(outs, out) if _differs(leaf[2], leaf[1], nodes)]
+        found = [leaf for leaf in placed_leaves(outs, out) if _differs(leaf[2], leaf[1], nodes)]
         differing[:] = [name for name, *_ in found]
         if found and nodes.mesh is not None and nodes.per_device == 1:
             name, placement, _ = found[0]
@@ -163,31 +163,48 @@ def _by_itself(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable
             if not nodes.fast:
                 return fn(*args)
             traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        leaves = _placed_leaves(outs, shapes)
+        leaves = placed_leaves(outs, shapes)
         for (name, placement, _), axes in zip(leaves, varying(traced, ins, args, nodes), strict=True):
             if axes & set(nodes.fast) - axes_of(placement, nodes):
                 raise ValueError(_inside_a_node(name))
-        flat = jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), flat)
+        return evaluated(traced, shapes, args)
 
     return checked
 
 
+def evaluated(traced: Any, result: PyTree, args: tuple, consts: Sequence[Any] | None = None) -> PyTree:
+    """The output of a function from its jaxpr.
+
+    Args:
+      traced: of `jax.make_jaxpr`.
+      result: a tree with the structure of the output, e.g. its shapes.
+      args: the arguments.
+      consts: the constants, if not those of the trace.
+    """
+    flat = jax.core.eval_jaxpr(traced.jaxpr, traced.consts if consts is None else consts, *jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(result), flat)
+
+
 def varying(traced: Any, ins: PyTree, args: PyTree, nodes: Nodes) -> list[frozenset[str]]:
     """The mesh axes along which each output of a traced function differs, from the placements of its arguments."""
-    return comm.varying_axes(traced, [axes_of(placement, nodes) for _, placement, _ in _placed_leaves(ins, args)])
+    return comm.varying_axes(traced, [axes_of(placement, nodes) for _, placement, _ in placed_leaves(ins, args)])
 
 
-def _placed_leaves(outs: PyTree, out: PyTree) -> list[tuple[str, Placement, Any]]:
-    """The leaves of a function's output, with their paths and placements."""
-    found: list[tuple[str, Placement, Any]] = []
+def placed_leaves(placements: PyTree, tree: PyTree) -> list[tuple[str, Placement, Any]]:
+    """The leaves of a tree, in tree order, with their paths and placements.
+
+    Example:
+      >>> placed_leaves((LOCAL, SHARED), ({"a": 1, "b": 2}, 3))
+      [('0/a', 'local', 1), ('0/b', 'local', 2), ('1', 'shared', 3)]
+    """
+    leaves: list[tuple[str, Placement, Any]] = []
 
     def add(path, placement, sub):
-        leaves = jax.tree_util.tree_flatten_with_path(sub)[0]
-        found.extend((path_of((*path, *rest)), placement, x) for rest, x in leaves)
+        below = jax.tree_util.tree_flatten_with_path(sub)[0]
+        leaves.extend((path_of((*path, *rest)), placement, x) for rest, x in below)
 
-    jax.tree_util.tree_map_with_path(add, outs, out, is_leaf=is_placement)
-    return found
+    jax.tree_util.tree_map_with_path(add, placements, tree, is_leaf=is_placement)
+    return leaves
 
 
 def _differs(x: Any, placement: Placement, nodes: Nodes) -> bool:

@@ -163,9 +163,19 @@ def locally(placements: PyTree) -> PyTree:
     return jax.tree.map(own, placements, is_leaf=is_placement)
 
 
+def any_divided(placements: PyTree) -> bool:
+    """Whether the devices of a node divide an array of a tree of placements."""
+    return any(isinstance(x, Sharded) for x in jax.tree.leaves(placements, is_leaf=is_placement))
+
+
+def sharding_of(x: Any) -> Any:
+    """The sharding of an array or a `jax.ShapeDtypeStruct`; None if it is unknown, as in a trace."""
+    return None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+
+
 def sharding_spec(x: Any) -> P:
     """How an array, or a `jax.ShapeDtypeStruct`, is divided; P() if it is not, or if that is unknown (in a trace)."""
-    sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    sharding = sharding_of(x)
     if isinstance(sharding, NamedSharding) and any(axis is not None for axis in sharding.spec):
         return sharding.spec
     return P()

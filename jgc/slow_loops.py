@@ -56,14 +56,13 @@ def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
         )
 
 
-def convolutions_in_loops(jaxpr: Any, loop: str = "") -> list[Looped]:
+def convolutions_in_loops(jaxpr: Any) -> list[Looped]:
     """The convolutions of a traced function that lie in a loop or branch.
 
     A `scan` of one turn, or one that is unrolled whole, is no loop.
 
     Args:
       jaxpr: of `jax.make_jaxpr`.
-      loop: around all of it.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -73,7 +72,7 @@ def convolutions_in_loops(jaxpr: Any, loop: str = "") -> list[Looped]:
       >>> [x.loop for x in convolutions_in_loops(traced)]
       ['a scan of 2 turns']
     """
-    return list(_looped(jaxpr, loop))
+    return list(_looped(jaxpr, loop=""))
 
 
 def _looped(jaxpr: Any, loop: str) -> Iterator[Looped]:

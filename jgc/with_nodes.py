@@ -6,17 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.fits import differing_leaf
 from jgc.layout.tiles import in_form
 from jgc.local_steps import LocalState
 from jgc.loop_state import check_not_donated, check_phases
 from jgc.make_step import LoopState
 from jgc.method.signature import signed
 from jgc.misuse import check_arrays, holds_state, is_key, leaves_by_path
+from jgc.node_axis import placed_leaves
 from jgc.placement import (
     LOCAL,
     Placement,
     Stacked,
-    is_placement,
     on_node_axis,
     place_array,
     placements_of,
@@ -109,17 +110,6 @@ def redistributed(x: np.ndarray, shape: tuple[int, ...], placement: Placement, b
     return in_form(x, shape) if on_node_axis(placement) and x.shape != shape else x
 
 
-def of_leaves(placements: PyTree, tree: PyTree) -> list[Placement]:
-    """The placement of every leaf of a tree, in tree order.
-
-    Example:
-      >>> of_leaves(("local", "shared"), ({"a": 1, "b": 2}, 3))
-      ['local', 'local', 'shared']
-    """
-    each = jax.tree.map(lambda at, sub: jax.tree.map(lambda _: at, sub), placements, tree, is_leaf=is_placement)
-    return jax.tree.leaves(each, is_leaf=is_placement)
-
-
 def _mean(x: np.ndarray) -> np.ndarray:
     """The mean over the first axis, rounded once; of equal values it is that value."""
     wide = np.complex128 if jnp.issubdtype(x.dtype, jnp.complexfloating) else np.float64
@@ -170,7 +160,7 @@ def _placements(state: Any) -> dict[str, Placement]:
         each = placements_of(state)
     else:
         each = {name: LOCAL if name in OF_NODES else placements_of(x) for name, x in arrays.items()}
-    return dict(zip(leaves_by_path(arrays), of_leaves(each, arrays), strict=True))
+    return {name: placement for name, placement, _ in placed_leaves(each, arrays)}
 
 
 def _count(leaves: dict[str, Any], where: dict[str, Placement]) -> int:
@@ -202,12 +192,12 @@ def _check(state: Any, fresh: Any) -> None:
             "fresh one is that of the new init, init(key, state.params)"
         )
     old, new = leaves_by_path(_arrays(state)), leaves_by_path(_arrays(fresh))
-    for name in [*old, *new]:
-        if (name in old) != (name in new):
-            cure = "make it with the same compressor and optimisers"
-            if name.startswith("model_state") and name in old:
-                cure = "give init one node's model state, jax.tree.map(lambda x: x[0], state.model_state)"
-            raise ValueError(f"the fresh state {'lacks' if name in old else 'has'} the leaf {name!r}: {cure}")
+    if differs := differing_leaf(old, new):
+        verb, name = differs
+        cure = "make it with the same compressor and optimisers"
+        if name.startswith("model_state") and verb == "lacks":
+            cure = "give init one node's model state, jax.tree.map(lambda x: x[0], state.model_state)"
+        raise ValueError(f"the fresh state {verb} the leaf {name!r}: {cure}")
     check_arrays(_arrays(state))
     check_not_donated(_arrays(state))
     made_for, before = signed(_arrays(fresh)), signed(_arrays(state))

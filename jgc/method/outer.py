@@ -28,7 +28,7 @@ from jgc.method.spikes import fresh
 from jgc.misuse import holds_state
 from jgc.node_axis import on_nodes
 from jgc.optimizers import check_supported, updated
-from jgc.placement import LOCAL, SHARED, Sharded, is_placement, locally, of_node, placements_of
+from jgc.placement import LOCAL, SHARED, any_divided, is_placement, locally, of_node, placements_of
 from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
 
 if TYPE_CHECKING:
@@ -181,8 +181,10 @@ class Parts(NamedTuple):
             return jax.tree.map(lambda a, b: jnp.where(usable, a, b), new, (own, inner))
 
         own, inner = placements.own, placements.inner
-        ins, divided = (own, inner, own, LOCAL, LOCAL), _divided(placements)
-        on_all = on_nodes(one, self.nodes, ins, (own, inner), partitioned=divided, communicates=False)
+        on_all = on_nodes(
+            one, self.nodes, (own, inner, own, LOCAL, LOCAL), (own, inner), partitioned=any_divided(own),
+            communicates=False,
+        )  # fmt: skip
 
         def inner_step(own, inner, grads, loss, limit=LARGEST_NORM):
             norms = norms_of_nodes(grads)  # of whole gradients, where the devices of a node divide them, too
@@ -237,7 +239,7 @@ class Parts(NamedTuple):
 
         own, inner = placements.own, placements.inner
         ins = (placements.params, own, inner, LOCAL)
-        return on_nodes(one, self.nodes, ins, (own, inner, LOCAL), partitioned=_divided(placements))
+        return on_nodes(one, self.nodes, ins, (own, inner, LOCAL), partitioned=any_divided(own))
 
     def make_apply(
         self, placements: Arrays, leaves: tuple[int, ...], fragment: int
@@ -294,11 +296,6 @@ def _for_every_node(tree: PyTree, nodes: Nodes) -> PyTree:
     shared = placements_of(tree)
     copy = on_nodes(lambda x: x, nodes, ins=(shared,), outs=locally(shared))
     return jax.jit(copy)(tree)
-
-
-def _divided(placements: Arrays) -> bool:
-    """Whether the devices of a node divide the parameters."""
-    return any(isinstance(x, Sharded) for x in jax.tree.leaves(placements.own, is_leaf=is_placement))
 
 
 def _take_placements(placements: PyTree, leaves: tuple[int, ...]) -> PyTree:

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.fits import RESTORE, check_containers
+from jgc.fits import RESTORE, check_containers, differing_leaf
 from jgc.layout.pack import leaf_paths
 from jgc.misuse import leaves_by_path
+from jgc.placement import sharding_of
 from jgc.types import Init, Nodes, PyTree, State
 
 
@@ -72,28 +73,24 @@ def check_state(init: Init, params: PyTree, state: State, nodes: Nodes, field: s
     if not isinstance(state, State):
         raise ValueError(f"{field} is a {type(state).__name__}, and init makes a State: {RESTORE}")
 
-    def shape(x):
-        sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    shapes = jax.tree.map(shape, params)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x)), params)
     made = jax.eval_shape(lambda: init(jax.random.key(0), shapes, nodes))
     check_containers(field, state, made)
     if signed(made) != signed(state):
         return
-    own, found = (leaves_by_path(x) for x in (made, state))
-    for name in [*own, *found]:
-        if (name in own) != (name in found):
-            raise ValueError(_of_another(field, f"it {'lacks' if name in own else 'has'} the leaf {name!r}"))
+    expected, leaves = leaves_by_path(made), leaves_by_path(state)
+    if differs := differing_leaf(expected, leaves):
+        raise ValueError(_of_another(field, f"it {differs[0]} the leaf {differs[1]!r}"))
     shared, its_shared = (leaves_by_path(x.shared) for x in (made, state))
     for name, x in shared.items():
         if x.shape != its_shared[name].shape:
             shapes = f"{list(its_shared[name].shape)}, and this one's is {list(x.shape)}"
             raise ValueError(_of_another(field, f"its shared leaf {name!r} is {shapes}"))
-    for name, x in own.items():
-        if x.dtype != found[name].dtype:
-            differs = f"its leaf {name!r} is {found[name].dtype}, and this one's is {x.dtype}"
-            raise ValueError(_of_another(field, differs))
+    for name, x in expected.items():
+        if x.dtype != leaves[name].dtype:
+            raise ValueError(
+                _of_another(field, f"its leaf {name!r} is {leaves[name].dtype}, and this one's is {x.dtype}")
+            )
 
 
 def _of_another(field: str, differs: str) -> str:

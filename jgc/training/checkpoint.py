@@ -22,12 +22,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jgc.misuse import is_key, leaves_by_path
+from jgc.node_axis import placed_leaves
 from jgc.placement import to_host
 from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
 from jgc.training.proof import Proof
 from jgc.training.step import TrainState, placements_of_state
 from jgc.types import PyTree
-from jgc.with_nodes import of_leaves, redistributed
+from jgc.with_nodes import redistributed
 
 KEEP = 2  # the newest, and one to fall back on
 FOLDER, DAMAGED = "checkpoints", "damaged"
@@ -258,8 +259,8 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
       UserError: an array that this state needs is absent, or has another shape or dtype.
     """
     before, out = int(restored.host["config"]["nodes"]), []
-    where = of_leaves(placements_of_state(state), state)
-    for (name, like), placement in zip(leaves_by_path(state, ".").items(), where, strict=True):
+    placed = placed_leaves(placements_of_state(state), state)
+    for (name, like), (_, placement, _) in zip(leaves_by_path(state, ".").items(), placed, strict=True):
         data = jax.random.key_data(like) if is_key(like) else like
         x = restored.arrays.get(name) if data.size else np.zeros(data.shape, data.dtype)
         if x is not None and name.startswith("carry.") and before != nodes and x.size == data.size:

@@ -50,7 +50,8 @@ def on_host(state):
 
 
 def of_nodes(name):
-    return name.startswith(("own", "inner", "largest_norm", "model_state")) or ("compressor" in name and "/local/" in name)
+    of_loop = name.startswith(("own", "inner", "largest_norm", "model_state"))
+    return of_loop or ("compressor" in name and "/local/" in name)
 
 
 def check_mean(before, after):
