@@ -9,8 +9,9 @@ See the README for a training loop, `jgc.types` for the contract, `jgc.compress`
 from jgc import compress
 from jgc.citation import citation
 from jgc.gradients import node_grads
-from jgc.local_steps import LocalMetrics, LocalState, LocalSteps, local_steps
-from jgc.make_step import LoopState, Metrics, make_step
+from jgc.local_loop import LocalMetrics, LocalState
+from jgc.local_steps import LocalSteps, local_steps
+from jgc.make_step import LoopState, make_step
 from jgc.method.as_optax import init_optax
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.guard import diagnose, residual
@@ -22,6 +23,7 @@ from jgc.placement import BATCH, LOCAL, SHARED, Sharded, Stacked, place, place_p
 from jgc.saving import as_arrays, from_arrays
 from jgc.skipped import SkippedStepsWarning
 from jgc.slow_loops import SlowLoopWarning
+from jgc.step_program import Metrics
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
 from jgc.with_nodes import with_nodes
 

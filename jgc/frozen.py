@@ -1,5 +1,6 @@
 """Parameters that a step does not train: on the devices, and in the names of compiled programs."""
 
+import operator
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -13,9 +14,12 @@ from jgc.types import Nodes, PyTree
 
 
 class Frozen(NamedTuple):
-    """Parameters that a step does not train, on its devices; their placements; a name of these for compiled programs.
+    """Parameters that a step does not train. All fields are None where the step got none.
 
-    All three are None where a step got none.
+    Attributes:
+      arrays: on the devices of the step.
+      placements: of the arrays.
+      name: of structure and placements, by which compiled programs differ.
     """
 
     arrays: PyTree = None
@@ -24,15 +28,15 @@ class Frozen(NamedTuple):
 
 
 def frozen_for(nodes: Nodes) -> Callable[[PyTree, SingleDeviceSharding], Frozen]:
-    """A function that puts parameters which are not trained on the devices; the same arrays only once."""
-    last: list[Any] = [jax.tree.structure(None), [], Frozen()]
+    """Make a function that puts frozen parameters on the devices. It puts the same JAX arrays only once."""
+    last: list[Any] = [jax.tree.structure(None), [], Frozen()]  # structure, leaves, result
 
     def put(frozen: PyTree, device: SingleDeviceSharding) -> Frozen:
         if frozen is None:
             return Frozen()
         leaves, structure = jax.tree.flatten(frozen)
-        known = structure == last[0] and all(x is y for x, y in zip(leaves, last[1], strict=True))
-        if not known or not all(isinstance(x, jax.Array) for x in leaves):  # NumPy's may have other values now
+        known = structure == last[0] and all(map(operator.is_, leaves, last[1]))
+        if not known or not all(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):  # NumPy's may change
             check_arrays(frozen, or_numbers=True)
             for name, x in leaves_by_path(frozen).items():
                 if isinstance(x, jax.Array) and x.is_deleted():

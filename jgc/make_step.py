@@ -14,19 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jgc import comm
-from jgc.backend import backend_of
-from jgc.buffers import check_params, copied, device_of, donatable, lies_elsewhere, put_arrays
+from jgc.buffers import check_params, copied, device_of, donatable, lies_elsewhere, put_arrays, wait_on_cpu
 from jgc.fits import check_fits, check_remembered, remember
 from jgc.frozen import Frozen, frozen_for
-from jgc.gradients import node_grads
-from jgc.losses import in_one_form
-from jgc.method.norms import norm_of_aggregate
 from jgc.method.phases import phase_after, phase_at
-from jgc.method.shards import info_of_node, shards_of
+from jgc.method.shards import shards_of
 from jgc.method.signature import check_state
 from jgc.misuse import (
     check_arrays,
@@ -41,11 +35,11 @@ from jgc.misuse import (
     warn_of_momentum,
 )
 from jgc.model_state import of_all_nodes
-from jgc.node_axis import on_nodes
-from jgc.optimizers import check_supported, updated
-from jgc.placement import BATCH, LOCAL, SHARED, ByShards, check_node_axes, locally, placements_of
+from jgc.optimizers import check_supported
+from jgc.placement import BATCH, LOCAL, ByShards, check_node_axes
 from jgc.skipped import make_skip_warning
-from jgc.types import Array, Compressor, Info, Key, Nodes, Phase, PyTree, State
+from jgc.step_program import Arrays, Metrics, placements_of_step, step_program
+from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:
     import optax
@@ -71,38 +65,6 @@ class LoopState(NamedTuple):
     compressor: State
     key: Key
     model_state: PyTree = ()
-
-
-class Metrics(NamedTuple):
-    """What a step reports, on the devices: reading a value waits for the step.
-
-    Attributes:
-      loss: f32[], the mean over nodes, before the update. A loss that is NaN while all gradients are finite (behind
-        `stop_gradient`, say) skips nothing.
-      info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, a gradient could not be used, and
-        the step was skipped.
-      aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else None. Where the devices
-        of a node hold whole parameters, the loss runs on each device's share of the examples, and an entry is the mean
-        over them; where they divide the parameters, the loss runs on all of the node's examples. Return means, equal in
-        both cases, not counts or values of examples.
-      grad_norm: f32[], the norm of the aggregate, which is the optimiser's gradient. With `dense` it is the norm of the
-        mean gradient; a method that sends a part of its values in a step gives the norm of these. 0 if the step was
-        skipped.
-    """
-
-    loss: Array
-    info: Info
-    aux: PyTree = None
-    grad_norm: Any = None
-
-
-class Arrays(NamedTuple):
-    """The part of `LoopState` that a program takes and returns."""
-
-    params: PyTree
-    opt_state: PyTree
-    compressor: State
-    model_state: PyTree
 
 
 Init = Callable[..., LoopState]
@@ -167,7 +129,7 @@ def make_step(
       UserWarning: in `init`, of a leaf uint32[2] of the model state, which may be a random key that all nodes share.
 
     Example:
-      >>> import jgc, optax
+      >>> import jax.numpy as jnp, jgc, optax
       >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
       >>> loss = lambda w, x: jnp.mean((w - x) ** 2)
       >>> init, step = jgc.make_step(loss, jgc.compress.dense(), optax.sgd(0.25), nodes)
@@ -188,7 +150,7 @@ def make_step(
     thread = ThreadPoolExecutor(1) if ahead and compressor.next_phase is None else None
 
     def program(phase: Hashable, arrays: Arrays, frozen: Frozen) -> Callable[..., tuple[Arrays, Metrics]]:
-        return _program(loss, compressor, phase, optimizer, nodes, has_aux, unroll, arrays, frozen.placements)
+        return step_program(loss, compressor, phase, optimizer, nodes, has_aux, unroll, arrays, frozen.placements)
 
     def compile_next(step: int, rest: tuple, args: tuple, frozen: Frozen) -> None:
         phase = next((phase for phase in compressor.schedule if phase.start > step), None)
@@ -213,47 +175,48 @@ def make_step(
         check_supported(opt_state)
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
-        inner = put(copied(compressor.init(key, params, nodes)))
-        own = put(of_all_nodes(model_state, nodes), placements=LOCAL)
-        remember(first, params, own)
-        return LoopState(0, phase_at(compressor.schedule, 0), params, opt_state, inner, put(key), own)
+        compressor_state = put(copied(compressor.init(key, params, nodes)))
+        model_state = put(of_all_nodes(model_state, nodes), placements=LOCAL)
+        remember(first, params, model_state)
+        phase = phase_at(compressor.schedule, 0)
+        return LoopState(0, phase, params, opt_state, compressor_state, put(key), model_state)
 
     def step(state: LoopState, batch: PyTree, frozen: PyTree = None) -> tuple[LoopState, Metrics]:
         check_loop(state, LoopState, batch, nodes)
-        put = partial(put_arrays, nodes=nodes, device=device_of(state.params))
-        structure = jax.tree.structure((state.params, state.opt_state, state.compressor, state.model_state))
+        device = device_of(state.params)
+        put = partial(put_arrays, nodes=nodes, device=device)
+        arrays, key = Arrays(state.params, state.opt_state, state.compressor, state.model_state), state.key
+        structure = jax.tree.structure(arrays)  # the same in every phase
         if structure not in fitting:
             check_remembered(first, state.params, state.model_state)
             check_state(compressor.init, state.params, state.compressor, nodes, "compressor")
             made = jax.eval_shape(optimizer.init, state.params)
             check_fits("opt_state", state.opt_state, made, "of another optimiser, or of other parameters")
             fitting.add(structure)
-        phase, inner = phase_after(compressor, state.phase, state.step, state.compressor, nodes), state.compressor
+        phase = phase_after(compressor, state.phase, state.step, state.compressor, nodes)
         if phase.value != state.phase.value:
-            inner = put(copied(compressor.transition(state.phase.value, phase.value, inner, nodes)))
-        arrays, key = Arrays(state.params, state.opt_state, inner, state.model_state), state.key
+            after = compressor.transition(state.phase.value, phase.value, state.compressor, nodes)
+            arrays = arrays._replace(compressor=put(copied(after)))
         arrays = donatable(arrays, batch=batch, key=key, frozen=frozen)
-        fixed = put_frozen(frozen, device_of(state.params))
-        name = phase.value, jax.tree.structure(arrays), fixed.name
+        fixed = put_frozen(frozen, device)
+        name = phase.value, structure, fixed.name
         if name not in programs or lies_elsewhere((*arrays, key), nodes):
-            if isinstance(inner.shared, ByShards):
+            if isinstance(arrays.compressor.shared, ByShards):
                 check_restored((state.params, state.opt_state))
-            arrays, key = put(arrays, placements=_placements(arrays)), put(key)  # moves only what was restored
+            arrays, key = put(arrays, placements=placements_of_step(arrays)), put(key)  # moves only restored arrays
         if name not in programs:
             programs[name] = program(phase.value, arrays, fixed)
         check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, nodes, "the batch")
-        # Devices of a CPU are threads of one processor: collectives of several steps at once can wait forever.
-        if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
-            jax.block_until_ready(arrays)
+        wait_on_cpu(arrays, nodes)
         args = arrays, key, np.int32(state.step), put(batch, placements=BATCH), fixed.arrays
         compile_next(state.step, name[1:], args, fixed)
         if name in coming:
             coming.pop(name).exception()  # waits; the call raises an error of its own
         arrays, metrics = programs[name](*args)
         warn_of_skips(state.step, metrics.info.finite)
-        params, opt_state, inner, own = arrays
-        return LoopState(state.step + 1, phase, params, opt_state, inner, key, own), metrics
+        params, opt_state, compressor_state, model_state = arrays
+        return LoopState(state.step + 1, phase, params, opt_state, compressor_state, key, model_state), metrics
 
     return init, step
 
@@ -264,67 +227,3 @@ def _shape(x: Any) -> Any:
         return x
     weak, sharding = getattr(x, "weak_type", False), x.sharding if x.committed else None
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=sharding)
-
-
-def _placements(arrays: Arrays) -> Arrays:
-    """Where the arrays lie; a restored model state does not say that it is each node's own."""
-    return placements_of(arrays)._replace(model_state=LOCAL)
-
-
-def _program(
-    loss: Callable[..., Any],
-    compressor: Compressor,
-    phase: Hashable,
-    optimizer: "optax.GradientTransformation",
-    nodes: Nodes,
-    has_aux: bool,
-    unroll: bool,
-    arrays: Arrays,
-    frozen: PyTree,
-) -> Callable[..., tuple[Arrays, Metrics]]:
-    """`(arrays, key, step, batch, frozen) -> (arrays, metrics)` for one phase, compiled at the first call.
-
-    Args:
-      frozen: placements of the parameters that are not trained; None if there are none.
-    """
-    import optax  # here: `import jgc` must not wait for it
-
-    placements, has_state = _placements(arrays), bool(jax.tree.leaves(arrays.model_state))
-    gradients = node_grads(
-        in_one_form(loss, has_aux, has_state, frozen is not None), nodes, has_aux=True, unroll=unroll, local=True,
-        placements=placements.params, frozen=frozen,
-    )  # fmt: skip
-    exchange = on_nodes(
-        partial(_exchange, compressor, phase, nodes),
-        nodes,
-        ins=(SHARED, locally(placements.params), placements.compressor, LOCAL),
-        outs=(placements.params, placements.compressor, SHARED),
-    )
-
-    def update(arrays, key, step, batch, fixed):
-        args = arrays.params, batch, arrays.model_state, *([] if frozen is None else [fixed])
-        (losses, (own, aux)), grads = gradients(*args)  # all with an axis [K]
-        key = jax.random.fold_in(key, step)
-        mean, inner, (value, info, norm) = exchange(key, grads, arrays.compressor, losses)
-        updates, opt_state = updated(optimizer, mean, arrays.opt_state, arrays.params, value=value, grad=mean)
-        new = optax.apply_updates(arrays.params, updates), opt_state, own
-        old = arrays.params, arrays.opt_state, arrays.model_state
-        # the compressor restores its own state; `where` also keeps weak types out, which would compile anew
-        kept = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), new, old)
-        params, opt_state, own = kept
-        return Arrays(params, opt_state, inner, own), Metrics(value, info, aux, norm)
-
-    # outputs lie exactly where inputs do: left to XLA, the second step would be another program
-    shardings = jax.tree.map(lambda x: x.sharding, arrays)
-    return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
-
-
-def _exchange(
-    compressor: Compressor, phase: Hashable, nodes: Nodes, key: Key, grads: PyTree, state: State, loss: Array
-) -> tuple[PyTree, State, tuple[Array, Info, Array]]:
-    """One node's aggregate and state; means over nodes of loss and `Info`, by one collective; the aggregate's norm."""
-    mean, state, info = compressor.aggregate(phase, key, grads, state, nodes)
-    info = info_of_node(info, nodes)
-    own = (loss, info.residual_norm, info.elements_sent, info.overflow)  # all nodes agree on `finite`
-    loss, norm, elements, overflow = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in own]), nodes, "metrics")
-    return mean, state, (loss, Info(norm, elements, overflow, info.finite), norm_of_aggregate(mean, nodes))

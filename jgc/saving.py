@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jgc.checksums import checksums
-from jgc.local_steps import LocalState
+from jgc.local_loop import LocalState
 from jgc.make_step import LoopState
 from jgc.method.phases import as_json, from_json
 from jgc.misuse import is_key, path_of

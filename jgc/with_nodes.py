@@ -8,7 +8,7 @@ import numpy as np
 
 from jgc.fits import differing_leaf
 from jgc.layout.tiles import in_form
-from jgc.local_steps import LocalState
+from jgc.local_loop import LocalState
 from jgc.loop_state import check_not_donated, check_phases
 from jgc.make_step import LoopState
 from jgc.method.signature import signed

@@ -216,11 +216,11 @@ class Parts(NamedTuple):
         def exchange(key, arrays):
             part, own = take(arrays.params, leaves), take(arrays.own, leaves)
             result, after, info = aggregate(key, part, own, arrays.compressor[fragment])
-            states = _replaced(arrays.compressor, fragment, after)
+            states = replaced(arrays.compressor, fragment, after)
             own, inner, reset = reset_nodes(arrays.params, arrays.own, arrays.inner, info.finite)
             arrays = arrays._replace(compressor=states, own=own, inner=inner)
             if self.overlap:
-                return arrays._replace(waiting=_replaced(arrays.waiting, fragment, result)), info, reset
+                return arrays._replace(waiting=replaced(arrays.waiting, fragment, result)), info, reset
             return apply(arrays, result), info, reset
 
         return exchange
@@ -264,7 +264,7 @@ class Parts(NamedTuple):
             theta, state = jax.tree.map(lambda a, b: jnp.where(result.finite, a, b), new, old)
             return arrays._replace(
                 params=put_back(arrays.params, theta, leaves),
-                outer=_replaced(arrays.outer, fragment, state),
+                outer=replaced(arrays.outer, fragment, state),
                 own=put_back(arrays.own, on_all(theta, take(arrays.own, leaves), result.finite), leaves),
             )
 
@@ -303,5 +303,6 @@ def _take_placements(placements: PyTree, leaves: tuple[int, ...]) -> PyTree:
     return jax.tree.unflatten(treedef, [x if i in leaves else None for i, x in enumerate(flat)])
 
 
-def _replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
+def replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
+    """The tuple with another item at an index."""
     return (*items[:index], item, *items[index + 1 :])

@@ -13,7 +13,7 @@ from make_step_process import compilations
 
 import jgc
 from jgc.compress import METHODS, build, dense, per_layer, qsgd, topk
-from jgc.frozen import Frozen
+from jgc.local_loop import exchange_program, inner_program
 from jgc.method.outer import Arrays
 from jgc.wire.hlo import collectives
 
@@ -252,15 +252,13 @@ def test_compiles_once_for_inner_steps_and_for_each_fragment_and_phase(layout):
 def test_inner_steps_send_nothing_and_exchanges_what_bytes_per_round_says(layout):
     compressor = topk(alpha=0.2)
     local = jgc.local_steps(optax.adamw(0.1), optax.sgd(0.7), compressor, 4, nodes_of(layout), fragments=2)
-    loop = local.make_step(linear)[0].__self__
-    state = loop.init(jax.random.key(0), exact(99))
-    arrays, batch = Arrays(*state[2:-2]), jgc.place(gradients(0), jgc.BATCH, local.parts.nodes)
-    args = arrays.own, arrays.inner, (), batch, arrays.largest_norm, Frozen().arrays
-    assert collectives(loop._inner(arrays, (), Frozen()).lower(*args).compile()) == ()
-    found = [
-        collectives(loop._exchange(arrays, p, state.phases[p].value).lower(arrays, state.key, np.int32(3)).compile())
-        for p in range(2)
-    ]
+    state, parts = local.make_step(linear)[0](jax.random.key(0), exact(99)), local.parts
+    arrays, batch = Arrays(*state[2:-2]), jgc.place(gradients(0), jgc.BATCH, parts.nodes)
+    args = arrays.own, arrays.inner, (), batch, arrays.largest_norm, None
+    inner_step = inner_program(parts, arrays, (), None, linear, has_aux=False, unroll=True)
+    assert collectives(inner_step.lower(*args).compile()) == ()
+    exchanges = [exchange_program(parts, arrays, p, state.phases[p].value) for p in range(2)]
+    found = [collectives(exchange.lower(arrays, state.key, np.int32(3)).compile()) for exchange in exchanges]
     sent = local.bytes_per_round(exact(99))["top-k"]
     assert sum(c.sent_bytes for one in found for c in one) == sent.device > 0
     assert sent.uncompressed == 4 * 4 * sum(x.size for x in jax.tree.leaves(exact(99)))
