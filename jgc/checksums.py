@@ -3,10 +3,10 @@
 An array is read as words of its bytes, u32 (u8 or u16 where elements are smaller). Its checksum is the sum modulo 2^32
 of a hash of (position, word) over all words. For each position the hash is a bijection of the word, so a change of
 bits within one word always shows; any other damage (words swapped, a block of zeros, values of another layout) passes
-with a probability of 2^-32. A CRC-32 of the bytes would need the whole array in one place: a process that holds some
-shards computes their part of the sum, and four bytes an array travel.
+with a probability of 2^-32. A CRC-32 would need the whole array in one place. Here each process adds up the words of
+its shards, and only four bytes an array travel.
 
-Source: the constants of the hash are those of lowbias32, Wellons 2018, "Prospecting for Hash Functions".
+Source: the hash has the constants of lowbias32, Wellons 2018, "Prospecting for Hash Functions".
 """
 
 import math
@@ -32,7 +32,7 @@ def checksums(arrays: Sequence[Any]) -> np.ndarray:
       (np.True_, np.True_)
     """
     divided = any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in arrays)
-    counts_here = not divided or jax.process_index() == 0  # what every process holds whole is counted once
+    counts_here = not divided or jax.process_index() == 0  # an array that every process holds whole counts once
     with ThreadPoolExecutor() as pool:  # NumPy works on several arrays at once
         sums = np.array(list(pool.map(lambda x: _of_shards(x, counts_here), arrays)), np.uint32)
     if divided:
@@ -53,7 +53,7 @@ def _of_shards(x: Any, counts_here: bool) -> int:
 
 
 def _of_words(part: np.ndarray, index: tuple[slice, ...], shape: tuple[int, ...]) -> int:
-    """The sum over the words of a part, which lies at an index of an array of this shape."""
+    """The sum over the words of `part`, the slice `index` of an array of this shape."""
     words = np.ascontiguousarray(part).reshape(*part.shape, 1).view(f"<u{min(part.dtype.itemsize, 4)}")
     strides = [words.shape[-1] * math.prod(shape[i + 1 :]) for i in range(len(shape))]
     first = sum((of.start or 0) * stride for of, stride in zip(index, strides, strict=True))

@@ -1,4 +1,4 @@
-"""Whether the parts of a loop's state are those that its `init` makes: leaves, containers, shapes and dtypes."""
+"""Check that a loop's state has what its `init` makes: leaves, containers, shapes and dtypes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,13 +14,13 @@ RESTORE = "restore the checkpoint into jgc.as_arrays(init(...)) (docs/your_loop.
 
 
 def check_fits(field: str, state: PyTree, made: PyTree, mismatch: str) -> None:
-    """Raise ValueError, naming a leaf, unless a part of a state has what `init` makes.
+    """Raise ValueError, naming a leaf, unless a field of a state has the leaves and containers that `init` makes.
 
     Args:
-      field: the part's name in the state.
-      state: the part.
+      field: the field's name in the state.
+      state: its value.
       made: arrays or shapes, as `init` makes them.
-      mismatch: what the message says of a part that does not fit.
+      mismatch: the origin of a value that does not fit, for the message.
 
     Example:
       >>> check_fits("opt_state", {"mu": jnp.zeros(3)}, {"mu": jnp.zeros(4)}, "of another optimiser")
@@ -52,7 +52,7 @@ def differing_leaf(expected: dict[str, Any], leaves: dict[str, Any]) -> tuple[st
 
 
 def check_containers(field: str, state: PyTree, made: PyTree) -> None:
-    """Raise ValueError, naming a container, if a tree has the leaves of another one in containers of other types.
+    """Raise ValueError, naming a container, if two trees have the same leaves in containers of different types.
 
     Orbax restores dicts and lists where it gets no target.
     """
@@ -67,13 +67,13 @@ def check_containers(field: str, state: PyTree, made: PyTree) -> None:
 
 
 def remember(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> None:
-    """Note, by its structure, the tree of parameters and model state that a loop's `init` makes."""
+    """Record the structure of the parameters and the model state that a loop's `init` makes."""
     tree = jax.tree.map(lambda x: 0, {"params": params, "model_state": model_state})
     made[jax.tree.structure(tree)] = tree
 
 
 def check_remembered(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> None:
-    """Raise ValueError, naming a container, if only the types of containers differ from those that `init` last made."""
+    """Raise ValueError, naming a container, if only container types differ from the tree that `init` last made."""
     tree = {"params": params, "model_state": model_state}
     if made and jax.tree.structure(tree) not in made:
         check_containers("", tree, [*made.values()][-1])

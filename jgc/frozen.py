@@ -1,4 +1,4 @@
-"""Parameters that a step does not train: on the devices, and in the names of compiled programs."""
+"""Frozen parameters, which a step gives the loss and does not train."""
 
 import operator
 from collections.abc import Callable, Hashable

@@ -1,7 +1,7 @@
-"""Gradients of a loss, each node's own: what enters a compressor.
+"""Node-local gradients of a loss, the input of a compressor.
 
 A loss is traced first, by itself, and the program that results runs on the node axis without JAX's check of replicated
-values. So it may contain any loop, any branch, and arrays of the mesh in its closure.
+values. So a loss may contain any loop, any branch, and arrays of the mesh in its closure.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def node_grads(
         communicates=False,
     )  # fmt: skip
 
-    def divided(*args):  # XLA divides the work, and the loss may name the mesh: it is traced there
+    def divided(*args):  # XLA divides the work; the loss may name the mesh, so the trace is inside
         with _named_faults():
             program, result = jax.make_jaxpr(gradient, return_shape=True)(*args)
             if on_cpu:
@@ -97,7 +97,7 @@ def node_grads(
 
         def one(closure, params, *rest):
             flat, structure = jax.tree.flatten(evaluated(program, result, (params, rest, closure)))
-            over = [*axes, *[nodes.fast] * (len(flat) - len(axes))]  # value and aux as they differ; all gradients
+            over = [*axes, *[nodes.fast] * (len(flat) - len(axes))]  # loss and aux: where they differ; gradients: all
             means = [comm.mean_inside(x, of_x, nodes) for x, of_x in zip(flat, over, strict=True)]
             return jax.tree.unflatten(structure, means)
 
@@ -124,7 +124,7 @@ def _shapes_on_a_device(args: tuple, ins: tuple, nodes: Nodes) -> tuple:
 
 
 def _traced_apart(fn: Callable, shapes: tuple, nodes: Nodes) -> tuple[Any, PyTree]:
-    """A function's jaxpr and its result's shapes. Traced outside of the mesh: closures of Equinox fail on its types."""
+    """A function's jaxpr and its result's shapes, traced outside of the mesh, whose types Equinox's closures refuse."""
     axes = [(axis, nodes.size([axis])) for axis in (*nodes.slow, *nodes.fast)]
     inside = not jax.sharding.get_abstract_mesh().empty  # jax.set_mesh is in force
     outside = jax.sharding.use_abstract_mesh(AbstractMesh((), ())) if inside else nullcontext()
@@ -150,21 +150,21 @@ _IN_CLOSURE = (
 
 @contextmanager
 def _named_faults():
-    """Errors of JAX whose message does not say what is wrong with a loss, in words that do."""
+    """Replace errors of JAX whose messages do not name the fault in a loss."""
     try:
         yield
     except AssertionError as error:
         if str(error):
             raise
         raise ValueError(
-            "the loss failed inside JAX with an assertion that says nothing; a collective over an axis that is not "
-            "there, lax.pmean of pmap's say, does so. jgc takes the mean over nodes itself: leave it out"
+            "the loss failed inside JAX with an assertion without a message. A collective over an unknown axis, e.g. "
+            "lax.pmean over the axis of a pmap, ends like this. jgc takes the mean over nodes itself: leave it out"
         ) from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
         raise ValueError(
-            f"the loss averages over an axis that is not there ({str(error).split('.')[0]}). jgc takes the mean "
+            f"the loss averages over an unknown axis ({str(error).split('.')[0]}). jgc takes the mean "
             "over nodes itself: leave it out"
         ) from None
     except (NotImplementedError, ValueError) as error:
@@ -174,7 +174,7 @@ def _named_faults():
 
 
 def _check_not_averaged(traced: Any, nodes: Nodes) -> None:
-    """Raise ValueError if a loss was averaged over devices: each node would have the same."""
+    """Raise ValueError if a loss was averaged over devices: all nodes would have the same gradient."""
     all_axes = frozenset((*nodes.slow, *nodes.fast))
     axes = comm.varying_axes(traced, [all_axes] * len(traced.jaxpr.invars))[0]
     missing = [axis for axis in (*nodes.slow, *nodes.fast) if axis not in axes]

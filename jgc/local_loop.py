@@ -68,9 +68,9 @@ class LocalMetrics(NamedTuple):
       info: its `Info`, leaves [K]; None without an exchange. If `info.finite` is false, the exchange changed nothing.
       aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None.
       grad_norm: f32[K], the norm of each node's gradient, NaN or infinite where the gradient is.
-      reset: bool[K], with a refused exchange the nodes whose difference from the shared parameters was not finite, or
-        had a norm of 1e15 and more: they began anew from the shared parameters, with a fresh state of the inner
-        optimiser. None without an exchange.
+      reset: bool[K], the nodes that began anew from the shared parameters, with a fresh state of the inner optimiser,
+        after a refused exchange: their difference from the shared parameters was not finite, or had a norm of 1e15 and
+        more. None without an exchange.
     """
 
     loss: Array

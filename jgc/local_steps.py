@@ -64,12 +64,12 @@ class LocalSteps(NamedTuple):
         """Make the two functions of a training loop: `init` and `step`.
 
         `init(key, params)` copies the parameters to the devices, for all nodes and for each. `init(key, params,
-        model_state)` does so for a model with a state that is no parameter (batch statistics): every node keeps one of
-        its own, which is never exchanged; its random keys differ from those of other nodes, as in `jgc.make_step`.
+        model_state)` does so for a model with a state that is no parameter (batch statistics): every node keeps its
+        model state, which is never exchanged. Its random keys differ between nodes, as in `jgc.make_step`.
         `step(state, batch)` takes one inner step on every node, which sends nothing; then come the exchange and the
         outer step that are due. It compiles one program for the inner step and one for each fragment and phase, and
-        donates the state. `step(state, batch, frozen)` gives the loss parameters that are
-        not trained as its last argument; see `jgc.make_step`.
+        donates the state. `step(state, batch, frozen)` gives the loss parameters that are not trained as its last
+        argument; see `jgc.make_step`.
 
         A node leaves out a step whose gradient is not finite, or has a norm of 1e15 and more, as in `jgc.make_step`;
         and one a million times as large as the largest gradient that it has used (`jgc.method.spikes` says why). If a
@@ -118,8 +118,8 @@ def local_steps(
     The compressor's memory and phases count exchanges, not steps.
 
     Args:
-      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has one of its own. It also gets `value`, the
-        node's loss, and `grad`, if it takes them (`optax.contrib.momo`); the outer one does not.
+      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has a state of it. It also gets `value`, the
+        node's loss, and `grad`, if it takes them (`optax.contrib.momo`); the outer optimiser does not.
       outer: any optax optimiser, e.g. `optax.sgd(0.7, momentum=0.9, nesterov=True)`; `optax.sgd(1.0)` takes the mean of
         the nodes' parameters.
       compressor: any of `jgc.compress` that leaves the momentum to the optimiser.

@@ -1,4 +1,4 @@
-"""Whether the state of a loop fits its step: its phases, its number of nodes, its buffers."""
+"""Check that a loop's state fits its step: phases, number of nodes, buffers."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jgc.types import Nodes, Phase, PyTree, State
 
 
 def first_leaf(tree: PyTree) -> list[Any]:
-    """A list of the first leaf; of none, if there is none. Looks at no other leaf, for checks in every step.
+    """The first leaf in a list; [] if there is none. Reads no other leaf, so that every step can afford the check.
 
     Example:
       >>> first_leaf({"a": (), "b": [3, 4]}), first_leaf(None)

@@ -15,7 +15,7 @@ def in_one_form(
     Args:
       loss: `(params, batch) -> scalar`; with `has_aux` `-> (scalar, aux)`. With `has_state`
         `(params, batch, model_state) -> (scalar, model_state)`; with both `-> (scalar, (model_state, aux))`. With
-        `has_frozen` one more argument at the end, as the result then has.
+        `has_frozen` one more argument at the end, of the result, too.
       has_aux: whether the loss returns more than a scalar; else `aux` is None.
       has_state: whether the model has a state that is no parameter; else `model_state` stays what it is, ().
       has_frozen: whether the step got parameters that are not trained.
@@ -52,9 +52,10 @@ def _called(loss: Callable[..., Any], has_state: bool, has_frozen: bool, *args: 
         pass
     except TypeError as error:
         names = ["params", "batch", *(["model_state"] if has_state else []), *(["frozen"] if has_frozen else [])]
-        why = [*(["for init got a model state"] if has_state else []), *(["for step got frozen"] if has_frozen else [])]
-        given = ", ".join([f"({', '.join(names)})", *why])
+        why = ["because init got a model state"] if has_state else []
+        why += ["because step got frozen"] if has_frozen else []
+        call = ", ".join([f"({', '.join(names)})", *why])
         wants = [] if has_state else ["a loss with a model state wants one in init, init(key, params, model_state)"]
         wants += [] if has_frozen else ["one with parameters that are not trained in step, step(state, batch, frozen)"]
-        raise TypeError("; ".join([f"the loss is called with {given}, and does not fit: {error}", *wants])) from None
+        raise TypeError("; ".join([f"the loss is called with {call}, and does not fit: {error}", *wants])) from None
     return loss(*args)

@@ -84,14 +84,14 @@ def make_step(
 
     `init(key, params)` copies the parameters to the devices and makes the states of optimiser and compressor.
     `init(key, params, model_state)` does so for a model with a state that is no parameter (batch statistics): the loss
-    is then `(params, batch, model_state) -> (scalar, new model_state)`, and every node keeps a state of its own, in
-    which every typed random key is another one (`jax.random.fold_in` of the node's index).
+    is then `(params, batch, model_state) -> (scalar, new model_state)`, and every node keeps its model state. Typed
+    random keys in it differ between nodes (`jax.random.fold_in` of the node's index).
     `step(state, batch)` makes one update, in the phase that the step belongs to. It compiles one program for each
     phase, calls the compressor's transition between two phases, and donates the state. If a gradient is not finite on
     any node, or has a norm of 1e15 and more, nothing changes on any node but `state.step`.
     `step(state, batch, frozen)` does so for a loss with parameters that are not trained: the base weights under LoRA, a
     target network, a teacher. The loss gets them as its last argument. They are equal on all nodes, divided among the
-    devices of a node as their shardings say, and not donated; other values in the next step compile nothing.
+    devices of a node as their shardings say, and not donated. New values in a later step do not recompile.
 
     Args:
       loss: `(params, batch) -> scalar`, the mean loss over a node's own examples; with `has_aux` `-> (scalar, aux)`.
@@ -119,8 +119,8 @@ def make_step(
         it got.
       ValueError: in `init`, an optimiser that holds `as_optax`, or a leaf that is divided over another axis than the
         fast ones; in `step`, a leaf of the batch whose first axis is not K, a loss that nodes have averaged, whole
-        arrays restored for divided ones, or an array of the state, or of one that an earlier step took, that the batch
-        or `frozen` has, too.
+        arrays restored for divided ones, an array that the batch or `frozen` shares with the state, or one that an
+        earlier step donated.
 
     Warns:
       jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.

@@ -1,4 +1,4 @@
-"""The first state of a model on each node: copies for all nodes, but of every random key another one for each."""
+"""The first model state of every node: copies of all arrays, but a different random key for each node."""
 
 import math
 import warnings
@@ -12,7 +12,7 @@ from jgc.misuse import check_arrays, is_key, leaves_by_path
 from jgc.placement import per_node
 from jgc.types import Array, Nodes, PyTree
 
-KEY_WORDS = 2  # of a threefry key as plain numbers, and of Keras' seeds
+KEY_WORDS = 2  # in the data of a threefry key, and in Keras' seeds
 
 
 def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
@@ -24,7 +24,7 @@ def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
       TypeError: a leaf that is not an array.
 
     Warns:
-      UserWarning: a leaf uint32[2], which may be a key as plain numbers: all nodes get the same.
+      UserWarning: a leaf uint32[2], which may be the data of a key: all nodes get the same.
 
     Example:
       >>> state = of_all_nodes({"mean": jnp.zeros(3), "key": jax.random.key(0)}, Nodes(2, 2))
@@ -35,16 +35,17 @@ def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
     for name, x in leaves_by_path(model_state).items():
         if x.dtype == jnp.uint32 and x.shape == (KEY_WORDS,):
             warnings.warn(
-                f"the leaf {name!r} of the model state is uint32[2], as the numbers of a random key are: all nodes get "
-                "the same, and would draw the same dropout masks. Give init the key, jax.random.wrap_key_data(x), "
-                "which it splits by nodes, and take its jax.random.key_data in the loss (docs/your_loop.md, Dropout)",
+                f"the leaf {name!r} of the model state is uint32[2], as the data of a random key: all nodes get the "
+                "same, and would draw the same dropout masks. Give init a typed key, jax.random.wrap_key_data(x), from "
+                "which it makes a key for each node, and unwrap it in the loss by jax.random.key_data "
+                "(docs/your_loop.md, Dropout)",
                 stacklevel=3,
             )
     return jax.tree.map(lambda x: _split(x, nodes) if is_key(x) else per_node(x, nodes), copied(model_state))
 
 
 def _split(keys: Array, nodes: Nodes) -> Array:
-    """Random keys [...] of all nodes, [K, ...]."""
+    """A different key for each node from every key: keys [...] become [K, ...]."""
 
     def of_node(k):
         return jax.vmap(partial(jax.random.fold_in, data=k))(keys.reshape(math.prod(keys.shape))).reshape(keys.shape)

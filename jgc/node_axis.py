@@ -42,8 +42,9 @@ def on_nodes(
         differ between nodes, because communication was forgotten.
       unroll: run the nodes of one device one after another instead of under `vmap`. Only for functions that
         do not communicate and have LOCAL outputs only. Makes convolutions on CPU much faster.
-      communicates: False for a function of one node that sends nothing and has LOCAL outputs only. It may contain any
-        loop or branch; JAX's check of SHARED outputs refuses those that begin with a constant. `unroll` implies it.
+      communicates: False for a function that does not communicate and has LOCAL outputs only. Such a function may
+        contain any loop or branch; JAX's check of SHARED outputs refuses a loop that begins with a constant. `unroll`
+        implies False.
       partitioned: where a node has several devices, `fn` sees the node's whole arrays, and XLA divides its work among
         these devices. If not, `fn` runs on each device and sees that device's part.
 
@@ -144,7 +145,7 @@ def check_arguments(args: tuple, ins: tuple, nodes: Nodes) -> None:
 
 @contextmanager
 def without_others() -> Iterator[None]:
-    """Trace a function that each node runs by itself. Raise ValueError if it communicates."""
+    """Trace a function that must not communicate. Raise ValueError if it does."""
     try:
         with without_collectives():
             yield

@@ -1,4 +1,4 @@
-"""What a step gives an optax optimiser besides gradients, and a line for each optimiser that wants more."""
+"""The arguments that a step gives an optax optimiser besides gradients, and a message for each that needs others."""
 
 import re
 from typing import Any
@@ -22,7 +22,7 @@ _UNFIT = {  # by the name of a state
     ),
     "DifferentiallyPrivateAggregateState": (
         "is dpsgd's, which wants the gradient of every example, and a step has each node's mean over its examples: "
-        "take them, clip them and add the noise in a loop of your own (docs/your_loop.md, As an optax transform)"
+        "take, clip and noise them in your training loop (docs/your_loop.md, As an optax transform)"
     ),
     "HutchinsonState": (
         f"is sophia's, which takes second derivatives of the loss, obj_fn, and {_LOSS_AS_FUNCTION}: use optax.adamw, "
@@ -51,13 +51,13 @@ hessian_diagonal_fn that needs gradients only
 def updated(
     optimizer: Any, grads: PyTree, state: PyTree, params: PyTree, name: str = "the optimiser", **extras: Any
 ) -> tuple[PyTree, PyTree]:
-    """`optimizer.update` with those of the extra arguments that it takes.
+    """Call `optimizer.update` with the extra arguments that it accepts.
 
     Args:
       optimizer: with a method `update`, as optax has it.
       grads, state, params: its arguments.
       name: in messages.
-      extras: `value`, the loss, f32[], equal wherever the state is, and `grad`, the gradients; nothing in outer steps.
+      extras: `value`, the loss, f32[], equal on all nodes that share the state, and `grad`; none in outer steps.
 
     Raises:
       TypeError: the optimiser wants other arguments; the message names them.
@@ -68,18 +68,18 @@ def updated(
       >>> updated(optimizer, g, optimizer.init(g), g, value=jnp.float32(3.0))[0]
       Array([-1.5,  1.5], dtype=float32)
     """
-    taken = extras
+    accepted = extras
     while True:
         try:
-            return optimizer.update(grads, state, params, **taken)
+            return optimizer.update(grads, state, params, **accepted)
         except (TypeError, ValueError) as error:
             if (missing := _missing(str(error))):
                 raise TypeError(_wants(name, missing, extras, error)) from None
             # a plain optimiser takes no extra argument, nor does contrib.sam, though its type says so
-            others = {key: x for key, x in taken.items() if f"unexpected keyword argument {key!r}" not in str(error)}
-            if len(others) == len(taken):
+            others = {key: x for key, x in accepted.items() if f"unexpected keyword argument {key!r}" not in str(error)}
+            if len(others) == len(accepted):
                 raise
-            taken = others
+            accepted = others
 
 
 def _missing(error: str) -> list[str]:

@@ -89,7 +89,7 @@ def check_placements(placements: PyTree) -> None:
 
 
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
-    """Raise ValueError, naming the leaf, unless every array of each node's own has a leading axis [K].
+    """Raise ValueError, naming the leaf, unless every array with an entry for each node has a leading axis [K].
 
     A batch whose arrays [K, b, ...] all have b = 0 is an error, too: the mean loss of no examples is NaN, with
     gradients that are zero or NaN.
@@ -140,7 +140,7 @@ def spec(placement: Placement, nodes: Nodes) -> P:
 
 
 def axes_of(placement: Placement, nodes: Nodes) -> frozenset[str]:
-    """The mesh axes between whose devices an array of this placement differs."""
+    """The mesh axes along which an array of this placement differs between devices."""
     return frozenset(axis for dim in spec(placement, nodes) for axis in axes_of_dim(dim))
 
 
@@ -182,7 +182,7 @@ def sharding_spec(x: Any) -> P:
 
 
 def check_divided(tree: PyTree, nodes: Nodes) -> None:
-    """Raise ValueError, naming the leaf, if one is divided over an axis that is not a fast one, or not evenly."""
+    """Raise ValueError, naming the leaf, if a leaf is divided unevenly, or over an axis that is not fast."""
     for name, x in leaves_by_path(tree).items():
         for i, dim in enumerate(sharding_spec(x)):
             for axis in axes_of_dim(dim):

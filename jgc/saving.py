@@ -27,15 +27,15 @@ FIRST = 2  # leaves before those with a checksum: the step and the notes
 
 
 def as_arrays(state: S) -> S:
-    """The state with arrays alone, for a checkpoint, and a checksum of each, which `from_arrays` checks.
+    """Convert a state to arrays for a checkpoint, with a checksum of each, which `from_arrays` checks.
 
-    Phases and the kinds of random keys are bytes, keys are their numbers, and an array without elements has one along
-    each axis of length 0 (more where devices divide the axis): Orbax saves no empty ones. Save the result, and restore
-    it into that of a fresh state, which says where arrays lie (docs/your_loop.md, Checkpoints).
+    Phases and the types of random keys become bytes, and keys become their data. Orbax saves no empty arrays, so an
+    axis of length 0 becomes one of length 1 (longer where devices divide the axis). Save the result, and restore it
+    into the `as_arrays` of a fresh state, which tells where arrays lie (docs/your_loop.md, Checkpoints).
 
-    Computing the checksums reads every array on the host, about a second for 1 GB and processor core; each process
-    reads its shards. With several processes all must call it. The result of `jax.eval_shape` has no checksums; restore
-    into it as well.
+    Computing the checksums reads every array on the host, which takes a core about a second for 1 GB; each process
+    reads its shards. With several processes all must call this function. Its result under `jax.eval_shape` has no
+    checksums, and is a target to restore into as well.
 
     Args:
       state: of `jgc.make_step` or `jgc.local_steps`.
@@ -71,15 +71,15 @@ def as_arrays(state: S) -> S:
 
 
 def from_arrays(arrays: S) -> S:
-    """The inverse of `as_arrays`. With several processes all must call it.
+    """The inverse of `as_arrays`. With several processes all must call this function.
 
     Raises:
       TypeError: something else than `as_arrays` returns.
-      ValueError: an array, which the message names, has other values, another dtype or another shape than `as_arrays`
-        saw: a file is damaged, or the array was restored into one of another dtype.
+      ValueError: an array differs in values, dtype or shape from the one that `as_arrays` saw; the message names it. A
+        file is damaged, or the array was restored into a target of another dtype.
 
     Warns:
-      UserWarning: the arrays were saved by a jgc that wrote no checksums.
+      UserWarning: an earlier version of jgc saved the arrays, without checksums.
     """
     field = _field(arrays)
     if not isinstance(getattr(arrays, field), np.ndarray | jax.Array):
@@ -154,7 +154,7 @@ def _check(arrays: Any, table: np.ndarray) -> None:
 
 
 def _filled(x: Any) -> Any:
-    """An array without elements as one of zeros that has elements, divided as before."""
+    """Zeros with elements for an array without elements, divided alike; any other array unchanged."""
     if math.prod(np.shape(x)):
         return x
     pieces = [1] * x.ndim
@@ -170,7 +170,7 @@ def _emptied(x: Any, axes: int) -> Any:
 
 
 def _zeros(x: Any, shape: tuple[int, ...]) -> Any:
-    """Zeros of another shape with the dtype of x and where x lies."""
+    """Zeros of the given shape, with the dtype and the sharding of x."""
     zeros = np.zeros(shape, x.dtype)
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
         return zeros

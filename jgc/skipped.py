@@ -25,11 +25,11 @@ class SkippedStepsWarning(UserWarning):
 def make_skip_warning(steps: str = "steps") -> Callable[[int, Array], None]:
     """Make `warn_of_skips(step, finite)`, to be called after every step, with a bool[], or a bool[K] of the nodes.
 
-    It reads 20 values at once, after the device has computed them, so a warning comes up to 40 steps late, or later
-    where the host is far ahead of the device. It warns once.
+    `warn_of_skips` reads 20 values at once, after the device has computed them, so the warning comes up to 40 steps
+    late, or later where the host is far ahead of the device. It comes once.
 
     Args:
-      steps: what a node skips, in the message.
+      steps: a name for the skipped steps, in the message.
 
     Example:
       >>> import jax.numpy as jnp, warnings
@@ -64,7 +64,7 @@ def make_skip_warning(steps: str = "steps") -> Callable[[int, Array], None]:
 
 
 def _here(x: Array) -> Any:
-    """The values of an array that this process has."""
+    """This process's part of an array."""
     if x.is_fully_replicated:
         return x.addressable_data(0)
     return [shard.data for shard in x.addressable_shards]

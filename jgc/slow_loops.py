@@ -33,7 +33,7 @@ class Looped(NamedTuple):
 
 
 def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
-    """Warn if the gradient of a loss has convolutions in loops that the loss does not have. Both are jaxprs.
+    """Warn if the gradient of a loss has convolutions in loops that the loss lacks. Both arguments are jaxprs.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -49,7 +49,7 @@ def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
         warnings.warn(
             f"the gradient of a convolution lies in {backward[0].loop}, where XLA on CPU takes 10 to 30 times as long "
             "for it: unroll the loop whole (lax.scan(..., unroll=True), or a Python loop), take microbatches at once, "
-            "and write a branch as jnp.where of both results. If it is meant, to save memory: "
+            "and write a branch as jnp.where of both results. If the loop must stay, to save memory: "
             "warnings.filterwarnings('ignore', category=jgc.SlowLoopWarning)",
             SlowLoopWarning,
             stacklevel=2,

@@ -31,33 +31,33 @@ ON_HOST = ("step", "phase", "phases")  # fields that are no arrays
 OF_NODES = ("own", "inner", "largest_norm", "model_state")  # fields whose leaves have a leading axis [K]
 
 DIVIDED = (
-    "If the devices of a node divide the parameters otherwise than before, residuals cannot go along: see "
+    "If the devices of a node divide the parameters differently than before, residuals cannot be converted: see "
     "docs/your_loop.md, Checkpoints"
 )
 
 
 def with_nodes(state: S, fresh: S) -> S:
-    """The state for the nodes of a fresh state: another number of nodes K, other devices, or both.
+    """Convert a loop's state to the nodes of a fresh state: to another number of nodes K, other devices, or both.
 
         nodes = jgc.make_nodes(4)
         init, step = jgc.make_step(loss, compressor, optimizer, nodes)
         state = jgc.with_nodes(state, init(key, state.params))      # of 8 nodes before
 
-    Every node goes on from the mean over the old nodes, so the mean of all that nodes keep does not change:
+    Every node goes on from the mean over the old nodes, so the mean residual and the mean momentum do not change:
       - floats of each node, [K, ...], become their mean over the old nodes: residuals, momenta, the model state, and in
         local steps each node's parameters and inner state;
-      - other values of each node (counters, random keys) are repeated in turn; a key that is repeated changes each
-        time, so that no two nodes draw the same numbers;
+      - other values of each node (counters, random keys) are repeated in turn; every repeat of a key is a new key, so
+        that no two nodes draw the same numbers;
       - shared arrays with an entry for each node (the decoders of `lgc_ps`) are repeated in turn;
       - all other arrays, the step, the phase and the key of the loop stay.
 
-    Means are computed in float64. Collective: with several processes all must call it, and each needs room for one
-    whole array at a time on its host.
+    Means are computed in float64. Collective: with several processes all must call this function, and each host needs
+    memory for one whole array at a time.
 
     Args:
-      state: of `jgc.make_step` or `jgc.local_steps`, also one that `jgc.from_arrays` returned; or the optimiser's state
-        of a loop of your own, if it holds `as_optax`. It stays as it is.
-      fresh: a state of the new nodes, which gives shapes and devices and nothing else: `init(key, state.params)`, with
+      state: of `jgc.make_step` or `jgc.local_steps`, also one that `jgc.from_arrays` returned; or the state of an
+        optimiser that holds `as_optax`. Its arrays are not donated.
+      fresh: a state of the new nodes, of which only shapes and devices are used: `init(key, state.params)`, with
         a model state `init(key, state.params, jax.tree.map(lambda x: x[0], state.model_state))`, of an optimiser's
         state `jgc.init_optax(tx, params, nodes)`. The compressor and the optimisers must be the same.
 
@@ -66,9 +66,9 @@ def with_nodes(state: S, fresh: S) -> S:
 
     Raises:
       TypeError: the two are not states of one kind, or `jgc.as_arrays` made one of them.
-      ValueError: the two have other leaves, shapes or dtypes, a part of `state` is of another number of nodes than the
-        rest, or a step has donated it. Also where the devices of a node divide the parameters otherwise than before:
-        residuals are those of their shards.
+      ValueError: the two differ in leaves, shapes or dtypes, parts of `state` have different numbers of nodes, or a
+        step has donated `state`. Also where the devices of a node divide the parameters differently than before,
+        because residuals belong to shards.
 
     Example:
       >>> import jgc, optax
@@ -92,7 +92,7 @@ def with_nodes(state: S, fresh: S) -> S:
 
 
 def redistributed(x: np.ndarray, shape: tuple[int, ...], placement: Placement, before: int, nodes: int) -> np.ndarray:
-    """A host array of `before` nodes, for `nodes` nodes and the given shape; unchanged if it has another form.
+    """Convert a host array of `before` nodes to `nodes` nodes and the given shape. Other arrays stay unchanged.
 
     Example:
       >>> redistributed(np.array([[1.0], [3.0]]), (3, 1), LOCAL, 2, 3).tolist()
@@ -111,13 +111,13 @@ def redistributed(x: np.ndarray, shape: tuple[int, ...], placement: Placement, b
 
 
 def _mean(x: np.ndarray) -> np.ndarray:
-    """The mean over the first axis, rounded once; of equal values it is that value."""
+    """The mean over the first axis, rounded once, and exact for equal values."""
     wide = np.complex128 if jnp.issubdtype(x.dtype, jnp.complexfloating) else np.float64
     return np.where(np.all(x == x[:1], axis=0), x[0], x.mean(axis=0, dtype=wide).astype(x.dtype))
 
 
 def _moved(name: str, x: Any, like: Any, placement: Placement, before: int, nodes: int) -> Array:
-    """One array for the new nodes, where that of the fresh state lies."""
+    """One array for the new nodes, placed like the fresh state's array, `like`."""
     if is_key(x):
         keys = _keys(x, nodes) if on_node_axis(placement) and before != nodes else x
         host, impl = to_host(jax.random.key_data(keys)), jax.random.key_impl(x)
@@ -132,7 +132,7 @@ def _moved(name: str, x: Any, like: Any, placement: Placement, before: int, node
 
 
 def _keys(x: Array, nodes: int) -> Array:
-    """Random keys [K, ...] in turn for other nodes, none of them twice."""
+    """Random keys [K, ...] for `nodes` nodes: repeated in turn, and each repeat changed, so that all differ."""
     old = jax.random.wrap_key_data(jnp.asarray(to_host(jax.random.key_data(x))), impl=jax.random.key_impl(x))
     keys = old[np.arange(nodes) % len(old)]
     turn = np.repeat(np.arange(nodes) // len(old), keys.size // nodes)
@@ -141,13 +141,13 @@ def _keys(x: Array, nodes: int) -> Array:
 
 
 def _put(host: np.ndarray, like: Any) -> Array:
-    """A host array in a new buffer, where `like` lies."""
-    host = np.array(host)  # JAX takes NumPy's memory as it is, and this may be that of the old state
+    """A host array in a new buffer, placed like `like`."""
+    host = np.array(host)  # JAX may alias NumPy's memory, which may belong to the old state
     return place_array(host, like.sharding) if isinstance(like, jax.Array) else jnp.asarray(host)
 
 
 def _arrays(state: Any) -> PyTree:
-    """The arrays of a loop's state, by field; another tree as it is."""
+    """The arrays of a loop's state, by field; any other tree unchanged."""
     if not isinstance(state, LoopState | LocalState):
         return state
     return {name: x for name, x in state._asdict().items() if name not in ON_HOST}
@@ -188,8 +188,8 @@ def _check(state: Any, fresh: Any) -> None:
             )
     if type(state) is not type(fresh):
         raise TypeError(
-            f"with_nodes takes two states of one kind, got a {type(state).__name__} and a {type(fresh).__name__}: the "
-            "fresh one is that of the new init, init(key, state.params)"
+            f"with_nodes takes two states of one kind, got a {type(state).__name__} and a {type(fresh).__name__}: make "
+            "the fresh one by the new init, init(key, state.params)"
         )
     old, new = leaves_by_path(_arrays(state)), leaves_by_path(_arrays(fresh))
     if differs := differing_leaf(old, new):

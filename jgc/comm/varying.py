@@ -1,7 +1,7 @@
 """Which outputs of a traced function differ between devices.
 
-JAX's check of `shard_map` (`check_vma=True`) knows it, too, but it refuses a loop or branch that begins with a constant
-and goes on with a node's values: the types of its carry would differ. This walk over the jaxpr takes such loops.
+The check of `shard_map` (`check_vma=True`) tells, too, but it refuses a loop or branch that begins with a constant and
+goes on with a node's values, because the types of its carry differ. This walk over the jaxpr accepts such loops.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ def _sizes_of_scan(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _loop(jaxpr: Any, consts: list[Axes], carry: list[Axes], xs: Sequence[Axes] = ()) -> list[Axes]:
-    """The axes of a loop's carry and of what it stacks, `(consts, carry, x) -> (carry, y)` being one turn."""
+    """The axes of a loop's carry and of its stacked outputs; one turn is `(consts, carry, x) -> (carry, y)`."""
     while True:
         after = varying_axes(jaxpr, [*consts, *carry, *xs])
         joined = [a | b for a, b in zip(carry, after, strict=False)]

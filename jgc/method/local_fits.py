@@ -1,4 +1,4 @@
-"""Whether the arrays of local steps are those that their `init` makes."""
+"""Check that the arrays of local steps are the ones that their `init` makes."""
 
 import jax
 
@@ -9,7 +9,7 @@ from jgc.method.signature import check_state
 
 
 def check_local(parts: Parts, arrays: Arrays) -> None:
-    """Raise ValueError, naming the field and the leaf, unless all parts of a state belong to the same local steps."""
+    """Raise ValueError, naming the field and the leaf, unless all fields of a state belong to these local steps."""
     params = arrays.params
     inner = jax.eval_shape(parts.inner.init, params)
     own, inner = jax.tree.map(

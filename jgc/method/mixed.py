@@ -1,4 +1,4 @@
-"""Local steps whose shared parameters and each node's parameters are those of two runs, which would diverge."""
+"""Detect the shared parameters of one run next to the nodes' parameters of a different run, which would diverge."""
 
 from collections.abc import MutableMapping
 from typing import Any
@@ -11,25 +11,26 @@ from jgc.method.fragments import take
 from jgc.method.outer import Arrays, Parts
 from jgc.types import Array, PyTree
 
-Made = MutableMapping[int, Any]  # arrays that `init` made, by `id`; a weak one, which keeps none of them alive
+Made = MutableMapping[int, Any]  # arrays that `init` made, by `id`; values are weak references
 
 
 def note(made: Made, arrays: Arrays) -> None:
-    """Remember the parameters of a first state."""
+    """Record the parameters of the state that `init` returns."""
     made.update({id(x): x for x in jax.tree.leaves((arrays.params, arrays.own))})
 
 
 def check_own(made: Made, before: Arrays, arrays: Arrays, parts: Parts, step: int, first: bool) -> None:
-    """Raise ValueError where `params` and each node's parameters, `own`, cannot be of one run.
+    """Raise ValueError where `params` and each node's parameters, `own`, cannot belong to one run.
 
-    No state of one run raises: a node's parameters differ from the shared ones in the middle of a round, after an
-    exchange that was refused, with `merge`. So this sees only parameters of nodes that never took a step, next to
-    other shared ones. `own` never took a step if it is what `init` returned; or, in the first call of a step function,
-    if the step is 0, or if an exchange has just been applied and the inner state is that of `init`. Not seen: parts of
-    two trained states; a copy of `own`, where the inner optimiser has no state, or in the middle of a round.
+    States of one run always pass. Their nodes' parameters may differ from the shared ones in the middle of a round,
+    after a refused exchange, and with `merge`. So the check finds only an `own` that never took a step, next to
+    different shared parameters. `own` never took a step if `init` returned its arrays; or, in the first call of a step
+    function, if the step is 0, or if an exchange has just been applied and the inner state is the first one. The check
+    misses parts of two trained states. It also misses a copy of `own` in the middle of a round, and one for an inner
+    optimiser without state.
 
     Args:
-      made: the arrays that `init` noted.
+      made: the arrays that `note` recorded.
       before: the arrays as the caller gave them.
       arrays: the same on the devices of the nodes.
       parts: the settings.
@@ -47,9 +48,9 @@ def check_own(made: Made, before: Arrays, arrays: Arrays, parts: Parts, step: in
     if _apart(take(arrays.params, leaves), take(arrays.own, leaves)) and (never or _is_first(parts, arrays)):
         raise ValueError(
             "the parameters of this state are those of two runs: `own` never took a step, and `params` differ from it, "
-            "so the next exchange would count the difference as progress. For other parameters call init(key, params); "
-            "to go on from a state, give all of it, of another number of nodes jgc.with_nodes(state, init(key, "
-            "state.params)) (docs/your_loop.md, Checkpoints)"
+            "so the next exchange would count the difference as progress. To start from other parameters, call "
+            "init(key, params). To resume, give the whole state; for another number of nodes give "
+            "jgc.with_nodes(state, init(key, state.params)) (docs/your_loop.md, Checkpoints)"
         )
 
 
@@ -61,7 +62,7 @@ def _apart(params: PyTree, own: PyTree) -> Array:
 
 
 def _is_first(parts: Parts, arrays: Arrays) -> bool:
-    """Whether the inner state of all nodes is that before the first step; False if it has no arrays."""
+    """Whether all nodes have the first state of the inner optimiser; False if that has no arrays."""
     start = jax.tree.leaves(parts.inner.init(jax.tree.map(lambda x: x[0], arrays.own)))
     inner = jax.tree.leaves(arrays.inner)
     return bool(start) and bool(_all([x == value for value, x in zip(start, inner, strict=True)]))

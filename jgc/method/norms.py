@@ -11,7 +11,7 @@ from jgc.types import Array, Nodes, PyTree
 def norm_of_aggregate(mean: PyTree, nodes: Nodes) -> Array:
     """The norm of an aggregate, f32[], equal on all nodes and their devices. Call it inside the node axis.
 
-    Sends nothing between nodes. Devices of a node that hold shards add up one value, of leaves that are divided alike.
+    Nodes send nothing. The devices of a node that hold shards sum one value for each group of leaves divided alike.
     """
     leaves: dict[tuple[str, ...], list[Array]] = {}
     for x in jax.tree.leaves(mean):

@@ -52,7 +52,7 @@ class Arrays(NamedTuple):
       compressor: the compressor's states.
       own: each node's own parameters, [K, ...].
       inner: each node's own state of the inner optimiser, [K, ...].
-      largest_norm: f32[K], see `jgc.LocalState`; () in a loop that does without.
+      largest_norm: f32[K], see `jgc.LocalState`; () in a loop without that guard.
     """
 
     params: PyTree
@@ -198,8 +198,8 @@ class Parts(NamedTuple):
     ) -> Callable[[Key, Arrays], tuple[Arrays, Info, Array]]:
         """`(key, arrays) -> (arrays, info [K], reset bool[K])`: aggregate a fragment, and without overlap apply it.
 
-        If a pseudo-gradient is not finite on any node, or has a norm of 1e15 and more, nothing changes, except that
-        this node begins anew (`make_reset`).
+        If a node's pseudo-gradient is not finite or has a norm of 1e15 and more, nothing changes, except that this node
+        begins anew (`make_reset`).
         """
         method = self.method()
 
@@ -229,7 +229,7 @@ class Parts(NamedTuple):
         """`(params, own, inner, finite bool[K]) -> (own, inner, reset bool[K])`, after a fragment's exchange.
 
         If it was refused (`finite` false), a node whose difference could not be used goes on from all shared parameters
-        with a fresh inner state. Otherwise it would make later exchanges fail, too.
+        with a fresh inner state. Otherwise that node would make later exchanges fail, too.
         """
 
         def one(theta, own, inner, finite):

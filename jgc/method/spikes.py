@@ -1,10 +1,10 @@
-"""The guard of a node's steps between two exchanges: gradients that it leaves out, and a fresh state after a reset.
+"""The guard of local steps: the gradients that a node leaves out, and the fresh inner state after a reset.
 
-The first rule is that of `make_step`: no gradient that is not finite, or has a norm of `LARGEST_NORM` and more. Smaller
-ones can do as much harm. A single gradient 1e12 times too large moves SGD's parameters far away, and for hundreds of
-steps its remains in Adam's second moment stop the node, and those in Lion's and Muon's momentum set its direction. No
-fixed norm tells such a gradient from one of a loss in other units. Hence the second rule: a node leaves out a gradient
-`SPIKE` times as large as the largest that it has used.
+The first rule is the one of `make_step`: a node leaves out a gradient that is not finite, or has a norm of
+`LARGEST_NORM` and more. Smaller gradients can do as much harm. A single gradient 1e12 times too large moves SGD's
+parameters far away, and for hundreds of steps its remains in Adam's second moment stop the node, and those in Lion's
+and Muon's momentum set its direction. No fixed norm tells such a gradient from one of a loss in other units. Hence the
+second rule: a node leaves out a gradient `SPIKE` times as large as the largest that it has used.
 
 The second rule cannot stop training, because each step that it leaves out raises the remembered norm tenfold. If the
 first gradients are tiny, 1e-9 say, and later ones near 1, it leaves out three steps. The first gradient of a node has
@@ -22,9 +22,10 @@ from jgc.types import Array, PyTree
 if TYPE_CHECKING:
     import optax
 
-# Far above what one difficult batch does in training. It finds 1e12 times a gradient that has shrunk to 1e-6.
+# Far above the jump of one difficult batch, and low enough to catch a gradient 1e12 times too large where gradients
+# have shrunk to 1e-6 of the largest.
 SPIKE = 1e6
-RAISE = 10.0  # of the remembered norm, by a step that was left out
+RAISE = 10.0  # factor on the remembered norm after a step that was left out
 
 
 def limits_of(largest: Array) -> Array:
@@ -58,7 +59,7 @@ def largest_after(largest: Array, norms: Array, usable: Array) -> Array:
 
 
 def fresh(optimizer: "optax.GradientTransformation", params: PyTree, state: PyTree) -> PyTree:
-    """The optimiser's first state for these parameters. What follows a schedule goes on: its count, and set rates.
+    """The optimiser's first state for these parameters, with the old counts of schedules and injected hyperparameters.
 
     Example:
       >>> import optax

@@ -59,20 +59,20 @@ def notes(setup: Setup) -> list[str]:
 
 
 def unused(config: Config) -> list[str]:
-    """Options of train.py that differ from the workload's and do nothing in this run."""
-    workload, said = workload_named(config.workload), []
+    """A line for each option that differs from the workload's default and does nothing in this run."""
+    workload, lines = workload_named(config.workload), []
     if config.schedule in ("constant", "validation") and config.schedule_steps != workload.schedule_steps:
-        said.append(f"note: --schedule-steps {config.schedule_steps} does nothing with --schedule {config.schedule}")
+        lines.append(f"note: --schedule-steps {config.schedule_steps} does nothing with --schedule {config.schedule}")
     if config.local.fragments > 1 and config.diagnose_every not in (0, workload.diagnose_every):
-        said.append(
+        lines.append(
             f"note: --diagnose-every {config.diagnose_every} does nothing with --local.fragments: an exchange of a "
             "fragment is not diagnosed"
         )
     team, defaults = config.distributed, DistributedConfig()
     for name in ("timeout", "connect_timeout"):
         if getattr(team, name) != getattr(defaults, name) and not (team.coordinator or team.auto):
-            said.append(f"note: --distributed.{name.replace('_', '-')} does nothing in a run of one process")
-    return said
+            lines.append(f"note: --distributed.{name.replace('_', '-')} does nothing in a run of one process")
+    return lines
 
 
 def _notes_on_exchanges(local: LocalParts, steps: int) -> list[str]:

@@ -151,11 +151,11 @@ def with_options(config: Config, argv: Sequence[str], dense: str | None = None) 
 
 
 def _check_first_layer(dense: str | None, model: str) -> None:
-    """Raise UserError for "first" that was given for a model without a first layer; methods have it by default."""
+    """Raise UserError if "first" was asked for a model without a first layer. As a method's default it passes."""
     if dense == FIRST and model in MODELS and not make_model(model, 1).first_layer:
         raise UserError(
-            f"--layers.dense {FIRST} does nothing here: {model} begins with an embedding, no first layer; give a "
-            "pattern of layers, or leave it out"
+            f"--layers.dense {FIRST} does nothing here: {model} begins with an embedding and has no first layer: "
+            "give a pattern of layers, or leave the option out"
         )
 
 

@@ -79,8 +79,7 @@ def make_inner_update(
 
     def update(state, gradients, number):
         arrays = arrays_of(state)
-        taken = inner_step(arrays.own, arrays.inner, gradients.grads, gradients.loss)
-        own, inner, fine, _ = taken  # fine: bool[K]
+        own, inner, fine, _ = inner_step(arrays.own, arrays.inner, gradients.grads, gradients.loss)  # fine: bool[K]
 
         def kept(new, old):
             return jnp.where(fine.reshape(-1, *(1,) * (new.ndim - 1)), new, old)

@@ -92,7 +92,7 @@ def _run(loss, params, batches, frozen_of, layout, loop="make_step"):
     nodes = _nodes(layout)
     if loop == "make_step":
         init, step = jgc.make_step(loss, jgc.compress.dense(), optax.adam(0.01), nodes)
-    else:  # one step each, then the mean: with Adam's state of each node, another run than `_plain`
+    else:  # one step each, then the mean: Adam has a state for each node, so this run differs from `_plain`
         local = jgc.local_steps(optax.adam(0.01), optax.sgd(1.0), jgc.compress.dense(), 1, nodes)
         init, step = local.make_step(loss)
     state = init(jax.random.key(0), _placed(params, nodes, layout))

@@ -298,7 +298,7 @@ def test_walk_finds_the_axes_along_which_outputs_differ(name):
 @pytest.mark.parametrize("name", ["arithmetic", "sums", "index", "jit", "checkpoint", "scan of what is equal",
                                   "custom"])  # fmt: skip
 def test_walk_agrees_with_the_check_of_jax(name):
-    """Where JAX's own check takes a function, it finds the same axes."""
+    """JAX's check finds the same axes in every function that it accepts."""
     function, found = WALKS[name][0], []
     mesh = jax.make_mesh((2, 3), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
 

@@ -83,7 +83,7 @@ def test_a_state_that_was_used_up_is_named():
         (lambda p, x, s: loss(p, x), False, {"n": 1.0}, "(scalar, new model state), got a "),
         (lambda p, x, s: (loss(p, x), s), True, {"n": 1.0}, "(scalar, (new model state, aux)), got a dict"),
         (lambda p, x, s: (loss(p, x), s), False, (), "called with (params, batch), and does not fit: missing"),
-        (loss, False, {"n": 1.0}, "the loss is called with (params, batch, model_state), for init got a model state"),
+        (loss, False, {"n": 1.0}, "is called with (params, batch, model_state), because init got a model state"),
         (lambda p, x: (loss(p, x), {"name": "mean"}), True, (), "the leaf 'name' is not an array but the str 'mean'"),
     ],
     ids=["no aux", "three", "aux", "no state", "state without aux", "no model state", "model state", "text"],

@@ -74,7 +74,7 @@ def test_an_optimiser_that_wants_the_loss_gets_its_mean(name, layout):
     optimizer = WANT_THE_LOSS[name]
     state, _ = _trained(optimizer, layout=layout)
     _close(state.params, _by_hand(optimizer))
-    # a loss of another value gives others, so it is the mean that arrives
+    # a different value of the loss gives other updates, so the mean arrives
     assert not np.allclose(state.params["w"], _by_hand(optimizer, nodes=1)["w"], atol=1e-3)
 
 

@@ -34,7 +34,7 @@ def compressors(names, first_layer):
 
 
 def loop_state(params, nodes, states):
-    """A loop's state with those of several compressors."""
+    """A loop's state with the states of several compressors."""
     params, key = jgc.place((params, jax.random.key(3)), (jgc.placements_of(params), jgc.SHARED), nodes)
     return jgc.LoopState(5, jgc.Phase("top-k", 3, "top-k"), params, optax.adam(0.1).init(params), states, key)
 

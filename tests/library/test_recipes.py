@@ -82,7 +82,7 @@ def test_keys_of_the_model_state_differ_between_nodes(page, monkeypatch):
     words = jax.device_get(jax.random.key_data(seeds))
     assert len(np.unique(words, axis=0)) == 8 and mean.shape == (8,)
     first = [jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(np.uint32([0, 3])), k)) for k in range(8)]
-    assert (words - np.asarray(first)).tolist() == [[0, 2]] * 8  # each counts on from its own
+    assert (words - np.asarray(first)).tolist() == [[0, 2]] * 8  # every node's seed has counted on
 
 
 def test_schedule_free_in_local_steps_is_evaluated_by_the_mean_of_z(page):

@@ -285,12 +285,12 @@ def test_divided_parameters_stay_divided(kind):
     batch = np.random.default_rng(1).normal(size=(2, 2, 8)).astype(np.float32)
     assert np.isfinite(step(moved._replace(step=3), batch)[1].loss).all()
     other, params_of_4 = sharded(2, 4, jax.devices())
-    with pytest.raises(ValueError, match="If the devices of a node divide the parameters otherwise than before"):
+    with pytest.raises(ValueError, match="If the devices of a node divide the parameters differently than before"):
         jgc.with_nodes(state, loop(other)[0](jax.random.key(0), params_of_4))
 
 
 def test_an_optimiser_that_compresses_keeps_what_nodes_have_added_up():
-    """`optax.MultiSteps` around `as_optax`: each node's sum of gradients is its own."""
+    """`optax.MultiSteps` around `as_optax`: each node has its sum of gradients."""
 
     def opt_state(count):
         nodes = jgc.make_nodes(count, jax.devices()[:1])
@@ -324,7 +324,7 @@ def test_mistakes_are_named():
     with fails(TypeError, "a jgc.Phase, got array.*: restore it by jgc.from_arrays"):
         jgc.with_nodes(jgc.as_arrays(state), fresh)
     streaming = LOOPS["local, streaming"](FOUR["1 device"]())[0](jax.random.key(0), START)
-    with fails(TypeError, r"two states of one kind, got a LoopState and a LocalState: the fresh one is .* init\(key, "):
+    with fails(TypeError, r"two states of one kind, got a LoopState and a LocalState: make the fresh .* init\(key, "):
         jgc.with_nodes(state, streaming)
     other = LOOPS["topk"](FOUR["1 device"]())[0](jax.random.key(0), {**START, "b": np.zeros(3, np.float32)})
     with fails(ValueError, r"the state was made for the parameter 'b' as float32\[2\], and the fresh state was not"):

@@ -95,7 +95,7 @@ __all__ = [
 
 
 def _digits(data_dir: Any, **settings: Any) -> Dataset:
-    if data_dir is not None and not data_folder(data_dir).is_dir():  # one that is there may have other data sets
+    if data_dir is not None and not data_folder(data_dir).is_dir():  # an existing folder may have other data sets
         raise MissingDataError(f"there is no folder {data_dir}; the digits need none, they come with scikit-learn")
     return load_digits(**settings)
 
