@@ -15,8 +15,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from jgc import comm
 from jgc.backend import backend_of
+from jgc.comm.traced import evaluated
 from jgc.misuse import check_loss, check_nodes
-from jgc.node_axis import check_arguments, evaluated, map_placed, on_nodes, varying, without_others
+from jgc.node_axis import check_arguments, map_placed, on_nodes, varying, without_others
 from jgc.placement import BATCH, LOCAL, SHARED, any_divided, locally, on_node_axis, sharding_of
 from jgc.slow_loops import warn_of_slow_loops
 from jgc.types import Nodes, PyTree

@@ -1,6 +1,6 @@
 """Run functions on the node axis, in one of the three layouts of `jgc.nodes`. No other file does."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jgc import comm
 from jgc.backend import traced_for
 from jgc.comm.axis import without_collectives
+from jgc.comm.traced import evaluated
 from jgc.misuse import check_arrays, check_nodes, path_of
 from jgc.placement import (
     LOCAL,
@@ -171,19 +172,6 @@ def _by_itself(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable
         return evaluated(traced, shapes, args)
 
     return checked
-
-
-def evaluated(traced: Any, result: PyTree, args: tuple, consts: Sequence[Any] | None = None) -> PyTree:
-    """The output of a function from its jaxpr.
-
-    Args:
-      traced: of `jax.make_jaxpr`.
-      result: a tree with the structure of the output, e.g. its shapes.
-      args: the arguments.
-      consts: the constants, if not those of the trace.
-    """
-    flat = jax.core.eval_jaxpr(traced.jaxpr, traced.consts if consts is None else consts, *jax.tree.leaves(args))
-    return jax.tree.unflatten(jax.tree.structure(result), flat)
 
 
 def varying(traced: Any, ins: PyTree, args: PyTree, nodes: Nodes) -> list[frozenset[str]]:

@@ -6,8 +6,10 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
+import jax
+
 from jgc.comm.ledger import UnknownCollectiveError, bytes_sent
-from jgc.types import Nodes, Sent
+from jgc.types import Nodes, PyTree, Sent
 
 _OPS = {  # of XLA, by JAX's primitive
     "psum": "all-reduce",
@@ -92,3 +94,16 @@ def called(params: Mapping[str, Any]) -> Iterator[Any]:
         for one in value if isinstance(value, tuple | list) else (value,):
             if hasattr(getattr(one, "jaxpr", one), "eqns"):
                 yield one
+
+
+def evaluated(traced: Any, result: PyTree, args: tuple, consts: Sequence[Any] | None = None) -> PyTree:
+    """The output of a function from its jaxpr.
+
+    Args:
+      traced: of `jax.make_jaxpr`.
+      result: a tree with the structure of the output, e.g. its shapes.
+      args: the arguments.
+      consts: the constants, if not those of the trace.
+    """
+    flat = jax.core.eval_jaxpr(traced.jaxpr, traced.consts if consts is None else consts, *jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(result), flat)
