@@ -3,6 +3,7 @@
 import functools
 
 import equinox as eqx
+import equinox.internal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -257,6 +258,25 @@ def test_an_optimiser_may_loop_from_a_constant_in_local_steps():
             state, _ = step(state, {"x": batch_of(i, 8)["x"]})
         ends.append(np.asarray(state.params["w"]))
     np.testing.assert_allclose(ends[1:], [ends[0]] * 2, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["8 nodes on 4", "8 nodes on 8", "2 x 4 whole"])
+def test_gradients_of_equinoxs_loops(layout):
+    """Its checkpointed loops (diffrax has them) compare shardings, and fail in a plain shard_map."""
+
+    def loss(p, b):
+        def turn(y):
+            return jnp.tanh(y @ p["w"])
+
+        loop = eqx.internal.while_loop
+        return jnp.mean(loop(lambda y: jnp.sum(y) < 99, turn, b["x"][:, 0], max_steps=4, kind="checkpointed") ** 2)
+
+    nodes = _nodes(layout)
+    batch = {"x": batch_of(0, nodes.count)["x"]}
+    value, grads = jax.jit(jgc.node_grads(loss, nodes))(_W, batch)
+    expected = [jax.value_and_grad(loss)(_W, {"x": x}) for x in batch["x"]]
+    np.testing.assert_allclose(value, [x for x, _ in expected], rtol=1e-5)
+    np.testing.assert_allclose(grads["w"], np.stack([g["w"] for _, g in expected]), rtol=1e-5, atol=1e-6)
 
 
 # --- the walk over a loss's jaxpr -----------------------------------------------------------------------------------
