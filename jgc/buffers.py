@@ -119,8 +119,9 @@ def _refuse_shared(donated: PyTree, name: str, tree: PyTree) -> None:
     paths = {id(x): path_of(path) for path, x in jax.tree_util.tree_flatten_with_path(donated)[0]}
     for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if id(x) in paths and isinstance(x, jax.Array):
-            leaf = f"the array {path_of(path)!r} of the {name}" if path else f"the {name}"
+            whole = "frozen" if name == "frozen" else f"the {name}"
+            leaf = f"the array {path_of(path)!r} of {whole}" if path else whole
             raise ValueError(
-                f"{leaf} is {paths[id(x)]!r} of the state, which step donates: give a copy of the {name}, "
+                f"{leaf} is {paths[id(x)]!r} of the state, which step donates: give a copy of {whole}, "
                 f"jax.tree.map(jnp.copy, {name})"
             )

@@ -102,7 +102,8 @@ def node_grads(
             means = [comm.mean_inside(x, of_x, nodes) for x, of_x in zip(flat, over, strict=True)]
             return jax.tree.unflatten(structure, means)
 
-        return run(one, ins=(SHARED, *ins))(on_mesh, *args)
+        with _named_faults():
+            return run(one, ins=(SHARED, *ins))(on_mesh, *args)
 
     return run(divided, ins=ins) if partitioned else whole
 
@@ -134,18 +135,20 @@ def _traced_apart(fn: Callable, shapes: tuple, nodes: Nodes) -> tuple[Any, PyTre
 
 
 def _lies_on_mesh(x: Any) -> bool:
-    """Whether an array of a loss's closure lies on several devices. Raise ValueError on Explicit axes."""
-    sharding = sharding_of(x)
-    if not isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
-        return False
+    """Whether an array of a loss's closure lies on several devices, or may do. Raise ValueError on Explicit axes."""
+    in_a_trace = isinstance(x, jax.core.Tracer)
+    sharding = jax.typeof(x).sharding if in_a_trace else sharding_of(x)
+    if not isinstance(sharding, NamedSharding):
+        return in_a_trace
     if AxisType.Explicit in sharding.mesh.axis_types:
         raise ValueError(_IN_CLOSURE)
-    return True
+    return in_a_trace or sharding.num_devices > 1
 
 
 _IN_CLOSURE = (
-    "the loss's closure holds an array on Explicit axes, which JAX does not take there: give it to the step, "
-    "step(state, batch, frozen), and the loss gets it as its last argument; or keep it on the host (jax.device_get)"
+    "the loss's closure holds an array of a mesh, which JAX does not take on Explicit axes, nor where the devices of a "
+    "node divide the parameters: give it to the step, step(state, batch, frozen), and the loss gets it as its last "
+    "argument; or keep it on the host (jax.device_get)"
 )
 
 

@@ -15,7 +15,7 @@ from jgc.frozen import frozen_for
 from jgc.gradients import node_grads
 from jgc.losses import in_one_form
 from jgc.method.local_fits import check_local
-from jgc.method.mixed import check_own, note
+from jgc.method.mixed import check_own, check_replaced, note, note_returned
 from jgc.method.outer import Arrays, Parts, replaced
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.spikes import largest_after, limits_of
@@ -38,7 +38,8 @@ class LocalState(NamedTuple):
       compressor: the compressor's states, one for each fragment; local leaves have a leading axis [K].
       own: each node's own parameters, leaves [K, ...].
       inner: each node's own state of the inner optimiser, leaves [K, ...].
-      largest_norm: f32[K], the largest norm of a gradient that each node has used, 0 before the first; see `step`.
+      largest_norm: f32[K], the largest norm of a gradient that each node has used, fading by a tenth in each step; 0
+        before the first; see `step`.
       key: the random key of all exchanges; that after step s uses `fold_in(key, s)`.
       model_state: each node's own, such as batch statistics, leaves [K, ...]; () if `init` got none.
     """
@@ -63,7 +64,7 @@ class LocalMetrics(NamedTuple):
       loss: f32[K], each node's own, before its update.
       finite: bool[K], whether a node could use its gradient; where it could not, the node left out this step, and its
         model state stayed as it was. A gradient cannot be used if it is not finite, has a norm of 1e15 and more, or is
-        a million times as large as the largest that the node has used.
+        a million times as large as the largest that the node has used lately.
       exchanged: the fragment that was exchanged after the step; None if none was.
       info: its `Info`, leaves [K]; None without an exchange. If `info.finite` is false, the exchange changed nothing.
       aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None.
@@ -95,6 +96,7 @@ def make_loop(parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: boo
     fitting: set[Any] = set()  # structures of states that fit
     first: dict[Any, PyTree] = {}  # see `remember`
     made = WeakValueDictionary[int, Any]()  # see `check_own`
+    returned = WeakValueDictionary[int, Any]()  # see `check_replaced`
 
     def program(name: Hashable, make: Callable[..., Any], arrays: Arrays, *args: Any) -> Callable[..., Any]:
         wait_on_cpu(arrays, nodes)
@@ -117,6 +119,7 @@ def make_loop(parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: boo
             raise ValueError(f"these steps have {parts.fragments} fragments, and the state {len(state.phases)}")
         donated = Arrays(*state[2:-2])._asdict() | {"model_state": state.model_state}
         structure = jax.tree.structure(donated)
+        check_replaced(returned, Arrays(*state[2:-2]))
         if structure not in fitting:
             check_remembered(first, state.params, state.model_state)
             check_local(parts, Arrays(*state[2:-2]))
@@ -153,6 +156,7 @@ def make_loop(parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: boo
             arrays, info, reset = exchange(arrays, key, np.int32(state.step))
         if parts.overlap and due.apply is not None:
             arrays = program(("apply", due.apply, structure), apply_program, arrays, due.apply)(arrays)
+        note_returned(returned, arrays)
         metrics = LocalMetrics(losses, finite, due.exchange, info, aux, norms, reset)
         return LocalState(done, phases, *arrays, key, model_state), metrics
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jgc.checksums import checksums
 from jgc.local_loop import LocalState
+from jgc.loop_state import check_phases
 from jgc.make_step import LoopState
 from jgc.method.phases import as_json, from_json
 from jgc.misuse import is_key, path_of
@@ -56,6 +57,7 @@ def as_arrays(state: S) -> S:
       ValueError: the array 'params' has other values than as_arrays saved, by its checksum: ...
     """
     field = _field(state)
+    check_phases(state)
     phases = getattr(state, field) if field == "phases" else [getattr(state, field)]
     noted: dict[str, Any] = {"step": np.array(state.step), field: np.zeros(NOTES, np.uint8)}
     leaves, structure = jax.tree.flatten(state._replace(**noted))

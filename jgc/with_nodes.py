@@ -191,6 +191,11 @@ def _check(state: Any, fresh: Any) -> None:
             f"with_nodes takes two states of one kind, got a {type(state).__name__} and a {type(fresh).__name__}: make "
             "the fresh one by the new init, init(key, state.params)"
         )
+    fragments = [len(getattr(x, "phases", ())) for x in (state, fresh)]
+    if fragments[0] != fragments[1]:
+        raise ValueError(
+            f"the state has {fragments[0]} fragments, and the fresh one {fragments[1]}: make it with as many"
+        )
     old, new = leaves_by_path(_arrays(state)), leaves_by_path(_arrays(fresh))
     if differs := differing_leaf(old, new):
         verb, name = differs

@@ -30,6 +30,7 @@ _flags = {"--xla_force_host_platform_device_count": "8", **XLA_FLAGS}
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _flags.items() if k not in _given)]).strip()
 
+collect_ignore = ["foreign_packages.py"]  # needs packages of its own
 settings.register_profile("jgc", deadline=None, derandomize=True, max_examples=30)  # JAX compiles for every new shape
 settings.load_profile("jgc")
 

@@ -19,6 +19,29 @@ def note(made: Made, arrays: Arrays) -> None:
     made.update({id(x): x for x in jax.tree.leaves((arrays.params, arrays.own))})
 
 
+def check_replaced(returned: Made, arrays: Arrays) -> None:
+    """Raise ValueError if `params` were replaced next to an `own` that the last step returned.
+
+    Args:
+      returned: the arrays that `note_returned` recorded.
+      arrays: as the caller gave them.
+    """
+    if any(returned.get(id(x)) is not x for x in first_leaf(arrays.own)):
+        return
+    if any(returned.get(id(x)) is not x for x in jax.tree.leaves(arrays.params)):
+        raise ValueError(
+            "`params` of this state were replaced, and `own`, each node's parameters, were not, so the next exchange "
+            "would count the difference as progress. To go on from other parameters, replace `own`, too, by a copy for "
+            "each node, or call init(key, params)"
+        )
+
+
+def note_returned(returned: Made, arrays: Arrays) -> None:
+    """Record the parameters that a step returns, and the first array of the nodes' parameters."""
+    returned.update({id(x): x for x in jax.tree.leaves(arrays.params) if returned.get(id(x)) is not x})
+    returned.update({id(x): x for x in first_leaf(arrays.own)})
+
+
 def check_own(made: Made, before: Arrays, arrays: Arrays, parts: Parts, step: int, first: bool) -> None:
     """Raise ValueError where `params` and each node's parameters, `own`, cannot belong to one run.
 

@@ -219,3 +219,28 @@ def test_a_closure_may_hold_an_array_of_the_mesh(layout, divided):
         expected = plain(w, words[i])
         np.testing.assert_allclose(value[i], expected[0], rtol=1e-5)
         np.testing.assert_allclose(grads[i], expected[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["8 nodes on 1", "8 nodes on 4", "2 x 4 whole"])
+def test_a_closure_may_hold_an_array_of_ones_own_jit(layout):
+    nodes = _nodes(layout)
+    table = BASE["embedding"] if nodes.mesh is None else jgc.place(BASE["embedding"], jgc.SHARED, nodes)
+
+    def loss(p, words, table):
+        return jnp.mean((table[words] @ p) ** 2)
+
+    @jax.jit
+    def gradient(p, table, words):
+        return jgc.node_grads(lambda p, words: loss(p, words, 2 * table), nodes)(p, words)[1]
+
+    w, words = _random(7, WIDTH), words_of(0, nodes.count)
+    expected = [jax.grad(loss)(w, of_node, 2 * BASE["embedding"]) for of_node in words]
+    np.testing.assert_allclose(gradient(w, table, words), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_indexing_an_array_of_the_mesh_under_divided_parameters_is_named():
+    nodes = _nodes("2 x 4 divided")
+    table, w = (_placed(x, nodes, "2 x 4 divided") for x in (BASE["embedding"], _random(7, WIDTH)))
+    run = jgc.node_grads(lambda p, words: jnp.mean(table[words] @ p), nodes, placements=jgc.placements_of(w))
+    with pytest.raises(ValueError, match="nor where the devices of a node divide the parameters: give it to the step"):
+        run(w, words_of(0, 2))

@@ -173,7 +173,7 @@ def test_an_array_on_explicit_axes_in_the_losss_closure_is_named():
     base = jax.device_put(jnp.ones((6, 4)), jax.NamedSharding(mesh, jax.P()))
     nodes = jgc.from_mesh(mesh, slow="host", fast="chip")
     init, step = jgc.make_step(lambda p, x: jnp.mean(x @ (base + p["w"])), dense(), optax.sgd(0.1), nodes)
-    with _raises(ValueError, "the loss's closure holds an array on Explicit axes, which JAX does not take there: "):
+    with _raises(ValueError, "the loss's closure holds an array of a mesh, which JAX does not take on Explicit axes"):
         step(init(jax.random.key(0), PARAMS), BATCH[:4])
 
 

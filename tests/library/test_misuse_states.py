@@ -146,11 +146,11 @@ def test_copies_lie_where_the_array_does():
 def test_an_array_of_the_state_in_another_argument_is_named():
     key = jax.random.key(0)
     state = {"params": {"w": jnp.ones(3)}, "model_state": key}
-    cure = "of the state, which step donates: give a copy of the {0}, jax.tree.map(jnp.copy, {0})"
-    message = "the array 'target/w' of the frozen is 'params/w' " + cure.format("frozen")
+    cure = "of the state, which step donates: give a copy of {}, jax.tree.map(jnp.copy, {})"
+    message = "the array 'target/w' of frozen is 'params/w' " + cure.format("frozen", "frozen")
     with pytest.raises(ValueError, match=re.escape(message)):
         donatable(state, batch=np.ones(3), frozen={"target": state["params"]})
-    with pytest.raises(ValueError, match=re.escape("the key is 'model_state' " + cure.format("key"))):
+    with pytest.raises(ValueError, match=re.escape("the key is 'model_state' " + cure.format("the key", "key"))):
         donatable(state, key=key)
 
 

@@ -207,3 +207,9 @@ def test_arrays_are_restored_into_shapes_alone_and_on_other_devices(tmp_path):
         for target in (blank, jgc.as_arrays(init(jax.random.key(7), PARAMS))):
             again = jgc.from_arrays(checkpointer.restore(tmp_path / "0", target))
             assert same_bits(jgc.as_arrays(again), arrays)
+
+
+def test_arrays_of_a_state_are_no_state():
+    init, _ = jgc.make_step(lambda w, x: jnp.sum(w * x), jgc.compress.dense(), optax.sgd(0.1), jgc.make_nodes(1))
+    with pytest.raises(TypeError, match="phase must be a jgc"):
+        jgc.as_arrays(jgc.as_arrays(init(jax.random.key(0), jnp.zeros(2))))

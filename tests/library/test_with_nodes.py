@@ -423,3 +423,29 @@ def test_a_copy_of_the_first_state_is_no_error():
     _, (init, step) = two_fragments("sgd", 0, 0.0)
     state = jgc.from_arrays(jax.tree.map(np.asarray, jgc.as_arrays(init(jax.random.key(0), PARAMS))))
     assert step(state, batch_of(0, 8))[0].step == 1
+
+
+def test_parameters_replaced_without_those_of_the_nodes_are_an_error():
+    nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
+    local = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, nodes)
+    init, step = local.make_step(lambda w, x: jnp.mean((w - x) ** 2))
+    state, batch = init(jax.random.key(0), jnp.zeros(1)), jnp.array([[1.0], [3.0]])
+    for done in range(4):
+        if done:
+            with pytest.raises(ValueError, match="`params` of this state were replaced, and `own`"):
+                step(state._replace(params=state.params + 1), batch)
+        state, _ = step(state, batch)
+    both = state._replace(params=jnp.ones(1), own=jnp.ones((2, 1)))
+    assert float(step(both, batch)[1].loss.mean()) == 2  # (0 + 4) / 2
+
+
+def test_a_fresh_state_of_other_fragments_is_named():
+    nodes, params = jgc.make_nodes(2, devices=jax.devices()[:1]), {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+    states = [
+        jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, nodes, fragments=n).make_step(lambda w, x: 0.0)[0](
+            jax.random.key(0), params
+        )
+        for n in (1, 2)
+    ]
+    with pytest.raises(ValueError, match="the state has 1 fragments, and the fresh one 2"):
+        jgc.with_nodes(*states)
