@@ -84,8 +84,8 @@ def fixed_point() -> tuple[Any, Loss, Callable[[int], Any]]:
     def loss(p, b):
         def layer(x):
             solver = optimistix.FixedPointIteration(rtol=1e-5, atol=1e-5)
-            found = optimistix.fixed_point(lambda z, _: jnp.tanh(p["inner"] @ z + p["input"] @ x), solver, jnp.zeros(8))
-            return p["output"] @ found.value
+            point = optimistix.fixed_point(lambda z, _: jnp.tanh(p["inner"] @ z + p["input"] @ x), solver, jnp.zeros(8))
+            return p["output"] @ point.value
 
         return jnp.mean((jax.vmap(layer)(b) - jnp.sin(b)) ** 2)
 

@@ -113,9 +113,9 @@ def test_lora_trains_as_in_a_plain_loop_and_compiles_once(layout):
 
     expected = _plain(lora, ADAPTERS, words, lambda i, params: BASE)
     with compilations("update") as compiled:
-        found = _run(lora, ADAPTERS, words, lambda i, params: BASE, layout)
+        trained = _run(lora, ADAPTERS, words, lambda i, params: BASE, layout)
     assert len(compiled) == 1
-    _close(found, expected)
+    _close(trained, expected)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -128,9 +128,9 @@ def test_a_target_network_that_every_step_replaces_compiles_once(layout):
 
     expected = _plain(temporal_difference, VALUES, batches, target)
     with compilations("update") as compiled:
-        found = _run(temporal_difference, VALUES, batches, target, layout)
+        trained = _run(temporal_difference, VALUES, batches, target, layout)
     assert len(compiled) == 1
-    _close(found, expected)
+    _close(trained, expected)
 
 
 @pytest.mark.parametrize("layout", ["8 nodes on 4", "2 x 4 divided"])
@@ -199,11 +199,11 @@ def test_a_missing_or_wrong_argument_is_named(frozen, message):
 def test_a_leaf_that_a_step_has_donated_is_named():
     init, step = jgc.make_step(temporal_difference, jgc.compress.dense(), optax.sgd(0.1), _nodes("8 nodes on 4"))
     state = init(jax.random.key(0), VALUES)
-    kept = state.params
-    target = {"network": jax.tree.map(jnp.copy, kept), "discount": 0.9}
+    before = state.params
+    target = {"network": jax.tree.map(jnp.copy, before), "discount": 0.9}
     state, _ = step(state, transitions_of(0, 8), target)
     with pytest.raises(ValueError, match="the leaf 'network/v' of frozen was donated to an earlier step: give a copy"):
-        step(state, transitions_of(1, 8), {"network": kept, "discount": 0.9})
+        step(state, transitions_of(1, 8), {"network": before, "discount": 0.9})
 
 
 @pytest.mark.parametrize("layout, divided", [("8 nodes on 4", False), ("2 x 4 whole", False), ("2 x 4 whole", True)])
