@@ -291,7 +291,8 @@ def _swap(carry, _):
 
 WALKS = {  # x differs along a, y along none
     "arithmetic": (lambda x, y: (x + y, y * 2, jnp.float32(1)), ["a", "", ""]),
-    "sums": (lambda x, y: (jax.lax.psum(x, "a"), jax.lax.psum(x, "b"), jax.lax.pmax(x, ("a", "b"))), ["", "a", ""]),
+    "sums": (lambda x, y: (jax.lax.psum(x, "a"), jax.lax.pmax(x, "a")), ["", ""]),
+    "sums over several axes": (lambda x, y: (jax.lax.psum(x, "b"), jax.lax.pmax(x, ("a", "b"))), ["a", ""]),
     "groups": (lambda x, y: jax.lax.psum(x, "a", axis_index_groups=[[0], [1]]), ["a"]),
     "gathers": (lambda x, y: (jax.lax.all_gather(x, "a"), jax.lax.ppermute(x, "a", [(0, 1)])), ["", "a"]),
     "index": (lambda x, y: (jax.lax.axis_index("b") + y, jax.lax.axis_index("a")), ["b", "a"]),
