@@ -63,7 +63,7 @@ def node_grads(
     """
     check_loss(loss)
     check_nodes(nodes)
-    gradient = jax.value_and_grad(loss, has_aux=has_aux, allow_int=True)
+    differentiated = partial(jax.value_and_grad, has_aux=has_aux, allow_int=True)
     ins = (placements, BATCH, *([LOCAL] if local else []), *([] if frozen is None else [frozen]))
     partitioned = any_divided(ins)
     on_cpu = backend_of(nodes) == "cpu"
@@ -74,7 +74,7 @@ def node_grads(
 
     def divided(*args):  # XLA divides the work; the loss may name the mesh, so the trace is inside
         with _named_faults():
-            program, result = jax.make_jaxpr(gradient, return_shape=True)(*args)
+            program, result = jax.make_jaxpr(differentiated(loss), return_shape=True)(*args)
             if on_cpu:
                 warn_of_slow_loops(jax.make_jaxpr(loss)(*args), program)
         _check_not_averaged(program, nodes._replace(fast=()))
@@ -91,8 +91,7 @@ def node_grads(
             consts = [closure.get(i, x) for i, x in enumerate(traced.consts)]
             return evaluated(traced, out, (params, *rest), consts)
 
-        gradient = jax.value_and_grad(of_closure, has_aux=has_aux, allow_int=True)
-        program, result = _traced_apart(gradient, (shapes[0], shapes[1:], _shapes(on_mesh)), nodes)
+        program, result = _traced_apart(differentiated(of_closure), (shapes[0], shapes[1:], _shapes(on_mesh)), nodes)
         if on_cpu:
             warn_of_slow_loops(traced, program)
 

@@ -117,12 +117,13 @@ def make_loop(parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: boo
         check_loop(state, LocalState, batch, nodes)
         if len(state.phases) != parts.fragments:
             raise ValueError(f"these steps have {parts.fragments} fragments, and the state {len(state.phases)}")
-        donated = Arrays(*state[2:-2])._asdict() | {"model_state": state.model_state}
+        arrays = Arrays(*state[2:-2])
+        donated = arrays._asdict() | {"model_state": state.model_state}
         structure = jax.tree.structure(donated)
-        check_replaced(returned, Arrays(*state[2:-2]))
+        check_replaced(returned, arrays)
         if structure not in fitting:
             check_remembered(first, state.params, state.model_state)
-            check_local(parts, Arrays(*state[2:-2]))
+            check_local(parts, arrays)
             fitting.add(structure)
         device = device_of(state.params)
         put = partial(put_arrays, nodes=nodes, device=device)

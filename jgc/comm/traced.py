@@ -103,7 +103,7 @@ def evaluated(traced: Any, result: PyTree, args: tuple, consts: Sequence[Any] | 
       traced: of `jax.make_jaxpr`.
       result: a tree with the structure of the output, e.g. its shapes.
       args: the arguments.
-      consts: the constants, if not those of the trace.
+      consts: replace the constants of the trace; None keeps them.
     """
     flat = jax.core.eval_jaxpr(traced.jaxpr, traced.consts if consts is None else consts, *jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(result), flat)

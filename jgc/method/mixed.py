@@ -49,8 +49,9 @@ def check_own(made: Made, before: Arrays, arrays: Arrays, parts: Parts, step: in
     after a refused exchange, and with `merge`. So the check finds only an `own` that never took a step, next to
     different shared parameters. `own` never took a step if `init` returned its arrays; or, in the first call of a step
     function, if the step is 0, or if an exchange has just been applied and the inner state is the first one. The check
-    misses parts of two trained states. It also misses a copy of `own` in the middle of a round, and one for an inner
-    optimiser without state.
+    misses parts of two trained states, of which `check_replaced` finds those next to an `own` that the same step
+    function returned. It also misses a copy of `own` in the middle of a round, and one for an inner optimiser without
+    state.
 
     Args:
       made: the arrays that `note` recorded.
@@ -70,7 +71,7 @@ def check_own(made: Made, before: Arrays, arrays: Arrays, parts: Parts, step: in
     jax.block_until_ready(arrays)  # on CPU, collectives of two programs at once can wait forever
     if _apart(take(arrays.params, leaves), take(arrays.own, leaves)) and (never or _is_first(parts, arrays)):
         raise ValueError(
-            "the parameters of this state are those of two runs: `own` never took a step, and `params` differ from it, "
+            "the parameters of this state belong to two runs: `own` never took a step, and `params` differ from it, "
             "so the next exchange would count the difference as progress. To start from other parameters, call "
             "init(key, params). To resume, give the whole state; for another number of nodes give "
             "jgc.with_nodes(state, init(key, state.params)) (docs/your_loop.md, Checkpoints)"

@@ -406,7 +406,7 @@ def first_of_4(name, overlap, merge):
 def test_parameters_of_another_run_are_an_error(name, overlap, merge):
     """At every step, if `own` is that of `init`; of a copy at the beginning, and where an exchange was applied."""
     _, (init, step) = two_fragments(name, overlap, merge)
-    trained, mixed = jax.tree.map(lambda x: x - 0.25, PARAMS), "the parameters of this state are those of two runs"
+    trained, mixed = jax.tree.map(lambda x: x - 0.25, PARAMS), "the parameters of this state belong to two runs"
     for i in (0, 3, 4):
         with fails(ValueError, mixed):
             step(init(jax.random.key(0), PARAMS)._replace(step=i, params=trained), batch_of(0, 8))
