@@ -10,6 +10,7 @@ The state saved after step N belongs to the phase of step N - 1: the transition 
 import json
 import logging
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -141,11 +142,20 @@ def _failures(manager: ocp.CheckpointManager, proof: Proof) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # tensorstore reports a full disk as a ValueError
-        for half_written in Path(manager.directory).glob(f"{proof.newest}.orbax-checkpoint-tmp*"):
-            shutil.rmtree(half_written, ignore_errors=True)
+        _delete_half_written(Path(manager.directory), proof.newest)
         failed = cannot_write(f"checkpoint {proof.newest} to {manager.directory}", error)
         proof.lost()
         raise UserError(f"{failed}; {kept(manager, proof)}", FAILED) from error
+
+
+def _delete_half_written(folder: Path, step: int | None) -> None:
+    """Delete the folders of a failed checkpoint; a few that stay do no harm: the next start deletes them."""
+    for _ in range(20):  # Orbax raises the first file's error while threads still write the other files
+        for half_written in folder.glob(f"{step}.orbax-checkpoint-tmp*"):
+            shutil.rmtree(half_written, ignore_errors=True)
+        time.sleep(0.1)
+        if not any(folder.glob(f"{step}.orbax-checkpoint-tmp*")):
+            return
 
 
 def _delete_all_but(manager: ocp.CheckpointManager, good: int | None) -> None:
