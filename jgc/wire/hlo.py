@@ -192,12 +192,18 @@ def _goes_on(module: Module, op: Op, started: list[Op]) -> bool:
 
 
 def _loop(op: Op, called: dict[str, tuple[Collective, ...]]) -> tuple[Collective, ...]:
-    trips = re.search(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)', op.line)
-    if not trips:
+    n = trip_count(op)
+    if n is None:
         raise UnknownCountError(f"collectives in a loop without known_trip_count: {op.line}")
-    n = int(trips[1])  # the condition runs once more than the body
+    # the condition runs once more than the body
     return tuple(c._replace(times=c.times * m, sent_bytes=c.sent_bytes * m)
                  for part, m in ((called["condition"], n + 1), (called["body"], n)) for c in part)
+
+
+def trip_count(op: Op) -> int | None:
+    """The number of turns of a `while`; None where the compiler does not know it."""
+    trips = re.search(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)', op.line)
+    return int(trips[1]) if trips else None
 
 
 def _collective(module: Module, ops: dict[str, Op], op: Op) -> Collective:

@@ -11,6 +11,7 @@ from jax.sharding import AxisType
 from jgc.lab.commands import main
 from jgc.lab.plan import command, programs, targets
 from jgc.lab.plan.cycles import cycles_of
+from jgc.lab.plan.kernels import Kernels, kernels_of
 from jgc.lab.plan.programs import Program, Refusal, by_link, leaves_group, rows_of
 from jgc.lab.plan.shapes import divided, number, transformer
 from jgc.lab.plan.target_files import known_of, write_csv, write_json
@@ -370,3 +371,49 @@ def test_real_compiler_refuses_a_topology_in_one_line(name):
         pytest.skip("libtpu is not installed")
     with pytest.raises(UserError, match=f"^the compiler refuses the target '{name}': .+"):
         target_of(name)
+
+
+KERNELS = """HloModule m
+
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[8]{0} get-tuple-element(%p), index=1
+  %j = s32[] fusion(%i), kind=kLoop, calls=%fused
+  %y = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused
+  ROOT %t = (s32[], f32[8]{0}) tuple(%j, %y)
+}
+
+%condition (p.1: (s32[], f32[8])) -> pred[] {
+  %p.1 = (s32[], f32[8]{0}) parameter(0)
+  ROOT %less = pred[] fusion(%p.1), kind=kLoop, calls=%fused
+}
+
+%small (a: f32[8]) -> f32[8] {
+  ROOT %a = f32[8]{0} parameter(0)
+}
+
+%large (b: f32[8]) -> f32[8] {
+  %b = f32[8]{0} parameter(0)
+  %s = f32[8]{0} sort(%b), dimensions={0}, to_apply=%fused
+  ROOT %c = f32[8]{0} copy(%s)
+}
+
+ENTRY %main (x.1: f32[8]) -> f32[8] {
+  %x.1 = f32[8]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %t.1 = (s32[], f32[8]{0}) tuple(%zero, %x.1)
+  %w = (s32[], f32[8]{0}) while(%t.1), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %z = f32[8]{0} get-tuple-element(%w), index=1
+  %yes = pred[] fusion(%z), kind=kLoop, calls=%fused
+  %d = f32[8]{0} conditional(%yes, %z, %z), true_computation=%small, false_computation=%large
+  %start = (f32[8]{0}, f32[8]{0}) copy-start(%d)
+  ROOT %done = f32[8]{0} copy-done(%start)
+}
+"""
+
+
+def test_kernels_of_loops_and_branches():
+    assert kernels_of(KERNELS) == Kernels(5 * 2 + 1 + 2 + 1, 1)
+    endless = KERNELS.replace("known_trip_count", "unknown")
+    assert kernels_of(endless) == Kernels(2 + 2 * 1 + 1 + 2 + 1, 1 + 2, False)  # a turn, its condition twice

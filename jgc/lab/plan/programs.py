@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jgc.compress import step_of_shapes
 from jgc.lab.plan.cycles import Cycles, cycles_of
-from jgc.lab.plan.targets import Target, compiled_for, versions
+from jgc.lab.plan.kernels import Kernels, kernels_of
+from jgc.lab.plan.targets import GPU, Target, compiled_for, versions
 from jgc.lab.shared.progress import left
 from jgc.placement import SHARED, spec
 from jgc.types import Compressor, Nodes, PyTree
@@ -36,6 +37,7 @@ class Program(NamedTuple):
       seconds: to trace and compile; `cpu_seconds` are the processors', which others on the machine do not change.
       cycles: the compiler's estimate; None where it makes none.
       collectives: how many a step runs, by kind.
+      kernels: launched in a step, on GPUs; None elsewhere.
       key: a hash of what was compiled, for which target, and by which versions; "" for a step that was only traced.
     """
 
@@ -49,6 +51,7 @@ class Program(NamedTuple):
     cpu_seconds: float | None
     cycles: Cycles | None
     collectives: dict[str, int]
+    kernels: Kernels | None
     key: str
 
 
@@ -153,7 +156,7 @@ def traced_step(
     times = Counter(one.op for one in physical)
     sent = {op: float(sum(one.bytes for one in physical if one.op == op)) for op in times}
     inside, across = ({}, sent) if target.groups > 1 else (sent, {})
-    return Program(name, phase, inside, across, None, None, None, None, None, dict(times), "")
+    return Program(name, phase, inside, across, None, None, None, None, None, dict(times), None, "")
 
 
 def program(
@@ -220,7 +223,8 @@ def _compiled(
     for one in found:
         times[one.op] += one.times
     sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes
-    return Program(name, phase, inside, across, *sizes, *seconds, cycles_of(text), dict(times), key)
+    kernels = kernels_of(text) if target.chip.kind == GPU else None
+    return Program(name, phase, inside, across, *sizes, *seconds, cycles_of(text), dict(times), kernels, key)
 
 
 def _cpu_seconds() -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jgc.lab.plan.cycles import Cycles
+from jgc.lab.plan.kernels import Kernels
 from jgc.lab.plan.programs import READ, Program, Refusal, Row
 from jgc.lab.plan.target_page import TargetPlan, reads, slow_ms
 from jgc.lab.plan.targets import versions
@@ -35,8 +36,9 @@ def known_of(path: Path) -> Known:
 
 
 def _program(row: dict[str, Any]) -> Program:
-    fields = {name: row[name] for name in Program._fields}
-    return Program(**fields | {"cycles": fields["cycles"] and Cycles(**fields["cycles"])})
+    fields = {name: row[name] for name in Program._fields if name != "kernels"}
+    cycles, kernels = fields["cycles"], row.get("kernels")  # older files have none
+    return Program(**fields | {"cycles": cycles and Cycles(**cycles), "kernels": kernels and Kernels(**kernels)})
 
 
 def write_json(path: Path, plans: Sequence[TargetPlan], line: str, known: Known | None = None) -> None:
@@ -82,7 +84,8 @@ def as_json(plan: TargetPlan) -> dict[str, Any]:
 def _row(one: Row) -> dict[str, Any]:
     if isinstance(one, Refusal):
         return one._asdict()
-    return one._asdict() | {"cycles": one.cycles and one.cycles._asdict()}
+    nested = {"cycles": one.cycles and one.cycles._asdict(), "kernels": one.kernels and one.kernels._asdict()}
+    return one._asdict() | nested
 
 
 def write_csv(path: Path, plans: Sequence[TargetPlan]) -> None:
@@ -93,7 +96,7 @@ def write_csv(path: Path, plans: Sequence[TargetPlan]) -> None:
     """
     head = ["target", "model", "parameters", "shard", "method", "phase", "inside_bytes", "across_bytes", "slow_link_ms",
             "temporary_bytes", "argument_bytes", "seconds", "cpu_seconds", "cycles", "reads", "left_out", "collectives",
-            "refused"]  # fmt: skip
+            "kernels", "host_copies", "refused"]  # fmt: skip
     text = io.StringIO()
     lines = csv.DictWriter(text, head, lineterminator="\n")
     lines.writeheader()
@@ -115,6 +118,8 @@ def _line(row: Row, plan: TargetPlan) -> dict[str, Any]:
         "cpu_seconds": round(row.cpu_seconds or 0, 1) or None,
         "cycles": row.cycles and row.cycles.total,
         "reads": reads(row, plan),
+        "kernels": row.kernels and row.kernels.launches,
+        "host_copies": row.kernels and row.kernels.host_copies,
         "left_out": "; ".join(f"{count} {kind}" for kind, count in (row.cycles.left_out if row.cycles else {}).items()),
     }
     if row.method == READ:

@@ -19,6 +19,10 @@ LEFT_OUT = (
     "Cycles are the TPU compiler's estimates of fused operations. They leave out sorts, `TopK` calls, gathers, "
     "scatters and collectives, which carry none: the JSON file counts those of each program."
 )
+KERNELS = (
+    "Kernels and host copies are counted in the compiled program: an instruction that XLA runs as several kernels, such as "
+    "a sort, counts once. A host copy is a predicate that decides a loop or branch, and the GPU waits for it."
+)
 BYTES = (
     "Bytes are those that one device sends in a step in the method's last phase, read from the compiled program: over "
     "the slow link where there is one."
@@ -73,21 +77,27 @@ def table_of(plan: TargetPlan) -> tuple[list[str], list[list[str]]]:
     """Headings and cells; columns that are empty on this target are left out."""
     link = plan.target.slow_link
     head = ["method", "phase", f"inside a {plan.target.chip.group}", "of dense", link, "of dense", f"{link}, ms",
-            "collectives", "temporary", "of the gradient", "arguments", "compile, s", "cycles", "reads"]  # fmt: skip
+            "collectives", "temporary", "of the gradient", "arguments", "compile, s", "cycles", "reads",
+            "kernels", "host copies"]  # fmt: skip
     return filled(head, [cells(row, plan) for row in plan.rows])
 
 
 def cells(row: Row, plan: TargetPlan) -> list[str]:
     """A row of the table."""
     if isinstance(row, Refusal):
-        return [row.method, f"refused: {row.reason}", *[""] * 12]
-    cycles = [f"{row.cycles.total:,}" if row.cycles else "", str(reads(row, plan) or "")]
+        return [row.method, f"refused: {row.reason}", *[""] * 14]
+    costs = [f"{row.cycles.total:,}" if row.cycles else "", str(reads(row, plan) or "")]
+    if row.kernels:
+        at_least = "" if row.kernels.is_complete else ">= "
+        costs += [f"{at_least}{row.kernels.launches}", f"{at_least}{row.kernels.host_copies}"]
+    else:
+        costs += ["", ""]
     memory = ["", "", ""]
     if row.temporary is not None:
         memory = [size(row.temporary), f"{row.temporary / (4 * plan.values):.2f}", size(row.arguments)]
     seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
     if row.method == READ:
-        return [row.method, *[""] * 7, *memory, seconds, *cycles]
+        return [row.method, *[""] * 7, *memory, seconds, *costs]
     several = plan.target.groups > 1
     dense = plan.dense
     inside, across = sum(row.inside.values()), sum(row.across.values())
@@ -95,7 +105,7 @@ def cells(row: Row, plan: TargetPlan) -> list[str]:
     sent += [_bytes(across), _share(across, dense and sum(dense.across.values()))] if several else ["", ""]
     ms = slow_ms(row, plan)
     sent += ["" if ms is None else f"{ms:,.3g}", ", ".join(f"{count} {op}" for op, count in row.collectives.items())]
-    return [row.method, row.phase, *sent, *memory, seconds, *cycles]
+    return [row.method, row.phase, *sent, *memory, seconds, *costs]
 
 
 def reads(row: Program, plan: TargetPlan) -> float | None:
@@ -135,6 +145,8 @@ def notes(plan: TargetPlan) -> list[str]:
         )
     if any(isinstance(row, Program) and row.cycles for row in plan.rows):
         told.append(f"{LEFT_OUT} `reads`: cycles over those of one read of the gradient.")
+    if any(isinstance(row, Program) and row.kernels for row in plan.rows):
+        told.append(KERNELS)
     return told
 
 
