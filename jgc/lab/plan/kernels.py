@@ -1,7 +1,7 @@
 """How many kernels a program that was compiled for a GPU launches, read from the optimised HLO text.
 
-Of small kernels the launch, 2 to 5 microseconds, costs more than the work. A loop or branch that the host decides costs a
-copy to the host, and the GPU waits for it.
+Of small kernels the launch, 2 to 5 microseconds, costs more than the work. A loop or branch that the host decides
+costs a copy to the host, and the GPU waits for it.
 """
 
 import re

@@ -20,8 +20,8 @@ LEFT_OUT = (
     "scatters and collectives, which carry none: the JSON file counts those of each program."
 )
 KERNELS = (
-    "Kernels and host copies are counted in the compiled program: an instruction that XLA runs as several kernels, such as "
-    "a sort, counts once. A host copy is a predicate that decides a loop or branch, and the GPU waits for it."
+    "Kernels and host copies are counted in the compiled program: an instruction that XLA runs as several kernels "
+    "(a sort) counts once. A host copy is a predicate that decides a loop or branch, and the GPU waits for it."
 )
 BYTES = (
     "Bytes are those that one device sends in a step in the method's last phase, read from the compiled program: over "
