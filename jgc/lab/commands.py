@@ -25,6 +25,7 @@ COMMANDS = {
     "bench codecs": "jgc.lab.bench.codecs.command.Codecs",
     "bench select": "jgc.lab.bench.select.Select",
     "bench loader": "jgc.lab.bench.loader.Loader",
+    "bench loop": "jgc.lab.bench.loop.Loop",
     "bench network": "jgc.lab.bench.network.command.Network",
     "analyze correlation": "jgc.lab.analysis.commands.Correlation",
     "analyze information": "jgc.lab.analysis.commands.Information",

@@ -18,7 +18,7 @@ from jgc.training.begin import check_own, resume_or_start
 from jgc.training.between import batches, check_and_save, evaluate, validate
 from jgc.training.compile_cache import kept_programs
 from jgc.training.config import Config, check
-from jgc.training.data import MissingDataError
+from jgc.training.data import MissingDataError, Source
 from jgc.training.diagnose import Diagnosis
 from jgc.training.distributed import Team, join
 from jgc.training.drift import Replicas
@@ -44,13 +44,16 @@ from jgc.types import Phase
 WIDTH = 120  # of the table, where the output is not a terminal
 
 
-def run(config: Config, resume_command: str = "", console: Console | None = None) -> int:
+def run(
+    config: Config, resume_command: str = "", console: Console | None = None, source: Source | None = None
+) -> int:
     """Train as a resolved config says and leave a run folder behind.
 
     Args:
       config: from `jgc.training.config.resolve`.
       resume_command: what to tell a user whose run was stopped; `{run_dir}` stands for the folder.
       console: where to print; standard output by default.
+      source: data instead of the data set that the config names.
 
     Returns:
       The exit code: 0, or 128 and the signal's number where a signal stopped the run.
@@ -61,26 +64,30 @@ def run(config: Config, resume_command: str = "", console: Console | None = None
     check(config)
     with join(config) as team:
         console = console or Output(width=None if sys.stdout.isatty() else WIDTH, markup=False)
-        return run_in(team, config, resume_command, team.console(console))
+        return run_in(team, config, resume_command, team.console(console), source)
 
 
-def run_in(team: Team, config: Config, resume_command: str, console: Console) -> int:
+def run_in(
+    team: Team, config: Config, resume_command: str, console: Console, source: Source | None = None
+) -> int:
     """`run` in one process of a team; process 0 alone prints, and writes the run folder."""
     folder = Path(team.lead(lambda: str(choose_run_dir(config))))
     programs = kept_programs(config.compile_cache, folder, team.leads)
     if not team.leads:
         with programs:
-            return run_in_folder(team, config, folder, resume_command, console)
+            return run_in_folder(team, config, folder, resume_command, console, source)
     tell = partial(console.print, highlight=False, soft_wrap=True)
     with sole_writer(folder, tell, team.end), programs:
         check_run_dir(folder, config)  # again, for another process may have begun a run here meanwhile
-        return run_in_folder(team, config, folder, resume_command, console)
+        return run_in_folder(team, config, folder, resume_command, console, source)
 
 
-def run_in_folder(team: Team, config: Config, folder: Path, resume_command: str, console: Console) -> int:
+def run_in_folder(
+    team: Team, config: Config, folder: Path, resume_command: str, console: Console, source: Source | None
+) -> int:
     """`run` in a folder that no other run uses."""
     # --- set-up: data, model, compressor, optimiser
-    setup = build(config)
+    setup = build(config, source)
     recording = Recording(exchange_parts(setup.parts), as_exchanged(setup.state), folder)
     team.require_equal({"data": setup.source.facts})
     first = {"a first state of checksum": team.checksum(setup.state)}

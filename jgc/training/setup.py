@@ -57,15 +57,15 @@ class Setup(NamedTuple):
     values: int
 
 
-def build(config: Config) -> Setup:
-    """Build a run.
+def build(config: Config, source: Source | None = None) -> Setup:
+    """Build a run, with data that is given or the config's.
 
     Raises:
       UserError: a setting is wrong, or the data set is missing.
     """
     try:
         nodes = make_nodes(config.nodes, devices_per_node=config.devices_per_node)
-        source = data_of(config)
+        source = source or data_of(config)
         source.epoch_steps(config.batch_size)
         model = model_of(config, source)
         init_key, compressor_key, step_key = jax.random.split(jax.random.key(config.seed), 3)
