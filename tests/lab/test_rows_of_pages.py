@@ -44,7 +44,7 @@ class Reached(Exception):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = write_text(tmp_path_factory.mktemp("data"), {"train": 9000, "valid": 200, "test": 100})
+    folder = write_text(tmp_path_factory.mktemp("data"), {"train": 18000, "valid": 200, "test": 100})
     images = {split: [(png(i), i % 10) for i in range(count)] for split, count in (("train", 160), ("test", 9))}
     write_prepared(folder, "cifar10", images, ("32", "32", "3"), 10)
     write_prepared(folder, "cifar100", images, ("32", "32", "3"), 100)
