@@ -277,14 +277,17 @@ def first_state(variant: str) -> State:
 
 
 @functools.cache
-def program(case: Case) -> Callable[..., tuple[PyTree, State, Info]]:
-    """The compiled step `(key, grads [K, ...], state) -> (aggregated, state, info [K])`, one for each case."""
+def program(case: Case) -> jax.stages.Compiled:
+    """The compiled step `(key, grads [K, ...], state) -> (aggregated, state, info [K])`, one for each case.
+
+    Compiled ahead of time: a call with other shapes, dtypes or placements raises instead of compiling again.
+    """
     compressor, nodes = compressor_of(case.variant), nodes_of(case.layout)
     step = step_on_nodes(compressor.aggregate, compressor.schedule[case.phase].value, nodes)
+    arguments = step_key(0, nodes), gradients(0, nodes), jgc.place(first_state(case.variant), STATE, nodes)
     # XLA's older code generator, see quick.py, adds up in an autoencoder in another order in each layout.
-    if quick.HAS_OLDER_GENERATOR and case.variant.startswith("lgc_"):
-        return jax.jit(step, compiler_options={"xla_cpu_use_fusion_emitters": True})
-    return jax.jit(step)
+    newer = quick.HAS_OLDER_GENERATOR and case.variant.startswith("lgc_")
+    return jax.jit(step).lower(*arguments).compile({"xla_cpu_use_fusion_emitters": True} if newer else None)
 
 
 def run(case: Case, state: State, seeds: range) -> list[Step]:
