@@ -87,7 +87,7 @@ Init = Callable[..., LocalState]
 Step = Callable[..., tuple[LocalState, LocalMetrics]]
 
 
-def make_loop(parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: bool) -> tuple[Init, Step]:
+def make_loop(parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: bool | None) -> tuple[Init, Step]:
     """Make `init` and `step`. See `jgc.LocalSteps.make_step`."""
     nodes = parts.nodes
     programs: dict[Hashable, Callable[..., Any]] = {}  # compiled at the first call
@@ -177,7 +177,7 @@ def _enter(parts: Parts, arrays: Arrays, fragment: int, before: Phase, done: int
 
 def inner_program(
     parts: Parts, arrays: Arrays, model_state: PyTree, frozen: PyTree, loss: Callable[..., Any], has_aux: bool,
-    unroll: bool,
+    unroll: bool | None,
 ) -> Callable[..., tuple[tuple, tuple]]:  # fmt: skip
     """A step of every node, `(own, inner, model_state, batch, largest_norm, frozen) -> (new, of_step)`.
 

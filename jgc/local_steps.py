@@ -60,7 +60,9 @@ class LocalSteps(NamedTuple):
         """
         return self.parts.bytes_per_round(params)
 
-    def make_step(self, loss: Callable[..., Any], has_aux: bool = False, unroll: bool = True) -> tuple[Init, Step]:
+    def make_step(
+        self, loss: Callable[..., Any], has_aux: bool = False, unroll: bool | None = None
+    ) -> tuple[Init, Step]:
         """Make the two functions of a training loop: `init` and `step`.
 
         `init(key, params)` copies the parameters to the devices, for all nodes and for each. `init(key, params,
@@ -81,7 +83,7 @@ class LocalSteps(NamedTuple):
             `has_aux` `-> (scalar, aux)`. With a model state `(params, batch, model_state) -> (scalar, model_state)`,
             with `has_aux`, too, `-> (scalar, (model_state, aux))`.
           has_aux: as in `jax.value_and_grad`.
-          unroll: see `jgc.on_nodes`; True is much faster for convolutions on CPU.
+          unroll: see `jgc.node_grads`.
 
         Returns:
           `init(key, params, model_state=()) -> LocalState` and `step(state, batch, frozen=None) -> (LocalState,

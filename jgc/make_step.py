@@ -77,7 +77,7 @@ def make_step(
     optimizer: "optax.GradientTransformation",
     nodes: Nodes,
     has_aux: bool = False,
-    unroll: bool = True,
+    unroll: bool | None = None,
     ahead: bool = False,
 ) -> tuple[Init, Step]:
     """Make the two functions of a training loop: `init` and `step`.
@@ -102,7 +102,7 @@ def make_step(
         It also gets `value`, the mean loss over nodes, and `grad`, if it takes them (`optax.contrib.momo`).
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`.
-      unroll: see `jgc.on_nodes`; True is much faster for convolutions on CPU.
+      unroll: see `jgc.node_grads`.
       ahead: whether a thread compiles the next phase of the schedule while the steps of a phase run, so that no step
         waits for it. On CPU that takes processor time from those steps.
 

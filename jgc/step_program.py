@@ -65,7 +65,7 @@ def step_program(
     optimizer: "optax.GradientTransformation",
     nodes: Nodes,
     has_aux: bool,
-    unroll: bool,
+    unroll: bool | None,
     arrays: Arrays,
     frozen: PyTree,
 ) -> Callable[..., tuple[Arrays, Metrics]]:

@@ -186,8 +186,9 @@ class Config(Generic[M]):
     clip_norm: float = OPEN
     """clip each node's gradient to this norm divided by the root of the number of nodes, with --local.every to this
     norm; 0: no clipping"""
-    unroll_nodes: bool = True
-    """compute the gradients of a device's nodes one after another, not under vmap; far faster on CPU"""
+    unroll_nodes: Literal["auto", "yes", "no"] = "auto"
+    """compute the gradients of a device's nodes one after another (yes) or together under vmap (no); auto: one after
+    another on CPU, together on GPU and TPU, which is faster"""
     run_dir: str | None = None
     """folder of the run; a new one in runs/ if not given"""
     resume: bool = False

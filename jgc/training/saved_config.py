@@ -26,6 +26,8 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
     parts = GROUPS | ({} if method is None else {"compressor": method.settings})
     inner = {name: _defaults(kind) | config.get(name, {}) for name, kind in parts.items()}
     workload = WORKLOADS.get(config.get("workload", ""))
+    if config.get("unroll_nodes") in (True, False):  # of runs from before "auto", whose default was True
+        config = config | {"unroll_nodes": "auto" if config["unroll_nodes"] else "no"}
     filled_in = {} if workload is None else {name: getattr(workload, name) for name in open_fields()}
     return _defaults(Config) | filled_in | config | inner
 

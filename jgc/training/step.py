@@ -1,8 +1,8 @@
 """The training step, as pure functions of whole arrays.
 
 Order inside a step: node-local gradient of the mean loss; coupled weight decay; local clipping; the compressor
-(memory, then aggregate); decoupled decay and optimiser. It is compiled in two halves: the nodes' gradients, one node
-after another (`unroll_nodes`), one program for all phases; and the update, under the node axis, one program a phase.
+(memory, then aggregate); decoupled decay and optimiser. It is compiled in two halves: the nodes' gradients
+(`unroll_nodes`), one program for all phases; and the update, under the node axis, one program a phase.
 The diagnose step runs between the two on the same gradients.
 """
 
@@ -75,6 +75,7 @@ METRICS = ("loss", "train_accuracy", "residual_norm", "elements_sent", "overflow
 AUXILIARY = 0.4  # weight of a second head's loss: PSPNet's (Zhao et al. 2017, Section 3.3)
 PLACEMENTS = TrainState(SHARED, SHARED, LOCAL, State(SHARED, LOCAL), LOCAL)
 OWN = ("batch_stats", "carry")
+UNROLL = {"auto": None, "yes": True, "no": False}  # of `Config.unroll_nodes`, for `node_grads`
 
 
 class Parts(NamedTuple):
@@ -196,7 +197,7 @@ def make_gradients(
     parts: Parts, placements: TrainState = PLACEMENTS
 ) -> Callable[[PyTree, dict[str, PyTree], Batch], Gradients]:
     """`(params, own [K, ...], batch) -> Gradients`, without communication between nodes; `TrainState.trained`."""
-    loss, unroll = loss_of(parts.apply, parts.void), parts.config.unroll_nodes
+    loss, unroll = loss_of(parts.apply, parts.void), UNROLL[parts.config.unroll_nodes]
     gradients = node_grads(loss, parts.nodes, has_aux=True, unroll=unroll, local=True, placements=placements.trained)
 
     def flat(params, own, batch):

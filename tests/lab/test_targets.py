@@ -4,6 +4,7 @@
 """
 
 import functools
+import re
 from collections import Counter
 from fractions import Fraction
 
@@ -135,6 +136,25 @@ def test_gathers_of_any_length_stay_gathers(words, target, record_property):
     x = jax.ShapeDtypeStruct((nodes.count, words), jnp.uint32, sharding=sharding)
     (found,) = collectives(compiled_for(jax.jit(step).lower(x)))
     assert (found.op, found.sent_bytes) == ("all-gather", 4 * words * (nodes.count - 1))
+    record_property("audited", target)
+
+
+@pytest.mark.parametrize("target", ["h100:8", "v5e:2x4"])
+def test_nodes_of_a_device_are_computed_together(target, record_property):
+    """Two nodes a device: one convolution of both, where a CPU has one for each node."""
+    nodes = jgc.make_nodes(16, devices_of(target).devices)
+
+    def loss(w, x):
+        return jnp.mean(jax.lax.conv(x, w, (1, 1), "SAME") ** 2)
+
+    sharding = jax.NamedSharding(nodes.mesh, jax.P(nodes.slow))
+    w = jax.ShapeDtypeStruct((8, 8, 3, 3), jnp.float32, sharding=jax.NamedSharding(nodes.mesh, jax.P()))
+    x = jax.ShapeDtypeStruct((16, 4, 8, 16, 16), jnp.float32, sharding=sharding)
+    convolutions = {}
+    for unroll in (None, False, True):
+        text = compiled_for(jax.jit(jgc.node_grads(loss, nodes, unroll=unroll)).lower(w, x)).as_text()
+        convolutions[unroll] = len(re.findall(r" convolution\(|cudnn\$conv", text))
+    assert convolutions[None] == convolutions[False] < convolutions[True]
     record_property("audited", target)
 
 

@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from contract import LAYOUTS, every_layout, nodes_of
 from hypothesis import given, strategies as st
@@ -151,6 +152,23 @@ def test_node_gradients_are_each_nodes_own(layout, unroll):
     assert all(np.abs(expected[i] - expected[j]).max() > 0.1 for i in range(8) for j in range(i))
     np.testing.assert_allclose(grads["w"], expected, rtol=1e-5)
     np.testing.assert_allclose(loss[3], _loss(params, (batch[0][3], batch[1][3])), rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend, times", [("cpu", 8), ("gpu", 1), ("tpu", 1)])
+def test_nodes_of_a_device_are_computed_as_suits_it(backend, times, monkeypatch):
+    """One after another on a CPU, together under `vmap` elsewhere: in `node_grads`, `make_step` and `local_steps`."""
+    nodes, (params, batch), sgd, dense = nodes_of("1 device"), _problem(8), optax.sgd(0.1), jgc.compress.dense()
+    monkeypatch.setattr("jgc.gradients.backend_of", lambda nodes: backend)
+    traced = str(jax.make_jaxpr(jgc.node_grads(_loss, nodes))(params, batch))
+    assert traced.count("dot_general[") == 2 * times  # the loss and its gradient
+    unrolled, map_nodes = [], jgc.gradients.on_nodes
+    monkeypatch.setattr(
+        jgc.gradients, "on_nodes", lambda *args, **more: unrolled.append(more["unroll"]) or map_nodes(*args, **more)
+    )
+    loops = jgc.make_step(_loss, dense, sgd, nodes), jgc.local_steps(sgd, sgd, dense, 2, nodes).make_step(_loss)
+    for init, step in loops:
+        step(init(jax.random.key(0), params), batch)
+    assert unrolled == [times > 1] * 2
 
 
 @every_layout

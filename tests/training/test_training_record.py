@@ -166,6 +166,8 @@ def test_recording_size(tmp_path):
 
 def test_old_configs_are_completed():
     assert completed({"method": "dense"})["record"] == dataclasses.asdict(RecordConfig())
+    read = [completed({"unroll_nodes": x})["unroll_nodes"] for x in (True, False, "auto", "yes")]
+    assert read == ["auto", "no", "auto", "yes"]  # once a flag, True by default
 
 
 def test_recording_marks_run_folder(tmp_path):

@@ -5,9 +5,9 @@ Evaluation is estimated from its equations, executed in turn: XLA's CPU backend 
 whose memory it does not know. `Measure` says how the others are found:
 
 - "step": compile both as training does, and ask the compiler. Minutes for large models.
-- "node": compile the gradients of a single node, without optimising the code, which does not change the buffers. A
-  device computes its nodes one after another, so the others' finished gradients are added; under vmap
-  (`--no-unroll-nodes`) all activations exist at once. The update is estimated.
+- "node": compile the gradients of a single node, without optimising the code, which does not change the buffers. Where
+  a device computes its nodes one after another, as on CPU, the others' finished gradients are added; under vmap, as on
+  GPU and TPU, all activations exist at once. The update is estimated.
 - "nothing": estimate activations by the values that one node's backward pass needs of its forward pass.
 """
 
@@ -17,9 +17,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from jgc.gradients import unrolled
 from jgc.placement import BATCH, LOCAL, placed_shapes
 from jgc.training.program import compile_gradients, compile_update
-from jgc.training.step import PLACEMENTS, Batch, Parts, TrainState, loss_of, make_gradients
+from jgc.training.step import PLACEMENTS, UNROLL, Batch, Parts, TrainState, loss_of, make_gradients
 from jgc.types import Nodes, PyTree
 
 Measure = Literal["nothing", "node", "step"]
@@ -136,7 +137,8 @@ def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure
     if one is None:
         one, how = kept_for_backward(parts, state, batch), ESTIMATED
     here, gradient = parts.nodes.per_device, size_of(state.params)
-    on_device = one + (here - 1) * gradient if parts.config.unroll_nodes else here * one
+    one_by_one = unrolled(UNROLL[parts.config.unroll_nodes], parts.nodes)
+    on_device = one + (here - 1) * gradient if one_by_one else here * one
     return Temporary("gradients", on_device + own, how)
 
 
@@ -170,7 +172,7 @@ def _first(x: Any) -> jax.ShapeDtypeStruct:
 def of_updates(parts: Parts, state: TrainState, batch: Batch) -> tuple[Temporary, ...]:
     """Temporaries of each phase's update, by the compiler, or an estimate if it does not say."""
     placed, guess = placed_shapes(state, PLACEMENTS, parts.nodes), UPDATE_COPIES * parts.nodes.per_device
-    config = dataclasses.replace(parts.config, unroll_nodes=False)  # the same shapes, traced once
+    config = dataclasses.replace(parts.config, unroll_nodes="no")  # the same shapes, traced once
     whole = parts._replace(nodes=Nodes(parts.nodes.count, parts.nodes.count), config=config)
     gradients = jax.eval_shape(make_gradients(whole), state.params, state.own, batch)
     gradients = placed_shapes(gradients, type(gradients)(*[LOCAL] * len(gradients)), parts.nodes)
