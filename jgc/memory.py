@@ -285,6 +285,6 @@ def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
     scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes.count) / jnp.maximum(jnp.sqrt(squared), 1e-30))
 
     def scaled(g):
-        return (g * scale).astype(g.dtype) if jnp.issubdtype(g.dtype, jnp.inexact) else g
+        return comm.narrowed(g * scale, g.dtype) if jnp.issubdtype(g.dtype, jnp.inexact) else g
 
     return jax.tree.map(scaled, grads)

@@ -5,13 +5,11 @@ from jgc.comm.collectives import (
     all_gather,
     all_gather_dict,
     any_true,
-    at_least_f32,
     broadcast,
     broadcast_dict,
     exact_mean,
     fast_axes,
     mean_inside,
-    narrowed,
     on_leaders_device,
     one_by_one,
     pmax,
@@ -21,11 +19,12 @@ from jgc.comm.collectives import (
 )
 from jgc.comm.ledger import ledger, local_copies
 from jgc.comm.ring import mean_by, ring_mean, ring_mean_of_segments, ring_quantized_mean, ring_size
+from jgc.comm.rounding import at_least_f32, narrowed, rounded
 from jgc.comm.varying import varying_axes
 
 __all__ = [
     "OutsideNodeAxis", "all_gather", "all_gather_dict", "any_true", "at_least_f32", "broadcast", "broadcast_dict",
     "exact_mean", "fast_axes", "ledger", "local_copies", "mean_by", "mean_inside", "narrowed", "node_index",
     "node_key", "on_leaders_device", "one_by_one", "pmax", "pmean", "psum", "ring_mean", "ring_mean_of_segments",
-    "ring_quantized_mean", "ring_size", "sum_inside", "vary", "vary_over", "varying_axes",
+    "ring_quantized_mean", "ring_size", "rounded", "sum_inside", "vary", "vary_over", "varying_axes",
 ]  # fmt: skip

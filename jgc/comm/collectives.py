@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
-from jax.typing import DTypeLike
 
 from jgc.backend import backend
 from jgc.comm.axis import devices, emulated_gather, emulated_sum, is_emulated, node_index, vary_over
 from jgc.comm.ledger import are_local_copies, record
+from jgc.comm.rounding import at_least_f32, narrowed
 from jgc.comm.words import from_words, join_words, split_words, to_words
 from jgc.types import Array, Nodes, PyTree
 
@@ -107,34 +107,13 @@ def sum_inside(x: Array, axes: tuple[str, ...], nodes: Nodes, field: str) -> Arr
     return lax.psum(vary_over(x, axes), axes)
 
 
-def at_least_f32(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype for sums of values of a float dtype. JAX does not promote those of 8 bits by itself.
-
-    Example:
-      >>> at_least_f32(jnp.dtype(jnp.float8_e4m3fn)), at_least_f32(jnp.dtype(jnp.float64))
-      (dtype('float32'), dtype('float64'))
-    """
-    return jnp.dtype(jnp.float32) if dtype.itemsize < 4 else dtype
-
-
-def narrowed(x: Array, dtype: DTypeLike) -> Array:
-    """x in a float dtype; values beyond its range are clipped to it, where a plain cast makes them Inf or NaN.
-
-    Example:
-      >>> narrowed(jnp.array([1.0, -1e6, jnp.nan]), jnp.float16).tolist()
-      [1.0, -65504.0, nan]
-    """
-    top = float(jnp.finfo(dtype).max)
-    return (x if top >= float(jnp.finfo(x.dtype).max) else jnp.clip(x, -top, top)).astype(dtype)
-
-
 def mean_inside(x: Array, axes: tuple[str, ...], nodes: Nodes) -> Array:
     """Mean of x over devices of one node, along fast axes. Floats only: x is returned as it is otherwise."""
     if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     wide = x.astype(at_least_f32(x.dtype))
     record("all-reduce", "exact mean", wide, nodes.size(axes))
-    return lax.pmean(wide, axes).astype(x.dtype)
+    return narrowed(lax.pmean(wide, axes), x.dtype)
 
 
 def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:

@@ -44,7 +44,7 @@ def aggregate(
     out = [(np if x.dtype == jax.dtypes.float0 else jnp).zeros(x.shape, x.dtype) for x in values]  # float0: of integers
     for bucket in buckets((i, x.size, x.dtype) for i, x in enumerate(packing.leaves) if x.start >= 0):
         for i, mean in zip(bucket, joint_mean([values[i] for i in bucket], nodes), strict=True):
-            out[i] = jnp.where(skip, 0, mean).astype(values[i].dtype)
+            out[i] = comm.narrowed(jnp.where(skip, 0, mean), values[i].dtype)
     info = Info(jnp.float32(0), jnp.float32(packing.size), jnp.int32(0), jnp.bool_(True))
     return jax.tree.unflatten(packing.treedef, out), state, info
 

@@ -158,6 +158,18 @@ def test_nodes_of_a_device_are_computed_together(target, record_property):
     record_property("audited", target)
 
 
+@pytest.mark.parametrize("format", ["bfloat16", "float16", "float8_e4m3", "float8_e5m2"])
+def test_rounding_is_kept(format, record_property):
+    """XLA for GPU removes f32 -> f16 -> f32 and the like; the residual would be computed from unrounded values."""
+    devices = devices_of("h100:1")
+    compressor = jgc.compress.cast(format=format, scaled=False, error_feedback=True)
+    shapes = {"a": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
+    step, arguments = step_of_shapes(compressor, compressor.schedule[0].value, shapes, devices.nodes())
+    text = compiled_for(jax.jit(step).lower(*arguments)).as_text()
+    assert re.search(r"= f32\[4096\]\S* reduce-precision\(", text)
+    record_property("audited", "h100:1")
+
+
 @pytest.mark.parametrize(("count", "devices_per_node"), [(2, 8), (16, 1), (4, 4), (2, 1), (8, 1)])
 def test_make_nodes_on_two_slices(count, devices_per_node):
     devices = devices_of("v5e:2x4x2slices").devices
