@@ -1,5 +1,9 @@
 """`jgc bench select`: what is compared, and how it is shown."""
 
+import sys
+from types import SimpleNamespace
+
+import jax
 import numpy as np
 import pytest
 
@@ -29,6 +33,45 @@ def test_ratios_pair_rounds():
     rounds = {select.OURS: np.array([1.0, 9.0, 9.0]), select.TORCH: np.array([2.0, 18.0, 18.0])}
     page = select.markdown([select.Timing(10, 1, rounds)], "a machine", None, "load 0")
     assert "| 0.50 | - | - |" in page
+
+
+class Cuda:
+    """PyTorch with a GPU, by NumPy: counts the waits for the device."""
+
+    __version__, waits, places = "2.11.0+cu130", 0, []
+    cuda = property(lambda self: self)
+
+    def is_available(self):
+        return True
+
+    def get_device_name(self):
+        return "NVIDIA H100"
+
+    def synchronize(self):
+        self.waits += 1
+
+    def set_num_threads(self, count):
+        pass
+
+    def from_numpy(self, values):
+        return SimpleNamespace(to=lambda device: self.places.append(device) or SimpleNamespace(abs=lambda: abs(values)))
+
+    def topk(self, values, k):
+        return np.sort(values)[-k:]
+
+
+def test_torch_runs_on_the_gpu_of_jax(monkeypatch):
+    torch = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert select.find_torch().device == "cpu"  # where JAX computes
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    there = select.find_torch()
+    monkeypatch.undo()
+    timing = select.measure(1000, 0.01, 2, there)
+    assert (torch.places, torch.waits) == (["cuda"], 3)  # a round that does not count, and two
+    page = select.markdown([timing], "a machine", there, "load 0")
+    assert page.startswith("a machine; torch 2.11.0+cu130 on NVIDIA H100; load 0.")
+    assert "| 1,000 | 10 | torch.topk |" in page
 
 
 @pytest.mark.parametrize("sizes", ["0", "1.5", "many", "3e9", ""])

@@ -229,7 +229,7 @@ def markdown(found: Beside, machine: str) -> str:
 
 def cells(row: Row, gradient: int) -> list[str]:
     """A row of the table."""
-    times = [shown(1e3 * x, 0) for x in (row.seconds, row.pmean)]
+    times = [shown(1e3 * x) for x in (row.seconds, row.pmean)]
     ratio = shown(row.seconds / row.pmean, 2) if row.method != PMEAN else "1"
     share = f"{row.temporary / gradient:.2f}"
     return [row.method, row.phase, *times, ratio, f"{row.compile_seconds:.1f}", megabytes(row.temporary), share]

@@ -1,5 +1,6 @@
 """The outcome of `bench methods`, and its page."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -112,14 +113,18 @@ def milliseconds(seconds: Times | None) -> str:
     return "-" if seconds is None else shown(1e3 * seconds, 2)
 
 
-def shown(values: Times, digits: int) -> str:
-    """Median and half the distance between the quartiles.
+def shown(values: Times, digits: int | None = None) -> str:
+    """Median and half the distance between the quartiles, with so many decimals; None: three significant digits.
 
     Example:
       >>> shown(np.array([1.0, 2.0, 3.0, 4.0, 9.0]), 1), shown(np.array([1.0]), 1)
       ('3.0 ± 1.0', '1.0')
+      >>> [shown(np.array([x, 1.1 * x])) for x in (0.0567, 1.24, 1234.0)]
+      ['0.0595 ± 0.0014', '1.30 ± 0.03', '1296 ± 31']
     """
     low, middle, high = np.percentile(values, [25, 50, 75])
+    if digits is None:
+        digits = max(0, 2 - math.floor(math.log10(middle))) if middle > 0 else 0
     return f"{middle:.{digits}f}" + (f" ± {(high - low) / 2:.{digits}f}" if values.size > 1 else "")
 
 

@@ -2,7 +2,8 @@
 
 All candidates take the same normally distributed values and run in turn in one process. Ratios are taken round by
 round, so that a machine that slows down changes none of them. The floor is one read of the values: the largest
-magnitude. `lax.approx_max_k` is exact on CPU alone, and `torch.topk` always runs on the CPU.
+magnitude. `lax.approx_max_k` is exact on CPU alone. `torch.topk` runs on JAX's GPU if torch can
+use it, else on the CPU.
 """
 
 import os
@@ -72,6 +73,30 @@ class Select:
         publish("Selection of the largest values", page, self.output, line)
 
 
+class Torch(NamedTuple):
+    """PyTorch, and the name of the device that it computes on: "cuda" or "cpu"."""
+
+    module: ModuleType
+    device: str
+
+    def topk(self, values: np.ndarray, k: int) -> Callable[[], Any]:
+        """A function that selects the k largest magnitudes, and waits for the device."""
+        there, cuda = self.module.from_numpy(values).to(self.device), self.module.cuda
+
+        def run():
+            chosen = self.module.topk(there.abs(), k)
+            if self.device == "cuda":
+                cuda.synchronize()
+            return chosen
+
+        return run
+
+    def __str__(self) -> str:
+        if self.device == "cuda":
+            return f"torch {self.module.__version__} on {self.module.cuda.get_device_name()}"
+        return f"torch {self.module.__version__} on the CPU, {self.module.get_num_threads()} threads"
+
+
 class Timing(NamedTuple):
     """Seconds of each piece of work for one size, f64[repeats] by name."""
 
@@ -119,24 +144,24 @@ def load() -> str:
     return f"{os.getloadavg()[0]:.1f}"
 
 
-def find_torch() -> ModuleType | None:
-    """PyTorch with a thread for each core, or None if it is not installed."""
+def find_torch() -> Torch | None:
+    """PyTorch on JAX's device if it can use it, else on the CPU with a thread for each core; None without PyTorch."""
     try:
         import torch
     except ImportError:
         return None
     torch.set_num_threads(cores())
-    return torch
+    return Torch(torch, "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu")
 
 
-def measure(size: int, alpha: float, repeats: int, torch: ModuleType | None) -> Timing:
+def measure(size: int, alpha: float, repeats: int, torch: Torch | None) -> Timing:
     """Time everything for one size.
 
     Args:
       size: n.
       alpha: share of the values that is selected; at least one is.
       repeats: rounds that count.
-      torch: the module, or None to leave it out.
+      torch: None to leave it out.
     """
     k = max(1, round(alpha * size))
     values = np.random.default_rng(0).standard_normal(size, np.float32)
@@ -150,8 +175,7 @@ def measure(size: int, alpha: float, repeats: int, torch: ModuleType | None) -> 
     if alpha * CHUNK >= 1:
         work[CHUNKS] = partial(_chunks, v, alpha)
     if torch is not None:
-        same = torch.from_numpy(values)
-        work[TORCH] = lambda: torch.topk(same.abs(), k)
+        work[TORCH] = torch.topk(values, k)
     return Timing(size, k, rounds(work, repeats))
 
 
@@ -182,9 +206,8 @@ def _read(v):
     return jnp.max(jnp.abs(v))
 
 
-def markdown(timings: Sequence[Timing], machine: str, torch: ModuleType | None, load: str) -> str:
+def markdown(timings: Sequence[Timing], machine: str, torch: Torch | None, load: str) -> str:
     """The page."""
-    threads = f"torch {torch.__version__}, {torch.get_num_threads()} threads" if torch else "without torch"
     repeats = next(iter(timings[0].seconds.values())).size
     head = ["n", "k", "", "ms, median (quarter to three quarters)", "of torch.topk", "of lax.top_k", "of one read"]
     rows = [row for timing in timings for row in _rows(timing)]
@@ -192,7 +215,7 @@ def markdown(timings: Sequence[Timing], machine: str, torch: ModuleType | None, 
         "`torch.topk` is left out: torch is not installed (`pip install 'jgc[bench]'`; its CPU build suffices).\n\n"
     )  # fmt: skip
     return (
-        f"{machine}; {threads}; {load}.\n\n"
+        f"{machine}; {torch or 'without torch'}; {load}.\n\n"
         f"{missing}{table(head, rows)}\n\n"
         f"Normally distributed f32 values, {repeats} rounds in turn. Ratios are medians over rounds. Only jgc's "
         "rows give positions in ascending order; all others give values and positions by magnitude. Chunks select the "
