@@ -11,12 +11,12 @@ from jax import lax
 
 from jgc.backend import backend
 from jgc.layout.hidden import dynamic_part, hidden, node_by_node
-from jgc.layout.pack import Layers, layer_ids, values_of
+from jgc.layout.pack import Layers, values_of
 from jgc.layout.top_k import Range, largest_in_ranges
 from jgc.types import Array
 from jgc.wire import elias_fano
 from jgc.wire.bits import LANES, TILE
-from jgc.wire.sums import group_sums
+from jgc.wire.sums import range_sums
 
 _PAST_ALL = np.iinfo(np.int32).max  # a position past the end of every vector
 
@@ -83,7 +83,7 @@ def top_positions(v: Array, layers: Layers, counts: tuple[int, ...]) -> Array:
 
 def layer_means(x: Array, counts: tuple[int, ...]) -> Array:
     """Mean of each layer's selected values x f32[mu], f32[layers]."""
-    return group_sums(x, jnp.asarray(layer_ids(counts)), len(counts)) / np.array(counts, np.float32)
+    return range_sums(x, counts) / np.array(counts, np.float32)
 
 
 def layer_starts(layers: Layers, counts: tuple[int, ...]) -> np.ndarray:
@@ -111,7 +111,7 @@ def added(x: Array, more: Array | Sparse) -> Array:
     if not isinstance(more, Sparse):
         return x + more
     if more.positions.ndim == 1:
-        return x.at[more.positions].add(more.values, indices_are_sorted=_ascend(more), wrap_negative_indices=False)
+        return x.at[_distinct(more, x.size)].add(more.values, **_promises(more))
     if backend() == "cpu":
         return added(x, Unordered(*(entries.reshape(-1) for entries in more)))
     # One node after another: a GPU adds values at equal positions in any order, but all devices need equal sums, and
@@ -142,12 +142,29 @@ def _by_nodes(x: Array, unused: float) -> Array:
 
 def cleared(x: Array, sparse: Sparse) -> Array:
     """x f32[n] with zeros at the entries' positions; those past the end are dropped."""
-    return x.at[sparse.positions].set(0, indices_are_sorted=_ascend(sparse), wrap_negative_indices=False)
+    return x.at[_distinct(sparse, x.size)].set(0, **_promises(sparse))
 
 
-def _ascend(sparse: Sparse) -> bool:
-    """Whether a scatter may rely on it that positions ascend."""
-    return not isinstance(sparse, Unordered)
+def replaced(x: Array, positions: Array, values: Array) -> Array:
+    """x f32[n] with values f32[k] at positions i32[k], none twice."""
+    return x.at[positions].set(values, unique_indices=True)
+
+
+def _promises(sparse: Sparse) -> dict[str, bool]:
+    """What a scatter to positions from `_distinct` may rely on."""
+    # XLA for GPU then adds without atomics. Other backends gain nothing.
+    unique = backend() == "gpu"
+    ascend = not isinstance(sparse, Unordered)
+    return {"indices_are_sorted": ascend, "unique_indices": unique, "wrap_negative_indices": False}
+
+
+def _distinct(sparse: Sparse, n: int) -> Array:
+    """The positions of one node, i32[k], none twice: not those past the end of f32[n] either, which are dropped."""
+    at = sparse.positions
+    if backend() != "gpu":
+        return at
+    # Past the end an int32 wraps around to a negative position, which is dropped, too.
+    return jnp.where(at < n, at, n + jnp.arange(at.size, dtype=at.dtype))
 
 
 def scatter_layers(total: SparseSum, layers: Layers) -> Array:

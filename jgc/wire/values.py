@@ -20,14 +20,12 @@ has one of bins of equal width.
 
 from typing import Literal, get_args
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jgc.comm import narrowed
 from jgc.types import Array
 from jgc.wire.bits import pack_bits, unpack_bits
-from jgc.wire.sums import group_sums
+from jgc.wire.sums import group_ids, range_maxima, range_sums
 
 ValueCode = Literal["float32", "float16", "bfloat16", "8bit", "4bit", "2bit", "1bit", "2bit-codebook"]
 CODEBOOK = "2bit-codebook"
@@ -58,14 +56,14 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
         return {"values": narrowed(x, code)}
     bits = int(code[:-3])
     levels, magnitudes = 2 ** (bits - 1), jnp.abs(x)
-    group, groups = _group(x < 0, counts), 2 * len(counts)
-    largest = jax.ops.segment_max(magnitudes, group, groups)
+    sign, group = _sign(x < 0), _group(x < 0, counts)
+    largest = range_maxima(magnitudes, counts, sign, 2)
     largest = jnp.where(largest > 0, largest, 0)  # a group without values has -inf
     share = magnitudes / jnp.where(largest > 0, largest, 1)[group]  # in [0, 1]
     level = jnp.minimum((share * levels).astype(jnp.uint32), levels - 1)
     unit = _unit(level, levels)
-    used = group_sums(unit**2, group, groups)  # 0 for a group without values
-    fit = group_sums(share * unit, group, groups) / jnp.where(used > 0, used, 1)
+    used = range_sums(unit**2, counts, sign, 2)  # 0 for a group without values
+    fit = range_sums(share * unit, counts, sign, 2) / jnp.where(used > 0, used, 1)
     codes = level + jnp.where(x < 0, jnp.uint32(levels), jnp.uint32(0))
     return {"values": pack_bits(codes, bits), "scales": jnp.minimum(largest * fit, jnp.finfo(jnp.float32).max)}
 
@@ -100,22 +98,27 @@ def decode_values(code: ValueCode, payload: dict[str, Array], counts: tuple[int,
 
 def _group(negative: Array, counts: tuple[int, ...]) -> Array:
     """Index of the scale of each value: 2 * layer, plus 1 for negative values, i32[mu]."""
-    return 2 * jnp.asarray(np.repeat(np.arange(len(counts), dtype=np.int32), counts)) + negative.astype(jnp.int32)
+    return group_ids(counts, _sign(negative), 2)
+
+
+def _sign(negative: Array) -> Array:
+    """1 for a negative value, else 0, i32[mu]."""
+    return negative.astype(jnp.int32)
 
 
 def _encode_by_codebook(x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
     """Codes of 2 bits, sign and class of a magnitude; "scales" are the classes' mean magnitudes, f32[4 * layers]."""
-    magnitudes, group, groups = jnp.abs(x), _group(x < 0, counts), 2 * len(counts)
-    largest = jnp.maximum(jax.ops.segment_max(magnitudes, group, groups), 0)  # a group without values has -inf
+    magnitudes, sign, group = jnp.abs(x), _sign(x < 0), _group(x < 0, counts)
+    largest = jnp.maximum(range_maxima(magnitudes, counts, sign, 2), 0)  # a group without values has -inf
     share = magnitudes / jnp.where(largest > 0, largest, 1)[group]  # in [0, 1]: sums of squares do not overflow
 
     def means(upper):
         """The mean of either class of every group, f32[groups, 2]; 0 for a class without values."""
-        of = 2 * group + upper
-        count = group_sums(jnp.ones_like(share), of, 2 * groups)
-        return (group_sums(share, of, 2 * groups) / jnp.maximum(count, 1)).reshape(groups, 2)
+        half = 2 * sign + upper
+        count = range_sums(jnp.ones_like(share), counts, half, 4)
+        return (range_sums(share, counts, half, 4) / jnp.maximum(count, 1)).reshape(-1, 2)
 
-    least = jax.ops.segment_min(share, group, groups)
+    least = -range_maxima(-share, counts, sign, 2)
     upper = (share > ((least + 1) / 2)[group]).astype(jnp.int32)  # not 1 / 2: all may be above it, and then stay there
     for _ in range(LLOYD):
         upper = (share > jnp.mean(means(upper), axis=1)[group]).astype(jnp.int32)

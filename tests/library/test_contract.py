@@ -116,18 +116,22 @@ def test_all_nodes_hold_bit_equal_results(case):
 
 
 @pytest.mark.parametrize("name", some_by_default(NAMES, METHODS))
-def test_positions_ascend_where_a_scatter_relies_on_it(name, monkeypatch):
-    """No CPU shows a broken promise: XLA there does not use it, and that for TPU does."""
-    in_order, ascend, case = [], select._ascend, Case(name, len(compressor_of(name).schedule) - 1, "1 device")
+def test_positions_ascend_and_are_distinct_where_a_scatter_relies_on_it(name, monkeypatch):
+    """No CPU shows a broken promise: XLA there does not use it, those for TPU and GPU do."""
+    held, promises, case = [], select._distinct, Case(name, len(compressor_of(name).schedule) - 1, "1 device")
 
-    def watched(sparse):
-        if ascend(sparse):
-            asked.append(sparse)
-            jax.debug.callback(lambda at: in_order.append(bool((np.diff(at) >= 0).all())), sparse.positions)
-        return ascend(sparse)
+    def watched(sparse, n):
+        asked.append(sparse)
+        ascend = not isinstance(sparse, select.Unordered)
+
+        def look(at):  # those past the end are dropped
+            held.append(np.unique(at[at < n]).size == (at < n).sum() and (not ascend or bool((np.diff(at) >= 0).all())))
+
+        jax.debug.callback(look, sparse.positions)
+        return promises(sparse, n)
 
     asked: list[select.Sparse] = []
-    monkeypatch.setattr(select, "_ascend", watched)
+    monkeypatch.setattr(select, "_distinct", watched)
     monkeypatch.setattr(select, "backend", lambda: "tpu")  # or the nodes' entries are added up in one scatter
     nodes = nodes_of(case.layout)
     step = jax.jit(step_on_nodes(compressor_of(name).aggregate, phase_of(case).value, nodes))
@@ -136,7 +140,7 @@ def test_positions_ascend_where_a_scatter_relies_on_it(name, monkeypatch):
         compiled = lowered.compile({"xla_backend_optimization_level": 0})
         jax.block_until_ready(compiled(step_key(0, nodes), gradients(0, nodes), first_state(name)))
         jax.effects_barrier()
-        assert in_order and all(in_order)
+        assert held and all(held)
 
 
 @every_case_elsewhere

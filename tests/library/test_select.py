@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from jgc.layout import select
 from jgc.layout.pack import Layer, whole
 from jgc.layout.select import (
     Sparse,
+    Unordered,
     check_alpha,
     counts_per_layer,
     pack_positions,
@@ -61,14 +63,31 @@ def test_scatter_adds_values_at_equal_positions():
 
 @pytest.mark.parametrize("shape", [(5, 40), (2, 3, 40), (1, 7)])
 def test_sequential_scatter_equals_one_scatter_bit_for_bit(shape, monkeypatch):
-    """On CPU, which adds in order; a GPU does not, and takes them in turn."""
+    """On CPU, which adds in order; a GPU does not, and takes the nodes in turn."""
     random = np.random.default_rng(0)
-    positions = np.sort(random.integers(0, 60, shape))
+    positions = np.sort(random.permuted(np.broadcast_to(np.arange(60, dtype=np.int32), (*shape[:-1], 60)), axis=-1))
+    positions = np.minimum(positions[..., : shape[-1]] * 60 // shape[-1], 53)  # 50 and more are nowhere, 53 repeats
     sparse = Sparse(jnp.asarray(positions), jnp.asarray(random.standard_normal(shape), jnp.float32))
-    one = scatter(sparse, 50)  # positions of 50 and more are nowhere
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    one = scatter(sparse, 50)
+    monkeypatch.setattr(select, "backend", lambda: "gpu")
     other = scatter(sparse, 50)
     assert np.asarray(one).tobytes() == np.asarray(other).tobytes() and np.any(np.asarray(one))
+
+
+def test_positions_of_a_gpu_are_distinct(monkeypatch):
+    """What is dropped lies past the end, at distinct positions: a scatter may rely on it that none is there twice."""
+    monkeypatch.setattr(select, "backend", lambda: "gpu")
+    sparse = Unordered(jnp.array([4, 9, 2, 9, 5, 7]), jnp.arange(1.0, 7.0))
+    at = select._distinct(sparse, 5)
+    assert len(set(at.tolist())) == 6 and [p for p in at.tolist() if p < 5] == [4, 2]
+    assert scatter(sparse, 5).tolist() == [0, 0, 3, 0, 1]
+    assert select.cleared(jnp.ones(5), sparse).tolist() == [1, 1, 0, 1, 0]
+    assert {"scatter", "scatter-add"} == {
+        eqn.primitive.name
+        for f in (scatter, lambda sparse, n: select.cleared(jnp.ones(n), sparse))
+        for eqn in jax.make_jaxpr(f, static_argnums=1)(sparse, 5).eqns
+        if eqn.params.get("unique_indices")
+    }
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.0001, float("nan")])

@@ -22,7 +22,7 @@ from jgc.compress.lgc.normalise import (
     view_of,
 )  # fmt: skip
 from jgc.compress.lgc.settings import LgcPs
-from jgc.layout.select import Sparse, scatter
+from jgc.layout.select import Sparse, replaced, scatter
 from jgc.method.compose import Payload
 from jgc.method.diagnose import cosine, relative_error
 from jgc.placement import per_node
@@ -110,7 +110,7 @@ def decode(config: LgcPs, weights: ae.Weights, inbox: ServerInbox, selection: Se
     def one(decoder, view, picked, values):
         z = ae.decode(decoder, inbox.code, innovation_vector(view, picked, values, selection))
         x = from_z(z, view, selection)
-        return x.at[picked].set(values) if config.overwrite else x
+        return replaced(x, picked, values) if config.overwrite else x
 
     return jax.vmap(one)(weights.decoders, inbox.views, inbox.picked, inbox.innovations)
 
@@ -123,7 +123,7 @@ def _by_signs(inbox: ServerInbox, selection: Selection) -> Array:
 def _without_code(inbox: ServerInbox, selection: Selection) -> Array:
     """Every node's values from signs, means and innovations, f32[K, mu]."""
     x = _by_signs(inbox, selection)
-    return jax.vmap(lambda x, picked, values: x.at[picked].set(values))(x, inbox.picked, inbox.innovations)
+    return jax.vmap(replaced)(x, inbox.picked, inbox.innovations)
 
 
 def average(inbox: ServerInbox, x: Array, n: int) -> Array:
@@ -186,7 +186,7 @@ def _ceiling(exact: Array, leader: Array, inbox: ServerInbox, selection: Selecti
     follows = jnp.where(has_mean, jnp.clip(ratio, 0.0, 1.0), 1.0)
 
     def one(view, follows, picked, values):
-        return from_z(follows[selection.ids] * z[: selection.mu], view, selection).at[picked].set(values)
+        return replaced(from_z(follows[selection.ids] * z[: selection.mu], view, selection), picked, values)
 
     everyone = jax.vmap(one)(inbox.views, follows, inbox.picked, inbox.innovations)
     return everyone.at[leader].set(exact)

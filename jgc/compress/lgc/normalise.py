@@ -13,7 +13,7 @@ from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.settings import Lgc, LgcPs
 from jgc.compress.settings import selector_of
 from jgc.layout.pack import Layer, Layers, layer_ids
-from jgc.layout.select import counts_per_layer, layer_means, top_positions
+from jgc.layout.select import counts_per_layer, layer_means, replaced, top_positions
 from jgc.layout.selector import Selector
 from jgc.types import Array
 
@@ -169,5 +169,5 @@ def view_of(config: Lgc, x: Array, header: dict[str, Array], selection: Selectio
 
 def innovation_vector(view: View, picked: Array, values: Array, selection: Selection) -> Array:
     """The decoder's innovation input: z where values were sent, zero elsewhere, f32[m]."""
-    x = jnp.zeros((selection.mu,), jnp.float32).at[picked].set(values)
-    return jnp.zeros((ae.padded(selection.mu),), jnp.float32).at[picked].set(to_z(x, view, selection)[picked])
+    z = to_z(replaced(jnp.zeros((selection.mu,), jnp.float32), picked, values), view, selection)
+    return replaced(jnp.zeros((ae.padded(selection.mu),), jnp.float32), picked, z[picked])

@@ -55,7 +55,7 @@ from jgc.compress.lgc.normalise import Selection, choose_innovations, server_vie
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, LgcPs, check
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
-from jgc.layout.select import Sparse, SparseSum
+from jgc.layout.select import Sparse, SparseSum, replaced
 from jgc.method.from_step import Step
 from jgc.types import Array, Compressor, Key, Message, Nodes
 
@@ -169,7 +169,7 @@ def training_input(config: LgcPs, x: Array, leader: Array, selection: Selection)
     views = server_views(config, x, leader, selection)
     z = jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
     picked = jax.vmap(lambda x, view: choose_innovations(config, x, view, selection))(x, views)
-    return z, jax.vmap(lambda z, i: jnp.zeros_like(z).at[i].set(z[i]))(z, picked)
+    return z, jax.vmap(lambda z, i: replaced(jnp.zeros_like(z), i, z[i]))(z, picked)
 
 
 METHOD = Method(

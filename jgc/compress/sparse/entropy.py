@@ -15,6 +15,7 @@ import numpy as np
 from jgc.layout.pack import Layers, layer_ids
 from jgc.method.guard import not_finite
 from jgc.types import Array
+from jgc.wire.sums import range_maxima
 
 MOST_BINS = 1024
 """The most bins of a histogram: each costs a pass over the values."""
@@ -98,7 +99,7 @@ def thresholds(magnitudes: Array, rank: Array, wanted: Array, counts: tuple[int,
     """
     ids = layer_ids(counts)
     last = jnp.where(rank == wanted[ids] - 1, magnitudes, jnp.inf)
-    return jax.ops.segment_min(last, ids, len(counts), indices_are_sorted=True)
+    return -range_maxima(-last, counts)
 
 
 def literal_thresholds(v: Array, layers: Layers, wanted: Array, slots: tuple[int, ...]) -> Array:
