@@ -1,4 +1,6 @@
-"""Every method and phase, compiled for H100s and TPUs that are not here: its collectives are those that it claims.
+"""Every method and phase, compiled for H100s and TPUs that are not here.
+
+Its collectives are those that it claims, and on H100s it adds up no floats by atomics.
 
 `pytest -m targets`. The compilers are packages (see `jgc plan --target`); without them these tests are skipped.
 """
@@ -7,6 +9,9 @@ import functools
 import re
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +21,7 @@ from contract import PARAMS, VARIANTS, compressor_of
 import jgc
 from jgc.compress import METHODS, step_of_shapes
 from jgc.lab.plan.targets import CHIPS, Target, compiled_for, missing_packages, spec_of, stay_on_cpu, target_of
-from jgc.wire.hlo import Collective, collectives
+from jgc.wire.hlo import Collective, collectives, parse
 
 pytestmark = pytest.mark.targets
 
@@ -28,12 +33,23 @@ TILE = 1024  # values
 # adds to an all-reduce. The operand is filled up to whole registers of 8 x 128 values of 4 bytes.
 FILLED_UP = {("v5e:2x4x2slices", "all-reduce"): 4 * (TILE - 1)}
 
-CASES = [
-    (name, i, target)
-    for name in (*METHODS, *RINGS)
-    for i in range(len(compressor_of(name).schedule))
-    for target in TARGETS
-]
+GPUS = "h100:8"
+# Variants with further values that all nodes compute for themselves: codes of values and of positions, thresholds.
+CODED = ("topk/learned", "topk/chunks coded", "scalecom/chunks", "egc/old thresholds")
+# Operations inside of which XLA's text does not show. cuSOLVER's results are reproducible by default, says NVIDIA of
+# cusolverDnSetDeterministicMode.
+REPRODUCIBLE = {"cusolver_syevd_ffi"}
+
+
+def cases(names: tuple[str, ...], targets: tuple[str, ...]) -> list[tuple[str, int, str]]:
+    return [(name, i, target) for name in names for i in range(len(compressor_of(name).schedule)) for target in targets]
+
+
+class Program(NamedTuple):
+    """A compiled step: its HLO, and the atomic operations on floats in its kernels, of which a TPU has none."""
+
+    text: str
+    float_atomics: tuple[str, ...]
 
 
 @functools.cache
@@ -48,6 +64,38 @@ def devices_of(name: str) -> Target:
 def compiled(compressor: jgc.Compressor, phase: int, shapes, target: Target) -> tuple[Collective, ...]:
     step, arguments = step_of_shapes(compressor, compressor.schedule[phase].value, shapes, target.nodes())
     return collectives(compiled_for(jax.jit(step, donate_argnums=2).lower(*arguments)))
+
+
+@functools.cache
+def program_of(name: str, phase: int, target: str) -> Program:
+    """A method's step for one target; compiled once for all tests, which scope_of in conftest.py keeps together."""
+    devices, compressor = devices_of(target), compressor_of(name)
+    step, arguments = step_of_shapes(compressor, compressor.schedule[phase].value, SHAPES, devices.nodes())
+    lowered = jax.jit(step, donate_argnums=2).lower(*arguments)
+    if target != GPUS:
+        return Program(compiled_for(lowered).as_text(), ())
+    with TemporaryDirectory() as folder:
+        text = compiled_for(lowered, {"xla_dump_to": folder}).as_text()
+        kernels = [file.read_text() for file in Path(folder).glob("*.ptx")]
+    assert any(".entry" in kernel for kernel in kernels)  # else nothing would be looked at
+    return Program(text, tuple(found for kernel in kernels for found in float_atomics(kernel)))
+
+
+def float_atomics(kernels: str) -> list[str]:
+    """PTX's atomic operations on floats; of integers, sums and maxima do not depend on the order."""
+    found = re.findall(r"\b(?:atom|red)\.[\w.:]+", kernels)
+    return [atomic for atomic in found if re.search(r"\.(cas|b?f\d+x?2?)\b", atomic)]
+
+
+def unordered(text: str) -> list[str]:
+    """Scatters of floats that may meet a position twice, and calls of libraries that may do anything."""
+    found = []
+    for op in (op for ops in parse(text).computations.values() for op in ops.values()):
+        if op.opcode in ("scatter", "select-and-scatter") and re.match(r"\(?b?f\d", op.shape):
+            found += [] if "unique_indices=true" in op.rest else [op.line]
+        if op.opcode == "custom-call" and not any(f'"{name}"' in op.line for name in REPRODUCIBLE):
+            found.append(op.line)
+    return found
 
 
 def claimed(compressor: jgc.Compressor, phase: int, shapes, target: Target) -> Counter:
@@ -68,10 +116,15 @@ def id_of(name: str, phase: int, target: str) -> str:
     return f"{name}, {compressor_of(name).schedule[phase].name}, {target}"
 
 
-@pytest.mark.parametrize(("name", "phase", "target"), [pytest.param(*case, id=id_of(*case)) for case in CASES])
+def every_case(names: tuple[str, ...], targets: tuple[str, ...]):
+    params = [pytest.param(*case, id=id_of(*case)) for case in cases(names, targets)]
+    return pytest.mark.parametrize(("name", "phase", "target"), params)
+
+
+@every_case((*METHODS, *RINGS), TARGETS)
 def test_collectives_of_target_equal_physical_bytes(name, phase, target, record_property):
     devices, compressor = devices_of(target), compressor_of(name)
-    found = compiled(compressor, phase, SHAPES, devices)
+    found = collectives(program_of(name, phase, target).text)
     sent, expected = sums_of(found), claimed(compressor, phase, SHAPES, devices)
     assert sent.keys() == expected.keys() and "reduce-scatter" not in sent  # see docs/targets.md
     for op, total in sent.items():
@@ -80,6 +133,28 @@ def test_collectives_of_target_equal_physical_bytes(name, phase, target, record_
         assert expected[op] <= total <= expected[op] + most, op
     assert all(one.between_slices for one in found) == (devices.groups > 1) or not found
     record_property("audited", target)
+
+
+@every_case((*METHODS, *RINGS, *CODED), (GPUS,))
+def test_equal_values_of_all_nodes_do_not_depend_on_an_order(name, phase, target, record_property):
+    """Each GPU computes means, scales, codebooks, weights and thresholds for itself: atomics would make them differ."""
+    program = program_of(name, phase, target)
+    assert not unordered(program.text)
+    assert not program.float_atomics
+    record_property("audited", target)
+
+
+def test_atomics_and_repeated_positions_are_noticed():
+    nodes = devices_of(GPUS).nodes()
+    x = jax.ShapeDtypeStruct((99,), jnp.float32, sharding=jax.NamedSharding(nodes.mesh, jax.P()))
+    at = jax.ShapeDtypeStruct((99,), jnp.int32, sharding=jax.NamedSharding(nodes.mesh, jax.P()))
+    with TemporaryDirectory() as folder:
+        lowered = jax.jit(lambda x, at: jax.ops.segment_sum(x, at, 9)).lower(x, at)
+        program = compiled_for(lowered, {"xla_dump_to": folder})
+        kernels = "".join(file.read_text() for file in Path(folder).glob("*.ptx"))
+    assert len(unordered(program.as_text())) == len(float_atomics(kernels)) == 1
+    atomics = "red.global.add.f32 atom.add.noftz.f16x2 atom.global.add.u32 red.global.max.s32 atom.sys.global.cas.b32"
+    assert len(float_atomics(atomics)) == 3
 
 
 @pytest.mark.parametrize("name", ["cast", "natural", "onebit", "terngrad", "qsgd", "signsgd"])

@@ -44,6 +44,8 @@ from contract import (
 from laws import balances
 
 import jgc
+import jgc.backend
+from jgc.comm.traced import called
 from jgc.compress import METHODS, step_on_nodes
 from jgc.layout import select
 from jgc.layout.pack import leaf_paths, make_packing
@@ -141,6 +143,24 @@ def test_positions_ascend_and_are_distinct_where_a_scatter_relies_on_it(name, mo
         jax.block_until_ready(compiled(step_key(0, nodes), gradients(0, nodes), first_state(name)))
         jax.effects_barrier()
         assert held and all(held)
+
+
+@every_phase
+def test_no_value_of_a_gpu_depends_on_an_order(case, monkeypatch):
+    """Traced for GPUs, no floats are added up at positions that may repeat: atomics would add in any order."""
+    monkeypatch.setattr(jgc.backend, "backend_of", lambda nodes: "gpu")
+    nodes = nodes_of(case.layout)
+    step = step_on_nodes(compressor_of(case.variant).aggregate, phase_of(case).value, nodes)
+    arguments = step_key(0, nodes), gradients(0, nodes), jgc.place(first_state(case.variant), STATE, nodes)
+    assert not list(unordered_scatters(jax.make_jaxpr(step)(*arguments)))
+
+
+def unordered_scatters(jaxpr):
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if eqn.primitive.name.startswith("scatter") and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
+            yield from [] if eqn.params["unique_indices"] else [eqn]
+        for inner in called(eqn.params):
+            yield from unordered_scatters(inner)
 
 
 @every_case_elsewhere

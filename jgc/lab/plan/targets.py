@@ -176,11 +176,14 @@ def _compile_something(device: Any) -> None:
     compiled_for(jax.jit(lambda x: x + 1).lower(one))
 
 
-def compiled_for(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """A compiled program for devices that are not here, which JAX's cache of compiled programs cannot read back."""
+def compiled_for(lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None) -> jax.stages.Compiled:
+    """A compiled program for devices that are not here, which JAX's cache of compiled programs cannot read back.
+
+    `options`: XLA's, as `jax.stages.Lowered.compile` takes them.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
-        return lowered.compile()
+        return lowered.compile(None if options is None else dict(options))
 
 
 # --- the compilers ------------------------------------------------------------------------------------------------
