@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 from jgc.misuse import check_arrays, check_composition, check_nodes, is_accumulator, is_key, leaves_by_path, path_of
 from jgc.types import Array, Nodes, PyTree, State
@@ -349,6 +349,20 @@ def to_host(x: Array) -> np.ndarray:
         assert isinstance(x.sharding, NamedSharding)
         x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)
     return np.asarray(jax.device_get(x))
+
+
+def of_first_process(x: Any, nodes: Nodes) -> np.ndarray:
+    """An array that every process computed for itself, on the host: in all processes that of the first.
+
+    Processes may differ by rounding: each compiles for itself, and on GPUs XLA chooses algorithms by their time. All
+    processes of `nodes` must call it, in the same order.
+    """
+    host, mesh = np.asarray(x), nodes.mesh
+    if not isinstance(mesh, Mesh) or len({device.process_index for device in mesh.devices.flat}) == 1:
+        return host
+    one_each = NamedSharding(mesh, P(mesh.axis_names))
+    copies = jax.make_array_from_callback((mesh.size, *host.shape), one_each, lambda index: host[None])
+    return np.asarray(jax.jit(lambda copies: copies[0], out_shardings=NamedSharding(mesh, P()))(copies))
 
 
 def per_node(x: Array, nodes: Nodes) -> Array:

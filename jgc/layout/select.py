@@ -2,7 +2,7 @@
 
 import math
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,7 +150,7 @@ def replaced(x: Array, positions: Array, values: Array) -> Array:
     return x.at[positions].set(values, unique_indices=True)
 
 
-def _promises(sparse: Sparse) -> dict[str, bool]:
+def _promises(sparse: Sparse) -> dict[str, Any]:
     """What a scatter to positions from `_distinct` may rely on."""
     # XLA for GPU then adds without atomics. Other backends gain nothing.
     unique = backend() == "gpu"

@@ -27,6 +27,7 @@ from jgc.method.exchange import all_reduce, gather
 from jgc.method.from_step import Layers, Step, from_step
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
+from jgc.placement import of_first_process
 from jgc.types import Array, Compressor, Message, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:  # the settings' file imports this one
@@ -111,16 +112,16 @@ def convolutions(config: Gradiveq) -> Compressor:
         schedule=(*before, last._replace(value=(COMPRESSED, ()))),
         messages=messages,
         init=init,
-        transition=lambda old, new, state, nodes: _transition(config, new, state),
-        next_phase=lambda before, step, state, nodes: _next_phase(config, before, step, state.shared),
+        transition=lambda old, new, state, nodes: _transition(config, new, state, nodes),
+        next_phase=lambda before, step, state, nodes: _next_phase(config, before, step, state.shared, nodes),
     )
 
 
-def _transition(config: Gradiveq, new: object, state: State) -> State:
+def _transition(config: Gradiveq, new: object, state: State, nodes: Nodes) -> State:
     """On entering a compressed phase, compute new bases and mu from the samples. Every phase resets the counters."""
     learned, bases, mean = state.shared, state.shared.bases, jnp.zeros_like(state.shared.mean)
     if _parse(new)[0] == COMPRESSED:
-        found = [_components(samples, learned.taken, config)[1] for samples in learned.samples]
+        found = [_components(samples, learned.taken, config, nodes)[1] for samples in learned.samples]
         new = [directions[:, : b.shape[1]] for directions, b in zip(found, bases, strict=True)]
         bases = tuple(jnp.zeros_like(b).at[:, : x.shape[1]].set(x) for b, x in zip(bases, new, strict=True))
         mean = learned.mean / jnp.maximum(learned.steps, 1) if config.centred else mean
@@ -129,11 +130,11 @@ def _transition(config: Gradiveq, new: object, state: State) -> State:
     return State(learned, state.local._replace(own=own))
 
 
-def _next_phase(config: Gradiveq, before: Phase, step: int, learned: Learned) -> Phase:
+def _next_phase(config: Gradiveq, before: Phase, step: int, learned: Learned, nodes: Nodes) -> Phase:
     """Warm-up, then sampling and compressed phases in turn; an alarm ends a compressed phase early."""
     passed, name = step - before.start, _parse(before.value)[0]
     if name == SAMPLING and passed >= config.sampling_steps:
-        return Phase(COMPRESSED, step, (COMPRESSED, chosen(config, learned)))
+        return Phase(COMPRESSED, step, (COMPRESSED, chosen(config, learned, nodes)))
     looks = config.control_limit and passed and passed % config.control_every == 0
     if (name == DENSE and passed >= config.warmup_steps) or (
         name == COMPRESSED and (passed >= config.compressed_steps or (looks and bool(learned.alarm)))
@@ -202,21 +203,22 @@ def kept_samples(config: Gradiveq) -> int:
     return config.samples or config.sampling_steps
 
 
-def chosen(config: Gradiveq, learned: Learned) -> tuple[int, ...]:
+def chosen(config: Gradiveq, learned: Learned, nodes: Nodes) -> tuple[int, ...]:
     """d of every layer by (6), from the samples, rounded up to a multiple of an eighth of the largest d."""
     out = []
     for samples, basis in zip(learned.samples, learned.bases, strict=True):
         most = basis.shape[1]
-        d = config.rank or slices.dimensions(np.asarray(_components(samples, learned.taken, config)[0]), config.loss)
+        d = config.rank or slices.dimensions(_components(samples, learned.taken, config, nodes)[0], config.loss)
         unit = -(-most // EIGHTHS)
         out.append(min(-(-d // unit) * unit, most))
     return tuple(out)
 
 
-def _components(samples: Array, taken: Array, config: Gradiveq) -> tuple[Array, Array]:
-    """Energies and directions of a layer's samples, found on one device."""
+def _components(samples: Array, taken: Array, config: Gradiveq, nodes: Nodes) -> tuple[np.ndarray, np.ndarray]:
+    """Energies and directions of a layer's samples, found on one device of each process; all use the first one's."""
     count = max(min(int(taken), samples.shape[1]), 1)
-    return _principal(np.asarray(samples), np.float32(count), config.centred)
+    energies, directions = _principal(np.asarray(samples), np.float32(count), config.centred)
+    return of_first_process(energies, nodes), of_first_process(directions, nodes)
 
 
 _principal = jax.jit(slices.principal, static_argnums=2)
