@@ -12,6 +12,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import one_device
+
+# "gpu": run what fits on one GPU, see one_device.py
+ONE_DEVICE = os.environ.get("JGC_TESTS_ON", "")
+if ONE_DEVICE:
+    one_device.set_platforms(ONE_DEVICE)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # Programs are kept between runs of the tests, also for the processes that tests start.
@@ -26,7 +32,7 @@ from hypothesis import settings  # noqa: E402
 from quick import PAPER_FILTERS, XLA_FLAGS, autoencoder  # noqa: E402
 from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 
-_flags = {"--xla_force_host_platform_device_count": "8", **XLA_FLAGS}
+_flags = {"--xla_force_host_platform_device_count": "1" if ONE_DEVICE else "8", **XLA_FLAGS}
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _flags.items() if k not in _given)]).strip()
 
@@ -56,8 +62,15 @@ class Together(LoadScopeScheduling):
         return scope_of(nodeid)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_configure(config):
+    if ONE_DEVICE and not hasattr(config, "workerinput"):
+        one_device.begin(ONE_DEVICE, config)
+
+
+def pytest_collection_modifyitems(config, items):
     """What has slow tests comes first, then what has many: nothing long is left to run alone at the end."""
+    if ONE_DEVICE:
+        one_device.leave_out_the_rest(config, items)
     slow = {scope_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
     tests = Counter(scope_of(item.nodeid) for item in items)
 
