@@ -1,5 +1,6 @@
 """The lines that a run prints at its start and at the start of each phase."""
 
+import os
 from pathlib import Path
 
 import jax
@@ -7,6 +8,7 @@ import jax
 from jgc.method.outer import Parts as LocalParts
 from jgc.training.config import Config, DistributedConfig, method_name
 from jgc.training.costs import PhaseCost
+from jgc.training.deterministic import note
 from jgc.training.program import Program
 from jgc.training.setup import Setup
 from jgc.training.table import size
@@ -32,7 +34,8 @@ def heading(setup: Setup, folder: Path, start: int) -> str:
 
 
 def notes(setup: Setup) -> list[str]:
-    """What a run's length leaves out: phases that it ends before, steps after its schedule or the last exchange."""
+    """What a run's length leaves out: phases that it ends before, steps after its schedule or the last exchange; what
+    its bits depend on."""
     config, schedule = setup.parts.config, setup.parts.compressor.schedule
     every, last, said = config.local.every, schedule[-1], []
     total, unit = (config.steps, "steps") if every is None else (config.steps // every, "exchanges")
@@ -53,6 +56,8 @@ def notes(setup: Setup) -> list[str]:
             f"{config.schedule_steps}; give a shorter --learning-rate-warmup"
         )
     said += unused(config)
+    if bits := note(config.deterministic, config.resume, jax.default_backend(), os.environ.get("XLA_FLAGS", "")):
+        said.append(bits)
     if setup.parts.local is not None:
         said += _notes_on_exchanges(setup.parts.local, config.steps)
     return said

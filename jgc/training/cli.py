@@ -15,6 +15,7 @@ from jgc.compress.registry import FIRST
 from jgc.training.config import Config, layers_of, method_name, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.data.dataset import reason
+from jgc.training.deterministic import set_flags
 from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, leave_stdout, say, values_of_the_user
 from jgc.training.extra import explain
 from jgc.training.models import MODELS, make_model
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run_it() -> int:
         config = parse(argv)
+        if config.deterministic:
+            set_flags()
         from jgc.training.loop import run
 
         return run(config, resume_command(argv))

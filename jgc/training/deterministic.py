@@ -1,0 +1,68 @@
+"""`--deterministic`: flags of XLA for GPU, by which a step has the same bits in every call and every compilation.
+
+XLA reads XLA_FLAGS when JAX starts, so they are set before. XLA for TPU ends the process at flags of another compiler:
+they are set only where JAX would take a GPU.
+"""
+
+import os
+from collections.abc import MutableMapping
+from importlib.metadata import entry_points
+
+FLAGS = {
+    "--xla_gpu_deterministic_ops": "true",  # no atomics in scatters, convolutions and products
+    "--xla_gpu_autotune_level": "0",  # else XLA takes the kernel that was the fastest while it compiled
+}
+GPUS = ("cuda", "rocm", "gpu")
+
+
+def set_flags(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Add the flags to XLA_FLAGS where JAX would take a GPU. Flags that the user has set stay."""
+    if takes_gpu(environment.get("JAX_PLATFORMS", "")):
+        environment["XLA_FLAGS"] = with_flags(environment.get("XLA_FLAGS", ""))
+
+
+def takes_gpu(platforms: str) -> bool:
+    """Whether JAX would look for a GPU, before it starts: by $JAX_PLATFORMS, or if that is empty by its plugins.
+
+    Example:
+      >>> takes_gpu("cpu"), takes_gpu("cuda,cpu")
+      (False, True)
+    """
+    names = platforms.lower() or " ".join(plugin.name for plugin in entry_points(group="jax_plugins"))
+    return any(gpu in names for gpu in GPUS)
+
+
+def with_flags(given: str) -> str:
+    """XLA_FLAGS with those of `FLAGS` that are missing.
+
+    Example:
+      >>> with_flags("--xla_gpu_autotune_level=1 --xla_dump_to=x")
+      '--xla_gpu_autotune_level=1 --xla_dump_to=x --xla_gpu_deterministic_ops=true'
+    """
+    return " ".join([*given.split(), *(f"{name}={value}" for name, value in FLAGS.items() if not _has(given, name))])
+
+
+def _has(given: str, name: str) -> bool:
+    return name in [word.partition("=")[0] for word in given.split()]
+
+
+def note(deterministic: bool, resume: bool, backend: str, given: str) -> str:
+    """The line that a run prints on its bits; "" for none.
+
+    Args:
+      deterministic: the setting.
+      resume: whether the run goes on from a checkpoint.
+      backend: of JAX.
+      given: XLA_FLAGS, as they were when JAX started.
+    """
+    if deterministic and backend != "gpu":
+        return f"note: --deterministic does nothing on {backend.upper()}: it sets flags for GPUs"
+    missing = [f"{name}={value}" for name, value in FLAGS.items() if f"{name}={value}" not in given.split()]
+    if deterministic and missing:
+        return f"note: --deterministic needs {' '.join(missing)} in XLA_FLAGS before JAX starts"
+    if resume and not deterministic and backend == "gpu":
+        return (
+            "note: on a GPU this run goes on with other rounding than without the stop, unless it began with "
+            "--deterministic (docs/train.md)"
+        )
+    return ""
