@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from jgc.layout.launches import stacked
 from jgc.layout.pack import Layers, Packing, floats_by_path, make_packing, pieces, unpack
+from jgc.layout.squares import squares_of_new
 from jgc.memory import Memory, accumulated, has_residual
 from jgc.method.compensate import unless
 from jgc.method.diagnose import compare
@@ -101,6 +103,9 @@ class _Method(NamedTuple):
         check_signature(grads, state.local.signature)
         packing, complete = make_packing(grads), phase == DENSE
         v, kept = self.compensated(layer_values(grads, packing), state, complete, skip)
+        if not complete:
+            v, factors = stacked(v), jax.tree.structure(state.shared)
+            state = state._replace(shared=jax.tree.unflatten(factors, stacked(jax.tree.leaves(state.shared))))
         result = self.step(phase, key, v, state.shared, packing.layers, nodes)
         mean = [jnp.where(skip, 0, x) for x in result.mean]
         sent = [jnp.where(skip, 0, x) for x in result.sent]
@@ -123,8 +128,7 @@ class _Method(NamedTuple):
 
     def residual_norm(self, kept: Sequence[PyTree]) -> Array:
         residuals = [self.memory.residual(local) for local in kept]
-        squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in residuals if x is not None]
-        return jnp.sqrt(sum(squares, jnp.float32(0)))
+        return jnp.sqrt(squares_of_new([x.astype(jnp.float32) for x in residuals if x is not None]))
 
     def all_messages(
         self, phase: Hashable, shapes: PyTree, nodes: Nodes

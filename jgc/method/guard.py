@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.backend import traced_for
 from jgc.comm.traced import all_sent
+from jgc.layout.launches import readable
 from jgc.layout.pack import leaf_paths
 from jgc.layout.squares import squared_norm
 from jgc.memory import clip_local
@@ -147,7 +148,7 @@ def _check_own(grads: PyTree, nodes: Nodes) -> None:
 def _unusable_anywhere(grads: PyTree, nodes: Nodes) -> Array:
     """Whether any node's gradient is unusable, bool[], equal on all nodes. One all-reduce of an i32."""
     floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
-    return comm.any_true(unusable(floats), nodes)
+    return readable(comm.any_true(unusable(floats), nodes))
 
 
 def _checked(

@@ -13,6 +13,7 @@ import numpy as np
 
 from jgc import comm
 from jgc.backend import backend, traced_for
+from jgc.layout.launches import bucket_bytes
 from jgc.layout.pack import make_packing
 from jgc.method.from_step import Local
 from jgc.method.guard import Core
@@ -20,8 +21,6 @@ from jgc.method.messages import both_ways
 from jgc.method.signature import check_signature, signature_of
 from jgc.placement import per_node
 from jgc.types import Array, Info, Key, Message, Nodes, PyTree, State
-
-BUCKET = 2**20  # bytes: smaller leaves are joined until they have as many
 
 
 def leaf_by_leaf(core: Core) -> Core:
@@ -67,18 +66,19 @@ def sent_as(dtype: np.dtype) -> np.dtype:
     return dtype if kept else np.dtype(np.float32)
 
 
-def buckets(leaves: Iterable[tuple[int, int, np.dtype]], least: int = BUCKET) -> list[list[int]]:
+def buckets(leaves: Iterable[tuple[int, int, np.dtype]], least: int | None = None) -> list[list[int]]:
     """Which leaves travel together: those that travel in one dtype, until a bucket has `least` bytes.
 
     Args:
       leaves: index, number of values and dtype of each.
-      least: bytes of a bucket; a leaf that has as many travels alone.
+      least: bytes of a bucket; a leaf that has as many travels alone. Those of `bucket_bytes` by default.
 
     Example:
       >>> f32 = np.dtype("float32")
       >>> buckets([(0, 8, f32), (1, 100, f32), (2, 8, f32)], least=400)
       [[1], [0, 2]]
     """
+    least = bucket_bytes() if least is None else least
     full: list[list[int]] = []
     filling: dict[np.dtype, tuple[list[int], int]] = {}
     for i, values, own in leaves:

@@ -20,6 +20,9 @@ from contract import PARAMS, VARIANTS, compressor_of
 
 import jgc
 from jgc.compress import METHODS, step_of_shapes
+from jgc.lab.bench.beside_pmean import shapes_of
+from jgc.lab.bench.network.methods import settings
+from jgc.lab.plan.kernels import kernels_of
 from jgc.lab.plan.targets import CHIPS, Target, compiled_for, missing_packages, spec_of, stay_on_cpu, target_of
 from jgc.wire.hlo import Collective, collectives, parse
 
@@ -270,6 +273,19 @@ def test_make_nodes_on_two_slices(count, devices_per_node):
     used = count * devices_per_node
     assert nodes.count == count and slices == [0] * (used // 2) + [1] * (used // 2)
     assert len(set(nodes.mesh.devices.flat)) == used
+
+
+# on 25.3M values in 51 leaves; leaf by leaf they would be 123, 151, 79, 153, 277 and 391 kernels
+@pytest.mark.parametrize(("name", "target", "most"), [
+    ("dense", "h100:1", 14), ("dense", "h100:8", 26), ("cast", "h100:1", 16), ("qsgd", "h100:1", 92),
+    ("powersgd", "h100:1", 60), ("powersgd:rank=4", "h100:1", 110),
+])  # fmt: skip
+def test_step_on_a_gpu_has_few_kernels(name, target, most, record_property):
+    devices, compressor = devices_of(target), jgc.compress.build(settings(name))
+    step, arguments = step_of_shapes(compressor, compressor.schedule[-1].value, shapes_of("gpt25m"), devices.nodes())
+    kernels = kernels_of(compiled_for(jax.jit(step, donate_argnums=2).lower(*arguments)))
+    assert kernels.launches <= most and kernels.host_copies == 0
+    record_property("audited", target)
 
 
 def test_all_variants_named_here_exist():

@@ -1,4 +1,4 @@
-"""The sum of squares over many arrays: every value counts once, in both ways of reading them."""
+"""The sum of squares over many arrays: every value counts once, in all ways of reading them."""
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from jgc.layout import squares
-from jgc.layout.squares import squared_norm
+from jgc.layout.squares import squared_norm, squares_of_new
 
 SHAPES = [(4096, 128), (4099, 128), (4096, 128), (3, 3, 512, 128), (300, 257), (5, 7), (31,), (), (70_000,),
           (2, 40_000)]  # fmt: skip
 
 
-@pytest.fixture(params=["cpu", "tpu"])
+@pytest.fixture(params=["cpu", "tpu", "gpu"])
 def backend(request, monkeypatch):
     monkeypatch.setattr(squares, "backend", lambda: request.param)
 
@@ -22,11 +22,19 @@ def arrays_of(shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
     return [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
 
 
-@pytest.mark.parametrize("shapes", [SHAPES, [], [()], [(64, 8)], [(129, 8)] * 19, [(200_001,)]])
+@pytest.mark.parametrize("shapes", [SHAPES, [], [()], [(64, 8)], [(129, 8)] * 19, [(200_001,)],
+                                    [(1 + i % 70, 3) for i in range(150)]])  # fmt: skip
 def test_every_value_counts_once(shapes, backend):
     arrays = arrays_of(shapes)
     exact = sum(int(np.square(x).sum(dtype=np.float64)) for x in arrays)
     assert float(jax.jit(squared_norm)(arrays)) == exact  # small integers: no sum rounds
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, [(7,)] * 150, []], ids=["many sizes", "150 of one size", "none"])
+def test_every_value_of_new_arrays_counts_once(shapes, backend):
+    arrays = arrays_of([shape for shape in shapes if shape])
+    exact = sum(int(np.square(x).sum(dtype=np.float64)) for x in arrays)
+    assert float(jax.jit(squares_of_new)(arrays)) == exact
 
 
 def test_nan_and_overflow_anywhere_are_seen(backend):

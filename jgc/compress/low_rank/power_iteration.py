@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jgc.compress.low_rank.batches import Batches, in_batches, in_fewer
+from jgc.layout.batches import Batches, in_batches, in_fewer
 from jgc.layout.hidden import hidden, sealed
+from jgc.layout.launches import each_of, stacked, turns
 from jgc.layout.pack import Layer
 from jgc.types import Array, Key
 
@@ -87,7 +88,7 @@ def low_rank(
         mean = averaged([v[i] for i in plan.dense], "dense+factors")
         return mean, list(v), ()
     matrices = [v[m.layer].reshape(m.rows, m.cols) for m in plan.matrices]
-    products = in_batches([_matmul(m, q) for m, q in zip(matrices, start, strict=True)])
+    products = in_batches(each_of(_matmul, matrices, start))
     means = averaged([*products.arrays, *(v[i] for i in plan.dense)], "dense+factors")
     count = len(products.arrays)
     columns = in_fewer(Batches(means[:count], products.places))
@@ -95,12 +96,12 @@ def low_rank(
     never = start[0][0, 0] > 2  # columns have length 1, but XLA cannot know
     numbers = hidden(range(len(matrices)), never)
     # sealed: to cut them out in the products' own operations would take as long as all else in these
-    p = sealed([x[: m.rows] for x, m in zip(bases.each(numbers), plan.matrices, strict=True)], never)
+    p = stacked(sealed([x[: m.rows] for x, m in zip(bases.each(numbers), plan.matrices, strict=True)], never))
     # P' M [r, cols], not M' P: XLA on CPU takes ten times as long for a product with a transposed large matrix
-    own = [_matmul(x.T, m) for m, x in zip(matrices, p, strict=True)]
+    own = stacked(each_of(lambda m, x: _matmul(x.T, m), matrices, p))
     to_send = in_batches(own)
     sums = Batches(averaged(to_send.arrays, "factors"), to_send.places)
-    q = sealed(sums.each(numbers), never)
+    q = stacked(sealed(sums.each(numbers), never))
     before = in_batches([x.T for x in start])
     # a zero column keeps its old direction, so that no direction is lost for good
     warm = [jax.vmap(lambda x, old: unit(x.T, old.T))(*pair) for pair in zip(sums.arrays, before.arrays, strict=True)]
@@ -142,7 +143,7 @@ def orthonormal(p: Array) -> Array:
         depends = square <= DEPENDENT**2 * (square + jnp.sum(earlier**2))  # the two are the square of x
         return basis.at[:, i].set(jnp.where(depends, 0.0, left / jnp.sqrt(square)))
 
-    return lax.fori_loop(2, 2 * p.shape[1], turn, unit(p))
+    return turns(2, 2 * p.shape[1], turn, unit(p))
 
 
 def unit(x: Array, zeros: Array | float = 0.0) -> Array:
