@@ -47,7 +47,7 @@ def squares_of_new(arrays: Sequence[Array]) -> Array:
     The operation that computes an array also sums its squares: on GPU row by row, for one more kernel to add up.
     """
     if backend() != "gpu":
-        return sum((jnp.sum(jnp.square(x)) for x in arrays), jnp.float32(0))
+        return sum([jnp.sum(jnp.square(x)) for x in arrays], jnp.float32(0))
     rows = [jnp.sum(jnp.square(x), axis=-1).reshape(-1) for x in arrays]
     return jnp.sum(jnp.abs(jnp.concatenate([jnp.zeros(1, jnp.float32), *rows])))  # `abs`: as in `_in_few_kernels`
 
