@@ -1,7 +1,7 @@
 """The k largest values of every chunk of neighbouring values of a layer: a selection made for accelerators.
 
 Exact top-k of a layer of n values needs several passes over all n or a long sort. Chunks need neither: each is a row of
-one matrix [chunks, 4096], and `lax.top_k` takes all rows at once. Sizes are static, and no chunk waits for another.
+one matrix [chunks, 4096], and one search takes all rows at once. Sizes are static, and no chunk waits for another.
 
 Chunks are cut within layers, and a layer's last chunk may be shorter. A layer smaller than a chunk is one chunk; biases
 and norms are one layer as ever. So a layer's number of values is known, as for exact top-k: scales of value codes,
@@ -31,6 +31,8 @@ from jax import lax
 
 from jgc.backend import backend
 from jgc.layout.pack import Layers, values_of
+from jgc.layout.top_k_digits import largest_by_digits
+from jgc.layout.top_k_tiles import Range
 from jgc.types import Array
 from jgc.wire import elias_fano
 from jgc.wire.bits import pack_bits, unpack_bits
@@ -119,6 +121,8 @@ def largest_in_chunks(v: Array, layers: Layers, chunks: Chunks) -> Array:
     """
     if (chunks.counts == chunks.sizes).all():
         return jnp.arange(values_of(layers), dtype=jnp.int32)
+    if backend() == "gpu":
+        return largest_by_digits(v, [Range(*x) for x in zip(*(x.tolist() for x in chunks[2:5]), strict=True)])
     # Chunks are searched in batches: the longest stretch of whole ones, which is nearly everything and must not be
     # copied, and all others joined. Chunks shorter than `length` leave out the smallest found. Small layers of which
     # `min_values` asks for more have batches of their own.
@@ -177,8 +181,8 @@ def stretches(starts: np.ndarray, sizes: np.ndarray, length: int) -> list[tuple[
 def largest_of_rows(rows: Array, k: int) -> Array:
     """Where the k largest values of every row are, i32[rows, k], largest first; ties go to the lower position.
 
-    On accelerators `lax.top_k`: of the ways tried it has the fewest cycles on TPU (docs/results/chunks.md). On CPU it
-    takes 13 ns a value. So there are two searches in fewer values: for the k blocks of b neighbours with the largest
+    On TPU `lax.top_k`: of the ways tried it has the fewest cycles (docs/results/chunks.md). On CPU it takes 13 ns a
+    value. So there are two searches in fewer values: for the k blocks of b neighbours with the largest
     maxima, which hold the k largest values (see `jgc.layout.top_k`), and in these.
 
     Example:
@@ -197,6 +201,21 @@ def largest_of_rows(rows: Array, k: int) -> Array:
     found = jnp.take_along_axis(rows.reshape(len(rows), -1, b), kept[:, :, None], 1).reshape(len(rows), k * b)
     inner = lax.top_k(found, k)[1]
     return jnp.take_along_axis(kept, inner // b, 1) * b + inner % b
+
+
+def largest_in_rows(x: Array, k: int) -> Array:
+    """Where every row's k entries of largest magnitude are, ascending, i32[rows, k]; ties go to the lower position.
+
+    Example:
+      >>> largest_in_rows(jnp.array([[1.0, -4.0, 3.0, 4.0]]), 2)
+      Array([[1, 3]], dtype=int32)
+    """
+    rows, length = x.shape
+    if backend() != "gpu":
+        return jnp.sort(lax.top_k(jnp.abs(x), k)[1], axis=1)
+    starts = length * np.arange(rows, dtype=np.int32)
+    positions = largest_by_digits(x.reshape(-1), [Range(start, length, k) for start in starts.tolist()])
+    return positions.reshape(rows, k) - starts[:, None]
 
 
 def pack_chunk_positions(positions: Array, layers: Layers, chunks: Chunks) -> Array:

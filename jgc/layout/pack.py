@@ -12,7 +12,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from jgc.backend import backend
 from jgc.comm import narrowed
 from jgc.layout.hidden import dynamic_part, hidden
 from jgc.misuse import check_arrays, path_of
@@ -183,6 +185,11 @@ def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clea
       skip: with it, biases and norms of equal size are compiled once (it is `nothing` of `hidden`).
       clear: all leaves are zeros if `skip`.
     """
+    if clear and backend() == "gpu":
+        # XLA reads what is computed of the vector in one kernel for all leaves of a size. A plain slice is a copy of
+        # each. By bits: `where` would need a vector of zeros.
+        kept = lax.bitcast_convert_type(flat, jnp.int32) & jnp.where(skip, jnp.int32(0), jnp.int32(-1))
+        flat, clear = lax.bitcast_convert_type(kept, flat.dtype), False
     pooled = [leaf for leaf in packing.leaves if leaf.start >= 0 and len(leaf.shape) <= 1]
     first = min((leaf.start for leaf in pooled), default=0)
     starts: dict[_Leaf, Array] = {}

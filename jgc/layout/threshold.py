@@ -1,6 +1,6 @@
 """The k largest values of each part of a vector, found by their threshold, without sorting.
 
-Non-negative floats have the order of their bits, so `_kth_largest` finds the k-th largest digit by digit: it counts how
+Non-negative floats have the order of their bits, so `_kth_largest` finds the k-th largest bit by bit: it counts how
 many values reach each candidate. `largest_of_parts` then marks all values above it, and the first of those that equal
 it, in a bitmap; the positions of its ones are the result, in order.
 """
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.backend import backend
 from jgc.types import Array
 from jgc.wire.elias_fano import ones_of, running_sum
 
@@ -55,17 +54,17 @@ def largest_of_parts(bits: Array, parts: Parts, counts: Sequence[int]) -> Array:
     threshold = _kth_largest(bits, parts.owner, counts)
     rows = bits.reshape(-1, LANES, 32)
     least = _of_groups(threshold[:, None], parts.owner)[:, :, None]
-    above, equal = _bitmap(rows > least), _bitmap(rows == least)
+    above, equal = bitmap(rows > least), bitmap(rows == least)
     ones = jnp.stack([_ones_in(above), _ones_in(equal)])  # in every word
     upto = running_sum(ones)
     before = (upto - ones)[:, parts.starts // 32]  # in all parts before each part
     total = jnp.diff(before[0], append=upto[0, -1])
     # of the values equal to the threshold, the first so many, counted from the first part on
     ties = _of_words(before[1] + np.array(counts, np.int32) - total, parts.owner)
-    words = above | _first_ones(equal, jnp.clip(ties - (upto[1] - ones[1]), 0, ones[1]))
+    words = above | first_ones(equal, jnp.clip(ties - (upto[1] - ones[1]), 0, ones[1]))
     earlier = np.cumsum([0, *counts])[:-1].astype(np.int32)  # chosen in all parts before
     chosen = _of_words(-before[0] - before[1] + earlier, parts.owner) + upto[0] + jnp.minimum(upto[1], ties)
-    return ones_of(words, chosen.astype(jnp.uint32), jnp.arange(sum(counts), dtype=jnp.uint32)).astype(jnp.int32)
+    return ones_of(words, chosen.astype(jnp.uint32), sum(counts)).astype(jnp.int32)
 
 
 def entries_at(x: Array, i: Array) -> Array:
@@ -91,19 +90,17 @@ def _kth_largest(bits: Array, owner: Array, counts: Sequence[int]) -> Array:
       owner: the part of each group, i32[groups].
       counts: k of each part.
     """
-    width = 1 if backend() == "cpu" else 4  # bits per digit: least work on CPU, few passes elsewhere
-    digits = jnp.arange(1, 2**width, dtype=jnp.int32)
     groups, wanted = bits.reshape(-1, 1, 32, LANES), np.array(counts, np.int32)[:, None]
 
     def refine(i, t):
-        shift = 32 - width - i * width
-        candidates = t[:, None] + (digits << shift)  # from 2^31 on they wrap around to negative numbers
+        shift = 31 - i  # a digit of one bit: least work on CPU
+        candidates = t[:, None] + (1 << shift)
         reach = groups >= _of_groups(candidates, owner)[:, :, None, None]
         lanes = lax.optimization_barrier(jnp.sum(reach, 2, dtype=jnp.int32))  # two stages, as in top_k.py
-        reached = (_sums(jnp.sum(lanes, 2), owner, len(counts)) >= wanted) & (candidates > 0)
+        reached = _sums(jnp.sum(lanes, 2), owner, len(counts)) >= wanted
         return t + (jnp.sum(reached, 1, dtype=jnp.int32) << shift)
 
-    return lax.fori_loop(1 if width == 1 else 0, 32 // width, refine, jnp.zeros_like(bits, shape=len(counts)))
+    return lax.fori_loop(1, 32, refine, jnp.zeros_like(bits, shape=len(counts)))
 
 
 def _sums(values: Array, owner: Array, parts: int) -> Array:
@@ -117,13 +114,13 @@ def _ones_in(words: Array) -> Array:
     return lax.population_count(words).astype(jnp.int32)
 
 
-def _bitmap(mask: Array) -> Array:
+def bitmap(mask: Array) -> Array:
     """bool[..., 32] as words, u32[m]."""
     bits = mask.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
     return jnp.sum(bits, -1, dtype=jnp.uint32).reshape(-1)
 
 
-def _first_ones(words: Array, wanted: Array) -> Array:
+def first_ones(words: Array, wanted: Array) -> Array:
     """Words u32[m] with only their lowest ones, `wanted` i32[m] of each, found by bisection."""
     left, end = wanted.astype(jnp.uint32), jnp.zeros_like(words)
     for width in (16, 8, 4, 2, 1):

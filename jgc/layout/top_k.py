@@ -1,6 +1,6 @@
 """Positions of the k largest magnitudes of a range, exact, in little more than one read of it.
 
-`lax.top_k` runs all n values through a heap on CPU, and sorts them all on some GPUs. This file takes two steps:
+`lax.top_k` runs all n values through a heap on CPU, and sorts them all on a GPU. This file takes two steps:
 
 1. Divide the range into blocks of b neighbouring values and keep the k blocks with the largest maxima. Ties between
    maxima go to the lower block. This is the only pass over all n values.
@@ -10,7 +10,8 @@ The result is exact, ties included. Take a value x at position p in a block that
 block either exceeds x, or equals both x and the maximum of p's block. In the second case the kept block is the lower
 one, so its maximum lies at a position below p. Hence k values come before x, and x is not among the first k.
 
-Both steps solve the same problem, without sorting: see `jgc.layout.threshold`.
+Both steps solve the same problem, without sorting: on CPU by `jgc.layout.threshold`, on GPU by
+`jgc.layout.top_k_digits`. TPUs have blocks of their width: `jgc.layout.top_k_tiles`.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from jax import lax
 
 from jgc.backend import backend
 from jgc.layout.threshold import GROUP, LANES, PADDING, entries_at, largest_of_parts, parts_of, whole_groups
+from jgc.layout.top_k_digits import block_for, largest_by_digits
 from jgc.layout.top_k_tiles import Range, bits_of, largest_in_tiles
 from jgc.types import Array
 
@@ -39,7 +41,7 @@ def largest_positions(values: Array, k: int, variant: Variant | None = None) -> 
       values: f32[n], n < 2^31.
       k: how many, static, 0 <= k <= n.
       variant: "blocks": both steps above; "threshold": the digit search on all values; "plain": sorted `lax.top_k`.
-        All return the same. Default: the fastest on CPU for these sizes.
+        All return the same. Default: the fastest for these sizes.
 
     Raises:
       ValueError: k is not between 0 and n.
@@ -57,7 +59,7 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
     Args:
       values: f32[n].
       ranges: static, of any sizes.
-      variant: for all ranges. Default: for each range the fastest on CPU.
+      variant: for all ranges. Default: the fastest for their sizes.
 
     Returns:
       i32[mu], positions in `values`, ascending within each range, one range after the other; mu is the sum of all k.
@@ -79,6 +81,9 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], variant: Variant |
     if variant is None and backend() == "tpu":
         values = lax.optimization_barrier(values)  # or XLA computes them twice, in two layouts
         return largest_in_tiles(values, ranges)
+    if backend() == "gpu" and variant != "plain":
+        b = {"threshold": 1, "blocks": block_of(ranges)}
+        return largest_by_digits(values, ranges, b[variant] if variant else None)
     kinds = _kinds(ranges, variant)
     parts: list[Array] = []
     found = {kind: _found_by(values, [one for one, of in zip(ranges, kinds, strict=True) if of == kind], kind, variant)
@@ -121,18 +126,22 @@ def _found_by(values: Array, ranges: Sequence[Range], kind: str, variant: Varian
         alike = [i for i, one in enumerate(ranges) if one[1:] == (size, k)]
         rows = jnp.stack([values[ranges[i].start : ranges[i].start + size] for i in alike])
         starts = np.array([[ranges[i].start] for i in alike], np.int32)
-        positions = starts + jnp.sort(lax.top_k(jnp.abs(rows), k)[1], axis=1)
+        # XLA for GPU leaves NaN out of floats if k <= 16 and a row has more than 1,024 values; of integers it does not.
+        magnitudes = bits_of(rows) if backend() == "gpu" else jnp.abs(rows)
+        positions = starts + jnp.sort(lax.top_k(magnitudes, k)[1], axis=1)
         found |= dict(zip(alike, positions, strict=True))
     return jnp.concatenate([found[i] for i in range(len(ranges))])
 
 
 def fastest(size: int, k: int) -> Variant:
-    """The fastest variant on CPU (measured by `python -m jgc bench select`); not yet measured on GPU.
+    """The fastest variant: on CPU as measured by `python -m jgc bench select`, on GPU the one that reads least.
 
     Example:
       >>> fastest(25_600_000, 25_600), fastest(1000, 10), fastest(10**6, 10**6)
       ('blocks', 'plain', 'plain')
     """
+    if backend() == "gpu":
+        return "threshold" if block_for(np.array([size]), np.array([k])) == 1 else "blocks"
     return "plain" if size < 10_000 or k == size else "blocks"
 
 

@@ -240,8 +240,8 @@ class _Method(NamedTuple):
         if sent is v and packing.size and not isinstance(mean, SparseSum):
             # v is the memory's own vector: the all-reduce of it comes before it is changed in place
             v = sent = sealed(v, skip & (mean[0] > 0))
-        # A TPU selects while it cuts the leaves out of the vector, in fewer cycles than a plain slice takes.
-        late = backend() == "tpu" and isinstance(mean, SparseSum) and result.onto is None
+        # TPU and GPU select while they cut the leaves out of the vector, in less time than plain slices take.
+        late = backend() != "cpu" and isinstance(mean, SparseSum) and result.onto is None
         mean = _unless_zeros(False if late else skip, mean)
         before = state
         if result.onto is None:

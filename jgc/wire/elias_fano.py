@@ -96,7 +96,7 @@ def decode(code: Array, n: int, k: int) -> Array:
     # after the last word any value will do: its bits are not used
     following = code.at[word + 1].get(mode="clip", wrap_negative_indices=False)
     lows = (own >> shift | following << (31 - shift) << 1) & jnp.uint32(2**low - 1)
-    high = ones(code, k * low, i) - jnp.uint32(k * low) - i
+    high = ones(code, k * low, k) - jnp.uint32(k * low) - i
     return (high << low | lows).astype(jnp.int32)
 
 
@@ -110,13 +110,13 @@ def _place(bit: Array) -> tuple[Array, Array]:
     return (bit >> 5).astype(jnp.int32), bit & 31
 
 
-def ones(code: Array, start: int, i: Array) -> Array:
-    """Bit numbers of the i-th ones from bit `start` on, u32[k]: first the word of each, then the bit within it."""
+def ones(code: Array, start: int, k: int) -> Array:
+    """Bit numbers of the first k ones from bit `start` on, u32[k]; there are no more."""
     first = start // 32
     shift = jnp.where(jnp.arange(code.size - first) == 0, jnp.uint32(start % 32), 0)
     bitmap = code[first:] >> shift << shift
     upto = running_sum(lax.population_count(bitmap))
-    return jnp.uint32(32 * first) + ones_of(bitmap, upto, i)
+    return jnp.uint32(32 * first) + ones_of(bitmap, upto, k)
 
 
 def running_sum(x: Array) -> Array:
@@ -148,11 +148,14 @@ def _doubled_sums(x: Array) -> Array:
     return lax.fori_loop(0, (n - 1).bit_length(), add, x)
 
 
-def ones_of(bitmap: Array, upto: Array, i: Array) -> Array:
-    """Bit numbers of the i-th ones of a bitmap, u32[k]; `upto` u32[words]: ones up to the end of each word."""
+def ones_of(bitmap: Array, upto: Array, k: int) -> Array:
+    """Bit numbers of the k ones of a bitmap, u32[k]; `upto` u32[words]: ones up to the end of each word."""
+    if backend() == "gpu":
+        return _written_ones(bitmap, upto, k)
+    i = jnp.arange(k, dtype=jnp.uint32)
     # The word of the i-th one is the number of words that end before it. They are counted: a search takes twice as long
     # on CPU, and four times as long under vmap.
-    ended = jnp.zeros_like(upto, shape=(i.size,)).at[upto].add(1, mode="drop", indices_are_sorted=True)
+    ended = jnp.zeros_like(upto, shape=(k,)).at[upto].add(1, mode="drop", indices_are_sorted=True)
     word = running_sum(ended)
     bits, end = (x.at[word].get(mode="promise_in_bounds") for x in (bitmap, upto))
     rank = i - (end - lax.population_count(bits))
@@ -162,3 +165,15 @@ def ones_of(bitmap: Array, upto: Array, i: Array) -> Array:
         upper = rank >= below
         bit, rank = jnp.where(upper, bit + width, bit), jnp.where(upper, rank - below, rank)
     return jnp.uint32(32) * word + bit
+
+
+def _written_ones(bitmap: Array, upto: Array, k: int) -> Array:
+    """`ones_of` for GPUs: every bit that is one writes its number to its place, in one kernel."""
+    bit = jnp.arange(32, dtype=jnp.uint32)
+    rank = (upto - lax.population_count(bitmap))[:, None] + lax.population_count(
+        bitmap[:, None] & ((jnp.uint32(1) << bit) - 1)
+    )
+    place = jnp.where(bitmap[:, None] >> bit & 1 == 1, rank, jnp.uint32(k)).reshape(-1).astype(jnp.int32)
+    numbers = jnp.arange(place.size, dtype=jnp.uint32)
+    ones = jnp.zeros_like(upto, shape=(k,))
+    return ones.at[place].set(numbers, mode="drop", unique_indices=True, wrap_negative_indices=False)

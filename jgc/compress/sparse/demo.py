@@ -40,6 +40,7 @@ from jgc import comm
 from jgc.backend import backend
 from jgc.compress.idle import check_idle
 from jgc.compress.registry import Method, settings_of
+from jgc.layout.chunks import largest_in_rows
 from jgc.layout.hidden import each
 from jgc.layout.pack import Layer
 from jgc.layout.select import Sparse, scatter
@@ -182,7 +183,7 @@ def _joined(parts: Sequence[Array], dtype: jax.typing.DTypeLike) -> Array:
 def largest(coefficients: Array, k: int) -> Sparse:
     """The k largest coefficients of every chunk f32[chunks, a b], at ascending positions among all of them."""
     chunks, size = coefficients.shape
-    found = jnp.sort(lax.top_k(jnp.abs(coefficients), k)[1], axis=1)
+    found = largest_in_rows(coefficients, k)
     values = jnp.take_along_axis(coefficients, found, 1, mode="promise_in_bounds")
     return Sparse((size * jnp.arange(chunks, dtype=jnp.int32)[:, None] + found).reshape(-1), values.reshape(-1))
 
