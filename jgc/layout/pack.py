@@ -188,7 +188,7 @@ def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clea
     if clear and backend() == "gpu":
         # XLA reads what is computed of the vector in one kernel for all leaves of a size. A plain slice is a copy of
         # each. By bits: `where` would need a vector of zeros.
-        kept = lax.bitcast_convert_type(flat, jnp.int32) & jnp.where(skip, jnp.int32(0), jnp.int32(-1))
+        kept = lax.bitcast_convert_type(flat, jnp.int32) & jnp.where(jnp.asarray(skip), jnp.int32(0), jnp.int32(-1))
         flat, clear = lax.bitcast_convert_type(kept, flat.dtype), False
     pooled = [leaf for leaf in packing.leaves if leaf.start >= 0 and len(leaf.shape) <= 1]
     first = min((leaf.start for leaf in pooled), default=0)

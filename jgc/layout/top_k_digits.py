@@ -2,8 +2,7 @@
 
 Parts of a vector lie one after the other in rows of equal length. The k-th largest value of each part is found digit by
 digit: a pass reads every value once, counts the 16 values of the next digit in each row, adds the counts of each part's
-rows, and picks the digit. The loop over digits is unrolled, so that XLA needs no condition, no copy of a loop's state,
-and can launch the whole search as one graph.
+rows, and picks the digit. XLA knows the number of passes, so that the host reads no condition back.
 
 Of many values, `jgc.layout.top_k`'s two steps: search the maxima of blocks of b neighbours, then the values of the kept
 blocks. Of few values, or where nearly all blocks would be kept, one search of all values.
@@ -33,7 +32,7 @@ class Rows(NamedTuple):
 
     Attributes:
       length: values of a row, a multiple of 32.
-      owner: the part of each row, i32[rows].
+      owner: the part of each row, i32[rows]; the last one's for padding behind it.
       first: the first row of each part, i32[parts].
     """
 
@@ -52,7 +51,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(sizes: np.ndarray) -> Rows:
-    """The longest rows, powers of two, that padding fills to at most a sixteenth; one row a part where that suffices.
+    """The longest rows, powers of two, that padding fills to at most a fifth; one row a part where that suffices.
 
     Example:
       >>> rows_of(np.array([2**20, 100])).length, rows_of(np.array([500, 512, 300])).length
@@ -63,8 +62,22 @@ def rows_of(sizes: np.ndarray) -> Rows:
     if longest > _LONGEST or longest * sizes.size > 2 * sizes.sum() + _STEP // _PASSES:
         while length > _WORD and (-sizes % length).sum() > sizes.sum() // 4:
             length //= 2
+    return _rows(sizes, length)
+
+
+def _rows(sizes: np.ndarray, length: int) -> Rows:
     rows = -(-sizes // length)
     return Rows(length, np.repeat(np.arange(sizes.size, dtype=np.int32), rows), np.cumsum(rows) - rows)
+
+
+def alike(a: Rows, sizes: np.ndarray) -> tuple[Rows, Rows]:
+    """`a` and rows for these sizes, of equal shape unless one has twice the values: so their kernels compile once."""
+    b = _rows(sizes, a.length)
+    few, many = sorted([a.owner.size, b.owner.size])
+    if many > 2 * few:
+        return a, rows_of(sizes)
+    a, b = (x._replace(owner=np.pad(x.owner, (0, many - x.owner.size), mode="edge")) for x in (a, b))
+    return a, b
 
 
 def block_for(sizes: np.ndarray, counts: np.ndarray) -> int:
@@ -101,15 +114,17 @@ def largest_by_digits(values: Array, ranges: Sequence[Range], b: int | None = No
     if (counts == sizes).all():
         return jnp.concatenate([one.start + jnp.arange(one.k, dtype=jnp.int32) for one in used])
     b = b or block_for(sizes, counts)
-    rows = rows_of(-(-sizes // b))
+    blocks_of = -(-sizes // b)
+    kept_counts = np.minimum(counts, blocks_of)
+    rows = rows_of(blocks_of)
+    if b > 1:
+        rows, kept = alike(rows, b * kept_counts)
     shift, end = starts - b * rows.start, starts + sizes  # of place i, the values start at shift + b i
-    bits = _bits_at(values, rows, shift, end, b)
+    bits = _bits_at(values, rows, starts, end, b)
     if b == 1:
         chosen = _chosen(bits, rows, counts)
         return chosen + entries_at(rows.of(shift)[:, 0], chosen // rows.length)
-    kept_counts = np.minimum(counts, -(-sizes // b))
     blocks = _chosen(jnp.max(bits, 2), rows, kept_counts)
-    kept = rows_of(kept_counts * b)
     before = np.cumsum(kept_counts) - kept_counts
     slot = jnp.arange(kept.owner.size * kept.length // b, dtype=jnp.int32).reshape(-1, kept.length // b)
     number = slot + kept.of(before - kept.start // b)  # of a kept block; behind the last of its part, any
@@ -120,11 +135,12 @@ def largest_by_digits(values: Array, ranges: Sequence[Range], b: int | None = No
     return entries_at(first.reshape(-1), place // b) + place % b
 
 
-def _bits_at(values: Array, rows: Rows, shift: np.ndarray, end: np.ndarray, b: int) -> Array:
+def _bits_at(values: Array, rows: Rows, starts: np.ndarray, end: np.ndarray, b: int) -> Array:
     """Magnitudes of the values that each place stands for, i32[rows, length(, b)], with padding behind each part."""
     shape = (rows.owner.size, rows.length, *([b] if b > 1 else []))
-    if (shift == shift[0]).all():  # adjacent ranges of whole rows, but for the last: no copy
-        bits = bits_of(values[shift[0] : end[-1]])
+    shift = starts - b * rows.start
+    if (shift == shift[0]).all() and (starts[1:] == end[:-1]).all():  # adjacent, of whole rows but the last: no copy
+        bits = bits_of(values[starts[0] : end[-1]])
         missing = int(np.prod(shape)) - bits.size
         return jnp.pad(bits, (0, missing), constant_values=PADDING).reshape(shape)
     place = jnp.arange(rows.owner.size * rows.length, dtype=jnp.int32).reshape(-1, rows.length)

@@ -57,6 +57,12 @@ def test_all_values_and_none():
     assert largest_by_digits(jnp.zeros(9), [Range(7, 2, 2), Range(1, 3, 3)]).tolist() == [7, 8, 1, 2, 3]
 
 
+def test_values_between_ranges_are_not_chosen():
+    v = jnp.arange(256.0)
+    assert largest_by_digits(v, [Range(0, 100, 2), Range(128, 100, 2)], 1).tolist() == [98, 99, 226, 227]
+    assert largest_by_digits(v, [Range(0, 100, 2), Range(128, 100, 2)], 4).tolist() == [98, 99, 226, 227]
+
+
 def test_sizes_of_rows_and_blocks():
     for sizes in ([1], [31, 33], [10**6, 7, 7], [5000] * 9, [3, 10**5] * 50):
         rows, sizes = rows_of(np.array(sizes)), np.array(sizes)
