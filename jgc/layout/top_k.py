@@ -126,7 +126,7 @@ def _found_by(values: Array, ranges: Sequence[Range], kind: str, variant: Varian
         alike = [i for i, one in enumerate(ranges) if one[1:] == (size, k)]
         rows = jnp.stack([values[ranges[i].start : ranges[i].start + size] for i in alike])
         starts = np.array([[ranges[i].start] for i in alike], np.int32)
-        # XLA for GPU leaves NaN out of floats if k <= 16 and a row has more than 1,024 values; of integers it does not.
+        # XLA for GPU leaves NaN out of floats if k <= 16 and a row has 1,024 or more; of integers it does not.
         magnitudes = bits_of(rows) if backend() == "gpu" else jnp.abs(rows)
         positions = starts + jnp.sort(lax.top_k(magnitudes, k)[1], axis=1)
         found |= dict(zip(alike, positions, strict=True))

@@ -12,10 +12,10 @@ import numpy as np
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.settings import Lgc, LgcPs
 from jgc.compress.settings import selector_of
+from jgc.layout.chunks import largest_in_rows
 from jgc.layout.pack import Layer, Layers, layer_ids
 from jgc.layout.select import counts_per_layer, layer_means, replaced, top_positions
 from jgc.layout.selector import Selector
-from jgc.layout.top_k import largest_positions
 from jgc.types import Array
 
 
@@ -125,7 +125,7 @@ def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection
     if config.innovation_by == "layer":
         return top_positions(x, _selected(selection), innovations_by_layer(config, selection))
     explained = view.signs * view.means[selection.ids] if config.innovation_by == "error" else 0.0
-    return largest_positions(x - explained, innovation_count(config, selection))
+    return largest_in_rows((x - explained)[None], innovation_count(config, selection))[0]
 
 
 def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> View:
