@@ -32,7 +32,6 @@ TARGETS = ("h100:8", "v5e:2x4", "v5e:2x4x2slices")
 RINGS = ("dense/ring", "qsgd/ring", "gradiveq/ring feedback")  # further exchanges: explicit rings
 SHAPES = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
 TILE = 1024  # values
-MOST_KERNELS = 210  # of a step on one GPU, of which some 70 are the norms of 51 leaves
 # The only exceptions from equality, in bytes of one collective's operand: what the transfer between two slices of TPUs
 # adds to an all-reduce. The operand is filled up to whole registers of 8 x 128 values of 4 bytes.
 FILLED_UP = {("v5e:2x4x2slices", "all-reduce"): 4 * (TILE - 1)}
@@ -173,14 +172,16 @@ def test_codes_of_many_values_are_gathered_and_decoded_in_tiles(name, record_pro
     record_property("audited", "v5e:2x4")
 
 
-@pytest.mark.parametrize("settings", [{}, {"selection": "chunks"}, {"alpha": 0.01}], ids=str)
-def test_top_k_on_a_gpu_is_few_kernels_and_asks_the_host_nothing(settings, record_property):
+@pytest.mark.parametrize(
+    ("options", "most"), [({}, 120), ({"selection": "chunks"}, 95), ({"alpha": 0.01}, 145)], ids=str
+)
+def test_top_k_on_a_gpu_is_few_kernels_and_asks_the_host_nothing(options, most, record_property):
     """Nor does it call XLA's TopK, which leaves NaN out. 51 leaves; flags and norms are counted, too."""
-    compressor, nodes = jgc.compress.topk(**settings), devices_of("h100:1").nodes()
+    compressor, nodes = jgc.compress.topk(**options), devices_of("h100:1").nodes()
     step, arguments = step_of_shapes(compressor, compressor.schedule[-1].value, shapes_of("gpt25m"), nodes)
     program = compiled_for(jax.jit(step, donate_argnums=2).lower(*arguments))
     kernels = kernels_of(program)
-    assert kernels.is_complete and kernels.host_copies == 0 and kernels.launches <= MOST_KERNELS
+    assert kernels.is_complete and kernels.host_copies == 0 and kernels.launches <= most
     assert "topk" not in program.as_text().lower().replace("topk.py", "") and " sort(" not in program.as_text()
     assert program.memory_analysis().temp_size_in_bytes < 1.2 * 4 * 25_338_368  # v; nothing else of its size
     record_property("audited", "h100:1")
