@@ -2,8 +2,8 @@
 # Finding: the TPU compiler makes an all-reduce of jax.lax.psum_scatter of a flat vector, so twice the bytes travel.
 #
 # Versions: jax 0.10.2, libtpu 0.0.52. Compiled for v5e:2x4, which needs no TPU.
-# Guess:    psum_scatter of f32[n] sends (K-1)/K n values, half of psum, as its documentation has it: that is why ZeRO and
-#           FSDP use it for flattened gradients.
+# Guess:    psum_scatter of f32[n] sends (K-1)/K n values, half of what psum sends; ZeRO and
+#           FSDP use it for flattened gradients because of that.
 # Seen:     f32[1048576] and f32[64, 128] a device compile to all-reduce; f32[65536, 128] to reduce-scatter.
 # Cure:     scatter a matrix with rows of 128 values and many rows.
 # Exits with 0 if this is still so.
