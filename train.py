@@ -6,10 +6,10 @@
 
 import sys
 
-from jgc.training.extra import explain
+from jgc.training.requirements import explain
 
 try:
-    from jgc.training.cli import main
+    from jgc.training.settings.cli import main
 except ModuleNotFoundError as error:  # after `pip install jgc` without [train]
     sys.exit(explain(error))
 

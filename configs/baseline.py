@@ -8,7 +8,7 @@ cores.
 """
 
 from jgc.compress import Dense
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Dense]:

@@ -8,7 +8,7 @@ one to three minutes on two cores.
 """
 
 from jgc.compress import Cast
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Cast]:

@@ -9,7 +9,7 @@ about a minute on two cores.
 """
 
 from jgc.compress import Silent
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Silent]:

@@ -11,7 +11,7 @@ Every value moves by the learning rate times `--compressor.magnitude` in every s
 """
 
 from jgc.compress import Demo
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Demo]:

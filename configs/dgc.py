@@ -10,7 +10,7 @@ digits_convnet5: 98.1 % (seed 0; uncompressed 98.6 %), 3.29 kB up from every nod
 """
 
 from jgc.compress import Dgc
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Dgc]:

@@ -11,8 +11,8 @@ docs/results/local_steps.
 """
 
 from jgc.compress import Dense
-from jgc.training.config import Config
-from jgc.training.local_config import LocalConfig
+from jgc.training.settings.config import Config
+from jgc.training.settings.local_config import LocalConfig
 
 
 def get_config() -> Config[Dense]:

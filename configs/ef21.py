@@ -11,7 +11,7 @@ The uncompressed steps before are the workload's, the same as for the other spar
 """
 
 from jgc.compress import Ef21
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Ef21]:

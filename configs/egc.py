@@ -12,7 +12,7 @@ one to three minutes on two cores.
 """
 
 from jgc.compress import Egc
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Egc]:

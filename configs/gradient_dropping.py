@@ -10,7 +10,7 @@ digits_convnet5: 98.3 % (seed 0; uncompressed 98.6 %), 20.9 kB up from every nod
 """
 
 from jgc.compress import GradientDropping
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[GradientDropping]:

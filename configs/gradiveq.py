@@ -12,7 +12,7 @@ digits_convnet5: 98.6 % (seed 0; uncompressed 98.6 %), 14.5 kB up from every nod
 """
 
 from jgc.compress import Gradiveq
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Gradiveq]:

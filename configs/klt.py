@@ -9,7 +9,7 @@ docs/results/codecs.md.
 """
 
 from jgc.compress import Klt
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Klt]:

@@ -9,7 +9,7 @@ cifar10_resnet20: see docs/results/cifar10.md.
 """
 
 from jgc.compress import LgcPs
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[LgcPs]:

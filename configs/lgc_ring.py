@@ -9,7 +9,7 @@ docs/results/cifar10_compare.
 """
 
 from jgc.compress import LgcRing
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[LgcRing]:

@@ -8,7 +8,7 @@ one to three minutes on two cores.
 """
 
 from jgc.compress import Natural
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Natural]:

@@ -9,7 +9,7 @@ The uncompressed steps before are the workload's, the same as for lgc_ps.
 """
 
 from jgc.compress import PowerSgd
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[PowerSgd]:

@@ -10,7 +10,7 @@ one to three minutes on two cores.
 """
 
 from jgc.compress import Qsgd
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Qsgd]:

@@ -11,7 +11,7 @@ With momentum at once and a learning rate of 0.1 a ResNet-20 diverged at 0.1 %: 
 """
 
 from jgc.compress import RandomK
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[RandomK]:

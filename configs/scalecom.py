@@ -11,7 +11,7 @@ docs/results/cifar10_compare.
 """
 
 from jgc.compress import ScaleCom
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[ScaleCom]:

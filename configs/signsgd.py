@@ -9,7 +9,7 @@ one to three minutes on two cores.
 """
 
 from jgc.compress import SignSgd
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[SignSgd]:

@@ -8,8 +8,8 @@ character (3,000 steps, three seeds; AdamW in every step 1.193, one node alone 1
 """
 
 from jgc.compress import TopK
-from jgc.training.config import Config
-from jgc.training.local_config import LocalConfig
+from jgc.training.settings.config import Config
+from jgc.training.settings.local_config import LocalConfig
 
 COMPRESSOR = TopK(
     alpha=64 / 4096,

@@ -9,8 +9,8 @@ nats a character (3,000 steps, three seeds; DiLoCo 1.235): docs/results/local_st
 """
 
 from jgc.compress import Dense
-from jgc.training.config import Config
-from jgc.training.local_config import LocalConfig
+from jgc.training.settings.config import Config
+from jgc.training.settings.local_config import LocalConfig
 
 
 def get_config() -> Config[Dense]:

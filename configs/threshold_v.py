@@ -11,7 +11,7 @@ one to three minutes on two cores.
 """
 
 from jgc.compress import ThresholdV
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[ThresholdV]:

@@ -11,7 +11,7 @@ under two minutes on two cores.
 """
 
 from jgc.compress import TopK
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[TopK]:

@@ -14,8 +14,8 @@ import optax
 import jgc
 from jgc import comm
 from jgc.layout.pack import values_of
-from jgc.memory import error_feedback
 from jgc.method import Step, from_step
+from jgc.method.memory import error_feedback
 from jgc.method.messages import both_ways
 from jgc.method.phases import single
 

@@ -7,25 +7,25 @@ See the README for a training loop, `jgc.types` for the contract, `jgc.compress`
 """
 
 from jgc import compress
+from jgc.checks.misuse import MomentumWarning
 from jgc.citation import citation
-from jgc.gradients import node_grads
-from jgc.local_loop import LocalMetrics, LocalState
-from jgc.local_steps import LocalSteps, local_steps
-from jgc.make_step import LoopState, make_step
+from jgc.loops.local_loop import LocalMetrics, LocalState
+from jgc.loops.local_steps import LocalSteps, local_steps
+from jgc.loops.make_step import LoopState, make_step
+from jgc.loops.saving import as_arrays, from_arrays
+from jgc.loops.skipped import SkippedStepsWarning
+from jgc.loops.step_program import Metrics
+from jgc.loops.with_nodes import with_nodes
 from jgc.method.as_optax import init_optax
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.guard import diagnose, residual
 from jgc.method.phases import phase_after, phase_at
-from jgc.misuse import MomentumWarning
-from jgc.node_axis import on_nodes
-from jgc.nodes import from_mesh, make_nodes
-from jgc.placement import BATCH, LOCAL, SHARED, Sharded, Stacked, place, place_parts, placements_of, to_host
-from jgc.saving import as_arrays, from_arrays
-from jgc.skipped import SkippedStepsWarning
-from jgc.slow_loops import SlowLoopWarning
-from jgc.step_program import Metrics
+from jgc.nodes.axis import on_nodes
+from jgc.nodes.gradients import node_grads
+from jgc.nodes.layouts import from_mesh, make_nodes
+from jgc.nodes.placement import BATCH, LOCAL, SHARED, Sharded, Stacked, place, place_parts, placements_of, to_host
+from jgc.nodes.slow_loops import SlowLoopWarning
 from jgc.types import Compressor, Info, Message, Nodes, Phase, Sent, State, Wire
-from jgc.with_nodes import with_nodes
 
 __version__ = "0.1.0"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from jgc.training.extra import explain
+from jgc.training.requirements import explain
 
 try:
     from jgc.lab.commands import main

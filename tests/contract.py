@@ -18,7 +18,7 @@ import quick
 
 import jgc
 from jgc.compress import METHODS, PAPER_RECIPE, TopK, step_on_nodes
-from jgc.placement import LOCAL, SHARED
+from jgc.nodes.placement import LOCAL, SHARED
 from jgc.types import Compressor, Info, Nodes, PyTree, State, Wire
 
 K = 8

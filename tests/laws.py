@@ -12,8 +12,8 @@ from contract import COMMON, PARAMS, ROUNDS_STATE, Case, K, Step, compressor_of,
 from jgc.compress import Gradiveq, ScaleCom
 from jgc.compress.low_rank.slices import is_convolution
 from jgc.layout.pack import leaf_paths, make_packing, pack
-from jgc.memory import Corrected
 from jgc.method.ages import Aged
+from jgc.method.memory import Corrected
 from jgc.types import PyTree, State
 
 EXACT = 2.0**-20  # finer than the last bit of any sum of these gradients, coarser than a rounding of their size

@@ -16,8 +16,10 @@ import numpy as np
 from jgc.lab.chaos import child as children, processes
 from jgc.lab.chaos.child import QUICK as QUICK
 from jgc.lab.chaos.processes import free_port, place
-from jgc.training import distributed, loop, step
-from jgc.training.recorder import Recorder
+from jgc.training.output.recorder import Recorder
+from jgc.training.processes import distributed
+from jgc.training.run import loop
+from jgc.training.steps import step
 
 LIMIT = 900  # seconds after which a process counts as hanging
 

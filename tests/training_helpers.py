@@ -9,8 +9,8 @@ from pathlib import Path
 import flax.linen as nn
 
 from jgc import compress
-from jgc.training.config import Config, resolve
 from jgc.training.models import Model
+from jgc.training.settings.config import Config, resolve
 
 SHORT = {"warmup_steps": 2, "autoencoder_steps": 2, "alpha": 0.05}
 

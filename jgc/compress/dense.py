@@ -9,14 +9,14 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.idle import check_idle
 from jgc.compress.registry import Method, settings_of
+from jgc.compress.unused_settings import check_idle
 from jgc.layout.pack import values_of
-from jgc.memory import check_momentum, momentum_only, no_memory
 from jgc.method.compose import Codec, Exchange, compose
 from jgc.method.exchange import all_reduce, server
 from jgc.method.guard import guarded
 from jgc.method.leaf_mean import leaf_by_leaf
+from jgc.method.memory import check_momentum, momentum_only, no_memory
 from jgc.types import Compressor
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
-from jgc.typed import fits, names_choices, words
+from jgc.checks.argument_types import fits, names_choices, words
 from jgc.types import Compressor
 
 T = TypeVar("T")

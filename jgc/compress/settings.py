@@ -3,12 +3,12 @@
 import dataclasses
 from typing import Literal
 
-from jgc.compress.idle import check_idle
 from jgc.compress.sparse.sparsity import Strategy, sparse_schedule
-from jgc.layout.chunks import CHUNK
-from jgc.layout.selector import SelectBy, Selector, make_selector
-from jgc.memory import Memory, make_memory
+from jgc.compress.unused_settings import check_idle
 from jgc.method.ages import with_ages
+from jgc.method.memory import Memory, make_memory
+from jgc.selection.chunks import CHUNK
+from jgc.selection.selector import SelectBy, Selector, make_selector
 from jgc.types import Phase
 from jgc.wire.values import ValueCode
 

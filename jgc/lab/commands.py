@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-from jgc.training.cli import exit_code_of, in_company, quiet
 from jgc.training.errors import BAD_INPUT, did_you_mean
-from jgc.training.options import read
+from jgc.training.settings.cli import exit_code_of, in_company, quiet
+from jgc.training.settings.options import read
 
 COMMANDS = {
     "report": "jgc.lab.report.page.Report",

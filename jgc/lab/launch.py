@@ -15,16 +15,16 @@ from rich.console import Console
 from jgc import compress
 from jgc.lab.shared.choices import seeds_of
 from jgc.lab.shared.progress import left
-from jgc.nodes import make_nodes
-from jgc.training.cli import with_options
-from jgc.training.config import Config, DataConfig, check, resolve
+from jgc.nodes.layouts import make_nodes
 from jgc.training.data import MissingDataError, Source, score_of
 from jgc.training.errors import FAILED, NonFinite, UserError
-from jgc.training.loop import run
-from jgc.training.rundir import CONFIG, SUMMARY, changes_since, read_object
-from jgc.training.setup import data_of, make_parts, model_of, with_epoch
-from jgc.training.summary import read_summary
-from jgc.training.workloads import DEFAULT
+from jgc.training.output.summary import read_summary
+from jgc.training.run.folder import CONFIG, SUMMARY, changes_since, read_object
+from jgc.training.run.loop import run
+from jgc.training.run.setup import data_of, make_parts, model_of, with_epoch
+from jgc.training.settings.cli import with_options
+from jgc.training.settings.config import Config, DataConfig, check, resolve
+from jgc.training.settings.workloads import DEFAULT
 
 Summary = dict[str, Any]
 
@@ -156,7 +156,7 @@ def train_all(
     Args:
       variants: a method's settings by the name of the variant, which is also part of the folder's name.
       run_dir: folder of the runs.
-      workload: a name in `jgc.training.workloads`.
+      workload: a name in `jgc.training.settings.workloads`.
       seeds: one run of every variant for each.
       data_dir: folder of prepared data sets.
       changes: settings of the run, or of the methods that have them, in place of the workload's.

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 
 from jgc.backend import backend
+from jgc.checks.misuse import check_arrays, path_of
 from jgc.comm import narrowed
-from jgc.layout.hidden import dynamic_part, hidden
-from jgc.misuse import check_arrays, path_of
+from jgc.layout.opaque import dynamic_part, hidden
 from jgc.types import Array, PyTree
 
 POOLED = "biases and norms"

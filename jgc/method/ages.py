@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.layout.pack import Packing
-from jgc.layout.select import Sparse, Unordered, cleared
-from jgc.memory import Memory
+from jgc.method.memory import Memory
+from jgc.selection.select import Sparse, Unordered, cleared
 from jgc.types import Array, Nodes, PyTree
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jgc.misuse import OwnsMomentum, check_arrays, check_compressor, check_nodes, check_optimizer, is_accumulator
-from jgc.placement import per_node, place, placements_of
+from jgc.checks.misuse import OwnsMomentum, check_arrays, check_compressor, check_nodes, check_optimizer, is_accumulator
+from jgc.nodes.placement import per_node, place, placements_of
 from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:

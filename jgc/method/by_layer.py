@@ -14,15 +14,15 @@ import jax.numpy as jnp
 from jgc.layout.launches import stacked
 from jgc.layout.pack import Layers, Packing, floats_by_path, make_packing, pieces, unpack
 from jgc.layout.squares import squares_of_new
-from jgc.memory import Memory, accumulated, has_residual
 from jgc.method.compensate import unless
 from jgc.method.diagnose import compare
 from jgc.method.from_step import InitFn, Local, MessagesFn
 from jgc.method.guard import Core, guarded
+from jgc.method.memory import Memory, accumulated, has_residual
 from jgc.method.messages import own_or_dense
 from jgc.method.phases import DENSE
 from jgc.method.signature import check_signature, signature_of
-from jgc.placement import per_node
+from jgc.nodes.placement import per_node
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State
 
 Values = Sequence[Array]  # f32, one array for each layer, in its shape

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+from jgc.checks.misuse import check_compressor, check_nodes
 from jgc.layout.pack import make_packing
-from jgc.misuse import check_compressor, check_nodes
 from jgc.types import Compressor, Nodes, PyTree, Wire
 
 

@@ -10,10 +10,10 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jgc.backend import backend
-from jgc.layout.hidden import dynamic_part, hidden, sealed, with_part
+from jgc.layout.opaque import dynamic_part, hidden, sealed, with_part
 from jgc.layout.pack import Packing, joined, pieces
 from jgc.layout.tiles import cut
-from jgc.memory import Memory
+from jgc.method.memory import Memory
 from jgc.types import Array, PyTree
 
 

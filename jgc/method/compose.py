@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.layout.pack import values_of
-from jgc.layout.select import Sparse, SparseSum
 from jgc.layout.tiles import cut
-from jgc.memory import Memory
 from jgc.method import phases
 from jgc.method.from_step import Layers, Step, from_step
+from jgc.method.memory import Memory
 from jgc.method.messages import Sizes, both_ways, sizes_of
+from jgc.selection.select import Sparse, SparseSum
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
 
 AGREED = "agreed scales"  # the payload field of `Codec.agree`

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.backend import backend
 from jgc.layout.pack import values_of
-from jgc.layout.select import SparseSum
-from jgc.layout.selector import Selector
 from jgc.method.compose import Exchange, Item, Layers, Payload
 from jgc.method.messages import both_ways, to_all
+from jgc.selection.select import SparseSum
+from jgc.selection.selector import Selector
 from jgc.types import Array, Nodes
 
 

@@ -18,20 +18,20 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.backend import backend, backend_of
-from jgc.layout.hidden import sealed
+from jgc.layout.opaque import sealed
 from jgc.layout.pack import Layers, Packing, floats_by_path, make_packing, pack, unpack
-from jgc.layout.select import Sparse, SparseSum, added, scatter_layers
-from jgc.layout.threshold import entries_at
 from jgc.layout.tiles import as_before, as_flat, cut, filled, in_tiles
-from jgc.memory import Memory, has_residual, norm_of_rest, stored
 from jgc.method.ages import ages
 from jgc.method.compensate import Begun, compensate, unless
 from jgc.method.diagnose import compare
 from jgc.method.guard import Core, guarded
+from jgc.method.memory import Memory, has_residual, norm_of_rest, stored
 from jgc.method.messages import own_or_dense
 from jgc.method.phases import DENSE
 from jgc.method.signature import Signature, check_signature, signature_of
-from jgc.placement import per_node
+from jgc.nodes.placement import per_node
+from jgc.selection.select import Sparse, SparseSum, added, scatter_layers
+from jgc.selection.threshold import entries_at
 from jgc.types import Array, Compressor, Info, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition
 
 MOST_VALUES = 2**31 - 1
@@ -146,7 +146,7 @@ def from_step(
     Example:
       >>> from jgc import comm
       >>> from jgc.layout.pack import values_of
-      >>> from jgc.memory import error_feedback
+      >>> from jgc.method.memory import error_feedback
       >>> from jgc.method.messages import both_ways
       >>> from jgc.method.phases import single
       >>> def step(phase, key, v, state, layers, nodes):
@@ -158,7 +158,7 @@ def from_step(
       'rounded'
     """
     if not isinstance(memory, Memory):
-        raise TypeError(f"memory must be a jgc.memory.Memory, e.g. error_feedback(), got {memory!r}")
+        raise TypeError(f"memory must be a jgc.method.memory.Memory, e.g. error_feedback(), got {memory!r}")
     if not (isinstance(schedule, tuple) and schedule and all(isinstance(phase, Phase) for phase in schedule)):
         raise TypeError(f"schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got {schedule!r}")
     if not 0 <= clip_norm < float("inf"):

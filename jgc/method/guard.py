@@ -9,18 +9,18 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.backend import traced_for
+from jgc.checks.misuse import check_compressor, check_nodes
 from jgc.comm.traced import all_sent
 from jgc.layout.launches import readable
 from jgc.layout.pack import leaf_paths
 from jgc.layout.squares import squared_norm
-from jgc.memory import clip_local
 from jgc.method import shards
+from jgc.method.memory import clip_local
 from jgc.method.messages import added, scaled
 from jgc.method.shards import first_state, join, joined, key_of, placed, shards_of, split, states_of, sum_of
 from jgc.method.signature import check_state
 from jgc.method.whole_step import checked_shards, step_of_shapes
-from jgc.misuse import check_compressor, check_nodes
-from jgc.placement import ByShards
+from jgc.nodes.placement import ByShards
 from jgc.types import (
     Array,
     Compressor,

@@ -19,7 +19,7 @@ from jgc.method.from_step import Local
 from jgc.method.guard import Core
 from jgc.method.messages import both_ways
 from jgc.method.signature import check_signature, signature_of
-from jgc.placement import per_node
+from jgc.nodes.placement import per_node
 from jgc.types import Array, Info, Key, Message, Nodes, PyTree, State
 
 

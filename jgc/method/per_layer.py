@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.checks.misuse import check_compressor
 from jgc.layout.pack import leaf_paths, make_packing, pack
 from jgc.method import phases
 from jgc.method.compensate import Begun
@@ -20,8 +21,7 @@ from jgc.method.diagnose import cosine
 from jgc.method.guard import Core, guarded
 from jgc.method.messages import added
 from jgc.method.shards import Group, join
-from jgc.misuse import check_compressor
-from jgc.placement import sharding_spec
+from jgc.nodes.placement import sharding_spec
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, Phase, PyTree, State
 
 Rule = str | Callable[[str, Any], bool]  # a pattern of paths, or a function of a leaf's path and the leaf

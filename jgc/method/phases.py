@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
-from jgc.misuse import check_compressor
+from jgc.checks.misuse import check_compressor
 from jgc.types import NextPhase, Nodes, Phase, State
 
 DENSE = "dense"

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from jgc import comm
 from jgc.layout.pack import leaf_paths
-from jgc.placement import ByShards, axes_of_dim, check_divided, placements_of, sharding_spec, spec
+from jgc.nodes.placement import ByShards, axes_of_dim, check_divided, placements_of, sharding_spec, spec
 from jgc.types import Array, Info, Key, Nodes, PyTree, State
 
 Group = dict[str, Any]  # leaves by path

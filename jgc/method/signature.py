@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.fits import RESTORE, check_containers, differing_leaf
+from jgc.checks.misuse import leaves_by_path
+from jgc.checks.states import RESTORE, check_containers, differing_leaf
 from jgc.layout.pack import leaf_paths
-from jgc.misuse import leaves_by_path
-from jgc.placement import sharding_of
+from jgc.nodes.placement import sharding_of
 from jgc.types import Init, Nodes, PyTree, State
 
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jgc.checks.misuse import check_compressor
 from jgc.layout.pack import Packing, leaf_paths
 from jgc.method.from_step import Step
 from jgc.method.guard import Core, guarded
 from jgc.method.per_layer import Rule, check_on_shards, matcher
-from jgc.misuse import check_compressor
-from jgc.placement import sharding_spec
+from jgc.nodes.placement import sharding_spec
 from jgc.types import Array, Compressor, Info, Key, Message, Nodes, PyTree, State
 
 

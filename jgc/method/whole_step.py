@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from jgc.method.shards import Shards, first_state, shards_of
-from jgc.node_axis import on_nodes
-from jgc.placement import LOCAL, SHARED, ByShards, Stacked, locally, placed_shapes, placements_of
+from jgc.nodes.axis import on_nodes
+from jgc.nodes.placement import LOCAL, SHARED, ByShards, Stacked, locally, placed_shapes, placements_of
 from jgc.types import Compressor, Nodes, PyTree, State
 
 PLACEMENTS = State(SHARED, LOCAL)

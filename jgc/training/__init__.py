@@ -1,4 +1,4 @@
 """Training: configuration, the step, the loop, checkpoints, and what a run leaves behind.
 
-`train.py` calls `jgc.training.cli.main`. Start reading at `jgc.training.loop`.
+`train.py` calls `jgc.training.settings.cli.main`. Start reading at `jgc.training.run.loop`.
 """

@@ -23,8 +23,9 @@ from jgc.lab.advise.command import Advise, predict
 from jgc.lab.advise.model import Example, Link, Row, communication, contention, fit, step
 from jgc.lab.advise.results import Place
 from jgc.lab.commands import main
-from jgc.training import setup, workloads
-from jgc.training.options import read
+from jgc.training.run import setup
+from jgc.training.settings import workloads
+from jgc.training.settings.options import read
 from jgc.types import Sent
 
 PAYLOADS = {  # op, payload in bytes, how many

@@ -13,8 +13,8 @@ from jgc.lab.analysis.correlation_page import measure, write
 from jgc.lab.analysis.mean_gradients import MeanGradients, choose
 from jgc.lab.chaos.tiny import tiny_conv_model
 from jgc.lab.commands import main
-from jgc.training import setup
 from jgc.training.errors import UserError
+from jgc.training.run import setup
 
 S, SAMPLES, K, MODES = 60, 40, 64, 5
 SHAPE = (2, 3, 4, 16)  # F * D = K

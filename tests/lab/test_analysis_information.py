@@ -14,7 +14,7 @@ from jgc.lab.analysis.information_rows import ALL, cosines, few_bits, measure_ru
 from jgc.lab.commands import main
 from jgc.training.errors import UserError
 from jgc.training.models import make_model
-from jgc.training.recording import save
+from jgc.training.output.recording import save
 
 N = 100_000
 LAYERS = {"layer1/conv/kernel": (3, 3, 1, 40), "layer2/conv/kernel": (3, 3, 10, 20), "head/kernel": (40, 10)}

@@ -13,7 +13,7 @@ from jgc.lab.bench.codecs.measure import Row, front
 from jgc.lab.commands import main
 from jgc.lab.shared.record import Recording, flat
 from jgc.layout.pack import make_packing
-from jgc.nodes import make_nodes
+from jgc.nodes.layouts import make_nodes
 
 K, SHAPE = 4, (20, 10)
 RNG = np.random.default_rng(0)

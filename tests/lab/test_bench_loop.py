@@ -8,7 +8,7 @@ import pytest
 from jgc.compress import Dense
 from jgc.lab.bench.loop import FIRST, Seconds, markdown
 from jgc.lab.commands import main
-from jgc.training.config import Config, resolve
+from jgc.training.settings.config import Config, resolve
 
 
 def test_page_has_the_ratio_of_each_round():

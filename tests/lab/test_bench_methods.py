@@ -13,9 +13,9 @@ from jgc.compress import METHODS, build
 from jgc.lab.bench import beside_pmean, costs as pages, methods
 from jgc.lab.bench.costs import AGGREGATE, BEFORE, OPTIMIZER, UPDATE, Costs, Row
 from jgc.lab.shared.timing import rounds
-from jgc.nodes import make_nodes
-from jgc.training import workloads
+from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError
+from jgc.training.settings import workloads
 
 PARAMS = {"a": jnp.zeros((30, 4)), "b": jnp.zeros(7)}
 
@@ -32,7 +32,7 @@ def measured(names):
     tiny = dataclasses.replace(digits, batch_size=4, methods=short)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workloads, "WORKLOADS", {"tiny": tiny})
-        patch.setattr("jgc.training.setup.make_model", wide_model)
+        patch.setattr("jgc.training.run.setup.make_model", wide_model)
         return methods.measure("tiny", 2, 1, names, 0.01)
 
 

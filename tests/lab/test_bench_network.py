@@ -25,9 +25,9 @@ from jgc.lab.bench.network.namespaces import HEADERS, _bucket, check_rate, remov
 from jgc.lab.bench.network.plan import plan_of
 from jgc.lab.bench.network.rounds import _lacking
 from jgc.lab.bench.network.stopping import go_on, stoppable
-from jgc.node_axis import on_nodes
-from jgc.nodes import NODE, from_mesh, make_nodes
-from jgc.placement import LOCAL, SHARED
+from jgc.nodes.axis import on_nodes
+from jgc.nodes.layouts import NODE, from_mesh, make_nodes
+from jgc.nodes.placement import LOCAL, SHARED
 from jgc.training.errors import UserError
 
 SETTINGS = {"model": "resnet18", "batch": 2, "machine": "a machine", "parameters": 1000, "tensors": 3}

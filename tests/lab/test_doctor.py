@@ -14,9 +14,9 @@ from process_helpers import LIMIT, free_port
 from jgc import comm
 from jgc.lab.commands import main
 from jgc.lab.doctor import collectives, places
-from jgc.nodes import make_nodes
-from jgc.training import distributed
-from jgc.training.distributed import Team
+from jgc.nodes.layouts import make_nodes
+from jgc.training.processes import distributed
+from jgc.training.processes.distributed import Team
 
 
 def test_all_is_well(tmp_path, capsys, monkeypatch):

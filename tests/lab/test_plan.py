@@ -17,12 +17,12 @@ from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED, most_alive
 from jgc.lab.plan.whole_run import whole_run
 from jgc.lab.shared.choices import variants_of
 from jgc.lab.shared.tables import ratio
-from jgc.nodes import make_nodes
-from jgc.training import loop, setup as building
+from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError
 from jgc.training.models import make_model
-from jgc.training.program import compile_gradients, compile_update
-from jgc.training.setup import build
+from jgc.training.run import loop, setup as building
+from jgc.training.run.setup import build
+from jgc.training.steps.program import compile_gradients, compile_update
 
 VARIANTS = {
     "dense": Dense(),

@@ -32,8 +32,8 @@ from jgc.lab.shared import paper
 from jgc.lab.shared.choices import options_of, seeds_of, variants_of, words
 from jgc.lab.shared.tables import paper_bytes, ratio
 from jgc.training.errors import UserError
-from jgc.training.metrics import read
-from jgc.training.table import size
+from jgc.training.output.metrics import read
+from jgc.training.output.table import size
 
 CHANGES = {"nodes": 2, "batch_size": 16, "steps": 12, "evaluate_every": 4, "diagnose_every": 2, "schedule_steps": 12,
            "learning_rate_warmup": 2, "warmup_steps": 3, "autoencoder_steps": 4, "alpha": 0.05}  # fmt: skip
@@ -54,7 +54,7 @@ def trained(tmp_path_factory):
     """A folder of finished runs of 12 steps, with their report."""
     folder = tmp_path_factory.mktemp("report")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jgc.training.setup.make_model", tiny_model)
+        patch.setattr("jgc.training.run.setup.make_model", tiny_model)
         compare(asked(folder))
     return folder
 
@@ -171,7 +171,7 @@ def test_compare_resumes_interrupted_run(trained, tmp_path):
     config = launch.configure(Dense(), "digits_convnet5", 0, None, folder, CHANGES)
     assert config.resume
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jgc.training.setup.make_model", tiny_model)
+        patch.setattr("jgc.training.run.setup.make_model", tiny_model)
         summary = launch.train_one(launch.Job("baseline", 0, folder, config))
     before = json.loads((trained / "baseline-seed0" / "summary.json").read_text())
     assert summary["test_accuracy"] == before["test_accuracy"]

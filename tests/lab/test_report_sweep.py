@@ -27,7 +27,7 @@ def asked(folder, values, methods=("egc",), field="compressor.ratio", settings=(
 def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jgc.training.setup.make_model", tiny_model)
+        patch.setattr("jgc.training.run.setup.make_model", tiny_model)
         sweep(asked(folder, "20,200", ("egc,baseline",)), "the command")
     return folder
 

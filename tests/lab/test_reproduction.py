@@ -8,7 +8,7 @@ import pytest
 
 from jgc.compress import METHODS
 from jgc.lab.commands import COMMANDS, load
-from jgc.training.options import read
+from jgc.training.settings.options import read
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproduction.md"

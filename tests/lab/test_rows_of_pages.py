@@ -17,8 +17,8 @@ from jgc.compress.lgc.ring import RING_PAPER_RECIPE
 from jgc.compress.lgc.server import PAPER_RECIPE
 from jgc.lab import launch
 from jgc.lab.commands import load
-from jgc.training.options import read
-from jgc.training.workloads import WORKLOADS
+from jgc.training.settings.options import read
+from jgc.training.settings.workloads import WORKLOADS
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ROUNDS = ("diloco_4bit", "streaming", "lgc_ps", "klt", "klt_refresh", "recorded")

@@ -8,7 +8,7 @@ from contract import some_by_default
 
 import jgc
 from jgc.compress import egc, gradient_dropping, scalecom, threshold_v, topk
-from jgc.placement import SHARED
+from jgc.nodes.placement import SHARED
 
 K, STEPS = 3, 6
 PARAMS = {"a": jnp.zeros((10, 10)), "b": jnp.zeros((5, 4))}

@@ -9,10 +9,10 @@ from hypothesis import given, strategies as st
 
 import jgc
 from jgc.compress import METHODS
-from jgc.layout import chunks as chunked
-from jgc.layout.chunks import cut_in_chunks, largest_of_rows
 from jgc.layout.pack import Layer
-from jgc.layout.selector import make_selector, position_bytes
+from jgc.selection import chunks as chunked
+from jgc.selection.chunks import cut_in_chunks, largest_of_rows
+from jgc.selection.selector import make_selector, position_bytes
 from jgc.wire.positions import entropy_bound_bits
 
 TAKING = ("topk", "dgc", "scalecom", "egc", "ef21", "threshold_v", "klt", "lgc_ps", "lgc_ring")

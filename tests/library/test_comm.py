@@ -16,8 +16,8 @@ from jgc import comm
 from jgc.comm import words
 from jgc.comm.ledger import UnknownCollectiveError
 from jgc.comm.traced import all_sent
-from jgc.nodes import as_one_per_device, from_mesh
-from jgc.placement import LOCAL, SHARED
+from jgc.nodes.layouts import as_one_per_device, from_mesh
+from jgc.nodes.placement import LOCAL, SHARED
 from jgc.types import Nodes
 from jgc.wire.hlo import collectives, table
 

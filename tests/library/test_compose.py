@@ -12,8 +12,8 @@ import jgc
 from jgc.compress import compose, compose_phases
 from jgc.compress.dense import dense_exchange, identity
 from jgc.compress.sparse.topk import top_k
-from jgc.memory import error_feedback, no_memory
 from jgc.method.exchange import all_reduce, gather, nowhere, server
+from jgc.method.memory import error_feedback, no_memory
 from jgc.method.phases import single
 from jgc.types import State
 

@@ -47,9 +47,9 @@ import jgc
 import jgc.backend
 from jgc.comm.traced import called
 from jgc.compress import METHODS, step_on_nodes
-from jgc.layout import select
 from jgc.layout.pack import leaf_paths, make_packing
 from jgc.method.guard import LARGEST_NORM
+from jgc.selection import select
 from jgc.wire.hlo import collectives, table
 
 NAMES = (*METHODS, *VARIANTS)

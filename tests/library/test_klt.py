@@ -11,7 +11,7 @@ import jgc
 from jgc.compress import klt, step_on_nodes
 from jgc.compress.low_rank import klt_bases
 from jgc.layout.pack import make_packing, pack
-from jgc.memory import Corrected
+from jgc.method.memory import Corrected
 from jgc.types import State
 from jgc.wire.account import logical_bytes
 

@@ -7,7 +7,7 @@ import pytest
 
 import jgc
 from jgc.compress import powersgd, step_on_nodes
-from jgc.layout import batches, hidden, launches, squares
+from jgc.layout import batches, launches, opaque as hidden, squares
 from jgc.layout.launches import each_of, readable, stacked, turns
 from jgc.method.leaf_mean import buckets
 

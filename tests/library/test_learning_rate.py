@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jgc.training import learning_rate
+from jgc.training.steps import learning_rate
 
 RECORDED = {
     "falls and rises": [2.3, 1.9, 1.7, 1.75, 1.8, 1.6, 1.65, 1.62, 1.7, 1.5, 1.55],

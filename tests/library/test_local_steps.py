@@ -13,8 +13,8 @@ from make_step_process import compilations
 
 import jgc
 from jgc.compress import METHODS, build, dense, per_layer, qsgd, topk
-from jgc.local_loop import exchange_program, inner_program
-from jgc.method.outer import Arrays
+from jgc.loops.local_loop import exchange_program, inner_program
+from jgc.loops.outer import Arrays
 from jgc.wire.hlo import collectives
 
 SHAPES = {"a": (6, 8), "bias": (8,), "conv": {"kernel": (3, 3, 2, 4)}, "s": ()}
@@ -93,7 +93,7 @@ def by_hand(every, fragments, overlap, merge, steps, outer_rate=0.7, momentum=0.
     centre = [np.asarray(x[:, 0], np.float64) for x in jax.tree.leaves(centres())]
     own, velocity = [np.stack([x] * K) for x in theta], [np.zeros((K, *x.shape)) for x in theta]
     trace, sent = [np.zeros_like(x) for x in theta], {}
-    ranges = jgc.method.outer.cut([x.size for x in theta], fragments)
+    ranges = jgc.loops.outer.cut([x.size for x in theta], fragments)
     for done in range(1, steps + 1):
         for i in range(len(theta)):
             velocity[i] = own[i] - centre[i] + inner_momentum * velocity[i]
@@ -183,7 +183,7 @@ def kept_of(local, state, ranges):
     """The mean residual of every leaf."""
     found = {}
     for own, leaves in zip(state.compressor, ranges, strict=True):
-        part = jgc.method.outer.take(state.params, leaves)
+        part = jgc.loops.outer.take(state.params, leaves)
         each = [
             jgc.residual(local.parts.method(), jax.tree.map(lambda x, k=k: x[k], own.local), part) for k in range(K)
         ]

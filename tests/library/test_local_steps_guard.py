@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jgc
 from jgc.compress import dense, topk
-from jgc.method.spikes import fresh, largest_after, limits_of
+from jgc.loops.spikes import fresh, largest_after, limits_of
 
 NODES, EVERY, STEPS = 2, 5, 150
 BAD_STEP = 7

@@ -21,7 +21,7 @@ from process_helpers import LIMIT, QUICK, free_port
 
 import jgc
 from jgc.compress import build, dense, dgc, topk
-from jgc.placement import place, placements_of
+from jgc.nodes.placement import place, placements_of
 
 ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", ROOT / "docs"

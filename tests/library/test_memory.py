@@ -9,8 +9,9 @@ import pytest
 import jgc
 from jgc.compress.sparse.scalecom import low_pass
 from jgc.layout.pack import make_packing, pack
-from jgc.layout.select import Sparse
-from jgc.memory import (
+from jgc.method.ages import with_ages
+from jgc.method.compensate import compensate
+from jgc.method.memory import (
     accumulated,
     clip_local,
     error_feedback,
@@ -21,8 +22,7 @@ from jgc.memory import (
     no_memory,
     stored,
 )
-from jgc.method.ages import with_ages
-from jgc.method.compensate import compensate
+from jgc.selection.select import Sparse
 from jgc.types import Nodes
 
 N, STEPS = 20, 12

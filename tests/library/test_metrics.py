@@ -12,9 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jgc
 from jgc.compress import dense, topk
-from jgc.method.norms import norm_of_aggregate
-from jgc.node_axis import on_nodes
-from jgc.placement import SHARED, placements_of
+from jgc.loops.norms import norm_of_aggregate
+from jgc.nodes.axis import on_nodes
+from jgc.nodes.placement import SHARED, placements_of
 from jgc.wire.hlo import collectives
 
 K, B = 2, 8

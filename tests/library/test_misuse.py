@@ -16,7 +16,7 @@ from make_step_process import compilations
 
 import jgc
 from jgc.compress import TopK, as_optax, dense, dgc, init_optax, per_layer, step_on_nodes, topk
-from jgc.placement import check_placements, locally
+from jgc.nodes.placement import check_placements, locally
 
 PARAMS = {"w": jnp.zeros((6, 4)), "b": jnp.zeros(3)}
 EMULATED = "1 device"

@@ -12,8 +12,8 @@ from contract import nodes_of, some_by_default
 import jgc
 from jgc import comm
 from jgc.compress import as_optax, dense, init_optax, topk
-from jgc.memory import error_feedback
 from jgc.method.from_step import Step, from_step
+from jgc.method.memory import error_feedback
 from jgc.method.messages import both_ways
 from jgc.method.phases import single
 
@@ -294,7 +294,7 @@ def test_what_a_step_returns_is_checked(step, error, message):
 
 
 def test_what_a_method_is_made_of_is_checked():
-    with _raises(TypeError, "memory must be a jgc.memory.Memory, e.g. error_feedback(), got <function"):
+    with _raises(TypeError, "memory must be a jgc.method.memory.Memory, e.g. error_feedback(), got <function"):
         _method(_mean, memory=error_feedback)
     with _raises(TypeError, "schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got 'mine'"):
         _method(_mean, schedule="mine")

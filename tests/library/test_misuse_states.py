@@ -12,8 +12,8 @@ import pytest
 from contract import nodes_of
 
 import jgc
-from jgc.buffers import donatable
 from jgc.compress import dense, powersgd, topk
+from jgc.loops.buffers import donatable
 
 PARAMS = {"w": np.zeros((6, 4), np.float32), "b": np.zeros(4, np.float32)}
 BATCH = np.ones((8, 2, 6), np.float32)
@@ -154,7 +154,7 @@ def test_an_array_of_the_state_in_another_argument_is_named():
         donatable(state, key=key)
 
 
-@pytest.mark.parametrize("module, kind", [("jgc.make_step", "make_step"), ("jgc.local_loop", "local_steps")])
+@pytest.mark.parametrize("module, kind", [("jgc.make_step", "make_step"), ("jgc.loops.local_loop", "local_steps")])
 def test_steps_look_before_they_donate(module, kind, monkeypatch):
     seen = {}
 

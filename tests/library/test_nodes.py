@@ -13,9 +13,9 @@ from jax.sharding import AxisType
 
 import jgc
 from jgc import comm
-from jgc.node_axis import on_nodes
-from jgc.nodes import FAST, from_mesh, make_nodes
-from jgc.placement import BATCH, LOCAL, SHARED, place
+from jgc.nodes.axis import on_nodes
+from jgc.nodes.layouts import FAST, from_mesh, make_nodes
+from jgc.nodes.placement import BATCH, LOCAL, SHARED, place
 from jgc.types import State
 
 NOT_SHARED = r"is declared SHARED, but differs between nodes \(or their devices\)|unroll=True"
@@ -158,12 +158,14 @@ def test_node_gradients_are_each_nodes_own(layout, unroll):
 def test_nodes_of_a_device_are_computed_as_suits_it(backend, times, monkeypatch):
     """One after another on a CPU, together under `vmap` elsewhere: in `node_grads`, `make_step` and `local_steps`."""
     nodes, (params, batch), sgd, dense = nodes_of("1 device"), _problem(8), optax.sgd(0.1), jgc.compress.dense()
-    monkeypatch.setattr("jgc.gradients.backend_of", lambda nodes: backend)
+    monkeypatch.setattr("jgc.nodes.gradients.backend_of", lambda nodes: backend)
     traced = str(jax.make_jaxpr(jgc.node_grads(_loss, nodes))(params, batch))
     assert traced.count("dot_general[") == 2 * times  # the loss and its gradient
-    unrolled, map_nodes = [], jgc.gradients.on_nodes
+    unrolled, map_nodes = [], jgc.nodes.gradients.on_nodes
     monkeypatch.setattr(
-        jgc.gradients, "on_nodes", lambda *args, **more: unrolled.append(more["unroll"]) or map_nodes(*args, **more)
+        jgc.nodes.gradients,
+        "on_nodes",
+        lambda *args, **more: unrolled.append(more["unroll"]) or map_nodes(*args, **more),
     )
     loops = jgc.make_step(_loss, dense, sgd, nodes), jgc.local_steps(sgd, sgd, dense, 2, nodes).make_step(_loss)
     for init, step in loops:

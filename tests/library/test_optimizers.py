@@ -12,8 +12,8 @@ from contract import nodes_of, same_bits, some_by_default
 
 import jgc
 from jgc.compress import dense, topk
-from jgc.optimizers import updated
-from jgc.skipped import IN_A_ROW, make_skip_warning
+from jgc.loops.optimizers import updated
+from jgc.loops.skipped import IN_A_ROW, make_skip_warning
 
 contrib = optax.contrib
 PARAMS = {"w": np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32), "b": np.zeros(4, np.float32)}

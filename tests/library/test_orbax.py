@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jgc
 from jgc.compress import METHODS, build, dense, per_layer, topk
-from jgc.method.fragments import take
+from jgc.loops.fragments import take
 
 FLOATS = {name: x for name, x in PARAMS.items() if name != "steps"}  # parameters of a loop
 SPECS = {"in": P(None, "fsdp"), "bias": P(), "out": P("fsdp"), "none": P("fsdp")}

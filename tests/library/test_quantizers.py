@@ -11,7 +11,7 @@ import pytest
 import jgc
 from jgc.compress import METHODS, cast, natural, onebit, qsgd, signsgd, terngrad
 from jgc.layout.pack import Layer, whole
-from jgc.placement import LOCAL, SHARED
+from jgc.nodes.placement import LOCAL, SHARED
 from jgc.types import State
 
 K = 4

@@ -13,7 +13,7 @@ import jgc
 from jgc import comm
 from jgc.compress import cast, natural, onebit, qsgd, step_on_nodes, terngrad
 from jgc.compress.quantized.quantize import segment_size
-from jgc.placement import LOCAL, SHARED
+from jgc.nodes.placement import LOCAL, SHARED
 from jgc.types import State
 
 K, N = 4, 734

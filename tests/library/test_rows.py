@@ -12,8 +12,8 @@ from jgc.compress import dgc, per_layer, stacked, topk
 from jgc.compress.sparse.rows import row_top_k
 from jgc.compress.sparse.topk import top_k
 from jgc.layout.pack import make_packing, pack
-from jgc.layout.rows import cut, largest_rows, lengthen, shorten
 from jgc.method.whole_step import step_of_shapes
+from jgc.selection.rows import cut, largest_rows, lengthen, shorten
 from jgc.types import State
 from jgc.wire.hlo import collectives, table
 

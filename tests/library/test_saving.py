@@ -15,9 +15,9 @@ from contract import nodes_of, same_bits, some_by_default
 from jax.sharding import PartitionSpec as P
 
 import jgc
-from jgc.checksums import checksums
+from jgc.checks.misuse import path_of
 from jgc.compress import dense, gradiveq, per_layer, topk
-from jgc.misuse import path_of
+from jgc.loops.checksums import checksums
 
 PARAMS = {"conv": np.ones((3, 3, 2, 4), np.float32), "head": np.ones((4, 2), np.float32)}
 
@@ -130,7 +130,7 @@ DTYPES = ["bool", "int8", "float16", "bfloat16", "uint32", "float32", "float64",
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_checksum_is_the_sum_of_hashes(dtype, monkeypatch):
-    monkeypatch.setattr(jgc.checksums, "BLOCK", 16)  # so that small arrays have several
+    monkeypatch.setattr(jgc.loops.checksums, "BLOCK", 16)  # so that small arrays have several
     random = np.random.default_rng(0)
     for shape in [(), (1,), (5,), (3, 7, 2), (40, 3), (0, 3)]:
         x = random.integers(0, 7, shape).astype(jnp.dtype(dtype))

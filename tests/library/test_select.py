@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from jgc.layout import select
 from jgc.layout.pack import Layer, whole
-from jgc.layout.select import (
+from jgc.selection import select
+from jgc.selection.select import (
     Sparse,
     Unordered,
     check_alpha,

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import jgc
 from jgc.compress import METHODS, dense, per_layer, stacked, step_on_nodes, topk
 from jgc.method.shards import whole
-from jgc.placement import Sharded, Stacked, placements_of, spec
+from jgc.nodes.placement import Sharded, Stacked, placements_of, spec
 from jgc.types import PyTree, State
 from jgc.wire.hlo import collectives
 

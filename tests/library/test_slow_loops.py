@@ -12,7 +12,7 @@ from jax import lax
 
 import jgc
 from jgc.compress import dense
-from jgc.slow_loops import convolutions_in_loops
+from jgc.nodes.slow_loops import convolutions_in_loops
 
 PARAMS = {"w": np.ones((3, 3, 2, 2), np.float32)}
 BATCH = np.ones((8, 4, 6, 6, 2), np.float32)
@@ -96,7 +96,7 @@ def test_other_losses_are_not_warned_of(name):
 
 
 def test_other_backends_are_not_warned_of(monkeypatch):
-    monkeypatch.setattr("jgc.gradients.backend_of", lambda nodes: "gpu")
+    monkeypatch.setattr("jgc.nodes.gradients.backend_of", lambda nodes: "gpu")
     assert not _messages(_scanned)
 
 

@@ -9,7 +9,7 @@ from contract import some_by_default
 
 import jgc
 from jgc.compress import METHODS, dgc, ef21, gradient_dropping, random_k, scalecom, step_on_nodes, threshold_v, topk
-from jgc.training.diagnose import host_figures
+from jgc.training.steps.diagnose import host_figures
 from jgc.types import Compressor, Info, State
 
 K = 4

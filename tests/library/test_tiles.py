@@ -56,7 +56,7 @@ def test_steps_of_states_in_tiles_equal_those_of_vectors(name, monkeypatch):
     assert same_bits(*(jgc.residual(compressor, local, PARAMS) for local in own))
     diagnose = jgc.on_nodes(
         lambda grads, state: jgc.diagnose(compressor, phase, jax.random.key(0), grads, state, nodes),
-        nodes, ins=(jgc.placement.LOCAL, PLACEMENTS), outs=jgc.placement.SHARED,
+        nodes, ins=(jgc.nodes.placement.LOCAL, PLACEMENTS), outs=jgc.nodes.placement.SHARED,
     )  # fmt: skip
     grads = jax.tree.map(lambda x: jnp.ones((2, *x.shape)), PARAMS)
     assert diagnose(grads, flat).keys() == diagnose(grads, tiles).keys()

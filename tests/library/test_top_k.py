@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax.sharding import PartitionSpec as P
 
-from jgc.layout import top_k
-from jgc.layout.top_k import Range, largest_in_ranges, largest_positions
+from jgc.selection import top_k
+from jgc.selection.top_k import Range, largest_in_ranges, largest_positions
 
 VARIANTS = ["blocks", "threshold", "plain"]
 TINY, INF, NAN = np.float32(1e-45), np.inf, np.nan

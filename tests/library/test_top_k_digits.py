@@ -7,10 +7,10 @@ import pytest
 from contract import some_by_default
 from test_top_k import reference, vectors
 
-from jgc.layout.chunks import cut_in_chunks, largest_in_chunks, largest_in_rows
 from jgc.layout.pack import Layer, make_packing, unpack
-from jgc.layout.top_k import Range, largest_in_ranges, largest_positions
-from jgc.layout.top_k_digits import block_for, largest_by_digits, rows_of
+from jgc.selection.chunks import cut_in_chunks, largest_in_chunks, largest_in_rows
+from jgc.selection.top_k import Range, largest_in_ranges, largest_positions
+from jgc.selection.top_k_digits import block_for, largest_by_digits, rows_of
 from jgc.wire import elias_fano
 
 RANGES = [Range(5, 20_000, 20), Range(20_005, 12_345, 200), Range(32_350, 3, 1), Range(39_990, 4, 4),

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from contract import some_by_default
 
-from jgc.layout import top_k
-from jgc.layout.top_k import Range, largest_in_ranges
-from jgc.layout.top_k_tiles import largest_in_tiles
+from jgc.selection import top_k
+from jgc.selection.top_k import Range, largest_in_ranges
+from jgc.selection.top_k_tiles import largest_in_tiles
 
 
 def expected(x: np.ndarray, k: int) -> np.ndarray:

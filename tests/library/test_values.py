@@ -13,7 +13,7 @@ from jgc import compress
 from jgc.compress.sparse.topk import top_k
 from jgc.layout.pack import whole
 from jgc.method.compose import payload_sizes
-from jgc.nodes import make_nodes
+from jgc.nodes.layouts import make_nodes
 from jgc.wire.values import ValueCode, decode_values, encode_values
 
 CODES = get_args(ValueCode)

@@ -12,10 +12,10 @@ from contract import nodes_of, same_bits, settings_of, some_by_default
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jgc
+from jgc.checks.misuse import is_key, leaves_by_path
 from jgc.compress import METHODS, as_optax, build, dense, dgc, qsgd, topk
-from jgc.method.mixed import check_own
-from jgc.method.outer import Arrays
-from jgc.misuse import leaves_by_path
+from jgc.loops.mixed import check_own
+from jgc.loops.outer import Arrays
 
 PARAMS = {
     "a": np.linspace(-1, 1, 48, dtype=np.float32).reshape(6, 8),
@@ -46,7 +46,7 @@ def on_host(state):
     """The arrays of a state by path; keys as their numbers."""
     arrays = {name: x for name, x in state._asdict().items() if name not in ("step", "phase", "phases")}
     leaves = leaves_by_path(arrays)
-    return {name: np.array(jax.random.key_data(x) if jgc.misuse.is_key(x) else x) for name, x in leaves.items()}
+    return {name: np.array(jax.random.key_data(x) if is_key(x) else x) for name, x in leaves.items()}
 
 
 def of_nodes(name):
@@ -358,7 +358,7 @@ def test_states_in_parts_work_or_are_named(old, new):
         step(state, batch)
     parts = {"step": state.step, "params": state.params, "opt_state": state.opt_state, "key": state.key}
     for fields in (["step", "params", "opt_state"], ["step", "opt_state"], list(parts)):
-        copies = jax.tree.map(lambda x: x + 0 if isinstance(x, jax.Array) and not jgc.misuse.is_key(x) else x, parts)
+        copies = jax.tree.map(lambda x: x + 0 if isinstance(x, jax.Array) and not is_key(x) else x, parts)
         fresh = init(jax.random.key(0), START)._replace(**{name: copies[name] for name in fields})
         assert np.isfinite(step(fresh, batch)[1].loss)
     with_stats = init(jax.random.key(0), START)._replace(model_state={"mean": np.zeros((8, 2), np.float32)})

@@ -9,10 +9,10 @@ from image_helpers import DISHES, TEST, TRAIN, WNIDS, jpeg, write_food101, write
 from PIL import Image
 
 from jgc.compress import Dense
-from jgc.training.config import Config, DataConfig, resolve
 from jgc.training.data import MissingDataError, load_food101, load_imagenet, source_of
 from jgc.training.data.crops import AREA, ASPECT, central_box, cut, draw_crops, inception_box
-from jgc.training.setup import data_of
+from jgc.training.run.setup import data_of
+from jgc.training.settings.config import Config, DataConfig, resolve
 
 CROP = 16
 

@@ -12,8 +12,10 @@ from image_helpers import bomb
 from PIL import Image
 
 from jgc.lab.chaos.tiny import tiny_conv_model
-from jgc.training import cli, data, setup
+from jgc.training import data
 from jgc.training.data import Augment, MissingDataError, load_tiny_imagenet, make_batch
+from jgc.training.run import setup
+from jgc.training.settings import cli
 
 WNIDS = ("n02124075", "n04067472", "n01443537")  # not in order, as in the real wnids.txt
 TRAIN, GRAY_TRAIN = 4, (1, 2)  # images of a class; class and number of the grayscale one

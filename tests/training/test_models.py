@@ -13,7 +13,7 @@ from contract import some_by_default
 from jgc.training.models import MODELS, ConvNorm, Model, make_model
 from jgc.training.models.convolution import convolution as convolve
 from jgc.training.models.resnet import Block, _pad_shortcut
-from jgc.training.step import loss_of
+from jgc.training.steps.step import loss_of
 
 # The image sizes that the models are meant for, and one that they are not.
 SHAPES = {"convnet5": (8, 8, 1)} | dict.fromkeys(("resnet18", "resnet50", "resnet101"), (224, 224, 3))

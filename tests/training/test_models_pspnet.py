@@ -14,7 +14,7 @@ from jgc.training.data import VOID
 from jgc.training.models import ConvNorm, WithAuxiliary, make_model, pspnet
 from jgc.training.models.pspnet import BINS, between, parts, pooled, stretched
 from jgc.training.models.resnet import FAMILIES
-from jgc.training.step import loss_of
+from jgc.training.steps.step import loss_of
 
 RNG = np.random.default_rng(0)
 

@@ -17,15 +17,18 @@ from camvid_helpers import write_camvid
 from jgc.compress import Dense, LgcPs
 from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.page import write
-from jgc.nodes import make_nodes
-from jgc.training import checkpoint, cli, data, loop, masks, setup as building
-from jgc.training.config import Config, DataConfig, resolve
+from jgc.nodes.layouts import make_nodes
+from jgc.training import data
 from jgc.training.data import VOID, Pictures
-from jgc.training.evaluate import make_evaluate, of_confusion, show
-from jgc.training.metrics import read
 from jgc.training.models import WithAuxiliary
-from jgc.training.optimizer import make_schedule
-from jgc.training.step import loss_of
+from jgc.training.output import masks
+from jgc.training.output.metrics import read
+from jgc.training.run import checkpoint, loop, setup as building
+from jgc.training.settings import cli
+from jgc.training.settings.config import Config, DataConfig, resolve
+from jgc.training.steps.evaluate import make_evaluate, of_confusion, show
+from jgc.training.steps.optimizer import make_schedule
+from jgc.training.steps.step import loss_of
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from training_helpers import small_files
 
-from jgc.training import checkpoint
 from jgc.training.errors import NonFinite, UserError
-from jgc.training.proof import Proof
-from jgc.training.step import TrainState
+from jgc.training.run import checkpoint
+from jgc.training.run.sane import Proof
+from jgc.training.steps.step import TrainState
 from jgc.types import State
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone

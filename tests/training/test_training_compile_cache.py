@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jgc.training.compile_cache import FOLDER, folder_of, kept_programs
+from jgc.training.steps.compile_cache import FOLDER, folder_of, kept_programs
 
 
 @pytest.fixture(autouse=True)

@@ -11,15 +11,15 @@ import pytest
 
 from jgc.compress import Dense, LgcPs, TopK
 from jgc.lab.shared.random_data import random_source
-from jgc.training import cli
-from jgc.training.announce import unused
-from jgc.training.config import Config, as_json, check, resolve
 from jgc.training.data import MissingDataError
 from jgc.training.errors import UserError, cannot_write
-from jgc.training.options import options_of
-from jgc.training.saved_config import differences
-from jgc.training.setup import model_of
-from jgc.training.workloads import WORKLOADS
+from jgc.training.output.announce import unused
+from jgc.training.run.setup import model_of
+from jgc.training.settings import cli
+from jgc.training.settings.config import Config, as_json, check, resolve
+from jgc.training.settings.options import options_of
+from jgc.training.settings.saved_config import differences
+from jgc.training.settings.workloads import WORKLOADS
 
 LGC = ["--config", "configs/lgc_ps.py"]
 
@@ -31,7 +31,7 @@ def in_repository(monkeypatch, request):
 
 def write_config(path, body):
     path.write_text(
-        "from jgc.compress import LgcPs\nfrom jgc.training.config import Config, DataConfig, LayersConfig\n"
+        "from jgc.compress import LgcPs\nfrom jgc.training.settings.config import Config, DataConfig, LayersConfig\n"
         f"def get_config():\n    return {body}\n"
     )
     return ["--config", str(path)]

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from jgc.training import deterministic
-from jgc.training.deterministic import FLAGS, note, set_flags
+from jgc.training.steps import deterministic
+from jgc.training.steps.deterministic import FLAGS, note, set_flags
 
 ALL = " ".join(f"{name}={value}" for name, value in FLAGS.items())
 
@@ -35,7 +35,8 @@ def test_the_command_sets_flags_that_xla_knows_before_jax_starts():
     code = f"""
 import os
 os.environ["JAX_PLATFORMS"] = "cuda"
-from jgc.training import cli, loop
+from jgc.training.settings import cli
+from jgc.training.run import loop
 def run(config, command):
     from jax._src import xla_bridge
     assert config.deterministic and not xla_bridge.backends_are_initialized()

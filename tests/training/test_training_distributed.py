@@ -12,10 +12,10 @@ import pytest
 from process_helpers import LIMIT, free_port, start, start_all, wait_for_step
 from text_helpers import write_text
 
-from jgc.training.distributed import difference
 from jgc.training.errors import UserError
-from jgc.training.meeting import connect
-from jgc.training.metrics import read
+from jgc.training.output.metrics import read
+from jgc.training.processes.distributed import difference
+from jgc.training.processes.meeting import connect
 
 pytestmark = pytest.mark.slow
 
@@ -317,7 +317,7 @@ def test_unreachable_coordinator(tmp_path):
 def test_bad_options(options, said, capsys, monkeypatch):
     from jax._src.clusters import ClusterEnv
 
-    from jgc.training import cli
+    from jgc.training.settings import cli
 
     monkeypatch.setattr(ClusterEnv, "_cluster_types", [])
     assert cli.main(f"{DENSE} --steps 3 {options}".split()) != 0

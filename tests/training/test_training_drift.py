@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from training_helpers import tiny_config
 
+from jgc.checks.misuse import leaves_by_path
 from jgc.compress import LgcPs, TopK
 from jgc.lab.chaos.tiny import flipped, tiny_model, with_flipped_bit
-from jgc.misuse import leaves_by_path
-from jgc.nodes import make_nodes
-from jgc.training import drift, loop, setup
-from jgc.training.config import LayersConfig
+from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import Drift
+from jgc.training.processes import drift
+from jgc.training.run import loop, setup
+from jgc.training.settings.config import LayersConfig
 
 
 @pytest.fixture(autouse=True)

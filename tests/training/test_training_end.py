@@ -8,14 +8,14 @@ import pytest
 
 DIE = """
 import threading
-from jgc.training.meeting import die
+from jgc.training.processes.meeting import die
 threading.Thread(target=die, args=("the run is over",)).start()
 threading.Event().wait()  # as in a collective that never returns
 """
 FAIL = """
 import types
 import jax
-from jgc.training.cli import in_company
+from jgc.training.settings.cli import in_company
 jax.distributed = types.SimpleNamespace(is_initialized=lambda: True)
 import atexit, threading
 atexit.register(lambda: threading.Event().wait())  # as JAX's shutdown waits for the other processes

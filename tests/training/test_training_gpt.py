@@ -12,15 +12,17 @@ from text_helpers import write_text
 
 from jgc.compress import Dense
 from jgc.lab.chaos.tiny import tiny_model
-from jgc.nodes import make_nodes
-from jgc.training import checkpoint, cli, data, loop, setup as building
-from jgc.training.config import Config, DataConfig, check, resolve
+from jgc.nodes.layouts import make_nodes
+from jgc.training import data
 from jgc.training.data.text import EVALUATED_STREAMS, Window, text_batch
-from jgc.training.local_config import LocalConfig
-from jgc.training.metrics import read
 from jgc.training.models import lstm, make_model
-from jgc.training.optimizer import make_inner, make_optimizer
-from jgc.training.sample import sample
+from jgc.training.output.metrics import read
+from jgc.training.output.sample import sample
+from jgc.training.run import checkpoint, loop, setup as building
+from jgc.training.settings import cli
+from jgc.training.settings.config import Config, DataConfig, check, resolve
+from jgc.training.settings.local_config import LocalConfig
+from jgc.training.steps.optimizer import make_inner, make_optimizer
 
 CONFIGS = ("diloco", "streaming_diloco", "sparseloco")
 

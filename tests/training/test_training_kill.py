@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from jgc.training import checkpoint
-from jgc.training.metrics import read
+from jgc.training.output.metrics import read
+from jgc.training.run import checkpoint
 
 pytestmark = pytest.mark.slow
 

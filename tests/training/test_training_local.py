@@ -17,19 +17,19 @@ from training_helpers import tiny_config
 
 from jgc.compress import Demo, Dense, Gradiveq, TopK
 from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
-from jgc.nodes import make_nodes
-from jgc.training import checkpoint, loop, setup as building
-from jgc.training.announce import notes
-from jgc.training.config import LayersConfig, RecordConfig, check
-from jgc.training.distributed import ALONE
+from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError
-from jgc.training.local import Divergence, exchanges_by, watch
-from jgc.training.local_config import LocalConfig
-from jgc.training.local_step import arrays_of, make_inner_update
-from jgc.training.loop import batches
-from jgc.training.metrics import read
-from jgc.training.program import compile_gradients, compile_program
-from jgc.training.step import placements_of_state
+from jgc.training.output.announce import notes
+from jgc.training.output.metrics import read
+from jgc.training.processes.distributed import ALONE
+from jgc.training.run import checkpoint, loop, setup as building
+from jgc.training.run.local import Divergence, exchanges_by, watch
+from jgc.training.run.loop import batches
+from jgc.training.settings.config import LayersConfig, RecordConfig, check
+from jgc.training.settings.local_config import LocalConfig
+from jgc.training.steps.local_step import arrays_of, make_inner_update
+from jgc.training.steps.program import compile_gradients, compile_program
+from jgc.training.steps.step import placements_of_state
 from jgc.wire.hlo import collectives
 
 SPARSE = TopK(alpha=0.1, warmup_steps=1)

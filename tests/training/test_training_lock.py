@@ -13,14 +13,14 @@ import pytest
 from training_helpers import tiny_config
 
 from jgc.lab.chaos.tiny import tiny_model
-from jgc.training import lock, loop, setup
 from jgc.training.errors import UserError
-from jgc.training.lock import sole_writer
+from jgc.training.run import lock, loop, setup
+from jgc.training.run.lock import sole_writer
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from jgc.training.lock import sole_writer
+from jgc.training.run.lock import sole_writer
 with sole_writer(Path(sys.argv[1]), print, print):
     print("held", flush=True)
     time.sleep(1000)

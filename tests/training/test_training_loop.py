@@ -17,11 +17,12 @@ from jgc.compress import Dense, Gradiveq, TopK
 from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
 from jgc.lab.report.page import write as write_report
 from jgc.lab.report.runs import find
-from jgc.nodes import make_nodes
-from jgc.training import checkpoint, data, loop, setup as building
+from jgc.nodes.layouts import make_nodes
+from jgc.training import data
 from jgc.training.errors import NonFinite, UserError
-from jgc.training.metrics import read
-from jgc.training.recorder import Recorder
+from jgc.training.output.metrics import read
+from jgc.training.output.recorder import Recorder
+from jgc.training.run import checkpoint, loop, setup as building
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
@@ -316,7 +317,7 @@ def test_what_is_printed_is_no_markup(tmp_path, capsys):
 
 def test_a_run_without_a_reader_goes_on(tmp_path):
     words = f"""import sys; sys.path.insert(0, {os.path.dirname(__file__)!r} + "/.."); import training_helpers as t
-from jgc.training import loop
+from jgc.training.run import loop
 sys.exit(loop.run(t.tiny_config({str(tmp_path / "run")!r}, t.compress.TopK(), log_every=1)))"""
     reader, writer = os.pipe()
     os.close(reader)

@@ -14,8 +14,8 @@ import tyro
 from contract import some_by_default
 
 from jgc.training.errors import UserError
-from jgc.training.extra import PACKAGES, explain
-from jgc.training.options import read
+from jgc.training.requirements import PACKAGES, explain
+from jgc.training.settings.options import read
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,14 +13,15 @@ from jgc import compress
 from jgc.lab.chaos.tiny import tiny_model
 from jgc.layout.pack import make_packing, pack
 from jgc.method.guard import residual
-from jgc.nodes import make_nodes
-from jgc.training import recording, setup
-from jgc.training.config import RecordConfig
+from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError
-from jgc.training.loop import batches, run
-from jgc.training.program import compile_gradients
-from jgc.training.recording import files, save, step_of
-from jgc.training.saved_config import completed
+from jgc.training.output import recording
+from jgc.training.output.recording import files, save, step_of
+from jgc.training.run import setup
+from jgc.training.run.loop import batches, run
+from jgc.training.settings.config import RecordConfig
+from jgc.training.settings.saved_config import completed
+from jgc.training.steps.program import compile_gradients
 
 pytestmark = pytest.mark.slow
 

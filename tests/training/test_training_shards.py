@@ -7,11 +7,12 @@ from training_helpers import tiny_config
 
 from jgc.compress import Dense, Dgc, TopK
 from jgc.lab.chaos.tiny import tiny_conv_model
-from jgc.placement import Sharded
-from jgc.training import checkpoint, loop, setup as building, step as steps
-from jgc.training.config import CorrectionConfig, DataConfig, LayersConfig, check, resolve
+from jgc.nodes.placement import Sharded
 from jgc.training.errors import UserError
-from jgc.training.metrics import read
+from jgc.training.output.metrics import read
+from jgc.training.run import checkpoint, loop, setup as building
+from jgc.training.settings.config import CorrectionConfig, DataConfig, LayersConfig, check, resolve
+from jgc.training.steps import step as steps
 
 WHOLE = {"layers": LayersConfig(dense="", top_k="")}
 DIVIDED = {"devices_per_node": 4, "layers": LayersConfig(dense="", top_k="", shard=True)}

@@ -10,11 +10,11 @@ from training_helpers import tiny_config
 from jgc import comm
 from jgc.compress import Dense, TopK
 from jgc.lab.chaos.tiny import tiny_model
-from jgc.nodes import make_nodes
-from jgc.training import setup as building
-from jgc.training.loop import batches
-from jgc.training.program import compile_gradients, compile_update
-from jgc.training.step import make_gradients, make_update
+from jgc.nodes.layouts import make_nodes
+from jgc.training.run import setup as building
+from jgc.training.run.loop import batches
+from jgc.training.steps.program import compile_gradients, compile_update
+from jgc.training.steps.step import make_gradients, make_update
 from jgc.types import Compressor, Info, State, Wire
 from jgc.wire.hlo import collectives
 

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from jgc.lab.chaos.strangers import BAD_IDS, LINES, joining, shout
-from jgc.training import hub as hubs
-from jgc.training.hub import Hub, listen
-from jgc.training.meeting import Meeting, connect
+from jgc.training.processes import hub as hubs
+from jgc.training.processes.hub import Hub, listen
+from jgc.training.processes.meeting import Meeting, connect
 
 TOKEN = "a secret of the run"
 

@@ -13,17 +13,19 @@ from text_helpers import write_text
 from jgc.compress import Dense, TopK
 from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.page import write
-from jgc.nodes import make_nodes
-from jgc.training import checkpoint, cli, data, loop, setup as building
-from jgc.training.config import Config, DataConfig, resolve
+from jgc.nodes.layouts import make_nodes
+from jgc.training import data
 from jgc.training.data.text import EVALUATED_STREAMS
 from jgc.training.errors import UserError
-from jgc.training.evaluate import make_evaluate
-from jgc.training.loop import batches
-from jgc.training.metrics import read
 from jgc.training.models import make_model
-from jgc.training.optimizer import make_schedule
-from jgc.training.step import make_gradients, make_update
+from jgc.training.output.metrics import read
+from jgc.training.run import checkpoint, loop, setup as building
+from jgc.training.run.loop import batches
+from jgc.training.settings import cli
+from jgc.training.settings.config import Config, DataConfig, resolve
+from jgc.training.steps.evaluate import make_evaluate
+from jgc.training.steps.optimizer import make_schedule
+from jgc.training.steps.step import make_gradients, make_update
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]

@@ -12,11 +12,13 @@ from training_helpers import tiny_config
 
 from jgc.compress import Dense, Egc, TopK
 from jgc.lab.chaos.tiny import tiny_model
-from jgc.nodes import make_nodes
-from jgc.training import between, checkpoint, cli, data, loop, setup as building
-from jgc.training.config import Config, CorrectionConfig, DataConfig, resolve
-from jgc.training.evaluate import make_validate
-from jgc.training.metrics import read
+from jgc.nodes.layouts import make_nodes
+from jgc.training import data
+from jgc.training.output.metrics import read
+from jgc.training.run import checkpoint, loop, periodic as between, setup as building
+from jgc.training.settings import cli
+from jgc.training.settings.config import Config, CorrectionConfig, DataConfig, resolve
+from jgc.training.steps.evaluate import make_validate
 
 pytestmark = pytest.mark.slow
 

@@ -18,11 +18,12 @@ from image_helpers import (
 
 from jgc.compress import Dense
 from jgc.lab.plan.needs import shapes_of
-from jgc.nodes import make_nodes
-from jgc.training import checkpoint, cli, setup as building
-from jgc.training.config import Config, check, resolve
-from jgc.training.metrics import read
-from jgc.training.optimizer import make_schedule
+from jgc.nodes.layouts import make_nodes
+from jgc.training.output.metrics import read
+from jgc.training.run import checkpoint, setup as building
+from jgc.training.settings import cli
+from jgc.training.settings.config import Config, check, resolve
+from jgc.training.steps.optimizer import make_schedule
 from jgc.types import Nodes
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from jgc.lab.report.runs import Group, find, pool
 from jgc.lab.report.tables import difference_text, fewest_bytes_table, figures, plus_minus
-from jgc.training.summary import uplink
-from jgc.training.table import size
+from jgc.training.output.summary import uplink
+from jgc.training.output.table import size
 
 FOLDER = Path(__file__).parent
 LONGER = "baseline_20000"  # what runs of 20,000 steps are compared with

@@ -12,10 +12,10 @@ import numpy as np
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.settings import Lgc, LgcPs
 from jgc.compress.settings import selector_of
-from jgc.layout.chunks import largest_in_rows
 from jgc.layout.pack import Layer, Layers, layer_ids
-from jgc.layout.select import counts_per_layer, layer_means, replaced, top_positions
-from jgc.layout.selector import Selector
+from jgc.selection.chunks import largest_in_rows
+from jgc.selection.select import counts_per_layer, layer_means, replaced, top_positions
+from jgc.selection.selector import Selector
 from jgc.types import Array
 
 

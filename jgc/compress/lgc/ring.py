@@ -47,9 +47,9 @@ from jgc.compress.lgc.normalise import (
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, Lgc, check_choices, check_common
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
-from jgc.layout.select import Sparse, SparseSum, layer_means, scatter
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
+from jgc.selection.select import Sparse, SparseSum, layer_means, scatter
 from jgc.types import Array, Compressor, Key, Message, Nodes
 from jgc.wire.fixed_point import check_room, to_fixed, units
 

@@ -45,11 +45,11 @@ import jax
 
 from jgc import comm
 from jgc.compress.dense import dense
-from jgc.compress.idle import check_idle
 from jgc.compress.low_rank import slices
 from jgc.compress.low_rank.gradiveq_steps import BUCKET, convolutions, kept_samples
 from jgc.compress.quantized.qsgd import qsgd
 from jgc.compress.registry import Method, settings_of
+from jgc.compress.unused_settings import check_idle
 from jgc.layout.pack import leaf_paths
 from jgc.method.guard import guarded
 from jgc.method.per_layer import per_layer

@@ -20,14 +20,14 @@ from jgc.compress.low_rank.slices import Rows, Sliced
 from jgc.compress.quantized.qsgd import levels_of
 from jgc.compress.quantized.quantize import ring_quantized_mean, ring_sizes
 from jgc.layout.pack import values_of
-from jgc.memory import error_feedback, no_memory
 from jgc.method import phases
 from jgc.method.compose import Codec, Exchange, encoded, payload_sizes
 from jgc.method.exchange import all_reduce, gather
 from jgc.method.from_step import Layers, Step, from_step
+from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
-from jgc.placement import of_first_process
+from jgc.nodes.placement import of_first_process
 from jgc.types import Array, Compressor, Message, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:  # the settings' file imports this one

@@ -47,14 +47,14 @@ from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
-from jgc.layout.select import Sparse, scatter, scatter_layers
-from jgc.memory import subtract
 from jgc.method import phases
 from jgc.method.compose import encoded, payload_sizes
 from jgc.method.exchange import gather
 from jgc.method.from_step import Layers, Step, dense_step, from_step
+from jgc.method.memory import subtract
 from jgc.method.messages import both_ways, to_all
 from jgc.method.phases import DENSE
+from jgc.selection.select import Sparse, scatter, scatter_layers
 from jgc.types import Array, Compressor, Nodes
 from jgc.wire.fixed_point import largest_summand
 

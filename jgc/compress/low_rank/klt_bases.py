@@ -15,8 +15,8 @@ from jax import lax
 
 from jgc.backend import backend
 from jgc.layout.pack import Layer
-from jgc.layout.top_k import largest_positions
-from jgc.layout.top_k_tiles import bits_of
+from jgc.selection.top_k import largest_positions
+from jgc.selection.top_k_tiles import bits_of
 from jgc.types import Array
 
 _tensordot = partial(jnp.tensordot, precision=lax.Precision.HIGHEST)  # the residual is exact only in full f32

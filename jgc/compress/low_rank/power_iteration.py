@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jgc.layout.batches import Batches, in_batches, in_fewer
-from jgc.layout.hidden import hidden, sealed
 from jgc.layout.launches import each_of, stacked, turns
+from jgc.layout.opaque import hidden, sealed
 from jgc.layout.pack import Layer
 from jgc.types import Array, Key
 

@@ -47,9 +47,9 @@ from jgc import comm
 from jgc.compress.low_rank.power_iteration import low_rank, make_plan, random_factors
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
-from jgc.memory import error_feedback, no_memory
 from jgc.method import phases
 from jgc.method.by_layer import LayerStep, by_layer, joined
+from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
 from jgc.types import Compressor

@@ -15,11 +15,11 @@ from jgc.compress.quantized.in_parts import over_nodes
 from jgc.compress.quantized.in_tiles import InTiles, fits, layers_of_tiles, mean_in_tiles, repeated
 from jgc.layout.pack import values_of, whole
 from jgc.layout.tiles import filled
-from jgc.memory import Memory, error_feedback, no_memory
 from jgc.method import phases
 from jgc.method.compose import Codec, Payload, Tiled, compose, payload_sizes
 from jgc.method.exchange import gather
 from jgc.method.from_step import Layers, Step, from_step
+from jgc.method.memory import Memory, error_feedback, no_memory
 from jgc.method.messages import both_ways
 from jgc.types import Array, Compressor, Key, Nodes
 from jgc.wire.bits import LANES, MANY, TILE, whole_words

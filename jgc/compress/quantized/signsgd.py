@@ -22,14 +22,14 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.idle import check_idle
 from jgc.compress.quantized.in_tiles import InTiles
 from jgc.compress.quantized.quantize import each_group, over_groups, scalar_codec
 from jgc.compress.registry import Method, settings_of
+from jgc.compress.unused_settings import check_idle
 from jgc.layout.pack import values_of
-from jgc.memory import error_feedback, no_memory
 from jgc.method.compose import Codec, Layers, Payload, compose
 from jgc.method.exchange import gather, server
+from jgc.method.memory import error_feedback, no_memory
 from jgc.types import Array, Compressor
 from jgc.wire.bits import ones_at, pack_bits, unpack_bits
 from jgc.wire.noise import noise

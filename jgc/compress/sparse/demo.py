@@ -38,16 +38,16 @@ from jax import lax
 
 from jgc import comm
 from jgc.backend import backend
-from jgc.compress.idle import check_idle
 from jgc.compress.registry import Method, settings_of
-from jgc.layout.chunks import largest_in_rows
-from jgc.layout.hidden import each
+from jgc.compress.unused_settings import check_idle
+from jgc.layout.opaque import each
 from jgc.layout.pack import Layer
-from jgc.layout.select import Sparse, scatter
-from jgc.memory import error_feedback
 from jgc.method.compose import Codec, compose
 from jgc.method.exchange import gather
 from jgc.method.from_step import Layers
+from jgc.method.memory import error_feedback
+from jgc.selection.chunks import largest_in_rows
+from jgc.selection.select import Sparse, scatter
 from jgc.types import Array, Compressor
 from jgc.wire import elias_fano
 

@@ -30,14 +30,14 @@ from jgc.compress.settings import Chunked, selector_of
 from jgc.compress.sparse.sparsity import sparse_schedule
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
-from jgc.layout.select import added
-from jgc.memory import Memory, no_memory
 from jgc.method.compose import as_step, encoded, payload_sizes
 from jgc.method.diagnose import compare
 from jgc.method.exchange import gather
 from jgc.method.from_step import as_vector, dense_step, from_step
+from jgc.method.memory import Memory, no_memory
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
+from jgc.selection.select import added
 from jgc.types import Array, Compressor
 
 

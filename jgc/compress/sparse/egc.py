@@ -48,13 +48,13 @@ from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse import entropy
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import layer_ids
-from jgc.layout.select import Sparse, Unordered
-from jgc.layout.selector import Selector
 from jgc.method import phases
 from jgc.method.compose import Codec, payload_sizes
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
+from jgc.selection.select import Sparse, Unordered
+from jgc.selection.selector import Selector
 from jgc.types import Array, Compressor, Nodes, State
 from jgc.wire.values import decode_values, encode_values
 

@@ -18,15 +18,15 @@ from jax import lax
 from jgc import comm
 from jgc.compress.sparse import turns
 from jgc.compress.sparse.sparsity import share_of
-from jgc.layout.hidden import each
+from jgc.layout.opaque import each
 from jgc.layout.pack import values_of
-from jgc.layout.select import SparseSum, Unordered
-from jgc.layout.selector import Selector
 from jgc.layout.tiles import cut
-from jgc.layout.top_k import largest_in_ranges
-from jgc.memory import Memory
 from jgc.method.from_step import Layers, Step, dense_step, from_step
+from jgc.method.memory import Memory
 from jgc.method.messages import sizes_of, to_all
+from jgc.selection.select import SparseSum, Unordered
+from jgc.selection.selector import Selector
+from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Compressor, Phase
 from jgc.wire import elias_fano
 from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_values

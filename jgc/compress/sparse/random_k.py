@@ -25,8 +25,8 @@ from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.compress.sparse.topk import STICH
-from jgc.layout.select import layer_starts
 from jgc.method.exchange import both_ways
+from jgc.selection.select import layer_starts
 from jgc.types import Compressor
 
 

@@ -29,9 +29,9 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout.pack import Layers, values_of
-from jgc.layout.rows import Cut, cut, largest_rows, lengthen, shorten
-from jgc.layout.select import Sparse, SparseSum, check_alpha, check_min_values, top_positions
 from jgc.method.compose import Codec, Payload
+from jgc.selection.rows import Cut, cut, largest_rows, lengthen, shorten
+from jgc.selection.select import Sparse, SparseSum, check_alpha, check_min_values, top_positions
 from jgc.types import Array, Key
 from jgc.wire import elias_fano
 from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_values

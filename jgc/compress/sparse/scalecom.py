@@ -33,12 +33,12 @@ import jax.numpy as jnp
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
-from jgc.layout.select import layer_means
-from jgc.layout.selector import position_bytes
-from jgc.memory import Corrected, Memory, accumulated
 from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
+from jgc.method.memory import Corrected, Memory, accumulated
 from jgc.method.messages import led
+from jgc.selection.select import layer_means
+from jgc.selection.selector import position_bytes
 from jgc.types import Compressor
 
 

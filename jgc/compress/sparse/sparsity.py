@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from jgc.compress.dense import identity
-from jgc.layout.select import check_alpha
 from jgc.method import phases
 from jgc.method.compose import Codec, Exchange, Stages
 from jgc.method.exchange import all_reduce
 from jgc.method.phases import DENSE
+from jgc.selection.select import check_alpha
 from jgc.types import Phase
 
 Strategy = Literal["warmup", "fixed", "exponential"]

@@ -22,14 +22,14 @@ from jgc import comm
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import STROM, selected
-from jgc.layout.select import Sparse, Unordered
-from jgc.layout.selector import Selector
 from jgc.method import phases
 from jgc.method.compose import Codec, as_step, encoded, payload_sizes
 from jgc.method.exchange import gather
 from jgc.method.from_step import dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
+from jgc.selection.select import Sparse, Unordered
+from jgc.selection.selector import Selector
 from jgc.types import Array, Compressor
 
 SPARSE = "threshold"

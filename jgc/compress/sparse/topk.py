@@ -9,7 +9,7 @@ Differs from the paper
      Section VI-F: sparse from the first step ("fixed"), as it has Sparse GD, and DGC's ramp ("exponential").
   4. `value_code` can write values in fewer than 32 bits; the error stays in the residual.
   5. `rows` selects in two stages, for embeddings; see `jgc.compress.sparse.rows`.
-  6. `selection="chunks"` takes the largest values of every 4,096, for accelerators; see `jgc.layout.chunks`.
+  6. `selection="chunks"` takes the largest values of every 4,096, for accelerators; see `jgc.selection.chunks`.
   7. `positions="learned"` searches a part of the values in each step, learned from earlier ones, so that positions
      take 8 bits; see `jgc.compress.sparse.learned`.
 """
@@ -23,16 +23,16 @@ from jgc.compress.settings import CANDIDATES, Selecting, SelectingRows, memory_o
 from jgc.compress.sparse.learned import check_candidates, learned_positions
 from jgc.compress.sparse.rows import check_rows, row_top_k
 from jgc.compress.sparse.sparsity import sparse_stages
-from jgc.layout.hidden import each
+from jgc.layout.opaque import each
 from jgc.layout.pack import make_packing
-from jgc.layout.rows import check_cut
-from jgc.layout.select import Sparse, SparseSum
-from jgc.layout.selector import Selector, make_selector
-from jgc.layout.threshold import entries_at
 from jgc.method.compose import Codec, compose_phases
 from jgc.method.exchange import gather
 from jgc.method.from_step import Layers
 from jgc.method.guard import guarded
+from jgc.selection.rows import check_cut
+from jgc.selection.select import Sparse, SparseSum
+from jgc.selection.selector import Selector, make_selector
+from jgc.selection.threshold import entries_at
 from jgc.types import Compressor
 from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_values
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from jgc.backend import backend
 from jgc.layout.pack import Layers
-from jgc.layout.threshold import entries_at
-from jgc.layout.top_k import Range, Variant, largest_in_ranges
+from jgc.selection.threshold import entries_at
+from jgc.selection.top_k import Range, Variant, largest_in_ranges
 from jgc.types import Array
 
 BLOCK = 8

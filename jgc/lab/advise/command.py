@@ -15,9 +15,9 @@ from jgc.lab.bench.methods import names_of
 from jgc.lab.bench.network.models import task_named
 from jgc.lab.shared.choices import refuse_given, words
 from jgc.lab.shared.machine import describe
-from jgc.training.cli import given_config
-from jgc.training.config import Config, method_name, resolve
 from jgc.training.errors import UserError, values_of_the_user
+from jgc.training.settings.cli import given_config
+from jgc.training.settings.config import Config, method_name, resolve
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.timing import interleaved
 from jgc.layout.pack import make_packing
-from jgc.nodes import as_one_per_device
-from jgc.placement import LOCAL, SHARED, place
-from jgc.training.config import Config, check, method_name, resolve
+from jgc.nodes.layouts import as_one_per_device
+from jgc.nodes.placement import LOCAL, SHARED, place
 from jgc.training.errors import UserError, say, values_of_the_user
-from jgc.training.local_config import LocalConfig
-from jgc.training.program import compile_gradients
-from jgc.training.setup import make_compressor, model_of
-from jgc.training.step import Gradients, Parts, TrainState
+from jgc.training.run.setup import make_compressor, model_of
+from jgc.training.settings.config import Config, check, method_name, resolve
+from jgc.training.settings.local_config import LocalConfig
+from jgc.training.steps.program import compile_gradients
+from jgc.training.steps.step import Gradients, Parts, TrainState
 from jgc.types import Nodes, PyTree, Sent, State
 
 BASELINES = {"psum_f32": jnp.float32, "psum_f16": jnp.float16}

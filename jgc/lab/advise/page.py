@@ -15,8 +15,8 @@ from jgc.lab.advise.model import Row, communication, step
 from jgc.lab.shared.page import write_page
 from jgc.lab.shared.tables import table
 from jgc.training.data.score import NATS
-from jgc.training.rundir import write_whole
-from jgc.training.table import size
+from jgc.training.output.table import size
+from jgc.training.run.folder import write_whole
 
 HEAD = ("method", "sent by a host in a step", "computation, s", "compression, s", "communication, s (estimate)",
         "step, s", "times faster than f32", "accuracy on record")  # fmt: skip

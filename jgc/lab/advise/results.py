@@ -21,7 +21,7 @@ from jgc.lab.advise.model import UNLIMITED, Example, Link, Row, contention, fit,
 from jgc.lab.bench.network import models
 from jgc.lab.bench.network.methods import PLAIN_TORCH, SHARE, phase_of, settings as settings_of, split
 from jgc.lab.bench.network.results import COMPUTATION, NAME, Results, key, parsed
-from jgc.nodes import as_one_per_device
+from jgc.nodes.layouts import as_one_per_device
 from jgc.training.errors import UserError
 from jgc.types import Nodes, PyTree, Sent
 

@@ -14,7 +14,7 @@ from jgc.lab.analysis.mean_gradients import MeanGradients
 from jgc.lab.analysis.tables import without_places
 from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError
-from jgc.training.rundir import write_json, write_whole
+from jgc.training.run.folder import write_json, write_whole
 
 PAGE, NUMBERS, FIGURE4, FIGURE5, AGE = "correlation.md", "correlation.json", "figure4.png", "figure5.png", "age.png"
 

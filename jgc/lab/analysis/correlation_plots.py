@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from jgc.lab.analysis.correlation import Losses, Size, pca, shares, spared
 from jgc.lab.analysis.correlation_age import CURVES, Ageing
 from jgc.lab.shared.pictures import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, new_figure
-from jgc.training.rundir import write_figure
+from jgc.training.run.folder import write_figure
 
 MOVING = 15  # steps of the moving mean
 MARKS = {"FD": ("o", 8.0, "full"), "F": ("s", 4.5, "none"), "": ("x", 5.5, "full")}

@@ -26,7 +26,7 @@ from jgc.lab.analysis.recorded import Recorded, find
 from jgc.lab.analysis.tables import without_places, write_csv
 from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError
-from jgc.training.rundir import write_whole
+from jgc.training.run.folder import write_whole
 
 PAGE, HISTOGRAMS, PAIRS, COSINES = "information.md", "histograms.csv", "pairs.csv", "cosines.csv"
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from jgc.lab.analysis.information_conclusions import mean
 from jgc.lab.analysis.information_rows import ALL, PAPER, Cosine, Measured, Row
 from jgc.lab.shared.pictures import BLACK, BLUE, GREEN, ORANGE, RED, new_figure
-from jgc.training.rundir import write_figure
+from jgc.training.run.folder import write_figure
 
 SHOWN = 4  # layers in a picture over steps
 GREY = "#888888"

@@ -18,11 +18,11 @@ from jgc.compress import Dense
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.record import training_gradients
 from jgc.layout.pack import leaf_paths
-from jgc.training.config import Config, DataConfig, as_json, check, resolve
 from jgc.training.errors import FAILED, NonFinite, UserError
-from jgc.training.recording import matching
-from jgc.training.rundir import write_whole
-from jgc.training.setup import build
+from jgc.training.output.recording import matching
+from jgc.training.run.folder import write_whole
+from jgc.training.run.setup import build
+from jgc.training.settings.config import Config, DataConfig, as_json, check, resolve
 from jgc.types import PyTree
 
 NAME = "recording.npz"
@@ -82,7 +82,7 @@ def record(
     """Train without compression and record a layer's mean gradient in steps `start` to `start + steps - 1`.
 
     Args:
-      workload: a name in `jgc.training.workloads`; its learning rate schedule does not stretch with `steps`.
+      workload: a name in `jgc.training.settings.workloads`; its learning rate schedule does not stretch with `steps`.
       nodes: K.
       seed: of the run.
       start: uncompressed steps before the first that is recorded.

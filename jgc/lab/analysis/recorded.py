@@ -13,9 +13,9 @@ from flax.traverse_util import flatten_dict
 
 from jgc.training.errors import FAILED, UserError
 from jgc.training.models import Model, make_model
-from jgc.training.recording import GRADIENT, RESIDUAL, UNIT, files, matching, step_of
-from jgc.training.rundir import CONFIG, GRADIENTS, read_object
-from jgc.training.saved_config import completed
+from jgc.training.output.recording import GRADIENT, RESIDUAL, UNIT, files, matching, step_of
+from jgc.training.run.folder import CONFIG, GRADIENTS, read_object
+from jgc.training.settings.saved_config import completed
 
 
 class Recorded(NamedTuple):

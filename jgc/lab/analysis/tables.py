@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jgc.training.rundir import write_whole
+from jgc.training.run.folder import write_whole
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

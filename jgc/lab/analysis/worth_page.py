@@ -15,7 +15,7 @@ from jgc.lab.analysis.worth import ALPHAS, FEWEST, Setting, Worth, measure_worth
 from jgc.lab.analysis.worth_plots import select
 from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError
-from jgc.training.rundir import write_whole
+from jgc.training.run.folder import write_whole
 
 PAGE, TABLE, PICTURE = "worth.md", "worth.csv", "worth.png"
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from jgc.lab.analysis.information_rows import ALL
 from jgc.lab.analysis.worth import Setting, Worth
 from jgc.lab.shared.pictures import BLUE, GREEN, ORANGE, RED, new_figure
-from jgc.training.rundir import write_figure
+from jgc.training.run.folder import write_figure
 
 LOOKS: dict[str, tuple[str, str, Any]] = {
     "innovations": ("leader exact, others by their means, a tenth exact (LGC, perfect code)", GREEN, "-"),

@@ -25,8 +25,8 @@ from jgc.lab.bench.network.methods import settings
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import Times, rounds
-from jgc.nodes import NODE, from_mesh
-from jgc.placement import LOCAL, SHARED, place
+from jgc.nodes.layouts import NODE, from_mesh
+from jgc.nodes.placement import LOCAL, SHARED, place
 from jgc.training.errors import UserError
 from jgc.training.models import MODELS, make_model
 from jgc.types import Compressor, Nodes, Phase, PyTree, State

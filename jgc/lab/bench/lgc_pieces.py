@@ -10,8 +10,8 @@ import optax
 
 from jgc.compress.lgc import autoencoder as ae
 from jgc.layout.pack import Packing
-from jgc.layout.select import Sparse, counts_per_layer, scatter, top_positions
-from jgc.memory import accumulated, make_memory
+from jgc.method.memory import accumulated, make_memory
+from jgc.selection.select import Sparse, counts_per_layer, scatter, top_positions
 
 
 def lgc_pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable[[], Any]]:

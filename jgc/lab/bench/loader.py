@@ -16,12 +16,12 @@ from jgc.compress import Dense
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.tables import table
-from jgc.training.config import Config, DataConfig, check, resolve
 from jgc.training.data import MissingDataError, Source, Streamed, streamed_source
 from jgc.training.data.files import pictures_in
 from jgc.training.data.streamed import processors
 from jgc.training.errors import UserError, values_of_the_user
-from jgc.training.setup import data_of
+from jgc.training.run.setup import data_of
+from jgc.training.settings.config import Config, DataConfig, check, resolve
 
 # ImageNet's mean, and a quality and a noise at which the files have about its mean size, 110 kB
 WIDTH, HEIGHT, QUALITY, NOISE = 482, 415, 92, 12
@@ -81,7 +81,7 @@ def measure(workload: str, data_dir: str | None, threads: Sequence[int], steps: 
     """Time batches.
 
     Args:
-      workload: a name in `jgc.training.workloads`.
+      workload: a name in `jgc.training.settings.workloads`.
       data_dir: folder of prepared data sets.
       threads: numbers of threads; powers of two up to the processors if empty.
       steps: batches timed, after one that is not.

@@ -24,14 +24,14 @@ from jgc.lab.shared.page import check_repeats, publish
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.tables import table
-from jgc.training.config import Config, DataConfig, check, resolve
 from jgc.training.data import MissingDataError, Source
 from jgc.training.errors import UserError, values_of_the_user
-from jgc.training.loop import run
-from jgc.training.metrics import read
-from jgc.training.program import compile_gradients, compile_update
-from jgc.training.rundir import METRICS
-from jgc.training.setup import data_of
+from jgc.training.output.metrics import read
+from jgc.training.run.folder import METRICS
+from jgc.training.run.loop import run
+from jgc.training.run.setup import data_of
+from jgc.training.settings.config import Config, DataConfig, check, resolve
+from jgc.training.steps.program import compile_gradients, compile_update
 
 FIRST = 3  # steps of a run that do not count: caches and threads start
 

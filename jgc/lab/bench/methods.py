@@ -33,11 +33,11 @@ from jgc.lab.shared.random_data import parts_of, variables_of
 from jgc.lab.shared.timing import Work, rounds_shown
 from jgc.layout.pack import make_packing
 from jgc.method.guard import logical
-from jgc.training.config import Config, LayersConfig, check, resolve
 from jgc.training.errors import UserError, say, values_of_the_user
-from jgc.training.program import compile_gradients
-from jgc.training.step import Gradients, Parts, TrainState
-from jgc.training.workloads import DEFAULT
+from jgc.training.settings.config import Config, LayersConfig, check, resolve
+from jgc.training.settings.workloads import DEFAULT
+from jgc.training.steps.program import compile_gradients
+from jgc.training.steps.step import Gradients, Parts, TrainState
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.account import sent_by
 
@@ -114,7 +114,7 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
     """Time each phase of methods, and count bytes of their state and messages.
 
     Args:
-      workload: a name in `jgc.training.workloads`.
+      workload: a name in `jgc.training.settings.workloads`.
       nodes: K.
       repeats: rounds over all that is timed.
       methods: names; all that are registered if there are none. The dense step is always measured.

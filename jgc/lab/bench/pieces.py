@@ -13,10 +13,10 @@ import optax
 
 from jgc.compress import step_on_nodes
 from jgc.method.compose import encoded as encode
-from jgc.node_axis import on_nodes
-from jgc.placement import LOCAL, SHARED, place
-from jgc.training.program import compile_update
-from jgc.training.step import Gradients, Parts, TrainState
+from jgc.nodes.axis import on_nodes
+from jgc.nodes.placement import LOCAL, SHARED, place
+from jgc.training.steps.program import compile_update
+from jgc.training.steps.step import Gradients, Parts, TrainState
 from jgc.types import PyTree, State
 
 

@@ -12,10 +12,10 @@ from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.reconstruction import FIGURES, figures_of, mean_of
 from jgc.lab.shared.tables import table
-from jgc.training.config import Config, resolve
 from jgc.training.data import score_of
 from jgc.training.errors import UserError
-from jgc.training.workloads import DEFAULT
+from jgc.training.settings.config import Config, resolve
+from jgc.training.settings.workloads import DEFAULT
 
 PAPER = {name: value for name, value in PAPER_RECIPE.items() if name != "feedback"}
 

@@ -22,11 +22,11 @@ from jgc.lab.shared.pictures import COLOURS, MARKERS, new_figure
 from jgc.lab.shared.random_data import variables_of
 from jgc.lab.shared.tables import table
 from jgc.layout.pack import make_packing
-from jgc.nodes import as_one_per_device
-from jgc.training.config import Config, resolve
+from jgc.nodes.layouts import as_one_per_device
 from jgc.training.errors import UserError, values_of_the_user
-from jgc.training.rundir import write_figure
-from jgc.training.table import size
+from jgc.training.output.table import size
+from jgc.training.run.folder import write_figure
+from jgc.training.settings.config import Config, resolve
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.account import sent_by
 

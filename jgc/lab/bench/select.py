@@ -25,11 +25,11 @@ from jgc.lab.shared.page import check_repeats, publish
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import Times, rounds
-from jgc.layout.chunks import CHUNK
 from jgc.layout.pack import whole
-from jgc.layout.select import check_alpha
-from jgc.layout.selector import make_selector
-from jgc.layout.top_k import fastest, largest_positions
+from jgc.selection.chunks import CHUNK
+from jgc.selection.select import check_alpha
+from jgc.selection.selector import make_selector
+from jgc.selection.top_k import fastest, largest_positions
 from jgc.training.errors import values_of_the_user
 
 OURS, TOP_K, APPROXIMATE, TORCH = "jgc, positions and values", "lax.top_k", "lax.approx_max_k", "torch.topk"

@@ -19,17 +19,17 @@ from jax.sharding import Mesh
 
 from jgc import compress
 from jgc.compress import step_on_nodes
-from jgc.gradients import node_grads
 from jgc.lab.bench.beside_pmean import PMEAN, TOKENS, devices_for, megabytes, shapes_of
 from jgc.lab.bench.network.methods import settings
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.tables import table
-from jgc.node_axis import on_nodes
-from jgc.nodes import from_mesh
-from jgc.placement import BATCH, locally, place, placed_shapes, placements_of
+from jgc.nodes.axis import on_nodes
+from jgc.nodes.gradients import node_grads
+from jgc.nodes.layouts import from_mesh
+from jgc.nodes.placement import BATCH, locally, place, placed_shapes, placements_of
 from jgc.training.errors import UserError
 from jgc.training.models import make_model
-from jgc.training.step import sharded
+from jgc.training.steps.step import sharded
 from jgc.types import Compressor, Nodes, PyTree
 
 SLOW, FAST = "nodes", "shards"

@@ -21,12 +21,13 @@ if os.environ.get(SERVER):
     del sys.modules["torch"]
     import sklearn.datasets  # noqa: F401  # which has the digits
 
-    sys.modules["jgc.training.curves"] = types.SimpleNamespace(draw=lambda *args: None)  # type: ignore[assignment]
+    sys.modules["jgc.training.output.curves"] = types.SimpleNamespace(draw=lambda *args: None)  # type: ignore[assignment]
 
 import jax  # noqa: E402
 
 from jgc.lab.chaos.tiny import XLA_FLAGS, flipped, narrow, tiny_conv_model, tiny_model  # noqa: E402
-from jgc.training import checkpoint, cli, loop, setup  # noqa: E402
+from jgc.training.run import checkpoint, loop, setup  # noqa: E402
+from jgc.training.settings import cli  # noqa: E402
 
 QUICK = " ".join(f"{name}={value}" for name, value in XLA_FLAGS.items())
 

@@ -14,18 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jgc.checks.misuse import leaves_by_path
 from jgc.lab.chaos.child import prepare
 from jgc.lab.chaos.lab import Lab
 from jgc.lab.chaos.tiny import flipped
 from jgc.lab.chaos.verdict import SAID, SILENT, Outcome, judge
-from jgc.misuse import leaves_by_path
-from jgc.placement import place_parts
-from jgc.training import cli
-from jgc.training.distributed import join
-from jgc.training.drift import Replicas
-from jgc.training.loop import change_phase
-from jgc.training.program import compile_gradients, compile_update
-from jgc.training.setup import Setup, build
+from jgc.nodes.placement import place_parts
+from jgc.training.processes.distributed import join
+from jgc.training.processes.drift import Replicas
+from jgc.training.run.loop import change_phase
+from jgc.training.run.setup import Setup, build
+from jgc.training.settings import cli
+from jgc.training.steps.program import compile_gradients, compile_update
 from jgc.types import PyTree
 
 FIRST = 4  # steps in each phase before the flips, so that there are residuals

@@ -13,11 +13,11 @@ from jgc.lab.chaos.child import child
 from jgc.lab.chaos.processes import Ended, Running, free_port, newest_step, place, start, wait_for_step
 from jgc.lab.chaos.verdict import GOOD, SAID, SILENT, SURVIVED, Outcome, judge
 from jgc.training.errors import FAILED, UserError
-from jgc.training.rundir import CONFIG
+from jgc.training.run.folder import CONFIG
 
 NODES, STEPS, EVERY = 4, 20, 3  # steps between checkpoints
 CONFIG_FILE = """from jgc import compress
-from jgc.training.config import Config
+from jgc.training.settings.config import Config
 
 
 def get_config():

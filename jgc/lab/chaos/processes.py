@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from jgc.lab.chaos import child as children
 from jgc.training.errors import UserError
-from jgc.training.metrics import read
-from jgc.training.rundir import METRICS
+from jgc.training.output.metrics import read
+from jgc.training.run.folder import METRICS
 
 
 class Ended(NamedTuple):

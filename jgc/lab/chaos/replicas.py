@@ -4,7 +4,7 @@ from random import Random
 
 from jgc.lab.chaos.lab import STEPS, Lab
 from jgc.lab.chaos.verdict import Outcome
-from jgc.training import checkpoint
+from jgc.training.run import checkpoint
 
 
 def flipped_replica(lab: Lab, dice: Random) -> Outcome:

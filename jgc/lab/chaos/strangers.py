@@ -10,8 +10,8 @@ from random import Random
 
 from jgc.lab.chaos.lab import Lab
 from jgc.lab.chaos.verdict import SILENT, SURVIVED, CannotTest, Outcome
-from jgc.training.distributed import TOKEN
-from jgc.training.link import FIRST
+from jgc.training.processes.distributed import TOKEN
+from jgc.training.processes.link import FIRST
 
 ATTEMPTS, HELD = 1000, 100  # in all; connections that stay open, mute or with a byte now and then
 AT_ONCE = 20  # attempts without a pause

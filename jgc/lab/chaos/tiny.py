@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.misuse import leaves_by_path
+from jgc.checks.misuse import leaves_by_path
 from jgc.training.models import Model, WithAuxiliary, gpt, lstm
 from jgc.training.models.pspnet import stretched
 from jgc.types import Array, PyTree

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jgc.lab.chaos.processes import Ended
-from jgc.training import checkpoint
 from jgc.training.errors import UserError
-from jgc.training.metrics import read
-from jgc.training.rundir import METRICS
+from jgc.training.output.metrics import read
+from jgc.training.run import checkpoint
+from jgc.training.run.folder import METRICS
 
 SURVIVED, SAID, SILENT, HANG, TRACEBACK = KINDS = ("survived", "said", "silent", "hang", "traceback")
 GOOD = (SURVIVED, SAID)

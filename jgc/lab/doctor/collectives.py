@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.node_axis import on_nodes
-from jgc.placement import LOCAL, place
+from jgc.nodes.axis import on_nodes
+from jgc.nodes.placement import LOCAL, place
 from jgc.types import Array, Nodes
 
 SIZES = (1, 1000, 1 << 20)  # values of a node, rounded up to a multiple of the nodes

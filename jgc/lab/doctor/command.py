@@ -11,12 +11,12 @@ import jax
 from jgc.compress import Dense
 from jgc.lab.doctor import collectives, places
 from jgc.lab.doctor.places import Words
-from jgc.nodes import make_nodes
-from jgc.training.config import Config, DataConfig, DistributedConfig, check, resolve
-from jgc.training.distributed import Team, join
+from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import FAILED, UserError, values_of_the_user
-from jgc.training.summary import versions
-from jgc.training.workloads import DEFAULT
+from jgc.training.output.summary import versions
+from jgc.training.processes.distributed import Team, join
+from jgc.training.settings.config import Config, DataConfig, DistributedConfig, check, resolve
+from jgc.training.settings.workloads import DEFAULT
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import jax
 
-from jgc.training.config import Config
 from jgc.training.data import MissingDataError
-from jgc.training.distributed import OWN_NAME, TOKEN, Team
 from jgc.training.errors import cannot_write
-from jgc.training.setup import data_of
+from jgc.training.processes.distributed import OWN_NAME, TOKEN, Team
+from jgc.training.run.setup import data_of
+from jgc.training.settings.config import Config
 
 FREE = 10**9  # bytes on the run folder's disk
 DESCRIPTORS = 512  # of a process: 64 strangers may wait at the coordinator's port, and files and libraries need some

@@ -19,7 +19,7 @@ from jgc.lab.shared.choices import options_of, refuse_given, variants_of, words
 from jgc.lab.shared.page import write_page
 from jgc.lab.shared.rate import bytes_per_second
 from jgc.training.errors import UserError, values_of_the_user
-from jgc.training.workloads import DEFAULT
+from jgc.training.settings.workloads import DEFAULT
 
 
 @dataclass(frozen=True)

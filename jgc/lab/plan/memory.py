@@ -17,10 +17,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from jgc.gradients import unrolled
-from jgc.placement import BATCH, LOCAL, placed_shapes
-from jgc.training.program import compile_gradients, compile_update
-from jgc.training.step import PLACEMENTS, UNROLL, Batch, Parts, TrainState, loss_of, make_gradients
+from jgc.nodes.gradients import unrolled
+from jgc.nodes.placement import BATCH, LOCAL, placed_shapes
+from jgc.training.steps.program import compile_gradients, compile_update
+from jgc.training.steps.step import PLACEMENTS, UNROLL, Batch, Parts, TrainState, loss_of, make_gradients
 from jgc.types import Nodes, PyTree
 
 Measure = Literal["nothing", "node", "step"]

@@ -12,16 +12,16 @@ import jax
 from jgc.lab.plan.memory import Measure, Measured, Temporary, size_of, temporaries
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import evaluated_at_once, random_source
-from jgc.method.fragments import take
+from jgc.loops.fragments import take
 from jgc.method.guard import logical
 from jgc.method.messages import added
-from jgc.nodes import make_nodes
-from jgc.training.cli import with_options
-from jgc.training.config import Config, check, resolve
-from jgc.training.costs import gradient_bytes
+from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError, values_of_the_user
-from jgc.training.setup import make_parts, model_of
-from jgc.training.step import Batch, Parts, TrainState, init_state
+from jgc.training.run.setup import make_parts, model_of
+from jgc.training.settings.cli import with_options
+from jgc.training.settings.config import Config, check, resolve
+from jgc.training.steps.costs import gradient_bytes
+from jgc.training.steps.step import Batch, Parts, TrainState, init_state
 from jgc.types import Nodes, PyTree, Wire
 from jgc.wire.account import Table, logical_bytes
 
@@ -86,7 +86,7 @@ def plans_of(
 
     Args:
       variants: settings by the method's name.
-      workload: a name in `jgc.training.workloads`.
+      workload: a name in `jgc.training.settings.workloads`.
       nodes: K; the workload's if None.
       devices: over which the nodes are spread evenly; as training would on this machine if None.
       measure: which programs to compile, see `jgc.lab.plan.memory`.
@@ -116,7 +116,7 @@ def config_of(settings: Any, workload: str, words: list[str], alpha: float | Non
 
     Args:
       settings: the method's.
-      workload: a name in `jgc.training.workloads`.
+      workload: a name in `jgc.training.settings.workloads`.
       words: of `train.py`'s command line.
       alpha: share of each layer that is selected, if the method selects; the workload's if None.
 

@@ -18,7 +18,7 @@ from jgc.lab.plan.cycles import Cycles, cycles_of
 from jgc.lab.plan.kernels import Kernels, kernels_of
 from jgc.lab.plan.targets import GPU, Target, compiled_for, versions
 from jgc.lab.shared.progress import left
-from jgc.placement import SHARED, spec
+from jgc.nodes.placement import SHARED, spec
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.hlo import Collective, UnknownCollectiveError, collectives
 

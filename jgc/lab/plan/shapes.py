@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from jgc.placement import spec
+from jgc.nodes.placement import spec
 from jgc.training.errors import UserError
-from jgc.training.step import sharded
+from jgc.training.steps.step import sharded
 from jgc.types import Nodes, PyTree
 
 BLOCKS = 12  # of `transformer`

@@ -12,7 +12,7 @@ from jgc.lab.plan.whole_run import NOTE as WHOLE_RUN, whole_run
 from jgc.lab.shared import paper
 from jgc.lab.shared.choices import registered_name
 from jgc.lab.shared.tables import paper_bytes, ratio, table
-from jgc.training.table import size
+from jgc.training.output.table import size
 
 COLUMNS = 6  # methods side by side
 WIDTH = 140  # where the output is not a terminal

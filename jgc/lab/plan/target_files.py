@@ -13,7 +13,7 @@ from jgc.lab.plan.programs import READ, Program, Refusal, Row
 from jgc.lab.plan.target_page import TargetPlan, reads, slow_ms
 from jgc.lab.plan.targets import versions
 from jgc.training.errors import UserError
-from jgc.training.rundir import write_whole
+from jgc.training.run.folder import write_whole
 
 Known = dict[str, Program]  # by key
 

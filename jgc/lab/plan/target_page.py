@@ -12,7 +12,7 @@ from jgc.lab.plan.programs import READ, Program, Refusal, Row
 from jgc.lab.plan.targets import Target, versions
 from jgc.lab.shared.pictures import COLOURS, new_figure, save_figure
 from jgc.lab.shared.tables import filled, table
-from jgc.training.table import size
+from jgc.training.output.table import size
 
 DENSE = "dense"
 LEFT_OUT = (

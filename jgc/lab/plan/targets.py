@@ -23,7 +23,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 import jgc
-from jgc.nodes import from_mesh, make_nodes
+from jgc.nodes.layouts import from_mesh, make_nodes
 from jgc.training.errors import UserError
 from jgc.types import Nodes
 

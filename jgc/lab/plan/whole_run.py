@@ -7,7 +7,7 @@ from jgc.lab.plan.needs import PhaseBytes, Plan
 from jgc.lab.shared import paper
 from jgc.lab.shared.choices import registered_name
 from jgc.lab.shared.tables import ratio
-from jgc.training.table import size
+from jgc.training.output.table import size
 
 HEAD = ["method", "phase", "steps", "leader\nup", "worker\nup", "leader\ndown", "worker\ndown", "all nodes\nup",
         "all nodes\ndown", "once", "up and once,\nless than\nuncompressed", "paper"]  # fmt: skip

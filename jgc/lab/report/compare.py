@@ -6,7 +6,7 @@ from pathlib import Path
 from jgc.lab.launch import Runs, launch
 from jgc.lab.report.page import write
 from jgc.lab.shared.choices import options_of, variants_of, words
-from jgc.training.workloads import workload_named
+from jgc.training.settings.workloads import workload_named
 
 
 @dataclass(frozen=True, kw_only=True)

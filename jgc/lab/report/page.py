@@ -29,7 +29,7 @@ from jgc.lab.shared import paper
 from jgc.lab.shared.choices import refuse_given
 from jgc.lab.shared.rate import bytes_per_second
 from jgc.training.errors import UserError, cannot_write, values_of_the_user
-from jgc.training.rundir import write_whole
+from jgc.training.run.folder import write_whole
 
 PICTURES = {
     "score.png": ("{score} over steps", plots.scores),

@@ -15,7 +15,7 @@ from jgc.lab.report.runs import DoesNotFit, Group, Run
 from jgc.lab.report.tables import FEWEST, fewest_bytes
 from jgc.lab.shared.pictures import look, new_figure, save_figure
 from jgc.training.errors import say
-from jgc.training.table import size
+from jgc.training.output.table import size
 
 BAND = "lines: mean over seeds; bands: lowest to highest seed"
 CROWDED = 10  # rows in a panel; with more of them those near the baseline have a second one

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from jgc.lab.launch import minutes
 from jgc.lab.shared.choices import NAMES
-from jgc.training.config import DistributedConfig, RecordConfig
 from jgc.training.data import Score, final, further_of, score_of
 from jgc.training.errors import UserError, did_you_mean
-from jgc.training.metrics import Line, read
-from jgc.training.rundir import CONFIG, METRICS, SUMMARY, read_object
-from jgc.training.saved_config import FREE, completed
-from jgc.training.summary import read_summary
+from jgc.training.output.metrics import Line, read
+from jgc.training.output.summary import read_summary
+from jgc.training.run.folder import CONFIG, METRICS, SUMMARY, read_object
+from jgc.training.settings.config import DistributedConfig, RecordConfig
+from jgc.training.settings.saved_config import FREE, completed
 
 # Settings that do not make another experiment. Steps and nodes do, though --resume may change them.
 PARTS = {"record": RecordConfig, "distributed": DistributedConfig}  # whose every setting is as good as any other

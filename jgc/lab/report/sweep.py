@@ -18,8 +18,8 @@ from jgc.lab.shared.choices import fields_of_runs, known_methods, option_word, o
 from jgc.lab.shared.pictures import COLOURS, MARKERS, new_figure, save_figure
 from jgc.lab.shared.tables import filled_table, ratio
 from jgc.training.errors import UserError, did_you_mean
-from jgc.training.rundir import write_whole
-from jgc.training.workloads import workload_named
+from jgc.training.run.folder import write_whole
+from jgc.training.settings.workloads import workload_named
 
 PAGE, PICTURE = "sweep.md", "sweep.png"
 OWN = "compressor."  # before a setting of the method's own

@@ -10,8 +10,8 @@ from jgc.lab.shared import paper
 from jgc.lab.shared.reconstruction import FIGURES, figures_of
 from jgc.lab.shared.tables import filled_table, paper_bytes, ratio, table
 from jgc.training.data import Score, final
-from jgc.training.summary import POSITIONS, uplink
-from jgc.training.table import size, slots
+from jgc.training.output.summary import POSITIONS, uplink
+from jgc.training.output.table import size, slots
 
 FEWEST = 3  # pairs of runs with equal seed of which a table says whether a method is as good as the baseline
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from jgc.compress import METHODS, Dense, Silent, method_of
-from jgc.training.config import GROUPS, Config
 from jgc.training.errors import UserError, did_you_mean
+from jgc.training.settings.config import GROUPS, Config
 
 CONFIGS: dict[str, type] = {"baseline": Dense, "control": Silent}
 """Methods that go by their part in a comparison as well, which is the name of their config."""

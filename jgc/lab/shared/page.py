@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jgc.lab.shared import progress
 from jgc.training.errors import UserError, cannot_write
-from jgc.training.rundir import write_whole
+from jgc.training.run.folder import write_whole
 
 
 def publish(

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from jgc.training.rundir import write_figure
+from jgc.training.run.folder import write_figure
 
 # Okabe and Ito 2008, but their yellow, which is hard to see on white
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -3,16 +3,16 @@
 import jax
 import numpy as np
 
-from jgc.nodes import make_nodes
-from jgc.placement import place
-from jgc.training.config import Config
+from jgc.nodes.layouts import make_nodes
+from jgc.nodes.placement import place
 from jgc.training.data import Dataset, Labelled, Scenes, Source, Text, source_of
 from jgc.training.data.loader import EVALUATED_IMAGES
 from jgc.training.data.scenes import EVALUATED_AT_ONCE, shrunk
 from jgc.training.data.streamed import EVALUATED
 from jgc.training.data.text import EVALUATED_STREAMS
-from jgc.training.setup import init_model, make_parts, model_of
-from jgc.training.step import Batch, Parts, TrainState, init_state
+from jgc.training.run.setup import init_model, make_parts, model_of
+from jgc.training.settings.config import Config
+from jgc.training.steps.step import Batch, Parts, TrainState, init_state
 from jgc.types import PyTree
 
 SHAPES = {

@@ -19,13 +19,13 @@ import numpy as np
 from jgc.compress import Dense
 from jgc.lab.shared.progress import count
 from jgc.layout.pack import make_packing, pack, unpack
-from jgc.placement import place
-from jgc.training.config import Config, DataConfig, as_json, check, resolve
+from jgc.nodes.placement import place
 from jgc.training.errors import NonFinite, UserError, say
-from jgc.training.loop import batches
-from jgc.training.program import compile_gradients, compile_update
-from jgc.training.setup import Setup, build
-from jgc.training.step import make_before_compression
+from jgc.training.run.loop import batches
+from jgc.training.run.setup import Setup, build
+from jgc.training.settings.config import Config, DataConfig, as_json, check, resolve
+from jgc.training.steps.program import compile_gradients, compile_update
+from jgc.training.steps.step import make_before_compression
 from jgc.types import Nodes, PyTree
 
 GRADIENTS, ABOUT = "gradients.npy", "recording.json"
@@ -65,7 +65,7 @@ def record(
 
     Args:
       run_dir: folder of the recording.
-      workload: a name in `jgc.training.workloads`.
+      workload: a name in `jgc.training.settings.workloads`.
       nodes: K.
       seed: of the run.
       start: uncompressed steps before the first that is recorded.

@@ -20,8 +20,8 @@ from jgc.lab.bench.codecs import basis as bases, trivial
 from jgc.lab.bench.codecs.trivial import Code
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.record import Recording, flat
-from jgc.layout.chunks import CHUNK
 from jgc.layout.pack import make_packing
+from jgc.selection.chunks import CHUNK
 from jgc.types import Compressor, Nodes, PyTree, State
 from jgc.wire.account import step_total
 

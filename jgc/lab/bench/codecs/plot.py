@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from jgc.lab.bench.codecs.measure import EXACT, Row, front
 from jgc.lab.shared.pictures import new_figure
-from jgc.training.rundir import write_figure
+from jgc.training.run.folder import write_figure
 
 TRIVIAL = {  # colour and label of trivial codes, by the end of their names
     "leader's exact values alone": ("#888888", "leader's exact values alone"),

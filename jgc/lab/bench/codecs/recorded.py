@@ -8,7 +8,7 @@ from flax.traverse_util import unflatten_dict
 
 from jgc.lab.analysis import recorded
 from jgc.lab.shared.record import Recording, flat
-from jgc.nodes import make_nodes
+from jgc.nodes.layouts import make_nodes
 
 
 def load(folder: Path) -> Recording:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.nodes import NODE
+from jgc.nodes.layouts import NODE
 from jgc.types import Array, Nodes
 from jgc.wire.hlo import Collective, collectives
 

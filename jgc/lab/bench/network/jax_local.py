@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jgc.gradients import node_grads
 from jgc.lab.bench.network.jax_methods import sent_by
 from jgc.lab.bench.network.methods import NEVER, local_of, split
-from jgc.method.outer import Arrays
+from jgc.loops.outer import Arrays
+from jgc.nodes.gradients import node_grads
 from jgc.types import Nodes, PyTree
 
 

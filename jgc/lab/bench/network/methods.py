@@ -13,7 +13,7 @@ import optax
 from jgc import compress
 from jgc.lab.bench.network.models import LEARNING_RATE, MOMENTUM
 from jgc.lab.shared.choices import check_method
-from jgc.local_steps import LocalSteps, local_steps
+from jgc.loops.local_steps import LocalSteps, local_steps
 from jgc.training.errors import UserError, did_you_mean, values_of_the_user
 from jgc.types import Compressor, Nodes, Phase
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from jgc.lab.shared.random_data import TEXTS
 from jgc.training.models import make_model
-from jgc.training.workloads import workload_named
+from jgc.training.settings.workloads import workload_named
 from jgc.types import PyTree
 
 IMAGES = ("resnet18", "resnet20", "convnet5")

@@ -11,7 +11,7 @@ from jgc.lab.bench.network.namespaces import UNLIMITED
 from jgc.lab.bench.network.results import Results
 from jgc.lab.bench.network.tables import cells_of
 from jgc.lab.shared.pictures import new_figure
-from jgc.training.rundir import write_figure
+from jgc.training.run.folder import write_figure
 
 OURS, JAX, TORCH = "#0072B2", "#009E73", "#D55E00"  # safe for the colour-blind
 LEAST = 1e-3  # seconds; smaller values stand at the edge

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jgc.training.errors import UserError
-from jgc.training.rundir import write_whole
+from jgc.training.run.folder import write_whole
 
 NAME = "results.json"
 BLOCK = 4  # consecutive steps of a method

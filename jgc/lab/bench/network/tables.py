@@ -8,7 +8,7 @@ from jgc.lab.bench.network.models import task_named
 from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED
 from jgc.lab.bench.network.results import Results
 from jgc.lab.shared.tables import table
-from jgc.training.table import size
+from jgc.training.output.table import size
 
 TOLERANCE = 0.05  # between the interface and Wire.physical
 

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.gradients import node_grads
 from jgc.lab.bench.network import channel, framing
 from jgc.lab.bench.network.jax_local import Rounds, build_rounds, take_round
 from jgc.lab.bench.network.jax_methods import Built, build, copied, local
@@ -35,7 +34,8 @@ from jgc.lab.bench.network.models import (
     task_named,
 )
 from jgc.lab.bench.network.namespaces import INTERFACE
-from jgc.nodes import NODE, make_nodes
+from jgc.nodes.gradients import node_grads
+from jgc.nodes.layouts import NODE, make_nodes
 from jgc.types import PyTree
 
 NO_HEARTBEAT = 10**6  # seconds: heartbeats would be counted with a method's bytes; the parent sees a dead host itself

@@ -1,0 +1,290 @@
+"""A node's memory: error feedback, momentum correction with factor masking, and local clipping.
+
+A memory is a few pure functions. Every step calls them in this order; none communicates:
+
+    local = accumulated(memory, local, g, ...)     add the gradient g f32[n] to the state
+    v, local = compensate(local, g, complete)      v f32[n]: gradient plus residual, the vector to send
+    local = update(local, v, sent, complete)       the residual becomes v - sent
+    local = stored(key, local, before)             in the dtypes in which the state is kept
+
+`complete` is True in a phase that sends all of v (an uncompressed warm-up).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jgc import comm
+from jgc.layout.squares import squared_norm
+from jgc.selection.select import Sparse, added, cleared
+from jgc.types import Array, Key, Nodes, PyTree
+from jgc.wire.noise import to_bfloat16
+
+RESIDUAL_DTYPES = ("float32", "bfloat16")
+
+
+class Memory(NamedTuple):
+    """A node's memory.
+
+    Attributes:
+      init: `n -> local`, zeros.
+      accumulate: functions `(local, g, complete) -> local`, elementwise; each runs on all values before the next. g is
+        f32[n] or a range of it; local is then the same range of the state. A function changes one vector of the state.
+      compensate: `(local, g, complete) -> (v, local)`, elementwise; takes the state after the last of `accumulate`.
+      update: `(local, v, sent, complete) -> local`, in f32; takes the state that `compensate` returned. `sent`, f32[n]
+        or Sparse, is the part of v that counts as sent.
+      residual: `local -> [n] or None`, the residual in its own dtype.
+      owns_momentum: whether this memory holds the momentum; the optimiser must then have none.
+      advance: `local -> local`, elementwise, after the last of `accumulate`, without the gradient; None for nothing.
+      conserves: whether mean over nodes of (residual after + sent) = mean of (residual before + gradient). With
+        momentum correction, the velocity takes the gradient's place.
+    """
+
+    init: Callable[[int], PyTree]
+    accumulate: tuple[Callable[[PyTree, Array, bool], PyTree], ...]
+    compensate: Callable[[PyTree, Array, bool], tuple[Array, PyTree]]
+    update: Callable[[PyTree, Array, Array | Sparse, bool], PyTree]
+    residual: Callable[[PyTree], Array | None]
+    owns_momentum: bool
+    conserves: bool
+    advance: Callable[[PyTree], PyTree] | None = None
+
+
+class Corrected(NamedTuple):
+    """Local state of momentum correction: velocity u and residual r, each [n], between steps in the memory's dtype."""
+
+    velocity: Array
+    residual: Array
+
+
+def accumulated(memory: Memory, local: PyTree, g: Array, complete: bool) -> PyTree:
+    """The state after all functions of `memory.accumulate`, and `memory.advance`."""
+    for add in memory.accumulate:
+        local = add(local, g, complete)
+    return local if memory.advance is None else memory.advance(local)
+
+
+def has_residual(memory: Memory) -> bool:
+    """Whether a memory keeps what was not sent. Makes a state of one value."""
+    return memory.residual(memory.init(1)) is not None
+
+
+def subtract(v: Array, sent: Array | Sparse) -> Array:
+    """v - sent, f32[n]."""
+    return added(v, sent._replace(values=-sent.values)) if isinstance(sent, Sparse) else v - sent
+
+
+def stored(key: Key, new: PyTree, before: PyTree) -> PyTree:
+    """A state that `update` returned, in the dtypes of the state before. To bfloat16 it is rounded up or down at
+    random, so that the mean over draws is the exact value.
+
+    To the nearest, each gradient below 1/512 of its residual would be lost: at 0.1 %, up to half of a steady one.
+
+    Args:
+      key: this node's and this step's.
+      new: the state, vectors in f32.
+      before: a state of the same structure.
+    """
+    leaves, treedef = jax.tree.flatten(new)
+    dtypes = [x.dtype for x in jax.tree.leaves(before)]
+    rounds = [x.dtype == jnp.float32 and dtype == jnp.bfloat16 for x, dtype in zip(leaves, dtypes, strict=True)]
+    if not any(rounds):
+        return new
+    own = jax.random.split(key, len(leaves))
+    return jax.tree.unflatten(treedef, [to_bfloat16(own[i], x) if rounds[i] else x for i, x in enumerate(leaves)])
+
+
+def norm_of_rest(v: Array, entries: Array, sent: Sparse) -> Array:
+    """The norm of v - sent, f32[], from the squares of v; `entries` f32[k] are those of v at the positions of `sent`.
+
+    A TPU sums the squares while it makes v. The norm of the residual itself would be one more pass through memory. The
+    rounding is that of the norm of v: if v is sent nearly whole, the result is not exactly what is left.
+    """
+    removed = jnp.where(sent.positions < v.size, (2 * entries - sent.values) * sent.values, 0)
+    return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(removed), 0))
+
+
+def no_memory() -> Memory:
+    """No residual: v = g."""
+    return Memory(
+        init=lambda n: (),
+        accumulate=(),
+        compensate=lambda local, g, complete: (g, local),
+        update=lambda local, v, sent, complete: local,
+        residual=lambda local: None,
+        owns_momentum=False,
+        conserves=False,
+    )
+
+
+def error_feedback(dtype: jax.typing.DTypeLike = jnp.float32, decay: float = 1.0) -> Memory:
+    """Residuals: v = decay r + g, then r = v - sent.
+
+    Args:
+      dtype: storage dtype of the residual r [n]; v is f32[n].
+      decay: in (0, 1]; below 1, old residuals fade and gradients are not conserved.
+
+    Raises:
+      ValueError: decay outside (0, 1], or another dtype than `RESIDUAL_DTYPES`.
+
+    Source: Seide et al. 2014 (1-bit SGD); Strom 2015; Stich et al. 2018.
+    """
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay must be in (0, 1] (1 keeps all of a residual), got {decay}")
+    check_residual_dtype(jnp.dtype(dtype).name)
+    return Memory(
+        init=lambda n: jnp.zeros((n,), dtype),
+        accumulate=(lambda r, g, complete: decay * r.astype(jnp.float32) + g,),
+        compensate=lambda v, g, complete: (v, v),
+        update=lambda r, v, sent, complete: subtract(v, sent),
+        residual=lambda r: r,
+        owns_momentum=False,
+        conserves=decay == 1,
+    )
+
+
+def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typing.DTypeLike = jnp.float32) -> Memory:
+    """Each node accumulates momentum before it sends: u = m u + g, v = r + u, then r = v - sent.
+
+    With `masking`, the velocity u restarts from zero at the sent positions (momentum factor masking).
+
+    Source: Lin et al. 2018 (Deep Gradient Compression), Algorithm 4 and Section 3.2.
+    """
+    check_momentum(momentum)
+    check_residual_dtype(jnp.dtype(dtype).name)
+
+    def move(local, g, complete):
+        return local._replace(velocity=momentum * local.velocity.astype(jnp.float32) + g)
+
+    def add(local):  # not in `compensate`, which would need a new vector: here it is done in place
+        return local._replace(residual=local.residual.astype(jnp.float32) + local.velocity)
+
+    def update(local, v, sent, complete):
+        u = local.velocity
+        if masking and isinstance(sent, Sparse):  # a dense `sent` delays nothing: no velocity is stale
+            u = cleared(u, sent)
+        return Corrected(u, subtract(v, sent))
+
+    return Memory(
+        init=lambda n: Corrected(jnp.zeros((n,), dtype), jnp.zeros((n,), dtype)),
+        accumulate=(move,),
+        compensate=lambda local, g, complete: (local.residual, local),
+        update=update,
+        residual=lambda local: local.residual,
+        owns_momentum=True,
+        conserves=True,
+        advance=add,
+    )
+
+
+def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32) -> Memory:
+    """Momentum without a velocity: a gradient's whole momentum series enters the residual r at once.
+
+    The series is g (1 + m + m^2 + ...) = g / (1 - m).
+
+        compressed phase    v = r + g / (1 - m);    r = v - sent
+        complete phase      v = (1 - m) r + g;      r = m v / (1 - m)
+
+    A complete phase is ordinary momentum, u = m u + g and v = u, with r = m u / (1 - m).
+
+    The sum of all messages is that of momentum correction. But here no velocity continues in a direction after it was
+    sent. That matters because a value waits for about 1 / alpha steps, much longer than momentum's 1 / (1 - m).
+
+    For a value that does not wait, this is plain SGD with the learning rate divided by 1 - m. On a quadratic it is
+    stable for curvatures below 2 (1 - m) / rate; momentum is stable up to 2 (1 + m) / rate. So send layers that are
+    selected in nearly every step (norms, a small head) uncompressed.
+
+    Source: ours, after Lin et al. 2018, Section 3.2.
+    """
+    check_momentum(momentum)
+    check_residual_dtype(jnp.dtype(dtype).name)
+
+    def accumulate(r, g, complete):
+        kept = r.astype(jnp.float32)
+        return (1 - momentum) * kept + g if complete else kept + g / (1 - momentum)
+
+    def compensate(v, g, complete):
+        return v, momentum / (1 - momentum) * v if complete else v
+
+    return Memory(
+        init=lambda n: jnp.zeros((n,), dtype),
+        accumulate=(accumulate,),
+        compensate=compensate,
+        update=lambda r, v, sent, complete: r if complete else subtract(v, sent),
+        residual=lambda r: r,
+        owns_momentum=True,
+        conserves=True,
+    )
+
+
+def momentum_only(momentum: float) -> Memory:
+    """Each node's own momentum, for methods that send everything: v = u = m u + g, no residual."""
+    check_momentum(momentum)
+
+    return Memory(
+        init=lambda n: jnp.zeros((n,), jnp.float32),
+        accumulate=(lambda u, g, complete: momentum * u + g,),
+        compensate=lambda u, g, complete: (u, u),
+        update=lambda u, v, sent, complete: u,
+        residual=lambda u: None,
+        owns_momentum=True,
+        conserves=False,
+    )
+
+
+def check_momentum(momentum: float) -> None:
+    """Raise ValueError unless momentum is in [0, 1)."""
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+
+
+def check_residual_dtype(dtype: str) -> None:
+    """Raise ValueError unless dtype is one of `RESIDUAL_DTYPES`: float16 loses small residuals, and large ones."""
+    if dtype not in RESIDUAL_DTYPES:
+        raise ValueError(f"residual_dtype must be one of {', '.join(RESIDUAL_DTYPES)}, got {dtype!r}")
+
+
+def make_memory(
+    correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str = "float32",
+    decay: float = 1.0,
+) -> Memory:  # fmt: skip
+    """The memory for these settings: momentum correction, or error feedback whose residuals decay.
+
+    Raises:
+      ValueError: momentum outside [0, 1), decay outside (0, 1], or a dtype that is not in `RESIDUAL_DTYPES`.
+    """
+    check_momentum(momentum)
+    check_residual_dtype(dtype)
+    if correction and at_once:
+        return momentum_at_once(momentum, jnp.dtype(dtype))
+    if correction:
+        return momentum_correction(momentum, masking, jnp.dtype(dtype))
+    return error_feedback(jnp.dtype(dtype), decay)
+
+
+def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
+    """Clip a node's gradient to the norm max_norm / sqrt(K), before it is accumulated.
+
+    Where devices of a node divide the gradient, the norm is that of all shards; a sum over these devices finds it.
+
+    Raises:
+      ValueError: `max_norm` is not finite and positive.
+
+    Source: Lin et al. 2018, Section 3.2 (local gradient clipping).
+    """
+    if not 0 < max_norm < float("inf"):
+        raise ValueError(f"max_norm must be finite and positive, got {max_norm}")
+    floats = [g.astype(jnp.float32) for g in jax.tree.leaves(grads) if jnp.issubdtype(g.dtype, jnp.inexact)]
+    by_axes: dict[tuple[str, ...], list[Array]] = {}  # the fast axes that divide the leaves
+    for g in floats:
+        by_axes.setdefault(comm.fast_axes(g, nodes), []).append(g)
+    squares = {axes: squared_norm(leaves) for axes, leaves in by_axes.items()}
+    squared = sum((comm.sum_inside(x, axes, nodes, "clipping") for axes, x in squares.items()), jnp.float32(0))
+    scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes.count) / jnp.maximum(jnp.sqrt(squared), 1e-30))
+
+    def scaled(g):
+        return comm.narrowed(g * scale, g.dtype) if jnp.issubdtype(g.dtype, jnp.inexact) else g
+
+    return jax.tree.map(scaled, grads)

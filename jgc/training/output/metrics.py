@@ -1,0 +1,136 @@
+"""metrics.jsonl, one JSON object a step, and the same figures for TensorBoard."""
+
+import contextlib
+import gzip
+import json
+import math
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
+
+from jgc.training.errors import UserError, cannot_write
+from jgc.training.run.folder import METRICS, write_whole
+
+Line = dict[str, Any]
+
+
+class Metrics:
+    """Writes both. It writes in the calling thread, so a full disk raises here.
+
+    `step` in a line counts from 1: the updates made so far, this one included.
+    """
+
+    def __init__(self, run_dir: Path, resumed_at: int = 0):
+        self.path = run_dir / METRICS
+        try:
+            truncate(self.path, resumed_at)
+            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed on __exit__)
+            (run_dir / "tensorboard").mkdir(exist_ok=True)
+            self._events = EventsWriter(str(run_dir / "tensorboard" / "events"), f".{resumed_at}")
+            # TensorBoard then drops the steps that a killed run wrote after its last checkpoint
+            restart = SessionLog(status=SessionLog.START)
+            self._events.write_event(Event(step=resumed_at + 1, session_log=restart, wall_time=time.time()))
+        except OSError as error:
+            raise cannot_write(run_dir, error) from error
+
+    def write(self, line: Line, tensorboard: bool = True) -> None:
+        """Write one step's line.
+
+        Raises:
+          UserError: a full disk.
+        """
+        try:
+            self._file.write(json.dumps({k: _plain(v) for k, v in line.items()}, allow_nan=False) + "\n")
+            self._file.flush()
+            if tensorboard:
+                self._write_events(line)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def _write_events(self, line: Line) -> None:
+        for name, value in line.items():
+            if name != "step" and isinstance(value, (int, float)):
+                event = Event(step=line["step"], summary=scalar(name, value), wall_time=time.time())
+                self._events.write_event(event)
+        self._events.flush()
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close both files, without errors: `write` has reported a full disk."""
+        for file in (self._file, self._events):
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+class NoMetrics:
+    """`Metrics` of a process that writes no files."""
+
+    def write(self, line: Line, tensorboard: bool = True) -> None:
+        """Drop the line."""
+
+    def __enter__(self) -> "NoMetrics":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def _plain(value: Any) -> Any:
+    """None for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a metrics file, or of its `.gz`, without a last one that a kill left half-written.
+
+    Raises:
+      UserError: a line is damaged, and whole ones follow it.
+    """
+    lines: list[Line] = []
+    texts = _stored(path).split(b"\n")
+    for number, text in enumerate(texts, start=1):
+        line = _line(text)
+        if line is not None:
+            lines.append(line)
+        elif any(_line(later) for later in texts[number:]):
+            raise UserError(
+                f"{path} is damaged: its line {number} is no step; take it out: totals then lack that step, and say so"
+            )
+    return lines
+
+
+def _stored(path: Path) -> bytes:
+    """What a metrics file holds; nothing if there is none."""
+    if path.exists():
+        return path.read_bytes()
+    packed = path.with_name(f"{path.name}.gz")  # as published runs have it
+    if not packed.exists():
+        return b""
+    try:
+        return gzip.decompress(packed.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"cannot read {packed}: {error}") from error
+
+
+def _line(text: bytes) -> Line | None:
+    """A line of a metrics file; None if it is none."""
+    try:
+        line = json.loads(text)
+    except ValueError:  # no JSON, or not even text
+        return None
+    return line if isinstance(line, dict) and type(line.get("step")) is int else None
+
+
+def truncate(path: Path, step: int) -> None:
+    """Keep the lines up to a step: a resumed run writes the later ones again."""
+    if not path.exists():
+        return
+    kept = "".join(json.dumps(line) + "\n" for line in read(path) if line["step"] <= step)
+    write_whole(path, kept.encode())

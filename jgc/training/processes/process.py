@@ -1,0 +1,74 @@
+"""Index of this process, number of processes and coordinator: from the settings, or detected by JAX."""
+
+import os
+from typing import NamedTuple
+
+from jgc.training.errors import UserError
+from jgc.training.settings.config import DistributedConfig
+
+
+class Place(NamedTuple):
+    """The coordinator's address, the number of processes, this one's index and its devices (None: all)."""
+
+    host: str
+    port: int
+    processes: int
+    process: int
+    local_devices: tuple[int, ...] | None = None
+
+
+def place_of(settings: DistributedConfig) -> Place | None:
+    """This process's place, from the settings or detected by JAX; None in a run of one process.
+
+    Raises:
+      UserError: a setting is missing or out of range, or JAX detects nothing.
+    """
+    given = {
+        "coordinator HOST:PORT": settings.coordinator != "",
+        "num-processes N": settings.num_processes != 0,
+        "process-id I": settings.process_id != -1,
+    }
+    if settings.auto:
+        if any(given.values()):
+            names = " and ".join(f"--distributed.{name}" for name, is_given in given.items() if is_given)
+            raise UserError(f"--distributed.auto finds out by itself what {names} says: leave out one of them")
+        return _detected(settings)
+    if not any(given.values()):
+        return None
+    for name, is_given in given.items():
+        if not is_given:
+            raise UserError(f"--distributed.{name} is missing: a run of several processes needs all three")
+    host, port = _address(settings.coordinator)
+    if settings.num_processes < 1:
+        raise UserError(f"--distributed.num-processes must be at least 1, got {settings.num_processes}")
+    if not 0 <= settings.process_id < settings.num_processes:
+        raise UserError(
+            f"--distributed.process-id must be from 0 to {settings.num_processes - 1}, got {settings.process_id}"
+        )
+    return Place(host, port, settings.num_processes, settings.process_id)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"--distributed.coordinator must be HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def _detected(settings: DistributedConfig) -> Place:
+    from jax._src.clusters import ClusterEnv  # jax.distributed.initialize() without arguments uses it
+
+    try:
+        seconds = int(settings.connect_timeout)
+        found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, seconds)
+    except Exception as error:
+        raise UserError(f"--distributed.auto: JAX cannot tell how the processes were started: {error}") from error
+    address, processes, process, devices = found
+    if address is None or processes is None or process is None:
+        raise UserError(
+            "--distributed.auto: JAX finds none of Slurm, Kubernetes, Cloud TPU and Open MPI here; give "
+            "--distributed.coordinator, --distributed.num-processes and --distributed.process-id"
+        )
+    if devices is None or "JAX_LOCAL_DEVICE_IDS" in os.environ:  # which jax.distributed.initialize() reads
+        return Place(*_address(address), processes, process)
+    return Place(*_address(address), processes, process, tuple(devices))

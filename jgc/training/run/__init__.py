@@ -1,0 +1,1 @@
+"""A run: its set-up, its loop, its folder and its checkpoints."""

@@ -1,0 +1,272 @@
+"""Build a run's parts from its config: nodes, data, model, compressor, optimiser, first state."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jgc import compress
+from jgc.compress.registry import FIRST, LAST
+from jgc.compress.settings import ErrorFeedback
+from jgc.loops.local_steps import local_steps
+from jgc.loops.outer import Parts as LocalParts
+from jgc.nodes.layouts import make_nodes
+from jgc.training.data import MissingDataError, Scenes, Source, Streamed, Text, load_dataset, shrunk, source_of
+from jgc.training.errors import UserError
+from jgc.training.models import Model, make_model
+from jgc.training.settings.config import Config, method_name
+from jgc.training.settings.workloads import workload_named
+from jgc.training.steps.costs import PhaseCost
+from jgc.training.steps.local_costs import costs_of
+from jgc.training.steps.optimizer import make_inner, make_optimizer, make_outer, make_schedule
+from jgc.training.steps.step import Parts, TrainState, init_state
+from jgc.types import Compressor, Key, Nodes, PyTree
+
+if TYPE_CHECKING:
+    import optax
+
+OF_SOME_DATA: dict[str, tuple[Any, str]] = {
+    "window": (Text, "texts"),
+    "crop": ((Streamed, Scenes), "images that are cropped at random sizes while training"),
+    "threads": (Streamed, "images that are decoded while training"),
+    "shrink": (Scenes, "images with a label a pixel"),
+}
+"""Settings of `DataConfig` that only some kinds of data have: the kinds, and their name for messages."""
+
+
+MEMORY = tuple(field.name for field in dataclasses.fields(ErrorFeedback))  # settings of a method's memory
+
+
+class Setup(NamedTuple):
+    """A run before its first step.
+
+    Attributes:
+      parts: of the step functions.
+      source: the data.
+      state: the first train state.
+      costs: of every phase of the schedule.
+      values: n, the number of values in the gradient.
+    """
+
+    parts: Parts
+    source: Source
+    state: TrainState
+    costs: tuple[PhaseCost, ...]
+    values: int
+
+
+def build(config: Config, source: Source | None = None) -> Setup:
+    """Build a run, with data that is given or the config's.
+
+    Raises:
+      UserError: a setting is wrong, or the data set is missing.
+    """
+    try:
+        nodes = make_nodes(config.nodes, devices_per_node=config.devices_per_node)
+        source = source or data_of(config)
+        source.epoch_steps(config.batch_size)
+        model = model_of(config, source)
+        init_key, compressor_key, step_key = jax.random.split(jax.random.key(config.seed), 3)
+        parts = make_parts(config, nodes, model, source, step_key)
+        variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
+        check_devices(config, source, carries="carry" in variables)
+        state = init_state(parts, variables, compressor_key)
+        costs = costs_of(parts, state)
+    except (MissingDataError, ValueError) as error:
+        raise UserError(str(error)) from error
+    values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))
+    return Setup(parts, source, state, costs, values)
+
+
+def check_devices(config: Config, source: Source, carries: bool) -> None:
+    """Raise UserError where devices of a node that hold whole parameters would train another loss than one device.
+
+    Each of them takes the mean over its own examples, and the node the mean over its devices.
+    """
+    if config.devices_per_node == 1 or config.layers.shard:
+        return
+    if carries:
+        raise UserError(
+            f"--devices-per-node {config.devices_per_node}: {config.model.name} carries a state from batch to batch, "
+            "which devices of a node do not divide: give --layers.shard, too, or more nodes of one device"
+        )
+    if source.void:
+        raise UserError(
+            f"--devices-per-node {config.devices_per_node}: {config.data.name} has pixels without a label, and each "
+            "device would weigh its own labelled ones: give --layers.shard, too, or more nodes of one device"
+        )
+
+
+def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: Key) -> Parts:
+    """The parts of the step functions.
+
+    Args:
+      config: resolved.
+      nodes: the layout.
+      model: for that data.
+      source: the data, or noise of its shapes.
+      key: of all random choices in steps.
+
+    Raises:
+      ValueError: a setting of the method or the optimiser is out of range.
+      UserError: the method's momentum contradicts the run's.
+    """
+    compressor = make_compressor(config, model, steps_of_epoch(config, source))
+    schedule, local = make_schedule(config), None
+    if config.local.every is None:
+        optimizer = make_optimizer(config, compressor.owns_momentum)
+    else:
+        optimizer = make_inner(config)
+        local = local_parts(config, optimizer, compressor, nodes)
+    return Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, key, source.void, local)
+
+
+def local_parts(
+    config: Config, inner: "optax.GradientTransformation", compressor: Compressor, nodes: Nodes
+) -> LocalParts:
+    """Local steps as a config has them.
+
+    Raises:
+      UserError: fragments, overlap or merge out of range; a method that keeps a momentum.
+    """
+    how = config.local
+    assert how.every is not None
+    if compressor.owns_momentum:
+        corrects = hasattr(config.compressor, "momentum_correction")
+        raise UserError(
+            f"--method {method_name(config.compressor)} keeps a momentum of its own, and with --local.every the outer "
+            f"optimiser has it: give {'--compressor.no-momentum-correction' if corrects else 'another method'}"
+        )
+    outer = make_outer(config)
+    try:
+        return local_steps(inner, outer, compressor, how.every, nodes, how.fragments, how.overlap, how.merge).parts
+    except ValueError as error:  # it begins with the setting's name
+        raise UserError(f"--local.{error}") from error
+
+
+def data_of(config: Config) -> Source:
+    """The data set that a config names.
+
+    Raises:
+      MissingDataError: the data set is missing or damaged.
+      ValueError: a setting out of range or of other data sets only; --schedule validation without validation data.
+    """
+    dataset = load_dataset(config.data.name, config.data.dir)
+    of_workload = {"window": workload_named(config.workload).window}  # which the user did not give: the model's error
+    for name, (kinds, what) in OF_SOME_DATA.items():
+        given = getattr(config.data, name) not in (0, of_workload.get(name))
+        if given and not isinstance(dataset, kinds):
+            raise ValueError(f"--data.{name} is a setting of {what}, not of {config.data.name}")
+    if isinstance(dataset, Text):
+        dataset = dataset._replace(window=config.data.window or dataset.window)
+    if isinstance(dataset, Streamed):
+        dataset = dataset._replace(crop=config.data.crop or dataset.crop, threads=config.data.threads)
+    if isinstance(dataset, Scenes):
+        dataset = shrunk(dataset, config.data.shrink or 1)._replace(crop=config.data.crop or dataset.crop)
+    source = source_of(dataset, config.data.validation)
+    if (config.schedule == "validation" or config.correction.every) and source.validation is None:
+        asked = "--schedule validation" if config.schedule == "validation" else "--correction.every"
+        raise ValueError(
+            f"{asked} needs images held out from training: give their share, as in --data.validation 0.1"
+        )
+    return source
+
+
+def model_of(config: Config, source: Source) -> Model:
+    """The model for a data set.
+
+    Raises:
+      ValueError: a setting out of range or of other models only; a model for another kind of data.
+    """
+    settings: dict[str, Any] = {"norm": config.model.norm, "dtype": jnp.dtype(config.model.dtype)}
+    if config.model.classes and config.model.classes < source.classes:
+        raise ValueError(
+            f"--model.classes must be at least the data set's {source.classes}, got {config.model.classes}"
+        )
+    if config.model.stem:
+        if not config.model.name.startswith("resnet"):
+            raise ValueError(f"--model.stem is a setting of ResNets, not of {config.model.name}")
+        settings["stem"] = config.model.stem
+    if config.model.name.startswith("gpt") and source.kind == "text":
+        settings["context"] = source.inputs(1).words.shape[1]  # one position for each token of a window
+    model = make_model(config.model.name, config.model.classes or source.classes, **settings)
+    if model.kind != source.kind:
+        raise ValueError(
+            f"--model.name {config.model.name} takes {model.kind}, and --data.name {config.data.name} has {source.kind}"
+        )
+    return model
+
+
+def init_model(model: Model, key: Any, inputs: PyTree) -> PyTree:
+    """The model's first variables, by Flax collection, for one node's inputs."""
+    return jax.jit(lambda key: model.module.init(key, inputs, train=False))(key)
+
+
+def steps_of_epoch(config: Config, source: Source) -> int:
+    """Steps of an epoch, rounded, at least 1."""
+    return max(1, round(source.epoch_steps(config.batch_size)))
+
+
+def with_epoch(settings: Any, epoch: int) -> Any:
+    """A method's settings with `measure_every` 0 replaced by the steps of an epoch."""
+    once = getattr(settings, "measure_every", None) == 0
+    return dataclasses.replace(settings, measure_every=epoch) if once else settings
+
+
+def make_compressor(config: Config, model: Model, epoch: int = 1) -> Compressor:
+    """The method, with the run's momentum where it is to own that, and the layers that go another way.
+
+    Args:
+      config: resolved.
+      model: whose layers they are.
+      epoch: steps of one, for a method that is to measure once in each (`measure_every` 0).
+
+    Raises:
+      ValueError: a setting of the method is out of range.
+      UserError: its momentum contradicts the run's; a setting of layers does nothing.
+    """
+    settings = with_epoch(config.compressor, epoch)
+    if hasattr(settings, "momentum"):
+        default = next(f.default for f in dataclasses.fields(settings) if f.name == "momentum")
+        if settings.momentum not in (default, config.momentum):
+            raise UserError(
+                f"--compressor.momentum {settings.momentum} contradicts --momentum {config.momentum}: "
+                "give --momentum alone, it goes to the optimiser or to the compressor's memory"
+            )
+        owns = getattr(settings, "momentum_correction", True)
+        settings = dataclasses.replace(settings, momentum=config.momentum if owns else default)
+    return _with_layers(config, model, settings)
+
+
+def _with_layers(config: Config, model: Model, settings: Any) -> Compressor:
+    """The method, and beside it plain top-k and the uncompressed mean for the layers that are to go so.
+
+    The patterns of both are searched for in the paths of stacked parameters' layers, such as blocks/kernel/0.
+    """
+    layers = config.layers
+    if layers.dense and isinstance(settings, compress.Dense):
+        raise UserError(f"--layers.dense {layers.dense} does nothing here: the method dense sends all layers so")
+    if layers.stacked and isinstance(settings, compress.Dense):
+        raise UserError(f"--layers.stacked {layers.stacked} does nothing here: the method dense sends all layers alike")
+    if layers.value_code != "float32" and not layers.top_k:
+        raise UserError(f"--layers.value-code {layers.value_code} does nothing without --layers.top-k")
+    patterns = {FIRST: model.first_layer, LAST: model.last_layer}
+    method, rules = compress.build(settings), []
+    owned = {"momentum_correction": True, "momentum": config.momentum}
+    momentum: dict[str, Any] = owned if method.owns_momentum else {}
+    if dense := patterns.get(layers.dense or "", layers.dense):
+        rules.append((dense, compress.dense(**momentum)))
+    if top_k := patterns.get(layers.top_k or "", layers.top_k):
+        names = (*MEMORY, "alpha", "min_values", "warmup_steps", "strategy")
+        shared = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
+        rules.append((top_k, compress.topk(**shared | momentum, value_code=layers.value_code)))
+    if layers.embeddings:
+        if not hasattr(settings, "rows"):
+            raise UserError("--layers.embeddings is for methods that select rows: topk or dgc")
+        if settings.rows:
+            raise UserError("--layers.rows is for the embeddings alone, --compressor.rows for all layers: give one")
+        rules.append((layers.embeddings, compress.build(settings, rows=layers.rows)))
+    method = compress.per_layer(rules, default=method) if rules else method
+    return compress.stacked(layers.stacked, method) if layers.stacked else method

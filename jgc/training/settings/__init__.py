@@ -1,0 +1,1 @@
+"""The settings of a run: configuration, workloads and the command line."""

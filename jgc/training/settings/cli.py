@@ -1,0 +1,262 @@
+"""train.py's command line: a method or a config file, a workload, options. Errors are one line and an exit code."""
+
+import dataclasses
+import importlib.util
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jgc.checks.argument_types import wrong_value
+from jgc.compress import METHODS
+from jgc.compress.registry import FIRST
+from jgc.training.data import MissingDataError
+from jgc.training.data.dataset import reason
+from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, leave_stdout, say, values_of_the_user
+from jgc.training.models import MODELS, make_model
+from jgc.training.requirements import explain
+from jgc.training.settings.config import Config, layers_of, method_name, resolve
+from jgc.training.settings.options import read
+from jgc.training.settings.workloads import workload_named
+from jgc.training.steps.deterministic import set_flags
+
+CONFIGS = Path("configs")
+DEFAULT_METHOD = "lgc_ps"  # whose options --help shows if none is named
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for and return the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    quiet()
+
+    def run_it() -> int:
+        config = parse(argv)
+        if config.deterministic:
+            set_flags()
+        from jgc.training.run.loop import run
+
+        return run(config, resume_command(argv))
+
+    return in_company(run_it)
+
+
+def in_company(action: Callable[[], int]) -> int:
+    """`exit_code_of`, but a process of a team exits at once on failure: JAX's shutdown would wait for the others."""
+
+    def started() -> bool:
+        return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+
+    try:
+        code = exit_code_of(action)
+    except Exception:
+        if not started():
+            raise
+        say(traceback.format_exc())
+        code = FAILED
+    if code and started():
+        briefly(sys.stdout.flush)
+        os._exit(code)
+    return code
+
+
+def exit_code_of(action: Callable[[], int]) -> int:
+    """Run `action`; on a known error print one line and return the error's exit code."""
+    try:
+        return action()
+    except UserError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    except SystemExit as stop:  # --help
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        say("interrupted: what was saved before stays")
+        return 130
+    except MissingDataError as error:
+        say(f"error: {error}")
+        return FAILED
+    except ModuleNotFoundError as error:
+        say(explain(error))
+        return FAILED
+    except MemoryError as error:
+        say(f"error: out of memory ({error}): fewer examples in a step, or a smaller model, may fit")
+        return FAILED
+    except BrokenPipeError:
+        leave_stdout()
+        say("error: nobody reads standard output any more")
+        return FAILED
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        say(f"error: {where}{reason(error)}")
+        return FAILED
+
+
+def quiet() -> None:
+    """Silence the logs of TensorFlow, gRPC, absl and Orbax."""
+    import logging
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("orbax").setLevel(logging.ERROR)
+    sys.unraisablehook = _drop_closed_loops
+
+
+def _drop_closed_loops(unraisable: Any) -> None:
+    """Ignore "Event loop is closed": a failed write of Orbax leaves callbacks that Python would print one by one."""
+    if "Event loop is closed" not in str(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
+
+
+def parse(argv: Sequence[str]) -> Config:
+    """The resolved config for a command line.
+
+    Raises:
+      UserError: an unknown option, a value that does not fit, or a config file that does not work.
+      SystemExit: after --help.
+    """
+    path, rest = _take(argv, "--config")
+    method, rest = _take(rest, "--method")
+    wants_help = any(word in ("-h", "--help") for word in rest)
+    if path is None and method is None:
+        _check_names(rest)
+        method = DEFAULT_METHOD if wants_help else None
+    config = given_config(None if path is None else Path(path), method)
+    workload, _ = _take(rest, "--workload")
+    of_file = config.layers.dense
+    with values_of_the_user():
+        config = resolve(dataclasses.replace(config, workload=workload) if workload is not None else config)
+    return with_options(config, rest, of_file)
+
+
+def with_options(config: Config, argv: Sequence[str], dense: str | None = None) -> Config:
+    """A config changed by the options of a command line.
+
+    Args:
+      config: resolved.
+      argv: the options.
+      dense: `--layers.dense` as a config file has it; that of the options comes first.
+
+    Raises:
+      UserError: an unknown option, or a value that does not fit it; a first layer of a model that has none.
+      SystemExit: after --help.
+    """
+    kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
+    found: Config = read(kind, argv, "train.py", config, _about(config))
+    asked, _ = _take(argv, "--layers.dense")
+    _check_first_layer(dense if asked is None else asked, found.model.name)
+    workload = workload_named(found.workload)
+    named = [name for name in ("optimizer", "schedule") if getattr(found, name) == "workload"]  # given in so many words
+    filled = {name: getattr(workload, name) for name in named}
+    return dataclasses.replace(found, layers=layers_of(found, workload), **filled)
+
+
+def _check_first_layer(dense: str | None, model: str) -> None:
+    """Raise UserError if "first" was asked for a model without a first layer. As a method's default it passes."""
+    if dense == FIRST and model in MODELS and not make_model(model, 1).first_layer:
+        raise UserError(
+            f"--layers.dense {FIRST} does nothing here: {model} begins with an embedding and has no first layer: "
+            "give a pattern of layers, or leave the option out"
+        )
+
+
+def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """The last value of an option, and the command line without it."""
+    value, rest, words = None, [], iter(argv)
+    for word in words:
+        if word == name:
+            value = next(words, None)
+            if value is None or value.startswith("--"):
+                raise UserError(f"{name} needs a value")
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return value, rest
+
+
+def _check_names(words: Sequence[str]) -> None:
+    """Raise UserError for --method or --config with a typing error."""
+    for word in words:
+        name = word.partition("=")[0]
+        if hint := did_you_mean(name, ["--method", "--config"], cutoff=0.85):
+            raise UserError(f"unknown option {name}{hint}")
+
+
+def given_config(path: Path | None, method: str | None) -> Config:
+    """The config of a file, or the default one of a method.
+
+    Raises:
+      UserError: none or both are given, the file does not work, or there is no such method.
+    """
+    if path is not None and method is not None:
+        raise UserError(f"give --config {path} or --method {method}, not both")
+    if path is not None:
+        return load_config(path)
+    if method is None:
+        raise UserError(f"give --method NAME or --config FILE; methods are {', '.join(METHODS)}")
+    if method not in METHODS:
+        raise UserError(f"unknown method {method!r}{did_you_mean(method, list(METHODS))} (one of {', '.join(METHODS)})")
+    return Config(compressor=METHODS[method].settings())
+
+
+def load_config(path: Path) -> Config:
+    """The result of a config file's `get_config()`.
+
+    Raises:
+      UserError: the file is missing or fails.
+    """
+    if not path.is_file():
+        known = _config_files(path.parent if path.parent.is_dir() else CONFIGS)
+        close = did_you_mean(path.stem, [Path(name).stem for name in known])
+        raise UserError(f"no config file {path}{close} (there are {', '.join(known) or 'none'})")
+    try:
+        spec = importlib.util.spec_from_file_location(f"jgc_config_{path.stem}", path)
+        assert spec is not None and spec.loader is not None, "not a Python file"
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # sys.exit(0) would end the command without a word
+        raise UserError(f"config file {path} does not work: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise UserError(
+            f"get_config() of {path} must return a jgc.training.settings.config.Config, got {type(config).__name__}"
+        )
+    if wrong := wrong_value(config):
+        raise UserError(f"config file {path}: {wrong}")
+    return config
+
+
+def _config_files(folder: Path) -> list[str]:
+    return sorted(str(file) for file in folder.glob("*.py") if not file.name.startswith("_"))
+
+
+ABOUT = """Train a network with compressed gradients; ends with a table of accuracy, time and bytes by phase.
+
+--method NAME names the method, one of {methods}. In place of it, --config FILE is a Python file whose get_config()
+returns a Config. The defaults below are those of {method} and of its workload; --method NAME --help shows another's.
+
+    python train.py --method lgc_ps
+
+                                               leader    worker   leader   worker
+     phase        steps   accuracy   s/step        up        up    ratio    ratio
+     dense           20    78.89 %    0.085   1.56 MB   1.56 MB       1x       1x
+     top-k           40    95.28 %    0.063   3.29 kB   3.29 kB   473.4x   473.4x
+     compressed     240    97.78 %    0.056   2.39 kB   1.99 kB   651.2x     782x
+
+Settings, metrics, checkpoints and pictures go to --run-dir; --resume goes on with a run that was stopped."""
+
+
+def _about(config: Config) -> str:
+    return ABOUT.format(methods=", ".join(METHODS), method=method_name(config.compressor))
+
+
+def resume_command(argv: Sequence[str]) -> str:
+    """The command that resumes this run, with `{run_dir}` in place of its folder."""
+    _, rest = _take(argv, "--run-dir")
+    words = [word for word in rest if word not in ("--resume", "--no-resume")]
+    return f"python train.py {shlex.join(words)} --run-dir {{run_dir}} --resume".replace("  ", " ")

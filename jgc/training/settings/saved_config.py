@@ -1,0 +1,58 @@
+"""A run's config.json: completed if it is from an older version, and compared on --resume."""
+
+import dataclasses
+from typing import Any
+
+from jgc import compress
+from jgc.training.settings.config import GROUPS, OPEN, Config, open_fields
+from jgc.training.settings.workloads import WORKLOADS
+
+# Settings that may change on --resume. Recording may not, though it does not change the run: the recording would have
+# gaps that its reader cannot see.
+FREE = frozenset(
+    "steps run_dir resume compile_cache nodes distributed data.dir data.threads log_every evaluate_every "
+    "diagnose_every checkpoint_every check_replicas_every record.max_megabytes".split()
+)
+
+
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's config.json completed by settings added since, from the workload or the defaults.
+
+    Example:
+      >>> completed({"method": "topk", "compressor": {"alpha": 0.1}})["compressor"]["strategy"]
+      'warmup'
+    """
+    method = compress.METHODS.get(config.get("method", ""))
+    parts = GROUPS | ({} if method is None else {"compressor": method.settings})
+    inner = {name: _defaults(kind) | config.get(name, {}) for name, kind in parts.items()}
+    workload = WORKLOADS.get(config.get("workload", ""))
+    if config.get("unroll_nodes") in (True, False):  # of runs from before "auto", whose default was True
+        config = config | {"unroll_nodes": "auto" if config["unroll_nodes"] else "no"}
+    filled_in = {} if workload is None else {name: getattr(workload, name) for name in open_fields()}
+    return _defaults(Config) | filled_in | config | inner
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """The defaults of a dataclass's fields, without those that a workload fills in."""
+    missing = dataclasses.MISSING
+    return {f.name: f.default for f in dataclasses.fields(kind) if f.default not in (missing, OPEN, "workload")}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Differences between two resolved configs in settings that --resume must not change.
+
+    Example:
+      >>> differences({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
+      ['seed was 0, is 1']
+    """
+    found = []
+    for name in [*new, *(name for name in old if name not in new)]:
+        path = f"{prefix}{name}"
+        if path in FREE:
+            continue
+        was, now = old.get(name, "absent"), new.get(name, "absent")
+        if isinstance(was, dict) and isinstance(now, dict):
+            found += differences(was, now, f"{path}.")
+        elif was != now:
+            found.append(f"{path} was {was!r}, is {now!r}")
+    return found

@@ -1,0 +1,125 @@
+"""The optimiser and the learning rate's schedule."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jgc.training.settings.config import Config
+from jgc.training.steps.learning_rate import by_validation, current
+from jgc.types import Array, PyTree
+
+FLOOR = 0.01  # of the highest learning rate: where the cosine ends
+POWER = 0.9  # of the polynomial: PSPNet's (Zhao et al. 2017, Section 5.1)
+
+
+def make_schedule(config: Config) -> optax.Schedule:
+    """The learning rate as a function of the step: a linear warm-up, then the decay.
+
+    With `validation` it is a factor (1 after the warm-up) of the rate in the optimiser's state.
+
+    Raises:
+      ValueError: an unknown schedule.
+    """
+    peak, warmup = config.learning_rate, config.learning_rate_warmup
+    if config.schedule == "validation":
+        peak = 1.0
+    rest = max(config.schedule_steps - warmup, 1)
+    if config.schedule in ("constant", "validation"):
+        after = optax.constant_schedule(peak)
+    elif config.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, rest, alpha=FLOOR)
+    elif config.schedule == "step":
+        half, three_quarters = config.schedule_steps // 2 - warmup, config.schedule_steps * 3 // 4 - warmup
+        after = falling(peak, [half, three_quarters], 0.1)
+    elif config.schedule == "thirds":
+        ends = [config.schedule_steps * i // 3 - warmup for i in (1, 2)]
+        after = falling(peak, ends, 0.1)
+    elif config.schedule == "halving":
+        ends = [config.schedule_steps * i // 13 - warmup for i in range(4, 13)]
+        after = falling(peak, ends, 0.5)
+    elif config.schedule == "poly":
+        after = optax.polynomial_schedule(peak, 0.0, POWER, rest)
+    else:
+        raise ValueError(
+            f"schedule must be constant, cosine, step, thirds, halving, poly or validation, got {config.schedule!r}"
+        )
+    rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
+    return optax.join_schedules([rise, after], [warmup]) if warmup else after
+
+
+def falling(peak: float, ends: list[int], factor: float) -> optax.Schedule:
+    """A rate that is multiplied by a factor at the end of each stretch; of a short schedule several may coincide."""
+    return optax.piecewise_constant_schedule(peak, {end: factor ** ends.count(end) for end in ends})
+
+
+def make_inner(config: Config) -> optax.GradientTransformation:
+    """The optimiser of local steps, each node's own: decay of SGD and clipping of its gradient, then SGD or AdamW."""
+    before = []
+    if config.optimizer == "sgd" and config.weight_decay:
+        decay = partial(decayed, decay_all=config.decay_all)
+        before.append(optax.add_decayed_weights(config.weight_decay, mask=decay))
+    if config.clip_norm:
+        before.append(optax.clip_by_global_norm(config.clip_norm))
+    return optax.chain(*before, make_optimizer(config, owns_momentum=False))
+
+
+def make_outer(config: Config) -> optax.GradientTransformation:
+    """The outer optimiser of local steps: SGD, with Nesterov momentum unless that is 0."""
+    momentum = config.local.outer_momentum
+    return optax.sgd(config.local.outer_learning_rate, momentum=momentum or None, nesterov=momentum > 0)
+
+
+def make_optimizer(config: Config, owns_momentum: bool) -> optax.GradientTransformation:
+    """SGD or AdamW; SGD without momentum if the compressor owns the momentum.
+
+    Raises:
+      ValueError: Adam together with a compressor that owns the momentum; a setting of `correction` out of range.
+    """
+    rate = make_rate(config)
+    if config.optimizer == "adam":
+        if owns_momentum:
+            corrects = getattr(config.compressor, "momentum_correction", False)
+            raise ValueError(
+                "the compressor's memory has the momentum, and adam has one of its own: use --optimizer sgd"
+                + (" or --compressor.no-momentum-correction" if corrects else "")
+            )
+        decay = optax.add_decayed_weights(config.weight_decay, mask=lambda params: decayed(params, config.decay_all))
+        return optax.chain(optax.scale_by_adam(b2=config.adam_beta2), decay, rate)
+    if owns_momentum or config.momentum == 0:
+        return rate
+    return optax.chain(optax.trace(config.momentum), rate)
+
+
+def make_rate(config: Config) -> optax.GradientTransformation:
+    """A transformation that multiplies updates by minus the learning rate.
+
+    Raises:
+      ValueError: a setting of `correction` out of range.
+    """
+    schedule = make_schedule(config)
+    if config.schedule != "validation":
+        return optax.scale_by_learning_rate(schedule)
+    how = config.correction
+    falling = by_validation(config.learning_rate, how.decay, how.patience, how.min_learning_rate, how.literal)
+    return optax.chain(optax.scale_by_schedule(schedule), falling)
+
+
+def rate_of(schedule: optax.Schedule, opt_state: PyTree, step: Array) -> Array:
+    """The learning rate of a step, f32[]."""
+    held = current(opt_state)
+    return jnp.asarray(schedule(step), jnp.float32) * (1 if held is None else held)
+
+
+def decayed(params: PyTree, decay_all: bool) -> PyTree:
+    """True for each leaf that weight decay applies to."""
+    return jax.tree.map(lambda p: decay_all or jnp.ndim(p) > 1, params)
+
+
+def add_coupled_decay(grads: PyTree, params: PyTree, config: Config) -> PyTree:
+    """A node's gradient plus SGD's weight decay, before clipping, memory and compression."""
+    if config.optimizer != "sgd" or config.weight_decay == 0:
+        return grads
+    mask = decayed(params, config.decay_all)
+    return jax.tree.map(lambda g, p, m: g + config.weight_decay * p if m else g, grads, params, mask)
