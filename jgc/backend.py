@@ -5,6 +5,7 @@ can be compiled for devices that are not here (`jax.experimental.topologies`), s
 those of this machine.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from jax.sharding import Mesh
 from jgc.types import Nodes
 
 _backend: ContextVar[str | None] = ContextVar("jgc_backend", default=None)
+_plain: ContextVar[bool | None] = ContextVar("jgc_plain", default=None)
 
 
 def backend() -> str:
@@ -44,3 +46,30 @@ def traced_for(nodes: Nodes) -> Iterator[None]:
         yield
     finally:
         _backend.reset(token)
+
+
+def plain() -> bool:
+    """Whether to run the plain reference of every tuned operation: inside `plain_operations`, or if JGC_PLAIN=1.
+
+    An operation that has been tuned for devices asks it while it is traced, before it asks for the `backend`.
+    """
+    chosen = _plain.get()
+    return os.environ.get("JGC_PLAIN", "0") == "1" if chosen is None else chosen
+
+
+@contextmanager
+def plain_operations(use: bool = True) -> Iterator[None]:
+    """Trace what is inside the block with plain references: short, slow, and right on every device.
+
+    Programs that were compiled before keep what they have.
+
+    Example:
+      >>> with plain_operations():
+      ...     plain()
+      True
+    """
+    token = _plain.set(use)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
