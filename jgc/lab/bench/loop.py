@@ -88,10 +88,10 @@ class Loop:
         settings = compress.METHODS[self.method].settings()
         if len(compress.build(settings).schedule) > 1:
             raise UserError(f"--method {self.method} has several phases; take a method with one, such as topk")
-        given = {name: value for name in ("nodes", "batch_size") if (value := getattr(self, name)) is not None}
+        options = {name: value for name in ("nodes", "batch_size") if (value := getattr(self, name)) is not None}
         data = DataConfig(dir=self.data_dir)
         config = resolve(Config(settings, workload=self.workload, steps=FIRST + self.steps, data=data, evaluate_every=0,
-                                checkpoint_every=0, diagnose_every=0, schedule="constant", **given))  # fmt: skip
+                                checkpoint_every=0, diagnose_every=0, schedule="constant", **options))  # fmt: skip
         check(config)
         return config
 
@@ -142,7 +142,7 @@ def compiled(config: Config) -> Callable[[], float]:
     first = compute_gradients(state.trained, state.own, batch)
     update = compile_update(parts, parts.compressor.schedule[0].value, state, first).run
 
-    def one(state, step):
+    def run_step(state, step):
         return update(state, compute_gradients(state.trained, state.own, batch), np.int32(step))
 
     def seconds() -> float:
@@ -151,7 +151,7 @@ def compiled(config: Config) -> Callable[[], float]:
             if step == FIRST:
                 jax.block_until_ready(state)
                 started = time.perf_counter()
-            state, _ = one(state, step)
+            state, _ = run_step(state, step)
         jax.block_until_ready(state)
         return (time.perf_counter() - started) / (config.steps - FIRST)
 

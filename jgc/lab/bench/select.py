@@ -67,8 +67,8 @@ class Select:
             check_alpha(self.alpha)
             counts = sizes_of(self.sizes)
         torch, before = find_torch(), load()
-        one = partial(measure, alpha=self.alpha, repeats=self.repeats, torch=torch)
-        timings = each(counts, one, "{:,} values".format)
+        measured = partial(measure, alpha=self.alpha, repeats=self.repeats, torch=torch)
+        timings = each(counts, measured, "{:,} values".format)
         page = markdown(timings, describe(), torch, f"load average {before} before and {load()} after")
         publish("Selection of the largest values", page, self.output, line)
 
@@ -105,7 +105,7 @@ class Timing(NamedTuple):
     seconds: dict[str, Times]
 
 
-def sizes_of(given: Sequence[str]) -> list[int]:
+def sizes_of(options: Sequence[str]) -> list[int]:
     """Sizes from the command line.
 
     Raises:
@@ -116,7 +116,7 @@ def sizes_of(given: Sequence[str]) -> list[int]:
       [100000, 25600000, 10]
     """
     sizes = []
-    for word in words(given):
+    for word in words(options):
         try:
             size = float(word)
         except ValueError:
