@@ -43,20 +43,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "topk", {"momentum_correction": True, "factor_masking": True, "warmup_steps": 5, "track_age": True}
     ),
     "topk/bf16 residual": ("topk", {"residual_dtype": "bfloat16"}),
-    "topk/rows": ("topk", {"rows": 4}),
     "topk/chunks": ("topk", {"selection": "chunks", "chunk": 16, "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
     "topk/chunks coded": (
         "topk", {"selection": "chunks", "chunk": 64, "min_values": 7, "value_code": "2bit", "momentum_correction": True}
     ),
-    "topk/learned": (
-        "topk",
-        {"positions": "learned", "candidates": 2, "value_code": "1bit", "warmup_steps": 5, "layers.dense": "^Conv_0/"},
+    "learned_topk/coded": (
+        "learned_topk",
+        {"candidates": 2, "value_code": "1bit", "warmup_steps": 5, "layers.dense": "^Conv_0/"},
     ),
     "dgc/ramp": ("dgc", {"warmup_steps": 5, "layers.dense": "^Conv_0/"}),
     "dgc/chunks": ("dgc", {"selection": "chunks", "chunk": 16, "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
-    "dgc/learned": ("dgc", {"positions": "learned", "candidates": 3, "warmup_steps": 5, "factor_masking": True}),
-    "gradient_dropping/learned": (
-        "gradient_dropping", {"positions": "learned", "candidates": 4, "momentum_correction": True}
+    "learned_topk/corrected": (
+        "learned_topk",
+        {"candidates": 3, "momentum_correction": True, "factor_masking": True, "strategy": "exponential",
+         "warmup_steps": 5},
     ),
     "scalecom/chunks": ("scalecom", {"selection": "chunks", "chunk": 16, "value_code": "int16"}),
     "scalecom/low-pass": (
@@ -230,7 +230,7 @@ def rules_of(variant: str) -> list[tuple[str, Compressor]]:
         rules.append((layers["dense"], jgc.compress.dense(**own_momentum)))
     if "top_k" in layers:
         shared = {f.name: getattr(settings, f.name, f.default) for f in dataclasses.fields(TopK)}
-        shared |= {"value_code": layers.get("value_code", "float32"), "strategy": "warmup", "positions": "own"}
+        shared |= {"value_code": layers.get("value_code", "float32"), "strategy": "warmup"}
         shared |= {} if hasattr(settings, "alpha") else {"alpha": COMMON["alpha"]}
         rules.append((layers["top_k"], jgc.compress.topk(TopK(**shared))))
     return rules

@@ -27,6 +27,7 @@ from jgc.compress.sparse.dgc import METHOD as _dgc, Dgc, dgc
 from jgc.compress.sparse.ef21 import METHOD as _ef21, Ef21, ef21
 from jgc.compress.sparse.egc import METHOD as _egc, Egc, egc
 from jgc.compress.sparse.gradient_dropping import METHOD as _gradient_dropping, GradientDropping, gradient_dropping
+from jgc.compress.sparse.learned_topk import METHOD as _learned_topk, LearnedTopK, learned_topk
 from jgc.compress.sparse.random_k import METHOD as _random_k, RandomK, random_k
 from jgc.compress.sparse.scalecom import METHOD as _scalecom, ScaleCom, scalecom
 from jgc.compress.sparse.threshold_v import METHOD as _threshold_v, ThresholdV, threshold_v

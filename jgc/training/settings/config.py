@@ -82,10 +82,6 @@ class LayersConfig:
     shard: bool = False
     """divide each parameter of two or more dimensions among the devices of its node (FSDP), in its largest dimension
     that they divide evenly; each device then compresses its own shards. Needs --devices-per-node"""
-    embeddings: str = ""
-    """pattern of embeddings [V, D]: the method first selects --layers.rows of their rows, then values in them"""
-    rows: int = 0
-    """how many rows of an embedding a node sends values of; at most the words of its batch"""
     stacked: str = ""
     """pattern of parameters [L, ...] that hold L layers, as jax.lax.scan has them: each is compressed by itself"""
 
@@ -319,8 +315,6 @@ def check(config: Config) -> None:
         seconds = getattr(config.distributed, name)
         if not 1 <= seconds <= 10**6:
             raise UserError(f"--distributed.{name.replace('_', '-')} must be from 1 to 1000000 seconds, got {seconds}")
-    if bool(config.layers.embeddings) != bool(config.layers.rows):
-        raise UserError("--layers.embeddings PATTERN and --layers.rows NUMBER do nothing without each other: give both")
     if not config.resume:  # a run of an early version may have them
         by_loss = config.schedule == "validation"
         _check_used(config.record, "record", ("max_megabytes",), config.record.every > 0, "--record.every")
