@@ -18,7 +18,7 @@ from jgc.compress.dense import identity
 from jgc.compress.low_rank import slices
 from jgc.compress.low_rank.slices import Rows, Sliced
 from jgc.compress.quantized.qsgd import levels_of
-from jgc.compress.quantized.quantize import ring_quantized_mean, ring_sizes
+from jgc.compress.quantized.quantize import codec_of, ring_quantized_mean, ring_sizes
 from jgc.layout.pack import values_of
 from jgc.method import phases
 from jgc.method.compose import Codec, Exchange, encoded, payload_sizes
@@ -160,7 +160,7 @@ def uncompressed(config: Gradiveq) -> dict[str, Way]:
     exact = _through(identity(), all_reduce(config.algorithm))
     if not config.sampling_bits:
         return {DENSE: exact, SAMPLING: exact}
-    codec = levels_of(config.sampling_bits, BUCKET, "max")
+    codec = codec_of(levels_of(config.sampling_bits, BUCKET, "max"))
     if config.algorithm == "psum":
         return {DENSE: exact, SAMPLING: _through(codec, gather())}
     requantised = Way(
