@@ -137,8 +137,8 @@ def mean_of(q: Quantiser, payloads: Payload, layers: Layers) -> Array:
 def plain_mean(q: Quantiser, payloads: Payload, layers: Layers) -> Array:
     """The mean over nodes of the decoded payloads [K, ...], f32[n]: decode all, add them up."""
     nodes = len(payloads[q.field])
-    each = [jax.tree.map(lambda x: x[k], payloads) for k in range(nodes)]
-    return q.finish(sum(plain_decode(q, payload, layers) for payload in each), nodes)
+    each = [{field: x[k] for field, x in payloads.items()} for k in range(nodes)]
+    return q.finish(reduce(jnp.add, [plain_decode(q, payload, layers) for payload in each]), nodes)
 
 
 # --- part by part ---------------------------------------------------------------------------------
