@@ -77,7 +77,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "sampling_bits": 0,
             "centred": False,
             "error_feedback": True,
-            "control_limit": 2.0,
         },
     ),
     "qsgd/l2": ("qsgd", {"norm": "l2", "bits": 3, "bucket": 0}),

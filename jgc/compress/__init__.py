@@ -11,7 +11,8 @@ from typing import Any
 from jgc.compress.dense import METHOD as _dense, Dense, dense
 from jgc.compress.lgc.ring import METHOD as _lgc_ring, RING_PAPER_RECIPE, LgcRing, lgc_ring
 from jgc.compress.lgc.server import METHOD as _lgc_ps, PAPER_RECIPE, LgcPs, lgc_ps
-from jgc.compress.low_rank.gradiveq import METHOD as _gradiveq, Gradiveq, gradiveq
+from jgc.compress.low_rank.gradiveq import METHOD as _gradiveq, gradiveq
+from jgc.compress.low_rank.gradiveq_settings import Gradiveq
 from jgc.compress.low_rank.klt import METHOD as _klt, Klt, klt
 from jgc.compress.low_rank.powersgd import METHOD as _powersgd, PowerSgd, powersgd
 from jgc.compress.quantized.cast import METHOD as _cast, Cast, cast
