@@ -45,7 +45,7 @@ from laws import balances
 
 import jgc
 import jgc.backend
-from jgc.comm.traced import called
+from jgc.comm.jaxprs import called
 from jgc.compress import METHODS, step_on_nodes
 from jgc.layout.pack import leaf_paths, make_packing
 from jgc.method.guard import LARGEST_NORM
