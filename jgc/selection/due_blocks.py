@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.backend import backend
 from jgc.layout.pack import Layers
-from jgc.selection.threshold import entries_at
-from jgc.selection.top_k import Range, Variant, largest_in_ranges
+from jgc.selection.entries import entries_at
+from jgc.selection.ranges import Range
+from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Array
 
 BLOCK = 8
@@ -102,9 +102,8 @@ def first(layers: Layers) -> Rates:
 
 def due(rates: Rates, cut: Cut) -> Array:
     """The blocks to search, i32[m]: of each layer those most due, ascending; ties go to the lower block."""
-    # A large part of the blocks is due: on CPU `lax.top_k`, the default for short ranges, takes six times as long.
-    variant: Variant | None = "blocks" if backend() == "cpu" else None
-    return largest_in_ranges(rates.due.astype(jnp.float32), cut.searched, variant)
+    # Not by sorting, for a large part of the blocks is due: on CPU that would take six times as long.
+    return largest_in_ranges(rates.due.astype(jnp.float32), cut.searched, blocks=True)
 
 
 def after(rates: Rates, blocks: Array, sent: Array, cut: Cut, nodes: int) -> Rates:

@@ -51,7 +51,7 @@ from jgc.comm.jaxprs import called
 from jgc.compress import METHODS, step_on_nodes
 from jgc.layout.pack import leaf_paths, make_packing
 from jgc.method.guard import LARGEST_NORM
-from jgc.selection import select
+from jgc.selection import entries
 from jgc.wire.hlo import collectives, table
 
 NAMES = (*METHODS, *VARIANTS)
@@ -130,11 +130,11 @@ def test_all_nodes_hold_bit_equal_results(case):
 @pytest.mark.parametrize("name", some_by_default(NAMES, SCATTERED))
 def test_positions_ascend_and_are_distinct_where_a_scatter_relies_on_it(name, monkeypatch):
     """No CPU shows a broken promise: XLA there does not use it, those for TPU and GPU do."""
-    held, promises, case = [], select._distinct, Case(name, len(compressor_of(name).schedule) - 1, "1 device")
+    held, promises, case = [], entries._promises, Case(name, len(compressor_of(name).schedule) - 1, "1 device")
 
     def watched(sparse, n):
         asked.append(sparse)
-        ascend = not isinstance(sparse, select.Unordered)
+        ascend = not isinstance(sparse, entries.Unordered)
 
         def look(at):  # those past the end are dropped
             held.append(np.unique(at[at < n]).size == (at < n).sum() and (not ascend or bool((np.diff(at) >= 0).all())))
@@ -142,9 +142,9 @@ def test_positions_ascend_and_are_distinct_where_a_scatter_relies_on_it(name, mo
         jax.debug.callback(look, sparse.positions)
         return promises(sparse, n)
 
-    asked: list[select.Sparse] = []
-    monkeypatch.setattr(select, "_distinct", watched)
-    monkeypatch.setattr(select, "backend", lambda: "tpu")  # or the nodes' entries are added up in one scatter
+    asked: list[entries.Sparse] = []
+    monkeypatch.setattr(entries, "_promises", watched)
+    monkeypatch.setattr(entries, "backend", lambda: "tpu")  # or the nodes' entries are added up in one scatter
     nodes = nodes_of(case.layout)
     step = jax.jit(step_on_nodes(compressor_of(name).aggregate, phase_of(case).value, nodes))
     lowered = step.lower(step_key(0, nodes), gradients(0, nodes), first_state(name))

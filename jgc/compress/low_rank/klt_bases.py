@@ -15,8 +15,8 @@ from jax import lax
 
 from jgc.layout.eigenvectors import eigh
 from jgc.layout.pack import Layer
+from jgc.selection.ranges import bits_of
 from jgc.selection.top_k import largest_positions
-from jgc.selection.top_k_tiles import bits_of
 from jgc.types import Array
 
 # The residual is exact only in full f32.

@@ -24,9 +24,8 @@ from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.opaque import each
 from jgc.method.compose import Codec, compose_phases
 from jgc.method.exchange import gather
-from jgc.selection.select import Sparse, SparseSum
+from jgc.selection.entries import Sparse, SparseSum, entries_at
 from jgc.selection.selector import Selector, make_selector
-from jgc.selection.threshold import entries_at
 from jgc.types import Compressor
 from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_values
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jgc.layout.pack import Layers, values_of, whole as one_layer
 from jgc.selection.select import counts_per_layer
-from jgc.wire.positions import elias_fano_bits
+from jgc.wire.elias_fano import elias_fano_bits
 
 Code = Callable[[np.ndarray], tuple[np.ndarray, float]]  # f32[K, n] -> (mean f32[n], bits that all nodes send up)
 # Levels of |x| / rms with the least squared error for a normal x (Max 1960), by bits with the sign's.
