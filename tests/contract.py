@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import quick
-from jgc.comm.traced import all_sent
 
 import jgc
+from jgc.comm.jaxprs import all_sent
 from jgc.compress import METHODS, PAPER_RECIPE, TopK, step_on_nodes
 from jgc.method.guard import logical
 from jgc.nodes.placement import LOCAL, SHARED
