@@ -120,7 +120,12 @@ def unrolled(unroll: bool | None, nodes: Nodes) -> bool:
       >>> nodes = make_nodes(2, devices=jax.devices()[:1])
       >>> unrolled(None, nodes), unrolled(False, nodes)
       (True, False)
+
+    Raises:
+      TypeError: something else than True, False and None.
     """
+    if not (unroll is None or isinstance(unroll, bool)):
+        raise TypeError(f"unroll must be True, False or None (which chooses by the device), got {unroll!r}")
     return backend_of(nodes) == "cpu" if unroll is None else unroll
 
 

@@ -173,6 +173,13 @@ def test_nodes_of_a_device_are_computed_as_suits_it(backend, times, monkeypatch)
     assert unrolled == [times > 1] * 2
 
 
+@pytest.mark.parametrize("unroll", ["no", "auto", 2, []])
+def test_unroll_is_true_false_or_none(unroll):
+    nodes, (params, batch) = nodes_of("1 device"), _problem(8)
+    with pytest.raises(TypeError, match="unroll must be True, False or None .* got"):
+        jgc.node_grads(_loss, nodes, unroll=unroll)(params, batch)
+
+
 @every_layout
 def test_gradients_entering_aggregate_differ_between_nodes(layout):
     """`jax.grad` under shard_map would put the sum over nodes into every one of them."""

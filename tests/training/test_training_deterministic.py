@@ -20,11 +20,13 @@ ALL = " ".join(f"{name}={value}" for name, value in FLAGS.items())
         ("", [], "--xla_dump_to=x", "--xla_dump_to=x"),  # no GPU: unchanged
         ("cpu", ["xla_cuda12"], "", ""),
         ("tpu", ["xla_cuda12"], "", ""),  # libtpu would end the process
+        ("", ["xla_cuda12", "libtpu"], "", ""),  # JAX would start libtpu first
     ],
 )
 def test_flags_are_added_to_those_of_the_user(platforms, plugins, given, flags, monkeypatch):
-    found = [type("Plugin", (), {"name": name}) for name in plugins]
-    monkeypatch.setattr(deterministic, "entry_points", lambda group: found)
+    entries = [type("Plugin", (), {"name": name}) for name in plugins if name != "libtpu"]
+    monkeypatch.setattr(deterministic, "entry_points", lambda group: entries)
+    monkeypatch.setattr(deterministic, "find_spec", lambda name: "libtpu" if "libtpu" in plugins else None)
     environment = {"JAX_PLATFORMS": platforms, "XLA_FLAGS": given}
     set_flags(environment)
     assert environment["XLA_FLAGS"] == flags

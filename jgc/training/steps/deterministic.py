@@ -7,6 +7,7 @@ they are set only where JAX would take a GPU.
 import os
 from collections.abc import MutableMapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 FLAGS = {
     "--xla_gpu_deterministic_ops": "true",  # no atomics in scatters, convolutions and products
@@ -28,6 +29,8 @@ def takes_gpu(platforms: str) -> bool:
       >>> takes_gpu("cpu"), takes_gpu("cuda,cpu")
       (False, True)
     """
+    if not platforms and find_spec("libtpu"):  # JAX would look for a TPU first: the flags are the user's to set
+        return False
     names = platforms.lower() or " ".join(plugin.name for plugin in entry_points(group="jax_plugins"))
     return any(gpu in names for gpu in GPUS)
 
