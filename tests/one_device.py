@@ -15,8 +15,8 @@ MARKERS = "not slow and not targets"  # the contract suite's layout of one devic
 FILES = frozenset(
     f"test_{name}.py"
     for name in (
-        "contract powersgd quantizers top_k chunks select values sums top_k_digits rounding memory pack squares wire_bits "
-        "wire_elias_fano sparse_methods gradiveq klt egc learned_topk lgc_ps lgc_ring guard ages optax trees"
+        "contract powersgd quantizers top_k chunks select values sums top_k_digits rounding memory pack squares "
+        "wire_bits wire_elias_fano sparse_methods gradiveq klt egc learned_topk lgc_ps lgc_ring guard ages optax trees"
     ).split()
 )
 # Tests of these files that look at collectives between devices.

@@ -176,7 +176,7 @@ def test_nodes_of_a_device_are_computed_as_suits_it(backend, times, monkeypatch)
 @pytest.mark.parametrize("unroll", ["no", "auto", 2, []])
 def test_unroll_is_true_false_or_none(unroll):
     nodes, (params, batch) = nodes_of("1 device"), _problem(8)
-    with pytest.raises(TypeError, match="unroll must be True, False or None .* got"):
+    with pytest.raises(TypeError, match=r"unroll must be True, False or None .* got"):
         jgc.node_grads(_loss, nodes, unroll=unroll)(params, batch)
 
 
