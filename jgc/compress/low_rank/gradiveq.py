@@ -51,7 +51,7 @@ from jgc.compress.quantized.qsgd import qsgd
 from jgc.compress.registry import Method, settings_of
 from jgc.compress.unused_settings import check_idle
 from jgc.layout.pack import leaf_paths
-from jgc.method.guard import guarded
+from jgc.method.compressor import compressor_of
 from jgc.method.per_layer import per_layer
 from jgc.types import Compressor, PyTree
 
@@ -128,13 +128,13 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
         return not slices.is_convolution(leaf, config.max_slice)
 
     rest = by_qsgd if config.others == "qsgd" else dense(algorithm=config.algorithm)
-    core = per_layer([(goes_otherwise, rest)], default=convolutions(config)).core
+    method = per_layer([(goes_otherwise, rest)], default=convolutions(config)).method
 
-    def init(key, params, nodes):
+    def check_and_warn(params):
+        method.check(params)
         warn_of_wide(config, params)
-        return core.init(key, params, nodes)
 
-    return guarded(core._replace(init=init))
+    return compressor_of(method._replace(check=check_and_warn))
 
 
 def warn_of_wide(config: Gradiveq, params: PyTree) -> None:

@@ -46,9 +46,11 @@ import numpy as np
 from jgc import comm
 from jgc.compress.low_rank.power_iteration import low_rank, make_plan, random_factors
 from jgc.compress.registry import Method, settings_of
+from jgc.layout.by_layer import joined
+from jgc.layout.launches import stacked
 from jgc.layout.pack import values_of
 from jgc.method import phases
-from jgc.method.by_layer import LayerStep, by_layer, joined
+from jgc.method.from_step import Step, from_step
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
@@ -98,7 +100,7 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     def init(key, layers, nodes):
         return (random_factors(key, make_plan(layers, config.rank), config.rank) if config.warm_start else ()), ()
 
-    def step(phase, key, v, shared, layers, nodes):
+    def step(phase, key, v, state, layers, nodes):
         def averaged(parts, field):  # in one all-reduce; in none, if there are no arrays
             if not parts:
                 return []
@@ -107,12 +109,12 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
             return [flat[a:b].reshape(x.shape) for x, (a, b) in zip(parts, pairwise(edges), strict=True)]
 
         if phase == DENSE:
-            return LayerStep(averaged(v, "dense"), v, shared, values_of(layers))
+            return Step(averaged(v, "dense"), v, state.shared, elements=values_of(layers))
         plan = make_plan(layers, config.rank)
-        start = shared if config.warm_start else random_factors(key, plan, config.rank)
+        start = stacked(state.shared) if config.warm_start else random_factors(key, plan, config.rank)
         mean, sent, warm = low_rank(plan, v, start, averaged)
         elements = sum(plan.elements(layers, config.rank))
-        return LayerStep(mean, sent, warm if config.warm_start else (), elements)
+        return Step(mean, sent, warm if config.warm_start else (), elements=elements)
 
     def messages(phase, layers, nodes):
         factors, dense = make_plan(layers, config.rank).elements(layers, config.rank)
@@ -120,7 +122,7 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
         return both_ways({field: size for field, size in sizes.items() if size})
 
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (LOW_RANK, 0))
-    return by_layer(step, memory=memory, schedule=schedule, messages=messages, init=init)
+    return from_step(step, memory=memory, schedule=schedule, messages=messages, init=init, form="layers")
 
 
 CITATION = """@inproceedings{vogels2019powersgd,

@@ -26,9 +26,9 @@ from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.opaque import each
 from jgc.layout.pack import make_packing
 from jgc.method.compose import Codec, compose_phases
+from jgc.method.compressor import compressor_of
 from jgc.method.exchange import gather
 from jgc.method.from_step import Layers
-from jgc.method.guard import guarded
 from jgc.selection.rows import check_cut
 from jgc.selection.select import Sparse, SparseSum
 from jgc.selection.selector import Selector, make_selector
@@ -146,7 +146,9 @@ def sparsified(
         if not rows:
             return compressor
         # of the whole parameters: a fragment or a device's shards may have no embedding
-        return guarded(compressor.core._replace(check=lambda params: check_cut(make_packing(params).layers, rows)))
+        return compressor_of(
+            compressor.method._replace(check=lambda params: check_cut(make_packing(params).layers, rows))
+        )
     for setting, default in (("rows", 0), ("selection", "layer")):
         if (value := getattr(config, setting, default)) != default:
             raise ValueError(f"{setting}={value!r} needs positions='own': learned positions select in another way")
