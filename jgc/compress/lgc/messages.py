@@ -25,7 +25,7 @@ from jgc.compress.lgc.settings import LgcPs
 from jgc.method.compose import Payload
 from jgc.method.diagnose import cosine, relative_error
 from jgc.nodes.placement import per_node
-from jgc.selection.select import Sparse, replaced, scatter
+from jgc.selection.entries import Sparse, replaced, scatter
 from jgc.types import Array, Nodes, PyTree
 from jgc.wire import elias_fano
 from jgc.wire.values import decode_values, encode_values

@@ -13,8 +13,8 @@ from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.settings import Lgc, LgcPs
 from jgc.layout.pack import Layer, Layers, layer_ids
 from jgc.selection.chunks import largest_in_rows
-from jgc.selection.select import counts_per_layer, layer_means, replaced, top_positions
-from jgc.selection.selector import Selector
+from jgc.selection.entries import replaced
+from jgc.selection.selector import Selector, counts_per_layer, layer_means, top_positions
 from jgc.types import Array
 
 

@@ -53,7 +53,8 @@ from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, Lgc, check_choices
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
-from jgc.selection.select import Sparse, SparseSum, layer_means, scatter
+from jgc.selection.entries import Sparse, SparseSum, scatter
+from jgc.selection.selector import layer_means
 from jgc.types import Array, Compressor, Key, Message, Nodes
 from jgc.wire.fixed_point import check_room, to_fixed, units
 

@@ -64,7 +64,7 @@ from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leade
 from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, LgcPs, check
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
 from jgc.method.from_step import Step
-from jgc.selection.select import Sparse, SparseSum, replaced
+from jgc.selection.entries import Sparse, SparseSum, replaced
 from jgc.types import Array, Compressor, Key, Message, Nodes
 
 if TYPE_CHECKING:

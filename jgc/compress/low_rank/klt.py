@@ -65,7 +65,7 @@ from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.memory import subtract
 from jgc.method.messages import both_ways, to_all
 from jgc.method.phases import DENSE
-from jgc.selection.select import Sparse, scatter, scatter_layers
+from jgc.selection.entries import Sparse, scatter, scatter_layers
 from jgc.types import Array, Compressor, Nodes
 from jgc.wire.fixed_point import largest_summand
 

@@ -47,7 +47,7 @@ from jgc.method.exchange import gather
 from jgc.method.from_step import Layers
 from jgc.method.memory import error_feedback
 from jgc.selection.chunks import largest_in_rows
-from jgc.selection.select import Sparse, scatter
+from jgc.selection.entries import Sparse, scatter
 from jgc.types import Array, Compressor
 from jgc.wire import elias_fano
 

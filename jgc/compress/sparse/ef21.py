@@ -37,7 +37,7 @@ from jgc.method.from_step import as_vector, dense_step, from_step
 from jgc.method.memory import Memory, no_memory
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
-from jgc.selection.select import added
+from jgc.selection.entries import added
 from jgc.types import Array, Compressor
 
 

@@ -53,7 +53,7 @@ from jgc.method.compose import Codec, payload_sizes
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
-from jgc.selection.select import Sparse, Unordered
+from jgc.selection.entries import Sparse, Unordered
 from jgc.selection.selector import Selector
 from jgc.types import Array, Compressor, Nodes, State
 from jgc.wire.values import decode_values, encode_values

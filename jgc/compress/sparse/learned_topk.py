@@ -28,7 +28,7 @@ from jgc.layout.tiles import cut
 from jgc.method.from_step import Step, dense_step, from_step
 from jgc.method.messages import sizes_of, to_all
 from jgc.selection import due_blocks
-from jgc.selection.select import SparseSum, Unordered
+from jgc.selection.entries import SparseSum, Unordered
 from jgc.selection.selector import make_selector
 from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Compressor

@@ -26,7 +26,7 @@ from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, 
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.compress.sparse.topk import STICH
 from jgc.method.exchange import both_ways
-from jgc.selection.select import layer_starts
+from jgc.selection.selector import layer_starts
 from jgc.types import Compressor
 
 

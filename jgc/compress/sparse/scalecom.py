@@ -37,8 +37,7 @@ from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
 from jgc.method.memory import Corrected, Memory, accumulated
 from jgc.method.messages import led
-from jgc.selection.select import layer_means
-from jgc.selection.selector import position_bytes
+from jgc.selection.selector import layer_means, position_bytes
 from jgc.types import Compressor
 
 

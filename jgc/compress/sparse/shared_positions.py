@@ -18,7 +18,7 @@ from jgc.layout.pack import layer_ids, values_of
 from jgc.layout.tiles import cut
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.memory import Memory
-from jgc.selection.select import Sparse, SparseSum, Unordered
+from jgc.selection.entries import Sparse, SparseSum, Unordered
 from jgc.selection.selector import Selector
 from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
 from jgc.wire.fixed_point import check_room, to_fixed, units

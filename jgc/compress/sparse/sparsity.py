@@ -17,7 +17,7 @@ from jgc.method import phases
 from jgc.method.compose import Codec, Exchange, Stages
 from jgc.method.exchange import all_reduce
 from jgc.method.phases import DENSE
-from jgc.selection.select import check_alpha
+from jgc.selection.selector import check_alpha
 from jgc.types import Phase
 
 Strategy = Literal["warmup", "fixed", "exponential"]

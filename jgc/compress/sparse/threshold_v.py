@@ -28,7 +28,7 @@ from jgc.method.exchange import gather
 from jgc.method.from_step import dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
-from jgc.selection.select import Sparse, Unordered
+from jgc.selection.entries import Sparse, Unordered
 from jgc.selection.selector import Selector
 from jgc.types import Array, Compressor
 

@@ -11,7 +11,8 @@ import optax
 from jgc.compress.lgc import autoencoder as ae
 from jgc.layout.pack import Packing
 from jgc.method.memory import accumulated, make_memory
-from jgc.selection.select import Sparse, counts_per_layer, scatter, top_positions
+from jgc.selection.entries import Sparse, scatter
+from jgc.selection.selector import counts_per_layer, top_positions
 
 
 def lgc_pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable[[], Any]]:

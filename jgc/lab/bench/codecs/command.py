@@ -12,7 +12,7 @@ from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.record import Recording, record
 from jgc.lab.shared.tables import table
-from jgc.selection.select import check_alpha
+from jgc.selection.selector import check_alpha
 from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.settings.workloads import DEFAULT
 

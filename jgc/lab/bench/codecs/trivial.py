@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from jgc.layout.pack import Layers, values_of, whole as one_layer
-from jgc.selection.select import counts_per_layer
+from jgc.selection.selector import counts_per_layer
 from jgc.wire.elias_fano import elias_fano_bits
 
 Code = Callable[[np.ndarray], tuple[np.ndarray, float]]  # f32[K, n] -> (mean f32[n], bits that all nodes send up)
