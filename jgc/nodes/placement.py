@@ -103,37 +103,44 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
     gradients that are zero or NaN.
     """
 
-    def check(path, placement, sub):
-        leaves = jax.tree_util.tree_flatten_with_path(sub)[0] if on_node_axis(placement) else []
-        for rest, x in leaves:
-            leaf = path_of((*path, *rest))
-            which = f"the leaf {leaf!r} of {name}" if leaf else name
-            _check_node_axis(placement, which, getattr(x, "shape", ()), nodes)
-        shapes = [x.shape for _, x in leaves if len(x.shape) > 1]
-        if placement == BATCH and shapes and not any(shape[1] for shape in shapes):
-            raise ValueError(
-                f"{name} has no examples, an array of shape {shapes[0]}: its arrays have axes [K, b, ...], b at least "
-                "1; leave out the step, or give every node an example"
-            )
-
-    jax.tree_util.tree_map_with_path(check, placements, tree, is_leaf=is_placement)
-
-
-def _check_node_axis(placement: Placement, which: str, shape: tuple[int, ...], nodes: Nodes) -> None:
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
-    count, parts = nodes.per_device * nodes.size(nodes.slow), nodes.size(nodes.fast)
-    if not shape or shape[0] != count:
-        if placement == BATCH and not shape:
-            cure = f"a batch has leading axes [K, b]: repeat a number for each example, jnp.full(({count}, b), x)"
-        elif placement == BATCH:
-            cure = f"a batch has leading axes [K, b]: split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
-        else:
-            cure = "jgc.node_grads returns such gradients, compressor.init such a state, jgc.init_optax that of optax"
-        raise ValueError(f"{which} has shape {shape}, and its first axis must be the K = {count} nodes; {cure}")
-    if placement == BATCH and parts > 1 and (len(shape) < 2 or shape[1] % parts):
+    count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
+    parts = nodes.size(nodes.fast) if nodes.fast else 1
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    batches = []  # shapes [K, b, ...]
+    each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
+    for (path, x), placement in zip(leaves, each, strict=True):
+        if not on_node_axis(placement):
+            continue
+        leaf, shape = path_of(path) if path else "", getattr(x, "shape", ())
+        which = f"the leaf {leaf!r} of {name}" if leaf else name
+        if not shape or shape[0] != count:
+            cure = (
+                "jgc.node_grads returns such gradients, compressor.init such a state, "
+                "jgc.init_optax that of optax"
+            )
+            if placement == BATCH:
+                cure = f"split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
+                if not shape:
+                    cure = f"repeat a number for each example, jnp.full(({count}, b), x)"
+                cure = f"a batch has leading axes [K, b]: {cure}"
+            raise ValueError(
+                f"{which} has shape {shape}, and its first axis must be the K = {count} nodes; "
+                f"{cure}"
+            )
+        if placement != BATCH:
+            continue
+        if parts > 1 and (len(shape) < 2 or shape[1] % parts):
+            raise ValueError(
+                f"{which} has shape {shape}, and its second axis, a node's examples, must be "
+                f"divisible by {parts}: the devices of a node share them. Give one entry for each "
+                "example, of random keys too"
+            )
+        batches += [shape] if len(shape) > 1 else []
+    if batches and not any(shape[1] for shape in batches):
         raise ValueError(
-            f"{which} has shape {shape}, and its second axis, a node's examples, must be divisible by {parts}: "
-            "the devices of a node share them. Give one entry for each example, of random keys too"
+            f"{name} has no examples, an array of shape {batches[0]}: its arrays have axes "
+            "[K, b, ...], b at least 1; leave out the step, or give every node an example"
         )
 
 
