@@ -105,7 +105,7 @@ MECHANISMS = (
     "dense/ring",  # a ring of plain sums
     "topk/masked",  # momentum correction, factor masking, ages, warm-up
     "topk/chunks coded",  # selection in chunks, coded values
-    "topk/learned",  # learned positions, a layer sent dense
+    "learned_topk/coded",  # values of one bit, a layer sent dense
     "scalecom/low-pass",  # a low-pass memory, layers by rules
     "klt/at once",  # momentum at once, codes in integers
     "qsgd/ring feedback",  # a ring of codes, a residual of a quantiser
@@ -204,7 +204,8 @@ class Step(NamedTuple):
 
 def some_by_default(values: Iterable[Any], chosen: Collection[Any]) -> list[Any]:
     """All values of a parameter; those that are not chosen are exhaustive, and run in CI alone."""
-    rest = pytest.mark.exhaustive
+    values, rest = list(values), pytest.mark.exhaustive
+    assert all(v in values for v in chosen), f"nothing is called {[v for v in chosen if v not in values]}"
     # A NamedTuple, as an optimiser is, is one value; a plain tuple has one for each name.
     return [v if v in chosen else pytest.param(*(v if type(v) is tuple else (v,)), marks=rest) for v in values]
 
