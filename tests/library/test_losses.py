@@ -189,7 +189,7 @@ def test_every_layout_trains_as_one_device(loop, layout, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_move(kind):
-    before, after = KINDS[kind][1], _trained("make_step", "8 nodes on 1")[0][kind]
+    before, after = KINDS[kind][1], _trained("make_step", "2 nodes on 1")[0][kind]  # what a default case needs, too
     moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b).max(), before, after)
     assert max(jax.tree.leaves(moved)) > 1e-3
 
