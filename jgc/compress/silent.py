@@ -58,4 +58,11 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
     return compose_phases(stages, memory_of(config), schedule)
 
 
-METHOD = Method("silent", Silent, silent, "a control: sends nothing", lossless=None, layers=FIRST_DENSE_LAST_TOP_K)
+METHOD = Method(
+    "silent",
+    Silent,
+    silent,
+    "a control: sends nothing",
+    lossless=None,
+    layers=FIRST_DENSE_LAST_TOP_K,
+)

@@ -22,7 +22,8 @@ STRIDE = 16  # total stride of the encoder
 CHANNELS = 4  # channels of the code
 ENCODER_FILTERS = (64, 128, 256, 64)  # Table I; the project's own tests use fewer
 DECODER_FILTERS = (4, 32, 64, 128, 32)  # Table II
-DECODER_STRIDES = (1, 2, 2, 2, 2)  # five strides of 2 would multiply the length by 32; the encoder divides it by 16
+# Five strides of 2 would multiply the length by 32; the encoder divides it by 16.
+DECODER_STRIDES = (1, 2, 2, 2, 2)
 
 
 class Weights(NamedTuple):
@@ -117,7 +118,8 @@ def init_pair(key: Key, mu: int, linear: bool) -> Pair:
     m = padded(mu)
     encoder_key, decoder_key = jax.random.split(key)
     code = jnp.zeros((1, m // STRIDE, CHANNELS))
-    return Pair(_encoder().init(encoder_key, jnp.zeros((1, m, 1))), _decoder(linear).init(decoder_key, code))
+    encoder = _encoder().init(encoder_key, jnp.zeros((1, m, 1)))
+    return Pair(encoder, _decoder(linear).init(decoder_key, code))
 
 
 def losses(weights: Weights, x: Array, innovations: Array, chosen: Array) -> Losses:
@@ -158,25 +160,35 @@ def terms(nodes: int, m: int) -> tuple[float, float]:
 
 
 def descend(
-    trained: Trained, optimiser: "optax.GradientTransformation", losses_of: Callable[[Any], Losses],
-    weight_reconstruction: float = 1.0, weight_similarity: float = 0.0,
+    trained: Trained,
+    optimiser: "optax.GradientTransformation",
+    losses_of: Callable[[Any], Losses],
+    weight_reconstruction: float = 1.0,
+    weight_similarity: float = 0.0,
 ) -> tuple[Trained, Losses]:
     """One optimiser step on the loss (7), the weighted sum of the losses `losses_of(weights)`."""
     import optax  # here: `import jgc` must not wait for it
 
     def loss(weights):
         parts = losses_of(weights)
-        return weight_reconstruction * parts.reconstruction + weight_similarity * parts.similarity, parts
+        similarity = weight_similarity * parts.similarity
+        return weight_reconstruction * parts.reconstruction + similarity, parts
 
     gradient, parts = jax.grad(loss, has_aux=True)(trained.weights)
-    with jax.numpy_dtype_promotion("standard"):  # optax's own steps need it, where the user's are "strict"
+    # optax's steps need it where the user's promotion is "strict"
+    with jax.numpy_dtype_promotion("standard"):
         updates, optimiser_state = optimiser.update(gradient, trained.optimiser, trained.weights)
     return Trained(optax.apply_updates(trained.weights, updates), optimiser_state), parts
 
 
 def train(
-    trained: Trained, optimiser: "optax.GradientTransformation", x: Array, innovations: Array, chosen: Array,
-    weight_reconstruction: float, weight_similarity: float,
+    trained: Trained,
+    optimiser: "optax.GradientTransformation",
+    x: Array,
+    innovations: Array,
+    chosen: Array,
+    weight_reconstruction: float,
+    weight_similarity: float,
 ) -> tuple[Trained, Losses]:
     """One optimiser step with a decoder per node; arguments as in `losses`."""
 
@@ -187,7 +199,11 @@ def train(
 
 
 def train_mean(
-    trained: Trained, optimiser: "optax.GradientTransformation", x: Array, linear: bool, weight: float = 1.0
+    trained: Trained,
+    optimiser: "optax.GradientTransformation",
+    x: Array,
+    linear: bool,
+    weight: float = 1.0,
 ) -> tuple[Trained, Losses]:
     """One optimiser step with one decoder for the mean; arguments as in `mean_losses`."""
     return descend(trained, optimiser, lambda weights: mean_losses(weights, x, linear), weight)

@@ -22,7 +22,10 @@ def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tup
     if phase == TOP_K:
         return _top_k(config, header["positions"], 4.0 * selection.mu, nodes)
     count = sum(innovations_by_layer(config, selection))
-    own = {"innovations": 4.0 * count, "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}
+    own = {
+        "innovations": 4.0 * count,
+        "innovation positions": 4.0 * elias_fano.words(selection.mu, count),
+    }
     means = {"means": 4.0 * len(selection.counts)}
     if config.send_means:
         own |= means
@@ -35,7 +38,10 @@ def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tup
     if config.feedback == "exact" and code:
         to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
     if config.positions == "own":
-        union = {"values": mean["values"] * nodes.count, "positions": header["positions"] * nodes.count}
+        union = {
+            "values": mean["values"] * nodes.count,
+            "positions": header["positions"] * nodes.count,
+        }
         return led(header | code | own, header | own, union, union | code if to_decode else union)
     where = {field: size for field, size in header.items() if field in ("positions", "signs")}
     return led(header | code | own, own, mean, where | mean | to_decode)
@@ -48,7 +54,9 @@ def _header(config: Lgc, selection: Selection) -> Sizes:
         positions = selection.selector.positions(v, selection.layers)
         return header_of(config, v[positions], positions, selection)
 
-    shapes = jax.eval_shape(header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32))
+    shapes = jax.eval_shape(
+        header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32)
+    )
     return sizes_of(shapes)
 
 
@@ -59,7 +67,9 @@ def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[
     return led(both, {"values": values}, {"values": values}, both)
 
 
-def server_sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+def server_sent_once(
+    config: LgcPs, phase: str, selection: Selection, nodes: Nodes
+) -> tuple[Message, ...]:
     """The trained weights, on entering the third phase: the encoder to the leader, decoders to
     nodes that need one."""
     if phase != COMPRESSED or config.autoencoder_steps == 0 or config.code_dtype == "none":
@@ -91,7 +101,9 @@ def ring_sent_once(config, phase: str, selection: Selection, nodes: Nodes) -> tu
     others."""
     if phase != COMPRESSED or config.autoencoder_steps == 0:
         return ()
-    weights = jax.eval_shape(lambda: ae.init_pair(jax.random.key(0), selection.mu, config.decoder == "linear"))
+    weights = jax.eval_shape(
+        lambda: ae.init_pair(jax.random.key(0), selection.mu, config.decoder == "linear")
+    )
     sizes = {"encoder weights": _bytes(weights.encoder), "decoder weights": _bytes(weights.decoder)}
     return messages("leader", "down", dict.fromkeys(sizes, 0.0)) + messages("worker", "down", sizes)
 

@@ -41,7 +41,9 @@ class ServerInbox(NamedTuple):
     innovations: Array  # f32[K, innovations], exact values there
 
 
-def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
+def receive(
+    config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: Selection, nodes: Nodes
+) -> ServerInbox:
     """Send one step's messages: the leader's to all nodes, then every node's to the server."""
     positions = selection.selector.positions(v, selection.layers)
     x = v[positions]
@@ -64,9 +66,7 @@ def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: 
     }
     if config.send_means:
         message["means"] = view.means
-    every = comm.all_gather_dict(
-        message | (header if config.positions == "own" else {}), nodes
-    )
+    every = comm.all_gather_dict(message | (header if config.positions == "own" else {}), nodes)
     return _read_inbox(config, common, every, header, leader, selection, nodes)
 
 
@@ -110,7 +110,8 @@ def read_code(config: LgcPs, payload: Payload, selection: Selection) -> Array | 
         return None
     names = {"values": "code", "scales": "code scales"}
     written = {name: payload[field] for name, field in names.items() if field in payload}
-    return decode_values(config.code_dtype, written, (ae.code_size(selection.mu),)).reshape(-1, ae.CHANNELS)
+    code = decode_values(config.code_dtype, written, (ae.code_size(selection.mu),))
+    return code.reshape(-1, ae.CHANNELS)
 
 
 def decode(config: LgcPs, weights: ae.Weights, inbox: ServerInbox, selection: Selection) -> Array:
@@ -159,8 +160,9 @@ def figures(
     These compare an aggregate with the mean over nodes of v at the positions used:
 
       `reconstruction_cosine`, `relative_error`  the aggregate of the step
-      `ceiling_cosine`                           from exact values in place of the code: the leader's if all nodes use
-                                                 its positions, every node's if each sends its own
+      `ceiling_cosine`                           from exact values instead of the code: the
+                                                 leader's if all nodes use its positions, else
+                                                 every node's
       `signs_means_cosine`                       from signs and means only
       `without_code_cosine`                      from signs, means and innovations
 
@@ -168,7 +170,8 @@ def figures(
     """
     used = scatter(Sparse(inbox.positions, jnp.ones_like(inbox.views.signs)), v.size) > 0
     true = jnp.where(used, comm.pmean(v, nodes, "diagnose"), 0.0)
-    exact = comm.all_gather(v[inbox.positions[comm.node_index(nodes)]], nodes, "diagnose")  # [K, mu]
+    positions = inbox.positions[comm.node_index(nodes)]
+    exact = comm.all_gather(v[positions], nodes, "diagnose")  # [K, mu]
     best = exact if config.positions == "own" else _ceiling(exact[leader], leader, inbox, selection)
     got = average(inbox, decode(config, weights, inbox, selection), v.size)
     ceiling = average(inbox, best, v.size)
@@ -199,7 +202,8 @@ def _ceiling(exact: Array, leader: Array, inbox: ServerInbox, selection: Selecti
     follows = jnp.where(has_mean, jnp.clip(ratio, 0.0, 1.0), 1.0)
 
     def one(view, follows, picked, values):
-        return replaced(from_z(follows[selection.ids] * z[: selection.mu], view, selection), picked, values)
+        x = from_z(follows[selection.ids] * z[: selection.mu], view, selection)
+        return replaced(x, picked, values)
 
     everyone = jax.vmap(one)(inbox.views, follows, inbox.picked, inbox.innovations)
     return everyone.at[leader].set(exact)

@@ -41,7 +41,8 @@ class ConvTranspose(nn.Module):
         if self.stride == 1:
             return _affine(self, jnp.concatenate([_previous(x), x, _next(x)], axis=-1), 3)
         kernel, bias = _parameters(self, 3, x.shape[-1])
-        before, even, odd = jnp.split(x @ jnp.concatenate([kernel[0], kernel[2], kernel[1]], axis=-1), 3, axis=-1)
+        products = x @ jnp.concatenate([kernel[0], kernel[2], kernel[1]], axis=-1)
+        before, even, odd = jnp.split(products, 3, axis=-1)
         pairs = jnp.concatenate([_previous(before) + even, odd], axis=-1)  # y[2 i], y[2 i + 1]
         y = pairs.reshape(*x.shape[:-2], -1, self.filters)
         return y + jnp.broadcast_to(bias, y.shape)
@@ -56,7 +57,8 @@ def _affine(module: Conv | ConvTranspose, windows: Array, size: int) -> Array:
 
 def _parameters(module: Conv | ConvTranspose, size: int, channels: int) -> tuple[Array, Array]:
     """Flax's kernel f32[size, channels, filters] and bias f32[filters]."""
-    kernel = module.param("kernel", nn.initializers.lecun_normal(), (size, channels, module.filters), jnp.float32)
+    shape = (size, channels, module.filters)
+    kernel = module.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
     return kernel, module.param("bias", nn.initializers.zeros, (module.filters,), jnp.float32)
 
 
@@ -92,7 +94,7 @@ class Decoder(nn.Module):
 
     filters: tuple[int, ...]
     strides: tuple[int, ...]
-    linear: bool = False  # no non-linearities: the mean of codes then decodes to the mean of the decoded vectors
+    linear: bool = False  # the mean of codes then decodes to the mean of the decoded vectors
 
     @nn.compact
     def __call__(self, code: Array, innovation: Array | None = None) -> Array:

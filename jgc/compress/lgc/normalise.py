@@ -79,7 +79,9 @@ def _selected(selection: Selection) -> Layers:
 
 def signs_of(config: Lgc, x: Array) -> Array:
     """+1 or -1 for every value; all +1 without `fold_signs`."""
-    return jnp.where(x < 0, jnp.float32(-1), jnp.float32(1)) if config.fold_signs else jnp.ones_like(x)
+    if not config.fold_signs:
+        return jnp.ones_like(x)
+    return jnp.where(x < 0, jnp.float32(-1), jnp.float32(1))
 
 
 def scales_of(config: Lgc, x: Array, selection: Selection) -> Array:

@@ -38,7 +38,9 @@ class Variant(Protocol):
     def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
         """One step of the second phase."""
 
-    def compressed(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+    def compressed(
+        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+    ) -> Step:
         """One step of the third phase."""
 
     def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
@@ -62,7 +64,8 @@ def make_optimiser(config: Lgc) -> "optax.GradientTransformation":
     """The autoencoder's optimiser."""
     import optax  # here: `import jgc` must not wait for it
 
-    return {"adam": optax.adam, "sgd": optax.sgd}[config.autoencoder_optimizer](config.autoencoder_learning_rate)
+    make = {"adam": optax.adam, "sgd": optax.sgd}[config.autoencoder_optimizer]
+    return make(config.autoencoder_learning_rate)
 
 
 def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation") -> Compressor:
@@ -85,20 +88,30 @@ def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation"
         selection = select_layers(selector, layers)
         if phase == COMPRESSED:
             return variant.figures(v, g, key, state.shared, selection, nodes)
-        return {} if phase == DENSE else variant.training_figures(v, key, state.shared, selection, nodes)
+        if phase == DENSE:
+            return {}
+        return variant.training_figures(v, key, state.shared, selection, nodes)
 
     return from_step(
         step,
         memory=memory_of(config),
-        schedule=phases.in_sequence((DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0)),
-        messages=lambda phase, layers, nodes: variant.messages(phase, select_layers(selector, layers), nodes),
-        sent_once=lambda phase, layers, nodes: variant.sent_once(phase, select_layers(selector, layers), nodes),
+        schedule=phases.in_sequence(
+            (DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0)
+        ),
+        messages=lambda phase, layers, nodes: variant.messages(
+            phase, select_layers(selector, layers), nodes
+        ),
+        sent_once=lambda phase, layers, nodes: variant.sent_once(
+            phase, select_layers(selector, layers), nodes
+        ),
         init=init,
         figures=figures,
     )
 
 
-def values_at_leaders(v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array]:
+def values_at_leaders(
+    v: Array, leader: Array, selection: Selection, nodes: Nodes
+) -> tuple[Array, Array]:
     """Broadcast the leader's positions i32[mu] and gather all nodes' values there, f32[K, mu]."""
     positions, _ = broadcast_top_positions(v, leader, selection.layers, selection.selector, nodes)
     return positions, comm.all_gather(v[positions], nodes, "values")

@@ -79,7 +79,9 @@ class LgcRing(Lgc):
 
 
 RING_PAPER_RECIPE: dict[str, Any] = {
-    name: value for name, value in PAPER_RECIPE.items() if name not in ("innovation_by", "overwrite")
+    name: value
+    for name, value in PAPER_RECIPE.items()
+    if name not in ("innovation_by", "overwrite")
 } | {"decoder": "leaky_relu", "code_dtype": "float32"}
 """The autoencoder as the paper trains and uses it: `lgc_ring(**RING_PAPER_RECIPE)`."""
 
@@ -94,7 +96,8 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
       ValueError: a setting outside its range; the message names it and the valid values.
 
     Example:
-      >>> [(phase.name, phase.start) for phase in lgc_ring(warmup_steps=10, autoencoder_steps=20).schedule]
+      >>> schedule = lgc_ring(warmup_steps=10, autoencoder_steps=20).schedule
+      >>> [(phase.name, phase.start) for phase in schedule]
       [('dense', 0), ('top-k', 10), ('compressed', 30)]
 
     References:
@@ -103,7 +106,10 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     config = settings_of(LgcRing, config, overrides)
     check_common(config)
     check_choices(
-        config, algorithm=("psum", "ring"), decoder=("linear", "leaky_relu"), code_dtype=("int32", "int16", "float32")
+        config,
+        algorithm=("psum", "ring"),
+        decoder=("linear", "leaky_relu"),
+        code_dtype=("int32", "int16", "float32"),
     )
     if config.feedback == "exact" and config.decoder != "linear":
         raise ValueError(
@@ -112,11 +118,15 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
         )
     if config.feedback == "exact" and not (config.fold_signs and config.send_means):
         raise ValueError(
-            'fold_signs and send_means must be True with feedback "exact": without them the decoding error exceeds the '
-            'values, and the residual grows without bound; use feedback "paper"'
+            'fold_signs and send_means must be True with feedback "exact": without them the '
+            "decoding error exceeds the values, and the residual grows without bound; use "
+            'feedback "paper"'
         )
     if config.scale == "none" and config.code_dtype != "float32":
-        raise ValueError(f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it needs scales')
+        raise ValueError(
+            f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it needs '
+            "scales"
+        )
     optimiser = make_optimiser(config)
     return lgc(config, Ring(config, optimiser), optimiser)
 
@@ -174,12 +184,15 @@ class Ring(NamedTuple):
             elements=selection.mu,
         )
 
-    def compressed(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+    def compressed(
+        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+    ) -> Step:
         """Third phase, Algorithm 2: codes of all nodes, averaged, decoded once."""
         coded = self.send(v, key, shared.autoencoder.weights, selection, nodes)
+        sent = coded.own if self.config.feedback == "exact" else v[coded.positions]
         return Step(
             mean=SparseSum(Sparse(coded.positions, coded.mean), selection.counts),
-            sent=Sparse(coded.positions, coded.own if self.config.feedback == "exact" else v[coded.positions]),
+            sent=Sparse(coded.positions, sent),
             shared=shared,
             elements=selection.mu,
         )
@@ -189,18 +202,25 @@ class Ring(NamedTuple):
         views = server_views(self.config, x, leader, selection)
         return jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
 
-    def send(self, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes) -> Coded:
+    def send(
+        self, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes
+    ) -> Coded:
         """Broadcast the leader's positions, signs and scales; average codes and layer means of all
         nodes; decode."""
         if self.config.code_dtype == "int16":
-            check_room("code_dtype", "int16", nodes.count, "codes up to {:.2g} times a layer's scale", "int32")
+            left = "codes up to {:.2g} times a layer's scale"
+            check_room("code_dtype", "int16", nodes.count, left, "int32")
         config, header = self.config, self.header(v, draw_leader(key, nodes), selection, nodes)
         encode = partial(self.encode, selection, nodes.count)
         decode = partial(self.decode, selection)
         sent = comm.one_by_one(encode, (weights.encoder, header), v[header.positions])
         averaged = comm.mean_by(config.algorithm)(sent, nodes, "code+means")
-        mean, own = (comm.one_by_one(decode, (weights.decoder, header), message) for message in (averaged, sent))
-        shares = averaged[ae.code_size(selection.mu) :].astype(jnp.float32) / units(config.code_dtype)
+        mean, own = (
+            comm.one_by_one(decode, (weights.decoder, header), message)
+            for message in (averaged, sent)
+        )
+        shares = averaged[ae.code_size(selection.mu) :].astype(jnp.float32)
+        shares = shares / units(config.code_dtype)
         means = self.means(shares, header.scales)[selection.ids]
         return Coded(header.positions, mean, own, header.signs * means)
 
@@ -215,16 +235,20 @@ class Ring(NamedTuple):
         positions = selection.unpack(header["positions"])
         return Header(positions, unpacked_signs(header, selection.mu), scales)
 
-    def encode(self, selection: Selection, nodes: int, known: tuple[Any, Header], x: Array) -> Array:
+    def encode(
+        self, selection: Selection, nodes: int, known: tuple[Any, Header], x: Array
+    ) -> Array:
         """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed
         point."""
         encoder, header = known
         dtype, scales = self.config.code_dtype, header.scales
-        shares = jnp.zeros((0,))  # means over the leader's scales, 0 if a scale is 0; empty if means are not sent
+        # means over the leader's scales, 0 if a scale is 0; empty if means are not sent
+        shares = jnp.zeros((0,))
         if self.config.send_means:
             means = layer_means(header.signs * x, selection.counts)
             shares = jnp.where(scales > 0, means / jnp.where(scales > 0, scales, 1.0), 0.0)
-        read = to_fixed(shares, dtype, nodes).astype(jnp.float32) / units(dtype)  # rounded, as all nodes will read them
+        # rounded, as all nodes will read them
+        read = to_fixed(shares, dtype, nodes).astype(jnp.float32) / units(dtype)
         z = to_z(x, View(header.signs, self.means(read, scales), scales), selection)
         return to_fixed(jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), dtype, nodes)
 
@@ -233,9 +257,11 @@ class Ring(NamedTuple):
         decoder, header = known
         size = ae.code_size(selection.mu)
         values = message.astype(jnp.float32) / units(self.config.code_dtype)
-        with jax.default_matmul_precision("highest"):  # else parts do not decode to the parts of the whole
+        # else parts do not decode to the parts of the whole
+        with jax.default_matmul_precision("highest"):
             z = ae.decode_mean(decoder, values[:size].reshape(-1, ae.CHANNELS), self.linear)
-        return from_z(z, View(header.signs, self.means(values[size:], header.scales), header.scales), selection)
+        means = self.means(values[size:], header.scales)
+        return from_z(z, View(header.signs, means, header.scales), selection)
 
     def means(self, shares: Array, scales: Array) -> Array:
         """Layer means f32[L] from their shares of the scales; zeros if means are not sent."""
@@ -283,6 +309,7 @@ class Ring(NamedTuple):
 
 
 METHOD = Method(
-    "lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None, layers=FIRST_DENSE_LAST_TOP_K,
+    "lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None,
+    layers=FIRST_DENSE_LAST_TOP_K,
     citation=CITATION,
 )  # fmt: skip

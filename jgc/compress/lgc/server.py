@@ -7,7 +7,7 @@ positions and a few exact values.
     n       values of a node's gradient            mu   selected values, at least one per layer
     L       layers                                 m    mu padded to a multiple of 16
     v f32[n]    accumulated gradient of a node     x f32[mu]  v at the selected positions
-    s f32[mu]   signs of x, or the leader's        z f32[m]   normalised x, the autoencoder's input (`View`)
+    s f32[mu]   signs of x, or the leader's        z f32[m]   normalised x (`View`)
 
 Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE
 TNNLS, Sections IV-A, V and VI-A, Algorithm 1, Tables I and II.
@@ -92,7 +92,9 @@ class ParameterServer(NamedTuple):
         config, leader = self.config, self.leader(shared, nodes)
         positions, every, x = self.values(v, leader, selection, nodes)
         trained = shared.autoencoder
-        terms = ae.terms(nodes.count, ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else (1.0, 1.0)
+        terms = 1.0, 1.0
+        if config.autoencoder_loss == "sum":
+            terms = ae.terms(nodes.count, ae.padded(selection.mu))
         weights = config.lambda_reconstruction * terms[0], config.lambda_similarity * terms[1]
         z, innovations = training_input(config, x, leader, selection)
         trained = ae.train(trained, self.optimiser, z, innovations, leader, *weights)[0]
@@ -103,7 +105,9 @@ class ParameterServer(NamedTuple):
             elements=selection.mu,
         )
 
-    def compressed(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
+    def compressed(
+        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
+    ) -> Step:
         """Third phase, Algorithm 1 and equation (16): the leader's code, innovations of all,
         decoded and averaged."""
         weights, leader = shared.autoencoder.weights, self.leader(shared, nodes)
@@ -111,14 +115,18 @@ class ParameterServer(NamedTuple):
         decoded = server.decode(self.config, weights, inbox, selection)  # [K, mu]
         me = comm.node_index(nodes)
         positions = inbox.positions[me]
+        mean = Sparse(inbox.positions, decoded / nodes.count)  # equation (13)
+        sent = decoded[me] if self.config.feedback == "exact" else v[positions]
         return Step(
-            mean=SparseSum(Sparse(inbox.positions, decoded / nodes.count), selection.counts),  # equation (13)
-            sent=Sparse(positions, decoded[me] if self.config.feedback == "exact" else v[positions]),
+            mean=SparseSum(mean, selection.counts),
+            sent=Sparse(positions, sent),
             shared=shared,
             elements=selection.mu,
         )
 
-    def values(self, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array, Array]:
+    def values(
+        self, v: Array, leader: Array, selection: Selection, nodes: Nodes
+    ) -> tuple[Array, Array, Array]:
         """This node's positions i32[mu], all nodes' i32[K, mu], and their values there f32[K,
         mu]."""
         if self.config.positions == "leader":
@@ -143,7 +151,10 @@ class ParameterServer(NamedTuple):
         _, _, x = self.values(v, leader, selection, nodes)
         seen = training_input(self.config, x, leader, selection)
         losses = ae.losses(shared.autoencoder.weights, *seen, leader)
-        return {"autoencoder_reconstruction": losses.reconstruction, "autoencoder_similarity": losses.similarity}
+        return {
+            "autoencoder_reconstruction": losses.reconstruction,
+            "autoencoder_similarity": losses.similarity,
+        }
 
     def figures(
         self, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
@@ -153,7 +164,9 @@ class ParameterServer(NamedTuple):
         return server.figures(self.config, weights, inbox, v, g, leader, selection, nodes)
 
 
-def training_input(config: LgcPs, x: Array, leader: Array, selection: Selection) -> tuple[Array, Array]:
+def training_input(
+    config: LgcPs, x: Array, leader: Array, selection: Selection
+) -> tuple[Array, Array]:
     """z of all nodes' values x f32[K, mu] and their innovations, each f32[K, m]."""
     views = server_views(config, x, leader, selection)
     z = jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
@@ -171,7 +184,8 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
       ValueError: a setting outside its range; the message names it and the valid values.
 
     Example:
-      >>> [(phase.name, phase.start) for phase in lgc_ps(warmup_steps=10, autoencoder_steps=20).schedule]
+      >>> schedule = lgc_ps(warmup_steps=10, autoencoder_steps=20).schedule
+      >>> [(phase.name, phase.start) for phase in schedule]
       [('dense', 0), ('top-k', 10), ('compressed', 30)]
 
     References:

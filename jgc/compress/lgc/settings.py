@@ -49,7 +49,8 @@ class Lgc(Chunked, ErrorFeedback):
 class LgcPs(Lgc):
     """Settings of `lgc_ps`."""
 
-    positions: Literal["leader", "own"] = "own"  # type: ignore[misc]  # a class variable of the base
+    # a class variable of the base
+    positions: Literal["leader", "own"] = "own"  # type: ignore[misc]
     """own: every node selects and sends its own (Algorithm 1); leader: the leader's go to all
     nodes"""
     leader: Literal["fixed", "rotating"] = "fixed"
@@ -100,7 +101,8 @@ def check_common(config: Lgc) -> None:
     rate = config.autoencoder_learning_rate
     if not 0 < rate < float("inf"):
         raise ValueError(f"autoencoder_learning_rate must be finite and positive, got {rate}")
-    check_choices(config, feedback=("exact", "paper"), scale=("layer", "none"), autoencoder_optimizer=("adam", "sgd"),
+    check_choices(config, feedback=("exact", "paper"), scale=("layer", "none"),
+                  autoencoder_optimizer=("adam", "sgd"),
                   autoencoder_loss=("mean", "sum"))  # fmt: skip
     if config.autoencoder_steps == 0:
         check_idle(config, "with autoencoder_steps=0", *_of_learning(config))
@@ -109,7 +111,11 @@ def check_common(config: Lgc) -> None:
 def _of_learning(config: Lgc) -> list[str]:
     """The settings that say how the autoencoder learns. The top-k steps of `autoencoder_steps` need
     none."""
-    names = [field.name for field in dataclasses.fields(config) if field.name.startswith(("autoencoder_", "lambda_"))]
+    names = [
+        field.name
+        for field in dataclasses.fields(config)
+        if field.name.startswith(("autoencoder_", "lambda_"))
+    ]
     return [name for name in names if name != "autoencoder_steps"]
 
 
@@ -117,7 +123,9 @@ def check(config: LgcPs) -> None:
     """Raise ValueError unless all settings of the parameter server are in range."""
     check_common(config)
     if not 0 <= config.innovation <= 1:
-        raise ValueError(f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}")
+        raise ValueError(
+            f"innovation must be in [0, 1] (0.1 sends 10 % of mu), got {config.innovation}"
+        )
     for name in ("lambda_reconstruction", "lambda_similarity"):
         if not 0 <= getattr(config, name) < float("inf"):
             raise ValueError(f"{name} must be finite, 0 or positive, got {getattr(config, name)}")
@@ -127,11 +135,17 @@ def check(config: LgcPs) -> None:
         code_dtype=(*get_args(ValueCode), "none"),
     )  # fmt: skip
     if config.code_dtype == "none" and not (config.fold_signs and config.send_means):
-        raise ValueError("code_dtype='none' needs fold_signs and send_means, or only innovations would be sent")
+        raise ValueError(
+            "code_dtype='none' needs fold_signs and send_means, or only innovations would be sent"
+        )
     if config.innovation == 0:
         check_idle(config, "with innovation=0", "innovation_by", "overwrite")
     if config.code_dtype == "none":
-        check_idle(config, "with code_dtype='none', which has no decoder for innovations to enter", "overwrite")
+        check_idle(
+            config,
+            "with code_dtype='none', which has no decoder for innovations to enter",
+            "overwrite",
+        )
         check_idle(config, "with code_dtype='none'", *_of_learning(config))
         if config.positions == "own":
             check_idle(config, "with code_dtype='none' and own positions", "leader")
@@ -141,7 +155,9 @@ def check_choices(config: Lgc, **choices: tuple[str, ...]) -> None:
     """Raise ValueError unless each of these settings has one of its values."""
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")
+            raise ValueError(
+                f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}"
+            )
 
 
 CITATION = """@article{abrahamyan2021learned,

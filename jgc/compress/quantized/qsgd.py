@@ -120,7 +120,8 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
     if config.error_feedback and config.exchange == "ring" and config.bits == 2:
         raise ValueError(
             "error_feedback with exchange='ring' needs bits of at least 3, got 2: a node's "
-            "residual takes the errors of whole sums, and with three levels they grow from step to step"
+            "residual takes the errors of whole sums, and with three levels they grow from "
+            "step to step"
         )
     levels = levels_of(config.bits, config.bucket, config.norm, nearest=config.error_feedback)
     return quantized(levels, config)
