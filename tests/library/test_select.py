@@ -70,6 +70,7 @@ def test_sequential_scatter_equals_one_scatter_bit_for_bit(shape, monkeypatch):
 def test_positions_of_a_gpu_are_distinct(monkeypatch):
     """What is dropped lies past the end, at distinct positions: a scatter may rely on it that none is there twice."""
     monkeypatch.setattr(entries, "backend", lambda: "gpu")
+    monkeypatch.delenv("JGC_PLAIN", raising=False)  # plain references promise nothing
     sparse = Unordered(jnp.array([4, 9, 2, 9, 5, 7]), jnp.arange(1.0, 7.0))
     at, unique, ascend = entries._promises(sparse, 5)
     assert unique and not ascend
