@@ -1,12 +1,13 @@
 """Arrays of several shapes, those of one shape stacked: a program then grows with the shapes, not with the layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from jgc.backend import backend
+from jgc.layout.pack import Layer, Layers
 from jgc.types import Array
 
 
@@ -73,3 +74,19 @@ def in_fewer(batches: Batches) -> Batches:
         taller = [jnp.pad(batches.arrays[i], ((0, 0), (0, height - sizes[i][1]), (0, 0))) for i in members]
         arrays.append(jnp.concatenate(taller))
     return Batches(arrays, [(found[b][0], found[b][1] + i) for b, i in batches.places])
+
+
+def searched_together(layers: Layers, shape: Callable[[Layer], Hashable]) -> list[Layers]:
+    """Layers of equal shape in one batch; on CPU each by itself, which runs faster.
+
+    Example:
+      >>> layers = (Layer("a", 0, 4, (4,)), Layer("b", 4, 4, (4,)))
+      >>> len(searched_together(layers, lambda layer: layer.shape))
+      2
+    """
+    if backend() == "cpu":
+        return [(layer,) for layer in layers]
+    batches: dict[Hashable, list[Layer]] = {}
+    for layer in layers:  # XLA for TPU takes two seconds to compile a search
+        batches.setdefault(shape(layer), []).append(layer)
+    return [tuple(batch) for batch in batches.values()]

@@ -1,1 +1,1 @@
-"""The values that a node sends: the largest of each layer or of every chunk, and their positions."""
+"""The values that a node sends: the largest of each layer or of every chunk, and positions."""

@@ -1,13 +1,14 @@
 """The k largest values of every chunk of neighbouring values of a layer: made for accelerators.
 
-Exact top-k of a layer of n values needs several passes over all n or a long sort. Chunks need neither:
-each is a row of one matrix [chunks, 4096], and one search takes all rows at once. Sizes are static,
-and no chunk waits for another.
+Exact top-k of a layer of n values needs several passes over all n or a long sort. Chunks need
+neither: each is a row of one matrix [chunks, 4096], and one search takes all rows at once. Sizes
+are static, and no chunk waits for another.
 
-Chunks are cut within layers, and a layer's last chunk may be shorter. A layer smaller than a chunk is
-one chunk; biases and norms are one layer. So a layer's number of values is known, as for exact top-k:
-scales of value codes, `min_values` and shards need no other rule. A chunk across two layers would send
-nearly nothing of the layer with the smaller gradients. The cost is one shorter chunk a layer.
+Chunks are cut within layers, and a layer's last chunk may be shorter. A layer smaller than a chunk
+is one chunk; biases and norms are one layer. So a layer's number of values is known, as for exact
+top-k: scales of value codes, `min_values` and shards need no other rule. A chunk across two layers
+would send nearly nothing of the layer with the smaller gradients. The cost is one shorter chunk a
+layer.
 
 Positions travel as indices within their chunk, log2(4096) = 12 bits, if a chunk sends at most 4
 values; else in Elias-Fano code over all layers, which then is shorter:
@@ -18,8 +19,8 @@ values; else in Elias-Fano code over all layers, which then is shorter:
                 64        12.0           8.0                      7.4      8.0
 
 Indices pack and unpack without a scatter or gather, which are slow on TPUs. At 4 of 4,096 only the
-order of a chunk's indices is wasted, log2(4!) / 4 = 1.1 bits a position: one of the C(4096, 4) choices
-would take 44 bits, not 48, and arithmetic of 64 bits.
+order of a chunk's indices is wasted, log2(4!) / 4 = 1.1 bits a position: one of the C(4096, 4)
+choices would take 44 bits, not 48, and arithmetic of 64 bits.
 """
 
 from functools import lru_cache
@@ -64,7 +65,7 @@ class Chunks(NamedTuple):
 
 
 def check_chunk(alpha: float, chunk: int) -> None:
-    """Raise ValueError unless chunk is a power of two, 16 to 65,536, and alpha one of its values."""
+    """Raise ValueError unless chunk is a power of two, 16 to 65,536, and alpha selects in it."""
     if not 16 <= chunk <= _LONGEST or chunk & (chunk - 1):
         raise ValueError(f"chunk must be a power of two from 16 to {_LONGEST}, got {chunk}")
     if alpha * chunk < 1:
@@ -194,9 +195,9 @@ def largest_of_rows(rows: Array, k: int) -> Array:
     """Where the k largest values of every row are, i32[rows, k], largest first.
 
     Ties go to the lower position. On TPU `lax.top_k`: of the ways tried it has the fewest cycles
-    (docs/results/chunks.md). On CPU it takes 13 ns a value. So there are two searches in fewer values:
-    for the k blocks of b neighbours with the largest maxima, which hold the k largest values (see
-    `jgc.selection.top_k`), and in these.
+    (docs/results/chunks.md). On CPU it takes 13 ns a value. So there are two searches in fewer
+    values: for the k blocks of b neighbours with the largest maxima, which hold the k largest
+    values (see `jgc.selection.top_k`), and in these.
 
     Example:
       >>> largest_of_rows(jnp.array([[1.0, 4.0, 3.0, 4.0]]), 2)
@@ -207,8 +208,8 @@ def largest_of_rows(rows: Array, k: int) -> Array:
     if plain():
         return lax.top_k(rows, k)[1]
     if backend() != "cpu" or b == 1:
-        # The barrier keeps XLA on TPU from copying all rows into the layout that a later sort of the
-        # indices wants.
+        # The barrier keeps XLA on TPU from copying all rows into the layout that a later sort of
+        # the indices wants.
         return lax.optimization_barrier(lax.top_k(rows, k)[1].reshape(-1)).reshape(-1, k)
     # Two stages, the first over an axis that leaves 8 neighbours: XLA on CPU vectorises only that.
     lanes = lax.optimization_barrier(jnp.max(rows.reshape(-1, b // 8, 8), 1))
@@ -228,8 +229,8 @@ def largest_in_rows(x: Array, k: int) -> Array:
       >>> largest_in_rows(jnp.array([[1.0, -4.0, 3.0, 4.0]]), 2)
       Array([[1, 3]], dtype=int32)
     """
-    # XLA for GPU leaves NaN out if k <= 16 and a row has 1,024 floats or more; of integers it leaves
-    # out nothing.
+    # XLA for GPU leaves NaN out if k <= 16 and a row has 1,024 floats or more; of integers it
+    # leaves out nothing.
     magnitudes = bits_of(x) if plain() or backend() == "gpu" else jnp.abs(x)
     return jnp.sort(lax.top_k(magnitudes, k)[1], axis=1)
 

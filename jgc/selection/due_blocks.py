@@ -1,18 +1,20 @@
-"""Blocks of neighbouring values that are due: a step searches a few of them, and nodes learn how often each is due.
+"""Blocks of neighbouring values that are due: a step searches a few, and nodes learn which.
 
-A value waits for hundreds of steps until it is among the largest, and need not be looked at in all of them. So a step
-searches a few blocks of each layer, the most due ones, the same on all nodes. A position then is one among the values
-of these blocks: with 64 candidates for each value sent it takes 8 bits, however long the vector is.
+A value waits for hundreds of steps until it is among the largest, and need not be looked at in all
+of them. So a step searches a few blocks of each layer, the most due ones, the same on all nodes. A
+position then is one among the values of these blocks: with 64 candidates for each value sent it
+takes 8 bits, however long the vector is.
 
-All nodes receive all positions, and so learn alike how often values of a block are sent. A block is due in proportion:
-when about as many of its values should have become large as of any other. In turns of equal length, values that are
-sent often would wait longer; what that costs is on docs/results/learned_positions. Every block counts for one value and
-a quarter of its layer's mean more than was sent of it: so one value more or less does not decide at first, and the turn
-of all comes. Rates and turns are integers: nodes hold the same bits in every layout.
+All nodes receive all positions, and so learn alike how often values of a block are sent. A block is
+due in proportion: when about as many of its values should have become large as of any other. In
+turns of equal length, values that are sent often would wait longer; what that costs is on
+docs/results/learned_positions. Every block counts for one value and a quarter of its layer's mean
+more than was sent of it: so one value more or less does not decide at first, and the turn of all
+comes. Rates and turns are integers: nodes hold the same bits in every layout.
 
     rates = first(layers)
     blocks = due(rates, cut)                      # i32[m], ascending within each layer
-    rates = after(rates, blocks, sent, cut, K)    # sent: i32[K, k], the block of each position that the nodes sent
+    rates = after(rates, blocks, sent, cut, K)    # sent: i32[K, k], the block of each position
 """
 
 from functools import lru_cache
@@ -51,10 +53,11 @@ class Cut(NamedTuple):
     """The blocks of all layers. Static.
 
     Attributes:
-      starts, ends: i32[blocks], where each block is in the vector; a layer's last one may be shorter.
+      starts, ends: i32[blocks], where each block is in the vector; a layer's last may be shorter.
       searched: the blocks of each layer, and how many of them a step searches.
-      selected: the values of these in a row, a block after the other, and how many of them a step sends.
-      mean: i32[blocks], how many values one node sends of a block in a step, the mean of the layer, in 2^-12.
+      selected: the values of these in a row, block after block, and how many a step sends.
+      mean: i32[blocks], how many values a node sends of a block in a step, the mean of the layer,
+        in 2^-12.
     """
 
     starts: np.ndarray
@@ -71,11 +74,12 @@ class Cut(NamedTuple):
 
 @lru_cache
 def cut_in_blocks(layers: Layers, counts: tuple[int, ...], candidates: int) -> Cut:
-    """The blocks of these layers, which send so many values each, out of `candidates` for each value sent.
+    """The blocks of these layers, which send `counts` values, of `candidates` for each of them.
 
     Example:
       >>> from jgc.layout.pack import Layer
-      >>> cut_in_blocks((Layer("a", 0, 1000, (10, 100)), Layer("b", 1000, 40, (40,))), (2, 1), 64).searched
+      >>> layers = (Layer("a", 0, 1000, (10, 100)), Layer("b", 1000, 40, (40,)))
+      >>> cut_in_blocks(layers, (2, 1), 64).searched
       (Range(start=0, size=125, k=16), Range(start=125, size=5, k=5))
     """
     starts: list[np.ndarray] = []
@@ -91,7 +95,13 @@ def cut_in_blocks(layers: Layers, counts: tuple[int, ...], candidates: int) -> C
         starts.append(blocks)
         ends.append(np.minimum(blocks + BLOCK, layer.start + layer.size).astype(np.int32))
         mean.append(np.full(blocks.size, max(1, 2**12 * count // blocks.size), np.int32))
-    return Cut(np.concatenate(starts), np.concatenate(ends), tuple(searched), tuple(selected), np.concatenate(mean))
+    return Cut(
+        np.concatenate(starts),
+        np.concatenate(ends),
+        tuple(searched),
+        tuple(selected),
+        np.concatenate(mean),
+    )
 
 
 def first(layers: Layers) -> Rates:
@@ -101,15 +111,17 @@ def first(layers: Layers) -> Rates:
 
 
 def due(rates: Rates, cut: Cut) -> Array:
-    """The blocks to search, i32[m]: of each layer those most due, ascending; ties go to the lower block."""
-    # Not by sorting, for a large part of the blocks is due: on CPU that would take six times as long.
+    """The blocks to search, i32[m]: the most due of each layer, ascending; ties to the lower."""
+    # Not by sorting, for a large part of the blocks is due: on CPU that would take six times as
+    # long.
     return largest_in_ranges(rates.due.astype(jnp.float32), cut.searched, blocks=True)
 
 
 def after(rates: Rates, blocks: Array, sent: Array, cut: Cut, nodes: int) -> Rates:
-    """The rates after a step that searched `blocks` i32[m], and in which nodes sent values of the blocks i32[K, k]."""
+    """The rates after a step that searched `blocks` i32[m]; nodes sent values of i32[K, k]."""
     rate, steps = _faded(rates.rate).at[sent.reshape(-1)].add(_UNIT), _faded(rates.steps) + _UNIT
-    return Rates(rate, rates.due.at[blocks].set(0) + rate + _UNIT + _mean_rates(steps, cut, nodes) // 4, steps)
+    prior = _UNIT + _mean_rates(steps, cut, nodes) // 4  # so that the turn of every block comes
+    return Rates(rate, rates.due.at[blocks].set(0) + rate + prior, steps)
 
 
 def _mean_rates(steps: Array, cut: Cut, nodes: int) -> Array:
@@ -125,7 +137,7 @@ def _faded(rate: Array) -> Array:
 
 
 def candidates_of(v: Array, blocks: Array, cut: Cut) -> Array:
-    """The values of blocks i32[m] in a row, f32[m BLOCK]; zeros behind the end of a shorter block."""
+    """The values of blocks i32[m] in a row, f32[m BLOCK]; zeros behind a shorter block."""
     at = jnp.asarray(cut.starts)[blocks][:, None] + np.arange(BLOCK, dtype=np.int32)
     values = entries_at(v, jnp.minimum(at, v.size - 1))
     values = jnp.where(at < jnp.asarray(cut.ends)[blocks][:, None], values, 0).reshape(-1)
@@ -133,7 +145,7 @@ def candidates_of(v: Array, blocks: Array, cut: Cut) -> Array:
 
 
 def positions_of(chosen: Array, blocks: Array, cut: Cut, n: int) -> Array:
-    """The positions in v f32[n] of candidates i32[...], given where they are in that row; n for one behind an end."""
+    """Positions in v f32[n] of places i32[...] in the row of candidates; n behind a block's end."""
     block = blocks[chosen // BLOCK]
     at = jnp.asarray(cut.starts)[block] + chosen % BLOCK
     return jnp.where(at < jnp.asarray(cut.ends)[block], at, n)

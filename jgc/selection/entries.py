@@ -56,7 +56,7 @@ def entries_at(x: Array, i: Array) -> Array:
 
 
 def scatter(sparse: Sparse, n: int) -> Array:
-    """The entries in a vector of zeros, f32[n]. Values at equal positions (of several nodes) add up."""
+    """The entries in a vector of zeros, f32[n]. Values at equal positions add up."""
     return added(jnp.zeros_like(sparse.values, shape=(n,)), sparse)
 
 
@@ -74,9 +74,10 @@ def added(x: Array, more: Array | Sparse) -> Array:
         )  # fmt: skip
     if backend() == "cpu":  # which adds one after another, node after node
         return added(x, Unordered(*(part.reshape(-1) for part in more)))
-    # One node after another: a GPU adds values at equal positions in any order, but all devices need
-    # equal sums, and for a TPU the positions of all nodes together would have to be sorted. The first
-    # node is outside of the loop: into zeros, XLA for TPU then makes these and the scatter in one pass.
+    # One node after another: a GPU adds values at equal positions in any order, but all devices
+    # need equal sums, and for a TPU the positions of all nodes together would have to be sorted.
+    # The first node is outside of the loop: into zeros, XLA for TPU then makes these and the
+    # scatter in one pass.
     nodes = type(more)(_by_nodes(more.positions, _PAST_ALL), _by_nodes(more.values, 0))
 
     def add(i, x):
@@ -121,9 +122,9 @@ def _promises(sparse: Sparse, n: int) -> tuple[Array, bool, bool]:
     at, ascend = sparse.positions, not isinstance(sparse, Unordered)
     if backend() != "gpu":
         return at, False, ascend
-    # XLA for GPU adds without atomics if no position is there twice; other backends gain nothing. So
-    # those past the end of f32[n], which are dropped, must differ, too. Past the end of int32 they wrap
-    # around to negative positions, which are dropped as well.
+    # XLA for GPU adds without atomics if no position is there twice; other backends gain nothing.
+    # So those past the end of f32[n], which are dropped, must differ, too. Past the end of int32
+    # they wrap around to negative positions, which are dropped as well.
     return jnp.where(at < n, at, n + jnp.arange(at.size, dtype=at.dtype)), True, ascend
 
 
@@ -142,8 +143,8 @@ def scatter_layers(total: SparseSum, layers: Layers) -> Array:
     parts = []
     for i, (layer, size) in enumerate(zip(layers, sizes, strict=True)):
         first_entry, start = numbers[i], numbers[len(layers) + i]
-        # A window of entries that holds the layer's. Entries of other layers lie outside of the layer,
-        # for positions ascend from layer to layer, and are dropped.
+        # A window of entries that holds the layer's. Entries of other layers lie outside of the
+        # layer, for positions ascend from layer to layer, and are dropped.
         at, x = (dynamic_part(entries, first_entry, size) for entries in (positions, values))
         # Zeros, but XLA cannot know it: it would build equal constants once, and then copy them.
         zeros = jnp.full((layer.size,), jnp.minimum(first_entry, 0).astype(x.dtype))

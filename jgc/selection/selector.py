@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.layout.pack import Layers, values_of
+from jgc.layout.pack import Layers, values_of, whole
 from jgc.selection.chunks import (
     CHUNK,
     check_chunk,
@@ -48,13 +48,13 @@ def make_selector(
     Args:
       alpha: share of the values, in (0, 1].
       min_values: least number of values of each layer.
-      selection: "layer": the largest of each layer, exactly; "chunks": of every chunk of each layer.
+      selection: "layer": the largest of each layer, exactly; "chunks": of every chunk of a layer.
       chunk: values of a chunk.
 
     Raises:
-      ValueError: alpha outside (0, 1], min_values below 1, an unknown selection; for chunks, a length
-        that is not a power of two from 16 to 65,536, or alpha below one value of a chunk; a chunk
-        without selection="chunks".
+      ValueError: alpha outside (0, 1], min_values below 1, an unknown selection; for chunks, a
+        length that is not a power of two from 16 to 65,536, or alpha below one value of a chunk; a
+        chunk without selection="chunks".
 
     Example:
       >>> from jgc.layout.pack import Layer
@@ -75,22 +75,45 @@ def make_selector(
 
 
 class ByLayer(NamedTuple):
-    """The k largest values of each layer, exactly; positions in Elias-Fano code."""
+    """The k largest values of each layer, exactly; positions in Elias-Fano code.
+
+    k is the share alpha of a layer, but at least `min_values`, or all it has. Ties go to the lower
+    position, so that nodes with equal values select the same.
+
+    Example:
+      >>> from jgc.layout.pack import Layer
+      >>> layers = (Layer("a", 0, 5000, (50, 100)), Layer("b", 5000, 20, (20,)))
+      >>> ByLayer(0.001).counts(layers)
+      (5, 1)
+    """
 
     alpha: float
     min_values: int = 1
 
     def counts(self, layers: Layers) -> tuple[int, ...]:
-        return counts_per_layer(layers, self.alpha, self.min_values)
+        least = self.min_values
+        return tuple(min(x.size, max(least, round(self.alpha * x.size))) for x in layers)
 
     def positions(self, v: Array, layers: Layers) -> Array:
-        return top_positions(v, layers, self.counts(layers))
+        counts = self.counts(layers)
+        ranges = [Range(x.start, x.size, k) for x, k in zip(layers, counts, strict=True)]
+        return largest_in_ranges(v, ranges)
 
     def pack(self, positions: Array, layers: Layers) -> Array:
         return elias_fano.encode(positions, values_of(layers))
 
     def unpack(self, packed: Array, layers: Layers) -> Array:
         return elias_fano.decode(packed, values_of(layers), sum(self.counts(layers)))
+
+
+class OverAllLayers(ByLayer):
+    """The k largest values of all layers together."""
+
+    def counts(self, layers: Layers) -> tuple[int, ...]:
+        return super().counts((whole(values_of(layers)),) if layers else ())
+
+    def positions(self, v: Array, layers: Layers) -> Array:
+        return super().positions(v, (whole(values_of(layers)),) if layers else ())
 
 
 class ByChunk(NamedTuple):
@@ -123,33 +146,6 @@ def check_min_values(min_values: int) -> None:
     """Raise ValueError unless min_values is at least 1."""
     if min_values < 1:
         raise ValueError(f"min_values must be at least 1, got {min_values}")
-
-
-def counts_per_layer(layers: Layers, alpha: float, min_values: int = 1) -> tuple[int, ...]:
-    """How many values each layer sends: a share alpha, but at least `min_values` (or all it has).
-
-    Example:
-      >>> from jgc.layout.pack import Layer
-      >>> layers = (Layer("a", 0, 5000, (50, 100)), Layer("b", 5000, 20, (20,)))
-      >>> counts_per_layer(layers, 0.001)
-      (5, 1)
-    """
-    return tuple(min(layer.size, max(min_values, round(alpha * layer.size))) for layer in layers)
-
-
-def top_positions(v: Array, layers: Layers, counts: tuple[int, ...]) -> Array:
-    """Positions of the entries of largest magnitude of each layer, ascending, i32[mu].
-
-    Ties go to the lower position, so that nodes with equal values select the same.
-
-    Args:
-      v: f32[n].
-      layers: ranges of v.
-      counts: entries to take from each range; mu is their sum.
-    """
-    return largest_in_ranges(
-        v, [Range(layer.start, layer.size, k) for layer, k in zip(layers, counts, strict=True)]
-    )
 
 
 def layer_means(x: Array, counts: tuple[int, ...]) -> Array:

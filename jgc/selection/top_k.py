@@ -27,7 +27,7 @@ from jgc.types import Array
 
 
 def largest_positions(values: Array, k: int) -> Array:
-    """Positions of the k entries of largest magnitude, ascending, i32[k]; ties to the lower position.
+    """Positions of the k entries of largest magnitude, ascending, i32[k]; ties to the lower.
 
     NaN counts as larger than infinity; 0.0 and -0.0 are equal.
 

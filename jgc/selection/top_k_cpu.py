@@ -4,8 +4,8 @@ Non-negative floats have the order of their bits, so `_kth_largest` finds the k-
 bit: it counts how many values reach each candidate. `_largest_of_parts` then marks all values above
 it, and the first of those that equal it, in a bitmap; the positions of its ones are the result.
 
-Parts of a vector lie one after the other in whole groups of `GROUP` values, padded behind. Constants
-have one entry a group, not a value: XLA takes a second for each of millions of entries.
+Parts of a vector lie one after the other in whole groups of `GROUP` values, padded behind.
+Constants have one entry a group, not a value: XLA takes a second for each of millions of entries.
 """
 
 from collections.abc import Sequence
@@ -34,10 +34,12 @@ def largest_on_cpu(values: Array, ranges: Sequence[Range], blocks: bool = False)
     ]
     long = [x for x, kind in zip(ranges, kinds, strict=True) if kind == "blocks"]
     if long and not blocks:
-        # A short range joins the long ones, unless their blocks would become smaller: less to compile.
+        # A short range joins the long ones, unless their blocks would become smaller: that compiles
+        # less.
         b = block_of(long)
-        joins = [kind == "sort" and block_of([x]) >= b for x, kind in zip(ranges, kinds, strict=True)]
-        kinds = ["blocks" if join else kind for join, kind in zip(joins, kinds, strict=True)]
+        for i, x in enumerate(ranges):
+            if kinds[i] == "sort" and block_of([x]) >= b:
+                kinds[i] = "blocks"
     by_kind = {
         kind: [x for x, other in zip(ranges, kinds, strict=True) if other == kind] for kind in kinds
     }
@@ -175,9 +177,9 @@ def _block_maxima(values: Array, ranges: Sequence[Range], b: int) -> Array:
     for start, end in _runs(ranges, b * GROUP):
         x = values[start:end]
         whole, lanes = x.size // b * b, min(b, LANES)
-        # Two stages, the first over an axis that leaves lanes of 8 neighbours: XLA on CPU vectorises
-        # only that, and without the barrier fuses both. It reads the n values as fast as `max(abs)`:
-        # 9 ms of processor time, not 27, for 25.6M.
+        # Two stages, the first over an axis that leaves lanes of 8 neighbours: XLA on CPU
+        # vectorises only that, and without the barrier fuses both. It reads the n values as fast as
+        # `max(abs)`: 9 ms of processor time, not 27, for 25.6M.
         rows = jnp.max(bits_of(x[:whole]).reshape(-1, b // lanes, lanes), 1) if b > 1 else None
         maxima = bits_of(x) if rows is None else jnp.max(lax.optimization_barrier(rows), 1)
         if whole < x.size:
@@ -221,7 +223,7 @@ def _largest_of_parts(bits: Array, owner: Array, starts: Array, counts: Sequence
     rows = bits.reshape(-1, LANES, 32)
     least = _of_owner(threshold[:, None], owner)[:, :, None]
     above, equal = bitmap(rows > least), bitmap(rows == least)
-    ones = lax.population_count(jnp.stack([above, equal])).astype(jnp.int32)  # in every word
+    ones = jnp.stack([lax.population_count(x).astype(jnp.int32) for x in (above, equal)])
     upto = running_sum(ones)
     before = (upto - ones)[:, starts // 32]  # in all parts before each part
     total = jnp.diff(before[0], append=upto[0, -1])

@@ -1,13 +1,13 @@
 """`largest_in_ranges` on GPUs: a few short kernels that the host never waits for.
 
-Parts of a vector lie one after the other in rows of equal length. The k-th largest value of each part
-is found digit by digit: a pass reads every value once, counts the 16 values of the next digit in each
-row, adds the counts of each part's rows, and picks the digit. XLA knows the number of passes, so that
-the host reads no condition back.
+Parts of a vector lie one after the other in rows of equal length. The k-th largest value of each
+part is found digit by digit: a pass reads every value once, counts the 16 values of the next digit
+in each row, adds the counts of each part's rows, and picks the digit. XLA knows the number of
+passes, so that the host reads no condition back.
 
 Of many values, `jgc.selection.top_k`'s two steps: search the maxima of blocks of b neighbours, then
-the values of the kept blocks. Of few values, or where nearly all blocks would be kept, one search of
-all values.
+the values of the kept blocks. Of few values, or where nearly all blocks would be kept, one search
+of all values.
 """
 
 from collections.abc import Sequence
@@ -139,7 +139,7 @@ def largest_on_gpu(values: Array, ranges: Sequence[Range], b: int | None = None)
     before = np.cumsum(kept_counts) - kept_counts
     slots = kept.length // b
     slot = jnp.arange(kept.owner.size * slots, dtype=jnp.int32).reshape(-1, slots)
-    number = slot + kept.of(before - kept.start // b)  # of a kept block; behind its part's last, any
+    number = slot + kept.of(before - kept.start // b)  # of a kept block; any behind a part's last
     first = b * entries_at(blocks, jnp.minimum(number, blocks.size - 1)) + kept.of(shift)
     is_used = number < kept.of(before + kept_counts)
     inside = _values_at(values, first, jnp.where(is_used, kept.of(end), 0), b)

@@ -9,8 +9,8 @@ rows of 128 neighbouring values:
 2. Keep the k largest values of these rows.
 
 Where k rows would be half of the values or more, the second step takes all values. Both steps are
-`_largest`: it finds the k-th largest digit by digit, counts in every row how many values are chosen,
-and finds the row and the lane of the i-th chosen value by comparing counts, 128 at once.
+`_largest`: it finds the k-th largest digit by digit, counts in every row how many values are
+chosen, and finds the row and the lane of the i-th chosen value by comparing counts, 128 at once.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ def _gathered(
     numbers: Array,
     chunks: Sequence[int],
 ) -> Array:
-    """Rows of the ranges by their numbers i32[size, chunks] within a range: f32[size, chunks, 128]."""
+    """Rows of the ranges by their numbers i32[size, chunks] in a range: f32[size, chunks, 128]."""
     whole = values[: values.size // LANES * LANES].reshape(-1, LANES)
     parts, at = [], 0
     # Neighbouring ranges of whole rows are gathered at once, from the vector itself: no copy, and a

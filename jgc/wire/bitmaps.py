@@ -88,23 +88,16 @@ def running_sum(x: Array) -> Array:
     if plain() or backend() != "cpu":
         return jnp.cumsum(x, -1, dtype=x.dtype)
     # On CPU `cumsum` is slower than log2(n) additions in a loop, and takes longer to compile.
-    n = x.shape[-1]
-    if n <= _ROW**3:
-        return _doubled_sums(x)
-    rows = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -n % _ROW)])
-    inside = _doubled_sums(rows.reshape(*x.shape[:-1], -1, _ROW))
-    ends = inside[..., -1]
-    sums = inside + (running_sum(ends) - ends)[..., None]
-    return sums.reshape(*x.shape[:-1], -1)[..., :n]
+    n, axes = x.shape[-1], [(0, 0)] * (x.ndim - 1)
+    if n > _ROW**3:  # more than the cache holds: the sums of rows, and then within rows
+        rows = jnp.pad(x, [*axes, (0, -n % _ROW)]).reshape(*x.shape[:-1], -1, _ROW)
+        inside = running_sum(rows)
+        ends = inside[..., -1]
+        sums = inside + (running_sum(ends) - ends)[..., None]
+        return sums.reshape(*x.shape[:-1], -1)[..., :n]
 
-
-def _doubled_sums(x: Array) -> Array:
-    """The sums up to each value: turn i makes sums of 2^(i+1) values from sums of 2^i."""
-    n = x.shape[-1]
-
-    def add(i, x):
-        longer = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(n, 0)])
-        start = n - (1 << i)
+    def add(i, x):  # turn i makes sums of 2^(i+1) values from sums of 2^i
+        longer, start = jnp.pad(x, [*axes, (n, 0)]), n - (1 << i)
         return x + lax.dynamic_slice_in_dim(longer, start, n, -1, allow_negative_indices=False)
 
     return lax.fori_loop(0, (n - 1).bit_length(), add, x)

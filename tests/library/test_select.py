@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from jgc.layout.pack import Layer, whole
 from jgc.selection import entries
 from jgc.selection.entries import Sparse, Unordered, cleared, scatter
-from jgc.selection.selector import ByLayer, check_alpha, counts_per_layer, top_positions
+from jgc.selection.selector import ByLayer, check_alpha
 
 LAYERS = (Layer("a", 0, 5, (5,)), Layer("b", 5, 1, (1,)), Layer("c", 6, 12, (12,)))
 vectors = st.lists(st.integers(-3, 3), min_size=18, max_size=18)  # small integers: many ties
@@ -17,22 +17,22 @@ vectors = st.lists(st.integers(-3, 3), min_size=18, max_size=18)  # small intege
 
 @given(vectors, st.sampled_from([0.01, 0.2, 0.5, 1.0]))
 def test_top_positions_match_numpy_with_ties_to_lower_position(values, alpha):
-    v, counts = np.array(values, np.float32), counts_per_layer(LAYERS, alpha)
+    v, selector = np.array(values, np.float32), ByLayer(alpha)
     expected = []
-    for layer, count in zip(LAYERS, counts, strict=True):
+    for layer, count in zip(LAYERS, selector.counts(LAYERS), strict=True):
         order = np.argsort(-np.abs(v[layer.start : layer.start + layer.size]), kind="stable")
         expected += (layer.start + np.sort(order[:count])).tolist()
-    assert jax.jit(lambda v: top_positions(v, LAYERS, counts))(v).tolist() == expected
+    assert jax.jit(lambda v: selector.positions(v, LAYERS))(v).tolist() == expected
 
 
 def test_nothing_is_selected_of_no_layers():
-    assert top_positions(jnp.zeros(0), (), ()).shape == (0,)
+    assert ByLayer(0.1).positions(jnp.zeros(0), ()).shape == (0,)
 
 
 @given(st.lists(st.integers(1, 10**7), max_size=5), st.floats(1e-6, 1.0), st.integers(1, 50))
 def test_every_layer_sends_its_share_and_at_least_the_minimum(sizes, alpha, least):
     layers = tuple(whole(size, str(i)) for i, size in enumerate(sizes))
-    for count, size in zip(counts_per_layer(layers, alpha, least), sizes, strict=True):
+    for count, size in zip(ByLayer(alpha, least).counts(layers), sizes, strict=True):
         assert min(least, size) <= count <= size
         assert count in (least, size) or abs(count - alpha * size) <= 0.5
 
@@ -70,6 +70,7 @@ def test_sequential_scatter_equals_one_scatter_bit_for_bit(shape, monkeypatch):
 def test_positions_of_a_gpu_are_distinct(monkeypatch):
     """What is dropped lies past the end, at distinct positions: a scatter may rely on it that none is there twice."""
     monkeypatch.setattr(entries, "backend", lambda: "gpu")
+    monkeypatch.delenv("JGC_PLAIN", raising=False)  # plain references promise nothing
     sparse = Unordered(jnp.array([4, 9, 2, 9, 5, 7]), jnp.arange(1.0, 7.0))
     at, unique, ascend = entries._promises(sparse, 5)
     assert unique and not ascend

@@ -14,7 +14,9 @@ from jgc.compress.lgc.settings import Lgc, LgcPs
 from jgc.layout.pack import Layer, Layers, layer_ids
 from jgc.selection.chunks import largest_in_rows
 from jgc.selection.entries import replaced
-from jgc.selection.selector import Selector, counts_per_layer, layer_means, top_positions
+from jgc.selection.ranges import Range
+from jgc.selection.selector import ByLayer, Selector, layer_means
+from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Array
 
 
@@ -65,7 +67,7 @@ def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]
         return (int(config.innovation * selection.mu),)
     if not config.innovation:
         return (0,) * len(selection.counts)
-    return counts_per_layer(_selected(selection), config.innovation)
+    return ByLayer(config.innovation).counts(_selected(selection))
 
 
 def _selected(selection: Selection) -> Layers:
@@ -116,7 +118,9 @@ def from_z(z: Array, view: View, selection: Selection) -> Array:
 def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection) -> Array:
     """Indices of the selected values that a node sends exactly, i32[innovations], ascending."""
     if config.innovation_by == "layer":
-        return top_positions(x, _selected(selection), innovations_by_layer(config, selection))
+        counts = innovations_by_layer(config, selection)
+        layers = zip(_selected(selection), counts, strict=True)
+        return largest_in_ranges(x, [Range(layer.start, layer.size, k) for layer, k in layers])
     explained = view.signs * view.means[selection.ids] if config.innovation_by == "error" else 0.0
     (count,) = innovations_by_layer(config, selection)
     return largest_in_rows((x - explained)[None], count)[0]

@@ -1,6 +1,7 @@
 """DeMo: decoupled momentum. Each node sends the largest DCT coefficients of its momentum.
 
-On each node, with m its momentum and g its gradient, for every chunk of 64 x 64 values of each layer's matrix:
+On each node, with m its momentum and g its gradient, for every chunk of 64 x 64 values of each
+layer's matrix:
 
     m = beta m + g
     q = the k largest coefficients of DCT(m)            sent
@@ -9,25 +10,28 @@ On each node, with m its momentum and g its gradient, for every chunk of 64 x 64
 
 The part of m that is not sent stays in m and fades with beta: momentum and residual are one vector.
 
-Source: Peng, Quesnelle, Kingma 2024, "DeMo: Decoupled Momentum Optimization", Algorithm 1 and Section 3.
+Source: Peng, Quesnelle, Kingma 2024, "DeMo: Decoupled Momentum Optimization", Algorithm 1 and
+Section 3.
 
 Differs from the paper
-  1. Chunks at the edges of a matrix are padded with zeros; the authors' code takes the largest divisor of each
-     dimension below 64. A dimension below 64 is one chunk. `k` is for a full chunk of 64 x 64 values; a smaller chunk
-     sends the same share, at least one coefficient.
-  2. A kernel with more than two dimensions is the matrix [product of the others, outputs]. Biases and norms form one
-     vector, in chunks of 64.
+  1. Chunks at the edges of a matrix are padded with zeros; the authors' code takes the largest
+     divisor of each dimension below 64. A dimension below 64 is one chunk. `k` is for a full chunk
+     of 64 x 64 values; a smaller chunk sends the same share, at least one coefficient.
+  2. A kernel with more than two dimensions is the matrix [product of the others, outputs]. Biases
+     and norms form one vector, in chunks of 64.
   3. Positions travel in Elias-Fano code, and are counted.
-  4. The learning rate is the optimiser's, which must have no momentum: it comes after the sign, and a falling rate does
-     not make older momentum weigh more, as it does where m adds up rate * g. A sign has a size, `magnitude`.
-  5. Weight decay is the optimiser's. Coupled to the gradient it goes through momentum and sign; the paper's does not.
-  6. The mean of a coefficient is over all nodes. The authors' code takes it over the nodes that sent it, so that its
-     coefficients are up to K times larger where nodes choose different ones.
+  4. The learning rate is the optimiser's, which must have no momentum: it comes after the sign, and
+     a falling rate does not make older momentum weigh more, as it does where m adds up rate * g. A
+     sign has a size, `magnitude`.
+  5. Weight decay is the optimiser's. Coupled to the gradient it goes through momentum and sign; the
+     paper's does not.
+  6. The mean of a coefficient is over all nodes. The authors' code takes it over the nodes that
+     sent it, so that its coefficients are up to K times larger where nodes choose different ones.
 """
 
 import dataclasses
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -37,9 +41,9 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.backend import backend
 from jgc.compress.registry import Method, settings_of
 from jgc.compress.unused_settings import check_idle
+from jgc.layout.batches import searched_together
 from jgc.layout.opaque import each
 from jgc.layout.pack import Layer
 from jgc.method.compose import Codec, compose
@@ -75,8 +79,8 @@ def demo(config: Demo | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: decay outside (0, 1), a magnitude that is not positive, chunk below 1, k below 1 or above
-        chunk * chunk.
+      ValueError: decay outside (0, 1), a magnitude that is not positive, chunk below 1, k below 1
+        or above chunk * chunk.
 
     Example:
       >>> demo(k=8).schedule[0].name
@@ -131,7 +135,7 @@ def dct_top_k(config: Demo) -> Codec:
     return Codec("dct", False, encode, decode, mean, partial(_elements, config))
 
 
-# --- chunks of a layer's matrix -----------------------------------------------------------------------------------
+# --- chunks of a layer's matrix -------------------------------------------------------------------
 
 
 def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
@@ -158,18 +162,13 @@ class _Batch(NamedTuple):
 
 
 def _batches(config: Demo, layers: Layers) -> list[_Batch]:
-    """On CPU each layer by itself, which runs faster. Elsewhere all layers with chunks of one shape together."""
-    # XLA for TPU takes two seconds to compile a search
-    found: dict[Hashable, list[Layer]] = {}
-    for i, layer in enumerate(layers):
-        found.setdefault(i if backend() == "cpu" else _grid(config, layer)[2:], []).append(layer)
-
-    def batch(alike: list[Layer]) -> _Batch:
+    """The layers in batches, and how many coefficients each of their chunks sends."""
+    batches = []
+    for alike in searched_together(layers, lambda layer: _grid(config, layer)[2:]):
         *_, a, b = _grid(config, alike[0])
         k = max(1, round(config.k * a * b / config.chunk**2))
-        return _Batch(tuple(alike), _coefficients(config, tuple(alike)) // (a * b), a, b, k)
-
-    return [batch(alike) for alike in found.values()]
+        batches.append(_Batch(alike, _coefficients(config, alike) // (a * b), a, b, k))
+    return batches
 
 
 def _elements(config: Demo, layers: Layers) -> int:
@@ -199,7 +198,7 @@ def spread(config: Demo, layers: Layers, everyone: Sparse) -> list[Array]:
     return out
 
 
-# --- the transform ------------------------------------------------------------------------------------------------
+# --- the transform --------------------------------------------------------------------------------
 
 
 def basis(size: int) -> np.ndarray:

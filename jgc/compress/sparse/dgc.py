@@ -9,10 +9,10 @@ On each node, for its gradient g f32[n], clipped to clip_norm / sqrt(K):
 Source: Lin et al. 2018, "Deep Gradient Compression", ICLR, Section 3 and Algorithms 1 and 4.
 
 Differs from the paper
-  1. The exact top-k of each layer; the paper takes a threshold from a sample of 0.1 to 1 % of the values and selects
-     once more where too many exceed it. The message has a fixed size here.
-  2. The ramp's length is `warmup_steps`; the paper takes the first four epochs, one for each stage. Stages that
-     would not send more than alpha are left out.
+  1. The exact top-k of each layer; the paper takes a threshold from a sample of 0.1 to 1 % of the
+     values and selects once more where too many exceed it. The message has a fixed size here.
+  2. The ramp's length is `warmup_steps`; the paper takes the first four epochs, one for each stage.
+     Stages that would not send more than alpha are left out.
   3. Biases and norm parameters form one layer together.
   4. Plain momentum; the paper gives the form for Nesterov momentum, too.
   5. By default there is no clipping and the ramp has 0 steps: both depend on the run.
@@ -48,17 +48,17 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
-        `warmup_steps` or `clip_norm`, an unknown strategy or value_code, a selection that does not fit (see
-        `make_selector`).
+      ValueError: alpha outside (0, 1], a memory that does not fit (see
+        `jgc.compress.settings.memory_of`), negative `warmup_steps` or `clip_norm`, an unknown
+        strategy or value_code, a selection that does not fit (see `make_selector`).
 
     Example:
       >>> [(phase.name, phase.start) for phase in dgc(alpha=0.01, warmup_steps=300).schedule]
       [('top-k 25 %', 0), ('top-k 6.25 %', 100), ('top-k 1.5625 %', 200), ('top-k', 300)]
 
     References:
-      Lin, Han, Mao, Wang, Dally 2018, "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
-      Training", ICLR.
+      Lin, Han, Mao, Wang, Dally 2018, "Deep Gradient Compression: Reducing the Communication
+      Bandwidth for Distributed Training", ICLR.
     """
     config = settings_of(Dgc, config, overrides)
     return of_largest(config, config.clip_norm)

@@ -1,23 +1,26 @@
 """EF21: nodes send compressed changes of a gradient estimate, so no residual accumulates.
 
-On each node, with g its estimate of its own gradient, zero at first, and f the mean of all nodes' g:
+On each node, with g its estimate of its own gradient, zero at first, and f the mean of all nodes'
+g:
 
     u = (1 - eta) u + eta * gradient        momentum; with eta = 1 the gradient itself
     c = top-k of (u - g)                    sent
     g = g + c
     f = f + mean over nodes of c            the aggregate
 
-Source: Richtarik, Sokolov, Fatkhullin 2021, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
-Feedback", NeurIPS, Algorithm 2; momentum: Fatkhullin, Tyurin, Richtarik 2023, "Momentum Provably Improves Error
-Feedback!", NeurIPS, Algorithm 1 (EF21-SGDM).
+Source: Richtarik, Sokolov, Fatkhullin 2021, "EF21: A New, Simpler, Theoretically Better, and
+Practically Faster Error Feedback", NeurIPS, Algorithm 2; momentum: Fatkhullin, Tyurin, Richtarik
+2023, "Momentum Provably Improves Error Feedback!", NeurIPS, Algorithm 1 (EF21-SGDM).
 
 Differs from the paper
-  1. Top-k selects the share alpha of each layer (biases and norms form one); the paper's selects from the whole vector.
+  1. Top-k selects the share alpha of each layer (biases and norms form one); the paper's selects
+     from the whole vector.
   2. All nodes gather all messages; in the paper a server adds them up and sends the estimate back.
-  3. u starts from zero, and grows to the gradient's size in 1 / eta steps; Algorithm 1 of EF21-SGDM starts from the
-     first gradient.
-  4. In `warmup_steps` uncompressed steps c is all of u - g, so that g and f follow u and its mean. Without a warm-up g
-     starts from zero, so that the first message makes it C(gradient), the paper's start.
+  3. u starts from zero, and grows to the gradient's size in 1 / eta steps; Algorithm 1 of EF21-SGDM
+     starts from the first gradient.
+  4. In `warmup_steps` uncompressed steps c is all of u - g, so that g and f follow u and its mean.
+     Without a warm-up g starts from zero, so that the first message makes it C(gradient), the
+     paper's start.
 """
 
 import dataclasses
@@ -63,16 +66,16 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha or eta outside (0, 1], min_values below 1, negative `warmup_steps`, a selection that does not
-        fit (see `make_selector`).
+      ValueError: alpha or eta outside (0, 1], min_values below 1, negative `warmup_steps`, a
+        selection that does not fit (see `make_selector`).
 
     Example:
       >>> [phase.name for phase in ef21(alpha=0.01, warmup_steps=10).schedule]
       ['dense', 'ef21']
 
     References:
-      Richtarik, Sokolov, Fatkhullin 2021, "EF21", NeurIPS; Fatkhullin, Tyurin, Richtarik 2023, "Momentum Provably
-      Improves Error Feedback!", NeurIPS.
+      Richtarik, Sokolov, Fatkhullin 2021, "EF21", NeurIPS; Fatkhullin, Tyurin, Richtarik 2023,
+      "Momentum Provably Improves Error Feedback!", NeurIPS.
     """
     config = settings_of(Ef21, config, overrides)
     if not 0 < config.eta <= 1:

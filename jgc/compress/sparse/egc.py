@@ -8,30 +8,37 @@ For each layer of n values on each node:
     tau                            magnitude of the (t n)-th largest value
     send v where |v| >= tau;  r = v - sent
 
-Source: Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning", Algorithm 1, Sections
-IV-A and IV-C. Its Algorithm 2, which corrects the learning rate, is no part of the compression.
+Source: Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning",
+Algorithm 1, Sections IV-A and IV-C. Its Algorithm 2, which corrects the learning rate, is no part
+of the compression.
 
 Differs from the paper (`literal=True` follows the paper in 1 to 4)
-  1. The threshold is selected among magnitudes. Algorithm 1 selects it among the signed values, but then sends values
-     whose magnitude exceeds it: about twice as many as intended if a layer has both signs, and all of a layer whose
-     threshold is negative.
-  2. The last bin includes the largest value. Algorithm 1's bins are half open, and none includes it.
-  3. If all values of a layer are equal, H = 0 and `min_values` of them are sent. In Algorithm 1 the bins then have no
-     width, and the entropy is 0 / 0.
-  4. Values equal to the threshold are sent, so the count is t n. Section IV-A sends only values above it.
-  5. Entropy and threshold are measured in every step by default (`measure_every`). The paper measures once per epoch;
-     residuals grow after a measurement, so ever more values exceed an old threshold.
-  6. The message has a fixed size: room for the values that the largest entropy, log2(N) bits, asks for. All of it is
-     sent and counted; an unused slot carries 0. Values that reach the threshold but do not fit stay in the residual
-     and count in `Info.overflow`. `Info.elements_sent` counts the slots in use, as the paper does. With `literal=True`
-     there is room for every value, because Algorithm 1 has no bound: use it for what it does to the training, not for
-     bytes.
-  7. Each layer sends at least `min_values`, 1 by default. The paper does not define a share of less than one value.
-  8. Every node gathers all messages, because nodes select different positions. The paper uses an all-reduce.
-  9. Momentum correction is a setting (`momentum_correction`), on by default as in the paper. Factor masking, which the
-     paper does not mention, is off by default.
- 10. With `selection="chunks"` the message has room for the largest values of every chunk of a layer; the t n largest of
-     these are sent. Larger ones, for which their own chunk has no room, wait in the residual.
+  1. The threshold is selected among magnitudes. Algorithm 1 selects it among the signed values, but
+     then sends values whose magnitude exceeds it: about twice as many as intended if a layer has
+     both signs, and all of a layer whose threshold is negative.
+  2. The last bin includes the largest value. Algorithm 1's bins are half open, and none includes
+     it.
+  3. If all values of a layer are equal, H = 0 and `min_values` of them are sent. In Algorithm 1 the
+     bins then have no width, and the entropy is 0 / 0.
+  4. Values equal to the threshold are sent, so the count is t n. Section IV-A sends only values
+     above it.
+  5. Entropy and threshold are measured in every step by default (`measure_every`). The paper
+     measures once per epoch; residuals grow after a measurement, so ever more values exceed an old
+     threshold.
+  6. The message has a fixed size: room for the values that the largest entropy, log2(N) bits, asks
+     for. All of it is sent and counted; an unused slot carries 0. Values that reach the threshold
+     but do not fit stay in the residual and count in `Info.overflow`. `Info.elements_sent` counts
+     the slots in use, as the paper does. With `literal=True` there is room for every value, because
+     Algorithm 1 has no bound: use it for what it does to the training, not for bytes.
+  7. Each layer sends at least `min_values`, 1 by default. The paper does not define a share of less
+     than one value.
+  8. Every node gathers all messages, because nodes select different positions. The paper uses an
+     all-reduce.
+  9. Momentum correction is a setting (`momentum_correction`), on by default as in the paper. Factor
+     masking, which the paper does not mention, is off by default.
+ 10. With `selection="chunks"` the message has room for the largest values of every chunk of a
+     layer; the t n largest of these are sent. Larger ones, for which their own chunk has no room,
+     wait in the residual.
 """
 
 import dataclasses
@@ -101,9 +108,10 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: fewer than 2 bins or more than 1,024, a ratio below log2(bins), measure_every or min_values below 1,
-        measure_every of 2**31 or more, a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
-        `warmup_steps`, an unknown value_code, a selection that does not fit (see `make_selector`).
+      ValueError: fewer than 2 bins or more than 1,024, a ratio below log2(bins), measure_every or
+        min_values below 1, measure_every of 2**31 or more, a memory that does not fit (see
+        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown value_code, a
+        selection that does not fit (see `make_selector`).
 
     Example:
       >>> [phase.name for phase in egc(warmup_steps=100).schedule]

@@ -1,33 +1,32 @@
-"""Gradient dropping: each node sends the largest values of its whole gradient, by one threshold over all layers.
+"""Gradient dropping: each node sends the largest values of its gradient, by one threshold.
 
     v = r + g;  send v at the k largest |v| of all n values;  r = v - sent
 
-Source: Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent", EMNLP, Section 3.
+Source: Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent", EMNLP,
+  Section 3.
 
 Differs from the paper
   1. The exact top-k; the paper takes the threshold from a sample of 0.1 % of the values.
-  2. The paper's server also drops values on the downlink, with its own residual. Here all nodes gather all messages.
-  3. With one threshold for all layers, the paper adds layer normalisation to its model; here that is left to the model.
-     `scope="layer"` is the paper's alternative, a threshold for each layer.
-  4. The paper drops values from the first step on (`strategy="fixed"`). The default here is an uncompressed warm-up, as
-     for the other sparse methods, of `warmup_steps` steps (0 by default).
+  2. The paper's server also drops values on the downlink, with a separate residual. Here all nodes
+     gather all messages.
+  3. With one threshold for all layers, the paper adds layer normalisation to its model; here that
+     is left to the model. `scope="layer"` is the paper's alternative, a threshold for each layer.
+  4. The paper drops values from the first step on (`strategy="fixed"`). The default here is an
+     uncompressed warm-up, as for the other sparse methods, of `warmup_steps` steps (0 by default).
   5. Momentum correction (Lin et al. 2018) is a setting, off by default.
 """
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
-from jgc.compress.sparse.topk import selected, top_k
-from jgc.layout.pack import values_of, whole
-from jgc.method.compose import Codec, Layers, compose_phases
+from jgc.compress.sparse.topk import selected
+from jgc.method.compose import Codec, compose_phases
 from jgc.method.exchange import gather
+from jgc.selection.selector import OverAllLayers
 from jgc.types import Compressor
-from jgc.wire.values import ValueCode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,41 +36,20 @@ class GradientDropping(Selecting):
     alpha: float = 0.01
     """share of all values that a node sends, in (0, 1]"""
     scope: Literal["global", "layer"] = "global"
-    """one threshold over all layers, or one for each layer; `min_values` counts over all layers or for each"""
-
-
-def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") -> Codec:
-    """The share alpha of all values, over all layers, at least `min_values`: mu values and their positions."""
-    codec = top_k(alpha, min_values, value_code)
-    assert codec.encode_with_sent is not None
-    encode_with_sent = codec.encode_with_sent
-    return Codec(
-        name="global top-k",
-        linear=False,
-        encode=lambda key, v, layers: codec.encode(key, v, as_one_layer(layers)),
-        encode_with_sent=lambda key, v, layers: encode_with_sent(key, v, as_one_layer(layers)),
-        decode=lambda payload, layers: codec.decode(payload, as_one_layer(layers)),
-        mean=lambda payloads, layers: codec.mean(payloads, as_one_layer(layers)),
-        elements=lambda layers: codec.elements(as_one_layer(layers)),
-    )
-
-
-def as_one_layer(layers: Layers) -> Layers:
-    """All layers as one."""
-    n = values_of(layers)
-    return (whole(n, "all layers"),) if n else ()
+    """one threshold over all layers, or one for each layer; `min_values` counts likewise"""
 
 
 def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Compressor:
-    """Top-k of the whole gradient with error feedback: mu of f32[n] from each node, gathered by all nodes.
+    """Top-k of the whole gradient with error feedback: all nodes gather mu values of each.
 
     Args:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
-        `warmup_steps`, an unknown scope, strategy or value_code, a selection that does not fit (see `make_selector`),
-        or chunks with scope "global".
+      ValueError: alpha outside (0, 1], a memory that does not fit (see
+        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown scope, strategy or
+        value_code, a selection that does not fit (see `make_selector`), or chunks with scope
+        "global".
 
     Example:
       >>> [phase.name for phase in gradient_dropping(alpha=0.01, warmup_steps=100).schedule]
@@ -84,24 +62,19 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     if config.scope not in ("global", "layer"):
         raise ValueError(f"scope must be 'global' or 'layer', got {config.scope!r}")
     memory, schedule = memory_of(config), schedule_of(config)
-    return compose_phases(sparse_stages(schedule, config.alpha, codec_of(config), gather()), memory, schedule)
-
-
-def codec_of(config: GradientDropping) -> Callable[[float], Codec]:
-    """The codec of a share alpha, with the settings' other choices.
-
-    Raises:
-      ValueError: a selection that does not fit.
-    """
-    selector_of(config, config.alpha, config.min_values)  # raises for settings that do not fit together
-    if config.scope == "layer":
-        return lambda share: selected(selector_of(config, share, config.min_values), config.value_code)
-    if config.selection != "layer":
+    selector_of(config, config.alpha, config.min_values)  # raises for settings that do not fit
+    if config.scope == "global" and config.selection != "layer":
         raise ValueError(
-            f"gradient_dropping has one threshold over all layers, got selection={config.selection!r}: "
-            "give scope='layer', or take topk"
+            "gradient_dropping has one threshold over all layers, "
+            f"got selection={config.selection!r}: give scope='layer', or take topk"
         )
-    return partial(global_top_k, min_values=config.min_values, value_code=config.value_code)
+
+    def codec(share: float) -> Codec:
+        if config.scope == "global":
+            return selected(OverAllLayers(share, config.min_values), config.value_code)
+        return selected(selector_of(config, share, config.min_values), config.value_code)
+
+    return compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
 
 
 CITATION = """@inproceedings{aji2017sparse,
@@ -112,7 +85,6 @@ CITATION = """@inproceedings{aji2017sparse,
 }"""
 
 METHOD = Method(
-    "gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017", lossless={"alpha": 1.0},
-    layers=FIRST_DENSE,
-    citation=CITATION,
+    "gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017",
+    lossless={"alpha": 1.0}, layers=FIRST_DENSE, citation=CITATION,
 )  # fmt: skip

@@ -5,10 +5,10 @@
     send  the largest |x| of each layer, with their positions in x
     r     v - sent
 
-The number of values of each layer is that of `topk`, and so are memory, value codes and phases. What
-changes is that a value is sent only when its block is due; until then it stays in the residual.
-Positions in x are few bits whatever n is: in Elias-Fano code log2(candidates) + 2, where candidates
-is the number of values in x for each value sent.
+The number of values of each layer is that of `topk`, and so are memory, value codes and phases.
+What changes is that a value is sent only when its block is due; until then it stays in the
+residual. Positions in x are few bits whatever n is: in Elias-Fano code log2(candidates) + 2, where
+candidates is the number of values in x for each value sent.
 
 Source: ours. Measured on docs/results/learned_positions.
 """

@@ -2,16 +2,20 @@
 
     v = r + g;  send v at k random positions of each layer;  r = v - sent
 
-Source: Stich et al. 2018, "Sparsified SGD with Memory", NeurIPS, Definition 2.1 (rand_k) and Algorithm 1.
+Source: Stich et al. 2018, "Sparsified SGD with Memory", NeurIPS, Definition 2.1 (rand_k) and
+Algorithm 1.
 
 Differs from the paper
-  1. All nodes draw the same positions, from the shared random key and the number of steps taken. So an all-reduce adds
-     the values, and no positions are sent. The paper's nodes may each draw their own.
-  2. Each layer, rotated by a random offset, is cut into k ranges of nearly equal length, and one position is drawn from
-     each. Every position still has the probability k / n, but two neighbours are rarely drawn together. A uniform draw
-     of k out of n would sort n random numbers in every step.
+  1. All nodes draw the same positions, from the shared random key and the number of steps taken. So
+     an all-reduce adds the values, and no positions are sent. The paper's nodes may each draw their
+     own.
+  2. Each layer, rotated by a random offset, is cut into k ranges of nearly equal length, and one
+     position is drawn from each. Every position still has the probability k / n, but two neighbours
+     are rarely drawn together. A uniform draw of k out of n would sort n random numbers in every
+     step.
   3. Error feedback replaces the factor n / k of the unbiased rand_k.
-  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse methods.
+  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse
+     methods.
 """
 
 import dataclasses
@@ -41,15 +45,16 @@ class RandomK(Chunked, Sparsifying):
 def random_k(config: RandomK | None = None, **overrides) -> Compressor:
     """Random positions with error feedback: f32[mu] of every node through an all-reduce, no positions.
 
-    A value waits for 1 / alpha steps, and then what it has gathered moves at once: with 0.1 % and momentum at once a
-    ResNet-20 diverged at the baseline's learning rate (docs/results/long_runs).
+    A value waits for 1 / alpha steps, and then what it has gathered moves at once: with 0.1 % and
+    momentum at once a ResNet-20 diverged at the baseline's learning rate (docs/results/long_runs).
 
     Args:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
-        `warmup_steps`, an unknown algorithm or strategy, a selection other than "layer".
+      ValueError: alpha outside (0, 1], a memory that does not fit (see
+        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown algorithm or
+        strategy, a selection other than "layer".
 
     Example:
       >>> [phase.name for phase in random_k(alpha=0.01, warmup_steps=100).schedule]

@@ -7,21 +7,26 @@ In step t, with the leader t mod K, on each node:
 
 An all-reduce averages the values, so the cost does not grow with the number of nodes.
 
-Source: Chen et al. 2020, "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed
-Training", NeurIPS, Algorithm 1 and equations (2) to (5).
+Source: Chen et al. 2020, "ScaleCom: Scalable Sparsified Gradient Compression for
+Communication-Efficient Distributed Training", NeurIPS, Algorithm 1 and equations (2) to (5).
 
 Differs from the paper
-  1. The exact top-k of each layer; the paper's experiments take the largest value of each chunk of a layer, which is
-     faster on an accelerator. `selection="chunks"` takes the k largest of each: alpha=1/64 and chunk=64 is the paper's.
-  2. beta is 1 by default: plain error feedback, which the paper uses for batches of the usual size. For large batches
-     with high learning rates it uses 0.1. With beta < 1, a sent value keeps (1 - beta) of its residual, and only the
-     share beta of an unsent one enters the residual: gradients are not conserved.
-  3. The leader's positions travel by an all-reduce to which the other nodes contribute zeros. Only the logical bytes
-     show the leader's role.
-  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse methods.
-  5. Momentum correction (Lin et al. 2018) is a setting, off by default; the filter then applies to its residual.
-  6. Values may travel as int16 (`value_code`), in steps of 2^-8 of the leader's mean magnitude of each layer. The
-     leader sends these magnitudes with its positions. The rounding error stays in the residual.
+  1. The exact top-k of each layer; the paper's experiments take the largest value of each chunk of
+     a layer, which is faster on an accelerator. `selection="chunks"` takes the k largest of each:
+     alpha=1/64 and chunk=64 is the paper's.
+  2. beta is 1 by default: plain error feedback, which the paper uses for batches of the usual size.
+     For large batches with high learning rates it uses 0.1. With beta < 1, a sent value keeps (1 -
+     beta) of its residual, and only the share beta of an unsent one enters the residual: gradients
+     are not conserved.
+  3. The leader's positions travel by an all-reduce to which the other nodes contribute zeros. Only
+     the logical bytes show the leader's role.
+  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse
+     methods.
+  5. Momentum correction (Lin et al. 2018) is a setting, off by default; the filter then applies to
+     its residual.
+  6. Values may travel as int16 (`value_code`), in steps of 2^-8 of the leader's mean magnitude of
+     each layer. The leader sends these magnitudes with its positions. The rounding error stays in
+     the residual.
 """
 
 import dataclasses
@@ -60,17 +65,18 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: alpha or beta outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`),
-        negative `warmup_steps`, an unknown algorithm, strategy or value_code, a selection that does not fit (see
-        `make_selector`); in a step, value_code "int16" with more than 63 nodes.
+      ValueError: alpha or beta outside (0, 1], a memory that does not fit (see
+        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown algorithm, strategy
+        or value_code, a selection that does not fit (see `make_selector`); in a step, value_code
+        "int16" with more than 63 nodes.
 
     Example:
       >>> [phase.name for phase in scalecom(alpha=0.01, warmup_steps=100).schedule]
       ['dense', 'top-k']
 
     References:
-      Chen et al. 2020, "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed
-      Training", NeurIPS.
+      Chen et al. 2020, "ScaleCom: Scalable Sparsified Gradient Compression for
+      Communication-Efficient Distributed Training", NeurIPS.
     """
     config = settings_of(ScaleCom, config, overrides)
     memory, schedule = low_pass(memory_of(config), config.beta), schedule_of(config)

@@ -1,12 +1,13 @@
 """The warm-up of sparse methods, from sending everything to sending the share alpha: three strategies.
 
     "warmup"       everything for `warmup_steps`, then alpha
-    "fixed"        alpha from the first step
-    "exponential"  25 %, 6.25 %, 1.5625 % and 0.4 % of the values, in equal parts of `warmup_steps`, then alpha
+    "fixed"        alpha from the first step "exponential"  25 %, 6.25 %, 1.5625 % and 0.4 % of the
+    values, in equal parts of `warmup_steps`, then alpha
 
 Phase values: "dense", (name, share) for a stage of the ramp, and the bare name for alpha.
 
-Source: Lin et al. 2018, Section 3.3 (the ramp); LGC paper, Section VI-F and Fig. 13 (the three compared).
+Source: Lin et al. 2018, Section 3.3 (the ramp); LGC paper, Section VI-F and Fig. 13 (the three
+compared).
 """
 
 from collections.abc import Callable
@@ -28,10 +29,12 @@ RAMP = (0.25, 0.0625, 0.015625, 0.004)  # shares sent: sparsity 75 %, 93.75 %, 9
 def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: str = "top-k") -> tuple[Phase, ...]:
     """The phases of a sparse method. The value of the last one is `name`.
 
-    The exponential ramp has only the stages that send more than alpha; they divide `warmup_steps` equally.
+    The exponential ramp has only the stages that send more than alpha; they divide `warmup_steps`
+    equally.
 
     Raises:
-      ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1], a ramp that begins below alpha.
+      ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1], a ramp that
+        begins below alpha.
 
     Example:
       >>> [(phase.value, phase.start) for phase in sparse_schedule("exponential", 0.01, 30)]

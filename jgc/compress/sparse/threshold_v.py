@@ -2,15 +2,17 @@
 
     v = r + g;  send v where |v| > threshold, the largest of each layer first;  r = v - sent
 
-Source: Strom 2015, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech; in this form
-"threshold-v" of Xu et al. 2021, "GRACE", ICDCS.
+Source: Strom 2015, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
+Interspeech; in this form "threshold-v" of Xu et al. 2021, "GRACE", ICDCS.
 
 Differs from the paper
-  1. Strom sends plus or minus the threshold, one bit per value. Here, as in GRACE, the values themselves are sent.
-  2. The message has a fixed size, the share `capacity` of each layer, and all of it is sent and counted. An unused slot
-     carries 0. Values that exceed the threshold but do not fit stay in the residual and count in `Info.overflow`.
-     `Info.elements_sent` counts the slots in use.
-  3. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse methods.
+  1. Strom sends plus or minus the threshold, one bit per value. Here, as in GRACE, the values
+     themselves are sent.
+  2. The message has a fixed size, the share `capacity` of each layer, and all of it is sent and
+     counted. An unused slot carries 0. Values that exceed the threshold but do not fit stay in the
+     residual and count in `Info.overflow`. `Info.elements_sent` counts the slots in use.
+  3. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse
+     methods.
   4. Momentum correction (Lin et al. 2018) is a setting, off by default.
 """
 
@@ -68,17 +70,18 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a threshold that is negative or infinite, capacity outside (0, 1], a memory that does not fit (see
-        `jgc.compress.settings.memory_of`), negative `warmup_steps`, a selection that does not fit (see
-        `make_selector`).
+      ValueError: a threshold that is negative or infinite, capacity outside (0, 1], a memory that
+        does not fit (see `jgc.compress.settings.memory_of`), negative `warmup_steps`, a selection
+        that does not fit (see `make_selector`).
 
     Example:
       >>> [phase.name for phase in threshold_v(threshold=0.1, warmup_steps=100).schedule]
       ['dense', 'threshold']
 
     References:
-      Strom 2015, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech;
-      Xu et al. 2021, "GRACE: A Compressed Communication Framework for Distributed Machine Learning", ICDCS.
+      Strom 2015, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
+      Interspeech; Xu et al. 2021, "GRACE: A Compressed Communication Framework for Distributed
+      Machine Learning", ICDCS.
     """
     config = settings_of(ThresholdV, config, overrides)
     if not 0 <= config.threshold < float("inf"):

@@ -12,16 +12,16 @@ from jgc.compress.lgc import autoencoder as ae
 from jgc.layout.pack import Packing
 from jgc.method.memory import accumulated, make_memory
 from jgc.selection.entries import Sparse, scatter
-from jgc.selection.selector import counts_per_layer, top_positions
+from jgc.selection.selector import ByLayer
 
 
 def lgc_pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable[[], Any]]:
     """The pieces of `lgc_ps` on all K nodes of one device, each compiled by itself."""
-    counts = counts_per_layer(packing.layers, alpha)
-    mu, n = sum(counts), packing.size
+    selector = ByLayer(alpha)
+    mu, n = sum(selector.counts(packing.layers)), packing.size
     key = jax.random.key(0)
     v = jax.random.normal(key, (nodes, n))
-    positions = jax.vmap(lambda v: top_positions(v, packing.layers, counts))(v)
+    positions = jax.vmap(lambda v: selector.positions(v, packing.layers))(v)
     x = jax.random.normal(key, (nodes, mu))
     z = jnp.pad(x, ((0, 0), (0, ae.padded(mu) - mu)))
     weights = ae.init(key, mu, nodes)
@@ -38,7 +38,7 @@ def lgc_pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable
     pieces: dict[str, tuple[Callable, tuple]] = {
         "memory (accumulate, update), all nodes": (jax.vmap(remember), (local, v, positions)),
         "selection (top-k per layer), all nodes": (
-            jax.vmap(lambda v: top_positions(v, packing.layers, counts)),
+            jax.vmap(lambda v: selector.positions(v, packing.layers)),
             (v,),
         ),
         "encoder, one node": (ae.encode, (weights.encoder, z[0])),
