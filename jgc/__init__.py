@@ -18,7 +18,8 @@ from jgc.loops.step_program import Metrics
 from jgc.loops.with_nodes import with_nodes
 from jgc.method.as_optax import init_optax
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
-from jgc.method.guard import diagnose, residual
+from jgc.method.diagnose import diagnose, residual
+from jgc.method.encode import decode, encode, unsend
 from jgc.method.phases import phase_after, phase_at
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.gradients import node_grads
@@ -33,7 +34,7 @@ __all__ = [
     "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "LocalMetrics", "LocalState", "LocalSteps", "LoopState",
     "Message", "Metrics", "MomentumWarning", "Nodes", "Phase", "Sent", "Sharded", "SkippedStepsWarning",
     "SlowLoopWarning", "Stacked", "State", "StepBytes", "Wire", "as_arrays", "bytes_per_step", "citation", "compress",
-    "diagnose", "from_arrays", "from_mesh", "init_optax", "local_steps", "make_nodes", "make_step", "node_grads",
-    "on_nodes", "phase_after", "phase_at", "place", "place_parts", "placements_of", "residual", "to_host",
-    "with_nodes",
+    "decode", "diagnose", "encode", "from_arrays", "from_mesh", "init_optax", "local_steps", "make_nodes", "make_step",
+    "node_grads", "on_nodes", "phase_after", "phase_at", "place", "place_parts", "placements_of", "residual", "to_host",
+    "unsend", "with_nodes",
 ]  # fmt: skip

@@ -210,7 +210,7 @@ class Compressor(NamedTuple):
         each phase once, and sizes in phase values are upper bounds.
       owns_momentum: whether the method's memory holds the momentum; the optimiser must then have none.
       next_phase: `(phase, step, state, nodes) -> Phase`; None if the schedule alone decides.
-      core: internals, for `per_layer`, `jgc.diagnose` and `jgc.residual`.
+      method: what the functions run: the method's record, or a combination of several. Private to jgc.
     """
 
     init: Init
@@ -220,4 +220,4 @@ class Compressor(NamedTuple):
     schedule: tuple[Phase, ...]
     owns_momentum: bool
     next_phase: NextPhase | None
-    core: Any
+    method: Any

@@ -14,8 +14,6 @@ from jgc.compress.unused_settings import check_idle
 from jgc.layout.pack import values_of
 from jgc.method.compose import Codec, Exchange, compose
 from jgc.method.exchange import all_reduce, server
-from jgc.method.guard import guarded
-from jgc.method.leaf_mean import leaf_by_leaf
 from jgc.method.memory import check_momentum, momentum_only, no_memory
 from jgc.types import Compressor
 
@@ -73,10 +71,9 @@ def dense(config: Dense | None = None, **overrides) -> Compressor:
     if not config.momentum_correction:
         check_idle(config, "without momentum_correction=True", "momentum")
     memory = momentum_only(config.momentum) if config.momentum_correction else no_memory()
-    composed = compose(identity(), memory, dense_exchange(config.algorithm))
-    if config.algorithm != "psum" or config.momentum_correction:
-        return composed
-    return guarded(leaf_by_leaf(composed.core))  # `per_layer` still joins its vector with another group's all-reduce
+    in_vector = config.algorithm != "psum" or config.momentum_correction
+    exchange = dense_exchange(config.algorithm)
+    return compose(identity(), memory, exchange, form="joined" if in_vector else "leaves")
 
 
 METHOD = Method("dense", Dense, dense, "uncompressed baseline", lossless={})

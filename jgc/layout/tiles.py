@@ -7,10 +7,13 @@ every step. Rows of 128 lie as f32[n] does, and nothing moves.
 Other devices keep f32[n]. A step takes either form, whatever device it runs on.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jgc.backend import backend
 from jgc.types import Array
 from jgc.wire.bits import LANES, TILE
 
@@ -31,9 +34,9 @@ def as_flat(x: Array) -> Array:
     return x if x.ndim == 1 else lax.optimization_barrier(x.reshape(-1))
 
 
-def as_before(x: Array, before: Array) -> Array:
-    """A vector in the form of `before`, of equal size."""
-    return x.reshape(before.shape)
+def decodes_tiles(tiled: Any, words: int, layers: Any) -> bool:
+    """Whether a code of so many words is decoded by `tiled`, a `jgc.method.codec.Tiled` or None."""
+    return backend() == "tpu" and tiled is not None and tiled.fits(words, layers)
 
 
 def cut(x: Array, n: int) -> Array:

@@ -29,6 +29,7 @@ from jgc.checks.misuse import check_compressor, check_loss, check_nodes, check_o
 from jgc.loops.local_loop import Init, Step, make_loop
 from jgc.loops.outer import Due, Parts
 from jgc.method.bytes_per_step import StepBytes
+from jgc.method.plan import any_residual
 from jgc.types import Compressor, Nodes, PyTree
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def local_steps(
         raise ValueError(f"overlap must be from 0 to every - 1 = {every - 1} steps, got {overlap}")
     if not 0 <= merge < 1:
         raise ValueError(f"merge must be in [0, 1) (0: every node takes over the shared parameters), got {merge}")
-    if merge and compressor.core is not None and compressor.core.has_residual():
+    if merge and compressor.method is not None and any_residual(compressor.method):
         raise ValueError(
             f"merge={merge:g} keeps in a node's own parameters what the method keeps in its residual, too, so it would "
             "be sent twice: give merge=0, or a method without error feedback (dense, qsgd)"

@@ -25,7 +25,9 @@ from jgc.loops.norms import norms_of_nodes
 from jgc.loops.optimizers import check_supported, updated
 from jgc.loops.spikes import fresh
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
-from jgc.method.guard import LARGEST_NORM, guarded, unusable
+from jgc.method.compressor import compressor_of
+from jgc.method.guard import LARGEST_NORM, unusable
+from jgc.method.plan import check_fits, parts_of, unchecked
 from jgc.method.shards import info_of_node
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, SHARED, any_divided, is_placement, locally, of_node, placements_of
@@ -126,15 +128,15 @@ class Parts(NamedTuple):
 
     def method(self) -> Compressor:
         """The compressor of one fragment: its patterns of layers need not match in every fragment."""
-        core = self.compressor.core
-        return guarded(core._replace(check=None)) if self.fragments > 1 and core.check else self.compressor
+        method = self.compressor.method
+        return compressor_of(unchecked(method)) if self.fragments > 1 else self.compressor
 
     def first(self, key: Key, params: PyTree) -> Arrays:
         """The arrays before the first step, placed on the devices. See `jgc.LocalSteps.make_step`."""
         check_params(params)
-        leaves, core = self.leaves(params), self.compressor.core
-        if core is not None and core.check is not None:
-            core.check(params)
+        leaves = self.leaves(params)
+        if self.compressor.method is not None:
+            check_fits(self.compressor.method, parts_of(params, divided=True))
         put = partial(put_arrays, nodes=self.nodes, device=device_of(params))
         params = put(copied(params))
         inner = put(copied(self.inner.init(params)))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.layout.pack import Packing
 from jgc.method.memory import Memory
-from jgc.selection.select import Sparse, Unordered, cleared
+from jgc.selection.entries import Sparse, Unordered, cleared
 from jgc.types import Array, Nodes, PyTree
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.backend import backend
-from jgc.layout.pack import values_of
-from jgc.method.compose import Exchange, Item, Layers, Payload
+from jgc.layout.pack import Layers, values_of
+from jgc.layout.tiles import decodes_tiles
+from jgc.method.codec import Codec, Exchange, Item, Payload
 from jgc.method.messages import both_ways, to_all
-from jgc.selection.select import SparseSum
+from jgc.selection.entries import SparseSum
 from jgc.selection.selector import Selector
 from jgc.types import Array, Nodes
 
@@ -64,41 +64,33 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
             out.append(jnp.asarray(item.codec.decode(payload, item.layers)))
         return out
 
-    return Exchange(f"all-reduce by {algorithm}", True, run, lambda sizes, nodes: both_ways(sizes))
+    def mean(codec: Codec, payloads: Payload, layers: Layers) -> Array | SparseSum:
+        count = len(next(iter(payloads.values())))
+        return jnp.asarray(codec.decode({field: x.sum(axis=0) / count for field, x in payloads.items()}, layers))
+
+    return Exchange(f"all-reduce by {algorithm}", True, run, lambda sizes, nodes: both_ways(sizes), mean)
 
 
 def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
-    """The mean of each item's decoded payloads, of all nodes."""
-    tiled = [_is_tiled(item) for item in items]
-    others = iter(_gathered_at_once([item for item, of in zip(items, tiled, strict=True) if not of], nodes))
-    return [_gathered_in_tiles(item, nodes) if of else next(others) for item, of in zip(items, tiled, strict=True)]
-
-
-def _is_tiled(item: Item) -> bool:
-    tiled = item.codec.tiled
-    return backend() == "tpu" and tiled is not None and tiled.fits(item.payload[tiled.field].size, item.layers)
-
-
-def _gathered_in_tiles(item: Item, nodes: Nodes) -> Array:
-    """Gather an item's words as tiles, of which a TPU moves none to decode them, and its other fields apart."""
-    tiled = item.codec.tiled
-    assert tiled is not None
-    words = comm.all_gather(item.payload[tiled.field].reshape(-1, 8, 128), nodes, tiled.field)
-    rest = {field: x for field, x in item.payload.items() if field != tiled.field}
-    return tiled.mean(words, comm.all_gather_dict(rest, nodes) if rest else {}, item.layers)
-
-
-def _gathered_at_once(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
-    """Gather all items' payloads in one collective, then compute the mean of each item's decoded payloads."""
-    if not items:
-        return []
-    joined = {f"{i:03d} {field}": x for i, item in enumerate(items) for field, x in item.payload.items()}
-    fields = "+".join(sorted({field for item in items for field in item.payload}))
-    everyone = comm.all_gather_dict(joined, nodes, fields)
-    return [
-        item.codec.mean({field: everyone[f"{i:03d} {field}"] for field in item.payload}, item.layers)
-        for i, item in enumerate(items)
-    ]
+    """The mean of each item's decoded payloads, of all nodes: one collective for all of them."""
+    means: dict[int, Array | SparseSum] = {}
+    joined: dict[str, Array] = {}
+    for i, (codec, layers, payload, _) in enumerate(items):
+        tiled = codec.tiled
+        if tiled is not None and decodes_tiles(tiled, payload[tiled.field].size, layers):
+            # Words that travel as tiles are decoded where they lie, so they have a collective by themselves.
+            words = comm.all_gather(payload[tiled.field].reshape(-1, 8, 128), nodes, tiled.field)
+            rest = {field: x for field, x in payload.items() if field != tiled.field}
+            means[i] = tiled.mean(words, comm.all_gather_dict(rest, nodes) if rest else {}, layers)
+        else:
+            joined |= {f"{i:03d} {field}": x for field, x in payload.items()}
+    if len(means) < len(items):
+        fields = "+".join(sorted({name[4:] for name in joined}))
+        everyone = comm.all_gather_dict(joined, nodes, fields)
+        for i, (codec, layers, payload, _) in enumerate(items):
+            if i not in means:
+                means[i] = codec.mean({field: everyone[f"{i:03d} {field}"] for field in payload}, layers)
+    return [means[i] for i in range(len(items))]
 
 
 def gather() -> Exchange:
@@ -121,4 +113,7 @@ def nowhere() -> Exchange:
     def run(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
         return [jnp.zeros((values_of(item.layers),), jnp.float32) for item in items]
 
-    return Exchange("nowhere", False, run, lambda sizes, nodes: ())
+    def mean(codec: Codec, payloads: Payload, layers: Layers) -> Array:
+        return jnp.zeros((values_of(layers),), jnp.float32)
+
+    return Exchange("nowhere", False, run, lambda sizes, nodes: (), mean)

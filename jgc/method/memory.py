@@ -10,46 +10,23 @@ A memory is a few pure functions. Every step calls them in this order; none comm
 `complete` is True in a phase that sends all of v (an uncompressed warm-up).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.layout.residual import Memory, accumulated, has_residual, stored, subtract
 from jgc.layout.squares import squared_norm
-from jgc.selection.select import Sparse, added, cleared
-from jgc.types import Array, Key, Nodes, PyTree
-from jgc.wire.noise import to_bfloat16
+from jgc.selection.entries import Sparse, cleared
+from jgc.types import Array, Nodes, PyTree
+
+__all__ = [
+    "Memory", "accumulated", "clip_local", "error_feedback", "has_residual", "make_memory", "momentum_at_once",
+    "momentum_correction", "momentum_only", "no_memory", "stored", "subtract",
+]  # fmt: skip
 
 RESIDUAL_DTYPES = ("float32", "bfloat16")
-
-
-class Memory(NamedTuple):
-    """A node's memory.
-
-    Attributes:
-      init: `n -> local`, zeros.
-      accumulate: functions `(local, g, complete) -> local`, elementwise; each runs on all values before the next. g is
-        f32[n] or a range of it; local is then the same range of the state. A function changes one vector of the state.
-      compensate: `(local, g, complete) -> (v, local)`, elementwise; takes the state after the last of `accumulate`.
-      update: `(local, v, sent, complete) -> local`, in f32; takes the state that `compensate` returned. `sent`, f32[n]
-        or Sparse, is the part of v that counts as sent.
-      residual: `local -> [n] or None`, the residual in its own dtype.
-      owns_momentum: whether this memory holds the momentum; the optimiser must then have none.
-      advance: `local -> local`, elementwise, after the last of `accumulate`, without the gradient; None for nothing.
-      conserves: whether mean over nodes of (residual after + sent) = mean of (residual before + gradient). With
-        momentum correction, the velocity takes the gradient's place.
-    """
-
-    init: Callable[[int], PyTree]
-    accumulate: tuple[Callable[[PyTree, Array, bool], PyTree], ...]
-    compensate: Callable[[PyTree, Array, bool], tuple[Array, PyTree]]
-    update: Callable[[PyTree, Array, Array | Sparse, bool], PyTree]
-    residual: Callable[[PyTree], Array | None]
-    owns_momentum: bool
-    conserves: bool
-    advance: Callable[[PyTree], PyTree] | None = None
 
 
 class Corrected(NamedTuple):
@@ -57,53 +34,6 @@ class Corrected(NamedTuple):
 
     velocity: Array
     residual: Array
-
-
-def accumulated(memory: Memory, local: PyTree, g: Array, complete: bool) -> PyTree:
-    """The state after all functions of `memory.accumulate`, and `memory.advance`."""
-    for add in memory.accumulate:
-        local = add(local, g, complete)
-    return local if memory.advance is None else memory.advance(local)
-
-
-def has_residual(memory: Memory) -> bool:
-    """Whether a memory keeps what was not sent. Makes a state of one value."""
-    return memory.residual(memory.init(1)) is not None
-
-
-def subtract(v: Array, sent: Array | Sparse) -> Array:
-    """v - sent, f32[n]."""
-    return added(v, sent._replace(values=-sent.values)) if isinstance(sent, Sparse) else v - sent
-
-
-def stored(key: Key, new: PyTree, before: PyTree) -> PyTree:
-    """A state that `update` returned, in the dtypes of the state before. To bfloat16 it is rounded up or down at
-    random, so that the mean over draws is the exact value.
-
-    To the nearest, each gradient below 1/512 of its residual would be lost: at 0.1 %, up to half of a steady one.
-
-    Args:
-      key: this node's and this step's.
-      new: the state, vectors in f32.
-      before: a state of the same structure.
-    """
-    leaves, treedef = jax.tree.flatten(new)
-    dtypes = [x.dtype for x in jax.tree.leaves(before)]
-    rounds = [x.dtype == jnp.float32 and dtype == jnp.bfloat16 for x, dtype in zip(leaves, dtypes, strict=True)]
-    if not any(rounds):
-        return new
-    own = jax.random.split(key, len(leaves))
-    return jax.tree.unflatten(treedef, [to_bfloat16(own[i], x) if rounds[i] else x for i, x in enumerate(leaves)])
-
-
-def norm_of_rest(v: Array, entries: Array, sent: Sparse) -> Array:
-    """The norm of v - sent, f32[], from the squares of v; `entries` f32[k] are those of v at the positions of `sent`.
-
-    A TPU sums the squares while it makes v. The norm of the residual itself would be one more pass through memory. The
-    rounding is that of the norm of v: if v is sent nearly whole, the result is not exactly what is left.
-    """
-    removed = jnp.where(sent.positions < v.size, (2 * entries - sent.values) * sent.values, 0)
-    return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(removed), 0))
 
 
 def no_memory() -> Memory:

@@ -56,7 +56,7 @@ def phase_at(schedule: Sequence[Phase], step: int) -> Phase:
 
 
 class Phased(Protocol):
-    """Anything with phases: a `Compressor` or a `Core`."""
+    """Anything with phases: a `Compressor`, a method or a combination."""
 
     @property
     def schedule(self) -> tuple[Phase, ...]: ...

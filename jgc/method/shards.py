@@ -7,7 +7,6 @@ shards of leaves. Leaves that no device divides are a group, too; every device o
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +15,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from jgc import comm
-from jgc.layout.pack import leaf_paths
-from jgc.nodes.placement import ByShards, axes_of_dim, check_divided, placements_of, sharding_spec, spec
+from jgc.nodes.placement import axes_of_dim, check_divided, placements_of, sharding_spec, spec
 from jgc.types import Array, Info, Key, Nodes, PyTree, State
-
-Group = dict[str, Any]  # leaves by path
 
 
 class Shards(NamedTuple):
@@ -29,12 +25,12 @@ class Shards(NamedTuple):
     Attributes:
       axes: the fast axes of each group of leaves.
       group_of: the group of each leaf, in tree order.
-      groups: shapes and dtypes of one device's shards in each group, by path.
+      shapes: shapes and dtypes of one device's shards, a tree like the parameters.
     """
 
     axes: tuple[tuple[str, ...], ...]
     group_of: tuple[int, ...]
-    groups: tuple[Group, ...]
+    shapes: PyTree
 
 
 def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
@@ -43,7 +39,7 @@ def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
     Raises:
       ValueError: a leaf is divided over an axis that is not a fast one, or not evenly.
     """
-    paths, leaves = leaf_paths(tree), jax.tree.leaves(tree)
+    leaves, treedef = jax.tree.flatten(tree)
     divided = [tuple(sharding_spec(leaf)) for leaf in leaves]
     if not any(divided):
         return None
@@ -58,43 +54,7 @@ def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
         shapes.append(jax.ShapeDtypeStruct(tuple(shape), leaf.dtype))
     axes = tuple(dict.fromkeys(axes_of))
     group_of = tuple(axes.index(one) for one in axes_of)
-    return Shards(axes, group_of, tuple(split(paths, shapes, group_of, len(axes))))
-
-
-def split(paths: Sequence[str], leaves: Sequence[Any], group_of: Sequence[int], count: int) -> list[Group]:
-    """The leaves of each group by path."""
-    groups: list[Group] = [{} for _ in range(count)]
-    for path, leaf, i in zip(paths, leaves, group_of, strict=True):
-        groups[i][path] = leaf
-    return groups
-
-
-def join(groups: Sequence[Group], tree: PyTree) -> PyTree:
-    """The inverse of `split`: a tree like `tree`."""
-    by_path = {path: leaf for group in groups for path, leaf in group.items()}
-    return jax.tree.unflatten(jax.tree.structure(tree), [by_path[path] for path in leaf_paths(tree)])
-
-
-def first_state(init: Callable[..., State], key: Key, shards: Shards, nodes: Nodes) -> State:
-    """The state of all groups. A method's shared state is drawn for each device's shards by itself."""
-
-    def of_group(i: int) -> State:
-        size = nodes.size(shards.axes[i])
-        one = partial(init, params=shards.groups[i], nodes=nodes)
-        if not shards.axes[i]:
-            return one(jax.random.fold_in(key, i))
-        keys = jax.vmap(partial(jax.random.fold_in, jax.random.fold_in(key, i)))(jnp.arange(size))
-        shared, local = jax.vmap(one)(keys)  # local: [F, K, ...]
-        return State(shared, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), local))
-
-    states = [of_group(i) for i in range(len(shards.axes))]
-    return joined(states, shards.axes, shards.group_of)
-
-
-def joined(states: Sequence[State], axes: tuple[tuple[str, ...], ...], group_of: tuple[int, ...]) -> State:
-    """The states of all groups as one."""
-    shared, local = zip(*states, strict=True)
-    return State(ByShards(shared, axes, group_of), ByShards(local, axes, group_of))
+    return Shards(axes, group_of, jax.tree.unflatten(treedef, shapes))
 
 
 def placed(make: Callable[[], State], nodes: Nodes) -> State:
@@ -102,11 +62,6 @@ def placed(make: Callable[[], State], nodes: Nodes) -> State:
     placements = placements_of(jax.eval_shape(make))
     shardings = jax.tree.map(lambda x: NamedSharding(nodes.mesh, spec(x, nodes)), placements)  # type: ignore[arg-type]
     return jax.jit(make, out_shardings=shardings)()
-
-
-def states_of(state: State) -> list[State]:
-    """The states of the groups."""
-    return [State(shared, local) for shared, local in zip(state.shared.parts, state.local.parts, strict=True)]
 
 
 def key_of(key: Key, group: int, axes: tuple[str, ...]) -> Key:
@@ -144,36 +99,6 @@ def info_of_node(info: Info, nodes: Nodes) -> Info:
     )
     bad = comm.sum_inside((~info.finite).astype(jnp.int32), axes, nodes, "metrics")
     return Info(jnp.sqrt(squared), elements, overflow, bad == 0)
-
-
-def residual(residual_of: Callable[..., Callable[[PyTree], Group]], own: ByShards, params: PyTree) -> Group:
-    """Whole residuals by path.
-
-    Args:
-      residual_of: `(part, shapes, devices) -> function` of a group's state, after a look at its `part`, which has
-        `devices` further axes: 1 for an axis of the devices that divide the group, else 0.
-      own: a node's local state, with these axes.
-      params: with shardings.
-    """
-    paths, leaves = leaf_paths(params), jax.tree.leaves(params)
-    divided = {path: x.sharding for path, x in zip(paths, leaves, strict=True) if tuple(sharding_spec(x))}
-    if any(own.axes) and not divided:
-        raise ValueError("the state is of shards: give the parameters themselves, whose shardings say how they divide")
-    shapes = [
-        jax.ShapeDtypeStruct(divided[path].shard_shape(x.shape) if path in divided else x.shape, x.dtype)
-        for path, x in zip(paths, leaves, strict=True)
-    ]
-    found: Group = {}
-    groups = split(paths, shapes, own.group_of, len(own.axes))
-    for axes, part, group in zip(own.axes, own.parts, groups, strict=True):
-        of_group = residual_of(part, group, int(bool(axes)))
-        if not axes:
-            found |= of_group(part)
-            continue
-        size = math.prod(next(iter(divided.values())).mesh.shape[axis] for axis in axes)
-        for path, x in jax.vmap(of_group, axis_size=size)(part).items():
-            found[path] = whole(x, divided[path].spec, axes, divided[path].mesh.shape)
-    return found
 
 
 def whole(parts: Array, leaf_spec: Sequence[Any], axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:

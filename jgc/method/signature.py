@@ -34,9 +34,8 @@ def signature_of(tree: PyTree) -> Signature:
     return Signature(tuple(zip(leaf_paths(tree), shapes, dtypes, strict=True)))
 
 
-def check_signature(grads: PyTree, at_init: Signature) -> None:
+def check_signature(found: Signature, at_init: Signature) -> None:
     """Raise ValueError, naming the leaf, unless gradients have the paths, shapes and dtypes of the parameters."""
-    found = signature_of(grads)
     if found == at_init:
         return
     own, first = ({path: (shape, dtype) for path, shape, dtype in x.leaves} for x in (found, at_init))
@@ -70,11 +69,14 @@ def check_state(init: Init, params: PyTree, state: State, nodes: Nodes, field: s
     Of shared leaves shapes are compared, too; local ones may have the node axis. `check_signature` finds a state that
     was made for other parameters; here it passes. `field` names the state's place in a loop's.
     """
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x)), params)
+    check_like(jax.eval_shape(lambda: init(jax.random.key(0), shapes, nodes)), state, field)
+
+
+def check_like(made: State, state: State, field: str = "this state") -> None:
+    """`check_state`, given the shapes of the state that `init` makes."""
     if not isinstance(state, State):
         raise ValueError(f"{field} is a {type(state).__name__}, and init makes a State: {RESTORE}")
-
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x)), params)
-    made = jax.eval_shape(lambda: init(jax.random.key(0), shapes, nodes))
     check_containers(field, state, made)
     if signed(made) != signed(state):
         return

@@ -99,7 +99,7 @@ def test_info_has_residual_norm_and_elements_sent():
 def test_accelerators_find_the_norm_of_the_residual_without_reading_it(method, monkeypatch):
     settings = {"topk": {"alpha": 0.02, "value_code": "2bit"}, "egc": {"ratio": 20}, "threshold_v": {"threshold": 2.0}}
     compressor = getattr(jgc.compress, method)(**settings.get(method, {"alpha": 0.02}))
-    monkeypatch.setattr(sys.modules["jgc.method.from_step"], "backend", lambda: "gpu")
+    monkeypatch.setattr(sys.modules["jgc.layout.vector"], "backend", lambda: "gpu")
     nodes, params = nodes_of(NODES), {"w": jnp.zeros((30, 50)), "b": jnp.zeros(9)}
     state = compressor.init(jax.random.key(0), params, nodes)
     step = jax.jit(jgc.compress.step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes))

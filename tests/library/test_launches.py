@@ -8,8 +8,8 @@ import pytest
 import jgc
 from jgc.compress import powersgd, step_on_nodes
 from jgc.layout import batches, launches, opaque as hidden, squares
+from jgc.layout.buckets import buckets
 from jgc.layout.launches import each_of, readable, stacked, turns
-from jgc.method.leaf_mean import buckets
 
 MODULES = (batches, hidden, launches, squares)
 SHAPES = [(8, 6), (9, 6), (8, 6), (5,), (8, 6), (40, 6), (6, 8)]

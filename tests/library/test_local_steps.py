@@ -15,6 +15,7 @@ import jgc
 from jgc.compress import METHODS, build, dense, per_layer, qsgd, topk
 from jgc.loops.local_loop import exchange_program, inner_program
 from jgc.loops.outer import Arrays
+from jgc.method.plan import any_residual
 from jgc.wire.hlo import collectives
 
 SHAPES = {"a": (6, 8), "bias": (8,), "conv": {"kernel": (3, 3, 2, 4)}, "s": ()}
@@ -196,7 +197,7 @@ def kept_of(local, state, ranges):
             jgc.residual(local.parts.method(), jax.tree.map(lambda x, k=k: x[k], own.local), part) for k in range(K)
         ]
         found |= {path: np.mean([np.asarray(one[path]) for one in each], 0) for path in each[0]}
-    return [found.get(path, 0.0) for path in jgc.method.guard.leaf_paths(state.params)]
+    return [found.get(path, 0.0) for path in jgc.layout.pack.leaf_paths(state.params)]
 
 
 def test_phases_count_exchanges():
@@ -343,7 +344,7 @@ def test_loss_must_return_the_model_state_it_got():
 def test_methods_know_whether_they_keep_a_residual(name):
     compressor, nodes = build(settings_of(name)), nodes_of("1 device")
     local = jax.tree.map(lambda x: x[0], compressor.init(jax.random.key(0), exact(99), nodes).local)
-    assert compressor.core.has_residual() == bool(jgc.residual(compressor, local, exact(99)))
+    assert any_residual(compressor.method) == bool(jgc.residual(compressor, local, exact(99)))
 
 
 @pytest.mark.parametrize("merge", some_by_default([0.0, 0.5, 0.9], [0.5]))

@@ -9,8 +9,8 @@ import pytest
 import jgc
 from jgc.compress.sparse.scalecom import low_pass
 from jgc.layout.pack import make_packing, pack
+from jgc.layout.vector import compensated as compensate
 from jgc.method.ages import with_ages
-from jgc.method.compensate import compensate
 from jgc.method.memory import (
     accumulated,
     clip_local,

@@ -8,7 +8,7 @@ from contract import nodes_of, same_bits, some_by_default
 
 import jgc
 from jgc.compress import dense, per_layer, topk
-from jgc.method.guard import guarded
+from jgc.method.compressor import compressor_of
 from jgc.types import State
 from jgc.wire.hlo import collectives, table
 
@@ -96,7 +96,7 @@ def test_transition_runs_only_in_groups_whose_phase_changes():
             seen.append((old, new))
             return State(state.shared, jax.tree.map(lambda x: x + 1, state.local))
 
-        return guarded(compressor.core._replace(transition=transition))
+        return compressor_of(compressor.method._replace(transition=transition))
 
     seen: list = []
     compressor = per_layer([("^Conv_0/", topk(alpha=0.1))], default=counting(topk(alpha=0.1, warmup_steps=3)))

@@ -30,7 +30,7 @@ def vector(name: str, seed: int = 0) -> np.ndarray:
 
 
 def codec_of(compressor):
-    ((codec, _),) = compressor.core.stages.values()
+    ((codec, _),) = compressor.method.stages.values()
     return codec
 
 

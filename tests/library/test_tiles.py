@@ -32,7 +32,7 @@ def _states(name: str, monkeypatch):
     compressor = getattr(jgc.compress, name.split(",")[0])(**METHODS[name])
     nodes = jgc.make_nodes(2, jax.devices()[:1])
     flat = compressor.init(jax.random.key(0), PARAMS, nodes)
-    monkeypatch.setattr(sys.modules["jgc.method.from_step"], "backend_of", lambda nodes: "tpu")
+    monkeypatch.setattr(sys.modules["jgc.layout.vector"], "backend_of", lambda nodes: "tpu")
     return compressor, nodes, flat, compressor.init(jax.random.key(0), PARAMS, nodes)
 
 

@@ -12,7 +12,7 @@ from training_helpers import tiny_config
 from jgc import compress
 from jgc.lab.chaos.tiny import tiny_model
 from jgc.layout.pack import make_packing, pack
-from jgc.method.guard import residual
+from jgc.method.diagnose import residual
 from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError
 from jgc.training.output import recording

@@ -54,9 +54,9 @@ from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.method import phases
 from jgc.method.compose import encoded, payload_sizes
+from jgc.method.compressor import compressor_of
 from jgc.method.exchange import gather
 from jgc.method.from_step import Layers, Step, from_step
-from jgc.method.guard import guarded
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways, to_all
 from jgc.method.per_layer import per_layer
@@ -286,13 +286,13 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
         return not slices.is_convolution(leaf, config.max_slice)
 
     others = dense(algorithm=config.algorithm)
-    core = per_layer([(goes_otherwise, others)], default=convolutions(config)).core
+    method = per_layer([(goes_otherwise, others)], default=convolutions(config)).method
 
-    def init(key, params, nodes):
+    def check_and_warn(params):
+        method.check(params)
         warn_of_wide(config, params)
-        return core.init(key, params, nodes)
 
-    return guarded(core._replace(init=init))
+    return compressor_of(method._replace(check=check_and_warn))
 
 
 CITATION = """@inproceedings{yu2018gradiveq,

@@ -55,10 +55,12 @@ import numpy as np
 from jgc import comm
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.batches import in_batches
+from jgc.layout.by_layer import joined
+from jgc.layout.launches import stacked
 from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
 from jgc.layout.pack import Layer, values_of
 from jgc.method import phases
-from jgc.method.by_layer import LayerStep, by_layer, joined
+from jgc.method.from_step import Step, from_step
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
@@ -208,7 +210,7 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     def init(key, layers, nodes):
         return (start(key, layers) if config.warm_start else ()), ()
 
-    def step(phase, key, v, q, layers, nodes):
+    def step(phase, key, v, state, layers, nodes):
         def averaged(parts, field):  # in one all-reduce; in none, if there are no arrays
             if not parts:
                 return []
@@ -218,12 +220,12 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
             return [flat[first:end].reshape(x.shape) for x, (first, end) in pairs]
 
         if phase == DENSE:
-            return LayerStep(averaged(v, "dense"), v, q, values_of(layers))
+            return Step(averaged(v, "dense"), v, state.shared, elements=values_of(layers))
         plan = make_plan(layers, config.rank)
-        before = q if config.warm_start else start(key, layers)
+        before = stacked(state.shared) if config.warm_start else start(key, layers)
         mean, sent, q = low_rank(plan, v, before, averaged)
         elements = sum(elements_of(plan, layers, config.rank))
-        return LayerStep(mean, sent, q if config.warm_start else (), elements)
+        return Step(mean, sent, q if config.warm_start else (), elements=elements)
 
     def messages(phase, layers, nodes):
         factors, dense = elements_of(make_plan(layers, config.rank), layers, config.rank)
@@ -231,7 +233,7 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
         return both_ways({field: size for field, size in sizes.items() if size})
 
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (LOW_RANK, 0))
-    return by_layer(step, memory=memory, schedule=schedule, messages=messages, init=init)
+    return from_step(step, memory=memory, schedule=schedule, messages=messages, init=init, form="layers")
 
 
 CITATION = """@inproceedings{vogels2019powersgd,

@@ -32,7 +32,7 @@ from jgc.lab.shared.progress import count
 from jgc.lab.shared.random_data import parts_of, variables_of
 from jgc.lab.shared.timing import Work, rounds_shown
 from jgc.layout.pack import make_packing
-from jgc.method.guard import logical
+from jgc.method.compressor import logical
 from jgc.training.errors import UserError, say, values_of_the_user
 from jgc.training.settings.config import Config, LayersConfig, check, resolve
 from jgc.training.settings.workloads import DEFAULT
@@ -211,6 +211,6 @@ def _pieces(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -
         UPDATE: updater(parts, phase, state, gradients),
         AGGREGATE: aggregated(parts, phase, state.compressor, gradients.grads),
     }
-    if parts.compressor.core.stages is not None:
+    if getattr(parts.compressor.method, "stages", None) is not None:
         work[BEFORE] = encoded(parts, phase, state.compressor, gradients.grads)
     return work

@@ -12,7 +12,10 @@ import numpy as np
 import optax
 
 from jgc.compress import step_on_nodes
+from jgc.layout.pack import make_packing
+from jgc.layout.vector import compensated
 from jgc.method.compose import encoded as encode
+from jgc.method.phases import DENSE
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, SHARED, place
 from jgc.training.steps.program import compile_update
@@ -40,10 +43,9 @@ def encoded(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[
     """Memory and encoder of all nodes: the payloads before the exchange."""
 
     def own(key, grads, state):
-        core = parts.compressor.core
-        begun = core.begin(phase, grads, state, False)
-        item = encode(core.stages[phase][0], key, begun.v, begun.packing.layers, parts.nodes)
-        return begun.memory, item.payload
+        method, packing = parts.compressor.method, make_packing(grads)
+        v, kept = compensated(method.memory, state.local.memory, grads, packing, phase == DENSE, False)
+        return kept, encode(method.stages[phase][0], key, v, packing.layers, parts.nodes).payload
 
     on_axis = on_nodes(own, parts.nodes, ins=(SHARED, LOCAL, State(SHARED, LOCAL)), outs=LOCAL)
 

@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 from jgc.layout.pack import leaf_paths
-from jgc.method.guard import residual
+from jgc.method.diagnose import residual
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, SHARED, to_host
 from jgc.training.errors import UserError

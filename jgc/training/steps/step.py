@@ -19,7 +19,7 @@ from jgc import comm
 from jgc.loops.buffers import copied
 from jgc.loops.optimizers import updated
 from jgc.loops.outer import Parts as LocalParts
-from jgc.method.guard import diagnose
+from jgc.method.diagnose import diagnose
 from jgc.method.memory import clip_local
 from jgc.method.shards import info_of_node
 from jgc.nodes.axis import on_nodes

@@ -1,0 +1,238 @@
+"""The one skeleton: it runs the plan of a step, whatever the methods of its groups are.
+
+    flag       if any node's gradient is not usable, all nodes skip the step
+    clip       each node clips its whole gradient
+    begin      per group: v from residual and gradient
+    step       per group: what the method does; groups with the same exchange share one collective
+    finish     per group: the residual, `Info`, and the mean as leaves
+
+A skipped step returns zeros, the unchanged state and an `Info` of zeros. The flag costs one i32
+all-reduce, field "flag".
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jgc import comm
+from jgc.layout import by_layer, vector
+from jgc.layout.buckets import mean_of_leaves
+from jgc.layout.launches import readable
+from jgc.layout.residual import unless
+from jgc.layout.tiles import cut
+from jgc.method.codec import as_step, encoded
+from jgc.method.guard import unusable
+from jgc.method.memory import clip_local
+from jgc.method.phases import DENSE
+from jgc.method.plan import Group, Plan
+from jgc.method.shards import key_of, sum_of
+from jgc.method.step import Local, Step
+from jgc.selection.entries import Sparse, SparseSum
+from jgc.types import Array, Info, Key, Nodes, PyTree, State
+
+FORMS: Any = {"joined": vector, "leaves": vector, "layers": by_layer}  # by `Method.form`
+
+
+class Job(NamedTuple):
+    """What a node has to do for one group in a step."""
+
+    group: Group
+    phase: Any
+    key: Key
+    grads: PyTree  # the group's leaves by path
+    state: State
+
+
+class Result(NamedTuple):
+    """A group after the step: the mean's leaves, the state, this node's `Info`."""
+
+    leaves: Sequence[Array]
+    state: State
+    info: Info
+
+
+def aggregate(
+    plan: Plan, phase: Any, key: Key, grads: PyTree, state: State, nodes: Nodes
+) -> tuple[PyTree, State, Info]:
+    """One step of a plan on one node. See `jgc.types.Aggregate`."""
+    check_local(grads, nodes)
+    leaves: Sequence[Any] = jax.tree.leaves(grads)
+    if nodes.fast:
+        leaves = means_inside(plan, leaves, nodes)
+    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
+    skip = readable(comm.any_true(unusable(floats), nodes))
+    if plan.design.clip_norm:
+        leaves = clip_local(leaves, plan.design.clip_norm, nodes)
+    results = run(jobs_of(plan, phase, key, leaves, state), nodes, skip)
+    info = info_of(plan, [result.info for result in results], nodes)
+    info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), info)._replace(finite=~skip)
+    mean = plan.joined([result.leaves for result in results], grads)
+    return mean, plan.state(result.state for result in results), info
+
+
+def check_local(grads: PyTree, nodes: Nodes) -> None:
+    """Raise ValueError for gradients that are equal on all nodes. With nodes that share a device
+    nothing shows it."""
+    floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
+    varying = (set(nodes.slow) & set(jax.typeof(x).mat.varying) for x in floats)
+    if floats and nodes.slow and not any(varying):
+        comm.node_index(nodes)  # raises outside the node axis
+        raise ValueError(
+            "the gradients are equal on all nodes, so nothing is left to compress. Are they a mean that a compressor "
+            "made? Or of jax.grad inside jgc.on_nodes, which for parameters that nodes share gives the sum over nodes: "
+            "take them by jgc.node_grads, or with respect to jgc.comm.vary(params, nodes)"
+        )
+
+
+def means_inside(plan: Plan, leaves: Sequence[Array], nodes: Nodes) -> Sequence[Array]:
+    """Each leaf's mean over the fast axes of a node that do not divide it."""
+    if not plan.by_shards:
+        return [comm.exact_mean(x, nodes) for x in leaves]
+    others = [tuple(a for a in nodes.fast if a not in axes) for axes in plan.axes]
+    return [
+        comm.exact_mean(x, nodes._replace(fast=others[i]))
+        for x, i in zip(leaves, plan.group_of, strict=True)
+    ]
+
+
+def jobs_of(plan: Plan, phase: Any, key: Key, leaves: Sequence[Any], state: State) -> list[Job]:
+    """The jobs of all groups."""
+    jobs = []
+    for group, own in zip(plan.groups, plan.states(state), strict=True):
+        group_key = key_of(key, group.shard, plan.axes[group.shard]) if plan.by_shards else key
+        group_phase = phase
+        for i in group.path:
+            group_key, group_phase = jax.random.fold_in(group_key, i), group_phase[i]
+        jobs.append(Job(group, group_phase, group_key, group.cut(leaves), own))
+    return jobs
+
+
+def run(jobs: Sequence[Job], nodes: Nodes, skip: Array) -> list[Result]:
+    """The steps of all groups. If `skip`, means are zeros and states do not change."""
+    sharing: dict[Any, list[int]] = {}  # jobs by exchange
+    leaf_by_leaf = [job.group.method.form == "leaves" for job in jobs]
+    for i, (group, phase, _, grads, _) in enumerate(jobs):
+        # Leaves of two bytes travel as such, not in a vector of f32 values.
+        halves = leaf_by_leaf[i] and any(
+            jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype != jnp.float32 for x in grads.values()
+        )
+        if group.method.stages is not None and not halves:
+            exchange = group.method.stages[phase][1]
+            sharing.setdefault((group.shard, group.path[:-1], exchange.name), []).append(i)
+    for members in sharing.values():
+        if len(members) > 1:
+            for i in members:
+                leaf_by_leaf[i] = False
+    # v, which may end in zeros (`jgc.layout.tiles`), and the memory's state before `finish`
+    begun: dict[int, tuple[Any, PyTree]] = {
+        i: FORMS[job.group.method.form].compensated(
+            job.group.method.memory, job.state.local.memory, job.grads, job.group.packing,
+            job.phase == DENSE,
+            # without a state a bad gradient spoils nothing, and `finish` discards the rest
+            skip if jax.tree.leaves(job.state.local.memory) else False,
+        )
+        for i, job in enumerate(jobs) if not leaf_by_leaf[i]
+    }
+    steps: dict[int, Step] = {}
+    for members in sharing.values():
+        if not leaf_by_leaf[members[0]]:
+            vs = [begun[i][0] for i in members]
+            means = exchanged([jobs[i] for i in members], vs, nodes)
+            steps |= zip(members, means, strict=True)
+    results = []
+    for i, job in enumerate(jobs):
+        if leaf_by_leaf[i]:
+            results.append(mean_leaf_by_leaf(job, nodes, skip))
+            continue
+        step = steps[i] if i in steps else method_step(job, begun[i][0], nodes)
+        results.append(finish(job, *begun[i], step, nodes, skip))
+    return results
+
+
+def exchanged(jobs: Sequence[Job], vs: Sequence[Array], nodes: Nodes) -> list[Step]:
+    """The steps of groups that share one exchange."""
+    items = []
+    for (group, phase, key, *_), v in zip(jobs, vs, strict=True):
+        assert group.method.stages is not None
+        codec, exchange = group.method.stages[phase]
+        items.append(encoded(codec, key, v, group.packing.layers, nodes))
+    means = exchange.run(items, nodes)
+    return [as_step(item, mean) for item, mean in zip(items, means, strict=True)]
+
+
+def method_step(job: Job, v: Any, nodes: Nodes) -> Step:
+    """The step of a method that `from_step` made."""
+    group, phase, key, _, state = job
+    method, packing = group.method, group.packing
+    assert method.step is not None
+    memory = FORMS[method.form].seen(state.local.memory, packing)
+    state = State(state.shared, state.local._replace(memory=memory))
+    if method.form == "joined" and not method.takes_filled:
+        v = cut(v, packing.size)
+    return method.step(phase, key, v, state, packing.layers, nodes)
+
+
+def finish(
+    job: Job, v: Any, kept: PyTree, step: Step, nodes: Nodes, skip: Array
+) -> Result:
+    """The rest of a group's step. If `skip`, the mean is zeros and the state does not change."""
+    group, phase, key, _, state = job
+    method, local, packing = group.method, state.local, group.packing
+    check_step(step, v, packing.size, state)
+    settled = FORMS[method.form].settled(
+        method.memory, local.memory, kept, v, step.mean, step.sent, step.onto, packing,
+        phase == DENSE, skip, comm.node_key(key, nodes),
+    )  # fmt: skip
+    before = state.shared
+    if step.onto is not None:
+        step, before = step._replace(shared=settled.total), settled.total
+    shared, own = unless(skip, (before, local.own), (step.shared, step.own))
+    info = Info(
+        settled.norm, jnp.float32(step.elements), jnp.int32(step.overflow), jnp.bool_(True)
+    )
+    after = State(shared, Local(settled.kept, own, local.signature))
+    return Result(jax.tree.leaves(settled.leaves), after, info)
+
+
+def mean_leaf_by_leaf(job: Job, nodes: Nodes, skip: Array) -> Result:
+    """The step of `dense`: the exact mean of every leaf."""
+    mean = mean_of_leaves(list(job.grads.values()), job.group.packing, nodes, skip)
+    sent = jnp.float32(job.group.packing.size)
+    return Result(mean, job.state, Info(jnp.float32(0), sent, jnp.int32(0), jnp.bool_(True)))
+
+
+def check_step(step: Any, v: Any, n: int, state: State) -> None:
+    """Raise TypeError or ValueError, naming the part, unless a step returned what `Step` says."""
+    if not isinstance(step, Step):
+        raise TypeError(
+            f"the step of a method must return a jgc.method.from_step.Step, got a {type(step).__name__}"
+        )
+    shapes = [(n,), v.shape] if hasattr(v, "shape") else [x.shape for x in v]
+    for name, x in (("mean", step.mean), ("sent", step.sent)):
+        if not isinstance(x, SparseSum | Sparse | list | tuple) and jnp.shape(x) not in shapes:
+            raise ValueError(
+                f"the step's {name} must be f32[{n}], as v is, got the shape {list(jnp.shape(x))}"
+            )
+    before = {"shared": state.shared, "own": state.local.own}
+    after = {"shared": step.shared, "own": step.own}
+    for name, x in before.items():
+        made: Any = jax.tree.structure(x)
+        returned: Any = jax.tree.structure(after[name])
+        if step.onto is None and made != returned:
+            raise ValueError(f"the step's {name} must be like that of init, {made}, got {returned}")
+
+
+def info_of(plan: Plan, infos: Sequence[Info], nodes: Nodes) -> Info:
+    """A device's share of its node's `Info`, from the infos of all groups."""
+    if len(infos) == 1 and not plan.by_shards:
+        return infos[0]
+    totals = []
+    for shard in range(len(plan.axes)):
+        members = [x for x, group in zip(infos, plan.groups, strict=True) if group.shard == shard]
+        norms, elements, overflow, _ = (jnp.stack(x) for x in zip(*members, strict=True))
+        norm = jnp.linalg.norm(norms) if len(members) > 1 else norms[0]
+        overflow = jnp.sum(overflow, dtype=jnp.int32)
+        totals.append(Info(norm, jnp.sum(elements), overflow, members[0].finite))
+    return sum_of(totals, plan.axes, nodes) if plan.by_shards else totals[0]

@@ -1,0 +1,178 @@
+"""A method, or a combination of methods, as a `Compressor`: the pure functions that loops call."""
+
+from collections import OrderedDict
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+
+from jgc import comm
+from jgc.backend import traced_for
+from jgc.checks.misuse import check_nodes
+from jgc.comm.jaxprs import all_sent
+from jgc.layout.buckets import sent_as
+from jgc.layout.pack import leaf_paths
+from jgc.method.aggregate import aggregate
+from jgc.method.messages import added, both_ways, own_or_dense, scaled
+from jgc.method.plan import (
+    Design,
+    Group,
+    Plan,
+    assembled,
+    joined_shards,
+    make_plan,
+    part_of,
+    phases_of,
+    shard_states,
+    walk,
+)
+from jgc.method.shards import placed
+from jgc.method.signature import check_like, check_signature
+from jgc.method.states import first_state, of_shard, plan_of
+from jgc.method.whole_step import step_of_shapes
+from jgc.nodes.placement import ByShards
+from jgc.types import Compressor, Message, Nodes, Phase, PyTree, State, Wire
+
+
+def compressor_of(design: Design) -> Compressor:
+    """The compressor of a method or a combination.
+
+    Where devices of a node hold whole gradients, these are averaged first; where they divide the
+    gradients, each compresses its own shards (`jgc.method.shards`).
+    """
+
+    @lru_cache(maxsize=16)
+    def planned(leaves, axes, group_of, nodes):
+        arrays = OrderedDict((path, jax.ShapeDtypeStruct(*form)) for path, *form in leaves)
+        plan = make_plan(design, arrays, axes, group_of)
+        key, shards = jax.eval_shape(lambda: jax.random.key(0)), range(len(plan.axes))
+        made = [jax.eval_shape(partial(of_shard, plan, i, nodes), key) for i in shards]
+        return plan, joined_shards(made, axes, group_of) if plan.by_shards else made[0]
+
+    def init(key, params, nodes):
+        check_nodes(nodes)
+        plan = plan_of(design, params, nodes)
+        if plan.by_shards:
+            return placed(partial(first_state, plan, key, nodes), nodes)
+        planned(leaf_forms(params), None, (), nodes)  # now, so that no trace of a step has to
+        return first_state(plan, key, nodes)
+
+    def run(phase, key, grads, state, nodes):
+        check_phase(design, phase)
+        leaves, axes, group_of = leaf_forms(grads), None, ()
+        if isinstance(getattr(state, "shared", None), ByShards):
+            axes, group_of = state.shared.axes, state.shared.group_of
+            if len(group_of) != len(leaves):
+                raise ValueError(
+                    f"the gradients have {len(leaves)} leaves ({', '.join(x[0] for x in leaves)}), "
+                    f"and the parameters had {len(group_of)} at init"
+                )
+        plan, made = planned(leaves, axes, group_of, nodes)
+        check_states(plan, made, state)
+        return aggregate(plan, phase, key, grads, state, nodes)
+
+    def transition(old, new, state, nodes):
+        check_phase(design, old)
+        check_phase(design, new)
+        after = [changed(design, old, new, shard, nodes) for shard in shard_states(state)]
+        if not isinstance(state.shared, ByShards):
+            return after[0]
+        return joined_shards(after, state.shared.axes, state.shared.group_of)
+
+    def wire(phase, shapes, nodes):
+        check_phase(design, phase)
+        step, arguments = step_of_shapes(compressor, phase, shapes, nodes)
+        with comm.ledger() as sent:  # from the collectives that tracing a step calls
+            traced = jax.make_jaxpr(step)(*arguments)
+        physical = all_sent(sent, traced, nodes)
+        return logical(compressor, phase, shapes, nodes)._replace(physical=physical)
+
+    compressor = Compressor(
+        init, run, transition, wire, design.schedule, design.owns_momentum, design.next_phase, design
+    )
+    return compressor
+
+
+def check_phase(design: Design, phase: Any) -> None:
+    """Raise TypeError for a `Phase` where its value should be, ValueError for one that is not of the
+    schedule."""
+    if isinstance(phase, Phase):
+        raise TypeError(
+            f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}"
+        )
+    values = [known.value for known in design.schedule]
+    if design.next_phase is not None:
+        phases_of(design, phase)  # raises
+    elif phase not in values:
+        raise ValueError(f"phase must be one of {', '.join(map(repr, values))}, got {phase!r}")
+
+
+def leaf_forms(tree: PyTree) -> tuple[tuple[str, tuple[int, ...], Any], ...]:
+    """Path, shape and dtype of every leaf."""
+    leaves = zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)
+    return tuple((path, x.shape, x.dtype) for path, x in leaves)
+
+
+def check_states(plan: Plan, made: State, state: State) -> None:
+    """Raise ValueError, naming a leaf, for a state of other parameters or of another compressor.
+
+    `made`: the shapes of the state that init makes, with a node axis in its local part.
+    """
+    right, leaves = jax.tree.leaves(made), jax.tree.leaves(state)
+    structures: list[Any] = [jax.tree.structure(made), jax.tree.structure(state)]
+    if structures[0] == structures[1]:  # signatures, too
+        count = len(jax.tree.leaves(made.shared))
+        dtypes = all(a.dtype == b.dtype for a, b in zip(right, leaves, strict=True))
+        if dtypes and all(a.shape == b.shape for a, b in zip(right[:count], leaves, strict=False)):
+            return  # nothing to explain
+    for like, shard in zip(shard_states(made), shard_states(state), strict=True):
+        check_like(like, shard)
+    for group, own in zip(plan.groups, plan.states(state), strict=True):
+        if group.signature != own.local.signature:
+            check_signature(group.signature, own.local.signature)
+
+
+def changed(design: Design, old: Any, new: Any, state: State, nodes: Nodes) -> State:
+    """The state after the transitions of all methods whose phase changes."""
+    states = []
+    parts = zip(walk(design, {}), phases_of(design, old), phases_of(design, new), strict=True)
+    for (method, path, _), before, after in parts:
+        own = part_of(state, path)
+        if not path or before != after:
+            own = method.transition(before, after, own, nodes)
+        states.append(own)
+    return assembled(design, iter(states))
+
+
+def logical(compressor: Compressor, phase: Any, shapes: PyTree, nodes: Nodes) -> Wire:
+    """`compressor.wire` without the physical bytes, which would need a trace of the whole step."""
+    plan = plan_of(compressor.method, shapes, nodes, check=False)
+    phases = phases_of(plan.design, phase)
+    with traced_for(nodes):  # codes fill their last word as the kind of device needs it
+        each = [
+            messages_of(group, phases[i % len(phases)], nodes)
+            for i, group in enumerate(plan.groups)
+        ]
+    step, once = (tuple(m for message in each for m in message[i]) for i in (0, 1))
+    if len(each) > 1:
+        sizes = [nodes.size(plan.axes[group.shard]) for group in plan.groups]
+        step, once = (
+            added([scaled(m[i], n) for m, n in zip(each, sizes, strict=True)]) for i in (0, 1)
+        )
+    elif plan.by_shards:
+        size = nodes.size(plan.axes[0])
+        step, once = scaled(step, size), scaled(once, size)
+    return Wire(step, (), once, nodes.size(nodes.fast))
+
+
+def messages_of(
+    group: Group, phase: Any, nodes: Nodes
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """A group's messages in a step of a phase, and on entering it."""
+    method, layers = group.method, group.packing.layers
+    if method.form == "leaves":
+        leaves = [x for x in group.packing.leaves if x.start >= 0]
+        size = sum(x.size * sent_as(x.dtype).itemsize for x in leaves)
+        return both_ways({"dense": float(size)}), ()
+    once = method.sent_once(phase, layers, nodes)
+    return own_or_dense(method.messages, phase, layers, nodes), once

@@ -1,0 +1,259 @@
+"""The plan of a step: which leaves form a group, and which method each group has. Static.
+
+A combination (`per_layer`, `stacked`) says how leaves are split among its members. Where devices of
+a node divide the parameters, leaves that are divided alike are split off first. Who needs to know
+what a compressor does with a tree walks the groups of its plan: `jgc.method.aggregate` runs them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jgc.layout.pack import Packing, leaf_paths, make_packing
+from jgc.layout.residual import has_residual
+from jgc.method.signature import Signature, signature_of
+from jgc.method.step import Method
+from jgc.nodes.placement import ByShards, sharding_spec
+from jgc.types import NextPhase, Phase, PyTree, State
+
+
+class Part(NamedTuple):
+    """A leaf of the parameters, or one layer of a stacked leaf.
+
+    Attributes:
+      leaf: the leaf's number in tree order.
+      at: the layer's index in the leaf's leading axes; () for the whole leaf.
+      array: shape and dtype.
+    """
+
+    leaf: int
+    at: tuple[int, ...]
+    array: jax.ShapeDtypeStruct
+
+
+Parts = dict[str, Part]  # by path
+
+
+class Combination(NamedTuple):
+    """Several methods for the leaves of one tree, or one for other leaves than the tree's.
+
+    Attributes:
+      members: methods and combinations.
+      split: the parts of each member.
+      check: raises ValueError for parameters, by path, that the combination does not fit.
+      nested: whether phases and states are tuples with an entry for each member; if not, there is
+        one member, and they are its.
+      schedule, owns_momentum, next_phase: see `jgc.Compressor`.
+      clip_norm: see `from_step`; of the whole gradient.
+    """
+
+    members: "tuple[Design, ...]"
+    split: Callable[[Parts], list[Parts]]
+    check: Callable[[dict[str, Any]], None] | None
+    nested: bool
+    schedule: tuple[Phase, ...]
+    owns_momentum: bool
+    next_phase: NextPhase | None
+    clip_norm: float
+
+
+Design = Method | Combination
+
+
+class Group(NamedTuple):
+    """Leaves with one method and one state.
+
+    Attributes:
+      method: their method.
+      path: where their state and their phase are in a combination's; the key is folded with it.
+      shard: the number of the shards' group, 0 if no device of a node divides the parameters.
+      parts: the leaves, by path.
+      packing: their layout.
+      signature: what their state was made for.
+    """
+
+    method: Method
+    path: tuple[int, ...]
+    shard: int
+    parts: Parts
+    packing: Packing
+    signature: Signature
+
+    def cut(self, leaves: Sequence[Any]) -> OrderedDict[str, Any]:
+        """The group's leaves, of all leaves in tree order."""
+        return OrderedDict(
+            (path, leaves[part.leaf][part.at] if part.at else leaves[part.leaf])
+            for path, part in self.parts.items()
+        )
+
+
+class Plan(NamedTuple):
+    """How a compressor treats a tree of one device's gradients.
+
+    Attributes:
+      design: the method, or the combination.
+      groups: all groups, by shards first.
+      axes: the fast axes that divide each group of shards; (()) if no leaf is divided.
+      group_of: the shards' group of each leaf.
+      by_shards: whether any leaf is divided.
+    """
+
+    design: Design
+    groups: tuple[Group, ...]
+    axes: tuple[tuple[str, ...], ...]
+    group_of: tuple[int, ...]
+    by_shards: bool
+
+    def states(self, state: State) -> list[State]:
+        """The state of every group."""
+        shards = shard_states(state)
+        return [part_of(shards[group.shard], group.path) for group in self.groups]
+
+    def state(self, states: Iterable[State]) -> State:
+        """The inverse of `states`."""
+        each = iter(states)
+        whole = [assembled(self.design, each) for _ in self.axes]
+        return joined_shards(whole, self.axes, self.group_of) if self.by_shards else whole[0]
+
+    def joined(self, results: Sequence[Sequence[Any]], like: PyTree) -> PyTree:
+        """The tree of all groups' leaves; `like` has its structure and shapes."""
+        leaves, treedef = jax.tree.flatten(like)
+        parts: list[dict[tuple[int, ...], Any]] = [{} for _ in leaves]
+        for group, result in zip(self.groups, results, strict=True):
+            for part, x in zip(group.parts.values(), result, strict=True):
+                parts[part.leaf][part.at] = x
+        return jax.tree.unflatten(treedef, [
+             of_leaf[()] if () in of_leaf else layers_of_leaf(of_leaf, x.shape)
+             for of_leaf, x in zip(parts, leaves, strict=True)
+        ])  # fmt: skip
+
+
+def layers_of_leaf(parts: dict[tuple[int, ...], Any], shape: tuple[int, ...]) -> Any:
+    """A stacked leaf of its layers."""
+    return jnp.stack([parts[index] for index in sorted(parts)]).reshape(shape)
+
+
+def make_plan(
+    design: Design,
+    tree: PyTree,
+    axes: tuple[tuple[str, ...], ...] | None = None,
+    group_of: Sequence[int] = (),
+) -> Plan:
+    """The plan for a tree of arrays, or shapes, of one device.
+
+    Args:
+      design: the method, or the combination.
+      tree: like the parameters.
+      axes, group_of: see `Plan`; None if no leaf is divided.
+    """
+    parts = parts_of(tree)
+    shards = [parts]
+    if axes is not None:
+        numbered = list(zip(sorted(parts), (group_of[parts[path].leaf] for path in sorted(parts)), strict=True))
+        shards = [{path: parts[path] for path, i in numbered if i == k} for k in range(len(axes))]
+    groups = []
+    for shard, inside in enumerate(shards):
+        for method, path, own in walk(design, inside):
+            arrays = OrderedDict((name, part.array) for name, part in own.items())
+            groups.append(Group(method, path, shard, own, make_packing(arrays), signature_of(arrays)))
+    return Plan(design, tuple(groups), axes or ((),), tuple(group_of), axes is not None)
+
+
+def parts_of(tree: PyTree, divided: bool = False) -> Parts:
+    """The leaves of a tree by path, in tree order; with `divided`, arrays have their shardings."""
+    paths, leaves = leaf_paths(tree), jax.tree.leaves(tree)
+    parts = {}
+    for i, (path, x) in enumerate(zip(paths, leaves, strict=True)):
+        sharding = x.sharding if divided and tuple(sharding_spec(x)) else None
+        parts[path] = Part(i, (), jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
+    return parts
+
+
+def walk(
+    design: Design, parts: Parts, path: tuple[int, ...] = ()
+) -> Iterator[tuple[Method, tuple[int, ...], Parts]]:
+    """The methods of a design, each with its path and its parts."""
+    if isinstance(design, Method):
+        yield design, path, parts
+        return
+    for i, (member, inside) in enumerate(zip(design.members, design.split(parts), strict=True)):
+        yield from walk(member, inside, (*path, i) if design.nested else path)
+
+
+def phases_of(design: Design, phase: Any) -> list[Hashable]:
+    """The phase of every method of a design, in the order of `walk`.
+
+    Raises:
+      ValueError: not a tuple with an entry for each group.
+    """
+    if isinstance(design, Method):
+        return [phase]
+    if not design.nested:
+        return phases_of(design.members[0], phase)
+    if not (isinstance(phase, tuple) and len(phase) == len(design.members)):
+        raise ValueError(
+            f"phase must be a tuple of {len(design.members)}, the phases of all groups, got {phase!r}"
+        )
+    return [x for member, part in zip(design.members, phase, strict=True) for x in phases_of(member, part)]
+
+
+def check_fits(design: Design, parts: Parts) -> None:
+    """Raise ValueError if a method or a combination does not fit parameters."""
+    if design.check is not None:
+        design.check({path: part.array for path, part in parts.items()})
+    if isinstance(design, Combination):
+        for member, inside in zip(design.members, design.split(parts), strict=True):
+            if inside:
+                check_fits(member, inside)
+
+
+def unchecked(design: Design) -> Design:
+    """The design without checks: a fragment of the parameters may lack what its rules name."""
+    if isinstance(design, Method):
+        return design._replace(check=None)
+    return design._replace(check=None, members=tuple(unchecked(x) for x in design.members))
+
+
+def any_residual(design: Design) -> bool:
+    """Whether a node has a residual. Makes states of one value."""
+    return any(has_residual(method.memory) for method, *_ in walk(design, {}))
+
+
+def part_of(state: State, path: tuple[int, ...]) -> State:
+    """The state of a group in a combination's."""
+    shared, local = state
+    for i in path:
+        shared, local = shared[i], local[i]
+    return State(shared, local)
+
+
+def assembled(design: Design, states: Iterator[State]) -> State:
+    """The state of a design, from the states of its methods in the order of `walk`."""
+    if isinstance(design, Method):
+        return next(states)
+    members = [assembled(member, states) for member in design.members]
+    if not design.nested:
+        return members[0]
+    shared, local = zip(*members, strict=True)
+    return State(shared, local)
+
+
+def shard_states(state: State) -> list[State]:
+    """The states of the shards' groups; [state] if no leaf is divided."""
+    if not isinstance(getattr(state, "shared", None), ByShards):
+        return [state]
+    pairs = zip(state.shared.parts, state.local.parts, strict=True)
+    return [State(shared, local) for shared, local in pairs]
+
+
+def joined_shards(
+    states: Sequence[State], axes: tuple[tuple[str, ...], ...], group_of: tuple[int, ...]
+) -> State:
+    """The states of all shards' groups as one."""
+    shared, local = zip(*states, strict=True)
+    return State(ByShards(shared, axes, group_of), ByShards(local, axes, group_of))
+
+

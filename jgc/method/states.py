@@ -1,0 +1,72 @@
+"""A compressor's first state: made group by group, in each device's shards where nodes divide them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jgc.layout import by_layer, vector
+from jgc.method.plan import Design, Group, Plan, assembled, check_fits, joined_shards, make_plan, parts_of
+from jgc.method.shards import shards_of
+from jgc.method.step import Local
+from jgc.nodes.placement import per_node
+from jgc.types import Key, Nodes, PyTree, State
+
+
+def plan_of(design: Design, params: PyTree, nodes: Nodes, check: bool = True) -> Plan:
+    """The plan for parameters, or their shapes; with shardings where devices of a node divide them.
+
+    Raises:
+      ValueError: the method does not fit the parameters or their shards.
+    """
+    if check:
+        check_fits(design, parts_of(params, divided=True))
+    shards = shards_of(params, nodes)
+    if shards is None:
+        return make_plan(design, params)
+    if design.next_phase is not None:
+        raise ValueError(
+            "this method, like gradiveq, finds the sizes of its phases in whole vectors during the "
+            "run, and cannot compress shards: use a method with a fixed schedule, or parameters "
+            "that no device of a node divides"
+        )
+    return make_plan(design, shards.shapes, shards.axes, shards.group_of)
+
+
+def first_state(plan: Plan, key: Key, nodes: Nodes) -> State:
+    """The state of all groups before the first step. A method's shared state is drawn for each
+    device's shards by itself."""
+    if not plan.by_shards:
+        return of_shard(plan, 0, nodes, key)
+    states = []
+    for i, axes in enumerate(plan.axes):
+        shard_key, of_device = jax.random.fold_in(key, i), partial(of_shard, plan, i, nodes)
+        if not axes:
+            states.append(of_device(shard_key))
+            continue
+        devices = jnp.arange(nodes.size(axes))
+        keys = jax.vmap(partial(jax.random.fold_in, shard_key))(devices)
+        shared, local = jax.vmap(of_device)(keys)  # local: [F, K, ...]
+        states.append(State(shared, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), local)))
+    return joined_shards(states, plan.axes, plan.group_of)
+
+
+def of_shard(plan: Plan, shard: int, nodes: Nodes, key: Key) -> State:
+    """The first state of one group of shards."""
+    groups = [group for group in plan.groups if group.shard == shard]
+    return assembled(plan.design, iter([of_group(group, key, nodes) for group in groups]))
+
+
+def of_group(group: Group, key: Key, nodes: Nodes) -> State:
+    """The first state of one group: shared, and local with the node axis."""
+    method, packing = group.method, group.packing
+    for i in group.path:
+        key = jax.random.fold_in(key, i)
+    shared, own = method.init(key, packing.layers, nodes)
+    kept: Any = ()
+    if method.form != "leaves":
+        form: Any = by_layer if method.form == "layers" else vector
+        kept = form.first(method.memory, packing, nodes)
+    local = Local(kept, own, group.signature)
+    return State(shared, jax.tree.map(lambda x: per_node(x, nodes), local))

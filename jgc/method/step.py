@@ -1,0 +1,128 @@
+"""What a method is: one record, `Method`, of a step on one node and the messages that it sends.
+
+`jgc.method.from_step` and `compose` make methods, `per_layer` and `stacked` combine them, and
+`jgc.method.aggregate` runs them.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Protocol
+
+from jgc.layout.pack import Layers
+from jgc.layout.residual import Memory
+from jgc.method.signature import Signature
+from jgc.selection.entries import Sparse, SparseSum
+from jgc.types import Array, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition
+
+
+class Step(NamedTuple):
+    """The result of a method's step on one node.
+
+    Attributes:
+      mean: f32[n] or SparseSum, the aggregate, equal on all nodes.
+      sent: f32[n] or Sparse, the part of v that counts as sent; the residual becomes v - sent.
+      shared: the method's shared state after the step.
+      own: the method's per-node state after the step, without the memory's.
+      elements: how many values this node's message encodes.
+      overflow: how many selected values did not fit into a buffer of fixed size.
+      onto: f32[n] or None. The aggregate is the mean added to it, and becomes the method's shared
+        state.
+
+    In a method that takes v by layer, `mean` and `sent` are lists of an array for each layer.
+    """
+
+    mean: Any
+    sent: Any
+    shared: PyTree = ()
+    own: PyTree = ()
+    elements: int | Array = 0
+    overflow: int | Array = 0
+    onto: Array | None = None
+
+
+class Local(NamedTuple):
+    """A node's local state: the memory's, the method's per-node state, and a description of the
+    parameters it was made for."""
+
+    memory: PyTree
+    own: PyTree
+    signature: Signature
+
+
+class StepFn(Protocol):
+    """`step(phase, key, v, state, layers, nodes)`: one step of a method, on one node.
+
+    Args:
+      phase: value of the phase.
+      key: the same on all nodes; `comm.node_key` derives a node's key from it.
+      v: f32[n], this node's gradient plus its residual.
+      state: the state before the step: `state.shared`, and `state.local.own` of this node.
+      layers: the ranges of v, with names and shapes.
+      nodes: the layout.
+    """
+
+    def __call__(
+        self, phase: Any, key: Key, v: Any, state: State, layers: Layers, nodes: Nodes, /
+    ) -> Step: ...
+
+
+class InitFn(Protocol):
+    """`init(key, layers, nodes) -> (shared, own)`: the method's state before the first step; `own`
+    of one node."""
+
+    def __call__(self, key: Key, layers: Layers, nodes: Nodes, /) -> tuple[PyTree, PyTree]: ...
+
+
+class MessagesFn(Protocol):
+    """`messages(phase, layers, nodes)`: the messages of each role in a step of a phase, or once on
+    entering it."""
+
+    def __call__(self, phase: Any, layers: Layers, nodes: Nodes, /) -> tuple[Message, ...]: ...
+
+
+class FiguresFn(Protocol):
+    """`figures(phase, key, v, g, step, state, layers, nodes)`: a method's diagnostics."""
+
+    def __call__(
+        self, phase: Any, key: Key, v: Array, g: Array, step: Step, state: State, layers: Layers,
+        nodes: Nodes, /,
+    ) -> dict[str, Array]: ...  # fmt: skip
+
+
+class Method(NamedTuple):
+    """One method, as `jgc.method.from_step` takes its parts.
+
+    Attributes:
+      step: one step on one node; None with `stages`.
+      stages: codec and exchange of every phase value, if `compose` made the method. Groups of
+        leaves whose exchanges have the same name share one collective.
+      form: how the method takes v: "joined", f32[n]; "layers", a list of an array for each layer;
+        or "leaves": the exact mean of every leaf, if no other group shares its all-reduce.
+      check: raises ValueError for parameters, by path, that the method does not fit; None for a
+        method that fits all.
+      memory, messages, schedule, init, sent_once, transition, next_phase, figures, clip_norm: see
+        `from_step`.
+    """
+
+    step: StepFn | None
+    stages: dict[Hashable, Any] | None
+    memory: Memory
+    messages: MessagesFn
+    schedule: tuple[Phase, ...]
+    init: InitFn
+    sent_once: MessagesFn
+    transition: Transition
+    next_phase: NextPhase | None
+    figures: FiguresFn
+    clip_norm: float = 0.0
+    form: str = "joined"
+    takes_filled: bool = False
+    check: Callable[[dict[str, Any]], None] | None = None
+
+    @property
+    def owns_momentum(self) -> bool:
+        """Whether the memory holds the momentum; the optimiser must then have none."""
+        return self.memory.owns_momentum
+
+__all__ = [
+    "FiguresFn", "InitFn", "Layers", "Local", "MessagesFn", "Method", "Sparse", "SparseSum", "Step", "StepFn",
+]  # fmt: skip
