@@ -19,7 +19,7 @@ import quick
 import jgc
 from jgc.comm.jaxprs import all_sent
 from jgc.compress import METHODS, PAPER_RECIPE, TopK, step_on_nodes
-from jgc.method.guard import logical
+from jgc.method.compressor import logical
 from jgc.nodes.placement import LOCAL, SHARED
 from jgc.types import Compressor, Info, Nodes, PyTree, Sent, State, Wire
 
