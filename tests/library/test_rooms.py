@@ -15,17 +15,9 @@ ROOMS = (
 DEVICE = re.compile(r"\bbackend\(|\bbackend_of\b|\boptimization_barrier\b|\bopaque\b")
 # Files of methods that still branch on the backend. The list only shrinks.
 EXCEPT = {
-    "compress/low_rank/gradiveq_steps.py",
-    "compress/low_rank/klt_bases.py",
-    "compress/low_rank/power_iteration.py",
-    "compress/quantized/cast.py",
-    "compress/quantized/in_parts.py",
-    "compress/quantized/qsgd.py",
-    "compress/quantized/quantize.py",
     "compress/sparse/demo.py",
-    "compress/sparse/learned.py",
+    "compress/sparse/learned_topk.py",
     "compress/sparse/topk.py",
-    "compress/sparse/turns.py",
 }
 
 
