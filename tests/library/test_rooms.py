@@ -13,13 +13,6 @@ ROOMS = (
     "types.py", "backend.py", "checks", "comm", "nodes", "selection", "layout", "wire", "method", "compress", "loops",
 )  # fmt: skip
 DEVICE = re.compile(r"\bbackend\(|\bbackend_of\b|\boptimization_barrier\b|\bopaque\b")
-# Files of methods that still branch on the backend. The list only shrinks.
-EXCEPT = {
-    "compress/sparse/demo.py",
-    "compress/sparse/learned_topk.py",
-    "compress/sparse/topk.py",
-}
-
 
 def files(*rooms: str) -> list[Path]:
     """The modules of some rooms."""
@@ -28,8 +21,7 @@ def files(*rooms: str) -> list[Path]:
 
 
 def test_methods_know_no_devices():
-    found = {str(p.relative_to(ROOT)) for p in files("method", "compress") if DEVICE.search(p.read_text())}
-    assert found <= EXCEPT  # take a file off the list once it has no branch on the backend and no barrier
+    assert not [p for p in files("method", "compress") if DEVICE.search(p.read_text())]
 
 
 def test_there_is_one_skeleton():
