@@ -1,0 +1,80 @@
+"""Names of a run's objects. Numbers have eight digits, so names sort as numbers do.
+
+run.json                     the run's settings, by its first node
+checkpoint/00000020          the shared state after 20 rounds
+rounds/00000003/paris.msg    a node's message of round 3
+rounds/00000003/paris.here   "wait for me in this round"
+rounds/00000003/paris.left   "do not wait for me"
+rounds/00000003/close        the list of round 3: who counts
+"""
+
+import re
+from collections.abc import Iterable
+
+RUN, CHECKPOINTS, ROUNDS, CLOSE = "run.json", "checkpoint", "rounds", "close"
+_NODE = re.compile(r"[A-Za-z0-9_-]{1,60}")
+
+
+def check_node(node: str) -> None:
+    """Raise ValueError for a node's name that cannot be a part of an object's name."""
+    if not isinstance(node, str) or not _NODE.fullmatch(node):
+        raise ValueError(f"node must be 1 to 60 letters, digits, - and _, got {node!r}")
+
+
+def round_folder(number: int) -> str:
+    """The folder of a round."""
+    return f"{ROUNDS}/{number:08d}"
+
+
+def close_name(number: int) -> str:
+    """The name of a round's list."""
+    return f"{round_folder(number)}/{CLOSE}"
+
+
+def node_name(number: int, node: str, kind: str) -> str:
+    """The name of a node's object in a round; kind is "msg", "here" or "left"."""
+    return f"{round_folder(number)}/{node}.{kind}"
+
+
+def checkpoint_name(number: int) -> str:
+    """The name of a checkpoint."""
+    return f"{CHECKPOINTS}/{number:08d}"
+
+
+def before_round(number: int) -> str:
+    """What a listing of rounds from `number` on comes after.
+
+    Not the name of the folder before it: SeaweedFS, asked for what comes after "rounds/00000001",
+    leaves out that whole folder, AWS begins with its first object. "~" sorts after every name in it.
+
+    Example:
+      >>> before_round(2), before_round(0)
+      ('rounds/00000001~', '')
+    """
+    return f"{round_folder(number - 1)}~" if number else ""
+
+
+def by_round(names: dict[str, int]) -> dict[int, dict[str, int]]:
+    """Listed names as {round: {name inside its folder: size}}; names that are none of a run are left out.
+
+    Example:
+      >>> by_round({"rounds/00000003/a.msg": 7, "rounds/notes.txt": 1})
+      {3: {'a.msg': 7}}
+    """
+    rounds: dict[int, dict[str, int]] = {}
+    for name, size in names.items():
+        parts = name.split("/")
+        if len(parts) == 3 and parts[1].isdigit():
+            rounds.setdefault(int(parts[1]), {})[parts[2]] = size
+    return rounds
+
+
+def nodes_with(names: Iterable[str], kind: str) -> list[str]:
+    """The nodes that have an object of this kind among the names of a round, sorted.
+
+    Example:
+      >>> nodes_with({"b.msg": 1, "a.msg": 1, "a.here": 1, "close": 1}, "msg")
+      ['a', 'b']
+    """
+    nodes = (name.rpartition(".") for name in names)
+    return sorted(node for node, _, end in nodes if end == kind and _NODE.fullmatch(node))

@@ -1,0 +1,138 @@
+"""A node's part on its disk: what it has not sent yet, and the message that it is sending.
+
+One file, written before each message. It is valid for the round that it names, and only as long as
+no later list counts a message of this node.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jgc.rounds.arithmetic import Arrays, Vector
+from jgc.rounds.context import RoundsError
+from jgc.rounds.messages import BadObject, opened, sealed
+
+
+class Pending(NamedTuple):
+    """A node in the middle of a round.
+
+    Attributes:
+      round: the round.
+      data: its message, or None if it sends none in this round.
+      before: the memory, if the message does not count.
+      after: the memory, if it does.
+      difference: f32[n], what the next message must contain, too, if this one does not count.
+      sha256: of the message, "" without one.
+    """
+
+    round: int
+    data: bytes | None
+    before: Arrays
+    after: Arrays
+    difference: Vector
+    sha256: str = ""
+
+
+class Disk:
+    """The file of one node, in a folder that no other process may use at the same time.
+
+    Raises:
+      RoundsError: another process on this machine uses it.
+    """
+
+    def __init__(self, folder: str | os.PathLike, run: str, node: str):
+        self.path = Path(folder) / f"{node}.rounds"
+        self.run, self.node = run, node
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.path.with_suffix(".lock"), node)
+
+    def write(self, pending: Pending) -> None:
+        """Replace the file. Raises OSError; the old file is then gone, for it would be sent twice."""
+        arrays: Arrays = {"difference": pending.difference}
+        arrays |= {f"before/{name}": x for name, x in pending.before.items()}
+        arrays |= {f"after/{name}": x for name, x in pending.after.items()}
+        if pending.data is not None:
+            arrays["data"] = np.frombuffer(pending.data, np.uint8)
+        header = {
+            "run": self.run,
+            "node": self.node,
+            "round": pending.round,
+            "sha256": pending.sha256,
+        }
+        new = self.path.with_suffix(".new")
+        try:
+            with open(new, "wb") as file:
+                file.write(sealed(header, arrays, None))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self.path)
+        except OSError:
+            self.remove()
+            new.unlink(missing_ok=True)
+            raise
+
+    def read(self) -> Pending | None:
+        """What the file holds; None without a file of this run and node, or with a broken one."""
+        try:
+            header, arrays = opened(self.path.read_bytes(), None)
+        except (FileNotFoundError, BadObject):
+            return None
+        if (header.get("run"), header.get("node")) != (self.run, self.node):
+            return None
+        data = arrays.pop("data", None)
+        difference = np.array(arrays.pop("difference"))
+        memory: dict[str, Arrays] = {"before": {}, "after": {}}
+        for name, x in arrays.items():
+            when, _, field = name.partition("/")
+            memory[when][field] = np.array(x)
+        return Pending(
+            header["round"], None if data is None else data.tobytes(), memory["before"], memory["after"], difference,
+            header["sha256"],
+        )  # fmt: skip
+
+    def remove(self) -> None:
+        """Delete the file."""
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+class NoDisk:
+    """For a node that begins without a residual after it was killed."""
+
+    def write(self, pending: Pending) -> None:
+        """Nothing."""
+
+    def read(self) -> Pending | None:
+        """Nothing."""
+        return None
+
+    def remove(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def _locked(path: Path, node: str) -> int | None:
+    """A lock that ends with this process; None where the system has no such locks."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return None
+    file = os.open(path, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise RoundsError(
+            f"{path.parent}: another process on this machine runs as node {node!r}; stop it, or give "
+            "this one another name"
+        ) from None
+    return file

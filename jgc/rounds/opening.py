@@ -1,0 +1,51 @@
+"""`run.json` and the first checkpoint: whoever is first decides, the others compare."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from jgc.rounds.arithmetic import Vector, shared_state
+from jgc.rounds.context import Context, RoundsError, persistently
+from jgc.rounds.messages import BadObject, opened, sealed
+from jgc.rounds.names import CHECKPOINTS, RUN, checkpoint_name
+from jgc.rounds.replay import pack_checkpoint
+from jgc.rounds.requests import Create, Get, List, Requests
+
+
+def opened_run(context: Context, theta: Vector, settings: Mapping[str, Any]) -> Requests[str]:
+    """The run's token. The first node makes it, with checkpoint 0 from its theta.
+
+    Raises:
+      RoundsError: the run has other settings, or is another program's.
+      NoBucket: the bucket does not exist or does not let this process in.
+    """
+    settings = json.loads(json.dumps(settings))  # tuples are lists, as in the bucket
+    (data,) = yield from persistently(context, Get((RUN,)))
+    if data is None:
+        run = {"kind": "run", "run": secrets.token_hex(8), "settings": settings}
+        data = sealed(run, {}, context.secret)
+        if not (yield from persistently(context, Create(RUN, data))):
+            (data,) = yield from persistently(context, Get((RUN,)))
+    if data is None:
+        raise RoundsError(f"the bucket forgets: {RUN} exists and cannot be read")
+    try:
+        header = opened(data, context.secret)[0]
+    except BadObject as error:
+        raise RoundsError(f"{RUN}: {error}") from None
+    if header.get("kind") != "run":
+        raise RoundsError(f"{RUN} is not of a run of jgc.rounds")
+    _compare(header["settings"], settings)
+    # Also if this node did not make run.json: the one that did may have been killed in between.
+    if not (yield from persistently(context, List(CHECKPOINTS))):
+        first = shared_state(0, theta, context.outer.init(theta.size))
+        data = pack_checkpoint(header["run"], first, context.secret)
+        yield from persistently(context, Create(checkpoint_name(0), data))
+    return header["run"]
+
+
+def _compare(run: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    different = [name for name in sorted({*run, *settings}) if run.get(name) != settings.get(name)]
+    if different:
+        values = "; ".join(f"{x}={run.get(x)!r}, here {settings.get(x)!r}" for x in different)
+        raise RoundsError(f"the bucket has a run with other settings: {values}")

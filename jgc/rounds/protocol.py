@@ -1,0 +1,377 @@
+"""The protocol of one node: join a run, take part in round after round, leave.
+
+Rules
+
+  a. The list of a round is the only authority on who counts.
+  b. A round is closed once all who are expected have come (the members of the last list, and who has
+     announced itself), or a quorum has and the grace is over on the closer's clock.
+  c. A list names one digest of theta, that of most messages. A node with another one heals.
+  d. Anyone may close a round, also a node that is in no list.
+  e. A node that does not count gets its message back, exactly, and applies all lists that exist
+     before it goes on. Then it announces itself.
+  f. Mean and outer step run in one fixed order (`jgc.rounds.arithmetic`).
+
+Everything here is a generator of requests: see `jgc.rounds.requests`.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jgc.rounds.arithmetic import Shared, Vector, usable
+from jgc.rounds.closing import Closed, closed_round
+from jgc.rounds.context import Context, Forgotten, Pauses, RoundsError, Twin, persistently
+from jgc.rounds.lists import OUTLIER, RoundList
+from jgc.rounds.messages import packed_message, sealed, sha256_of
+from jgc.rounds.names import node_name
+from jgc.rounds.node_disk import Disk, NoDisk, Pending
+from jgc.rounds.opening import opened_run
+from jgc.rounds.replay import Diverged, advanced, list_of, lists_from, loaded, write_checkpoint
+from jgc.rounds.requests import Create, Requests
+
+
+class Outcome(NamedTuple):
+    """What came of one exchange, for this node.
+
+    Attributes:
+      round: the round that it took part in.
+      members: the nodes that count in it.
+      counted: whether this node's message does.
+      reason: why not; "" if it counts.
+      left_out: why other messages do not, by node.
+      waited: seconds from the message to the list.
+      closed_by: the node that made the list.
+      digest: of the shared state after this exchange.
+      number: rounds that the shared state comes after; more than round + 1 if this node was behind.
+      discarded: whether a part of this node's work is lost, because it was an outlier or not finite, or
+        because the lists were deleted that would say whether it counts.
+    """
+
+    round: int
+    members: tuple[str, ...]
+    counted: bool
+    reason: str
+    left_out: Mapping[str, str]
+    waited: float
+    closed_by: str
+    digest: str
+    number: int
+    discarded: bool = False
+
+
+class Member:
+    """A node of a run.
+
+    Attributes:
+      shared: the newest shared state that it knows.
+      memory: the method's memory (a residual, or nothing).
+      carry: f32[n], differences that no message has carried, besides the memory.
+      members: the nodes of the newest list that it knows.
+    """
+
+    def __init__(
+        self, context: Context, open_disk: Callable[[str], Disk | NoDisk] = lambda run: NoDisk(),
+        incarnation: str = "",
+    ):  # fmt: skip
+        self.context = context
+        self.incarnation = incarnation or secrets.token_hex(8)
+        self.open_disk, self.disk = open_disk, NoDisk()  # type: Any, Any
+        self.shared: Shared
+        self.memory = context.coder.first()
+        self.carry = np.zeros(context.coder.size, np.float32)
+        self.members: frozenset[str] = frozenset()
+        self.twins, self.has_sent, self.outliers = 0, False, 0
+
+    def join(self, theta: Vector, settings: Mapping[str, Any]) -> Requests[Outcome | None]:
+        """Take part from now on: the newest shared state, and what this node's disk says.
+
+        Args:
+          theta: f32[n], the parameters if this node is the first.
+          settings: what all nodes must have alike; plain values by name.
+
+        Returns:
+          The outcome of the round in which this node was killed, if it was and that round was still
+          open; else None.
+
+        Raises:
+          RoundsError: other settings; a bucket that has forgotten; see also `exchange`.
+          NoBucket, BucketError: the bucket does not answer.
+        """
+        run = yield from opened_run(self.context, theta, settings)
+        self.context.run = run
+        self.disk = self.open_disk(run)
+        yield from self._load()
+        pending = self.disk.read()
+        outcome = None
+        if pending is not None:
+            outcome = yield from self._resume(pending)
+        if self.context.node not in self.members:
+            yield from self._announce("here")
+        self.context.joined = True
+        return outcome
+
+    def exchange(self, difference: Vector, tokens: int) -> Requests[Outcome]:
+        """One round: send what this node has moved, and apply what all have.
+
+        Args:
+          difference: f32[n], the shared parameters minus this node's.
+          tokens: the weight of this node's message.
+
+        Raises:
+          Twin: another process sends under this node's name.
+          Timeout: below the quorum for longer than the limit, if the rules say to end then.
+          RoundsError: the bucket does not hold what the lists say.
+        """
+        return (yield from self._finish(self._begin(difference, tokens)))
+
+    def leave(self) -> Requests[None]:
+        """Nobody waits for this node any longer. What it has not sent stays on its disk."""
+        self._stored(Pending(self.shared.number, None, self.memory, self.memory, self.carry))
+        yield from self._announce("left")
+        self.disk.close()
+
+    # --- one round ---------------------------------------------------------------------------------
+
+    def _begin(self, difference: Vector, tokens: int) -> Pending:
+        """The message of this round, on disk before it is in the bucket."""
+        number, context = self.shared.number, self.context
+        if not usable(difference):
+            context.say(
+                f"round {number}: this node's parameters are not finite; it goes on from the shared ones"
+            )
+            return self._stored(Pending(number, None, self.memory, self.memory, self.carry))
+        total = difference + self.carry
+        noise = int(sha256_of(f"{context.seed} {context.node} {number}".encode())[:8], 16)
+        fields, after = context.coder.encode(number, self.memory, total, noise)
+        data = packed_message(
+            context.run,
+            context.node,
+            self.incarnation,
+            number,
+            tokens,
+            self.shared.digest,
+            fields,
+            context.secret,
+        )
+        return self._stored(Pending(number, data, self.memory, after, total, sha256_of(data)))
+
+    def _finish(self, pending: Pending) -> Requests[Outcome]:
+        """From a message to the next shared state."""
+        context = self.context
+        try:
+            closed = yield from closed_round(
+                context, pending.round, pending.data, self.members, self.shared.digest
+            )
+        except Forgotten as error:
+            return (yield from self._begin_anew(pending, str(error)))
+        self._check_twin(closed)
+        self.members = frozenset(closed.list.nodes)
+        heard = yield from self._apply(closed)
+        counted, reason, discarded = self._settle(pending, closed, heard)
+        if not counted:
+            yield from self._catch_up()
+        if self.context.node not in self.members:
+            yield from self._announce("here")
+        self._write_checkpoint(closed.list)
+        return Outcome(
+            pending.round, closed.list.nodes, counted, reason, dict(closed.list.left_out) | heard, closed.waited,
+            closed.list.by, self.shared.digest, self.shared.number, discarded,
+        )  # fmt: skip
+
+    def _apply(self, closed: Closed) -> Requests[dict[str, str]]:
+        """The shared state after the list; returns the members that all nodes skip."""
+        try:
+            self.shared, skipped = yield from advanced(
+                self.context, self.shared, closed.list, closed.data
+            )
+        except Diverged:
+            yield from self._heal(closed.list)
+        except Forgotten:
+            yield from self._load()
+        else:
+            return skipped
+        return {}
+
+    def _settle(
+        self, pending: Pending, closed: Closed, skipped: Mapping[str, str]
+    ) -> tuple[bool, str, bool]:
+        """Memory and carry after a round: (counted, why not, whether something is lost)."""
+        node = self.context.node
+        if (
+            pending.data is not None
+            and closed.list.counts(node, pending.sha256)
+            and node not in skipped
+        ):
+            self._kept(pending, counted=True)
+            self.outliers = 0
+            return True, "", False
+        reason = skipped.get(node) or closed.list.left_out.get(node, "")
+        if node in skipped or reason.startswith(OUTLIER):
+            # Back into the residual it would be an outlier in every round. A second one in a row shows
+            # that the residual itself is at fault.
+            self.outliers += 1
+            self.carry = np.zeros_like(self.carry)
+            self.memory = pending.before if self.outliers < 2 else self.context.coder.first()
+            return False, reason, True
+        self._kept(pending, counted=False)
+        if pending.data is None:
+            return False, "its parameters were not finite", True
+        if closed.foreign:
+            reason = "something else was under the name of its message"
+            if closed.twin:
+                reason = "an earlier process of this node had sent in this round"
+        elif not closed.sent:
+            reason = "not sent"
+        return False, reason or "late", False
+
+    def _kept(self, pending: Pending, counted: bool) -> None:
+        """Memory and carry, from the two possibilities that were made before the message was sent."""
+        self.memory = pending.after if counted else pending.before
+        self.carry = np.zeros_like(self.carry) if counted else pending.difference
+
+    def _check_twin(self, closed: Closed) -> None:
+        """Stop if another process sends under this node's name.
+
+        A process that was restarted meets a message of its former life once, before any of its own.
+        Of two that both live, one is first in the second round; the other stops.
+        """
+        self.twins = self.twins + 1 if closed.twin else 0
+        if closed.twin and (self.twins > 1 or self.has_sent):
+            raise Twin(
+                f"another process sends as {self.context.node!r}: this one stops; give one of them another name"
+            )
+        self.has_sent = self.has_sent or closed.sent
+
+    # --- a node that is behind, or wrong ---------------------------------------------------------------
+
+    def _load(self) -> Requests[None]:
+        try:
+            found = yield from loaded(self.context)
+        except Diverged:
+            raise RoundsError(
+                "the checkpoint and the lists give other parameters than the other nodes have: is the "
+                "arithmetic of this machine another (see jgc.rounds.arithmetic), or its jgc?"
+            ) from None
+        if found is None:
+            raise RoundsError("the bucket forgets: it has run.json, and no checkpoint")
+        self._at(*found)
+
+    def _at(self, shared: Shared, lists: Sequence[RoundList]) -> None:
+        """Go on from a shared state and the lists that led to it."""
+        self.shared = shared
+        if lists:
+            self.members = frozenset(lists[-1].nodes)
+
+    def _catch_up(self) -> Requests[None]:
+        """Apply all lists that exist: round by round a node that is behind would stay behind."""
+        try:
+            for closed in (yield from lists_from(self.context, self.shared.number)):
+                self.members = frozenset(closed.nodes)
+                self.shared, _ = yield from advanced(self.context, self.shared, closed, {})
+        except Diverged:
+            yield from self._heal(closed)
+        except Forgotten:
+            yield from self._load()
+
+    def _heal(self, closed: RoundList) -> Requests[None]:
+        """The shared state after a list that names another digest than this node's.
+
+        First from the newest checkpoint there is: it mends a flipped bit. If that gives a wrong
+        digest again, the checkpoint after this round, which the list's writer makes.
+        """
+        context, number = self.context, closed.round + 1
+        context.say(
+            f"round {closed.round}: {context.node} has other parameters than the list; it takes a checkpoint"
+        )
+        pauses, least = Pauses(context), 0
+        while True:
+            try:
+                found = yield from loaded(context, least)
+            except Diverged:
+                found = None
+            if found is not None and found[0].number >= number:
+                return self._at(*found)
+            least = number
+            if pauses.waited > context.rules.timeout:
+                raise RoundsError(
+                    f"no checkpoint gives the parameters that the list of round {closed.round} names"
+                )
+            yield from pauses.next(f"checkpoint {number}, by {closed.writer}")
+
+    def _begin_anew(self, pending: Pending, why: str) -> Requests[Outcome]:
+        """Go on from a checkpoint. Nobody knows any more whether the last message counts, so neither
+        it nor the memory behind it is sent again."""
+        context = self.context
+        context.say(f"{context.node} was away too long: {why}; its residual is lost")
+        self.memory, self.carry = context.coder.first(), np.zeros_like(self.carry)
+        yield from self._load()
+        if context.node not in self.members:
+            yield from self._announce("here")
+        reason = "away for longer than rounds are kept"
+        return Outcome(
+            pending.round,
+            (),
+            False,
+            reason,
+            {},
+            0.0,
+            "",
+            self.shared.digest,
+            self.shared.number,
+            True,
+        )
+
+    # --- what is on disk -------------------------------------------------------------------------------
+
+    def _resume(self, pending: Pending) -> Requests[Outcome | None]:
+        """Memory and carry after a restart, from the list of the round in which this node was killed."""
+        context, node = self.context, self.context.node
+        if pending.round > self.shared.number:
+            raise RoundsError(
+                f"the bucket forgets: this node was in round {pending.round}, and the bucket ends "
+                f"before round {self.shared.number + 1}"
+            )
+        if pending.difference.size != context.coder.size:
+            return None
+        if pending.round == self.shared.number and pending.data is not None:
+            return (yield from self._finish(pending))
+        counted = False
+        for number in range(pending.round, self.shared.number):
+            closed = yield from list_of(context, number)
+            if closed is None or (number > pending.round and closed.counts(node)):
+                context.say(
+                    f"{node} comes back without its residual: its disk is of round {pending.round}"
+                )
+                return None
+            if number == pending.round:
+                counted = pending.data is not None and closed.counts(node, pending.sha256)
+                if not counted and closed.left_out.get(node, "").startswith(OUTLIER):
+                    return None
+        self._kept(pending, counted)
+        return None
+
+    def _stored(self, pending: Pending) -> Pending:
+        try:
+            self.disk.write(pending)
+        except OSError as error:
+            self.context.say(
+                f"{self.context.node} cannot keep its residual on disk: {error.strerror}"
+            )
+        return pending
+
+    # --- what others read ------------------------------------------------------------------------------
+
+    def _announce(self, kind: str) -> Requests[None]:
+        """Tell the others that this node is to be waited for in this round ("here"), or not ("left")."""
+        header = {"kind": "notice", "run": self.context.run, "incarnation": self.incarnation}
+        name = node_name(self.shared.number, self.context.node, kind)
+        yield from persistently(self.context, Create(name, sealed(header, {}, self.context.secret)))
+
+    def _write_checkpoint(self, closed: RoundList) -> None:
+        """In the background, if it is this node's turn: it is never in the way of messages."""
+        number, every = closed.round + 1, self.context.rules.checkpoint_every
+        due = number % every == 0 or closed.dissent
+        if due and closed.writer == self.context.node and self.shared.number == number:
+            self.context.spawn(write_checkpoint(self.context, self.shared))

@@ -1,0 +1,233 @@
+"""Theta of any round from a checkpoint and the lists that follow it, and the checkpoints themselves."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jgc.rounds.arithmetic import Shared, shared_state, stepped, usable
+from jgc.rounds.bucket import BucketError
+from jgc.rounds.context import Context, Forgotten, Pauses, RoundsError, persistently
+from jgc.rounds.lists import RoundList, read_list
+from jgc.rounds.messages import BadObject, check_header, opened, read_message, sealed, sha256_of
+from jgc.rounds.names import (
+    CHECKPOINTS,
+    CLOSE,
+    ROUNDS,
+    before_round,
+    by_round,
+    checkpoint_name,
+    close_name,
+    node_name,
+)
+from jgc.rounds.requests import Create, Delete, Get, List, Requests
+
+TRIES = 5  # of what another node may be writing or deleting at this moment
+
+
+class Diverged(Exception):
+    """This node's shared state is not the one that a list names."""
+
+
+def pack_checkpoint(run: str, shared: Shared, secret: bytes | None) -> bytes:
+    """The bytes of a checkpoint."""
+    header = {"kind": "checkpoint", "run": run, "round": shared.number, "digest": shared.digest}
+    outer = {f"outer/{name}": x for name, x in shared.outer.items()}
+    return sealed(header, {"theta": shared.theta, **outer}, secret)
+
+
+def read_checkpoint(data: bytes, run: str, secret: bytes | None) -> Shared:
+    """The shared state of a checkpoint.
+
+    Raises:
+      BadObject: not a checkpoint of this run, or not what its digest says.
+    """
+    header, arrays = opened(data, secret)
+    check_header(header, "checkpoint", run)
+    theta = np.array(arrays.pop("theta"))  # a copy: the bytes are freed
+    outer = {name.removeprefix("outer/"): np.array(x) for name, x in arrays.items()}
+    shared = shared_state(header["round"], theta, outer)
+    if shared.digest != header["digest"]:
+        raise BadObject("its arrays do not have the digest of its header")
+    return shared
+
+
+def newest_checkpoint(context: Context, least: int = 0) -> Requests[Shared | None]:
+    """The newest checkpoint that can be read, if it comes after at least `least` rounds; else None."""
+    for _ in range(TRIES):
+        names = yield from persistently(context, List(CHECKPOINTS))
+        numbers = (name.rpartition("/")[2] for name in names)
+        for number in sorted(
+            (int(x) for x in numbers if x.isdigit() and int(x) >= least), reverse=True
+        ):
+            (data,) = yield from persistently(context, Get((checkpoint_name(number),)))
+            if data is None:
+                break  # deleted since it was listed: a newer one exists
+            try:
+                return read_checkpoint(data, context.run, context.secret)
+            except BadObject as error:
+                context.say(f"{checkpoint_name(number)} is left aside: {error}")
+        else:
+            return None
+    return None
+
+
+def write_checkpoint(context: Context, shared: Shared) -> Requests[None]:
+    """Write a checkpoint and delete messages that are older than `keep` rounds.
+
+    Lists stay: they are small, and whoever stood still for long must not be able to close a round
+    a second time. Gives up if the bucket fails, since a later checkpoint serves as well.
+    """
+    name = checkpoint_name(shared.number)
+    try:
+        checkpoints = yield List(CHECKPOINTS)
+        if name not in checkpoints:  # a refused create would have sent all its bytes
+            yield Create(name, pack_checkpoint(context.run, shared, context.secret))
+        limit, keep = shared.number - context.rules.keep, context.rules.keep
+        # not from the first round on: that listing would grow with the run
+        rounds = yield List(ROUNDS, before_round(max(0, limit - 4 * keep)))
+        names = [x for x in (*checkpoints, *rounds) if not x.endswith(f"/{CLOSE}")]
+        old = [x for x in names if x.split("/")[1].isdigit() and int(x.split("/")[1]) < limit]
+        if old:
+            yield Delete(tuple(old))
+    except BucketError as error:
+        context.say(f"checkpoint {shared.number} is not written: {error}")
+
+
+def list_of(context: Context, number: int) -> Requests[RoundList | None]:
+    """The list of a round, or None if there is none.
+
+    Raises:
+      RoundsError: a list that cannot be read. It is never replaced, so nobody can go on.
+    """
+    (data,) = yield from persistently(context, Get((close_name(number),)))
+    if data is None:
+        return None
+    try:
+        return read_list(data, context.run, number, context.secret)
+    except BadObject as error:
+        raise RoundsError(f"{close_name(number)} is no list of this run: {error}") from None
+
+
+def advanced(
+    context: Context, shared: Shared, closed: RoundList, known: Mapping[str, bytes]
+) -> Requests[tuple[Shared, dict[str, str]]]:
+    """The shared state after a round, and the members whose messages all nodes skip, with the reason.
+
+    Args:
+      context: this node's.
+      shared: the state before it.
+      closed: its list.
+      known: messages that this node has, by node.
+
+    Raises:
+      Diverged: `shared` is not the state that the list names.
+      Forgotten: messages were deleted.
+      RoundsError: a message was overwritten after the list was made.
+    """
+    if closed.theta != shared.digest:
+        raise Diverged
+    data = yield from _messages(context, closed, known)
+    shapes = context.coder.shapes(closed.round)
+    skipped: dict[str, str] = {}
+
+    def vectors():
+        for entry in closed.members:
+            sender = context.run, entry.node, closed.round
+            message = read_message(data[entry.node], *sender, shapes, context.secret)
+            vector = context.coder.decode(closed.round, message.fields)
+            if usable(vector):  # the same bytes everywhere, so all nodes decide alike
+                yield entry.tokens, vector
+            else:
+                skipped[entry.node] = "not finite, or as large as 1e15"
+
+    try:
+        most = max((entry.tokens for entry in closed.members), default=0)
+        return stepped(context.outer, shared, vectors(), most), skipped
+    except BadObject as error:
+        raise RoundsError(f"round {closed.round}: a message of its list: {error}") from None
+
+
+def _messages(
+    context: Context, closed: RoundList, known: Mapping[str, bytes]
+) -> Requests[dict[str, bytes]]:
+    """The messages of a list's members, with the checksums that it names."""
+    data = {
+        x.node: known[x.node]
+        for x in closed.members
+        if sha256_of(known.get(x.node, b"")) == x.sha256
+    }
+    missing = [x for x in closed.members if x.node not in data]
+    pauses = Pauses(context)
+    for tries in range(TRIES if missing else 0):
+        names = tuple(node_name(closed.round, x.node, "msg") for x in missing)
+        objects = yield from persistently(context, Get(names))
+        if None not in objects:
+            break
+        if tries == TRIES - 1:
+            raise Forgotten(
+                f"messages of round {closed.round} that its list names are not in the bucket"
+            )
+        yield from pauses.next(f"messages of round {closed.round}")
+    for entry, content in zip(missing, objects if missing else (), strict=True):
+        if sha256_of(content) != entry.sha256:
+            raise RoundsError(
+                f"{node_name(closed.round, entry.node, 'msg')} is not what the list of its round names: it was "
+                "overwritten, so the nodes can no longer agree"
+            )
+        data[entry.node] = content
+    return data
+
+
+def lists_from(context: Context, number: int) -> Requests[list[RoundList]]:
+    """The lists from round `number` on, without a gap.
+
+    Raises:
+      Forgotten: later rounds exist, and this one was deleted.
+    """
+    names = yield from persistently(context, List(ROUNDS, before_round(number)))
+    rounds = by_round(names)
+    lists: list[RoundList] = []
+    # Objects of later rounds show that a list was made, even if the listing began before it was.
+    while CLOSE in rounds.get(number, {}) or any(later > number for later in rounds):
+        closed = yield from list_of(context, number)
+        if closed is None:
+            raise Forgotten(f"round {number} has no list, and later rounds exist")
+        lists.append(closed)
+        number += 1
+    return lists
+
+
+def replayed(context: Context, shared: Shared) -> Requests[tuple[Shared, list[RoundList]]]:
+    """The newest shared state from an older one, and the lists in between.
+
+    Raises:
+      Diverged, Forgotten, RoundsError: see `advanced`.
+    """
+    lists: list[RoundList] = []
+    while more := (yield from lists_from(context, shared.number)):
+        for closed in more:
+            shared, _ = yield from advanced(context, shared, closed, {})
+        lists += more
+    return shared, lists
+
+
+def loaded(context: Context, least: int = 0) -> Requests[tuple[Shared, list[RoundList]] | None]:
+    """The newest shared state from a checkpoint that comes after at least `least` rounds.
+
+    Returns None without such a checkpoint.
+
+    Raises:
+      Diverged: the checkpoint and the lists give another state than a list names.
+      RoundsError: the history is not complete.
+    """
+    pauses = Pauses(context)
+    for _ in range(TRIES):
+        shared = yield from newest_checkpoint(context, least)
+        if shared is None:
+            return None
+        try:
+            return (yield from replayed(context, shared))
+        except Forgotten as error:  # deleted meanwhile, as a newer checkpoint was made
+            text = str(error)
+        yield from pauses.next(text)
+    raise RoundsError(f"the bucket forgets: {text}, and no newer checkpoint does")

@@ -1,0 +1,367 @@
+"""Nodes of a run as generators, interleaved by a seed, on a bucket in memory and a clock that nobody
+waits for. One simulation of three nodes and eight rounds takes some milliseconds."""
+
+import random
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jgc.rounds.arithmetic import Sgd
+from jgc.rounds.bucket import BucketError
+from jgc.rounds.context import Context, RoundsError, Rules
+from jgc.rounds.lists import read_list
+from jgc.rounds.messages import opened, packed_message
+from jgc.rounds.names import by_round
+from jgc.rounds.node_disk import NoDisk
+from jgc.rounds.protocol import Member
+from jgc.rounds.replay import advanced, read_checkpoint
+from jgc.rounds.requests import Create, Delete, Get, List, Wait, perform
+
+N = 6
+SETTINGS = {"method": "halves", "size": N}
+
+
+class Halves:
+    """Sends the larger half of the values, rounded to f16; the residual keeps the rest."""
+
+    size = N
+
+    def first(self):
+        return {"residual": np.zeros(N, np.float32)}
+
+    def encode(self, number, memory, difference, noise):
+        v = memory["residual"] + difference
+        positions = np.argsort(-np.abs(v), kind="stable")[: N // 2].astype(np.int32)
+        fields = {"positions": positions, "values": v[positions].astype(np.float16)}
+        return fields, {"residual": v - self.decode(number, fields)}
+
+    def decode(self, number, fields):
+        vector = np.zeros(N, np.float32)
+        vector[np.clip(fields["positions"], 0, N - 1)] = fields["values"].astype(np.float32)
+        return vector
+
+    def shapes(self, number):
+        return {"positions": np.zeros(N // 2, np.int32), "values": np.zeros(N // 2, np.float16)}
+
+
+class Bytes:
+    """A bucket in memory that remembers every object, also deleted ones."""
+
+    def __init__(self):
+        self.objects: dict[str, bytes] = {}
+        self.history: dict[str, bytes] = {}
+
+    def create(self, name, data):
+        if name in self.objects:
+            return False
+        self.objects[name] = data
+        self.history.setdefault(name, data)
+        return True
+
+    def get(self, names):
+        return [self.objects.get(name) for name in names]
+
+    def list(self, folder, after=""):
+        inside = (x for x in self.objects if x.startswith(f"{folder}/") and x > after)
+        return {name: len(self.objects[name]) for name in sorted(inside)}
+
+    def delete(self, names):
+        for name in names:
+            self.objects.pop(name, None)
+
+
+class History(Bytes):
+    """What a bucket held over all time."""
+
+    def __init__(self, bucket):
+        self.objects = self.history = bucket.history
+
+
+class MemoryDisk(NoDisk):
+    """A node's disk; outlives its processes."""
+
+    def __init__(self):
+        self.pending = None
+
+    def write(self, pending):
+        self.pending = pending
+
+    def read(self):
+        return self.pending
+
+    def remove(self):
+        self.pending = None
+
+
+class Faults(NamedTuple):
+    """How often a request or a process fails.
+
+    Attributes:
+      lost: requests that fail before they reach the bucket.
+      unanswered: requests that are carried out and whose answer is lost.
+      slow: requests that take up to `longest` seconds, half before and half after they are carried out.
+      killed: processes that die at a request; they come back after up to 100 s.
+      stopped: processes that stand still at a request for up to 150 s.
+      rubbish: rounds into which somebody writes objects that are no messages.
+      ulp: exchanges of node a before which one bit of its theta flips.
+    """
+
+    lost: float = 0.0
+    unanswered: float = 0.0
+    slow: float = 0.0
+    killed: float = 0.0
+    stopped: float = 0.0
+    rubbish: float = 0.0
+    ulp: float = 0.0
+    longest: float = 8.0
+
+
+class Process:
+    """A process of a node: where its generator is, and when it goes on."""
+
+    def __init__(self, node, steps, member=None):
+        self.node, self.steps, self.member = node, steps, member
+        self.request: Any = None
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.wake, self.alive, self.carried_out = 0.0, True, True
+
+
+class World:
+    """A run of some nodes.
+
+    Attributes:
+      gone: errors that ended a process, by node.
+      outcomes: of every exchange, by node.
+      moved: f64[n], what a node has handed to `exchange`, by node.
+    """
+
+    def __init__(self, seed: int, rounds=8, rules=None, faults=None, disks=True, tokens=None, n=N):
+        self.random, self.rounds = random.Random(seed), rounds
+        self.rules = rules or Rules(
+            quorum=2, start=2, grace=10.0, checkpoint_every=3, keep=4, timeout=500
+        )
+        self.faults, self.disks, self.tokens = faults or Faults(), disks, tokens or {}
+        self.bucket, self.now, self.processes = Bytes(), 0.0, []
+        self.disk = defaultdict(MemoryDisk)
+        self.digests: dict[int, str] = {}
+        self.outcomes, self.gone, self.events = defaultdict(list), {}, []
+        self.moved = defaultdict(lambda: np.zeros(N))
+        self.lossy: set[str] = set()  # nodes that lost something, and said so
+        self.counted_cache: dict[int, Any] = {}
+        self.waits, self.nodes = defaultdict(list), set()
+
+    # --- nodes -----------------------------------------------------------------------------------------
+
+    def start(
+        self, node, at=0.0, rounds=None, pace=1.0, coder=None, outer=None, settings=None, disk=True
+    ):
+        """Start a process of a node."""
+        process = Process(node, None)
+        self.nodes.add(node)
+        context = Context(
+            node, coder or Halves(), outer or Sgd(), self.rules, clock=lambda: self.now,
+            say=lambda text: self.events.append((self.now, node, text)),
+            spawn=lambda steps: self._add(Process(node, steps), self.now),
+        )  # fmt: skip
+        disk = self.disk[node] if self.disks and disk else NoDisk()
+        incarnation = f"{self.random.getrandbits(64):016x}"
+        process.member = Member(context, lambda run: disk, incarnation)
+        process.again = lambda at: self.start(node, at, rounds, pace, coder, outer, settings)
+        process.steps = self._life(process, rounds or self.rounds, pace, settings or SETTINGS)
+        self._add(process, at)
+        return process
+
+    def _life(self, process, rounds, pace, settings):
+        member, node = process.member, process.node
+        outcome = yield from member.join(np.zeros(N, np.float32), settings)
+        self._note(process, outcome)
+        while member.shared.number < rounds:
+            yield Wait(pace * (0.5 + self.random.random()))
+            if node == "a" and self.random.random() < self.faults.ulp:
+                theta = np.nextafter(member.shared.theta, np.float32(9))
+                member.shared = member.shared._replace(theta=theta, digest=f"wrong {self.now}")
+            difference = self._difference(node)
+            self.moved[node] += difference
+            began = self.now
+            outcome = yield from member.exchange(difference, self.tokens.get(node, 100))
+            self.waits[node].append(self.now - began)
+            self._note(process, outcome)
+        yield from member.leave()
+
+    def _difference(self, node):
+        return np.array([self.random.gauss(0, 1) for _ in range(N)], np.float32)
+
+    # --- scheduler -------------------------------------------------------------------------------------
+
+    def _add(self, process, at):
+        process.wake = max(at, self.now)
+        self.processes.append(process)
+
+    def run(self, limit=50_000.0):
+        """Step processes in an order that the seed chooses, until all have ended."""
+        while alive := [x for x in self.processes if x.alive]:
+            ready = [x for x in alive if x.wake <= self.now]
+            if not ready:
+                self.now = min(x.wake for x in alive)
+                assert self.now < limit, f"a hang: {self.events[-5:]}"
+                continue
+            self._step(self.random.choice(ready))
+        return self
+
+    def _step(self, process):
+        chance = self.random.random
+        if not process.carried_out:
+            self._carry_out(process)
+            return
+        if process.member is not None and process.request is not None:
+            if chance() < self.faults.killed:
+                self.kill(process)
+                process.again(self.now + 100 * chance())
+                return
+            if chance() < self.faults.stopped:
+                process.wake = self.now + 150 * chance()
+                return
+        try:
+            error, value = process.error, process.value
+            process.error = process.value = None
+            process.request = process.steps.throw(error) if error else process.steps.send(value)
+        except StopIteration:
+            process.alive = False
+            return
+        except RoundsError as error:
+            process.alive = False
+            self.gone.setdefault(process.node, []).append(error)
+            return
+        self._send(process)
+
+    def _send(self, process):
+        chance = self.random.random
+        if isinstance(process.request, Wait):
+            process.wake = self.now + process.request.seconds
+            return
+        if chance() < self.faults.lost:
+            process.error = BucketError("the bucket does not answer")
+        elif chance() < self.faults.slow:
+            process.carried_out = False
+            process.wake = self.now + self.faults.longest / 2 * chance()
+        else:
+            self._carry_out(process)
+
+    def _carry_out(self, process):
+        slow, process.carried_out = not process.carried_out, True
+        chance = self.random.random
+        match process.request:
+            case Create(name, data):
+                process.value = self.bucket.create(name, data)
+            case Get(names):
+                process.value = self.bucket.get(names)
+            case List(folder, after):
+                process.value = self.bucket.list(folder, after)
+            case Delete(names):
+                self.bucket.delete(names)
+        if process.node is None:
+            process.alive = False  # the request of a process that was killed
+        if chance() < self.faults.unanswered:
+            process.error = BucketError("the answer was lost")
+        if slow:
+            process.wake = self.now + self.faults.longest / 2 * chance()
+
+    def kill(self, process):
+        """Kill a process, with those of its background. A request on its way may still arrive."""
+        for other in [x for x in self.processes if x.node == process.node and x.alive]:
+            if other is process or other.member is None:
+                other.alive = False
+                if not other.carried_out:
+                    late = Process(None, iter(()))
+                    late.request, late.carried_out = other.request, False
+                    self._add(late, other.wake)
+
+    # --- what must hold --------------------------------------------------------------------------------
+
+    def _note(self, process, outcome):
+        member, node = process.member, process.node
+        if outcome is not None:
+            self.outcomes[node].append(outcome)
+            self._rubbish(outcome.number)
+        shared = member.shared
+        assert self.digests.setdefault(shared.number, shared.digest) == shared.digest, "invariant 1"
+        if (outcome is not None and outcome.discarded) or any(
+            who == node and "residual" in text for _, who, text in self.events
+        ):
+            self.lossy.add(node)
+        self.check_conserved(node, member)
+
+    def check_conserved(self, node, member):
+        """Invariants 3 and 5: what a node has moved = what lists count + residual + carry."""
+        if node in self.lossy or (not self.disks and self.faults.killed):
+            return
+        total = self.counted(node, member.shared.number) + member.memory["residual"] + member.carry
+        scale = max(1.0, np.abs(self.moved[node]).max())
+        np.testing.assert_allclose(
+            total, self.moved[node], atol=3e-6 * scale, err_msg=f"invariant 3, {node}"
+        )
+
+    def counted(self, node, number):
+        """f64[n]: what the lists before round `number` count of a node."""
+        total = np.zeros(N)
+        for closed in self.lists()[:number]:
+            if closed.counts(node):
+                data = self.bucket.history[f"rounds/{closed.round:08d}/{node}.msg"]
+                total += Halves().decode(closed.round, opened(data, None)[1])
+        return total
+
+    def lists(self):
+        """All lists that were made, in order."""
+        rounds = by_round({name: 0 for name in self.bucket.history if name.endswith("/close")})
+        for number in sorted(rounds):
+            if number not in self.counted_cache:
+                data = self.bucket.history[f"rounds/{number:08d}/close"]
+                self.counted_cache[number] = read_list(data, self.run_token, number, None)
+        return [self.counted_cache[number] for number in sorted(rounds)]
+
+    @property
+    def run_token(self):
+        return opened(self.bucket.history["run.json"], None)[0]["run"]
+
+    def check(self):
+        """The invariants that need the whole history."""
+        lists = self.lists()
+        assert [x.round for x in lists] == list(range(len(lists))), "invariant 4: a list a round"
+        seen = set()
+        for closed in lists:
+            assert list(closed.nodes) == sorted(set(closed.nodes)), "invariant 4: each node once"
+            assert len(closed.members) >= 1
+            for entry in closed.members:
+                assert entry.sha256 not in seen, "invariant 4: a message counts once"
+                seen.add(entry.sha256)
+        # invariant 2: the first checkpoint and the lists give the digest of every round
+        context = Context(
+            "reader", Halves(), Sgd(), self.rules, run=self.run_token, say=lambda text: None
+        )
+        shared = read_checkpoint(self.bucket.history["checkpoint/00000000"], self.run_token, None)
+        for closed in lists:
+            assert self.digests.get(shared.number, shared.digest) == shared.digest, "invariant 2"
+            shared, _ = perform(advanced(context, shared, closed, {}), History(self.bucket))
+        assert self.digests.get(shared.number, shared.digest) == shared.digest, "invariant 2"
+
+    def _rubbish(self, number):
+        """Objects that no node should trip over."""
+        if self.random.random() >= self.faults.rubbish:
+            return
+        messages = [name for name in self.bucket.objects if name.endswith(".msg")]
+        folder = f"rounds/{number:08d}"
+        name = f"{folder}/{'a' if len(self.nodes) > 2 else 'mallory'}.msg"
+        kind = self.random.randrange(6)
+        other = self.bucket.objects[self.random.choice(messages)] if messages else b""
+        fields = {
+            "positions": np.arange(3, dtype=np.int32),
+            "values": np.full(3, np.nan, np.float16),
+        }
+        data = {
+            0: other[: len(other) // 2], 1: other, 2: b"", 3: b"x" * 500,
+            4: packed_message("other run", "mallory", "1", number, 1, "", fields, None),
+            5: packed_message(self.run_token, "mallory", "1", number, 1, "", fields, None),
+        }[kind]  # fmt: skip
+        self.bucket.create(f"{folder}/mallory.msg" if kind > 3 else name, data)

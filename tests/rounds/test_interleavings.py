@@ -1,0 +1,145 @@
+"""The protocol's invariants for any order of requests, with faults (`simulated` has the invariants)."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from simulated import Faults, Rules, World
+
+from jgc.rounds.context import RoundsError, Twin
+
+EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(EXAMPLES, max_examples=1000)
+seeds = st.integers(0, 2**32 - 1)
+FAULTS = {
+    "none": Faults(),
+    "slow": Faults(slow=0.3),
+    "lossy": Faults(lost=0.1, unanswered=0.1, slow=0.1),
+    "kills": Faults(killed=0.01, slow=0.1),
+    "stops": Faults(stopped=0.02, slow=0.1),
+    "rubbish": Faults(rubbish=0.5),
+    "ulp": Faults(ulp=0.05),
+    "all": Faults(0.05, 0.05, 0.1, 0.005, 0.01, 0.2),
+}
+
+
+def _run(name: str, seed: int, disks: bool = True) -> World:
+    # one wrong node of two has no majority against it, and rubbish under a name costs that node's message
+    count = 3 + seed % 2 if name in ("ulp", "rubbish") else 2 + seed % 3
+    quorum, start = (2, count) if name == "ulp" else (1 + seed % 2, 2)
+    rules = Rules(quorum=quorum, start=start, grace=10, checkpoint_every=3, keep=4, timeout=500)
+    world = World(seed, rules=rules, faults=FAULTS[name], disks=disks)
+    for node in "abcd"[:count]:
+        world.start(node, at=world.random.uniform(0, 5))
+    world.run().check()
+    assert not world.gone
+    return world
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@EXAMPLES
+@given(seed=seeds)
+def test_invariants_hold_in_any_order(name, seed):
+    _run(name, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+@MANY
+@given(seed=seeds)
+def test_invariants_hold_in_thousands_of_orders(name, seed):
+    _run(name, seed)
+
+
+@EXAMPLES
+@given(seed=seeds)
+def test_killed_nodes_without_a_disk_come_back_without_their_residual(seed):
+    _run("kills", seed, disks=False)
+
+
+@EXAMPLES
+@given(seed=seeds)
+def test_without_faults_every_message_counts(seed):
+    world = World(seed, rules=Rules(quorum=3, start=3, grace=10))
+    for node in "abc":
+        world.start(node, at=world.random.uniform(0, 5))
+    world.run().check()
+    assert all(x.counted for outcomes in world.outcomes.values() for x in outcomes)
+    assert [len(x.members) for x in world.lists()] == [3] * world.rounds
+
+
+@EXAMPLES
+@given(seed=seeds)
+def test_the_result_does_not_depend_on_the_order(seed):
+    def digests(order):
+        world = World(order, rules=Rules(quorum=3, start=3, grace=1e6), faults=Faults(slow=0.3))
+        moves = {node: World(seed + i).random for i, node in enumerate("abc")}
+        world._difference = lambda node: _draw(moves[node])
+        for node in "abc":
+            world.start(node)
+        return world.run().digests
+
+    assert digests(seed) == digests(seed + 1)
+
+
+def _draw(generator):
+    import numpy as np
+
+    return np.array([generator.gauss(0, 1) for _ in range(6)], np.float32)
+
+
+@EXAMPLES
+@given(seed=seeds)
+def test_exactly_one_of_two_processes_with_one_name_goes_on(seed):
+    world = World(seed, rules=Rules(quorum=1, start=2, grace=10, patience=0.1))
+    world.start("a")
+    twins = [world.start("b", at=at, disk=False) for at in (0, world.random.uniform(0, 5))]
+    world.lossy.add("b")  # the invariant is of one process, and here are two
+    world.run().check()
+    assert [type(x) for x in world.gone.get("b", [])] == [Twin]
+    assert sum(x.member.shared.number == world.rounds for x in twins) == 1
+
+
+@EXAMPLES
+@given(seed=seeds)
+def test_a_newcomer_is_counted_within_two_rounds(seed):
+    world = World(seed, rounds=12, rules=Rules(quorum=2, start=2, grace=10, checkpoint_every=3))
+    world.start("a")
+    world.start("b")
+    world.start("c", at=5.0)
+    world.run().check()
+    assert any(x.counted for x in world.outcomes["c"][:2])
+
+
+@EXAMPLES
+@given(seed=seeds)
+def test_a_dead_node_costs_the_others_one_grace(seed):
+    world = World(seed, rounds=10, rules=Rules(quorum=2, start=3, grace=10))
+    for node in "ab":
+        world.start(node)
+    world.start("c", rounds=4).again = None
+    dead = world.processes[-1]
+    dead.steps = _cut(dead.steps, 60)
+    world.run().check()
+    for node in "ab":
+        assert sum(wait > 9 for wait in world.waits[node]) <= 1
+
+
+def _cut(steps, requests):
+    """A process that dies after some requests, without a word."""
+    value = None
+    for _ in range(requests):
+        try:
+            value = yield steps.send(value)
+        except StopIteration:
+            return
+
+
+def test_a_run_with_other_settings_is_refused():
+    world = World(0, rules=Rules(quorum=1, start=1))
+    world.start("a")
+    world.start("b", at=1.0, settings={"method": "thirds", "size": 6})
+    world.run()
+    (error,) = world.gone["b"]
+    assert isinstance(error, RoundsError)
+    assert str(error) == (
+        "the bucket has a run with other settings: method='halves', here 'thirds'"
+    )
