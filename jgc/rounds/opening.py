@@ -8,7 +8,7 @@ from typing import Any
 from jgc.rounds.arithmetic import Vector, shared_state
 from jgc.rounds.context import Context, RoundsError, persistently
 from jgc.rounds.messages import BadObject, opened, sealed
-from jgc.rounds.names import CHECKPOINTS, RUN, checkpoint_name
+from jgc.rounds.names import CHECKPOINTS, ROUNDS, RUN, checkpoint_name
 from jgc.rounds.replay import pack_checkpoint
 from jgc.rounds.requests import Create, Get, List, Requests
 
@@ -38,6 +38,10 @@ def opened_run(context: Context, theta: Vector, settings: Mapping[str, Any]) -> 
     _compare(header["settings"], settings)
     # Also if this node did not make run.json: the one that did may have been killed in between.
     if not (yield from persistently(context, List(CHECKPOINTS))):
+        # in this order: who announces itself in a round has seen a checkpoint
+        begun = yield from persistently(context, List(ROUNDS))
+        if begun and not (yield from persistently(context, List(CHECKPOINTS))):
+            raise RoundsError("the bucket forgets: it has rounds, and no checkpoint")
         first = shared_state(0, theta, context.outer.init(theta.size))
         data = pack_checkpoint(header["run"], first, context.secret)
         yield from persistently(context, Create(checkpoint_name(0), data))

@@ -1,0 +1,191 @@
+"""Rounds in a user's own loop: `join`, and the object that it returns."""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from jgc.rounds.arithmetic import Outer, Sgd, settings_of
+from jgc.rounds.bucket import Bucket, open_bucket
+from jgc.rounds.coder import CompressorCoder
+from jgc.rounds.context import Context, Rules, check_rules
+from jgc.rounds.messages import secret_of_environment
+from jgc.rounds.names import check_node
+from jgc.rounds.node_disk import Disk, NoDisk
+from jgc.rounds.protocol import Member, Outcome
+from jgc.rounds.requests import Requests, perform
+from jgc.types import Compressor, PyTree
+
+log = logging.getLogger("jgc.rounds")
+
+
+def join(
+    bucket: str | os.PathLike | Bucket,
+    *,
+    node: str,
+    params: PyTree,
+    compressor: Compressor,
+    outer: Outer | None = None,
+    overlap: int = 0,
+    merge: float | None = None,
+    folder: str | os.PathLike | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    **rules: Any,
+) -> "Rounds":
+    """Take part in a run that lives in a bucket; the first node begins it.
+
+    Compile the training step before: others wait for this node from now on.
+
+    Args:
+      bucket: a URL or a folder (see `open_bucket`), or an open bucket.
+      node: this node's name, unique in the run and the same after a restart.
+      params: the parameters. Those of the first node count; others only need the same shapes.
+      compressor: of `jgc.compress`: topk, qsgd, natural, onebit, cast or dense.
+      outer: `Sgd` or `AdamW` of `jgc.rounds`; by default `Sgd(0.7, momentum=0.9)`.
+      overlap: 1 to exchange in a thread while the next round's steps run.
+      merge: with overlap, the fraction of a round's own movement that a node keeps until the mean
+        with it arrives; by default 1.
+      folder: where the node keeps its residual, so that it survives a kill; None for nowhere.
+      settings: further plain values that all nodes must have alike, such as local steps a round.
+      seed: of random rounding; the same on all nodes.
+      rules: `quorum`, `grace`, `start`, `timeout`, ... of `jgc.rounds.Rules`.
+
+    Raises:
+      NoBucket: no such bucket, no credentials, or no obstore.
+      RoundsError: a run with other settings, a bucket that forgets, two processes with one name.
+      ValueError: a setting out of range, or a method that communicates while it encodes.
+    """
+    check_node(node)
+    if overlap not in (0, 1):
+        raise ValueError(f"overlap must be 0 or 1 round, got {overlap!r}")
+    if merge is not None and not overlap:
+        raise ValueError(f"merge={merge} does nothing without overlap=1")
+    merge = 1.0 if merge is None else merge
+    if not 0 <= merge <= 1:
+        raise ValueError(f"merge must be in [0, 1], got {merge}")
+    rules.setdefault("start", rules.get("quorum", 1))
+    unknown = sorted(rules.keys() - set(Rules._fields))
+    if unknown:
+        raise TypeError(
+            f"join has no argument {unknown[0]!r}; rules are {', '.join(Rules._fields)}"
+        )
+    chosen, outer = Rules(**rules), outer or Sgd()
+    check_rules(chosen)
+    coder = CompressorCoder(compressor, params, seed)
+    alike = {**coder.settings, **settings_of(outer), "quorum": chosen.quorum, **(settings or {})}
+    store = open_bucket(bucket) if isinstance(bucket, str | os.PathLike) else bucket
+    context = Context(node, coder, outer, chosen, secret_of_environment(), seed, say=log.warning)
+    member = Member(context, lambda run: NoDisk() if folder is None else Disk(folder, run, node))
+    return Rounds(store, member, coder, params, alike, bool(overlap), merge)
+
+
+class Rounds:
+    """A node of a run; `join` makes it.
+
+    Attributes:
+      params: the shared parameters as this node knows them, a tree like those that `join` got.
+      last: the `Outcome` of the newest exchange that has ended; None before the first.
+    """
+
+    def __init__(
+        self, bucket: Bucket, member: Member, coder: CompressorCoder, params: PyTree,
+        settings: Mapping[str, Any], overlap: bool, merge: float,
+    ):  # fmt: skip
+        self.bucket, self.member, self.leaves = bucket, member, coder.leaves
+        self.overlap, self.merge = overlap, np.float32(merge)
+        self._like, self._stopped = params, threading.Event()
+        # one thread for exchanges, another for checkpoints, which are never in the way of messages
+        self._exchanges = ThreadPoolExecutor(1, "jgc-rounds")
+        self._background = ThreadPoolExecutor(1, "jgc-rounds-checkpoint")
+        member.context.spawn = lambda steps: self._background.submit(self._quietly, steps)
+        self._flying: Future[Outcome] | None = None
+        self.last: Outcome | None = perform(
+            member.join(self.leaves.vector(params), settings), bucket, self._stopped.wait
+        )
+        self._start = member.shared.theta  # where the local steps of this round began
+
+    @property
+    def params(self) -> PyTree:
+        """The shared parameters. With overlap, local steps begin at what `exchange` returned instead."""
+        return self.leaves.tree(self.member.shared.theta, self._like)
+
+    @property
+    def node(self) -> str:
+        """This node's name."""
+        return self.member.context.node
+
+    @property
+    def number(self) -> int:
+        """Closed rounds, of all nodes, that the shared parameters come after."""
+        return self.member.shared.number
+
+    def exchange(self, params: PyTree, tokens: int) -> tuple[PyTree, Outcome | None]:
+        """Send how far this node has come, and get what all nodes have done.
+
+        Args:
+          params: this node's parameters after its local steps.
+          tokens: its weight in the mean, such as the number of tokens that it has used.
+
+        Returns:
+          The parameters from which the next local steps begin, and the outcome: of this round, with
+          overlap of the round before (None in the first).
+
+        Raises:
+          RoundsError: `Twin`, `Timeout`, or a bucket that forgets; also if it came in the thread.
+          ValueError: another tree than `params` of `join`, or negative tokens.
+        """
+        if not isinstance(tokens, int | np.integer) or tokens < 0:
+            raise ValueError(f"tokens must be a whole number of at least 0, got {tokens!r}")
+        moved = self._start - self.leaves.vector(params)
+        self._like = params
+        if not self.overlap:
+            self.last = self._exchanged(moved, int(tokens))
+            self._start = self.member.shared.theta
+            return self.params, self.last
+        outcome = self._landed()
+        theta = self.member.shared.theta
+        self._flying = self._exchanges.submit(self._exchanged, moved, int(tokens))
+        self._start = theta - self.merge * moved if np.isfinite(moved).all() else theta
+        return self.leaves.tree(self._start, self._like), outcome
+
+    def leave(self) -> None:
+        """End: wait for the exchange that is under way, and tell the others not to wait any longer."""
+        try:
+            self._landed()
+            self._background.shutdown(wait=True)  # a checkpoint that is being written
+            perform(self.member.leave(), self.bucket, self._stopped.wait)
+        finally:
+            self.member.disk.close()
+            self._exchanges.shutdown(wait=False)
+
+    def __enter__(self) -> "Rounds":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.leave()
+        else:
+            self.member.disk.close()
+
+    def _exchanged(self, moved: np.ndarray, tokens: int) -> Outcome:
+        steps: Requests[Outcome] = self.member.exchange(moved, tokens)
+        return perform(steps, self.bucket, self._stopped.wait)
+
+    def _landed(self) -> Outcome | None:
+        """The outcome of the exchange that is under way; an error of its thread is raised here."""
+        flying, self._flying = self._flying, None
+        if flying is None:
+            return None
+        self.last = flying.result()
+        return self.last
+
+    def _quietly(self, steps: Requests[None]) -> None:
+        try:
+            perform(steps, self.bucket, self._stopped.wait)
+        except Exception as error:  # a checkpoint that fails must not end the training
+            log.warning("checkpoint: %s", error)
