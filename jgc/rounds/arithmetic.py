@@ -72,7 +72,8 @@ def usable(x: Vector) -> bool:
 
 
 def weighted_mean(vectors: Iterable[tuple[int, Vector]], most: int) -> Vector | None:
-    """The mean of (tokens, f32[n]) weighted by tokens, added one after another; None without vectors.
+    """The mean of (tokens, f32[n]) weighted by tokens, added one after another; None without
+    vectors.
 
     Args:
       vectors: taken one at a time, so that only one is in memory.
@@ -95,7 +96,8 @@ def weighted_mean(vectors: Iterable[tuple[int, Vector]], most: int) -> Vector | 
 def stepped(
     outer: Outer, shared: Shared, vectors: Iterable[tuple[int, Vector]], most: int
 ) -> Shared:
-    """The shared state after a round; see `weighted_mean`. Without vectors only the number changes."""
+    """The shared state after a round; see `weighted_mean`. Without vectors only the number
+    changes."""
     check_denormals()
     mean = weighted_mean(vectors, most)
     if mean is None:
@@ -179,7 +181,8 @@ class AdamW:
 
 
 def power(x: float, n: int) -> float:
-    """x to the n-th by multiplication, for the C library's `pow` has other bits on other systems."""
+    """x to the n-th by multiplication, for the C library's `pow` has other bits on other
+    systems."""
     result = 1.0
     while n:
         if n & 1:

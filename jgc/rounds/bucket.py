@@ -62,7 +62,8 @@ class Bucket(Protocol):
     counts: Counts
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that does not exist. False if it exists, also if this process wrote it."""
+        """Write an object that does not exist. False if it exists, also if this process wrote
+        it."""
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
         """The objects, in parallel; None for a name that does not exist."""

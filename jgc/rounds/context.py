@@ -59,7 +59,8 @@ class Rules(NamedTuple):
       checkpoint_every: rounds between checkpoints.
       keep: rounds whose objects are kept for nodes that are behind.
       poll: shortest and longest pause between two looks at the bucket, in seconds.
-      patience: seconds that the second node leaves to the first to make the list; the third twice that.
+      patience: seconds that the second node leaves to the first to make the list; the third
+        twice that.
     """
 
     quorum: int = 1

@@ -1,4 +1,5 @@
-"""The list of a round: who counts. It is made once, by whoever is first, and is the only authority."""
+"""The list of a round: who counts. It is made once, by whoever is first, and is the only
+authority."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -111,7 +111,8 @@ class Rounds:
 
     @property
     def params(self) -> PyTree:
-        """The shared parameters. With overlap, local steps begin at what `exchange` returned instead."""
+        """The shared parameters. With overlap, local steps begin at what `exchange` returned
+        instead."""
         return self.leaves.tree(self.member.shared.theta, self._like)
 
     @property
@@ -154,7 +155,8 @@ class Rounds:
         return self.leaves.tree(self._start, self._like), outcome
 
     def leave(self) -> None:
-        """End: wait for the exchange that is under way, and tell the others not to wait any longer."""
+        """End: wait for the exchange that is under way, and tell the others not to wait any
+        longer."""
         try:
             self._landed()
             self._background.shutdown(wait=True)  # a checkpoint that is being written

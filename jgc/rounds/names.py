@@ -45,7 +45,8 @@ def before_round(number: int) -> str:
     """What a listing of rounds from `number` on comes after.
 
     Not the name of the folder before it: SeaweedFS, asked for what comes after "rounds/00000001",
-    leaves out that whole folder, AWS begins with its first object. "~" sorts after every name in it.
+    leaves out that whole folder, AWS begins with its first object. "~" sorts after every name in
+    it.
 
     Example:
       >>> before_round(2), before_round(0)
@@ -55,7 +56,8 @@ def before_round(number: int) -> str:
 
 
 def by_round(names: dict[str, int]) -> dict[int, dict[str, int]]:
-    """Listed names as {round: {name inside its folder: size}}; names that are none of a run are left out.
+    """Listed names as {round: {name inside its folder: size}}; names that are none of a run are
+    left out.
 
     Example:
       >>> by_round({"rounds/00000003/a.msg": 7, "rounds/notes.txt": 1})

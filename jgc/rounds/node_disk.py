@@ -49,7 +49,8 @@ class Disk:
         self._lock = _locked(self.path.with_suffix(".lock"), node)
 
     def write(self, pending: Pending) -> None:
-        """Replace the file. Raises OSError; the old file is then gone, for it would be sent twice."""
+        """Replace the file. Raises OSError; the old file is then gone, for it would be sent
+        twice."""
         arrays: Arrays = {"difference": pending.difference}
         arrays |= {f"before/{name}": x for name, x in pending.before.items()}
         arrays |= {f"after/{name}": x for name, x in pending.after.items()}

@@ -3,8 +3,8 @@
 Rules
 
   a. The list of a round is the only authority on who counts.
-  b. A round is closed once all who are expected have come (the members of the last list, and who has
-     announced itself), or a quorum has and the grace is over on the closer's clock.
+  b. A round is closed once all who are expected have come (the members of the last list, and who
+     has announced itself), or a quorum has and the grace is over on the closer's clock.
   c. A list names one digest of theta, that of most messages. A node with another one heals.
   d. Anyone may close a round, also a node that is in no list.
   e. A node that does not count gets its message back, exactly, and applies all lists that exist
@@ -45,8 +45,8 @@ class Outcome(NamedTuple):
       closed_by: the node that made the list.
       digest: of the shared state after this exchange.
       number: rounds that the shared state comes after; more than round + 1 if this node was behind.
-      discarded: whether a part of this node's work is lost, because it was an outlier or not finite, or
-        because the lists were deleted that would say whether it counts.
+      discarded: whether a part of this node's work is lost, because it was an outlier or not
+        finite, or because nobody knows any more whether it counts.
     """
 
     round: int
@@ -132,7 +132,7 @@ class Member:
         yield from self._announce("left")
         self.disk.close()
 
-    # --- one round ---------------------------------------------------------------------------------
+    # --- one round ---
 
     def _begin(self, difference: Vector, tokens: int) -> Pending:
         """The message of this round, on disk before it is in the bucket."""
@@ -209,7 +209,8 @@ class Member:
             return True, "", False
         reason = skipped.get(node) or closed.list.left_out.get(node, "")
         if node in skipped or reason.startswith(OUTLIER):
-            # Back into the residual it would be an outlier in every round. A second one in a row shows
+            # Back into the residual it would be an outlier in every round. A second one in a row
+            # shows
             # that the residual itself is at fault.
             self.outliers += 1
             self.carry = np.zeros_like(self.carry)
@@ -227,7 +228,8 @@ class Member:
         return False, reason or "late", False
 
     def _kept(self, pending: Pending, counted: bool) -> None:
-        """Memory and carry, from the two possibilities that were made before the message was sent."""
+        """Memory and carry, from the two possibilities that were made before the message was
+        sent."""
         self.memory = pending.after if counted else pending.before
         self.carry = np.zeros_like(self.carry) if counted else pending.difference
 
@@ -244,7 +246,7 @@ class Member:
             )
         self.has_sent = self.has_sent or closed.sent
 
-    # --- a node that is behind, or wrong ---------------------------------------------------------------
+    # --- a node that is behind, or wrong ---
 
     def _load(self) -> Requests[None]:
         try:
@@ -301,7 +303,8 @@ class Member:
             yield from pauses.next(f"checkpoint {number}, by {closed.writer}")
 
     def _begin_anew(self, pending: Pending, why: str) -> Requests[Outcome]:
-        """Go on from a checkpoint. Nobody knows any more whether the last message counts, so neither
+        """Go on from a checkpoint. Nobody knows any more whether the last message counts, so
+        neither
         it nor the memory behind it is sent again."""
         context = self.context
         context.say(f"{context.node} was away too long: {why}; its residual is lost")
@@ -323,10 +326,11 @@ class Member:
             True,
         )
 
-    # --- what is on disk -------------------------------------------------------------------------------
+    # --- what is on disk ---
 
     def _resume(self, pending: Pending) -> Requests[Outcome | None]:
-        """Memory and carry after a restart, from the list of the round in which this node was killed."""
+        """Memory and carry after a restart, from the list of the round in which this node was
+        killed."""
         context, node = self.context, self.context.node
         if pending.round > self.shared.number:
             raise RoundsError(
@@ -361,10 +365,11 @@ class Member:
             )
         return pending
 
-    # --- what others read ------------------------------------------------------------------------------
+    # --- what others read ---
 
     def _announce(self, kind: str) -> Requests[None]:
-        """Tell the others that this node is to be waited for in this round ("here"), or not ("left")."""
+        """Tell the others that this node is to be waited for in this round ("here"), or not
+        ("left")."""
         header = {"kind": "notice", "run": self.context.run, "incarnation": self.incarnation}
         name = node_name(self.shared.number, self.context.node, kind)
         yield from persistently(self.context, Create(name, sealed(header, {}, self.context.secret)))

@@ -1,4 +1,5 @@
-"""Theta of any round from a checkpoint and the lists that follow it, and the checkpoints themselves."""
+"""Theta of any round from a checkpoint and the lists that follow it, and the checkpoints
+themselves."""
 
 from collections.abc import Mapping
 
@@ -52,7 +53,8 @@ def read_checkpoint(data: bytes, run: str, secret: bytes | None) -> Shared:
 
 
 def newest_checkpoint(context: Context, least: int = 0) -> Requests[Shared | None]:
-    """The newest checkpoint that can be read, if it comes after at least `least` rounds; else None."""
+    """The newest checkpoint that can be read, if it comes after at least `least` rounds; else
+    None."""
     for _ in range(TRIES):
         names = yield from persistently(context, List(CHECKPOINTS))
         numbers = (name.rpartition("/")[2] for name in names)
@@ -111,7 +113,8 @@ def list_of(context: Context, number: int) -> Requests[RoundList | None]:
 def advanced(
     context: Context, shared: Shared, closed: RoundList, known: Mapping[str, bytes]
 ) -> Requests[tuple[Shared, dict[str, str]]]:
-    """The shared state after a round, and the members whose messages all nodes skip, with the reason.
+    """The shared state after a round, and the members whose messages all nodes skip, with the
+    reason.
 
     Args:
       context: this node's.

@@ -2,9 +2,10 @@
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from simulated import Faults, Rules, World
+from simulated import Bytes, Faults, Rules, World
 
 from jgc.rounds.context import RoundsError, Twin
+from jgc.rounds.protocol import Member
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(EXAMPLES, max_examples=1000)
@@ -143,3 +144,37 @@ def test_a_run_with_other_settings_is_refused():
     assert str(error) == (
         "the bucket has a run with other settings: method='halves', here 'thirds'"
     )
+
+
+def _never_back(self, pending, counted):
+    self.memory, self.carry = pending.after, 0 * pending.difference
+
+
+def _without_the_list(self, pending):
+    yield from ()
+    self.memory, self.carry = pending.before, pending.difference
+
+
+@pytest.mark.parametrize("rule, broken, name", [
+    ("_kept", _never_back, "stops"), ("_resume", _without_the_list, "kills"),
+])  # fmt: skip
+def test_a_broken_rule_is_seen(rule, broken, name, monkeypatch):
+    monkeypatch.setattr(Member, rule, broken)
+    with pytest.raises(AssertionError, match="invariant 3"):
+        for seed in range(30):
+            _run(name, seed)
+
+
+def test_a_list_that_can_be_replaced_is_seen(monkeypatch):
+    create_once = Bytes.create
+
+    def create(self, name, data):
+        if not name.endswith("/close"):
+            return create_once(self, name, data)
+        self.objects[name] = self.history[name] = data
+        return True
+
+    monkeypatch.setattr(Bytes, "create", create)
+    with pytest.raises(AssertionError, match="invariant"):
+        for seed in range(60):
+            _run("stops", seed)
