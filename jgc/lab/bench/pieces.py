@@ -12,17 +12,18 @@ import numpy as np
 import optax
 
 from jgc.compress import step_on_nodes
+from jgc.lab.shared.programs import Gradients, arrays_of, compile_update
 from jgc.method.compose import encoded as encode
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, SHARED, place
-from jgc.training.steps.program import compile_update
-from jgc.training.steps.step import Gradients, Parts, TrainState
+from jgc.training.steps.step import Parts, TrainState
 from jgc.types import PyTree, State
 
 
 def updater(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -> Callable[[], Any]:
     """The compressor and the optimiser: everything after the gradients."""
-    return chained(compile_update(parts, phase, state, gradients).run, state, gradients, np.int32(0))
+    arrays = arrays_of(state)
+    return chained(compile_update(parts, phase, arrays, gradients), arrays, gradients, np.int32(0))
 
 
 def aggregated(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[], Any]:
