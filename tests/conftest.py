@@ -20,8 +20,10 @@ if ONE_DEVICE:
     one_device.set_platforms(ONE_DEVICE)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Programs are kept between runs of the tests, also for the processes that tests start.
-_PROGRAMS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jgc" / "tests-programs"
+# Programs are kept between runs of the tests, also for the processes that tests start. JAX's key of a program is its
+# code with all options, so a changed library asks for other entries. CI names a folder that outlives its machine.
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jgc" / "tests-programs"
+_PROGRAMS = Path(os.environ.get("JGC_TESTS_PROGRAMS") or _CACHE)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS / f"jax-{importlib.metadata.version('jax')}"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -127,8 +129,8 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One process more than cores: tests of real processes wait for each other, and whole runs for files."""
-    return (os.cpu_count() or 1) + 1
+    """One process more than cores for all tests: real processes wait for each other, and whole runs for files."""
+    return (os.cpu_count() or 1) + (config.option.markexpr in ("", "not targets"))
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -17,9 +17,11 @@ import pytest
 import quick
 
 import jgc
+from jgc.comm.jaxprs import all_sent
 from jgc.compress import METHODS, PAPER_RECIPE, TopK, step_on_nodes
+from jgc.method.guard import logical
 from jgc.nodes.placement import LOCAL, SHARED
-from jgc.types import Compressor, Info, Nodes, PyTree, State, Wire
+from jgc.types import Compressor, Info, Nodes, PyTree, Sent, State, Wire
 
 K = 8
 STEPS = 3  # of every phase
@@ -43,20 +45,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "topk", {"momentum_correction": True, "factor_masking": True, "warmup_steps": 5, "track_age": True}
     ),
     "topk/bf16 residual": ("topk", {"residual_dtype": "bfloat16"}),
-    "topk/rows": ("topk", {"rows": 4}),
     "topk/chunks": ("topk", {"selection": "chunks", "chunk": 16, "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
     "topk/chunks coded": (
         "topk", {"selection": "chunks", "chunk": 64, "min_values": 7, "value_code": "2bit", "momentum_correction": True}
     ),
-    "topk/learned": (
-        "topk",
-        {"positions": "learned", "candidates": 2, "value_code": "1bit", "warmup_steps": 5, "layers.dense": "^Conv_0/"},
+    "learned_topk/coded": (
+        "learned_topk",
+        {"candidates": 2, "value_code": "1bit", "warmup_steps": 5, "layers.dense": "^Conv_0/"},
     ),
     "dgc/ramp": ("dgc", {"warmup_steps": 5, "layers.dense": "^Conv_0/"}),
     "dgc/chunks": ("dgc", {"selection": "chunks", "chunk": 16, "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
-    "dgc/learned": ("dgc", {"positions": "learned", "candidates": 3, "warmup_steps": 5, "factor_masking": True}),
-    "gradient_dropping/learned": (
-        "gradient_dropping", {"positions": "learned", "candidates": 4, "momentum_correction": True}
+    "learned_topk/corrected": (
+        "learned_topk",
+        {"candidates": 3, "momentum_correction": True, "factor_masking": True, "strategy": "exponential",
+         "warmup_steps": 5},
     ),
     "scalecom/chunks": ("scalecom", {"selection": "chunks", "chunk": 16, "value_code": "int16"}),
     "scalecom/low-pass": (
@@ -77,7 +79,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "sampling_bits": 0,
             "centred": False,
             "error_feedback": True,
-            "control_limit": 2.0,
         },
     ),
     "qsgd/l2": ("qsgd", {"norm": "l2", "bits": 3, "bucket": 0}),
@@ -99,8 +100,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lgc_ps/paper recipe": ("lgc_ps", {**PAPER_RECIPE, **POLICY, "leader": "rotating", "factor_masking": True}),
 }
 
-# Variants that run in CI alone: each compiles for half a minute, and most of what they have other variants have, too.
-LONG_TO_COMPILE = ("lgc_ps/leader", "lgc_ps/no code", "lgc_ring/chunks")
+# Run by default: one variant for each mechanism that no method has as it is built by default. CI runs all variants.
+MECHANISMS = (
+    "dense/ring",  # a ring of plain sums
+    "topk/masked",  # momentum correction, factor masking, ages, warm-up
+    "topk/chunks coded",  # selection in chunks, coded values
+    "topk/learned",  # learned positions, a layer sent dense
+    "scalecom/low-pass",  # a low-pass memory, layers by rules
+    "klt/at once",  # momentum at once, codes in integers
+    "qsgd/ring feedback",  # a ring of codes, a residual of a quantiser
+)
+# One method for each kind of exchange: properties that need another program, or another layout, by default.
+KINDS = ("dense", "topk", "scalecom", "powersgd", "qsgd")
 
 # Mean over nodes of (kept before + came in) = aggregated + mean over nodes of kept after, where what came in is the
 # gradient, or with momentum correction u = m u + g. A low-pass memory keeps another law, see `laws.remembered`.
@@ -194,7 +205,8 @@ class Step(NamedTuple):
 def some_by_default(values: Iterable[Any], chosen: Collection[Any]) -> list[Any]:
     """All values of a parameter; those that are not chosen are exhaustive, and run in CI alone."""
     rest = pytest.mark.exhaustive
-    return [v if v in chosen else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=rest) for v in values]
+    # A NamedTuple, as an optimiser is, is one value; a plain tuple has one for each name.
+    return [v if v in chosen else pytest.param(*(v if type(v) is tuple else (v,)), marks=rest) for v in values]
 
 
 every_layout = pytest.mark.parametrize("layout", some_by_default(LAYOUTS, [LAYOUT]))
@@ -230,7 +242,7 @@ def rules_of(variant: str) -> list[tuple[str, Compressor]]:
         rules.append((layers["dense"], jgc.compress.dense(**own_momentum)))
     if "top_k" in layers:
         shared = {f.name: getattr(settings, f.name, f.default) for f in dataclasses.fields(TopK)}
-        shared |= {"value_code": layers.get("value_code", "float32"), "strategy": "warmup", "positions": "own"}
+        shared |= {"value_code": layers.get("value_code", "float32"), "strategy": "warmup"}
         shared |= {} if hasattr(settings, "alpha") else {"alpha": COMMON["alpha"]}
         rules.append((layers["top_k"], jgc.compress.topk(TopK(**shared))))
     return rules
@@ -277,17 +289,25 @@ def first_state(variant: str) -> State:
 
 
 @functools.cache
-def program(case: Case) -> jax.stages.Compiled:
-    """The compiled step `(key, grads [K, ...], state) -> (aggregated, state, info [K])`, one for each case.
-
-    Compiled ahead of time: a call with other shapes, dtypes or placements raises instead of compiling again.
-    """
+def _program_and_sent(case: Case) -> tuple[jax.stages.Compiled, tuple[Sent, ...]]:
+    """A case's compiled step, and the collectives that its one trace recorded."""
     compressor, nodes = compressor_of(case.variant), nodes_of(case.layout)
     step = step_on_nodes(compressor.aggregate, compressor.schedule[case.phase].value, nodes)
     arguments = step_key(0, nodes), gradients(0, nodes), jgc.place(first_state(case.variant), STATE, nodes)
     # XLA's older code generator, see quick.py, adds up in an autoencoder in another order in each layout.
     newer = quick.HAS_OLDER_GENERATOR and case.variant.startswith("lgc_")
-    return jax.jit(step).lower(*arguments).compile({"xla_cpu_use_fusion_emitters": True} if newer else None)
+    options = {"xla_cpu_use_fusion_emitters": True} if newer else None
+    with jgc.comm.ledger() as recorded:
+        traced = jax.jit(step).trace(*arguments)
+    return traced.lower().compile(options), all_sent(recorded, traced.jaxpr, nodes)
+
+
+def program(case: Case) -> jax.stages.Compiled:
+    """The compiled step `(key, grads [K, ...], state) -> (aggregated, state, info [K])`, one for each case.
+
+    Compiled ahead of time: a call with other shapes, dtypes or placements raises instead of compiling again.
+    """
+    return _program_and_sent(case)[0]
 
 
 def run(case: Case, state: State, seeds: range) -> list[Step]:
@@ -322,10 +342,15 @@ def entry(case: Case) -> State:
     return on_host(compressor.transition(old, new, history(previous)[-1].after, nodes_of(case.layout)))
 
 
-@functools.cache
-def wire_of(case: Case) -> Wire:
+def messages_of(case: Case) -> Wire:
+    """`Compressor.wire` without the physical bytes, for which it traces the step again."""
     compressor = compressor_of(case.variant)
-    return compressor.wire(compressor.schedule[case.phase].value, PARAMS, nodes_of(case.layout))
+    return logical(compressor, compressor.schedule[case.phase].value, PARAMS, nodes_of(case.layout))
+
+
+def wire_of(case: Case) -> Wire:
+    """What `Compressor.wire` returns, by the trace of the program that the other tests run."""
+    return messages_of(case)._replace(physical=_program_and_sent(case)[1])
 
 
 def same_bits(a: PyTree, b: PyTree) -> bool:

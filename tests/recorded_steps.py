@@ -22,6 +22,8 @@ import numpy as np
 
 FILE = Path(__file__).with_suffix(".npz")
 MOST = 1e-6
+# variants by the name that they were recorded under
+RENAMED = {"learned_topk/coded": "topk/learned", "learned_topk/corrected": "dgc/learned"}
 
 
 def values(case: contract.Case) -> np.ndarray:
@@ -35,7 +37,8 @@ def main(command: str, *names: str) -> int:
     wrong = 0
     for variant in names or (*contract.METHODS, *contract.VARIANTS):
         for i, phase in enumerate(contract.compressor_of(variant).schedule):
-            after, place = values(contract.Case(variant, i, "1 device")), f"{variant}, {phase.name}"
+            after = values(contract.Case(variant, i, "1 device"))
+            place = f"{RENAMED.get(variant, variant)}, {phase.name}"
             before = recorded.get(place)
             if command == "write" or before is None:
                 recorded[place] = after

@@ -1,4 +1,4 @@
-"""Every collective of jgc: the only place that calls `lax.psum`, `lax.all_gather`, `lax.ppermute` and their like."""
+"""Every collective of jgc. Nothing else calls `lax.psum`, `lax.all_gather`, `lax.ppermute` ..."""
 
 from jgc.comm.axis import OutsideNodeAxis, node_index, node_key, vary, vary_over
 from jgc.comm.collectives import (
@@ -17,14 +17,15 @@ from jgc.comm.collectives import (
     psum,
     sum_inside,
 )
+from jgc.comm.jaxprs import varying_axes
 from jgc.comm.ledger import ledger, local_copies
 from jgc.comm.ring import mean_by, ring_mean, ring_mean_of_segments, ring_quantized_mean, ring_size
 from jgc.comm.rounding import at_least_f32, narrowed, rounded
-from jgc.comm.varying import varying_axes
 
 __all__ = [
-    "OutsideNodeAxis", "all_gather", "all_gather_dict", "any_true", "at_least_f32", "broadcast", "broadcast_dict",
-    "exact_mean", "fast_axes", "ledger", "local_copies", "mean_by", "mean_inside", "narrowed", "node_index",
-    "node_key", "on_leaders_device", "one_by_one", "pmax", "pmean", "psum", "ring_mean", "ring_mean_of_segments",
-    "ring_quantized_mean", "ring_size", "rounded", "sum_inside", "vary", "vary_over", "varying_axes",
+    "OutsideNodeAxis", "all_gather", "all_gather_dict", "any_true", "at_least_f32", "broadcast",
+    "broadcast_dict", "exact_mean", "fast_axes", "ledger", "local_copies", "mean_by", "mean_inside",
+    "narrowed", "node_index", "node_key", "on_leaders_device", "one_by_one", "pmax", "pmean",
+    "psum", "ring_mean", "ring_mean_of_segments", "ring_quantized_mean", "ring_size", "rounded",
+    "sum_inside", "vary", "vary_over", "varying_axes",
 ]  # fmt: skip

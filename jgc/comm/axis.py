@@ -1,17 +1,19 @@
-"""A node's index on the node axis, and communication among the emulated nodes of one device.
+"""A node's place on the node axis, and collectives among the emulated nodes of one device.
 
-Nodes that share a device live on a vmapped axis; devices live on mesh axes. JAX supports collectives over a mix of the
-two only in part, so every collective runs over the emulated nodes first and over the devices second.
+Nodes that share a device live on a vmapped axis; devices live on mesh axes. JAX supports
+collectives over a mix of the two only in part, so every collective runs over the emulated nodes
+first and over the devices second.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax._src.config import _check_vma  # no public name: see emulated_index
+from jax._src.config import _check_vma  # no public name: see node_index
 from jax.custom_batching import custom_vmap
 
 from jgc.comm.ledger import are_local_copies
@@ -27,7 +29,7 @@ _without: ContextVar[bool] = ContextVar("jgc_without_collectives", default=False
 
 @contextmanager
 def without_collectives() -> Iterator[None]:
-    """Trace a function that must not communicate: inside the block, `node_index` is outside the node axis."""
+    """Trace a function that must not communicate: here `node_index` is outside the node axis."""
     token = _without.set(True)
     try:
         yield
@@ -42,50 +44,44 @@ def node_index(nodes: Nodes) -> Array:
       OutsideNodeAxis: called outside the node axis; a RuntimeError.
       ValueError: called inside the node axis of more or fewer nodes.
     """
+    device: Array | int = 0
+    devices, on_device = 1, 1
     try:
         if _without.get():
             raise NameError("no node axis")
-        if not are_local_copies():
-            _check_count(nodes)
-        device = lax.axis_index(nodes.slow) if nodes.slow else 0
-        if nodes.per_device == 1 and nodes.mesh is not None:
-            return jnp.asarray(device, jnp.int32)
-        return device * nodes.per_device + emulated_index()
+        if nodes.slow:
+            device, devices = lax.axis_index(nodes.slow), lax.axis_size(nodes.slow)
+        if is_emulated(nodes):
+            # Inside a nested jit, scan or switch, JAX 0.10 to 0.12 mistakes the vmapped axis for a
+            # mesh axis over which the index varies, and fails because the mesh has no such axis.
+            # The index is a constant, so the check is not needed.
+            with _check_vma(False):
+                place, on_device = lax.axis_index(EMULATED), lax.axis_size(EMULATED)
     except NameError as error:
         raise OutsideNodeAxis(
-            "a jgc compressor was called outside the node axis: there the gradient of a sharded batch is already "
-            "the mean over nodes, and compressing it would be silently wrong. Take node-local gradients with "
-            "jgc.node_grads and run the compressor inside jgc.on_nodes"
+            "a jgc compressor was called outside the node axis: there the gradient of a sharded "
+            "batch is already the mean over nodes, and compressing it would be silently wrong. "
+            "Take node-local gradients with jgc.node_grads and run the compressor inside "
+            "jgc.on_nodes"
         ) from error
-
-
-def _check_count(nodes: Nodes) -> None:
-    """Raise ValueError where the node axis has another number of nodes: means would be divided by a wrong one."""
-    with _check_vma(False):  # see emulated_index
-        devices = lax.axis_size(nodes.slow) if nodes.slow else 1
-        emulated = lax.axis_size(EMULATED) if is_emulated(nodes) else 1
-    if (devices * emulated, emulated) != (nodes.count, nodes.per_device):
+    count = devices * on_device
+    if (count, on_device) != (nodes.count, nodes.per_device) and not are_local_copies():
+        # a mean would be divided by a wrong number
         raise ValueError(
-            f"made for {nodes.count} nodes, {nodes.per_device} on a device, and called inside the node axis of "
-            f"{devices * emulated}, {emulated} on a device: give the same nodes (jgc.make_nodes, jgc.from_mesh)"
+            f"made for {nodes.count} nodes, {nodes.per_device} on a device, and called inside the "
+            f"node axis of {count}, {on_device} on a device: give the same nodes "
+            "(jgc.make_nodes, jgc.from_mesh)"
         )
-
-
-def emulated_index() -> Array:
-    """This node's index among the nodes of its device, i32[]."""
-    # Inside a nested jit, scan or switch, JAX 0.10 to 0.12 mistakes the vmapped axis for a mesh axis over which the
-    # index varies, and fails because the mesh has no such axis. The index is a constant, so the check is not needed.
-    with _check_vma(False):
-        return lax.axis_index(EMULATED)
+    return device * on_device + place if is_emulated(nodes) else jnp.asarray(device, jnp.int32)
 
 
 def node_key(key: Key, nodes: Nodes) -> Key:
-    """This node's own random key, derived from a key that all nodes share."""
+    """This node's random key, derived from a key that all nodes share."""
     return jax.random.fold_in(key, node_index(nodes))
 
 
 def vary(tree: PyTree, nodes: Nodes) -> PyTree:
-    """Declare replicated arrays as varying between devices, so that `jax.grad` with respect to them stays node-local.
+    """Declare replicated arrays as varying between devices, so that their `jax.grad` is node-local.
 
     Without this, `jax.grad` under `shard_map` inserts an all-reduce, and every node sees the sum.
     """
@@ -93,20 +89,21 @@ def vary(tree: PyTree, nodes: Nodes) -> PyTree:
 
 
 def vary_over(x: Array, axes: tuple[str, ...]) -> Array:
-    """Declare x as varying over mesh axes. Does nothing if x already varies, or under plain `vmap`."""
+    """Declare x as varying over mesh axes. Returns x where it does, and under plain `vmap`."""
     missing = tuple(a for a in axes if a not in jax.typeof(x).mat.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def devices(nodes: Nodes) -> int:
+def devices_of(nodes: Nodes) -> int:
     """Number of devices that take part in a collective."""
     return nodes.count // nodes.per_device if are_local_copies() else nodes.size(nodes.slow)
 
 
-# --- the emulated nodes of one device ---------------------------------------------------------------------------
-# JAX 0.10 to 0.12 refuses named collectives over a vmapped axis inside shard_map with check_vma=True. So these
-# functions are batching rules: vmap treats an output that a rule returns unbatched as shared by all nodes. A rule also
-# runs for a vmap of the caller's, over rows say, inside that of the nodes: only the latter batches a node's index.
+# --- the emulated nodes of one device ----------------------------------------------------------
+# JAX 0.10 to 0.12 refuses named collectives over a vmapped axis inside shard_map with
+# check_vma=True. So these functions are batching rules: vmap treats an output that a rule returns
+# unbatched as shared by all nodes. A rule also runs for a vmap of the caller, over rows say, inside
+# that of the nodes. It tells them apart by `index`, this node's, which only the latter batches.
 
 
 def is_emulated(nodes: Nodes) -> bool:
@@ -114,35 +111,36 @@ def is_emulated(nodes: Nodes) -> bool:
     return nodes.mesh is None or nodes.per_device > 1
 
 
-def emulated_gather(x: Array, size: int) -> Array:
-    """x of all nodes of this device, [per_device, ...]."""
+@functools.cache
+def emulated_gather(size: int) -> Callable[[Array, Array], Array]:
+    """`(x, index) -> x` of all `size` nodes of this device, [size, ...]."""
+    gather = custom_vmap(lambda x, index: jnp.broadcast_to(x, (size, *x.shape)))
 
-    def copies(x, index):
-        return jnp.broadcast_to(x, (size, *x.shape))
-
-    def rule(axis_size, batched, x, index):
-        if not batched[1]:  # the caller's: its entries stay apart
-            return jnp.moveaxis(gather(x, index), 1, 0), True
-        return x if batched[0] else copies(x, index), False
-
-    gather = custom_vmap(copies)
-    gather.def_vmap(rule)
-    return gather(x, emulated_index())
-
-
-def emulated_shift(x: Array) -> Array:
-    """x of the previous node of this device; the first node gets that of the last."""
-
+    @gather.def_vmap
     def rule(axis_size, batched, x, index):
         if not batched[1]:
-            return shift(x, index), True
-        return jnp.roll(x, 1, axis=0) if batched[0] else x, batched[0]
+            return jnp.moveaxis(gather(x, index), 1, 0), True
+        return x if batched[0] else jnp.broadcast_to(x, (size, *x.shape)), False
 
-    shift = custom_vmap(lambda x, index: x)
-    shift.def_vmap(rule)
-    return shift(x, emulated_index())
+    return gather
 
 
-def emulated_sum(x: Array, nodes: Nodes) -> Array:
-    """Sum of x over the nodes of this device; x itself if the device has one node."""
-    return jnp.sum(emulated_gather(x, nodes.per_device), axis=0, dtype=x.dtype) if is_emulated(nodes) else x
+emulated_sum = custom_vmap(lambda x, index: x)  # sum of x over the nodes of this device
+
+
+@emulated_sum.def_vmap
+def _sum(axis_size, batched, x, index):
+    if not batched[1]:
+        return emulated_sum(x, index), True
+    x = x if batched[0] else jnp.broadcast_to(x, (axis_size, *x.shape))
+    return jnp.sum(x, axis=0, dtype=x.dtype), False
+
+
+emulated_shift = custom_vmap(lambda x, index: x)  # x of the previous node; the first gets the last
+
+
+@emulated_shift.def_vmap
+def _shift(axis_size, batched, x, index):
+    if not batched[1]:
+        return emulated_shift(x, index), True
+    return jnp.roll(x, 1, axis=0) if batched[0] else x, batched[0]

@@ -1,4 +1,4 @@
-"""Record what collectives send while a step is traced (`ledger`), or trace them without sending (`local_copies`).
+"""The bytes of collectives, recorded while a step is traced; or collectives that send nothing.
 
 Bytes follow from the algorithm of the collective (`bytes_sent`) and are exact Fractions.
 """
@@ -11,7 +11,8 @@ from typing import Any
 
 from jgc.types import Array, Sent
 
-_SHARE: dict[str, Callable[[int], Fraction]] = {  # bytes that one of n devices sends, over the operand's bytes
+# bytes that one of n devices sends, over the operand's bytes
+_SHARE: dict[str, Callable[[int], Fraction]] = {
     "all-reduce": lambda n: Fraction(2 * (n - 1), n),
     "all-gather": lambda n: Fraction(n - 1),
     "reduce-scatter": lambda n: Fraction(n - 1, n),
@@ -25,14 +26,15 @@ _local_copies: ContextVar[bool] = ContextVar("jgc_local_copies", default=False)
 
 
 class UnknownCollectiveError(ValueError):
-    """An operation sends, or may send, bytes that cannot be counted. The message holds its name or HLO line."""
+    """The bytes of an operation cannot be counted. The message holds its name or HLO line."""
 
 
 def bytes_sent(op: str, operand_bytes: int, n: int) -> Fraction:
-    """Bytes that one of n devices sends in a collective, exactly, by its algorithm. A group of one sends nothing.
+    """Bytes that one of n devices sends in a collective, exactly, by its algorithm.
 
-    With B = `operand_bytes`: all-reduce 2(n-1)/n B, reduce-scatter and all-to-all (n-1)/n B (B: the full
-    input), all-gather (n-1) B (B: what one device contributes), collective-permute B.
+    A group of one sends nothing. With B = `operand_bytes`: all-reduce 2(n-1)/n B, reduce-scatter
+    and all-to-all (n-1)/n B (B: the full input), all-gather (n-1) B (B: what one device
+    contributes), collective-permute B.
 
     Raises:
       UnknownCollectiveError: another op.
@@ -68,31 +70,30 @@ def ledger() -> Iterator[list[Sent]]:
 
 
 def record(op: str, field: str, x: Array, group: int) -> None:
-    """Record a collective over `group` devices in the open ledger, if there is one. Each device contributes x."""
+    """Record a collective, to which each of `group` devices contributes x, in the open ledger."""
     entries = _ledger.get()
     if entries is not None and group > 1:
-        entries.append(Sent(op, field, bytes_sent(op, _whole(x).size * x.dtype.itemsize, group)))
-
-
-def _whole(x: Any) -> Any:
-    """x as the compiled collective has it: under `vmap` the x of all entries, nodes of one device or a caller's."""
-    while hasattr(x, "batch_dim"):  # a tracer of vmap; JAX has no public name for what it stands for
-        x = x.val
-    return x
+        whole: Any = x
+        # Under `vmap`, of the nodes or of a caller, the collective sends the x of all entries. JAX
+        # has no public name for the array that a tracer of vmap stands for.
+        while hasattr(whole, "batch_dim"):
+            whole = whole.val
+        entries.append(Sent(op, field, bytes_sent(op, whole.size * x.dtype.itemsize, group)))
 
 
 @contextmanager
 def local_copies() -> Iterator[None]:
-    """Trace collectives between devices as local copies of the same shapes, to time a step without its network.
+    """Trace collectives between devices as local copies, to time a step without its network.
 
-    `nodes` must be K nodes, one per device, on a mesh of a single device. Then a sum returns this node's own value, an
-    all-gather K copies of its own message, and a permute its own message.
+    `nodes` must be K nodes, one per device, on a mesh of a single device. Then a sum returns this
+    node's own value, an all-gather K copies of its own message, and a permute its own message.
 
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from jgc import comm
       >>> from jgc.types import Nodes
-      >>> nodes = Nodes(4, 1, jax.make_mesh((1,), ("n",), axis_types=(jax.sharding.AxisType.Auto,)), ("n",))
+      >>> mesh = jax.make_mesh((1,), ("n",), axis_types=(jax.sharding.AxisType.Auto,))
+      >>> nodes = Nodes(4, 1, mesh, ("n",))
       >>> each = jax.shard_map(lambda x: comm.all_gather(x[0], nodes, "x"), mesh=nodes.mesh,
       ...     in_specs=jax.P("n"), out_specs=jax.P())
       >>> with local_copies():

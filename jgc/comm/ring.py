@@ -1,10 +1,10 @@
 """Means by an explicit ring: reduce-scatter by `ppermute`, then all-gather.
 
-Source: Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations".
+Source: Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms for Clusters of
+  Workstations".
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,22 @@ import numpy as np
 from jax import lax
 
 from jgc.comm.axis import (
-    devices,
+    devices_of,
     emulated_gather,
-    emulated_index,
     emulated_shift,
     emulated_sum,
+    is_emulated,
     node_index,
     vary_over,
 )
-from jgc.comm.collectives import copies, gather_rows, pmean
+from jgc.comm.collectives import gather_rows, pmean
 from jgc.comm.ledger import are_local_copies, record
-from jgc.comm.words import join_words, split_words
+from jgc.comm.words import from_words, to_words
 from jgc.types import Array, Key, Nodes
 
 
 def mean_by(algorithm: str) -> Callable[[Array, Nodes, str], Array]:
-    """The mean that a setting names: `pmean` by "psum", the runtime's all-reduce, and `ring_mean` by "ring".
+    """The mean that a setting names: `pmean` for "psum", `ring_mean` for "ring".
 
     Raises:
       ValueError: another algorithm.
@@ -41,9 +41,9 @@ def mean_by(algorithm: str) -> Callable[[Array, Nodes, str], Array]:
 def ring_mean(x: Array, nodes: Nodes, field: str) -> Array:
     """Mean of x over all nodes by an explicit ring: reduce-scatter by `ppermute`, then all-gather.
 
-    x is f32[n], or integers whose sum over nodes fits the dtype. Segments are padded to equal length, and the padding
-    is sent. Nodes of one device are summed before the ring between devices. With a single device, the ring runs over
-    its emulated nodes.
+    x is f32[n], or integers whose sum over nodes fits the dtype. Segments are padded to equal
+    length, and the padding is sent. Nodes of one device are summed before the ring between devices.
+    With a single device, the ring runs over its emulated nodes.
 
     Raises:
       ValueError: x is not a vector.
@@ -51,79 +51,88 @@ def ring_mean(x: Array, nodes: Nodes, field: str) -> Array:
     Source: Patarasuk and Yuan 2009; LGC paper, Section II-A.
     """
     if x.ndim != 1:
-        raise ValueError(f"ring_mean takes a vector, got {x.dtype}{list(x.shape)}: flatten it first")
+        form = f"{x.dtype}{list(x.shape)}"
+        raise ValueError(f"ring_mean takes a vector, got {form}: flatten it first")
     places = ring_size(nodes)
     segments = jnp.pad(x, (0, -x.size % places)).reshape(places, -1)
     return ring_mean_of_segments(lambda i: segments[i], nodes, field)[: x.size]
 
 
 def ring_size(nodes: Nodes) -> int:
-    """Number of places, and segments, of a ring: the devices, or on a single device its emulated nodes."""
-    return devices(nodes) if nodes.slow else nodes.per_device
+    """Number of places and segments of a ring: devices, or emulated nodes of a single device."""
+    return devices_of(nodes) if nodes.slow else nodes.per_device
 
 
 def ring_mean_of_segments(segment: Callable[[Array], Array], nodes: Nodes, field: str) -> Array:
-    """`ring_mean` of a vector whose segments are computed one by one, each while the previous one is sent.
+    """`ring_mean` of segments computed one by one, each while the previous one is sent.
 
     Args:
-      segment: `i -> f32[m]`, this node's segment i, i32[] in [0, `ring_size`). It must not depend on received data,
-        so that XLA can compute it during the transfer.
+      segment: `i -> f32[m]`, this node's segment i, i32[] in [0, `ring_size`). It must not depend
+        on received data, so that XLA can compute it during the transfer.
       nodes: the layout.
       field: the payload field.
 
     Returns:
       The means of all segments, f32[places * m], equal on every node.
 
-    Source: Yu et al. 2018 (GradiVeQ), Algorithm 1, lines 1 to 9. An all-gather replaces lines 10 to 14.
+    Source: Yu et al. 2018 (GradiVeQ), Algorithm 1, lines 1 to 9. An all-gather replaces lines 10 to
+      14.
     """
-    size, place, local_sum, shift, join = _places(nodes, field)
-    travelling = local_sum(segment((place - 1) % size))  # segment p - 1 starts at place p
+    size, place = ring_size(nodes), _place(nodes)
+    travelling = _place_sum(segment((place - 1) % size), nodes)  # segment p - 1 starts at place p
     for hop in range(1, size):
-        travelling = shift(travelling) + local_sum(segment((place - 1 - hop) % size))
-    return join(travelling).reshape(-1) / nodes.count  # place p ends with the sum of segment p
+        local = _place_sum(segment((place - 1 - hop) % size), nodes)
+        travelling = _shifted(travelling, nodes, field) + local
+    sums = _of_all_places(travelling, nodes, field)  # place p ends with the sum of segment p
+    return sums.reshape(-1) / nodes.count
 
 
-class _Places(NamedTuple):
-    """The places of a ring: devices, or on a single device its emulated nodes."""
-
-    size: int
-    place: Array  # i32[], this place's index
-    local_sum: Callable[[Array], Array]  # over the nodes of a place
-    shift: Callable[[Array], Array]  # the previous place's array
-    join: Callable[[Array], Array]  # all places' arrays, [places, ...]
+def _place(nodes: Nodes) -> Array:
+    """This place's index, i32[] in [0, `ring_size`)."""
+    index = node_index(nodes)  # raises outside the node axis
+    return lax.axis_index(nodes.slow) if nodes.slow else index
 
 
-def _places(nodes: Nodes, field: str) -> _Places:
-    node_index(nodes)  # raises outside the node axis
-    size = ring_size(nodes)
+def _place_sum(x: Array, nodes: Nodes) -> Array:
+    """Sum of x over the nodes of a place."""
     if not nodes.slow:
-        return _Places(size, emulated_index(), lambda x: x, emulated_shift, lambda x: emulated_gather(x, size))
+        return x
+    return vary_over(emulated_sum(x, node_index(nodes)) if is_emulated(nodes) else x, nodes.slow)
 
-    def shift(x):
-        record("collective-permute", field, x, size)
-        if are_local_copies():
-            return lax.optimization_barrier(x)
-        return lax.ppermute(x, nodes.slow, [(i, (i + 1) % size) for i in range(size)])
 
-    def join(segment):
-        record("all-gather", field, segment, size)
-        return copies(gather_rows(segment[None], nodes.slow), nodes)
+def _shifted(x: Array, nodes: Nodes, field: str) -> Array:
+    """x of the previous place."""
+    if not nodes.slow:
+        return emulated_shift(x, node_index(nodes))
+    size = devices_of(nodes)
+    record("collective-permute", field, x, size)
+    if are_local_copies():
+        return lax.optimization_barrier(x)
+    return lax.ppermute(x, nodes.slow, [(i, (i + 1) % size) for i in range(size)])
 
-    def local_sum(x):
-        return vary_over(emulated_sum(x, nodes), nodes.slow)
 
-    return _Places(size, lax.axis_index(nodes.slow), local_sum, shift, join)
+def _of_all_places(x: Array, nodes: Nodes, field: str) -> Array:
+    """x of all places, [places, ...]."""
+    if not nodes.slow:
+        return emulated_gather(nodes.per_device)(x, node_index(nodes))
+    record("all-gather", field, x, devices_of(nodes))
+    return gather_rows(x[None], nodes)
 
 
 def ring_quantized_mean(
-    key: Key, x: Array, encode: Callable[[Key, Array], dict[str, Array]], decode: Callable[[dict[str, Array]], Array],
-    nodes: Nodes, field: str | None = None,
-) -> tuple[Array, Array]:  # fmt: skip
-    """Mean by a ring for codes that cannot be added up: every hop decodes, adds its own segment and encodes the sum.
+    key: Key,
+    x: Array,
+    encode: Callable[[Key, Array], dict[str, Array]],
+    decode: Callable[[dict[str, Array]], Array],
+    nodes: Nodes,
+    field: str | None = None,
+) -> tuple[Array, Array]:
+    """Mean by a ring for codes that cannot be added up: a hop decodes, adds and encodes the sum.
 
-    A place of the ring is a device; its nodes are summed uncompressed first, as in `ring_mean`. On a single device, a
-    place is an emulated node. So the number of hops depends on the layout, and layouts agree only as far as the code is
-    exact. Each hop is one collective and carries only the code.
+    A place of the ring is a device; its nodes are summed uncompressed first, as in `ring_mean`. On
+    a single device, a place is an emulated node. So the number of hops depends on the layout, and
+    layouts agree only as far as the code is exact. Each hop is one collective and carries only the
+    code.
 
     Args:
       key: the same on all nodes; each place derives its own key for each hop from it.
@@ -134,36 +143,37 @@ def ring_quantized_mean(
       field: the payload field; defaults to all names of the payload.
 
     Returns:
-      The means, f32[places, m], equal on every node, and this node's quantisation errors, f32[places, m]. A place's
-      errors are divided equally among its nodes, so that in all layouts
+      The means, f32[places, m], equal on every node, and this node's quantisation errors,
+      f32[places, m]. A place's errors are divided equally among its nodes, so that in all layouts
 
           mean over nodes of x = means + mean over nodes of errors
 
     Source: Yu et al. 2018 (GradiVeQ), Section 1, on scalar quantisers in a ring.
     """
-    payload_like = jax.eval_shape(encode, key, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
-    size, place, local_sum, shift, join = _places(nodes, field or "+".join(sorted(payload_like)))
-    x = local_sum(x)
-    sharing = nodes.count // size  # nodes of a place
-    own = jax.random.fold_in(key, place * sharing)  # `node_key` of its first node
+    names = jax.eval_shape(encode, key, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
+    field = field or "+".join(sorted(names))
+    size, place = ring_size(nodes), _place(nodes)
+    x = _place_sum(x, nodes)
+    nodes_per_place = nodes.count // size
+    place_key = jax.random.fold_in(key, place * nodes_per_place)  # `node_key` of its first node
 
     def quantize(hop: int, received: Array | float) -> tuple[dict[str, Array], Array]:
-        """Encode the received sum plus the place's own segment; return the code and its error."""
+        """Encode the received sum plus the place's segment; return the code and its error."""
         whole = received + x[(place - 1 - hop) % size]  # f32[m]
-        payload = encode(jax.random.fold_in(own, hop), whole)
+        payload = encode(jax.random.fold_in(place_key, hop), whole)
         return payload, whole - _decoded(decode, payload)
 
     payload, error = quantize(0, 0.0)
     errors = [error]
     for hop in range(1, size):
-        received = split_words(shift(join_words(payload)), payload)
+        received = from_words(_shifted(to_words(payload), nodes, field), payload)
         payload, error = quantize(hop, _decoded(decode, received))
         errors.append(error)
-    finished = join(join_words(payload))  # u32[places, words]: place p ends with segment p
-    # every place decodes its own segment too, so that all places hold the same values
-    sums = jax.vmap(lambda words: _decoded(decode, split_words(words, payload)))(finished)
+    words = _of_all_places(to_words(payload), nodes, field)  # place p ends with segment p
+    # every place decodes its segment too, so that all places hold the same values
+    sums = jax.vmap(lambda words: _decoded(decode, from_words(words, payload)))(words)
     lost = jnp.stack(errors)[(place - 1 - np.arange(size)) % size]  # hop h was segment p - 1 - h
-    return sums / nodes.count, lost / sharing
+    return sums / nodes.count, lost / nodes_per_place
 
 
 def _decoded(decode: Callable[[dict[str, Array]], Array], payload: dict[str, Array]) -> Array:

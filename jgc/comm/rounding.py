@@ -1,8 +1,9 @@
 """Rounding to narrower floats that no compiler removes.
 
-Inside one program XLA for GPU removes a conversion f32 -> bf16, f16 or f8 -> f32, also through a pair of
-`bitcast_convert_type`: it may compute with excess precision (`xla_allow_excess_precision`, on by default). The
-residual v - rounded(v) would be 0 there, and the rounding error lost. XLA for CPU and TPU keeps such conversions.
+Inside one program XLA for GPU removes a conversion f32 -> bf16, f16 or f8 -> f32, also through a
+pair of `bitcast_convert_type`: it may compute with excess precision (`xla_allow_excess_precision`,
+on by default). The residual v - rounded(v) would be 0 there, and the rounding error lost. XLA for
+CPU and TPU keeps such conversions.
 """
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jgc.types import Array
 
 
 def at_least_f32(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype for sums of values of a float dtype. JAX does not promote those of 8 bits by itself.
+    """The dtype for sums of values of a float dtype. JAX does not promote floats of 8 bits.
 
     Example:
       >>> at_least_f32(jnp.dtype(jnp.float8_e4m3fn)), at_least_f32(jnp.dtype(jnp.float64))
@@ -25,10 +26,10 @@ def at_least_f32(dtype: jnp.dtype) -> jnp.dtype:
 
 
 def rounded(x: Array, dtype: DTypeLike) -> Array:
-    """x rounded to the nearest value of a float dtype, in x's dtype and shape. Use it where a residual is x - rounded.
+    """x rounded to the nearest value of a float dtype, in x's dtype: for residuals x - rounded.
 
-    Equal, bit for bit, to `x.astype(dtype).astype(x.dtype)`, which XLA for GPU removes. Does nothing to an x that is
-    no wider than `dtype`.
+    Equal, bit for bit, to `x.astype(dtype).astype(x.dtype)`, which XLA for GPU removes. Does
+    nothing to an x that is no wider than `dtype`.
 
     Args:
       x: floats of any shape, of 32 bits or more, or of `dtype` itself.
@@ -44,19 +45,21 @@ def rounded(x: Array, dtype: DTypeLike) -> Array:
     if backend() != "gpu":
         return x.astype(dtype).astype(x.dtype)
     wide, narrow = jnp.finfo(x.dtype), jnp.finfo(dtype)
-    # all exponents of x, because `reduce_precision` makes subnormals 0, and has an Inf where float8_e4m3fn has numbers
+    # all exponents of x, because `reduce_precision` makes subnormals 0, and has an Inf where
+    # float8_e4m3fn has numbers
     out = lax.reduce_precision(x, exponent_bits=wide.nexp, mantissa_bits=narrow.nmant)
     if narrow.nexp == wide.nexp:
         return out
     least = float(narrow.smallest_subnormal)  # a power of two, so that the products are exact
-    out = jnp.where(jnp.abs(x) < float(narrow.smallest_normal), jnp.round(x * (1 / least)) * least, out)
+    subnormal = jnp.abs(x) < float(narrow.smallest_normal)
+    out = jnp.where(subnormal, jnp.round(x * (1 / least)) * least, out)
     with np.errstate(invalid="ignore"):
         beyond = float(np.asarray(np.inf).astype(dtype))  # Inf, or NaN if the dtype has no Inf
     return jnp.where(jnp.abs(out) > float(narrow.max), jnp.copysign(beyond, out), out)
 
 
 def narrowed(x: Array, dtype: DTypeLike) -> Array:
-    """x in a float dtype; values beyond its range are clipped to it, where a plain cast makes them Inf or NaN.
+    """x in a float dtype, clipped to its range, beyond which a plain cast makes Inf or NaN.
 
     Back in x's dtype the result is what was rounded on every backend (`rounded`).
 

@@ -11,7 +11,8 @@ from typing import Any
 from jgc.compress.dense import METHOD as _dense, Dense, dense
 from jgc.compress.lgc.ring import METHOD as _lgc_ring, RING_PAPER_RECIPE, LgcRing, lgc_ring
 from jgc.compress.lgc.server import METHOD as _lgc_ps, PAPER_RECIPE, LgcPs, lgc_ps
-from jgc.compress.low_rank.gradiveq import METHOD as _gradiveq, Gradiveq, gradiveq
+from jgc.compress.low_rank.gradiveq import METHOD as _gradiveq, gradiveq
+from jgc.compress.low_rank.gradiveq_settings import Gradiveq
 from jgc.compress.low_rank.klt import METHOD as _klt, Klt, klt
 from jgc.compress.low_rank.powersgd import METHOD as _powersgd, PowerSgd, powersgd
 from jgc.compress.quantized.cast import METHOD as _cast, Cast, cast
@@ -27,6 +28,7 @@ from jgc.compress.sparse.dgc import METHOD as _dgc, Dgc, dgc
 from jgc.compress.sparse.ef21 import METHOD as _ef21, Ef21, ef21
 from jgc.compress.sparse.egc import METHOD as _egc, Egc, egc
 from jgc.compress.sparse.gradient_dropping import METHOD as _gradient_dropping, GradientDropping, gradient_dropping
+from jgc.compress.sparse.learned_topk import METHOD as _learned_topk, LearnedTopK, learned_topk
 from jgc.compress.sparse.random_k import METHOD as _random_k, RandomK, random_k
 from jgc.compress.sparse.scalecom import METHOD as _scalecom, ScaleCom, scalecom
 from jgc.compress.sparse.threshold_v import METHOD as _threshold_v, ThresholdV, threshold_v

@@ -1,7 +1,6 @@
 """Settings that methods share: the memory, the share of values that is sent, and the warm-up."""
 
 import dataclasses
-from typing import Literal
 
 from jgc.compress.sparse.sparsity import Strategy, sparse_schedule
 from jgc.compress.unused_settings import check_idle
@@ -11,8 +10,6 @@ from jgc.selection.chunks import CHUNK
 from jgc.selection.selector import SelectBy, Selector, make_selector
 from jgc.types import Phase
 from jgc.wire.values import ValueCode
-
-CANDIDATES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Chunked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sparsifying(Chunked, ErrorFeedback):
+class Sparsifying(ErrorFeedback):
     """Settings of methods that send a share of the values."""
 
     alpha: float = 0.001
@@ -64,25 +61,11 @@ class Sparsifying(Chunked, ErrorFeedback):
 
 
 @dataclasses.dataclass(frozen=True)
-class Selecting(Sparsifying):
+class Selecting(Chunked, Sparsifying):
     """Settings of methods in which every node selects its own positions."""
 
     value_code: ValueCode = "float32"
     """code of the values sent; the error of a shorter code stays in the residual"""
-    positions: Literal["own", "learned"] = "own"
-    """own: each node searches all values; learned: all search the same part of them in a step, in turns learned from
-    earlier messages, so that a position takes log2(candidates) + 2 bits"""
-    candidates: int = CANDIDATES
-    """with positions "learned": values searched for each value sent, at least 2"""
-
-
-@dataclasses.dataclass(frozen=True)
-class SelectingRows(Selecting):
-    """Settings of methods that can select rows of a layer first."""
-
-    rows: int = 0
-    """of layers with more rows, embeddings, values are sent only from the rows largest ones; at most the words of a
-    node's batch. 0: select among all values"""
 
 
 def memory_of(config: ErrorFeedback) -> Memory:

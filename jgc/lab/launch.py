@@ -118,9 +118,9 @@ def launch(asked: Runs, variants: Mapping[str, Any], options: Mapping[str, Seque
     except Stopped as error:
         stopped = error
     wanted = {name: [asked.run_dir / f"{name}-seed{seed}" for seed in seeds] for name in variants}
-    folders = {name: [folder for folder in mine if str(folder) not in failed] for name, mine in wanted.items()}
+    folders = {name: [folder for folder in runs if str(folder) not in failed] for name, runs in wanted.items()}
     if stopped:
-        folders = {name: [folder for folder in mine if (folder / SUMMARY).exists()] for name, mine in folders.items()}
+        folders = {name: [folder for folder in runs if (folder / SUMMARY).exists()] for name, runs in folders.items()}
     if not any(folders.values()):
         raise stopped or UserError(f"no run finished: {next(iter(failed.values()))}", FAILED)
     return Outcome(folders, failed, stopped)
@@ -209,11 +209,13 @@ def configure(
 ) -> Config:
     """The resolved config of a run: `changes` where the run or its method has such a setting, then `options`."""
     config = resolve(Config(settings, workload=workload, seed=seed, data=DataConfig(dir=data_dir)))
-    ours = {name: value for name, value in changes.items() if hasattr(config, name)}
-    theirs = {name: value for name, value in changes.items() if hasattr(config.compressor, name) and name not in ours}
-    compressor = dataclasses.replace(config.compressor, **theirs)
+    of_config = {name: value for name, value in changes.items() if hasattr(config, name)}
+    of_compressor = {
+        name: value for name, value in changes.items() if hasattr(config.compressor, name) and name not in of_config
+    }
+    compressor = dataclasses.replace(config.compressor, **of_compressor)
     resume = (folder / CONFIG).exists()
-    config = dataclasses.replace(config, compressor=compressor, run_dir=str(folder), resume=resume, **ours)
+    config = dataclasses.replace(config, compressor=compressor, run_dir=str(folder), resume=resume, **of_config)
     return with_options(config, options) if options else config
 
 

@@ -198,7 +198,9 @@ class LocalStep:
             )
         return Arrays(*state[2:-2])
 
-    def _inner(self, state: LocalState, batch: PyTree, frozen: PyTree) -> tuple[Any, ...]:
+    def _inner(
+        self, state: LocalState, batch: PyTree, frozen: PyTree
+    ) -> tuple[Any, tuple[Any, ...], Arrays, Key]:
         """The program of an inner step, its arguments, all arrays of the state and its key."""
         loop, parts = self._loop, self._parts
         arrays = self._checked(state, batch)

@@ -30,8 +30,7 @@ from jgc.method.messages import own_or_dense
 from jgc.method.phases import DENSE
 from jgc.method.signature import Signature, check_signature, signature_of
 from jgc.nodes.placement import per_node
-from jgc.selection.select import Sparse, SparseSum, added, scatter_layers
-from jgc.selection.threshold import entries_at
+from jgc.selection.entries import Sparse, SparseSum, added, entries_at, scatter_layers
 from jgc.types import Array, Compressor, Info, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition
 
 MOST_VALUES = 2**31 - 1

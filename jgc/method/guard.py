@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.backend import traced_for
 from jgc.checks.misuse import check_compressor, check_nodes
-from jgc.comm.traced import all_sent
+from jgc.comm.jaxprs import all_sent
 from jgc.layout.launches import readable
 from jgc.layout.pack import leaf_paths
 from jgc.layout.squares import squared_norm

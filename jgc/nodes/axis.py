@@ -12,7 +12,7 @@ from jgc import comm
 from jgc.backend import traced_for
 from jgc.checks.misuse import check_arrays, check_nodes, path_of
 from jgc.comm.axis import without_collectives
-from jgc.comm.traced import evaluated
+from jgc.comm.jaxprs import evaluated
 from jgc.nodes.placement import (
     LOCAL,
     SHARED,

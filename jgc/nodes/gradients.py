@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jgc import comm
 from jgc.backend import backend_of
 from jgc.checks.misuse import check_loss, check_nodes
-from jgc.comm.traced import evaluated
+from jgc.comm.jaxprs import evaluated
 from jgc.nodes.axis import check_arguments, map_placed, on_nodes, varying, without_others
 from jgc.nodes.placement import BATCH, LOCAL, SHARED, any_divided, locally, on_node_axis, sharding_of
 from jgc.nodes.slow_loops import warn_of_slow_loops

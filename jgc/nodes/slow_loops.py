@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jgc.comm.traced import called
+from jgc.comm.jaxprs import called
 
 
 class SlowLoopWarning(UserWarning):

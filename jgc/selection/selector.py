@@ -1,13 +1,12 @@
-"""How a node selects the values that it sends, the k largest of each layer or of every chunk, and codes positions."""
+"""How a node selects values, the k largest of each layer or of every chunk, and codes positions."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jgc.layout.pack import Layers
+from jgc.layout.pack import Layers, values_of
 from jgc.selection.chunks import (
     CHUNK,
     check_chunk,
@@ -16,33 +15,29 @@ from jgc.selection.chunks import (
     pack_chunk_positions,
     unpack_chunk_positions,
 )
-from jgc.selection.select import (
-    check_alpha,
-    check_min_values,
-    counts_per_layer,
-    pack_positions,
-    top_positions,
-    unpack_positions,
-)
+from jgc.selection.ranges import Range
+from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Array
+from jgc.wire import elias_fano
+from jgc.wire.sums import range_sums
 
 SelectBy = Literal["layer", "chunks"]
 
 
-class Selector(NamedTuple):
-    """Which values a node sends of each layer, and how their positions are coded. Sizes are static.
+class Selector(Protocol):
+    """Which values a node sends of each layer, and how positions are coded. Sizes are static."""
 
-    Attributes:
-      counts: `layers -> number of values of each layer`; mu is their sum.
-      positions: `(v f32[n], layers) -> i32[mu]`, ascending.
-      pack: `(positions i32[mu], layers) -> u32[words]`.
-      unpack: `(packed, layers) -> i32[mu]`, the inverse of `pack`.
-    """
+    def counts(self, layers: Layers) -> tuple[int, ...]:
+        """Number of values of each layer; mu is their sum."""
 
-    counts: Callable[[Layers], tuple[int, ...]]
-    positions: Callable[[Array, Layers], Array]
-    pack: Callable[[Array, Layers], Array]
-    unpack: Callable[[Array, Layers], Array]
+    def positions(self, v: Array, layers: Layers) -> Array:
+        """Positions of the values to send of v f32[n], ascending, i32[mu]."""
+
+    def pack(self, positions: Array, layers: Layers) -> Array:
+        """Positions i32[mu] as u32[words]."""
+
+    def unpack(self, packed: Array, layers: Layers) -> Array:
+        """The inverse of `pack`, i32[mu]."""
 
 
 def make_selector(
@@ -57,8 +52,9 @@ def make_selector(
       chunk: values of a chunk.
 
     Raises:
-      ValueError: alpha outside (0, 1], min_values below 1, an unknown selection; for chunks, a length that is not a
-        power of two from 16 to 65,536, or alpha below one value of a chunk; a chunk without selection="chunks".
+      ValueError: alpha outside (0, 1], min_values below 1, an unknown selection; for chunks, a length
+        that is not a power of two from 16 to 65,536, or alpha below one value of a chunk; a chunk
+        without selection="chunks".
 
     Example:
       >>> from jgc.layout.pack import Layer
@@ -72,32 +68,98 @@ def make_selector(
         raise ValueError(f"selection must be 'layer' or 'chunks', got {selection!r}")
     if selection == "chunks":
         check_chunk(alpha, chunk)
-        return by_chunk(alpha, min_values, chunk)
+        return ByChunk(alpha, min_values, chunk)
     if chunk != CHUNK:
         raise ValueError(f"chunk={chunk} does nothing without selection='chunks'")
-    return by_layer(alpha, min_values)
+    return ByLayer(alpha, min_values)
 
 
-def by_layer(alpha: float, min_values: int) -> Selector:
+class ByLayer(NamedTuple):
     """The k largest values of each layer, exactly; positions in Elias-Fano code."""
-    counts = partial(counts_per_layer, alpha=alpha, min_values=min_values)
-    return Selector(
-        counts=counts,
-        positions=lambda v, layers: top_positions(v, layers, counts(layers)),
-        pack=pack_positions,
-        unpack=lambda packed, layers: unpack_positions(packed, layers, counts(layers)),
-    )
+
+    alpha: float
+    min_values: int = 1
+
+    def counts(self, layers: Layers) -> tuple[int, ...]:
+        return counts_per_layer(layers, self.alpha, self.min_values)
+
+    def positions(self, v: Array, layers: Layers) -> Array:
+        return top_positions(v, layers, self.counts(layers))
+
+    def pack(self, positions: Array, layers: Layers) -> Array:
+        return elias_fano.encode(positions, values_of(layers))
+
+    def unpack(self, packed: Array, layers: Layers) -> Array:
+        return elias_fano.decode(packed, values_of(layers), sum(self.counts(layers)))
 
 
-def by_chunk(alpha: float, min_values: int, chunk: int) -> Selector:
+class ByChunk(NamedTuple):
     """The k largest values of every chunk of each layer; see `jgc.selection.chunks`."""
-    cut = partial(cut_in_chunks, alpha=alpha, min_values=min_values, chunk=chunk)
-    return Selector(
-        counts=lambda layers: cut(layers).of_layers,
-        positions=lambda v, layers: largest_in_chunks(v, layers, cut(layers)),
-        pack=lambda positions, layers: pack_chunk_positions(positions, layers, cut(layers)),
-        unpack=lambda packed, layers: unpack_chunk_positions(packed, layers, cut(layers)),
+
+    alpha: float
+    min_values: int
+    chunk: int
+
+    def counts(self, layers: Layers) -> tuple[int, ...]:
+        return cut_in_chunks(layers, *self).of_layers
+
+    def positions(self, v: Array, layers: Layers) -> Array:
+        return largest_in_chunks(v, layers, cut_in_chunks(layers, *self))
+
+    def pack(self, positions: Array, layers: Layers) -> Array:
+        return pack_chunk_positions(positions, layers, cut_in_chunks(layers, *self))
+
+    def unpack(self, packed: Array, layers: Layers) -> Array:
+        return unpack_chunk_positions(packed, layers, cut_in_chunks(layers, *self))
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise ValueError unless alpha is in (0, 1]."""
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha must be in (0, 1] (0.001 sends 0.1 % of the values), got {alpha}")
+
+
+def check_min_values(min_values: int) -> None:
+    """Raise ValueError unless min_values is at least 1."""
+    if min_values < 1:
+        raise ValueError(f"min_values must be at least 1, got {min_values}")
+
+
+def counts_per_layer(layers: Layers, alpha: float, min_values: int = 1) -> tuple[int, ...]:
+    """How many values each layer sends: a share alpha, but at least `min_values` (or all it has).
+
+    Example:
+      >>> from jgc.layout.pack import Layer
+      >>> layers = (Layer("a", 0, 5000, (50, 100)), Layer("b", 5000, 20, (20,)))
+      >>> counts_per_layer(layers, 0.001)
+      (5, 1)
+    """
+    return tuple(min(layer.size, max(min_values, round(alpha * layer.size))) for layer in layers)
+
+
+def top_positions(v: Array, layers: Layers, counts: tuple[int, ...]) -> Array:
+    """Positions of the entries of largest magnitude of each layer, ascending, i32[mu].
+
+    Ties go to the lower position, so that nodes with equal values select the same.
+
+    Args:
+      v: f32[n].
+      layers: ranges of v.
+      counts: entries to take from each range; mu is their sum.
+    """
+    return largest_in_ranges(
+        v, [Range(layer.start, layer.size, k) for layer, k in zip(layers, counts, strict=True)]
     )
+
+
+def layer_means(x: Array, counts: tuple[int, ...]) -> Array:
+    """Mean of each layer's selected values x f32[mu], f32[layers]."""
+    return range_sums(x, counts) / np.array(counts, np.float32)
+
+
+def layer_starts(layers: Layers, counts: tuple[int, ...]) -> np.ndarray:
+    """The start of the layer that each selected value belongs to, i32[mu]."""
+    return np.repeat(np.array([layer.start for layer in layers], np.int32), counts)
 
 
 def position_bytes(selector: Selector, layers: Layers) -> float:

@@ -1,1 +1,1 @@
-"""Codes for values and positions, message sizes, and the bytes of a compiled program's collectives."""
+"""Codes of values and positions, message sizes, and bytes of a compiled program's collectives."""

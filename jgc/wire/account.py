@@ -1,4 +1,4 @@
-"""Sums over a `Wire`: bytes by role, the paper's compression ratio, bytes of a step over all nodes."""
+"""Sums over a `Wire`: bytes by role, the paper's compression ratio, bytes of all nodes."""
 
 from collections.abc import Iterable
 
@@ -10,8 +10,8 @@ Table = dict[str, dict[str, dict[str, float]]]
 def logical_bytes(messages: Iterable[Message], nodes: int) -> Table:
     """Bytes by role, direction and field: `{"leader": {"up": {"positions": ...}}, ...}`.
 
-    Entries of the leader and of the worker are per node. Without a leader, all K nodes are workers. The server's "up"
-    is all that it receives, its "down" all that it sends.
+    Entries of the leader and of the worker are per node. Without a leader, all K nodes are workers.
+    The server's "up" is all that it receives, its "down" all that it sends.
 
     Example:
       >>> logical_bytes([Message("worker", "up", "dense", 8)], nodes=2)["server"]
@@ -29,7 +29,7 @@ def logical_bytes(messages: Iterable[Message], nodes: int) -> Table:
 
 
 def physical_bytes(sent: Iterable[Sent]) -> dict[str, float]:
-    """Bytes that one device sends, by collective; flags, metrics and statistics go into a row `other`."""
+    """Bytes that one device sends, by collective; flags, metrics and statistics are in `other`."""
     out: dict[str, float] = {}
     for s in sent:
         row = "other" if s.field in ("flag", "metrics", "statistics") else s.op
@@ -45,7 +45,9 @@ def sent_by(role: str, wire: Wire, direction: str = "up") -> float:
 
 
 def compression_ratio(role: str, wire: Wire, dense_bytes: float) -> float:
-    """Bytes of the uncompressed gradient over bytes that a node of that role sends up; inf if it sends none.
+    """Bytes of the uncompressed gradient over bytes that a node of that role sends up.
+
+    It is inf for a node that sends nothing.
 
     Source: LGC paper, Section VI-A (CR).
     """
@@ -56,4 +58,4 @@ def compression_ratio(role: str, wire: Wire, dense_bytes: float) -> float:
 def step_total(messages: Iterable[Message], nodes: int, direction: str | None = None) -> float:
     """Bytes of a step over all nodes: up, down, or both if no direction is given."""
     table = logical_bytes(messages, nodes).get("server", {})
-    return sum(size for way, fields in table.items() if direction in (None, way) for size in fields.values())
+    return sum(sum(sizes.values()) for way, sizes in table.items() if direction in (None, way))

@@ -1,4 +1,4 @@
-"""Values in fixed point, in units that all nodes share: an all-reduce adds them exactly, in any order."""
+"""Values in fixed point, in units that all nodes share: an all-reduce adds them exactly."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +9,12 @@ _STEPS = {"int32": 2.0**16, "int16": 2.0**8, "float32": 1.0}
 
 
 def units(dtype: str) -> float:
-    """Fixed-point steps per unit: 2^16 for int32, 2^8 for int16; 1 for float32, which is sent unchanged."""
+    """Fixed-point steps per unit: 2^16 for int32, 2^8 for int16; 1 for float32, sent unchanged."""
     return _STEPS[dtype]
 
 
 def to_fixed(x: Array, dtype: str, nodes: int) -> Array:
-    """x in fixed point, clipped so that the sum over `nodes` nodes fits the dtype; float32 returns x unchanged.
+    """x in fixed point, clipped so that the sum over `nodes` nodes fits; float32 returns x.
 
     Example:
       >>> to_fixed(jnp.array([1.0, -0.5, 1e9]), "int16", 8).tolist()
@@ -39,7 +39,9 @@ def check_room(setting: str, dtype: str, count: int, what: str, cure: str) -> No
     most = largest_summand(dtype, count) / units(dtype)
     if most < 2:
         left = what.format(most)
-        raise ValueError(f"{setting}={dtype!r} leaves each of {count} nodes {left}: use {setting}={cure!r}")
+        raise ValueError(
+            f"{setting}={dtype!r} leaves each of {count} nodes {left}: use {setting}={cure!r}"
+        )
 
 
 def largest_summand(dtype: str, count: int) -> float:
@@ -52,4 +54,3 @@ def largest_summand(dtype: str, count: int) -> float:
     bound = int(jnp.iinfo(dtype).max) // count
     largest = np.float32(bound)  # may round up
     return float(largest if int(largest) <= bound else np.nextafter(largest, np.float32(0)))
-

@@ -19,7 +19,8 @@ def groups_of_axes(mesh: str, axes: str) -> tuple[tuple[int, ...], ...]:
                re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)}  # fmt: skip
     dims, chosen = list[int](), list[int]()
     for name, size in re.findall(r"'([^']*)'=(\d+)", mesh):
-        before, part = grouped.get(name, (1, 1))  # an axis is before x part x rest; groups lie along the part
+        # An axis is before x part x rest; groups lie along the part.
+        before, part = grouped.get(name, (1, 1))
         part = part or int(size)
         chosen += [len(dims) + 1] if name in grouped else []
         dims += [before, part, int(size) // before // part]

@@ -1,7 +1,8 @@
-"""Sums and largest values of ranges of a vector, of each part by itself: equal bits in every run and on every node.
+"""Sums and largest values of ranges of a vector, each split into parts: equal bits in every run.
 
-A GPU adds up the values of a scatter by atomics, in any order: the sums differ by rounding from run to run and from
-device to device. So there the values of a range are laid out in rows, and the rows are reduced in one order.
+A GPU adds up the values of a scatter by atomics, in any order: the sums differ by rounding from run
+to run and from device to device. So there the values of a range are laid out in rows, and the rows
+are reduced in one order.
 
 A vector of 7 values, ranges of 3 and 4 values, two parts:
 
@@ -16,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.backend import backend
+from jgc.backend import backend, plain
 from jgc.types import Array
 
 AT_MOST = 2**16  # values that are added one after another, about
 
 
 def group_ids(counts: Sequence[int], part: Array | None = None, parts: int = 1) -> Array:
-    """Index of the sum that each value belongs to: `parts` times its range, plus its part; i32[n].
+    """Number of the sum that each value belongs to: `parts` times its range, plus its part; i32[n].
 
     Args:
       counts: values of each range. Static; n is their sum.
@@ -49,37 +50,47 @@ def range_sums(x: Array, counts: Sequence[int], part: Array | None = None, parts
       >>> range_sums(jnp.array([1.0, 2.0, 4.0]), (2, 0, 1))
       Array([3., 0., 4.], dtype=float32)
     """
+    group, groups = group_ids(counts, part, parts), parts * len(counts)
+    if plain():
+        return jnp.zeros((groups,), x.dtype).at[group].add(x)
     if backend() == "gpu":
         return _in_rows(jnp.sum, 0.0, x, counts, part, parts)
-    # XLA adds the values of a scatter one after another on CPU: in f32, 1 added to 2^24 is lost. So a long vector adds
-    # into several sums for each group in turn, which are added in the end.
-    group, groups = group_ids(counts, part, parts), parts * len(counts)
+    # XLA adds the values of a scatter one after another on CPU: in f32, 1 added to 2^24 is lost. So
+    # a long vector adds into several sums for each group in turn, which are added in the end.
     rows = -(-x.size // AT_MOST) or 1
     if rows > 1:
         group = group * rows + jnp.arange(x.size, dtype=jnp.int32) % rows
     return jnp.sum(jax.ops.segment_sum(x, group, groups * rows).reshape(groups, rows), axis=1)
 
 
-def range_maxima(x: Array, counts: Sequence[int], part: Array | None = None, parts: int = 1) -> Array:
-    """The largest value of each part of each range, f32[parts * ranges]; -inf for one without values.
+def range_maxima(
+    x: Array, counts: Sequence[int], part: Array | None = None, parts: int = 1
+) -> Array:
+    """The largest value of each part of each range, f32[parts * ranges]; -inf without values.
 
     Example:
       >>> range_maxima(jnp.array([1.0, 2.0, 4.0]), (3,), jnp.array([0, 0, 1]), 2)
       Array([2., 4.], dtype=float32)
     """
+    group, groups = group_ids(counts, part, parts), parts * len(counts)
+    if plain():
+        return jnp.full((groups,), -jnp.inf, x.dtype).at[group].max(x)
     if backend() == "gpu":
         return _in_rows(jnp.max, -np.inf, x, counts, part, parts)
-    ids, groups = group_ids(counts, part, parts), parts * len(counts)
-    return jax.ops.segment_max(x, ids, groups, indices_are_sorted=part is None)
+    return jax.ops.segment_max(x, group, groups, indices_are_sorted=part is None)
 
 
 def _in_rows(
-    reduce: Callable[[Array, int], Array], nothing: float, x: Array, counts: Sequence[int], part: Array | None,
+    reduce: Callable[[Array, int], Array],
+    nothing: float,
+    x: Array,
+    counts: Sequence[int],
+    part: Array | None,
     parts: int,
-) -> Array:  # fmt: skip
+) -> Array:
     """Cut each range into blocks, reduce these as rows, and then the blocks of each range.
 
-    Blocks have about as many values as the longest range has blocks, so that both steps add up few values.
+    Blocks have about as many values as the longest range has blocks, so both steps add few values.
     """
     sizes = np.array(counts, np.int32)
     if not sizes.sum():
@@ -89,15 +100,17 @@ def _in_rows(
     width = 1 << (int(sizes.max() - 1).bit_length() + 1) // 2
     blocks = -(-sizes // width)
     first = np.cumsum(blocks) - blocks  # the first block of each range
-    before = width * (np.arange(blocks.sum()) - np.repeat(first, blocks))  # values of the range before each block
-    starts, left = np.repeat(np.cumsum(sizes) - sizes, blocks) + before, np.repeat(sizes, blocks) - before
+    # values of its range before each block, and from its start on
+    before = width * (np.arange(blocks.sum()) - np.repeat(first, blocks))
+    left = np.repeat(sizes, blocks) - before
+    starts = np.repeat(np.cumsum(sizes) - sizes, blocks) + before
     of_blocks = reduce(_rows(x, starts, left, width, nothing), -1)
     return reduce(_rows(of_blocks, first, blocks, blocks.max(), nothing), -1).T.reshape(-1)
 
 
 def _rows(x: Array, starts: np.ndarray, sizes: np.ndarray, width: int, nothing: float) -> Array:
-    """Ranges of the last axis as rows [..., ranges, width], with `nothing` behind the end of a shorter one."""
-    starts, sizes, column = starts.astype(np.int32), sizes.astype(np.int32), jnp.arange(width, dtype=jnp.int32)
-    at = jnp.minimum(starts[:, None] + column, x.shape[-1] - 1)
+    """Ranges of the last axis as rows [..., ranges, width], shorter ones filled with `nothing`."""
+    column = jnp.arange(width, dtype=jnp.int32)
+    at = jnp.minimum(starts.astype(np.int32)[:, None] + column, x.shape[-1] - 1)
     values = x.at[..., at].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    return jnp.where(column < sizes[:, None], values, nothing)
+    return jnp.where(column < sizes.astype(np.int32)[:, None], values, nothing)

@@ -1,8 +1,9 @@
-"""`jgc.wire.bits` for a TPU: the same words, in tiles of 8 x 128, of which a block is unpacked at a time.
+"""`jgc.wire.bits` for a TPU: the same words, in tiles of 8 x 128, unpacked block by block.
 
-A field of w bits of n codes is u32[w, T, 8, 128], n = 32 T tiles, and the codes are u32[32, T, 8, 128]: word tile
-[i % w, t] holds the fields of code tiles [i, t]. XLA for TPU fuses all steps of that if no shape but the first axis
-ever changes, and if that axis is cut once for all widths: into [32 / w1, w1 / w2, ..., w_last].
+A field of w bits of n codes is u32[w, T, 8, 128], n = 32 T tiles, and the codes are u32[32, T, 8,
+128]: word tile [i % w, t] holds the fields of code tiles [i, t]. XLA for TPU fuses all steps of
+that if no shape but the first axis ever changes, and if that axis is cut once for all widths: into
+[32 / w1, w1 / w2, ..., w_last].
 """
 
 from functools import reduce

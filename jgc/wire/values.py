@@ -2,20 +2,21 @@
 
     "float32"                        unchanged
     "float16", "bfloat16"            rounded; values beyond the dtype's range are clipped to it
-    "8bit", "4bit", "2bit", "1bit"   a sign and one of L = 2^(bits - 1) magnitudes s (l + 1/2) / L, s > 0
-    "2bit-codebook"                  one of four values, two of either sign, that each layer's message lists in f32
+    "8bit", "4bit", "2bit", "1bit"   a sign and one of L = 2^(bits - 1) magnitudes s (l + 1/2) / L
+    "2bit-codebook"                  one of four values, two of either sign, listed in f32
 
-Each layer has two scales s: one for its positive and one for its negative values. The level l of a value is its
-magnitude over the largest of that layer and sign, rounded down to a multiple of 1 / L. Then s minimises the squared
-error, so the error never exceeds the values in norm. With 1 bit, the decoded magnitude is the mean. The sender's
-residual keeps the error. The codebook divides a layer's values of one sign into the smaller and the larger, by Lloyd's
-algorithm, and lists the mean of either: the smallest value that top-k selects is far from 0, where levels s / 4 and
-3 s / 4 have half of their range. For selected values "2bit" can even have more error than "1bit": for the largest 10 %
-of normal values 4 times its squared error, where the codebook has a third of it.
+Each layer has two scales s > 0: one for its positive and one for its negative values. The level l of a
+value is its magnitude over the largest of that layer and sign, rounded down to a multiple of 1 / L.
+Then s minimises the squared error, so the error never exceeds the values in norm. With 1 bit, the
+decoded magnitude is the mean. The sender's residual keeps the error. The codebook divides a layer's
+values of one sign into the smaller and the larger, by Lloyd's algorithm, and lists the mean of
+either: the smallest value that top-k selects is far from 0, where levels s / 4 and 3 s / 4 have
+half of their range. For selected values "2bit" can even have more error than "1bit": for the
+largest 10 % of normal values 4 times its squared error, where the codebook has a third of it.
 
-Source: Strom 2015, Seide et al. 2014 (1 bit), Lin et al. 2018 (once positions are coded, values dominate the payload).
-Least squares in place of means, for 2 bits and more, is ours. The codebook: Lloyd 1982; SparseLoCo (Sarfi et al. 2025)
-has one of bins of equal width.
+Source: Strom 2015, Seide et al. 2014 (1 bit), Lin et al. 2018 (once positions are coded, values
+dominate the payload). Least squares in place of means, for 2 bits and more, is ours. The codebook:
+Lloyd 1982; SparseLoCo (Sarfi et al. 2025) has one of bins of equal width.
 """
 
 from typing import Literal, get_args
@@ -27,7 +28,9 @@ from jgc.types import Array
 from jgc.wire.bits import pack_bits, unpack_bits
 from jgc.wire.sums import group_ids, range_maxima, range_sums
 
-ValueCode = Literal["float32", "float16", "bfloat16", "8bit", "4bit", "2bit", "1bit", "2bit-codebook"]
+ValueCode = Literal[
+    "float32", "float16", "bfloat16", "8bit", "4bit", "2bit", "1bit", "2bit-codebook"
+]
 CODEBOOK = "2bit-codebook"
 LLOYD = 4  # iterations; the error then falls by less than 1 % with each
 
@@ -35,7 +38,9 @@ LLOYD = 4  # iterations; the error then falls by less than 1 % with each
 def check_value_code(code: str) -> None:
     """Raise ValueError unless `code` is one of `ValueCode`."""
     if code not in get_args(ValueCode):
-        raise ValueError(f"value_code must be one of {', '.join(get_args(ValueCode))}, got {code!r}")
+        raise ValueError(
+            f"value_code must be one of {', '.join(get_args(ValueCode))}, got {code!r}"
+        )
 
 
 def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
@@ -47,8 +52,8 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
       counts: number of values of each layer.
 
     Returns:
-      "values": [mu] of a float dtype, or u32 words; for codes of a few bits also "scales", f32[2 * layers], or the
-      codebooks, f32[4 * layers].
+      "values": [mu] of a float dtype, or u32 words; for codes of a few bits also "scales", f32[2 *
+      layers], or the codebooks, f32[4 * layers].
     """
     if code == CODEBOOK:
         return _encode_by_codebook(x, counts)
@@ -65,7 +70,8 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
     used = range_sums(unit**2, counts, sign, 2)  # 0 for a group without values
     fit = range_sums(share * unit, counts, sign, 2) / jnp.where(used > 0, used, 1)
     codes = level + jnp.where(x < 0, jnp.uint32(levels), jnp.uint32(0))
-    return {"values": pack_bits(codes, bits), "scales": jnp.minimum(largest * fit, jnp.finfo(jnp.float32).max)}
+    scales = jnp.minimum(largest * fit, jnp.finfo(jnp.float32).max)
+    return {"values": pack_bits(codes, bits), "scales": scales}
 
 
 def bytes_per_value(code: ValueCode) -> float:
@@ -107,10 +113,12 @@ def _sign(negative: Array) -> Array:
 
 
 def _encode_by_codebook(x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
-    """Codes of 2 bits, sign and class of a magnitude; "scales" are the classes' mean magnitudes, f32[4 * layers]."""
+    """Codes of 2 bits, sign and class of a magnitude; "scales" are the means of the classes."""
     magnitudes, sign, group = jnp.abs(x), _sign(x < 0), _group(x < 0, counts)
-    largest = jnp.maximum(range_maxima(magnitudes, counts, sign, 2), 0)  # a group without values has -inf
-    share = magnitudes / jnp.where(largest > 0, largest, 1)[group]  # in [0, 1]: sums of squares do not overflow
+    # A group without values has -inf.
+    largest = jnp.maximum(range_maxima(magnitudes, counts, sign, 2), 0)
+    # In [0, 1], so that sums of squares do not overflow.
+    share = magnitudes / jnp.where(largest > 0, largest, 1)[group]
 
     def means(upper):
         """The mean of either class of every group, f32[groups, 2]; 0 for a class without values."""
@@ -119,7 +127,8 @@ def _encode_by_codebook(x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
         return (range_sums(share, counts, half, 4) / jnp.maximum(count, 1)).reshape(-1, 2)
 
     least = -range_maxima(-share, counts, sign, 2)
-    upper = (share > ((least + 1) / 2)[group]).astype(jnp.int32)  # not 1 / 2: all may be above it, and then stay there
+    # Not 1 / 2: all may be above it, and then stay there.
+    upper = (share > ((least + 1) / 2)[group]).astype(jnp.int32)
     for _ in range(LLOYD):
         upper = (share > jnp.mean(means(upper), axis=1)[group]).astype(jnp.int32)
     codes = upper.astype(jnp.uint32) + jnp.where(x < 0, jnp.uint32(2), jnp.uint32(0))
@@ -127,7 +136,7 @@ def _encode_by_codebook(x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
 
 
 def _class(codes: Array, counts: tuple[int, ...]) -> Array:
-    """Index of the codebook's entry of each code of 2 bits: 2 * group, plus 1 for the larger magnitudes, i32[mu]."""
+    """Index of each code's entry of the codebook: 2 * group, plus 1 for the larger, i32[mu]."""
     return 2 * _group(codes >= 2, counts) + (codes % 2).astype(jnp.int32)
 
 

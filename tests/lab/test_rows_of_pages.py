@@ -12,7 +12,7 @@ from camvid_helpers import write_camvid
 from image_helpers import png, write_imagenet, write_prepared, write_tiny_imagenet
 from text_helpers import write_text
 
-from jgc.compress import Dense
+from jgc.compress import Dense, LearnedTopK, TopK
 from jgc.compress.lgc.ring import RING_PAPER_RECIPE
 from jgc.compress.lgc.server import PAPER_RECIPE
 from jgc.lab import launch
@@ -122,7 +122,7 @@ def test_row_of_long_runs_is_one_that_trains(row, config_of):
     if name.startswith(("lgc_ps", "lgc_ring")):
         check_recipe(name, compressor)
     if name.startswith("topk"):
-        assert compressor.positions == ("learned" if name.endswith("learned") else "own")
+        assert isinstance(compressor, LearnedTopK if name.endswith("learned") else TopK)
         assert compressor.value_code == next((part for part in name.split("_") if part in ("1bit", "2bit")), "float32")
 
 
@@ -143,7 +143,7 @@ def test_row_of_learned_positions_is_one_that_trains(row, config_of):
     compressor = config.compressor
     assert workload in config.workload and config.layers.dense == "" and compressor.alpha == float(share) / 100
     assert compressor.value_code == {"f32": "float32"}.get(code, code)
-    assert compressor.positions == ("learned" if row[0].endswith("learned") else "own")
+    assert isinstance(compressor, LearnedTopK if row[0].endswith("learned") else TopK)
 
 
 @pytest.mark.parametrize("page", ["local_steps", "long_runs", "other_models"])

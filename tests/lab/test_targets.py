@@ -38,7 +38,7 @@ FILLED_UP = {("v5e:2x4x2slices", "all-reduce"): 4 * (TILE - 1)}
 
 GPUS = "h100:8"
 # Variants with further values that all nodes compute for themselves: codes of values and of positions, thresholds.
-CODED = ("topk/learned", "topk/chunks coded", "scalecom/chunks", "egc/old thresholds")
+CODED = ("learned_topk/coded", "topk/chunks coded", "scalecom/chunks", "egc/old thresholds")
 # Operations inside of which XLA's text does not show. cuSOLVER's results are reproducible by default, says NVIDIA of
 # cusolverDnSetDeterministicMode.
 REPRODUCIBLE = {"cusolver_syevd_ffi"}

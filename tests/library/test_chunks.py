@@ -142,8 +142,6 @@ def test_every_method_with_a_selection_takes_chunks_or_refuses_by_name():
         ({"selection": "chunks", "chunk": 8}, "got 8"),
         ({"selection": "chunks", "alpha": 1e-4}, "at least 1/4096, got 0.0001"),
         ({"chunk": 64}, "chunk=64 does nothing without selection='chunks'"),
-        ({"rows": 4, "chunk": 64}, "chunk=64 does nothing"),
-        ({"rows": 4, "selection": "chunks"}, "rows=4 needs selection='layer'"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(settings, message):

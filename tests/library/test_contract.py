@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from contract import (
     COMMON,
+    KINDS,
     LARGE_EXEMPT,
     LAW_EXEMPT,
     LAYOUT,
     LAYOUT_EXEMPT,
     LAYOUTS,
-    LONG_TO_COMPILE,
+    MECHANISMS,
     OVERFLOWS,
     PARAMS,
     STATE,
@@ -30,6 +31,7 @@ from contract import (
     first_state,
     gradients,
     history,
+    messages_of,
     nodes_of,
     on_host,
     program,
@@ -45,14 +47,16 @@ from laws import balances
 
 import jgc
 import jgc.backend
-from jgc.comm.traced import called
+from jgc.comm.jaxprs import called
 from jgc.compress import METHODS, step_on_nodes
 from jgc.layout.pack import leaf_paths, make_packing
 from jgc.method.guard import LARGEST_NORM
-from jgc.selection import select
+from jgc.selection import entries
 from jgc.wire.hlo import collectives, table
 
 NAMES = (*METHODS, *VARIANTS)
+LOSSLESS = [name for name, method in METHODS.items() if method.lossless is not None]
+SCATTERED = ("topk", "scalecom", "demo", "egc")  # positions per node, shared, in chunks, by a threshold
 CASES = [
     Case(name, i, layout) for name in NAMES for i in range(len(compressor_of(name).schedule)) for layout in LAYOUTS
 ]
@@ -77,19 +81,25 @@ def _in_layout(case: Case) -> bool:
 
 
 def _by_default(case: Case) -> bool:
-    return _in_layout(case) and case.variant not in LONG_TO_COMPILE
+    """In the layout of all tests: every method as it is built by default, and a variant for each mechanism."""
+    return _in_layout(case) and (case.variant in METHODS or case.variant in MECHANISMS)
 
 
-def _of_method(case: Case) -> bool:
-    """A method as it is built by default, in the layout of all tests, and but for LGC with as many devices as nodes."""
-    layouts = (LAYOUT,) if case.variant.startswith("lgc_") else (LAYOUT, "8 devices")
-    return case.variant in METHODS and case.layout in layouts
+def _elsewhere(case: Case) -> bool:
+    """The last phase of one method for each kind of exchange, with as many devices as nodes."""
+    last = case.phase == len(compressor_of(case.variant).schedule) - 1
+    return case.variant in KINDS and last and case.layout == "8 devices"
 
 
-every_case = _cases("variant", "phase", "layout", default=lambda case: _by_default(case) or _of_method(case))
+def _of_kind(case: Case) -> bool:
+    return case.variant in KINDS
+
+
+every_case = _cases("variant", "phase", "layout", default=lambda case: _by_default(case) or _elsewhere(case))
 every_case_of_a_law = _cases("variant", "phase", "layout", default=_by_default)
-every_case_elsewhere = _cases("variant", "phase", "layout", of=lambda case: not _in_layout(case), default=_of_method)
-every_phase = _cases("variant", "phase", of=_in_layout, default=_of_method)
+every_case_elsewhere = _cases("variant", "phase", "layout", of=lambda case: not _in_layout(case), default=_elsewhere)
+every_phase = _cases("variant", "phase", of=_in_layout, default=_by_default)
+every_phase_traced_again = _cases("variant", "phase", of=_in_layout, default=_of_kind)
 every_variant = _cases("variant", of=lambda case: _in_layout(case) and case.phase == 0, default=_by_default)
 
 
@@ -117,14 +127,14 @@ def test_all_nodes_hold_bit_equal_results(case):
         assert all(same_bits(held[0], other) for other in held)
 
 
-@pytest.mark.parametrize("name", some_by_default(NAMES, METHODS))
+@pytest.mark.parametrize("name", some_by_default(NAMES, SCATTERED))
 def test_positions_ascend_and_are_distinct_where_a_scatter_relies_on_it(name, monkeypatch):
     """No CPU shows a broken promise: XLA there does not use it, those for TPU and GPU do."""
-    held, promises, case = [], select._distinct, Case(name, len(compressor_of(name).schedule) - 1, "1 device")
+    held, promises, case = [], entries._promises, Case(name, len(compressor_of(name).schedule) - 1, "1 device")
 
     def watched(sparse, n):
         asked.append(sparse)
-        ascend = not isinstance(sparse, select.Unordered)
+        ascend = not isinstance(sparse, entries.Unordered)
 
         def look(at):  # those past the end are dropped
             held.append(np.unique(at[at < n]).size == (at < n).sum() and (not ascend or bool((np.diff(at) >= 0).all())))
@@ -132,9 +142,9 @@ def test_positions_ascend_and_are_distinct_where_a_scatter_relies_on_it(name, mo
         jax.debug.callback(look, sparse.positions)
         return promises(sparse, n)
 
-    asked: list[select.Sparse] = []
-    monkeypatch.setattr(select, "_distinct", watched)
-    monkeypatch.setattr(select, "backend", lambda: "tpu")  # or the nodes' entries are added up in one scatter
+    asked: list[entries.Sparse] = []
+    monkeypatch.setattr(entries, "_promises", watched)
+    monkeypatch.setattr(entries, "backend", lambda: "tpu")  # or the nodes' entries are added up in one scatter
     nodes = nodes_of(case.layout)
     step = jax.jit(step_on_nodes(compressor_of(name).aggregate, phase_of(case).value, nodes))
     lowered = step.lower(step_key(0, nodes), gradients(0, nodes), first_state(name))
@@ -145,7 +155,7 @@ def test_positions_ascend_and_are_distinct_where_a_scatter_relies_on_it(name, mo
         assert held and all(held)
 
 
-@every_phase
+@every_phase_traced_again
 def test_no_value_of_a_gpu_depends_on_an_order(case, monkeypatch):
     """Traced for GPUs, no floats are added up at positions that may repeat: atomics would add in any order."""
     monkeypatch.setattr(jgc.backend, "backend_of", lambda nodes: "gpu")
@@ -178,7 +188,7 @@ def test_layouts_agree_bit_for_bit(case):
 
 
 @every_layout
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.lossless is not None])
+@pytest.mark.parametrize("name", some_by_default(LOSSLESS, KINDS))
 def test_lossless_settings_give_dense_mean(name, layout):
     compressor = compressor_of(f"{name}, lossless")
     case = Case(f"{name}, lossless", len(compressor.schedule) - 1, layout)
@@ -321,9 +331,15 @@ def test_physical_bytes_equal_compiled_collectives(case):
     assert bool(found) == (nodes.mesh is not None)
 
 
+@every_phase_traced_again
+def test_wire_equals_the_trace_of_the_program(case):
+    compressor = compressor_of(case.variant)
+    assert compressor.wire(phase_of(case).value, PARAMS, nodes_of(case.layout)) == wire_of(case)
+
+
 @every_phase
 def test_logical_bytes_do_not_depend_on_layout(case):
-    wires = [wire_of(case._replace(layout=layout)) for layout in LAYOUTS]
+    wires = [messages_of(case._replace(layout=layout)) for layout in LAYOUTS]
     assert all((w.logical, w.once) == (wires[0].logical, wires[0].once) for w in wires)
     for message in (*wires[0].logical, *wires[0].once):
         assert message.role in ("leader", "worker", "server") and message.direction in ("up", "down")

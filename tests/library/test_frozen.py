@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from contract import some_by_default
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from make_step_process import compilations
 
@@ -12,6 +13,7 @@ import jgc
 
 WIDTH, WORDS, RANK, STEPS = 8, 12, 2, 3
 LAYOUTS = ["8 nodes on 1", "8 nodes on 4", "8 nodes on 8", "2 x 4 whole", "2 x 4 divided"]
+CHOSEN = ["8 nodes on 4", "2 x 4 divided"]  # by default
 
 
 def _random(seed: int, *shape: int) -> np.ndarray:
@@ -106,7 +108,7 @@ def _close(params, expected):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", some_by_default(LAYOUTS, CHOSEN))
 def test_lora_trains_as_in_a_plain_loop_and_compiles_once(layout):
     def words(step):
         return words_of(step, _nodes(layout).count)
@@ -118,7 +120,7 @@ def test_lora_trains_as_in_a_plain_loop_and_compiles_once(layout):
     _close(trained, expected)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", some_by_default(LAYOUTS, CHOSEN))
 def test_a_target_network_that_every_step_replaces_compiles_once(layout):
     def batches(step):
         return transitions_of(step, _nodes(layout).count)
@@ -133,7 +135,7 @@ def test_a_target_network_that_every_step_replaces_compiles_once(layout):
     _close(trained, expected)
 
 
-@pytest.mark.parametrize("layout", ["8 nodes on 4", "2 x 4 divided"])
+@pytest.mark.parametrize("layout", some_by_default(["8 nodes on 4", "2 x 4 divided"], ["2 x 4 divided"]))
 def test_local_steps_take_them(layout):
     nodes = _nodes(layout)
     emulated = _nodes(f"{nodes.count} nodes on 1")
@@ -206,7 +208,10 @@ def test_a_leaf_that_a_step_has_donated_is_named():
         step(state, transitions_of(1, 8), {"network": before, "discount": 0.9})
 
 
-@pytest.mark.parametrize("layout, divided", [("8 nodes on 4", False), ("2 x 4 whole", False), ("2 x 4 whole", True)])
+HOLDING = [("8 nodes on 4", False), ("2 x 4 whole", False), ("2 x 4 whole", True)]
+
+
+@pytest.mark.parametrize("layout, divided", some_by_default(HOLDING, HOLDING[2:]))
 def test_a_closure_may_hold_an_array_of_the_mesh(layout, divided):
     nodes = _nodes(layout)
     spec = P(None, "chip") if divided else P()
@@ -221,7 +226,7 @@ def test_a_closure_may_hold_an_array_of_the_mesh(layout, divided):
         np.testing.assert_allclose(grads[i], expected[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", ["8 nodes on 1", "8 nodes on 4", "2 x 4 whole"])
+@pytest.mark.parametrize("layout", some_by_default(["8 nodes on 1", "8 nodes on 4", "2 x 4 whole"], CHOSEN))
 def test_a_closure_may_hold_an_array_of_ones_own_jit(layout):
     nodes = _nodes(layout)
     table = BASE["embedding"] if nodes.mesh is None else jgc.place(BASE["embedding"], jgc.SHARED, nodes)

@@ -80,7 +80,7 @@ def test_slices_follow_figure_3a():
     kernel = np.arange(3 * 3 * 2 * 4).reshape(3, 3, 2, 4)  # height, width, depth, filters
     by_hand = [kernel[h, w, d, f] for h in range(3) for w in range(3) for d in range(2) for f in range(4)]
     np.testing.assert_array_equal(kernel.reshape(-1), by_hand)
-    [layer] = plan(make_packing({"conv": jnp.zeros((3, 3, 2, 4))}).layers, 0, 3, 100, 0)
+    [layer] = plan(make_packing({"conv": jnp.zeros((3, 3, 2, 4))}).layers, 3, 100, 0)
     assert layer == Sliced(0, 72, 24, 3, 3)
 
 
@@ -88,7 +88,7 @@ def test_slices_follow_figure_3a():
 @settings(max_examples=10, deadline=None)
 def test_codes_are_linear_whole_or_in_parts(taps, places, reuse, seed):
     packing = make_packing({"a": jnp.zeros((places, 3, 2, 2)), "b": jnp.zeros((2, places, 3))})
-    layers = plan(packing.layers, 0, taps, 100, reuse)
+    layers = plan(packing.layers, taps, 100, reuse)
     rng = np.random.default_rng(seed)
     d = [int(rng.integers(1, min(layer.width, 5) + 1)) for layer in layers]
     rows = tuple(jnp.asarray(rng.normal(size=r.shape), jnp.float32) for r in no_rows(layers, [5] * len(layers)))
@@ -109,7 +109,7 @@ def test_codes_are_linear_whole_or_in_parts(taps, places, reuse, seed):
 
 def test_codes_are_the_products_of_slices_with_their_bases():
     packing = make_packing({"a": jnp.zeros((5, 2, 3))})
-    layers, rng = plan(packing.layers, 0, 1, 100, reuse=2), np.random.default_rng(0)
+    layers, rng = plan(packing.layers, 1, 100, reuse=2), np.random.default_rng(0)
     rows, x = rng.normal(size=(3, 4, 6)).astype(np.float32), rng.normal(size=30).astype(np.float32)
     by_hand = [rows[m // 2, :3] @ x[6 * m :][:6] for m in range(5)]
     got = codes(layers, (jnp.asarray(rows),), [3], jnp.asarray(x), 0, 15)
@@ -192,7 +192,7 @@ def in_planes() -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("reuse", [0, 1, 2])
+@pytest.mark.parametrize("reuse", some_by_default([0, 1, 2], [1]))
 def test_gradients_in_a_plane_are_lossless_with_two_numbers_a_slice(reuse):
     settings = {"sampling_steps": 9, "sampling_bits": 0, "slice_taps": 1, "loss": 1e-6, "reuse": reuse}
     run = play(in_planes(), **settings)
@@ -201,8 +201,11 @@ def test_gradients_in_a_plane_are_lossless_with_two_numbers_a_slice(reuse):
         np.testing.assert_allclose(mean, mean_of(grads), atol=1e-4)
 
 
+EXCHANGES = [("psum", True), ("ring", True), ("ring", False)]
+
+
 @pytest.mark.parametrize("layout", some_by_default(LAYOUTS, ("two per device",)))
-@pytest.mark.parametrize("algorithm, overlapped", [("psum", True), ("ring", True), ("ring", False)])
+@pytest.mark.parametrize("algorithm, overlapped", some_by_default(EXCHANGES, EXCHANGES[1:2]))
 def test_ring_and_psum_equal_direct_computation(layout, algorithm, overlapped):
     rng = np.random.default_rng(5)
     steps = [random_gradients(rng) for _ in range(10)]
@@ -211,7 +214,7 @@ def test_ring_and_psum_equal_direct_computation(layout, algorithm, overlapped):
     assert name_of(phase) == "compressed"
     learned = before.shared[-1]
     packing = make_packing({name: PARAMS[name] for name in ("conv", "wide")})
-    layers, d = plan(packing.layers, 0, 3, 65_536, 2), phase.parts[-1].value[1]
+    layers, d = plan(packing.layers, 3, 65_536, 2), phase.parts[-1].value[1]
     g = mean_of({name: steps[-1][name] for name in ("conv", "wide")})
     expected = np.concatenate([
         np.asarray(learned.mean)[layer.start : layer.start + layer.size]
@@ -250,44 +253,23 @@ def test_samples_are_aggregates_without_skipped_steps():
     np.testing.assert_allclose(learned.mean[:72], np.sum(kept[2:], 0), atol=1e-5)
 
 
-@pytest.mark.parametrize("steps_back", [1, 4, 6])
-def test_feedback_returns_code_losses_in_next_sampling_phase(steps_back):
+def test_feedback_returns_code_losses_in_next_sampling_phase():
     rng = np.random.default_rng(7)
     steps = [random_gradients(rng) for _ in range(18)]
-    run = play(steps, error_feedback=True, centred=False, feedback_steps=steps_back, sampling_bits=0, rank=1)
+    run = play(steps, error_feedback=True, centred=False, sampling_bits=0, rank=1)
     came, went = (np.cumsum(x, axis=0) for x in ([mean_of(g) for g in steps], [mean for _, mean, _ in run]))
-    lost = np.abs(came - went).max(1)
-    assert lost[11] > 0.1  # the end of the compressed phase
-    assert np.all(np.diff(lost[11 : 12 + steps_back]) < 0)  # in shares
-    np.testing.assert_allclose(went[11 + steps_back :], came[11 + steps_back :], atol=1e-4)
-
-
-def test_majority_losing_more_restarts_sampling():
-    planes, rng = in_planes(), np.random.default_rng(8)
-    settings = {"sampling_steps": 9, "compressed_steps": 40, "slice_taps": 1, "loss": 1e-3, "sampling_bits": 0,
-                "control_limit": 2.0, "control_every": 2}  # fmt: skip
-    noisy = [jax.tree.map(lambda x: x + np.float32(0.05) * rng.normal(size=x.shape).astype(np.float32), g)
-             for g in planes + planes]  # fmt: skip
-    assert {name_of(p) for p, _, _ in play(noisy[:22], **settings)[11:]} == {"compressed"}
-    elsewhere = [random_gradients(rng) for _ in range(8)]
-    names = [name_of(phase) for phase, _, _ in play([*noisy[:15], *elsewhere], **settings)]
-    assert names[11:15] == ["compressed"] * 4
-    assert "sampling" in names[15:] and names[15] == "compressed"
-    few = [
-        jax.tree.map(lambda a, b: np.concatenate([b[:3], a[3:]]), a, b)
-        for a, b in zip(noisy[15:20], elsewhere, strict=False)
-    ]
-    assert {name_of(p) for p, _, _ in play([*noisy[:15], *few], **settings)[11:]} == {"compressed"}
+    assert np.abs(came - went).max(1)[11] > 0.1  # the end of the compressed phase
+    np.testing.assert_allclose(went[12:], came[12:], atol=1e-4)
 
 
 # --- what it costs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["psum", "ring"])
+@pytest.mark.parametrize("algorithm", some_by_default(["psum", "ring"], ["ring"]))
 def test_compressed_bytes_are_ring_bytes_with_little_padding(algorithm):
     compressor = gradiveq(**CYCLE, algorithm=algorithm)
     phase, packing = compressor.schedule[-1].value, make_packing({name: PARAMS[name] for name in ("conv", "wide")})
-    payload = 4 * code_size(plan(packing.layers, 0, 3, 65_536, 0), (5, 5))
+    payload = 4 * code_size(plan(packing.layers, 3, 65_536, 0), (5, 5))
     for count in (2, 3, 5, 8, 16):
         nodes = as_one_per_device(jgc.make_nodes(count, jax.devices()[:1]))
         sent = sum(s.bytes for s in compressor.wire(phase, PARAMS, nodes).physical if s.field == "codes")
@@ -372,7 +354,6 @@ class Graph:
         ({"sampling_steps": 1}, "sampling_steps must be at least 2, got 1"),
         ({"sampling_steps": 1, "samples": 1}, r"samples must be 0 .* or at least 2, got 1"),
         ({"rank": 6, "sampling_steps": 6}, "rank must be at most the samples - 1 = 5 .* got 6"),
-        ({"rank": 30, "slice_size": 24}, "rank must be at most slice_size = 24, got 30"),
         ({"loss": 1.0}, r"loss \(lambda\) must be in \[0, 1\), got 1.0"),
         ({"sampling_bits": 9}, "sampling_bits must be 0 .* or 2 to 8, got 9"),
     ],
@@ -382,16 +363,9 @@ def test_contradicting_settings_are_named(settings, message):
         gradiveq(**settings)
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"slice_size": 12}, "slice_size must be a multiple of filters . depth, which is 8 for conv .* got 12"),
-        ({"rank": 30}, "rank must be at most K, which is 24 for a layer, got 30"),
-    ],
-)
-def test_settings_unfit_for_model_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        gradiveq(**settings).init(jax.random.key(0), PARAMS, LAYOUTS["emulated"]())
+def test_rank_beyond_a_slice_is_named():
+    with pytest.raises(ValueError, match="rank must be at most K, which is 24 for a layer, got 30"):
+        gradiveq(rank=30).init(jax.random.key(0), PARAMS, LAYOUTS["emulated"]())
 
 
 def test_wide_kernels_and_other_leaves_go_uncompressed():

@@ -1,6 +1,7 @@
 """Learned bases of `klt` against NumPy, and what a step makes of gradients that have something in common."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 import jgc
+from jgc.backend import plain_operations
 from jgc.compress import klt, step_on_nodes
 from jgc.compress.low_rank import klt_bases
+from jgc.layout.eigenvectors import eigh
 from jgc.layout.pack import make_packing, pack
 from jgc.method.memory import Corrected
 from jgc.types import State
@@ -202,3 +205,21 @@ def test_groups_double_from_the_coefficient_of_most_energy_on():
     assert klt_bases.group_count(300) == want.max() + 1
     tied = klt_bases.grouped(jnp.asarray([0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
     assert tied.tolist() == [1, 0, 1, 1, 1, 1, 1, 1]  # equal energies share the earliest group
+
+
+def test_eigenvectors_on_tpu_are_those_of_the_plain_reference(monkeypatch):
+    rng = np.random.default_rng(0)
+    matrices = [x @ x.T for x in (jnp.asarray(rng.normal(size=(r, 9)), jnp.float32) for r in (3, 5, 3))]
+    with plain_operations():
+        want = eigh(matrices)
+    monkeypatch.setattr(sys.modules["jgc.layout.eigenvectors"], "backend", lambda: "tpu")
+    monkeypatch.setattr(sys.modules["jgc.layout.eigenvectors"].lax.linalg, "eigh", by_qr)
+    for (values, vectors), (got, columns) in zip(want, eigh(matrices), strict=True):
+        np.testing.assert_allclose(got, values, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(np.abs(np.sum(vectors * columns, 0)), 1, atol=1e-4)  # up to their signs
+
+
+def by_qr(matrix, implementation):
+    """JAX has Jacobi's iterations on TPU alone."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    return vectors, values

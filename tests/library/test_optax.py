@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contract import every_layout, nodes_of, same_bits
+from contract import every_layout, nodes_of, same_bits, some_by_default
 
 import jgc
 from jgc.compress import as_optax, dense, lgc_ps, per_layer, topk
@@ -38,6 +38,9 @@ def _compilations():
     compiled: list[str] = []
     yield compiled
     compiled += [event for event in events if "backend_compile" in event]
+
+
+TWO = [dense(), topk(alpha=0.1)]
 
 
 @every_layout
@@ -126,7 +129,7 @@ def test_switched_under_scan_equals_one_transform_per_phase(layout):
 
 
 @every_layout
-@pytest.mark.parametrize("compressor", [dense(), topk(alpha=0.1)], ids=["dense", "topk"])
+@pytest.mark.parametrize("compressor", some_by_default(TWO, TWO[1:]), ids=["dense", "topk"])
 def test_transform_outside_node_axis_is_an_error(compressor, layout):
     tx = as_optax(compressor, nodes_of(layout))
     state = tx.init(PARAMS)

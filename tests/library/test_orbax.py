@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from contract import LAYOUTS, PARAMS, STATE, first_state, nodes_of, same_bits, settings_of
+from contract import LAYOUTS, PARAMS, STATE, first_state, nodes_of, same_bits, settings_of, some_by_default
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jgc
@@ -15,11 +15,12 @@ from jgc.loops.fragments import take
 FLOATS = {name: x for name, x in PARAMS.items() if name != "steps"}  # parameters of a loop
 SPECS = {"in": P(None, "fsdp"), "bias": P(), "out": P("fsdp"), "none": P("fsdp")}
 SHAPES = {"in": (32, 40), "bias": (40,), "out": (40, 8), "none": (0, 3)}
-LONG_TO_MAKE = ("lgc_ps", "lgc_ring")  # autoencoders
+LONG_TO_MAKE = ["lgc_ps", "lgc_ring"]  # autoencoders
 SHORT = [name for name in METHODS if name not in LONG_TO_MAKE]
+FEW = ["topk", "powersgd", "qsgd"]  # vectors, factors, nothing
 
 some_methods = pytest.mark.parametrize(
-    "names", [SHORT, pytest.param(LONG_TO_MAKE, marks=pytest.mark.exhaustive)], ids=["most", "autoencoders"]
+    "names", some_by_default([SHORT, FEW, LONG_TO_MAKE], [FEW]), ids=["most", "few", "autoencoders"]
 )
 
 
@@ -29,7 +30,7 @@ def compressors(names, first_layer):
     for name in names:
         fields = METHODS[name].settings.__dataclass_fields__
         yield name, build(settings_of(name, **{key: x for key, x in off.items() if key in fields}))
-    if names is SHORT:
+    if names is not LONG_TO_MAKE:
         yield "per_layer", per_layer([(first_layer, dense())], default=topk())
 
 
@@ -69,7 +70,7 @@ def test_states_of_all_layouts(names, tmp_path):
     states = {
         layout: {name: jgc.place(first_state(name), STATE, nodes_of(layout)) for name in names} for layout in LAYOUTS
     }
-    assert names is LONG_TO_MAKE or any(x.size == 0 for x in jax.tree.leaves(states))
+    assert names is not SHORT or any(x.size == 0 for x in jax.tree.leaves(states))
     back_from_orbax(loop_state(FLOATS, nodes_of("4 devices"), states), tmp_path)
 
 

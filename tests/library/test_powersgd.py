@@ -1,6 +1,7 @@
 """PowerSGD against NumPy's SVD and a transcription of the paper's Algorithms 1 and 2, and what it costs."""
 
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import jgc
+from jgc.backend import plain_operations
 from jgc.compress import powersgd, step_on_nodes
-from jgc.compress.low_rank.power_iteration import low_rank, make_plan, orthonormal, random_factors, unit
+from jgc.compress.low_rank.powersgd import low_rank, make_plan, random_factors
+from jgc.layout.matrices import orthonormal, unit
 from jgc.layout.pack import make_packing, pack
 from jgc.types import Compressor, State
 from jgc.wire.account import logical_bytes
@@ -112,6 +115,22 @@ def test_steps_are_those_of_the_papers_algorithms(rank):
             ours = unpacked(kept_by(after)[node])
             for name, value in kept.items():
                 np.testing.assert_allclose(ours[name], value[node].ravel(), atol=2e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_tuned_steps_equal_those_of_the_plain_reference(rank, device, monkeypatch):
+    compressor, state, nodes = powersgd(rank=rank), start_of(made(rank=rank)), jgc.make_nodes(K, jax.devices()[:1])
+
+    def step():
+        return jax.jit(step_on_nodes(compressor.aggregate, "low rank", nodes))(jax.random.key(0), grads, state)
+
+    grads = random_gradients(0)
+    with plain_operations():
+        want = step()
+    monkeypatch.setattr(sys.modules["jgc.backend"], "backend_of", lambda nodes: device)
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(step()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["psum", "ring"])

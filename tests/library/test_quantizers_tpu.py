@@ -1,4 +1,4 @@
-"""Codes of many values as a TPU packs, sends and decodes them, in whole tiles: the same means and residuals."""
+"""Codes of many values, part by part on CPU and in whole tiles on TPU, equal those of the plain references."""
 
 import sys
 
@@ -9,9 +9,10 @@ import pytest
 from contract import same_bits, some_by_default
 
 import jgc
+from jgc.backend import plain_operations
 from jgc.compress import step_on_nodes
-from jgc.compress.quantized.quantize import over_groups
 from jgc.layout.pack import Layer, values_of
+from jgc.wire.scales import over_groups
 
 N = 2**20 + 1_530  # 32 values to a word: just enough words for whole tiles
 PARAMS = {"a": jnp.zeros((1000, 700)), "b": jnp.zeros((11, 3)), "c": jnp.zeros((7, 41)), "d": jnp.zeros((349_786,))}
@@ -45,12 +46,16 @@ def step_of(name: str):
     return found
 
 
-@pytest.mark.parametrize("name", some_by_default(METHODS, ("onebit, buckets",)))
-def test_means_on_tpu_equal_those_on_cpu(name, monkeypatch):
+TUNED = [*((name, "tpu") for name in METHODS), ("qsgd", "cpu"), ("qsgd, 3 bits", "cpu")]
+
+
+@pytest.mark.parametrize("name, device", some_by_default(TUNED, [("onebit, buckets", "tpu"), ("qsgd", "cpu")]))
+def test_means_equal_those_of_plain_references(name, device, monkeypatch):
     assert values_of(jgc.layout.pack.make_packing(PARAMS).layers) == N
-    want = step_of(name)
+    with plain_operations():
+        want = step_of(name)
     for module in ("jgc.backend", "jgc.method.from_step"):
-        monkeypatch.setattr(sys.modules[module], "backend_of", lambda nodes: "tpu")
+        monkeypatch.setattr(sys.modules[module], "backend_of", lambda nodes: device)
     got = step_of(name)
     for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
@@ -61,5 +66,5 @@ def test_scales_on_tpu_are_those_of_each_layer(sizes, monkeypatch):
     starts = np.cumsum((0, *sizes))
     layers = tuple(Layer(str(i), int(starts[i]), size, (size,)) for i, size in enumerate(sizes))
     scales = jnp.arange(len(sizes), dtype=jnp.float32)
-    monkeypatch.setattr(sys.modules["jgc.compress.quantized.quantize"], "backend", lambda: "tpu")
+    monkeypatch.setattr(sys.modules["jgc.wire.scales"], "backend", lambda: "tpu")
     assert same_bits(over_groups(scales, layers, 0), np.repeat(np.arange(len(sizes), dtype=np.float32), sizes))

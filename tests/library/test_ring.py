@@ -133,7 +133,7 @@ def drawn(name: str, exchange: str, draws: int) -> np.ndarray:
     return np.asarray(got, np.float64).reshape(draws, -1)
 
 
-@pytest.mark.parametrize("name", some_by_default(UNBIASED, ("qsgd, 3 bits, l2, by segment", "natural")))
+@pytest.mark.parametrize("name", some_by_default(UNBIASED, ["natural"]))
 def test_ring_of_codes_is_unbiased(name):
     draws = 500
     got, want = drawn(name, "ring", draws), vectors().astype(float).mean(0)
@@ -150,7 +150,7 @@ def test_noise_grows_with_the_hops():
     assert ring / gather == pytest.approx((K + 1) / 2, rel=0.3)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", some_by_default([2, 4, 8], [4]))
 def test_qsgd_is_as_near_to_the_mean_as_its_levels_at_every_hop(bits):
     v = np.clip(vectors(), -1, 1)
     state, step = stepper(qsgd(exchange="ring", bits=bits), emulated())
@@ -159,7 +159,7 @@ def test_qsgd_is_as_near_to_the_mean_as_its_levels_at_every_hop(bits):
     assert 0 < np.abs(got - v.astype(float).mean(0)).max() <= bound
 
 
-@pytest.mark.parametrize("format, digits", [("bfloat16", 7), ("float16", 10)])
+@pytest.mark.parametrize("format, digits", some_by_default([("bfloat16", 7), ("float16", 10)], [("bfloat16", 7)]))
 def test_a_cast_is_as_near_to_the_mean_as_its_digits_at_every_hop(format, digits):
     v = np.clip(vectors(), -1, 1)
     state, step = stepper(cast(exchange="ring", format=format), emulated())
@@ -182,7 +182,7 @@ def test_mesh_and_emulation_agree_bit_for_bit(name):
     assert same_bits(*ends)
 
 
-@pytest.mark.parametrize("name", some_by_default(KEEPING, ("qsgd, 3 bits", "onebit, buckets", "float8_e4m3")))
+@pytest.mark.parametrize("name", some_by_default(KEEPING, ["qsgd, 3 bits"]))
 def test_residual_is_returned_and_stays_bounded(name):
     state, step = stepper(built(name), emulated())
     came_in, went_out, steps = np.zeros(N), np.zeros(N), 40
@@ -195,7 +195,7 @@ def test_residual_is_returned_and_stays_bounded(name):
     assert np.sqrt(np.mean(kept**2)) < 5 * K  # of gradients of 1, in sums of up to K nodes
 
 
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("bits", some_by_default([2, 4], [4]))
 def test_node_sends_payload_less_than_twice(bits):
     nodes, n = jgc.make_nodes(K), 64 * 1024
     compressor = qsgd(exchange="ring", bits=bits, bucket=512)
@@ -223,7 +223,7 @@ def test_terngrads_sums_share_no_scale():
         terngrad(exchange="ring")
 
 
-@pytest.mark.parametrize("name", ["qsgd, 4 bits", "onebit"])
+@pytest.mark.parametrize("name", some_by_default(["qsgd, 4 bits", "onebit"], ["onebit"]))
 def test_empty_tree_and_single_value(name):
     nodes, compressor = emulated(), built(name)
     for like in ({"none": jnp.zeros((0, 3))}, {"one": jnp.zeros(())}):

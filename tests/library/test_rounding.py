@@ -10,7 +10,7 @@ from contract import PARAMS, VARIANTS, compressor_of, nodes_of, some_by_default
 
 import jgc
 from jgc import comm
-from jgc.comm.traced import called
+from jgc.comm.jaxprs import called
 from jgc.compress import METHODS, step_of_shapes
 
 DTYPES = (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.float8_e5m2)

@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jgc.layout.pack import Layer, whole
-from jgc.selection import select
-from jgc.selection.select import (
-    Sparse,
-    Unordered,
-    check_alpha,
-    counts_per_layer,
-    pack_positions,
-    scatter,
-    top_positions,
-    unpack_positions,
-)
+from jgc.selection import entries
+from jgc.selection.entries import Sparse, Unordered, cleared, scatter
+from jgc.selection.selector import ByLayer, check_alpha, counts_per_layer, top_positions
 
 LAYERS = (Layer("a", 0, 5, (5,)), Layer("b", 5, 1, (1,)), Layer("c", 6, 12, (12,)))
 vectors = st.lists(st.integers(-3, 3), min_size=18, max_size=18)  # small integers: many ties
@@ -48,12 +40,13 @@ def test_every_layer_sends_its_share_and_at_least_the_minimum(sizes, alpha, leas
 @pytest.mark.parametrize("size", [1, 256, 65537])
 def test_positions_roundtrip(size):
     layers = (Layer("a", 0, size, (size,)), Layer("b", size, 100, (100,)))
+    selector = ByLayer(2 / (size + 100), min_values=2)  # of a layer of one value, that one
     positions = jnp.unique(jnp.array([0, size - 1, size, size + 99], jnp.int32))
-    packed = pack_positions(positions, layers)
+    assert sum(selector.counts(layers)) == positions.size
+    packed = selector.pack(positions, layers)
     assert packed.dtype == jnp.uint32
-    counts = (positions.size - 2, 2)
-    assert unpack_positions(packed, layers, counts).tolist() == positions.tolist()
-    assert unpack_positions(packed, layers, counts).dtype == jnp.int32
+    assert selector.unpack(packed, layers).tolist() == positions.tolist()
+    assert selector.unpack(packed, layers).dtype == jnp.int32
 
 
 def test_scatter_adds_values_at_equal_positions():
@@ -69,22 +62,23 @@ def test_sequential_scatter_equals_one_scatter_bit_for_bit(shape, monkeypatch):
     positions = np.minimum(positions[..., : shape[-1]] * 60 // shape[-1], 53)  # 50 and more are nowhere, 53 repeats
     sparse = Sparse(jnp.asarray(positions), jnp.asarray(random.standard_normal(shape), jnp.float32))
     one = scatter(sparse, 50)
-    monkeypatch.setattr(select, "backend", lambda: "gpu")
+    monkeypatch.setattr(entries, "backend", lambda: "gpu")
     other = scatter(sparse, 50)
     assert np.asarray(one).tobytes() == np.asarray(other).tobytes() and np.any(np.asarray(one))
 
 
 def test_positions_of_a_gpu_are_distinct(monkeypatch):
     """What is dropped lies past the end, at distinct positions: a scatter may rely on it that none is there twice."""
-    monkeypatch.setattr(select, "backend", lambda: "gpu")
+    monkeypatch.setattr(entries, "backend", lambda: "gpu")
     sparse = Unordered(jnp.array([4, 9, 2, 9, 5, 7]), jnp.arange(1.0, 7.0))
-    at = select._distinct(sparse, 5)
+    at, unique, ascend = entries._promises(sparse, 5)
+    assert unique and not ascend
     assert len(set(at.tolist())) == 6 and [p for p in at.tolist() if p < 5] == [4, 2]
     assert scatter(sparse, 5).tolist() == [0, 0, 3, 0, 1]
-    assert select.cleared(jnp.ones(5), sparse).tolist() == [1, 1, 0, 1, 0]
+    assert cleared(jnp.ones(5), sparse).tolist() == [1, 1, 0, 1, 0]
     assert {"scatter", "scatter-add"} == {
         eqn.primitive.name
-        for f in (scatter, lambda sparse, n: select.cleared(jnp.ones(n), sparse))
+        for f in (scatter, lambda sparse, n: cleared(jnp.ones(n), sparse))
         for eqn in jax.make_jaxpr(f, static_argnums=1)(sparse, 5).eqns
         if eqn.params.get("unique_indices")
     }

@@ -62,17 +62,12 @@ BAD = {
     "loss": (-0.1, 1.0, NAN),
     "rank": (-1,),
     "slice_taps": (0,),
-    "slice_size": (-1,),
     "max_slice": (0,),
     "reuse": (-1,),
     "sampling_steps": (1,),
     "compressed_steps": (0,),
     "samples": (-1, 99),
     "sampling_bits": (-1, 1, 9),
-    "others": ("topk",),
-    "control_limit": (-1.0, NAN),
-    "control_every": (0,),
-    "feedback_steps": (0, 101),
 }
 BAD_OF = {("gradiveq", "rank"): (100,), ("powersgd", "rank"): (0,)}  # of one method alone
 

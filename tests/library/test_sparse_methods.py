@@ -71,7 +71,7 @@ def test_the_three_strategies(name):
 
 
 def test_sparse_methods_share_strategies():
-    assert set(STRATEGIC) == {"topk", "dgc", "gradient_dropping", "scalecom", "random_k"}
+    assert set(STRATEGIC) == {"topk", "learned_topk", "dgc", "gradient_dropping", "scalecom", "random_k"}
     assert {name: METHODS[name].settings().strategy for name in STRATEGIC} == {
         name: "exponential" if name == "dgc" else "warmup" for name in STRATEGIC
     }

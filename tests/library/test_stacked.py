@@ -63,7 +63,7 @@ def both(name, layout="1 device"):
     "name, layout",
     some_by_default(
         [*((name, "1 device") for name in VARIANTS), ("topk", "4 devices")],
-        [("topk", "4 devices"), ("powersgd", "1 device"), ("dgc/chunks", "1 device")],
+        [("topk", "4 devices"), ("powersgd", "1 device")],
     ),
 )
 def test_stacked_leaf_equals_leaves_of_its_layers(name, layout):

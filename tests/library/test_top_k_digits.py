@@ -7,10 +7,12 @@ import pytest
 from contract import some_by_default
 from test_top_k import reference, vectors
 
+from jgc.backend import plain_operations
 from jgc.layout.pack import Layer, make_packing, unpack
 from jgc.selection.chunks import cut_in_chunks, largest_in_chunks, largest_in_rows
-from jgc.selection.top_k import Range, largest_in_ranges, largest_positions
-from jgc.selection.top_k_digits import block_for, largest_by_digits, rows_of
+from jgc.selection.ranges import Range
+from jgc.selection.top_k import largest_in_ranges, largest_positions
+from jgc.selection.top_k_gpu import block_for, largest_on_gpu, rows_of
 from jgc.wire import elias_fano
 
 RANGES = [Range(5, 20_000, 20), Range(20_005, 12_345, 200), Range(32_350, 3, 1), Range(39_990, 4, 4),
@@ -40,7 +42,7 @@ CASES = [(RANGES, 8), (RANGES, 1), (WHOLE, 32), (CHUNKS, 16), (CHUNKS, None), (W
 
 @pytest.mark.parametrize(("ranges", "b"), some_by_default(CASES, CASES[:2] + CASES[3:4]))
 def test_positions_are_those_of_a_sort(ranges, b):
-    select = jax.jit(lambda v: largest_by_digits(v, ranges, b))
+    select = jax.jit(lambda v: largest_on_gpu(v, ranges, b))
     for name, v in made(40_000).items():
         assert select(v).tolist() == expected(v, ranges), name
 
@@ -48,19 +50,19 @@ def test_positions_are_those_of_a_sort(ranges, b):
 def test_emulated_nodes_select_each_its_own():
     rows = np.stack(list(made(3000).values()))
     ranges = [Range(0, 2048, 30), Range(2048, 700, 7)]
-    selected = jax.jit(jax.vmap(lambda v: largest_by_digits(v, ranges, 4)))(rows)
+    selected = jax.jit(jax.vmap(lambda v: largest_on_gpu(v, ranges, 4)))(rows)
     assert selected.tolist() == [expected(row, ranges) for row in rows]
 
 
 def test_all_values_and_none():
-    assert largest_by_digits(jnp.zeros(9), [Range(0, 3, 0)]).shape == (0,)
-    assert largest_by_digits(jnp.zeros(9), [Range(7, 2, 2), Range(1, 3, 3)]).tolist() == [7, 8, 1, 2, 3]
+    assert largest_on_gpu(jnp.zeros(9), [Range(0, 3, 0)]).shape == (0,)
+    assert largest_on_gpu(jnp.zeros(9), [Range(7, 2, 2), Range(1, 3, 3)]).tolist() == [7, 8, 1, 2, 3]
 
 
 def test_values_between_ranges_are_not_chosen():
     v = jnp.arange(256.0)
-    assert largest_by_digits(v, [Range(0, 100, 2), Range(128, 100, 2)], 1).tolist() == [98, 99, 226, 227]
-    assert largest_by_digits(v, [Range(0, 100, 2), Range(128, 100, 2)], 4).tolist() == [98, 99, 226, 227]
+    assert largest_on_gpu(v, [Range(0, 100, 2), Range(128, 100, 2)], 1).tolist() == [98, 99, 226, 227]
+    assert largest_on_gpu(v, [Range(0, 100, 2), Range(128, 100, 2)], 4).tolist() == [98, 99, 226, 227]
 
 
 def test_sizes_of_rows_and_blocks():
@@ -82,13 +84,13 @@ def without_nan(top_k):
     return changed
 
 
-@pytest.mark.parametrize("variant", ["plain", None])
-def test_nan_is_largest_though_top_k_leaves_it_out(variant, on_gpu, monkeypatch):
+@pytest.mark.parametrize("plain", [True, False])
+def test_nan_is_largest_though_top_k_leaves_it_out(plain, on_gpu, monkeypatch):
     monkeypatch.setattr(jax.lax, "top_k", without_nan(jax.lax.top_k))
     v = jnp.ones(5000).at[jnp.array([2000, 4000])].set(jnp.nan)
     assert jax.lax.top_k(v, 2)[1].tolist() == [0, 1]  # the stand-in does it
-    assert jax.jit(lambda v: largest_positions(v, 4, variant))(v).tolist() == [0, 1, 2000, 4000]
-    if variant is None:
+    with plain_operations(plain):
+        assert jax.jit(lambda v: largest_positions(v, 4))(v).tolist() == [0, 1, 2000, 4000]
         assert jax.jit(lambda v: largest_in_rows(v, 3))(v[None]).tolist() == [[0, 2000, 4000]]
 
 

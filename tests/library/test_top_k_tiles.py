@@ -7,8 +7,9 @@ import pytest
 from contract import some_by_default
 
 from jgc.selection import top_k
-from jgc.selection.top_k import Range, largest_in_ranges
-from jgc.selection.top_k_tiles import largest_in_tiles
+from jgc.selection.ranges import Range
+from jgc.selection.top_k import largest_in_ranges
+from jgc.selection.top_k_tpu import largest_on_tpu
 
 
 def expected(x: np.ndarray, k: int) -> np.ndarray:
@@ -45,7 +46,7 @@ def test_positions_are_those_of_a_sort(sizes, counts, kind):
     starts = np.cumsum(sizes) - sizes
     ranges = [Range(*one) for one in zip(starts.tolist(), sizes, counts, strict=True)]
     x = jnp.asarray(floats(np.concatenate(parts)))
-    found = jax.jit(lambda x: largest_in_tiles(x, ranges))(x)
+    found = jax.jit(lambda x: largest_on_tpu(x, ranges))(x)
     wanted = [start + expected(part, k) for start, part, k in zip(starts, parts, counts, strict=True)]
     assert np.array_equal(found, np.concatenate(wanted)) and found.dtype == jnp.int32
 
@@ -57,7 +58,7 @@ def test_ranges_of_a_vector_on_tpu_and_cpu_agree(monkeypatch):
     on_cpu = largest_in_ranges(x, ranges)
     monkeypatch.setattr(top_k, "backend", lambda: "tpu")
     calls = []
-    monkeypatch.setattr(top_k, "largest_in_tiles", lambda *args: calls.append(1) or largest_in_tiles(*args))
+    monkeypatch.setattr(top_k, "largest_on_tpu", lambda *args: calls.append(1) or largest_on_tpu(*args))
     assert np.array_equal(largest_in_ranges(x, ranges), on_cpu) and calls
     assert largest_in_ranges(x, []).shape == (0,)
 
@@ -65,5 +66,5 @@ def test_ranges_of_a_vector_on_tpu_and_cpu_agree(monkeypatch):
 def test_emulated_nodes_select_each_its_own():
     parts = np.stack([values("many ties", 40_000, np.random.default_rng(i)) for i in range(3)])
     xs = jnp.asarray(np.stack([floats(part) for part in parts]))
-    found = jax.vmap(lambda x: largest_in_tiles(x, [Range(0, 40_000, 40)]))(xs)
+    found = jax.vmap(lambda x: largest_on_tpu(x, [Range(0, 40_000, 40)]))(xs)
     assert all(np.array_equal(places, expected(part, 40)) for places, part in zip(found, parts, strict=True))

@@ -28,15 +28,15 @@ def kept_and_sent(compressor, nodes):
     return jax.tree.map(lambda x: (x.shape, x.dtype), state), [(w.physical, w.logical, w.once) for w in wires]
 
 
-LEARNED = {"positions": "learned", "value_code": "1bit", "warmup_steps": 2}
+LEARNED = {"value_code": "1bit", "warmup_steps": 2}
 def test_gradients_of_float64_are_exchanged_in_float32_with_a_warning(sixty_four_bits):
     init, _ = jgc.make_step(lambda p, x: jnp.mean(x @ p["w"]), jgc.compress.dense(), optax.sgd(1.0), jgc.make_nodes(1))
     with pytest.warns(UserWarning, match="the parameter 'w' is float64, and its gradients are exchanged in float32"):
         init(jax.random.key(0), {"w": jnp.zeros(2, jnp.float64)})
 
 
-CASES = [*((name, {}) for name in METHODS), ("topk", LEARNED), ("dgc", LEARNED)]
-BY_DEFAULT = [*((name, {}) for name in ("lgc_ps", "powersgd", "qsgd", "topk")), ("topk", LEARNED)]
+CASES = [*((name, {}) for name in METHODS), ("learned_topk", LEARNED)]
+BY_DEFAULT = [*((name, {}) for name in ("lgc_ps", "powersgd", "qsgd", "topk")), ("learned_topk", LEARNED)]
 
 
 @pytest.mark.parametrize(("name", "settings"), some_by_default(CASES, BY_DEFAULT), ids=str)

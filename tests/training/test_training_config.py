@@ -167,8 +167,6 @@ def test_help_describes_every_option(capsys):
         ([*LGC, "--compressor.alpha", "0"], "alpha must be in (0, 1]"),
         ([*LGC, "--compressor.warmup-steps", "-1"], "warmup_steps must be at least 0, got -1"),
         ([*LGC, "--layers.top-k", "^nope"], "'^nope' matches no parameter"),
-        ([*LGC, "--layers.rows", "5"], "--layers.rows NUMBER do nothing without each other: give both"),
-        ([*LGC, "--layers.embeddings", "head/kernel", "--layers.rows", "5"], "methods that select rows: topk or dgc"),
         ([*LGC, "--layers.stacked", "^nope"], "'^nope' matches no parameter to stack"),
         ([*LGC, "--layers.stacked", "bias"], "at least two, got head/bias [10]: give a pattern"),
         (["--config", "configs/baseline.py", "--layers.stacked", "head"], "--layers.stacked head does nothing here"),

@@ -20,7 +20,7 @@ from jgc.lab.bench.network.methods import settings
 NODES, CALLS = 8, 20
 SHAPES = {"a": (3, 3, 64, 128), "b": (128,), "c": (1024, 512), "d": (512, 10)}
 VARIANTS = [
-    "topk:alpha=0.01", "topk:value_code=1bit", "topk:positions=learned", "topk:selection=chunks", "qsgd:exchange=ring",
+    "topk:alpha=0.01", "topk:value_code=1bit", "learned_topk", "topk:selection=chunks", "qsgd:exchange=ring",
 ]  # fmt: skip
 
 

@@ -5,17 +5,17 @@
 
 import sys
 
-from jgc.compress.sparse import turns
-from jgc.compress.sparse.turns import Cut, Turns
 from jgc.lab.commands import main
+from jgc.selection import due_blocks
+from jgc.selection.due_blocks import Cut, Rates
 from jgc.types import Array
 
 
-def in_turn(known: Turns, blocks: Array, sent: Array, cut: Cut, nodes: int) -> Turns:
-    """The turns after a step that searched `blocks`: the longer ago a block was searched, the more it is due."""
-    return known._replace(due=known.due.at[blocks].set(0) + 1)
+def in_turn(rates: Rates, blocks: Array, sent: Array, cut: Cut, nodes: int) -> Rates:
+    """The rates after a step that searched `blocks`: the longer ago a block was searched, the more it is due."""
+    return rates._replace(due=rates.due.at[blocks].set(0) + 1)
 
 
 if __name__ == "__main__":
-    turns.taken = in_turn
+    due_blocks.after = in_turn
     sys.exit(main())

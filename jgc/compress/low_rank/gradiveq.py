@@ -1,103 +1,261 @@
-"""GradiVeQ: slices of convolution gradients as linear codes in their principal components, summed without decoding.
+"""GradiVeQ: slices of convolution gradients as codes in principal components, summed undecoded.
 
-After an uncompressed warm-up come cycles of L_t sampling and L_c compressed steps. For the slices m (of K values) of
-every convolution:
+After an uncompressed warm-up come cycles of L_t sampling and L_c compressed steps. For the slices m
+(of K values) of every convolution:
 
-    sampling      all nodes get the mean gradient by 4-bit QSGD, store its first slice and add up every slice
-    in between    mu_m = mean of slice m;  U_d = the first d principal components of the first slice's samples,
-                  with the smallest d that holds 1 - lambda of their energy                                    (6)
-    compressed    g'_nm = U_d^T (g_nm - mu_m)        on each node n                                           (3)
-                  g'_m  = mean over nodes of g'_nm   of the codes themselves, by a ring or an all-reduce      (4)
-                  g_m   = U_d g'_m + mu_m            decompressed once                                        (5)
+    sampling      all nodes get the mean gradient by 4-bit QSGD, store its first slice, add up all
+    in between    mu_m = mean of slice m;  U_d = the first d principal components of the first
+                  slice's samples, with the smallest d that holds 1 - lambda of their energy   (6)
+    compressed    g'_nm = U_d^T (g_nm - mu_m)        on each node n                            (3)
+                  g'_m  = mean over nodes of g'_nm   of codes, by a ring or an all-reduce      (4)
+                  g_m   = U_d g'_m + mu_m            decompressed once                         (5)
 
-With `algorithm="ring"` this is the paper's Algorithm 1: a node encodes the next segment while the last one is sent.
-With `overlapped=False` it encodes all segments before it sends the first, to compare with (Figure 2a).
-Other leaves (norms, biases, fully connected layers, kernels with more than `max_slice` values per tap) are sent
-uncompressed or by QSGD, and are counted.
+With `algorithm="ring"` this is the paper's Algorithm 1: a node encodes the next segment while the
+last one is sent. With `overlapped=False` it encodes all segments before it sends the first, to
+compare with (Figure 2a). Other leaves (norms, biases, fully connected layers, kernels with more
+than `max_slice` values per tap) are sent uncompressed, and are counted.
 
-Limits. Every node computes the bases by itself, from the same samples. So all nodes need the same kind of device and
-the same software versions, as programs of several processes do anyway.
+Limits. Every node computes the bases by itself, from the same samples. So all nodes need the same
+kind of device and the same software versions, as programs of several processes do anyway.
 
-Source: Yu et al. 2018, "GradiVeQ: Vector Quantization for Bandwidth-Efficient Gradient Aggregation in Distributed CNN
-Training", NeurIPS; equation and section numbers are those of that paper.
+Source: Yu et al. 2018, "GradiVeQ: Vector Quantization for Bandwidth-Efficient Gradient Aggregation
+in Distributed CNN Training", NeurIPS; equation and section numbers are those of that paper.
 
 Differs from the paper
-  1. Means in place of sums: mu, codes and samples refer to the mean over nodes, so (3) subtracts mu_m, not mu_m / N.
-  2. All bases of a layer share one d, rounded up to a multiple of an eighth of the largest possible d (L_t - 1 or K):
-     each set of sizes compiles to a program of its own.
-  3. An all-gather of codes replaces lines 10 to 14 of Algorithm 1, and all segments are decompressed together. XLA has
-     no other way to know that all nodes hold equal values. The bytes are the same.
-  4. The loss (7) is relative to the node's gradient and smoothed, and its limit is a multiple of its value at the
-     beginning of the cycle. Gradients shrink in training, and the loss of a local gradient is mostly noise, far above
-     lambda, which refers to the aggregate.
-  5. `samples` is ours: bases can be computed from the newest sampling steps of several cycles, and of the warm-up, so
-     that cycles can be short and bases large. mu is then still the mean over the newest sampling phase alone.
-  6. `error_feedback` is ours: the residual keeps the error of (3). Codes cannot carry it, because the bases do not
-     change within a cycle. It is sent in the next sampling phase, at once or over `feedback_steps` in equal shares. The
+  1. Means instead of sums: mu, codes and samples refer to the mean over nodes, so (3) subtracts
+     mu_m, not mu_m / N.
+  2. All bases of a layer share one d, rounded up to a multiple of an eighth of the largest possible
+     d (L_t - 1 or K): each set of sizes compiles to a program of its own.
+  3. An all-gather of codes replaces lines 10 to 14 of Algorithm 1, and all segments are
+     decompressed together. XLA has no other way to know that all nodes hold equal values. The bytes
+     are the same.
+  4. `samples` is ours: bases can be computed from the newest sampling steps of several cycles, and
+     of the warm-up, so that cycles can be short and bases large. mu is then still the mean over the
+     newest sampling phase alone.
+  5. `error_feedback` is ours: the residual keeps the error of (3). Codes cannot carry it, because
+     the bases do not change within a cycle. The first step of the next sampling phase sends it. The
      error of QSGD is not kept: its rounding is unbiased, and its residual would grow without bound.
+  6. A cycle has a fixed length. In the paper nodes may end it when the loss (7) has grown.
 """
 
-import dataclasses
-import warnings
-from typing import Literal
+from typing import NamedTuple
 
-import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jgc import comm
 from jgc.compress.dense import dense
 from jgc.compress.low_rank import slices
-from jgc.compress.low_rank.gradiveq_steps import BUCKET, convolutions, kept_samples
-from jgc.compress.quantized.qsgd import qsgd
+from jgc.compress.low_rank.gradiveq_settings import Gradiveq, check, kept_samples, warn_of_wide
+from jgc.compress.low_rank.slices import Rows, Sliced
+from jgc.compress.quantized.qsgd import levels_of
+from jgc.compress.quantized.quantize import codec_of, ring_quantized_mean, ring_sizes
 from jgc.compress.registry import Method, settings_of
-from jgc.compress.unused_settings import check_idle
-from jgc.layout.pack import leaf_paths
+from jgc.layout.pack import values_of
+from jgc.method import phases
+from jgc.method.compose import encoded, payload_sizes
+from jgc.method.exchange import gather
+from jgc.method.from_step import Layers, Step, from_step
 from jgc.method.guard import guarded
+from jgc.method.memory import error_feedback, no_memory
+from jgc.method.messages import both_ways, to_all
 from jgc.method.per_layer import per_layer
-from jgc.types import Compressor, PyTree
+from jgc.method.phases import DENSE
+from jgc.types import Array, Compressor, Nodes, Phase, State
+from jgc.wire.segments import segments_of
+
+SAMPLING, COMPRESSED = "sampling", "compressed"
+BUCKET = 512  # values that share a scale in QSGD
+EIGHTHS = 8  # d is rounded up to a multiple of (largest d) / 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Gradiveq:
-    """Settings of `gradiveq`."""
+class Learned(NamedTuple):
+    """The shared state: all that nodes have learned from the means.
 
-    loss: float = 0.01
-    """lambda, the share of the samples' energy that may be lost, in [0, 1)"""
-    rank: int = 0
-    """d of every layer; 0 to choose it by `loss`"""
-    slice_taps: int = 3
-    """K / (filters * depth), if `slice_size` is 0"""
-    slice_size: int = 0
-    """K of every layer, a multiple of its filters * depth; 0 for `slice_taps`"""
-    max_slice: int = 65_536
-    """the largest K; kernels with more values per tap are not compressed, and `init` warns of them"""
-    reuse: int = 0
-    """s, how many slices of a layer share the first one's basis; 0 for all"""
-    warmup_steps: int = 2500
-    """uncompressed steps before the first cycle"""
-    sampling_steps: int = 100
-    """L_t, sampling steps of a cycle, at least 2; with `samples`, at least 1"""
-    compressed_steps: int = 400
-    """L_c, compressed steps of a cycle, at least 1"""
-    samples: int = 0
-    """number of newest steps without codes that bases are computed from; 0 for those of the cycle, as in the paper"""
-    sampling_bits: int = 4
-    """bits of QSGD in sampling steps, 2 to 8; 0 for full precision"""
-    others: Literal["dense", "qsgd"] = "dense"
-    """how leaves that are not convolutions are sent, in all phases: qsgd quantises them in the phase "dense", too"""
-    algorithm: Literal["psum", "ring"] = "psum"
-    """how codes are averaged: the runtime's all-reduce, or the paper's ring by `ppermute`, which QSGD then uses, too"""
-    overlapped: bool = True
-    """with algorithm="ring", encode a segment while the one before it is sent (Figure 2b); if not, all of them first"""
-    centred: bool = True
-    """subtract mu, the mean of the samples, as the paper does; if not, mu is 0 in (3), (5) and the components"""
-    error_feedback: bool = False
-    """add the residual to the gradients of the next sampling phase; not with `centred`"""
-    feedback_steps: int = 1
-    """sampling steps over which the residual is sent in equal shares"""
-    control_limit: float = 0.0
-    """return to sampling when the loss (7) of most nodes exceeds this multiple of their first loss; 0 for never"""
-    control_every: int = 10
-    """compressed steps between two checks of `control_limit`; the first loss is the mean over as many steps"""
+    Attributes:
+      samples: per layer f32[bases, samples, K], first slices; a ring buffer, the newest replaces
+        the oldest.
+      taken: i32[], number of samples taken so far.
+      bases: per layer f32[bases, d, K] with the largest d, one direction per row.
+      mean: f32[n], in a sampling phase the sum of its mean gradients; in a compressed phase mu.
+      steps: i32[], summands of `mean` in a sampling phase.
+    """
+
+    samples: Rows
+    taken: Array
+    bases: Rows
+    mean: Array
+    steps: Array
+
+
+def convolutions(config: Gradiveq) -> Compressor:
+    """The method for convolution kernels."""
+    bits = config.sampling_bits
+    qsgd = codec_of(levels_of(bits, BUCKET, "max")) if bits else None
+
+    def init(key, layers, nodes):
+        cut = _sliced(config, layers)
+        samples = slices.no_rows(cut, [kept_samples(config)] * len(cut))
+        bases = slices.no_rows(cut, largest(config, cut))
+        mean = jnp.zeros((values_of(layers),), jnp.float32)
+        return Learned(samples, jnp.int32(0), bases, mean, jnp.int32(0)), ()
+
+    def step(phase, key, v, state, layers, nodes):
+        name, d = _parse(phase)
+        cut, learned = _sliced(config, layers), state.shared
+        if name == COMPRESSED:
+            d = d or largest(config, cut)
+            mean, sent = coded(config, d, v, learned, cut, nodes)
+            return Step(mean, sent, learned, elements=slices.code_size(cut, d))
+        if name == DENSE or qsgd is None:
+            mean = comm.mean_by(config.algorithm)(v, nodes, "dense")
+        elif config.algorithm == "ring":
+            mean = ring_quantized_mean(qsgd, BUCKET, key, v, nodes)[0]
+        else:
+            mean = gather().run([encoded(qsgd, key, v, layers, nodes)], nodes)[0]
+        return Step(mean, v, _with_sample(mean, learned, cut), elements=v.size)
+
+    def messages(phase, layers, nodes):
+        name, d = _parse(phase)
+        if not layers:
+            return ()
+        if name == COMPRESSED:
+            cut = _sliced(config, layers)
+            return both_ways({"codes": 4.0 * slices.code_size(cut, d or largest(config, cut))})
+        if qsgd is None:
+            return both_ways({"dense": 4.0 * values_of(layers)})
+        if config.algorithm == "ring":
+            return both_ways(ring_sizes(qsgd, BUCKET, values_of(layers), nodes.count))
+        return to_all(payload_sizes(qsgd, layers), nodes)
+
+    *before, last = phases.in_sequence(
+        (DENSE, config.warmup_steps),
+        (SAMPLING, config.sampling_steps),
+        (COMPRESSED, config.compressed_steps),
+    )
+    return from_step(
+        step,
+        memory=error_feedback() if config.error_feedback else no_memory(),
+        schedule=(*before, last._replace(value=(COMPRESSED, ()))),
+        messages=messages,
+        init=init,
+        transition=lambda old, new, state, nodes: _transition(config, new, state, nodes),
+        next_phase=lambda before, step, state, nodes: _next_phase(
+            config, before, step, state.shared, nodes
+        ),
+    )
+
+
+def coded(
+    config: Gradiveq, d: tuple[int, ...], v: Array, learned: Learned,
+    layers: tuple[Sliced, ...], nodes: Nodes,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The decoded mean of all nodes' codes of v f32[n], and the part of v that counts as sent.
+
+    Source: GradiVeQ paper, (3) to (5) and Algorithm 1.
+    """
+    size, x = slices.code_size(layers, d), v - learned.mean
+    if not size:
+        return v, v
+
+    def code_of(start, stop):
+        return slices.codes(layers, learned.bases, d, x, start, stop)  # (3)
+
+    own = code_of(0, size)  # in a ring, used only for the residual
+    if config.algorithm == "ring":
+        segment = segments_of(code_of, own, comm.ring_size(nodes), config.overlapped)
+        code = comm.ring_mean_of_segments(segment, nodes, "codes")[:size]  # (4)
+    else:
+        code = comm.pmean(own, nodes, "codes")  # (4)
+    mean = slices.decoded(layers, learned.bases, d, code) + learned.mean  # (5)
+    if not config.error_feedback:
+        return mean, v
+    return mean, slices.decoded(layers, learned.bases, d, own) + learned.mean
+
+
+def _with_sample(mean: Array, learned: Learned, layers: tuple[Sliced, ...]) -> Learned:
+    """Add one sample, which replaces the oldest."""
+    count = learned.samples[0].shape[1] if layers else 1
+    samples = slices.add_sample(layers, learned.samples, mean, learned.taken % count)
+    return learned._replace(
+        samples=samples,
+        taken=learned.taken + 1,
+        mean=learned.mean + mean,
+        steps=learned.steps + 1,
+    )
+
+
+# --- between two phases ---------------------------------------------------------------------------
+
+
+def _transition(config: Gradiveq, new: object, state: State, nodes: Nodes) -> State:
+    """On entering a compressed phase, compute new bases and mu from the samples."""
+    learned, bases = state.shared, state.shared.bases
+    mean = jnp.zeros_like(learned.mean)
+    if _parse(new)[0] == COMPRESSED:
+        components = [
+            slices.components(samples, learned.taken, config.centred, nodes)
+            for samples in learned.samples
+        ]
+        pairs = zip(bases, components, strict=True)
+        bases = tuple(_filled(basis, directions) for basis, (_, directions) in pairs)
+        mean = learned.mean / jnp.maximum(learned.steps, 1) if config.centred else mean
+    return state._replace(shared=learned._replace(bases=bases, mean=mean, steps=jnp.int32(0)))
+
+
+def _filled(like: Array, directions: np.ndarray) -> Array:
+    """The first directions [bases, r, K] in the shape of f32[bases, d, K], zeros behind them."""
+    directions = directions[:, : like.shape[1]]
+    return jnp.zeros_like(like).at[:, : directions.shape[1]].set(directions)
+
+
+def _next_phase(
+    config: Gradiveq, before: Phase, step: int, learned: Learned, nodes: Nodes
+) -> Phase:
+    """Warm-up, then sampling and compressed phases in turn."""
+    passed, name = step - before.start, _parse(before.value)[0]
+    if name == SAMPLING and passed >= config.sampling_steps:
+        return Phase(COMPRESSED, step, (COMPRESSED, chosen(config, learned, nodes)))
+    length = {DENSE: config.warmup_steps, COMPRESSED: config.compressed_steps}
+    if name in length and passed >= length[name]:
+        return Phase(SAMPLING, step, SAMPLING)
+    return before
+
+
+def _parse(phase) -> tuple[str, tuple[int, ...]]:
+    """The name of a phase, and d of every layer; an empty tuple means the largest d."""
+    return phase if isinstance(phase, tuple) else (phase, ())
+
+
+def _sliced(config: Gradiveq, layers: Layers) -> tuple[Sliced, ...]:
+    cut = slices.plan(layers, config.slice_taps, config.max_slice, config.reuse)
+    for layer in cut:
+        if config.rank > layer.width:
+            raise ValueError(
+                f"rank must be at most K, which is {layer.width} for a layer, got {config.rank}"
+            )
+    return cut
+
+
+def largest(config: Gradiveq, layers: tuple[Sliced, ...]) -> tuple[int, ...]:
+    """The largest d of every layer: `rank`, or the directions that samples and slices have."""
+    return tuple(config.rank or min(kept_samples(config) - 1, layer.width) for layer in layers)
+
+
+def chosen(config: Gradiveq, learned: Learned, nodes: Nodes) -> tuple[int, ...]:
+    """d of every layer by (6), rounded up to a multiple of an eighth of the largest d."""
+    sizes = []
+    for samples, basis in zip(learned.samples, learned.bases, strict=True):
+        d, most = config.rank, basis.shape[1]
+        if not d:
+            components = slices.components(samples, learned.taken, config.centred, nodes)
+            d = slices.dimensions(components[0], config.loss)
+        unit = -(-most // EIGHTHS)
+        sizes.append(min(-(-d // unit) * unit, most))
+    return tuple(sizes)
+
+
+# --- the method -----------------------------------------------------------------------------------
 
 
 def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
@@ -107,14 +265,15 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a setting out of range, or, when the method meets the model, a K that is not a multiple of a
-        layer's filters * depth, or is below `rank`.
+      ValueError: a setting out of range, or, when the method meets the model, a K below `rank`.
 
     Warns:
-      UserWarning: in `init`, if there are no kernels of convolutions, or some wider than `max_slice`.
+      UserWarning: in `init`, if there are no kernels of convolutions, or some wider than
+        `max_slice`.
 
     Example:
-      >>> [phase.name for phase in gradiveq(warmup_steps=50, sampling_steps=20, compressed_steps=40).schedule]
+      >>> cycle = {"warmup_steps": 50, "sampling_steps": 20, "compressed_steps": 40}
+      >>> [phase.name for phase in gradiveq(**cycle).schedule]
       ['dense', 'sampling', 'compressed']
 
     References:
@@ -122,13 +281,12 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
     """
     config = settings_of(Gradiveq, config, overrides)
     check(config)
-    by_qsgd = qsgd(bits=4, bucket=BUCKET, exchange="ring" if config.algorithm == "ring" else "gather")
 
     def goes_otherwise(path, leaf):
         return not slices.is_convolution(leaf, config.max_slice)
 
-    rest = by_qsgd if config.others == "qsgd" else dense(algorithm=config.algorithm)
-    core = per_layer([(goes_otherwise, rest)], default=convolutions(config)).core
+    others = dense(algorithm=config.algorithm)
+    core = per_layer([(goes_otherwise, others)], default=convolutions(config)).core
 
     def init(key, params, nodes):
         warn_of_wide(config, params)
@@ -137,84 +295,11 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
     return guarded(core._replace(init=init))
 
 
-def warn_of_wide(config: Gradiveq, params: PyTree) -> None:
-    """Warn if there are no kernels, or some too wide to be compressed: most values may be in them."""
-    sizes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-    kernels = {path: leaf for path, leaf in sizes.items() if slices.is_convolution(leaf, 2**62)}
-    wide = {path: leaf for path, leaf in kernels.items() if not slices.is_convolution(leaf, config.max_slice)}
-    if not kernels:
-        warnings.warn(
-            "gradiveq compresses kernels of convolutions, [..., depth, filters], and the parameters have none: all is "
-            f"sent as others={config.others!r} says. Use topk or powersgd",
-            stacklevel=2,
-        )
-    if not wide:
-        return
-    total = sum(leaf.size for leaf in sizes.values())
-    left = sum(leaf.size for leaf in kernels.values()) - sum(leaf.size for leaf in wide.values())
-    blocks = [slices.block_of(leaf.shape) for leaf in wide.values()]
-    held = 8.0 * kept_samples(config) * sum(blocks)  # samples and directions, f32, of one basis a layer
-    warnings.warn(
-        f"gradiveq compresses {left:,} of the model's {total:,} values: {len(wide)} convolutions, {next(iter(wide))} "
-        f"first, have more than max_slice = {config.max_slice:,} values per tap. With max_slice={max(blocks)} it "
-        f"compresses them as well, for {held / 1e9:.2g} GB more of state on every device",
-        stacklevel=2,
-    )
-
-
-def check(config: Gradiveq) -> None:
-    """Raise ValueError for a setting out of range."""
-    if not 0 <= config.loss < 1:
-        raise ValueError(f"loss (lambda) must be in [0, 1), got {config.loss}")
-    if config.sampling_bits not in (0, *range(2, 9)):
-        raise ValueError(f"sampling_bits must be 0 (full precision) or 2 to 8, got {config.sampling_bits}")
-    if config.others not in ("dense", "qsgd"):
-        raise ValueError(f"others must be 'dense' or 'qsgd', got {config.others!r}")
-    comm.mean_by(config.algorithm)  # refuses an unknown one
-    if not config.overlapped and config.algorithm != "ring":
-        raise ValueError(f"overlapped must be True without algorithm='ring', got False with {config.algorithm!r}")
-    for name, beside in (("feedback_steps", "error_feedback"), ("control_every", "control_limit")):
-        if not getattr(config, beside):
-            check_idle(config, f"without {beside}", name)
-    if config.rank:
-        check_idle(config, f"with rank={config.rank}", "loss")
-    if config.slice_size:
-        check_idle(config, f"with slice_size={config.slice_size}", "slice_taps")
-    least = {"sampling_steps": 1 if config.samples else 2, "compressed_steps": 1, "slice_taps": 1, "max_slice": 1,
-             "control_every": 1, "feedback_steps": 1}  # fmt: skip
-    for name, bound in {**least, "rank": 0, "samples": 0, "slice_size": 0, "reuse": 0, "control_limit": 0}.items():
-        if not getattr(config, name) >= bound:
-            raise ValueError(f"{name} must be at least {bound}, got {getattr(config, name)}")
-    if config.feedback_steps > config.sampling_steps:
-        raise ValueError(
-            f"feedback_steps must be at most sampling_steps = {config.sampling_steps}, got {config.feedback_steps}"
-        )
-    if config.samples and config.warmup_steps + config.sampling_steps < 2:
-        raise ValueError("the first bases need two samples: sampling_steps=1 needs warmup_steps of at least 1, got 0")
-    fewest = max(2, config.sampling_steps)
-    if config.samples and config.samples < fewest:
-        raise ValueError(f"samples must be 0 (those of a cycle) or at least {fewest}, got {config.samples}")
-    if config.rank > kept_samples(config) - 1:
-        raise ValueError(
-            f"rank must be at most the samples - 1 = {kept_samples(config) - 1} (the directions that they span), "
-            f"got {config.rank}"
-        )
-    if config.error_feedback and config.centred:
-        raise ValueError(
-            "error_feedback must be False with centred True, got True: samples include the sent residual, "
-            "and their mean would be added in every compressed step"
-        )
-    if config.slice_size > config.max_slice:
-        raise ValueError(f"slice_size must be at most max_slice = {config.max_slice}, got {config.slice_size}")
-    if config.slice_size and config.rank > config.slice_size:
-        raise ValueError(f"rank must be at most slice_size = {config.slice_size}, got {config.rank}")
-
-
 CITATION = """@inproceedings{yu2018gradiveq,
-  title = {{GradiVeQ}: Vector Quantization for Bandwidth-Efficient Gradient Aggregation in Distributed {CNN}
-    Training},
-  author = {Yu, Mingchao and Lin, Zhifeng and Narra, Krishna and Li, Songze and Li, Youjie and Kim, Nam Sung and
-    Schwing, Alexander and Annavaram, Murali and Avestimehr, Salman},
+  title = {{GradiVeQ}: Vector Quantization for Bandwidth-Efficient Gradient Aggregation in
+    Distributed {CNN} Training},
+  author = {Yu, Mingchao and Lin, Zhifeng and Narra, Krishna and Li, Songze and Li, Youjie and
+    Kim, Nam Sung and Schwing, Alexander and Annavaram, Murali and Avestimehr, Salman},
   booktitle = {Advances in Neural Information Processing Systems},
   year = {2018},
 }"""

@@ -1,35 +1,39 @@
-"""Transform coding in learned bases: few coefficients for the part that nodes' gradients share, top-k for the rest.
+"""Transform coding in learned bases: few coefficients for the part that nodes' gradients share,
+top-k for the rest.
 
-A layer's gradient is a matrix or, for a convolution, taps x inputs x outputs. Each of its modes is rotated into the
-eigenvectors of the mean gradients' second moments (a separable Karhunen-Loeve transform, KLT). Few coefficients then
-hold most of the common part. All nodes know the moments, and so the coefficients' positions, which need not be sent.
+A layer's gradient is a matrix or, for a convolution, taps x inputs x outputs. Each of its modes is
+rotated into the eigenvectors of the mean gradients' second moments (a separable Karhunen-Loeve
+transform, KLT). Few coefficients then hold most of the common part. All nodes know the moments, and
+so the coefficients' positions, which need not be sent.
 
 On each node, with v f32[n] from the memory:
 
-    c = rotate(v)[kept]             kept i32[k]: the k positions of most energy, over all layers, equal on all nodes
-    q = round(c / step)             integers, small enough for the sum over nodes to fit into `code_dtype`; all-reduce
+    c = rotate(v)[kept]             kept i32[k]: the k positions of most energy over all layers
+    q = round(c / step)             integers whose sum over nodes fits into `code_dtype`; all-reduce
     rest = v - rotate_back(step q)
     s = top-k of rest               own positions, layer by layer; gather
     residual: rest - s
 
     aggregated = rotate_back(step mean(q)) + mean(s)
 
-With `momentum_at_once`, v holds a gradient's whole momentum series at once, which suits values that wait long. The
-coefficients do not wait, so their mean is spread over the following steps again: u = m u + (1 - m) common, the momentum
-of uncompressed training.
+With `momentum_at_once`, v holds a gradient's whole momentum series at once, which suits values that
+wait long. The coefficients do not wait, so their mean is spread over the following steps again: u =
+m u + (1 - m) common, the momentum of uncompressed training.
 
-All nodes see the same means and compute the same bases, so no basis is ever sent. Bases are computed at the end of the
-uncompressed warm-up, and again every `refresh` steps, from moments that weight recent aggregates most.
+All nodes see the same means and compute the same bases, so no basis is ever sent. Bases are
+computed at the end of the uncompressed warm-up, and again every `refresh` steps, from moments that
+weight recent aggregates most.
 
-Limits. Eigenvectors must be equal on all nodes to the bit. So all nodes need the same kind of device and the same
-software versions, as programs of several processes do anyway. A refresh costs an eigendecomposition per mode, O(r^3):
-on TPU by Jacobi's iterations, which compile but have not run there.
-Moments and bases take 8 r^2 bytes per mode.
+Limits. Eigenvectors must be equal on all nodes to the bit. So all nodes need the same kind of
+device and the same software versions, as programs of several processes do anyway. A refresh costs
+an eigendecomposition per mode, O(r^3): on TPU by Jacobi's iterations, which compile but have not
+run there. Moments and bases take 8 r^2 bytes per mode.
 
-Source: ours; how it came about is in docs/results/codecs.md. Its parts: transform coding (Huang and Schultheiss 1963);
-second moments of gradients by modes (Gupta et al. 2018, Shampoo; Vyas et al. 2024, SOAP); PCA codes that can be summed
-(Yu et al. 2018, GradiVeQ, where they span slices of a layer); common part and innovation (Abrahamyan et al. 2021,
-LGC); top-k with error feedback (Stich et al. 2018).
+Source: ours; how it came about is in docs/results/codecs.md. Its parts: transform coding (Huang and
+Schultheiss 1963); second moments of gradients by modes (Gupta et al. 2018, Shampoo; Vyas et al.
+2024, SOAP); PCA codes that can be summed (Yu et al. 2018, GradiVeQ, where they span slices of a
+layer); common part and innovation (Abrahamyan et al. 2021, LGC); top-k with error feedback (Stich
+et al. 2018).
 """
 
 import dataclasses
@@ -42,7 +46,14 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.compress.low_rank.klt_bases import Factors, add_moments, eigenbases, group_count, nothing_learned, rotate
+from jgc.compress.low_rank.klt_bases import (
+    Factors,
+    add_moments,
+    eigenbases,
+    group_count,
+    nothing_learned,
+    rotate,
+)
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
@@ -74,7 +85,8 @@ class Klt(Chunked, ErrorFeedback):
     min_values: int = 1
     """least number of values sent per layer; with 1 a small layer can wait for hundreds of steps"""
     code_dtype: Literal["int8", "int16", "int32"] = "int8"
-    """dtype of the sum of the nodes' integers; each node has its share of the range, so int8 serves up to 18 nodes"""
+    """dtype of the sum of the nodes' integers; each node has its share of the range, so int8 serves
+    up to 18 nodes"""
     warmup_steps: int = 200
     """uncompressed steps, from which the first bases are learned, at least 1"""
     refresh: int = 50
@@ -84,7 +96,8 @@ class Klt(Chunked, ErrorFeedback):
     max_mode: int = 2048
     """longest mode that is rotated; its moments and basis each take the square of its length"""
     momentum_correction: bool = True
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has
+    none"""
 
 
 class Learned(NamedTuple):
@@ -121,14 +134,16 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a setting outside its range; at the first compressed step, too many nodes for `code_dtype`.
+      ValueError: a setting outside its range; at the first compressed step, too many nodes for
+        `code_dtype`.
 
     Example:
       >>> [phase.name for phase in klt(share=0.05, warmup_steps=100).schedule]
       ['dense', 'compressed']
 
     References:
-      docs/results/codecs.md; Huang and Schultheiss 1963, "Block Quantization of Correlated Gaussian Random Variables".
+      docs/results/codecs.md; Huang and Schultheiss 1963, "Block Quantization of Correlated Gaussian
+      Random Variables".
     """
     config = settings_of(Klt, config, overrides)
     _check(config)
@@ -138,7 +153,8 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
         kept = jnp.arange(_count(config, layers), dtype=jnp.int32)
         velocity = jnp.zeros((values_of(layers) if _smooths(config) else 0,), jnp.float32)
         groups = jnp.zeros_like(kept)
-        return Learned(*nothing_learned(layers, config.max_mode), kept, groups, jnp.int32(0), velocity), ()
+        start = nothing_learned(layers, config.max_mode)
+        return Learned(*start, kept, groups, jnp.int32(0), velocity), ()
 
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
@@ -148,9 +164,12 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
         due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
         old = learned.bases, learned.kept, learned.groups
 
-        def new():  # varies over the devices of a node where the old ones do, as the branches of a cond must
-            found = eigenbases(learned.moments, learned.kept.size)
-            return jax.tree.map(lambda x, like: comm.vary_over(x, tuple(jax.typeof(like).mat.varying)), found, old)
+        def new():
+            # varies over a node's devices where the old ones do, as the branches of a cond must
+            def vary_like(x, like):
+                return comm.vary_over(x, tuple(jax.typeof(like).mat.varying))
+
+            return jax.tree.map(vary_like, eigenbases(learned.moments, learned.kept.size), old)
 
         bases, kept, groups = lax.cond(due, new, lambda: old)
         learned = learned._replace(bases=bases, kept=kept, groups=groups)
@@ -175,7 +194,8 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
         return both_ways(summed) + to_all(gathered, nodes)
 
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (COMPRESSED, 0))
-    return from_step(step, memory=memory_of(config), schedule=schedule, messages=messages, init=init)
+    memory = memory_of(config)
+    return from_step(step, memory=memory, schedule=schedule, messages=messages, init=init)
 
 
 def _with_moments(config: Klt, result: Step, decoded: Array, layers: Layers) -> Step:
@@ -192,23 +212,34 @@ def _smooths(config: Klt) -> bool:
 
 def _check(config: Klt) -> None:
     if not 0 < config.share <= 1:
-        raise ValueError(f"share must be in (0, 1] (0.01 sends 1 % of the coefficients), got {config.share}")
+        raise ValueError(
+            f"share must be in (0, 1] (0.01 sends 1 % of the coefficients), got {config.share}"
+        )
     if config.code_dtype not in ("int8", "int16", "int32"):
         raise ValueError(f"code_dtype must be one of int8, int16, int32, got {config.code_dtype!r}")
     if not 0 <= config.decay < 1:
         raise ValueError(f"decay must be in [0, 1), got {config.decay}")
     if config.warmup_steps < 1:
-        raise ValueError(f"the dense phase must have a step to learn from, got warmup_steps {config.warmup_steps}")
+        raise ValueError(
+            "the dense phase must have a step to learn from, got warmup_steps "
+            f"{config.warmup_steps}"
+        )
     if config.factor_masking:
-        raise ValueError("factor_masking must be False, got True: coefficients do not wait, so no velocity is stale")
+        raise ValueError(
+            "factor_masking must be False, got True: coefficients do not wait, so no velocity is "
+            "stale"
+        )
     if config.track_age:
-        raise ValueError("track_age must be False, got True: coefficients send a part of every value in every step")
+        raise ValueError(
+            "track_age must be False, got True: coefficients send a part of every value in every "
+            "step"
+        )
     for name, least in (("refresh", 0), ("max_mode", 1)):
         if getattr(config, name) < least:
             raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")
 
 
-# --- coefficients -------------------------------------------------------------------------------------------------
+# --- coefficients ---------------------------------------------------------------------------------
 
 
 def _count(config: Klt, layers: Layers) -> int:
@@ -218,13 +249,14 @@ def _count(config: Klt, layers: Layers) -> int:
 
 
 def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Nodes) -> Common:
-    """Average all nodes' coefficients at the positions `kept`, and decode the mean and this node's own."""
+    """Average all nodes' coefficients at the positions `kept`, and decode the mean and this node's
+    own."""
     coefficients = comm.one_by_one(partial(rotate, layers), learned.bases, v)[learned.kept]
     largest = largest_summand(config.code_dtype, nodes.count)
     if largest < LEVELS:
         raise ValueError(
-            f"code_dtype {config.code_dtype} leaves a node of {nodes.count} the integers up to {largest:.0f}, "
-            f"too coarse below {LEVELS}; use a wider one"
+            f"code_dtype {config.code_dtype} leaves a node of {nodes.count} the integers up to "
+            f"{largest:.0f}, too coarse below {LEVELS}; use a wider one"
         )
     step = _steps(coefficients, learned.groups, largest, nodes)
     codes = jnp.clip(jnp.round(coefficients / step), -largest, largest)
@@ -238,7 +270,8 @@ def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Node
 
 
 def _steps(coefficients: Array, groups: Array, largest: float, nodes: Nodes) -> Array:
-    """The quantisation step of each coefficient, f32[k]: within its group no node exceeds the largest integer."""
+    """The quantisation step of each coefficient, f32[k]: within its group no node exceeds the
+    largest integer."""
     # Nodes send the exponent of the largest magnitude: small, and equal on all nodes to the bit.
     own = groups[None] == np.arange(group_count(groups.size), dtype=np.int32)[:, None]
     magnitudes = jnp.max(jnp.where(own, jnp.abs(coefficients)[None], 0), axis=1, initial=0)

@@ -1,8 +1,8 @@
 """Learned bases, from mean gradients, in which a few coefficients hold most of a layer's energy.
 
-M_i = decay M_i + unfold_i(G) unfold_i(G)'       second moments of mode i, for each mean gradient G of a layer
+M_i = decay M_i + unfold_i(G) unfold_i(G)'       second moments of mode i, G a layer's mean gradient
 M_i = U_i diag(l_i) U_i'                         its basis
-energy of a coefficient = trace(M) times the product of its l_i / trace(M), as if modes were independent
+energy of a coefficient = trace(M) times the product of its l_i / trace(M), as if independent
 """
 
 import math
@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.backend import backend
+from jgc.layout.eigenvectors import eigh
 from jgc.layout.pack import Layer
+from jgc.selection.ranges import bits_of
 from jgc.selection.top_k import largest_positions
-from jgc.selection.top_k_tiles import bits_of
 from jgc.types import Array
 
-_tensordot = partial(jnp.tensordot, precision=lax.Precision.HIGHEST)  # the residual is exact only in full f32
+# The residual is exact only in full f32.
+_tensordot = partial(jnp.tensordot, precision=lax.Precision.HIGHEST)
 
 Factors = tuple[tuple[Array, ...], ...]  # per layer, one array per mode
 
@@ -29,7 +30,8 @@ def modes(layers: Sequence[Layer]) -> list[tuple[int, ...]]:
 
     Example:
       >>> from jgc.layout.pack import make_packing
-      >>> tree = {"bias": jnp.zeros(16), "conv": jnp.zeros((3, 3, 8, 16)), "dense": jnp.zeros((8, 5))}
+      >>> tree = {"bias": (16,), "conv": (3, 3, 8, 16), "dense": (8, 5)}
+      >>> tree = {name: jnp.zeros(shape) for name, shape in tree.items()}
       >>> modes(make_packing(tree).layers)
       [(9, 8, 16), (8, 5), (16,)]
     """
@@ -57,16 +59,18 @@ def rotate(layers: Sequence[Layer], bases: Factors, flat: Array, back: bool = Fa
 
 
 def nothing_learned(layers: Sequence[Layer], max_mode: int) -> tuple[Factors, Factors]:
-    """Zero moments and identity bases, each [r, r], for modes of size 2 to `max_mode`; else moments [r], bases [0]."""
+    """Zero moments and identity bases, each [r, r], for modes of size 2 to `max_mode`; else moments
+    [r], bases [0]."""
 
     def each(rotated, plain):
-        def of_layer(shape):
-            return tuple(rotated(r) if len(shape) > 1 and 1 < r <= max_mode else plain(r) for r in shape)
+        def of_mode(shape, r):
+            return rotated(r) if len(shape) > 1 and 1 < r <= max_mode else plain(r)
 
-        return tuple(of_layer(shape) for shape in modes(layers))
+        return tuple(tuple(of_mode(shape, r) for r in shape) for shape in modes(layers))
 
     moments = each(lambda r: jnp.zeros((r, r), jnp.float32), lambda r: jnp.zeros((r,), jnp.float32))
-    return moments, each(lambda r: jnp.eye(r, dtype=jnp.float32), lambda r: jnp.zeros((0,), jnp.float32))
+    bases = each(lambda r: jnp.eye(r, dtype=jnp.float32), lambda r: jnp.zeros((0,), jnp.float32))
+    return moments, bases
 
 
 def add_moments(decay: float, old: Factors, mean: Array, layers: Sequence[Layer]) -> Factors:
@@ -74,23 +78,27 @@ def add_moments(decay: float, old: Factors, mean: Array, layers: Sequence[Layer]
 
     def of_mode(x: Array, axis: int, moment: Array) -> Array:
         a = jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-        return decay * moment + (_tensordot(a, a, ((1,), (1,))) if moment.ndim == 2 else jnp.sum(a * a, axis=1))
+        new = _tensordot(a, a, ((1,), (1,))) if moment.ndim == 2 else jnp.sum(a * a, axis=1)
+        return decay * moment + new
 
-    each = zip(_by_layer(mean, layers), old, strict=True)
-    return tuple(tuple(of_mode(x, axis, m) for axis, m in enumerate(moments)) for x, moments in each)
+    return tuple(
+        tuple(of_mode(x, axis, moment) for axis, moment in enumerate(moments))
+        for x, moments in zip(_by_layer(mean, layers), old, strict=True)
+    )
 
 
 def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array, Array]:
-    """Eigenvectors of the moments, the positions of the `count` coefficients with most energy, and their groups.
+    """Eigenvectors of the moments, the positions of the `count` coefficients with most energy, and
+    their groups.
 
     Returns:
       Bases; positions i32[count], ascending; groups i32[count], see `grouped`.
     """
     bases, energies = [], [jnp.zeros((0,), jnp.float32)]
-    found = iter(_decomposed([moment for layer in moments for moment in layer if moment.ndim == 2]))
+    rotated = iter(eigh([moment for layer in moments for moment in layer if moment.ndim == 2]))
     for layer in moments:
         nothing = jnp.zeros((0,), jnp.float32)
-        pairs = [next(found) if moment.ndim == 2 else (moment, nothing) for moment in layer]
+        pairs = [next(rotated) if moment.ndim == 2 else (moment, nothing) for moment in layer]
         values = [jnp.maximum(value, 0) for value, _ in pairs]
         whole = energy = jnp.sum(values[0])
         for value in values:  # as if the modes were independent
@@ -102,23 +110,9 @@ def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array, Array]:
     return tuple(bases), positions, grouped(all_energies[positions])
 
 
-def _decomposed(moments: list[Array]) -> list[tuple[Array, Array]]:
-    """Eigenvalues and eigenvectors of matrices."""
-    if backend() != "tpu":
-        return [jnp.linalg.eigh(moment) for moment in moments]
-    # XLA for TPU compiles JAX's choice, QDWH, for 44 s for each matrix of 512 x 512, Jacobi's iterations for 1 s; and a
-    # loop over matrices of one size once.
-    decompose = partial(lax.linalg.eigh, implementation=lax.linalg.EighImplementation.JACOBI)
-    found: dict[int, tuple[Array, Array]] = {}
-    for r in sorted({len(moment) for moment in moments}):
-        alike = [i for i, moment in enumerate(moments) if len(moment) == r]
-        vectors, values = lax.map(decompose, jnp.stack([moments[i] for i in alike]))
-        found |= {i: (values[j], vectors[j]) for j, i in enumerate(alike)}
-    return [found[i] for i in range(len(moments))]
-
-
 def grouped(energies: Array) -> Array:
-    """The group of each coefficient, i32[k]: 0 for the one with most energy, then groups of 2, 4, 8 ...
+    """The group of each coefficient, i32[k]: 0 for the one with most energy, then groups of 2, 4, 8
+    ...
 
     Equal energies are in one group, the earliest.
 
@@ -130,7 +124,8 @@ def grouped(energies: Array) -> Array:
     last = np.array([2**i - 2 for i in range(1, group_count(energies.size))], np.int32)
     bits = bits_of(energies)
 
-    # The bits of that one, highest first: XLA for TPU compiles that in a second, a sort of 250,000 values in nine.
+    # The bits of that one, highest first: XLA for TPU compiles that in a second, a sort of 250,000
+    # values in nine.
     def refine(i, least):
         higher = least + (1 << (30 - i))
         return jnp.where(jnp.sum(bits[None] >= higher[:, None], axis=1) > last, higher, least)

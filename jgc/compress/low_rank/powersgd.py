@@ -1,60 +1,166 @@
-"""PowerSGD: each layer as a product of two thin matrices, by one step of power iteration per training step.
+"""PowerSGD: each layer as a product of two thin matrices, by one step of power iteration per
+training step.
 
-For each layer, let M [rows, cols] be a node's gradient plus residual, and Q [cols, r] the factor of the previous step,
-equal on all nodes:
+For each layer, let M [rows, cols] be a node's gradient plus residual, and Q [cols, r] the factor of
+the previous step, equal on all nodes:
 
-    P = mean over nodes of M Q                all-reduce, of all layers at once, with the uncompressed ones
+    P = mean over nodes of M Q                all-reduce of all layers, uncompressed ones included
     P = orthonormal columns of P              by Gram-Schmidt, on every node
-    Q = mean over nodes of M' P               all-reduce, of all layers at once
+    Q = mean over nodes of M' P               all-reduce of all layers
     aggregated = P Q'
     residual: M - P (M' P)'                   M' P is the node's own
 
-P and Q are linear in M, so the aggregate equals that of a single node with the mean of M. A layer goes uncompressed if
-its factors have no fewer values than M, (rows + cols) r >= rows cols; so do biases and norms. A step takes two
-all-reduces for any number of layers, and one if all are uncompressed. If r is at least the smaller side of every layer,
-the step is the plain mean.
+P and Q are linear in M, so the aggregate equals that of a single node with the mean of M. A layer
+goes uncompressed if its factors have no fewer values than M, (rows + cols) r >= rows cols; so do
+biases and norms. A step takes two all-reduces for any number of layers, and one if all are
+uncompressed. If r is at least the smaller side of every layer, the step is the plain mean.
 
 Momentum belongs to the optimiser: the paper adds it to the decompressed aggregate.
 
-Limits. Every node orthonormalises P by itself, from equal bits. So all nodes need the same kind of device and the same
-software versions, as programs of several processes do anyway. Products use full f32 even on devices that default to
-fewer bits: the residual is exact only then.
+Limits. Every node orthonormalises P by itself, from equal bits. So all nodes need the same kind of
+device and the same software versions, as programs of several processes do anyway. Products use full
+f32 even on devices that default to fewer bits: the residual is exact only then.
 
-Source: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization", NeurIPS, Algorithms 1 and 2.
+Source: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for
+Distributed Optimization", NeurIPS, Algorithms 1 and 2.
 
 Differs from the paper
-  1. A kernel of Flax, [..., inputs, outputs], is the matrix [product of the others, outputs]; the paper, and PyTorch,
-     have [outputs, product of the others]. So P and Q swap roles, and the outputs' factor is warm-started.
-  2. The columns of Q are scaled to length 1 for the next step. P's directions, and so the aggregate, do not change, but
-     small gradients do not underflow in products of small numbers.
-  3. Gram-Schmidt makes two passes per column, so columns stay orthogonal even if P is nearly singular. A column that
-     depends on earlier ones becomes zero, and its column of Q is kept for the next step: no direction is lost for good
-     while gradients are zero or of lower rank.
-  4. The residual is M less the node's own product P (M' P)', as in Algorithm 2. The code of the authors and of PyTorch
-     subtracts the aggregate. The mean of residuals, on which alone the aggregate depends, is the same. But then each
-     residual grows in every step by the difference of the node's gradient from the mean.
-  5. `warmup_steps` uncompressed steps can come first, as with PyTorch's `start_powerSGD_iter`. The paper has none.
+  1. A kernel of Flax, [..., inputs, outputs], is the matrix [product of the others, outputs]; the
+     paper, and PyTorch, have [outputs, product of the others]. So P and Q swap roles, and the
+     outputs' factor is warm-started.
+  2. The columns of Q are scaled to length 1 for the next step. P's directions, and so the
+     aggregate, do not change, but small gradients do not underflow in products of small numbers.
+  3. Gram-Schmidt makes two passes per column, so columns stay orthogonal even if P is nearly
+     singular. A column that
+     depends on earlier ones becomes zero, and its column of Q is kept for the next step: no
+     direction is lost for good while gradients are zero or of lower rank.
+  4. The residual is M less the node's own product P (M' P)', as in Algorithm 2. The code of the
+     authors and of PyTorch subtracts the aggregate. The mean of residuals, on which alone the
+     aggregate depends, is the same. But then each residual grows in every step by the difference of
+     the node's gradient from the mean.
+  5. `warmup_steps` uncompressed steps can come first, as with PyTorch's `start_powerSGD_iter`. The
+     paper has none.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
-from jgc.compress.low_rank.power_iteration import low_rank, make_plan, random_factors
 from jgc.compress.registry import Method, settings_of
-from jgc.layout.pack import values_of
+from jgc.layout.batches import in_batches
+from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
+from jgc.layout.pack import Layer, values_of
 from jgc.method import phases
 from jgc.method.by_layer import LayerStep, by_layer, joined
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
-from jgc.types import Compressor
+from jgc.types import Array, Compressor, Key
 
+Averaged = Callable[[Sequence[Array], str], list[Array]]
 LOW_RANK = "low rank"
+
+
+def low_rank(
+    plan: "Plan", v: Sequence[Array], start: Sequence[Array], averaged: Averaged
+) -> tuple[list[Array], list[Array], tuple[Array, ...]]:
+    """Algorithm 1 of the PowerSGD paper on all matrices of a node's layers.
+
+    Args:
+      plan: which layers are matrices.
+      v: this node's layers, f32 of any shapes.
+      start: Q f32[cols, r] of every matrix, equal on all nodes.
+      averaged: `(arrays, field) -> their means over nodes`, in one all-reduce.
+
+    Returns:
+      The mean of each layer, equal on all nodes; the part of each layer that counts as sent; the
+      factors Q for the next step, equal on all nodes.
+    """
+    if not plan.matrices:
+        return averaged([v[i] for i in plan.dense], "dense+factors"), list(v), ()
+    m = [v[matrix.layer].reshape(matrix.rows, matrix.cols) for matrix in plan.matrices]
+    cut = cutter(len(m), start[0][0, 0] > 2)  # False, for columns have length 1
+
+    mq = in_batches(products(m, start))
+    means = averaged([*mq.arrays, *(v[i] for i in plan.dense)], "dense+factors")
+    mq, dense = mq._replace(arrays=means[: len(mq.arrays)]), means[len(mq.arrays) :]
+    p = cut(orthonormal_columns(mq), [matrix.rows for matrix in plan.matrices])
+
+    own = thin_products(p, m)  # (M' P)' of this node, f32[r, cols]
+    pm = in_batches(own)
+    pm = pm._replace(arrays=averaged(pm.arrays, "factors"))
+    q = cut(pm)
+    # a zero column keeps its old direction, so that no direction is lost for good
+    before = in_batches([x.T for x in start])
+    pairs = zip(pm.arrays, before.arrays, strict=True)
+    warm = pm._replace(arrays=[jax.vmap(lambda x, old: unit(x.T, old.T))(*pair) for pair in pairs])
+
+    mean, sent = list(v), list(v)
+    for i, x in zip(plan.dense, dense, strict=True):
+        mean[i] = x
+    for matrix, p_i, q_i, own_i in zip(plan.matrices, p, q, own, strict=True):
+        shape = v[matrix.layer].shape
+        mean[matrix.layer] = outer(p_i, q_i).reshape(shape)
+        sent[matrix.layer] = outer(p_i, own_i).reshape(shape)
+    return mean, sent, tuple(cut(warm, apart=False))
+
+
+class Matrix(NamedTuple):
+    """A layer, by its place among the layers, as a matrix [rows, cols]."""
+
+    layer: int
+    rows: int
+    cols: int
+
+
+class Plan(NamedTuple):
+    """Layers sent as factors, and places of layers sent uncompressed, each in order. Static."""
+
+    matrices: tuple[Matrix, ...]
+    dense: tuple[int, ...]
+
+
+def make_plan(layers: Sequence[Layer], rank: int) -> Plan:
+    """Send a layer as factors if it has more values than its factors of that rank.
+
+    Example:
+      >>> from jgc.layout.pack import make_packing
+      >>> shapes = {"bias": (64,), "conv": (3, 3, 8, 64), "head": (64, 2)}
+      >>> tree = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+      >>> make_plan(make_packing(tree).layers, rank=2)
+      Plan(matrices=(Matrix(layer=0, rows=72, cols=64),), dense=(1, 2))
+    """
+    matrices, dense = [], []
+    for i, layer in enumerate(layers):
+        *others, cols = layer.shape
+        rows = math.prod(others)
+        if (rows + cols) * rank < layer.size:
+            matrices.append(Matrix(i, rows, cols))
+        else:
+            dense.append(i)
+    return Plan(tuple(matrices), tuple(dense))
+
+
+def elements_of(plan: Plan, layers: Sequence[Layer], rank: int) -> tuple[int, int]:
+    """Numbers of values that a node sends: in the factors P and Q, and uncompressed."""
+    factors = rank * sum(matrix.rows + matrix.cols for matrix in plan.matrices)
+    return factors, sum(layers[i].size for i in plan.dense)
+
+
+def random_factors(key: Key, plan: Plan, rank: int) -> tuple[Array, ...]:
+    """Q of every matrix for a first step, f32[cols, r]: normally distributed, columns of length 1.
+    """
+    return tuple(
+        unit(jax.random.normal(jax.random.fold_in(key, i), (matrix.cols, rank), jnp.float32))
+        for i, matrix in enumerate(plan.matrices)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +180,8 @@ class PowerSgd:
 
 
 def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
-    """Two thin factors of every layer, P f32[rows, r] and Q f32[cols, r], each averaged by one all-reduce.
+    """Two thin factors of every layer, P f32[rows, r] and Q f32[cols, r], each averaged by one
+    all-reduce.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -95,27 +202,31 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     average = comm.mean_by(config.algorithm)
     memory = error_feedback() if config.error_feedback else no_memory()
 
-    def init(key, layers, nodes):
-        return (random_factors(key, make_plan(layers, config.rank), config.rank) if config.warm_start else ()), ()
+    def start(key, layers):
+        return random_factors(key, make_plan(layers, config.rank), config.rank)
 
-    def step(phase, key, v, shared, layers, nodes):
+    def init(key, layers, nodes):
+        return (start(key, layers) if config.warm_start else ()), ()
+
+    def step(phase, key, v, q, layers, nodes):
         def averaged(parts, field):  # in one all-reduce; in none, if there are no arrays
             if not parts:
                 return []
             flat = average(joined(parts), nodes, field)
             edges = np.cumsum([0, *(x.size for x in parts)]).tolist()
-            return [flat[a:b].reshape(x.shape) for x, (a, b) in zip(parts, pairwise(edges), strict=True)]
+            pairs = zip(parts, pairwise(edges), strict=True)
+            return [flat[first:end].reshape(x.shape) for x, (first, end) in pairs]
 
         if phase == DENSE:
-            return LayerStep(averaged(v, "dense"), v, shared, values_of(layers))
+            return LayerStep(averaged(v, "dense"), v, q, values_of(layers))
         plan = make_plan(layers, config.rank)
-        start = shared if config.warm_start else random_factors(key, plan, config.rank)
-        mean, sent, warm = low_rank(plan, v, start, averaged)
-        elements = sum(plan.elements(layers, config.rank))
-        return LayerStep(mean, sent, warm if config.warm_start else (), elements)
+        before = q if config.warm_start else start(key, layers)
+        mean, sent, q = low_rank(plan, v, before, averaged)
+        elements = sum(elements_of(plan, layers, config.rank))
+        return LayerStep(mean, sent, q if config.warm_start else (), elements)
 
     def messages(phase, layers, nodes):
-        factors, dense = make_plan(layers, config.rank).elements(layers, config.rank)
+        factors, dense = elements_of(make_plan(layers, config.rank), layers, config.rank)
         sizes = {"factors": 4.0 * factors, "dense": 4.0 * dense}
         return both_ways({field: size for field, size in sizes.items() if size})
 
@@ -130,5 +241,9 @@ CITATION = """@inproceedings{vogels2019powersgd,
   year = {2019},
 }"""
 
-# lossless at a rank so large that no layer's factors are smaller than the layer: all layers go uncompressed
-METHOD = Method("powersgd", PowerSgd, powersgd, "Vogels et al. 2019", lossless={"rank": 65_536}, citation=CITATION)
+# lossless at a rank so large that no layer's factors are smaller than the layer: all layers go
+# uncompressed
+METHOD = Method(
+    "powersgd", PowerSgd, powersgd, "Vogels et al. 2019", lossless={"rank": 65_536},
+    citation=CITATION,
+)  # fmt: skip

@@ -1,22 +1,27 @@
-"""Slices of convolution gradients, their samples and principal components, and the codes made with them (GradiVeQ).
+"""Slices of convolution gradients, their samples and principal components, and the codes made with
+them (GradiVeQ).
 
-A kernel [height, width, depth, filters] has the memory order of the paper's Figure 3a: filters vary fastest, then
-depth, width and height. A slice is K consecutive values; K is a multiple of depth * filters. The last slice of a layer
-is padded with zeros.
+A kernel [height, width, depth, filters] has the memory order of the paper's Figure 3a: filters vary
+fastest, then depth, width and height. A slice is K consecutive values; K is a multiple of depth *
+filters. The last slice of a layer is padded with zeros.
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jgc.layout.pack import Layer
-from jgc.types import Array
+from jgc.nodes.placement import of_first_process
+from jgc.types import Array, Nodes
 
 Rows = tuple[Array, ...]  # per layer f32[bases, L, K]: samples, or the basis, one direction per row
+_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 class Sliced(NamedTuple):
@@ -48,35 +53,27 @@ def block_of(shape: Sequence[int]) -> int:
 
 
 def is_convolution(leaf: Any, max_slice: int) -> bool:
-    """Whether a leaf is a kernel [..., D, F] with at least one tap axis and at most `max_slice` values per tap."""
-    return jnp.issubdtype(leaf.dtype, jnp.inexact) and len(leaf.shape) > 2 and 0 < block_of(leaf.shape) <= max_slice
+    """Whether a leaf is a kernel [..., D, F] with at least one tap axis and at most `max_slice`
+    values per tap."""
+    is_kernel = jnp.issubdtype(leaf.dtype, jnp.inexact) and len(leaf.shape) > 2
+    return is_kernel and 0 < block_of(leaf.shape) <= max_slice
 
 
 def plan(
-    layers: Sequence[Layer], slice_size: int, slice_taps: int, max_slice: int, reuse: int
+    layers: Sequence[Layer], slice_taps: int, max_slice: int, reuse: int
 ) -> tuple[Sliced, ...]:
     """The slices of every layer of a vector that holds convolutions only.
 
     Args:
       layers: of the vector.
-      slice_size: K for all layers, or 0.
-      slice_taps: K / (F * D) where slice_size is 0.
+      slice_taps: K / (F * D).
       max_slice: the largest K; fewer taps are taken where it would be larger.
       reuse: s, or 0 for one basis a layer.
-
-    Raises:
-      ValueError: slice_size is no multiple of a layer's F * D.
     """
     out = []
     for layer in layers:
         block = block_of(layer.shape)
-        if slice_size % block:
-            raise ValueError(
-                f"slice_size must be a multiple of filters * depth, which is {block} for {layer.name} "
-                f"{layer.shape}, got {slice_size}"
-            )
-        taps = slice_size // block or min(slice_taps, max_slice // block)
-        width = block * min(taps, layer.size // block)
+        width = block * min(slice_taps, max_slice // block, layer.size // block)
         count = -(-layer.size // width)
         out.append(Sliced(layer.start, layer.size, width, count, min(reuse or count, count)))
     return tuple(out)
@@ -85,32 +82,37 @@ def plan(
 def slices(flat: Array, layer: Sliced) -> Array:
     """The slices of a layer, f32[n] -> f32[count, K]."""
     values = flat[layer.start : layer.start + layer.size]
-    return jnp.pad(values, (0, layer.count * layer.width - layer.size)).reshape(layer.count, layer.width)
+    behind = layer.count * layer.width - layer.size
+    return jnp.pad(values, (0, behind)).reshape(layer.count, layer.width)
 
 
 def no_rows(layers: Sequence[Sliced], counts: Sequence[int]) -> Rows:
     """Zeros for `counts` samples, or directions, of the first slice of every s slices."""
-    shapes = [(layer.bases, count, layer.width) for layer, count in zip(layers, counts, strict=True)]
-    return tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
+    return tuple(
+        jnp.zeros((layer.bases, count, layer.width), jnp.float32)
+        for layer, count in zip(layers, counts, strict=True)
+    )
 
 
 def add_sample(layers: Sequence[Sliced], rows: Rows, mean: Array, index: Array) -> Rows:
-    """Write the first slices of one aggregated gradient f32[n] into the samples, at `index` i32[]."""
+    """Write the first slices of one aggregated gradient f32[n] into the samples, at `index`
+    i32[]."""
     return tuple(
         lax.dynamic_update_index_in_dim(r, slices(mean, layer)[:: layer.reuse], index, 1)
         for layer, r in zip(layers, rows, strict=True)
     )
 
 
-# --- principal components, between two phases ---------------------------------------------------------------------
+# --- principal components, between two phases -----------------------------------------------------
 
 
 def principal(samples: Array, count: Array, centred: bool = True) -> tuple[Array, Array]:
-    """Principal components of f32[bases, L, K]: energies f32[bases, r], largest first, directions f32[bases, r, K].
+    """Principal components of f32[bases, L, K]: energies f32[bases, r], largest first, directions
+    f32[bases, r, K].
 
-    The first `count` of L samples are valid, the others are zero. If `centred`, their mean is subtracted. Uses the
-    singular values of the samples if L < K, else of their covariance. r = min(L, K). Energies are sums over samples,
-    not means.
+    The first `count` of L samples are valid, the others are zero. If `centred`, their mean is
+    subtracted. Uses the singular values of the samples if L < K, else of their covariance. r =
+    min(L, K). Energies are sums over samples, not means.
 
     Source: GradiVeQ paper, Section 2, after (5).
     """
@@ -123,8 +125,22 @@ def principal(samples: Array, count: Array, centred: bool = True) -> tuple[Array
     return s, jnp.swapaxes(u, 1, 2)
 
 
+_principal = jax.jit(principal, static_argnums=2)
+
+
+def components(
+    samples: Array, taken: Array, centred: bool, nodes: Nodes
+) -> tuple[np.ndarray, np.ndarray]:
+    """`principal` of the newest samples, computed on one device of each process; all use the first
+    one's."""
+    count = max(min(int(taken), samples.shape[1]), 1)
+    energies, directions = _principal(np.asarray(samples), np.float32(count), centred)
+    return of_first_process(energies, nodes), of_first_process(directions, nodes)
+
+
 def dimensions(energies: np.ndarray, loss: float) -> int:
-    """d: the fewest components that hold 1 - loss of the energies [bases, r] in each base, at least 1.
+    """d: the fewest components that hold 1 - loss of the energies [bases, r] in each base, at least
+    1.
 
     Example:
       >>> dimensions(np.array([[6.0, 3.0, 1.0]]), loss=0.2)
@@ -132,11 +148,12 @@ def dimensions(energies: np.ndarray, loss: float) -> int:
 
     Source: GradiVeQ paper, (6).
     """
-    return max(dimension(one, loss) for one in np.asarray(energies, np.float64))
+    return max(dimension(base, loss) for base in np.asarray(energies, np.float64))
 
 
 def dimension(energies: np.ndarray, loss: float) -> int:
-    """d of one basis: the fewest components that leave at most the share `loss` of the energies f64[r]; at least 1.
+    """d of one basis: the fewest components that leave at most the share `loss` of the energies
+    f64[r]; at least 1.
 
     Example:
       >>> dimension(np.array([8.0, 1.5, 0.5]), 0.05)
@@ -144,15 +161,18 @@ def dimension(energies: np.ndarray, loss: float) -> int:
 
     Source: GradiVeQ paper, (6).
     """
-    left = np.append(np.cumsum(energies[::-1])[::-1], 0.0)  # left[d]: energy beyond the first d components
+    left = np.append(np.cumsum(energies[::-1])[::-1], 0.0)  # left[d]: beyond the first d components
     return max(1, int(np.argmax(left <= loss * left[0])))
 
 
-# --- codes ----------------------------------------------------------------------------------------------------------
+# --- codes ----------------------------------------------------------------------------------------
 
 
-def codes(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], x: Array, start: int, stop: int) -> Array:
-    """Values start to stop of the code of x f32[n] (its mean subtracted), in which each slice of a layer has d values.
+def codes(
+    layers: Sequence[Sliced], rows: Rows, d: Sequence[int], x: Array, start: int, stop: int
+) -> Array:
+    """Values start to stop of the code of x f32[n] (its mean subtracted), in which each slice of a
+    layer has d values.
 
     Source: GradiVeQ paper, (3).
     """
@@ -161,7 +181,8 @@ def codes(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], x: Array, star
         a, b = (min(max(bound - at, 0), layer.count * size) for bound in (start, stop))
         if a < b:
             first, last = a // size, -(-b // size)
-            out.append(_products(layer, basis, size, slices(x, layer), first, last)[a - first * size :][: b - a])
+            products = _products(layer, basis, size, slices(x, layer), first, last)
+            out.append(products[a - first * size :][: b - a])
         at += layer.count * size
     return jnp.concatenate(out)
 
@@ -170,8 +191,8 @@ def _products(layer: Sliced, basis: Array, d: int, x: Array, first: int, last: i
     """Codes of slices first to last - 1 of a layer, one basis after another."""
     out = []
     for g in range(first // layer.reuse, -(-last // layer.reuse)):
-        mine = x[max(first, g * layer.reuse) : min(last, (g + 1) * layer.reuse)]
-        out.append(jnp.matmul(mine, basis[g, :d].T, precision=lax.Precision.HIGHEST).reshape(-1))
+        rows = x[max(first, g * layer.reuse) : min(last, (g + 1) * layer.reuse)]
+        out.append(_matmul(rows, basis[g, :d].T).reshape(-1))
     return jnp.concatenate(out)
 
 
@@ -182,9 +203,9 @@ def decoded(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], code: Array)
     """
     out, at = [jnp.zeros((0,), jnp.float32)], 0
     for layer, basis, size in zip(layers, rows, d, strict=True):
-        mine = code[at : at + layer.count * size].reshape(layer.count, size)
+        of_layer = code[at : at + layer.count * size].reshape(layer.count, size)
         back = [
-            jnp.matmul(mine[g * layer.reuse :][: layer.reuse], basis[g, :size], precision=lax.Precision.HIGHEST)
+            _matmul(of_layer[g * layer.reuse :][: layer.reuse], basis[g, :size])
             for g in range(layer.bases)
         ]
         out.append(jnp.concatenate(back).reshape(-1)[: layer.size])

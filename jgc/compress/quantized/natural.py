@@ -1,12 +1,16 @@
-"""Natural compression: round each value at random to one of the two powers of two around it, without bias.
+"""Natural compression: round each value at random to one of the two powers of two around it,
+without bias.
 
-Sign and exponent of a float take 9 bits, and the 23 bits of the mantissa are dropped. Adding a random mantissa first
-rounds up with a probability equal to the mantissa, the relative distance from the lower power of two.
+Sign and exponent of a float take 9 bits, and the 23 bits of the mantissa are dropped. Adding a
+random mantissa first rounds up with a probability equal to the mantissa, the relative distance from
+the lower power of two.
 
-Source: Horvath et al. 2019, "Natural Compression for Distributed Deep Learning", Section 2, definition 1.
+Source: Horvath et al. 2019, "Natural Compression for Distributed Deep Learning", Section 2,
+definition 1.
 
 Differs from the paper
-  1. Nodes send powers of two and get their exact mean; the paper's server compresses the downlink, too.
+  1. Nodes send powers of two and get their exact mean; the paper's server compresses the downlink,
+     too.
   2. Values above 2^127 are rounded down to it: the next power of two is infinite.
   3. `error_feedback` is a setting that the paper does not have.
 """
@@ -16,17 +20,32 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jgc.compress.quantized.in_tiles import InTiles
-from jgc.compress.quantized.quantize import Quantising, quantized, scalar_codec
+from jgc.compress.quantized.quantize import Quantising, quantized
 from jgc.compress.registry import Method, settings_of
-from jgc.layout.pack import values_of
-from jgc.method.compose import Codec
 from jgc.types import Compressor
-from jgc.wire.bits import pack_bits, unpack_bits
+from jgc.wire.quantized_words import Quantiser
 
 BITS, MANTISSA = 9, 23
 _LARGEST = np.uint32(254 << MANTISSA)  # the bits of 2^127
+
+
+def powers_of_two() -> Quantiser:
+    """Sign and exponent of every value; a random mantissa is added before its mantissa is
+    dropped."""
+
+    def quantise(key, v, layers):
+        bits = lax.bitcast_convert_type(v, jnp.uint32)
+        sign, magnitude = bits & np.uint32(1 << 31), bits & np.uint32((1 << 31) - 1)
+        noise = jax.random.bits(key, v.shape, jnp.uint32) >> np.uint32(32 - MANTISSA)
+        rounded = jnp.where(magnitude < _LARGEST, magnitude + noise, magnitude)
+        return (sign | rounded) >> np.uint32(MANTISSA), ()
+
+    def value(codes):
+        return lax.bitcast_convert_type(codes << np.uint32(MANTISSA), jnp.float32)
+
+    return Quantiser("natural", BITS, quantise, value, scales=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,34 +67,17 @@ def natural(config: Natural | None = None, **overrides) -> Compressor:
       'natural'
 
     References:
-      Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, "Natural Compression for Distributed Deep Learning".
+      Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, "Natural Compression for Distributed Deep
+      Learning".
     """
     config = settings_of(Natural, config, overrides)
     return quantized(powers_of_two(), config)
 
 
-def powers_of_two() -> Codec:
-    """Sign and exponent of all values, packed into words."""
-
-    def encode(key, v, layers):
-        bits = jax.lax.bitcast_convert_type(v, jnp.uint32)
-        sign, magnitude = bits & np.uint32(1 << 31), bits & np.uint32((1 << 31) - 1)
-        noise = jax.random.bits(key, v.shape, jnp.uint32) >> np.uint32(32 - MANTISSA)
-        rounded = jnp.where(magnitude < _LARGEST, magnitude + noise, magnitude)
-        return {"codes": pack_bits((sign | rounded) >> np.uint32(MANTISSA), BITS)}
-
-    def decode(payload, layers):
-        return value(unpack_bits(payload["codes"], BITS, values_of(layers)))
-
-    def value(codes):
-        return jax.lax.bitcast_convert_type(codes << np.uint32(MANTISSA), jnp.float32)
-
-    return scalar_codec("natural", encode, decode, InTiles("codes", BITS, value))
-
-
 CITATION = r"""@misc{horvath2019natural,
   title = {Natural Compression for Distributed Deep Learning},
-  author = {Horv{\'a}th, Samuel and Ho, Chen-Yu and Horv{\'a}th, {\v{L}}udov{\'i}t and Sahu, Atal Narayan and
+  author = {Horv{\'a}th, Samuel and Ho, Chen-Yu and Horv{\'a}th, {\v{L}}udov{\'i}t and Sahu, Atal
+    Narayan and
     Canini, Marco and Richt{\'a}rik, Peter},
   eprint = {1905.10988},
   archiveprefix = {arXiv},

@@ -1,14 +1,17 @@
 """1-bit SGD: the sign of every value and two scales per layer, with error feedback.
 
-    v = r + g;  send sign(v);  Q(v) = the mean of the values of that sign in the layer;  r = v - Q(v)
+    v = r + g;  send sign(v);  Q(v) = the mean of the values of that sign in the layer;  r = v -
+    Q(v)
 
-Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
-of Speech DNNs", Interspeech, Sections 3.1 and 3.2.
+Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+Distributed Training of Speech DNNs", Interspeech, Sections 3.1 and 3.2.
 
 Differs from the paper
-  1. Two scales per layer, or per `bucket` of consecutive values; the paper has two per column of a weight matrix.
-  2. All nodes gather all codes. In the paper each node owns a part of the gradient: it adds up that part, quantises the
-     sum with its own residual, and sends the result. `exchange="ring"` also quantises sums, at every hop.
+  1. Two scales per layer, or per `bucket` of consecutive values; the paper has two per column of a
+     weight matrix.
+  2. All nodes gather all codes. In the paper each node owns a part of the gradient: it adds up that
+     part, quantises the sum with its own residual, and sends the result. `exchange="ring"` also
+     quantises sums, at every hop.
   3. No AdaGrad and no warm start in full precision; they belong to the paper's training recipe.
 """
 
@@ -16,21 +19,30 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jgc.compress.quantized.in_tiles import InTiles
-from jgc.compress.quantized.quantize import (
-    Quantising,
-    check_bucket,
-    each_group,
-    over_groups,
-    quantized,
-    scalar_codec,
-    summed,
-)
+from jgc.compress.quantized.quantize import Quantising, quantized
 from jgc.compress.registry import Method, settings_of
-from jgc.layout.pack import values_of
-from jgc.method.compose import Codec
 from jgc.types import Compressor
-from jgc.wire.bits import pack_bits, unpack_bits
+from jgc.wire.quantized_words import Quantiser
+from jgc.wire.scales import check_bucket, each_group, summed
+
+
+def signs_and_means(bucket: int) -> Quantiser:
+    """Sign of every value; per group, the mean magnitude of its values of either sign."""
+    check_bucket(bucket)
+
+    def quantise(key, v, layers):
+        def mean_of(chosen):
+            sums = each_group(summed, jnp.where(chosen, jnp.abs(v), 0), layers, bucket)
+            counts = each_group(summed, chosen.astype(jnp.float32), layers, bucket)
+            return sums / jnp.maximum(counts, 1)
+
+        negative = v < 0
+        return negative, (mean_of(~negative), mean_of(negative))
+
+    def value(negative, plus, minus):
+        return jnp.where(negative > 0, -minus, plus)
+
+    return Quantiser("1 bit", 1, quantise, value, scales=2, bucket=bucket, field="signs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,39 +72,12 @@ def onebit(config: OneBit | None = None, **overrides) -> Compressor:
       Seide, Fu, Droppo, Li, Yu 2014, "1-Bit Stochastic Gradient Descent", Interspeech.
     """
     config = settings_of(OneBit, config, overrides)
-    return quantized(signs_and_means(config.bucket), config, config.bucket)
-
-
-def signs_and_means(bucket: int) -> Codec:
-    """Signs of all values, packed into words; per group, the mean magnitude of its values of either sign."""
-    check_bucket(bucket)
-
-    def encode(key, v, layers):
-        def mean_of(chosen):
-            sums = each_group(summed, jnp.where(chosen, jnp.abs(v), 0), layers, bucket)
-            counts = each_group(summed, chosen.astype(jnp.float32), layers, bucket)
-            return sums / jnp.maximum(counts, 1)
-
-        negative = v < 0
-        return {
-            "signs": pack_bits(negative.astype(jnp.uint32), 1),
-            "scales": jnp.concatenate([mean_of(~negative), mean_of(negative)]),
-        }
-
-    def decode(payload, layers):
-        negative = unpack_bits(payload["signs"], 1, values_of(layers)) > 0
-        plus, minus = (over_groups(scales, layers, bucket) for scales in jnp.split(payload["scales"], 2))
-        return jnp.where(negative, -minus, plus)
-
-    def scales(rest):
-        return tuple(jnp.split(rest["scales"], 2, axis=1))
-
-    tiled = InTiles("signs", 1, lambda negative, plus, minus: jnp.where(negative > 0, -minus, plus), scales, bucket)
-    return scalar_codec("1 bit", encode, decode, tiled)
+    return quantized(signs_and_means(config.bucket), config)
 
 
 CITATION = """@inproceedings{seide2014onebit,
-  title = {1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech
+  title = {1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
+    Training of Speech
     {DNNs}},
   author = {Seide, Frank and Fu, Hao and Droppo, Jasha and Li, Gang and Yu, Dong},
   booktitle = {Interspeech},

@@ -2,51 +2,85 @@
 
 For a bucket v f32[d] with norm |v|, with s = 2^(bits - 1) - 1 levels:
 
-    Q(v_i) = |v| sign(v_i) l_i / s,   l_i = floor(s |v_i| / |v|), plus one with the probability of the remainder
+    Q(v_i) = |v| sign(v_i) l_i / s
+    l_i = floor(s |v_i| / |v|), plus one with the probability of the remainder
 
-Source: Alistarh et al. 2017, "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS,
-Section 3.1 and Lemma 3.1; buckets and scaling by the maximum: the sections on experiments.
+Source: Alistarh et al. 2017, "QSGD: Communication-Efficient SGD via Gradient Quantization and
+Encoding", NeurIPS, Section 3.1 and Lemma 3.1; buckets and scaling by the maximum: the sections on
+experiments.
 
 Differs from the paper
-  1. Codes have a fixed width, sign included, and are packed into 32-bit words. The length of the paper's Elias codes
-     depends on the values.
-  2. The default `norm="max"`, the largest magnitude of a bucket, is that of the paper's experiments; "l2" is that of
-     its theory.
-  3. Buckets are cut from the whole flat vector, so one can hold the end of a layer and the start of the next.
-  4. `error_feedback` is ours. The error of random rounding to few levels can exceed the values, and its residual grows
-     without bound. So with feedback, values are scaled by the maximum and rounded to the nearest level.
-  5. Random numbers for rounding are a hash of the position and of two words of the step's key (`noise`): 24 bits each,
-     in an eighth of the time of JAX's own.
-  6. `exchange="ring"`, the baseline of the GradiVeQ paper, is not in the QSGD paper: every hop quantises the sum again.
+  1. Codes have a fixed width, sign included, and are packed into 32-bit words. The length of the
+     paper's Elias codes depends on the values.
+  2. The default `norm="max"`, the largest magnitude of a bucket, is that of the paper's
+     experiments; "l2" is that of its theory.
+  3. Buckets are cut from the whole flat vector, so one can hold the end of a layer and the start of
+     the next.
+  4. `error_feedback` is ours. The error of random rounding to few levels can exceed the values, and
+     its residual grows without bound. So with feedback, values are scaled by the maximum and
+     rounded to the nearest level.
+  5. Random numbers for rounding are a hash of the position and of two words of the step's key
+     (`noise`): 24 bits each, in an eighth of the time of JAX's own.
+  6. `exchange="ring"`, the baseline of the GradiVeQ paper, is not in the QSGD paper: every hop
+     quantises the sum again.
 """
 
 import dataclasses
 from typing import Literal
 
 import jax.numpy as jnp
-from jax import lax
 
-from jgc.compress.quantized.in_parts import Parts, in_parts
-from jgc.compress.quantized.in_tiles import InTiles
-from jgc.compress.quantized.quantize import (
-    Quantising,
-    beside_scales,
-    check_bucket,
-    divide,
-    each_group,
-    largest,
-    quantized,
-    root_mean_square,
-    with_tiles,
-)
+from jgc.compress.quantized.quantize import Quantising, quantized
 from jgc.compress.registry import Method, settings_of
-from jgc.layout.pack import values_of
-from jgc.method.compose import Codec
 from jgc.types import Array, Compressor
-from jgc.wire.bits import pack_bits, unpack_bits
 from jgc.wire.noise import noise
+from jgc.wire.quantized_words import Quantiser
+from jgc.wire.scales import (
+    aligned,
+    check_bucket,
+    each_group,
+    fraction,
+    largest,
+    root_mean_square,
+)
 
 Norm = Literal["max", "l2"]
+
+
+def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Quantiser:
+    """Sign and level of every value, rounded at random or to the nearest; a scale of each bucket.
+
+    Symbols: s levels; |v| of a bucket is its scale; Q(v_i) = |v| sign(v_i) l_i / s.
+    """
+    if not 2 <= bits <= 8:
+        raise ValueError(f"bits must be 2 to 8, got {bits}")
+    check_bucket(bucket)
+    if norm not in ("max", "l2"):
+        raise ValueError(f"norm must be 'max' or 'l2', got {norm!r}")
+    s, sign_bit = 2 ** (bits - 1) - 1, 2 ** (bits - 1)
+    norm_of = largest if norm == "max" else euclidean
+
+    def quantise(key, v, layers):
+        norms = each_group(norm_of, jnp.abs(v), layers, bucket)
+        v, (norm,) = aligned(v, [norms], layers, bucket)
+        level = s * fraction(jnp.abs(v), norm)
+        low = jnp.floor(level)
+        up = 0.5 if nearest else noise(key, v.shape)
+        level = (low + (up < level - low).astype(jnp.float32)).astype(jnp.int32)
+        return jnp.where(v < 0, level + sign_bit, level), (norms,)
+
+    def value(codes, norm):
+        codes = codes.astype(jnp.int32)
+        level = codes & (sign_bit - 1)
+        return jnp.where(codes >= sign_bit, -level, level).astype(jnp.float32) / s * norm
+
+    name = f"qsgd, {bits} bits"
+    return Quantiser(name, bits, quantise, value, bucket=bucket, in_parts=True)
+
+
+def euclidean(x: Array) -> Array:
+    """The Euclidean norm of magnitudes along the last axis; tiny squares do not underflow."""
+    return root_mean_square(x) * jnp.sqrt(jnp.float32(x.shape[-1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +102,8 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: bits outside 2 to 8, a negative bucket, an unknown norm or exchange, error feedback with the
-        Euclidean norm, or with 2 bits in a ring.
+      ValueError: bits outside 2 to 8, a negative bucket, an unknown norm or exchange, error
+        feedback with the Euclidean norm, or with 2 bits in a ring.
 
     Example:
       >>> qsgd(bits=2).schedule[0].name
@@ -80,54 +114,16 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
     """
     config = settings_of(Qsgd, config, overrides)
     if config.error_feedback and config.norm == "l2":
-        raise ValueError("error_feedback needs norm 'max', got 'l2', whose lowest level most values never reach")
+        raise ValueError(
+            "error_feedback needs norm 'max', got 'l2', whose lowest level most values never reach"
+        )
     if config.error_feedback and config.exchange == "ring" and config.bits == 2:
         raise ValueError(
-            "error_feedback with exchange='ring' needs bits of at least 3, got 2: a node's residual takes the errors "
-            "of whole sums, and with three levels they grow from step to step"
+            "error_feedback with exchange='ring' needs bits of at least 3, got 2: a node's "
+            "residual takes the errors of whole sums, and with three levels they grow from step to step"
         )
-    codec = levels_of(config.bits, config.bucket, config.norm, nearest=config.error_feedback)
-    return quantized(codec, config, config.bucket)
-
-
-def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Codec:
-    """Signs and levels of all values, packed into words, and the scale of each bucket. Rounds at random or nearest."""
-    if not 2 <= bits <= 8:
-        raise ValueError(f"bits must be 2 to 8, got {bits}")
-    check_bucket(bucket)
-    if norm not in ("max", "l2"):
-        raise ValueError(f"norm must be 'max' or 'l2', got {norm!r}")
-    levels, sign_bit = 2 ** (bits - 1) - 1, 2 ** (bits - 1)
-    norm_of = largest if norm == "max" else euclidean
-
-    def encode_part(key, x, layers):
-        scales = each_group(norm_of, jnp.abs(x), layers, bucket)
-        x, scale = beside_scales(x, scales, layers, bucket)
-        level = levels * divide(jnp.abs(x), scale)
-        low = jnp.floor(level)
-        up = 0.5 if nearest else noise(key, x.shape)
-        level = (low + (up < level - low).astype(jnp.float32)).astype(jnp.int32)
-        codes = jnp.where(x < 0, level + sign_bit, level)
-        # Without the barrier XLA on CPU computes codes where it packs them, in an order that it cannot vectorise.
-        return {"codes": pack_bits(lax.optimization_barrier(codes).reshape(-1), bits), "scales": scales}
-
-    def decode_part(payload, layers):
-        codes = unpack_bits(payload["codes"], bits, values_of(layers)).astype(jnp.int32)
-        codes, scale = beside_scales(codes, payload["scales"], layers, bucket)
-        return value(codes, scale).reshape(-1)[: values_of(layers)]
-
-    def value(codes, scale):
-        level = codes & (sign_bit - 1)
-        return jnp.where(codes >= sign_bit, -level, level).astype(jnp.float32) / levels * scale
-
-    codec = in_parts(Parts(f"qsgd, {bits} bits", encode_part, decode_part, bucket))
-    return with_tiles(codec, InTiles("codes", bits, lambda codes, scale: value(codes.astype(jnp.int32), scale),
-                                     lambda rest: (rest["scales"],), bucket))  # fmt: skip
-
-
-def euclidean(x: Array) -> Array:
-    """The Euclidean norm of magnitudes along the last axis; squares of tiny values do not underflow."""
-    return root_mean_square(x) * jnp.sqrt(jnp.float32(x.shape[-1]))
+    levels = levels_of(config.bits, config.bucket, config.norm, nearest=config.error_feedback)
+    return quantized(levels, config)
 
 
 CITATION = """@inproceedings{alistarh2017qsgd,

@@ -4,17 +4,18 @@
     feedback:   v = r + g;  send sign(v) and s = mean |v| over the layer;  r = v - s sign(v)
                 aggregate = mean over nodes of s sign(v)
 
-Source: Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", ICML, Algorithm 3 (majority
-vote); Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML,
-Algorithm 1.
+Source: Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", ICML,
+Algorithm 3 (majority vote); Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other
+Gradient Compression Schemes", ICML, Algorithm 1.
 
 Differs from the paper
-  1. In a vote, a node draws the sign of a zero at random. If it were positive, values without a gradient would drift
-     forever. A tie is 0.
-  2. With feedback each layer has a scale, as in the second paper's experiments; its Algorithm 1 has one for all layers.
-     The residual holds gradients before the learning rate is applied, in the paper after it.
-  3. The outcome of a vote is multiplied by `magnitude`, so that learning rates of other methods can be used. The
-     paper's is 1.
+  1. In a vote, a node draws the sign of a zero at random. If it were positive, values without a
+     gradient would drift forever. A tie is 0.
+  2. With feedback each layer has a scale, as in the second paper's experiments; its Algorithm 1 has
+     one for all layers. The residual holds gradients before the learning rate is applied, in the
+     paper after it.
+  3. The outcome of a vote is multiplied by `magnitude`, so that learning rates of other methods can
+     be used. The paper's is 1.
 """
 
 import dataclasses
@@ -22,17 +23,54 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.quantized.in_tiles import InTiles
-from jgc.compress.quantized.quantize import each_group, over_groups, scalar_codec
+from jgc.compress.quantized.quantize import codec_of
 from jgc.compress.registry import Method, settings_of
 from jgc.compress.unused_settings import check_idle
 from jgc.layout.pack import values_of
-from jgc.method.compose import Codec, Layers, Payload, compose
+from jgc.method.compose import Codec, compose
 from jgc.method.exchange import gather, server
 from jgc.method.memory import error_feedback, no_memory
 from jgc.types import Array, Compressor
-from jgc.wire.bits import ones_at, pack_bits, unpack_bits
+from jgc.wire.bits import ones_at
 from jgc.wire.noise import noise
+from jgc.wire.quantized_words import Quantiser
+from jgc.wire.scales import each_group
+
+
+def majority_vote(magnitude: float) -> Codec:
+    """Sign of every value. The mean is the sign that most nodes have, times the magnitude."""
+
+    def quantise(key, g, layers):
+        return jnp.where(g == 0, noise(key, g.shape) < 0.5, g < 0), ()
+
+    def vote(payloads, layers):
+        negative = ones_at(payloads["signs"], values_of(layers))
+        nodes = len(payloads["signs"])
+        return outcome(nodes - 2 * negative, nodes)
+
+    def outcome(ahead, nodes):  # positive signs less negative ones
+        return magnitude * jnp.sign(ahead).astype(jnp.float32)
+
+    q = Quantiser("majority vote", 1, quantise, sign_of, scales=0, field="signs", finish=outcome)
+    return codec_of(q)._replace(mean=vote)  # counts bits, without decoding them
+
+
+def scaled_signs() -> Quantiser:
+    """Sign of every value, and s of each layer, the mean magnitude."""
+
+    def quantise(key, v, layers):
+        s = each_group(lambda x: jnp.mean(x, axis=-1), jnp.abs(v), layers, 0)
+        return v < 0, (s,)
+
+    def value(negative, s):
+        return sign_of(negative) * s
+
+    return Quantiser("scaled signs", 1, quantise, value, field="signs")
+
+
+def sign_of(negative: Array) -> Array:
+    """+1, or -1 where `negative` is 1."""
+    return 1 - 2 * negative.astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +78,8 @@ class SignSgd:
     """Settings of `signsgd`."""
 
     combine: Literal["vote", "feedback"] = "vote"
-    """vote: the sign that most nodes have; feedback: the mean of scaled signs, with error feedback"""
+    """vote: the sign that most nodes have; feedback: the mean of scaled signs, with error
+    feedback"""
     magnitude: float = 0.003
     """factor of the outcome of a vote; acts like a factor of the learning rate"""
 
@@ -59,8 +98,8 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
       'majority vote'
 
     References:
-      Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, "signSGD", ICML; Karimireddy, Rebjock, Stich, Jaggi 2019,
-      "Error Feedback Fixes SignSGD", ICML.
+      Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, "signSGD", ICML; Karimireddy, Rebjock,
+      Stich, Jaggi 2019, "Error Feedback Fixes SignSGD", ICML.
     """
     config = settings_of(SignSgd, config, overrides)
     if config.combine not in ("vote", "feedback"):
@@ -70,59 +109,20 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
     if config.combine == "vote":
         return compose(majority_vote(config.magnitude), no_memory(), server())
     check_idle(config, "with combine='feedback'", "magnitude")
-    return compose(scaled_signs(), error_feedback(), gather())
-
-
-def majority_vote(magnitude: float) -> Codec:
-    """Signs of all values, packed into words. `mean` is the majority sign times the magnitude."""
-
-    def encode(key, v, layers):
-        return {"signs": pack_bits(jnp.where(v == 0, noise(key, v.shape) < 0.5, v < 0), 1)}
-
-    def vote(payloads, layers):
-        signs = payloads["signs"]
-        ahead = signs.shape[0] - 2 * ones_at(signs, values_of(layers))  # positive signs less negative ones
-        return outcome(ahead, len(signs))
-
-    def outcome(ahead, nodes):
-        return magnitude * jnp.sign(ahead).astype(jnp.float32)
-
-    tiled = InTiles("signs", 1, _sign, finish=outcome)
-    return scalar_codec("majority vote", encode, signs_of, tiled)._replace(mean=vote)
-
-
-def scaled_signs() -> Codec:
-    """Signs of all values, packed into words, and the mean magnitude of each layer."""
-
-    def encode(key, v, layers):
-        scales = each_group(lambda x: jnp.mean(x, axis=-1), jnp.abs(v), layers, 0)
-        return {"signs": pack_bits(v < 0, 1), "scales": scales}
-
-    def decode(payload, layers):
-        return signs_of(payload, layers) * over_groups(payload["scales"], layers, 0)
-
-    tiled = InTiles("signs", 1, lambda negative, scale: _sign(negative) * scale, lambda rest: (rest["scales"],))
-    return scalar_codec("scaled signs", encode, decode, tiled)
-
-
-def signs_of(payload: Payload, layers: Layers) -> Array:
-    """The signs that were sent, as +1 or -1, f32[n]."""
-    return _sign(unpack_bits(payload["signs"], 1, values_of(layers)))
-
-
-def _sign(negative: Array) -> Array:
-    return 1 - 2 * negative.astype(jnp.float32)
+    return compose(codec_of(scaled_signs()), error_feedback(), gather())
 
 
 CITATION = """@inproceedings{bernstein2018signsgd,
   title = {{signSGD}: Compressed Optimisation for Non-Convex Problems},
-  author = {Bernstein, Jeremy and Wang, Yu-Xiang and Azizzadenesheli, Kamyar and Anandkumar, Animashree},
+  author = {Bernstein, Jeremy and Wang, Yu-Xiang and Azizzadenesheli, Kamyar and Anandkumar,
+    Animashree},
   booktitle = {International Conference on Machine Learning},
   year = {2018},
 }
 @inproceedings{karimireddy2019error,
   title = {Error Feedback Fixes {SignSGD} and other Gradient Compression Schemes},
-  author = {Karimireddy, Sai Praneeth and Rebjock, Quentin and Stich, Sebastian U. and Jaggi, Martin},
+  author = {Karimireddy, Sai Praneeth and Rebjock, Quentin and Stich, Sebastian U. and Jaggi,
+    Martin},
   booktitle = {International Conference on Machine Learning},
   year = {2019},
 }"""

@@ -1,19 +1,22 @@
-"""TernGrad: each value is rounded at random to -s, 0 or s, without bias, with one scale s per layer.
+"""TernGrad: each value is rounded at random to -s, 0 or s, without bias; s is a layer's.
 
     g = clip(g, -c sigma, c sigma);  s = max |g| over the layer and over all nodes
     Q(g_i) = s sign(g_i) b_i,   b_i = 1 with probability |g_i| / s, else 0
 
-Source: Wen et al. 2017, "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS,
-Algorithm 1 and the sections on scaler sharing and on gradient clipping.
+Source: Wen et al. 2017, "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep
+Learning", NeurIPS, Algorithm 1 and the sections on scaler sharing and on gradient clipping.
 
 Differs from the paper
   1. Two bits per value; log2(3) = 1.58 would suffice.
   2. The scale that nodes agree on also travels with every node's codes: 4 bytes per layer.
-  3. sigma is the root mean square of the layer, not its standard deviation, which is 0 for a layer of one value.
-  4. All nodes gather all codes. The paper's server adds the signs up and sends the sum back, an integer per value.
-  5. `error_feedback` is ours. It rounds values to the nearest of -s, 0, s: the residual of random rounding would grow.
-  6. With `exchange="ring"`, every hop clips and rounds the sum again, with one scale per segment. Scales cannot be
-     shared, because sums exceed the scale of single values.
+  3. sigma is the root mean square of the layer, not its standard deviation, which is 0 for a layer
+     of one value.
+  4. All nodes gather all codes. The paper's server adds the signs up and sends the sum back, an
+     integer per value.
+  5. `error_feedback` is ours. It rounds values to the nearest of -s, 0, s: the residual of random
+     rounding would grow.
+  6. With `exchange="ring"`, every hop clips and rounds the sum again, with one scale per segment.
+     Scales cannot be shared, because sums exceed the scale of single values.
 """
 
 import dataclasses
@@ -21,24 +24,39 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jgc.compress.quantized.in_tiles import InTiles
-from jgc.compress.quantized.quantize import (
-    Quantising,
-    divide,
-    each_group,
-    largest,
-    over_groups,
-    quantized,
-    root_mean_square,
-    scalar_codec,
-)
+from jgc.compress.quantized.quantize import Quantising, quantized
 from jgc.compress.registry import Method, settings_of
-from jgc.layout.pack import values_of
-from jgc.method.compose import Codec
 from jgc.types import Compressor
-from jgc.wire.bits import pack_bits, unpack_bits
+from jgc.wire.quantized_words import Quantiser
+from jgc.wire.scales import each_group, fraction, largest, over_groups, root_mean_square
 
 BITS, PLUS, MINUS = 2, 1, 2
+
+
+def ternary(clip: float, shared: bool, nearest: bool = False) -> Quantiser:
+    """Every value as 0, s or -s; s of each layer, of one node or `shared` by all."""
+    if not 0 <= clip < float("inf"):
+        raise ValueError(f"clip must be finite and at least 0 (0 for no clipping), got {clip}")
+
+    def scales_of(v, layers):
+        """The largest clipped magnitude of each layer."""
+        s = each_group(largest, jnp.abs(v), layers, 0)
+        sigma = each_group(root_mean_square, jnp.abs(v), layers, 0) if clip else 0
+        return jnp.minimum(s, clip * sigma) if clip else s
+
+    def quantise(key, g, layers, agreed=None):
+        bound = scales_of(g, layers)  # of this node; `agreed` is the largest of all nodes
+        s = bound if agreed is None else agreed
+        clipped = jnp.minimum(jnp.abs(g), over_groups(bound, layers, 0))
+        threshold = 0.5 if nearest else jax.random.uniform(key, g.shape, g.dtype)
+        b = threshold < fraction(clipped, over_groups(s, layers, 0))
+        return jnp.where(b, jnp.where(g < 0, MINUS, PLUS), 0), (s,)
+
+    def value(codes, s):
+        plus, minus = ((codes == sign).astype(jnp.float32) for sign in (PLUS, MINUS))
+        return (plus - minus) * s
+
+    return Quantiser("ternary", BITS, quantise, value, agree=scales_of if shared else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,48 +87,23 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
     """
     config = settings_of(TernGrad, config, overrides)
     if config.exchange == "ring" and config.scaler_sharing:
-        raise ValueError("scaler_sharing must be False with exchange 'ring', got True: sums exceed a shared scale")
+        raise ValueError(
+            "scaler_sharing must be False with exchange 'ring', got True: sums exceed a shared "
+            "scale"
+        )
     if config.exchange == "ring" and config.error_feedback:
         raise ValueError(
-            "error_feedback must be False with exchange='ring', got True: a node's residual takes the errors of whole "
-            "sums, and with three levels they grow from step to step"
+            "error_feedback must be False with exchange='ring', got True: a node's residual takes "
+            "the errors of whole sums, and with three levels they grow from step to step"
         )
-    return quantized(ternary(config.clip, config.scaler_sharing, nearest=config.error_feedback), config)
-
-
-def ternary(clip: float, shared: bool, nearest: bool = False) -> Codec:
-    """Codes of all values (0, s or -s), packed into words, and s of each layer."""
-    if not 0 <= clip < float("inf"):
-        raise ValueError(f"clip must be finite and at least 0 (0 for no clipping), got {clip}")
-
-    def scales_of(v, layers):
-        """The largest clipped magnitude of each layer."""
-        scales = each_group(largest, jnp.abs(v), layers, 0)
-        return jnp.minimum(scales, clip * each_group(root_mean_square, jnp.abs(v), layers, 0)) if clip else scales
-
-    def encode(key, v, layers, agreed=None):
-        own = scales_of(v, layers)
-        scales = own if agreed is None else agreed
-        clipped = jnp.minimum(jnp.abs(v), over_groups(own, layers, 0))
-        threshold = 0.5 if nearest else jax.random.uniform(key, v.shape, v.dtype)
-        kept = threshold < divide(clipped, over_groups(scales, layers, 0))
-        codes = jnp.where(kept, jnp.where(v < 0, MINUS, PLUS), 0)
-        return {"codes": pack_bits(codes, BITS), "scales": scales}
-
-    def decode(payload, layers):
-        codes = unpack_bits(payload["codes"], BITS, values_of(layers))
-        return value(codes, over_groups(payload["scales"], layers, 0))
-
-    def value(codes, scale):
-        return ((codes == PLUS).astype(jnp.float32) - (codes == MINUS).astype(jnp.float32)) * scale
-
-    codec = scalar_codec("ternary", encode, decode, InTiles("codes", BITS, value, lambda rest: (rest["scales"],)))
-    return codec._replace(agree=scales_of) if shared else codec
+    nearest = config.error_feedback  # the residual of random rounding would grow
+    return quantized(ternary(config.clip, config.scaler_sharing, nearest), config)
 
 
 CITATION = """@inproceedings{wen2017terngrad,
   title = {{TernGrad}: Ternary Gradients to Reduce Communication in Distributed Deep Learning},
-  author = {Wen, Wei and Xu, Cong and Yan, Feng and Wu, Chunpeng and Wang, Yandan and Chen, Yiran and Li, Hai},
+  author = {Wen, Wei and Xu, Cong and Yan, Feng and Wu, Chunpeng and Wang, Yandan and Chen, Yiran
+    and Li, Hai},
   booktitle = {Advances in Neural Information Processing Systems},
   year = {2017},
 }"""

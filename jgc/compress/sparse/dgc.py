@@ -21,14 +21,14 @@ Differs from the paper
 import dataclasses
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
-from jgc.compress.settings import SelectingRows
+from jgc.compress.settings import Selecting
 from jgc.compress.sparse.sparsity import Strategy
-from jgc.compress.sparse.topk import codec_of, sparsified
+from jgc.compress.sparse.topk import of_largest
 from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class Dgc(SelectingRows):
+class Dgc(Selecting):
     """Settings of `dgc`."""
 
     momentum_correction: bool = True
@@ -49,9 +49,8 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
 
     Raises:
       ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
-        `warmup_steps`, `clip_norm` or `rows`, an unknown strategy, `positions` or value_code, fewer than 2 candidates,
-        learned positions with rows or chunks, a selection that does not fit (see `make_selector`); in `init`, no layer
-        has more than `rows` rows.
+        `warmup_steps` or `clip_norm`, an unknown strategy or value_code, a selection that does not fit (see
+        `make_selector`).
 
     Example:
       >>> [(phase.name, phase.start) for phase in dgc(alpha=0.01, warmup_steps=300).schedule]
@@ -62,7 +61,7 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
       Training", ICLR.
     """
     config = settings_of(Dgc, config, overrides)
-    return sparsified(config, codec_of(config), config.clip_norm)
+    return of_largest(config, config.clip_norm)
 
 
 CITATION = """@inproceedings{lin2018deep,

@@ -20,10 +20,12 @@ from functools import partial
 from typing import Literal
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
-from jgc.compress.settings import Selecting, selector_of
-from jgc.compress.sparse.topk import selected, sparsified, top_k
+from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
+from jgc.compress.sparse.sparsity import sparse_stages
+from jgc.compress.sparse.topk import selected, top_k
 from jgc.layout.pack import values_of, whole
-from jgc.method.compose import Codec, Layers
+from jgc.method.compose import Codec, Layers, compose_phases
+from jgc.method.exchange import gather
 from jgc.types import Compressor
 from jgc.wire.values import ValueCode
 
@@ -46,15 +48,15 @@ def global_top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "flo
     return Codec(
         name="global top-k",
         linear=False,
-        encode=lambda key, v, layers: codec.encode(key, v, one(layers)),
-        encode_with_sent=lambda key, v, layers: encode_with_sent(key, v, one(layers)),
-        decode=lambda payload, layers: codec.decode(payload, one(layers)),
-        mean=lambda payloads, layers: codec.mean(payloads, one(layers)),
-        elements=lambda layers: codec.elements(one(layers)),
+        encode=lambda key, v, layers: codec.encode(key, v, as_one_layer(layers)),
+        encode_with_sent=lambda key, v, layers: encode_with_sent(key, v, as_one_layer(layers)),
+        decode=lambda payload, layers: codec.decode(payload, as_one_layer(layers)),
+        mean=lambda payloads, layers: codec.mean(payloads, as_one_layer(layers)),
+        elements=lambda layers: codec.elements(as_one_layer(layers)),
     )
 
 
-def one(layers: Layers) -> Layers:
+def as_one_layer(layers: Layers) -> Layers:
     """All layers as one."""
     n = values_of(layers)
     return (whole(n, "all layers"),) if n else ()
@@ -68,8 +70,8 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
 
     Raises:
       ValueError: alpha outside (0, 1], a memory that does not fit (see `jgc.compress.settings.memory_of`), negative
-        `warmup_steps`, fewer than 2 candidates, an unknown scope, strategy, `positions` or value_code, a selection
-        that does not fit (see `make_selector`), or chunks with scope "global" or learned positions.
+        `warmup_steps`, an unknown scope, strategy or value_code, a selection that does not fit (see `make_selector`),
+        or chunks with scope "global".
 
     Example:
       >>> [phase.name for phase in gradient_dropping(alpha=0.01, warmup_steps=100).schedule]
@@ -81,8 +83,8 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     config = settings_of(GradientDropping, config, overrides)
     if config.scope not in ("global", "layer"):
         raise ValueError(f"scope must be 'global' or 'layer', got {config.scope!r}")
-    codec = codec_of(config)
-    return sparsified(config, codec, scope=one) if config.scope == "global" else sparsified(config, codec)
+    memory, schedule = memory_of(config), schedule_of(config)
+    return compose_phases(sparse_stages(schedule, config.alpha, codec_of(config), gather()), memory, schedule)
 
 
 def codec_of(config: GradientDropping) -> Callable[[float], Codec]:

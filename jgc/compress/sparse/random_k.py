@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
-from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_of
+from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.compress.sparse.topk import STICH
 from jgc.method.exchange import both_ways
@@ -31,7 +31,7 @@ from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomK(Sparsifying):
+class RandomK(Chunked, Sparsifying):
     """Settings of `random_k`."""
 
     algorithm: Algorithm = "psum"

@@ -31,7 +31,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
-from jgc.compress.settings import Sparsifying, memory_of, schedule_of, selector_of
+from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
 from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
@@ -43,7 +43,7 @@ from jgc.types import Compressor
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleCom(Sparsifying):
+class ScaleCom(Chunked, Sparsifying):
     """Settings of `scalecom`."""
 
     beta: float = 1.0

@@ -57,9 +57,9 @@ def saves(row: Row) -> bool:
 
 def best(advice: Advice, compressed: bool) -> Row | None:
     """The fastest method with or without compression that can be recommended; None if there is none."""
-    mine = [row for row in advice.rows if saves(row) == compressed]
-    mine = [row for row in mine if ranked(row, advice.kind)]
-    return min(mine, key=lambda row: step(row, advice.hosts, advice.link), default=None)
+    candidates = [row for row in advice.rows if saves(row) == compressed]
+    candidates = [row for row in candidates if ranked(row, advice.kind)]
+    return min(candidates, key=lambda row: step(row, advice.hosts, advice.link), default=None)
 
 
 def conclusion(advice: Advice) -> list[str]:
@@ -71,21 +71,30 @@ def conclusion(advice: Advice) -> list[str]:
       'no: uncompressed f32 takes 1 s a step, the best method, topk, 1.5 s, 1.5 times as long.'
     """
     rows, hosts, link = advice.rows, advice.hosts, advice.link
-    ours, plain = best(advice, True), best(advice, False)
-    if ours is None or plain is None:
+    compressed, plain = best(advice, True), best(advice, False)
+    if compressed is None or plain is None:
         return [_nothing(advice)]
-    mine, theirs = step(ours, hosts, link), step(plain, hosts, link)
+    seconds, plain_seconds = step(compressed, hosts, link), step(plain, hosts, link)
     f32 = next((row for row in rows if row.method == F32), plain)
-    if mine < theirs:
-        over = [f"{step(row, hosts, link) / mine:.3g} times faster than {name(row.method)} "
+    if seconds < plain_seconds:
+        over = [f"{step(row, hosts, link) / seconds:.3g} times faster than {name(row.method)} "
                 f"({shown(step(row, hosts, link))} s)" for row in dict.fromkeys((f32, plain))]  # fmt: skip
-        verdict = f"yes: {titled(ours)} takes {shown(mine)} s a step, {' and '.join(over)}."
+        verdict = f"yes: {titled(compressed)} takes {shown(seconds)} s a step, {' and '.join(over)}."
     else:
         also = "" if plain is f32 else f" ({name(f32.method)} {shown(step(f32, hosts, link))} s)"
-        verdict = f"no: {name(plain.method)} takes {shown(theirs)} s a step{also}, the best method, {titled(ours)}, "
-        verdict += f"{shown(mine)} s" + (f", {mine / theirs:.3g} times as long." if theirs > 0 else ".")
-    close = "The two are within 25 %, which is what such an estimate may well miss." if _close(mine, theirs) else ""
-    return [sentence for sentence in (verdict, _evidence(advice, ours), _turning_points(advice), close) if sentence]
+        longer = f", {seconds / plain_seconds:.3g} times as long." if plain_seconds > 0 else "."
+        verdict = (
+            f"no: {name(plain.method)} takes {shown(plain_seconds)} s a step{also}, the best method, "
+            f"{titled(compressed)}, {shown(seconds)} s{longer}"
+        )
+    close = (
+        "The two are within 25 %, which is what such an estimate may well miss."
+        if _close(seconds, plain_seconds)
+        else ""
+    )
+    return [
+        sentence for sentence in (verdict, _evidence(advice, compressed), _turning_points(advice), close) if sentence
+    ]
 
 
 def _nothing(advice: Advice) -> str:
@@ -97,32 +106,34 @@ def _nothing(advice: Advice) -> str:
     if plain is None:
         return "nothing to compare with: no uncompressed exchange was measured; give dense among the methods."
     none = f"of {', '.join(titled(row) for row in others)} none has its accuracy on record for {advice.kind}"
-    theirs = step(plain, advice.hosts, advice.link)
-    faster = [row.method for row in others if step(row, advice.hosts, advice.link) < theirs]
+    uncompressed = step(plain, advice.hosts, advice.link)
+    faster = [row.method for row in others if step(row, advice.hosts, advice.link) < uncompressed]
     if not faster:
-        return f"no: {name(plain.method)} takes {shown(theirs)} s a step, and no method takes less."
+        return f"no: {name(plain.method)} takes {shown(uncompressed)} s a step, and no method takes less."
     every = max(row.every for row in others)
     local = f" --set local.every={every}" if every > 1 else ""
     return (
-        f"no advice: {none}. In time alone these are faster than {name(plain.method)} ({shown(theirs)} s): "
+        f"no advice: {none}. In time alone these are faster than {name(plain.method)} ({shown(uncompressed)} s): "
         f"{', '.join(faster)}. Train with them before a long run: python -m jgc compare --methods "
         f"{','.join(dict.fromkeys(('dense', *faster)))} --workload {SMALL[advice.kind]}{local}"
     )
 
 
-def _evidence(advice: Advice, ours: Row) -> str:
+def _evidence(advice: Advice, compressed: Row) -> str:
     """The record of the recommended method, and which faster ones have none."""
-    record = on_record(ours.method, advice.kind, ours.every > 1)
-    if not advice.kind or (record is None and ours.every == 1):
+    record = on_record(compressed.method, advice.kind, compressed.every > 1)
+    if not advice.kind or (record is None and compressed.every == 1):
         return ""
     faster = [row.method for row in advice.rows if row.method != CONTROL and not ranked(row, advice.kind)
-              and step(row, advice.hosts, advice.link) < step(ours, advice.hosts, advice.link)]  # fmt: skip
+              and step(row, advice.hosts, advice.link) < step(compressed, advice.hosts, advice.link)]  # fmt: skip
     passed = f" Faster, but without accuracy on record for {advice.kind}: {', '.join(faster)}." if faster else ""
-    return f"On record for {titled(ours)} on {advice.kind}: {'nothing' if record is None else record.text}.{passed}"
+    return (
+        f"On record for {titled(compressed)} on {advice.kind}: {'nothing' if record is None else record.text}.{passed}"
+    )
 
 
-def _close(mine: float, theirs: float) -> bool:
-    return abs(mine / theirs - 1) < 0.25 if theirs > 0 else True
+def _close(seconds: float, others: float) -> bool:
+    return abs(seconds / others - 1) < 0.25 if others > 0 else True
 
 
 def _turning_points(advice: Advice) -> str:
@@ -153,9 +164,9 @@ def paying(advice: Advice) -> tuple[tuple[float, float], ...] | None:
 
     def pays(rate: float) -> bool:
         there = advice._replace(link=advice.link._replace(rate=rate))
-        ours, plain = (best(there, compressed) for compressed in (True, False))
-        assert ours is not None and plain is not None
-        return step(ours, there.hosts, there.link) < step(plain, there.hosts, there.link)
+        row, plain = (best(there, compressed) for compressed in (True, False))
+        assert row is not None and plain is not None
+        return step(row, there.hosts, there.link) < step(plain, there.hosts, there.link)
 
     def turn(low: float, high: float) -> float:
         while high / low > 1.01:

@@ -103,7 +103,7 @@ class Check(NamedTuple):
         return float(np.median([abs(cell.error) for cell in self.cells]))
 
 
-def check(found: Results, on: Place, sent_of: SentOf) -> Check:
+def check(results_: Results, on: Place, sent_of: SentOf) -> Check:
     """Predict all cells except those of one place.
 
     Args:
@@ -114,19 +114,19 @@ def check(found: Results, on: Place, sent_of: SentOf) -> Check:
     Raises:
       UserError: nothing has been measured there, or nothing else.
     """
-    link = calibrated(found, on, sent_of)
+    link = calibrated(results_, on, sent_of)
     cells, skipped = [], []
-    for at in places(found):
+    for at in places(results_):
         if at == on:
             continue
-        here = link._replace(rate=rate_of(at.rate), contention=sharing(found, at.hosts))
-        for method in methods_at(found, at):
-            own, sent = alone(found, at.hosts, method, on.rate), sent_of(method, at.hosts)
-            if own is None or sent is None:
+        here = link._replace(rate=rate_of(at.rate), contention=sharing(results_, at.hosts))
+        for method in methods_at(results_, at):
+            time_alone, sent = alone(results_, at.hosts, method, on.rate), sent_of(method, at.hosts)
+            if time_alone is None or sent is None:
                 skipped.append(method)
                 continue
-            measured = median(found["cells"][key(at.hosts, at.rate, method)]["full"])
-            cells.append(Cell(at, method, measured, own + communication(sent, at.hosts, here)))
+            measured = median(results_["cells"][key(at.hosts, at.rate, method)]["full"])
+            cells.append(Cell(at, method, measured, time_alone + communication(sent, at.hosts, here)))
     if not cells:
         raise UserError(f"nothing has been measured but {on}, which the link is fitted to: there is nothing to test")
     return Check(on, link, tuple(cells), winners(cells), tuple(dict.fromkeys(skipped)))
@@ -136,10 +136,13 @@ def winners(cells: Sequence[Cell]) -> tuple[Winner, ...]:
     """The fastest method of each place that `jgc advise` could name; places with one method are left out."""
     out = []
     for at in dict.fromkeys(cell.at for cell in cells):
-        mine = [cell for cell in cells if cell.at == at and cell.method not in (CONTROL, TWENTY)]
-        if len(mine) < 2:
+        candidates = [cell for cell in cells if cell.at == at and cell.method not in (CONTROL, TWENTY)]
+        if len(candidates) < 2:
             continue
-        measured, predicted = min(mine, key=lambda c: c.measured.middle), min(mine, key=lambda c: c.predicted)
+        measured, predicted = (
+            min(candidates, key=lambda c: c.measured.middle),
+            min(candidates, key=lambda c: c.predicted),
+        )
         pays, foretold = (cell.method not in UNCOMPRESSED for cell in (measured, predicted))
         out.append(Winner(at, measured, predicted, pays, foretold))
     return tuple(out)
@@ -169,17 +172,17 @@ def summary(outcome: Check) -> list[str]:
     ]  # fmt: skip
 
 
-def _counts(found: Sequence[Winner]) -> tuple[int, int, int]:
-    return (sum(w.right for w in found), sum(w.tied for w in found), sum(w.pays == w.pays_predicted for w in found))
+def _counts(cells: Sequence[Winner]) -> tuple[int, int, int]:
+    return (sum(w.right for w in cells), sum(w.tied for w in cells), sum(w.pays == w.pays_predicted for w in cells))
 
 
 def _met(holds: bool) -> str:
     return "met" if holds else "not met"
 
 
-def markdown(outcome: Check, found: Results) -> str:
+def markdown(outcome: Check, measured: Results) -> str:
     """The outcome as a page."""
-    link, cores = outcome.link, processors(found)
+    link, cores = outcome.link, processors(measured)
     limit = "none found" if link.limit == float("inf") else f"{link.limit / 1e6:.4g} MB/s"
     how = (
         f"Fitted to {outcome.on} (hosts/rate) alone: efficiency {link.efficiency:.3f}, overhead {link.overhead:.3g} s "

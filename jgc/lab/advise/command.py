@@ -96,14 +96,14 @@ def predict(asked: Advise) -> Advice:
     link = link_of(asked)
     if asked.run_dir is not None:
         return _from_run(asked, asked.run_dir, names, link)
-    given = config_of(asked)
-    found = measure.measure(given, asked.hosts, names, asked.repeats, asked.computation)
-    own = "measured" if asked.computation is None else "given"
+    config = config_of(asked)
+    measured = measure.measure(config, asked.hosts, names, asked.repeats, asked.computation)
+    origin = "measured" if asked.computation is None else "given"
     about = (
-        f"Workload {given.workload}: {found.values:,} parameters, {found.batch} examples a host in a step, computation "
-        f"{own}; {given_settings(given)}. {describe()}; medians of {asked.repeats} rounds."
+        f"Workload {config.workload}: {measured.values:,} parameters, {measured.batch} examples a host in a step, "
+        f"computation {origin}; {given_settings(config)}. {describe()}; medians of {asked.repeats} rounds."
     )
-    return advise(found.rows, asked.hosts, link, about, found.failed, kind_of(resolve(given).data.name))
+    return advise(measured.rows, asked.hosts, link, about, measured.failed, kind_of(resolve(config).data.name))
 
 
 def check(asked: Advise) -> None:
@@ -123,8 +123,8 @@ def check(asked: Advise) -> None:
     if asked.run_dir is None and asked.config is None and asked.method is None and asked.workload is None:
         raise UserError("give --workload NAME, --method NAME or --config FILE, or --run-dir of a run of bench network")
     if asked.run_dir is not None:
-        own = ("method", "config", "workload", "batch_size", "every")
-        refuse_given(asked, own, "does not go with --run-dir, which has a model and steps of its own")
+        unused = ("method", "config", "workload", "batch_size", "every")
+        refuse_given(asked, unused, "does not go with --run-dir, which has a model and steps of its own")
         refuse_given(asked, ("repeats",), "does not go with --run-dir, which measures nothing")
     elif asked.calibrate is None:
         refuse_given(asked, ("calibrate_on",), "needs --calibrate, --check or --run-dir")
@@ -135,43 +135,43 @@ def link_of(asked: Advise) -> Link:
     with values_of_the_user():
         rate, limit = rate_of(asked.bandwidth), rate_of(asked.host_limit)
     names = ("latency", "overhead", "efficiency")
-    given = {name: value for name in names if (value := getattr(asked, name)) is not None}
+    options = {name: value for name in names if (value := getattr(asked, name)) is not None}
     if asked.calibrate is None:
-        return Link(rate, limit=limit, **{"latency": LATENCY, **given})
-    found = results.read(asked.calibrate)
+        return Link(rate, limit=limit, **{"latency": LATENCY, **options})
+    measured = results.read(asked.calibrate)
     on = results.place_of(asked.calibrate_on)
-    sent_of = results.sent_in(found)
-    fitted, free = results.calibrated(found, on, sent_of), results.limit(found, on.hosts, sent_of)
+    sent_of = results.sent_in(measured)
+    fitted, free = results.calibrated(measured, on, sent_of), results.limit(measured, on.hosts, sent_of)
     busy = fitted.limit if free == math.inf else free
-    return fitted._replace(rate=rate, contention=1.0, limit=min(limit, busy), **given)
+    return fitted._replace(rate=rate, contention=1.0, limit=min(limit, busy), **options)
 
 
 def config_of(asked: Advise) -> Config:
     """The method's or the config file's, with what the command line changes, not yet resolved."""
-    given = given_config(asked.config, asked.method or (None if asked.config else "dense"))
+    config = given_config(asked.config, asked.method or (None if asked.config else "dense"))
     changes = {name: getattr(asked, name) for name in ("workload", "batch_size") if getattr(asked, name) is not None}
     if asked.every is not None:
-        changes["local"] = dataclasses.replace(given.local, every=asked.every)
-    return dataclasses.replace(given, **changes)
+        changes["local"] = dataclasses.replace(config.local, every=asked.every)
+    return dataclasses.replace(config, **changes)
 
 
-def given_settings(given: Config) -> str:
+def given_settings(config: Config) -> str:
     """Which settings count."""
-    return f"{method_name(given.compressor)} as given, other methods with the workload's settings"
+    return f"{method_name(config.compressor)} as given, other methods with the workload's settings"
 
 
 def _from_run(asked: Advise, run_dir: Path, names: list[str], link: Link) -> Advice:
-    found = results.read(run_dir)
+    measured = results.read(run_dir)
     prefer = results.place_of(asked.calibrate_on).rate
     wanted = [*measure.BASELINES, *names]
-    rows, failed = results.rows_from(found, asked.hosts, results.sent_in(found), prefer, wanted)
+    rows, failed = results.rows_from(measured, asked.hosts, results.sent_in(measured), prefer, wanted)
     if asked.computation is not None:
         rows = [row._replace(computation=asked.computation) for row in rows]
-    s = found["settings"]
+    s = measured["settings"]
     task = task_named(str(s.get("model")))
-    given = "" if asked.computation is None else ", but for that of the gradients, which was given"
+    exception = "" if asked.computation is None else ", but for that of the gradients, which was given"
     about = (
-        f"Times of computing from a run of bench network{given}: processor seconds of a host on one thread, "
+        f"Times of computing from a run of bench network{exception}: processor seconds of a host on one thread, "
         f"{task.name}, {s.get('batch')} {task.examples} a host in a step, {s.get('machine')}; methods as that "
         "benchmark sets them."
     )
@@ -188,9 +188,9 @@ def tell(asked: Advise, line: str) -> None:
 
 def tell_check(path: Path, calibrate_on: str, output: Path | None, line: str) -> None:
     """Print how far predictions are from a run of `bench network`, and write every cell into a folder."""
-    found = results.read(path)
-    outcome = predictions.check(found, results.place_of(calibrate_on), results.sent_in(found))
-    text = predictions.markdown(outcome, found)
+    measured = results.read(path)
+    outcome = predictions.check(measured, results.place_of(calibrate_on), results.sent_in(measured))
+    text = predictions.markdown(outcome, measured)
     print(text)
     if output is not None:
         page.write(output, "Advice against measurement", line, text, predictions.as_json(outcome))

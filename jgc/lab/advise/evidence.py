@@ -98,7 +98,7 @@ def on_record(method: str, kind: str, local: bool = False) -> Evidence | None:
     """
     name = method.partition(":")[0]
     wanted = (name, kind, local)
-    return next((found for found in RECORD if (found.method, found.kind, found.every > 1) == wanted), None)
+    return next((record for record in RECORD if (record.method, record.kind, record.every > 1) == wanted), None)
 
 
 def keeps_accuracy(method: str, kind: str, local: bool = False) -> bool:
@@ -110,6 +110,6 @@ def keeps_accuracy(method: str, kind: str, local: bool = False) -> bool:
       >>> keeps_accuracy("topk", "images"), keeps_accuracy("qsgd", "text"), keeps_accuracy("qsgd", "text", local=True)
       (True, False, True)
     """
-    found, rare = on_record(method, kind, local), on_record("dense", kind, local)
+    record, rare = on_record(method, kind, local), on_record("dense", kind, local)
     price = rare.difference if rare is not None else 0.0
-    return not kind or (found is not None and found.score.is_as_good(found.difference - price))
+    return not kind or (record is not None and record.score.is_as_good(record.difference - price))

@@ -55,7 +55,7 @@ class Measured(NamedTuple):
 
 
 def measure(
-    given: Config, hosts: int, methods: Sequence[str], repeats: int, computation: float | None = None
+    chosen: Config, hosts: int, methods: Sequence[str], repeats: int, computation: float | None = None
 ) -> Measured:
     """Time one host's part of a step for the baselines and methods, one after another: all at once may not fit.
 
@@ -72,7 +72,7 @@ def measure(
     Raises:
       UserError: a batch that the hosts do not divide, or an unknown workload.
     """
-    config = resolve(dataclasses.replace(given, compressor=Dense(), nodes=hosts))
+    config = resolve(dataclasses.replace(chosen, compressor=Dense(), nodes=hosts))
     check(config)
     config = dataclasses.replace(config, local=LocalConfig())  # a host's gradients and update are the same
     count = config.batch_size // hosts
@@ -83,40 +83,40 @@ def measure(
     gradients = gradients_of(state.params, state.model_state, batch)
     if computation is None:
         say("timing gradients and update")
-        own: dict[str, Callable[[], Any]] = {
+        parts_of_step: dict[str, Callable[[], Any]] = {
             GRADIENTS: partial(gradients_of, state.params, state.model_state, batch),
             OPTIMIZER: updated(parts, state, gradients.grads),
         }
-        computation = sum(interleaved(own, repeats).values(), 0.0)
-        del own  # its buffers
+        computation = sum(interleaved(parts_of_step, repeats).values(), 0.0)
+        del parts_of_step  # its buffers
     failed: dict[str, str] = {}
     nodes = alone_on(Nodes(hosts, 1))
 
     def row(name: str) -> Row | None:
         try:
-            work, sent = _method(name, given, parts, state, gradients, nodes)
+            work, sent = _method(name, chosen, parts, state, gradients, nodes)
         except (ValueError, UserError) as error:
             failed[name] = " ".join(str(error).split())[:300]
             return None
-        every = 1 if name in BASELINES else given.local.every or 1
+        every = 1 if name in BASELINES else chosen.local.every or 1
         return Row(name, seconds_of_host, interleaved({name: work}, repeats)[name], sent, every)
 
     seconds_of_host, names = computation, (*BASELINES, *methods)
-    found = each(names, row)
-    failed |= dict.fromkeys(names[len(found) :], "not measured, interrupted")
-    return Measured(tuple(row for row in found if row), make_packing(state.params).size, count, failed)
+    rows = each(names, row)
+    failed |= dict.fromkeys(names[len(rows) :], "not measured, interrupted")
+    return Measured(tuple(row for row in rows if row), make_packing(state.params).size, count, failed)
 
 
 def _method(
-    name: str, given: Config, parts: Parts, state: TrainState, gradients: Gradients, nodes: Nodes
+    name: str, chosen: Config, parts: Parts, state: TrainState, gradients: Gradients, nodes: Nodes
 ) -> tuple[Callable[[], Any], tuple[Sent, ...]]:
     """A method's compiled work on this host, and its collectives."""
     hosts = nodes.count
     if name in BASELINES:
         return _baseline(BASELINES[name], hosts, gradients.grads), baseline_sent(name, state.params, hosts)
     registered = compress.METHODS[name]
-    own = given.compressor if method_name(given.compressor) == name else registered.settings()
-    config = resolve(dataclasses.replace(given, compressor=own, nodes=hosts))
+    settings = chosen.compressor if method_name(chosen.compressor) == name else registered.settings()
+    config = resolve(dataclasses.replace(chosen, compressor=settings, nodes=hosts))
     compressor = make_compressor(config, model_of(config, random_source(config)))
     if config.local.every is not None and compressor.owns_momentum:
         raise UserError("its memory owns a momentum, and with local steps the outer optimiser does")

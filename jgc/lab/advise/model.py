@@ -178,8 +178,8 @@ def fit(examples: Sequence[Example], hosts: int, rate: float, contention: float)
     size[size == 0] = 1.0
     least = np.array([1.0 if limited else 0.0, 0.0, 0.0])
     most = np.array([2.0 if limited else np.inf, np.inf, np.inf])
-    found = lsq_linear(columns * shares[:, None] / size, seconds * shares, (least * size, most * size), tol=1e-12)
-    slowness, overhead, latency = map(float, found.x / size)
+    solution = lsq_linear(columns * shares[:, None] / size, seconds * shares, (least * size, most * size), tol=1e-12)
+    slowness, overhead, latency = map(float, solution.x / size)
     if not limited:
         limit = contention / slowness if slowness > 0 else math.inf
         return Link(rate, latency, overhead, ETHERNET, limit, contention)

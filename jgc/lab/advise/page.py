@@ -25,13 +25,13 @@ HEAD = ("method", "sent by a host in a step", "computation, s", "compression, s"
 def cells(row: Row, advice: Advice, digits: int = 4) -> list[str]:
     """A row of the table, seconds with so many decimals."""
     hosts, link = advice.hosts, advice.link
-    taken = step(row, hosts, link)
+    step_seconds = step(row, hosts, link)
     f32 = next((step(r, hosts, link) for r in advice.rows if r.method == F32), None)
     control = " (control)" if row.method == CONTROL else ""
     compression, network = (x / row.every for x in (row.compression, communication(row.sent, hosts, link)))
-    seconds = [f"{x:.{digits}f}" for x in (row.computation, compression, network, taken)]
-    return [name(row.method) + control, size(row.bytes), *seconds,
-            "-" if f32 is None or not taken else f"{f32 / taken:.2f}", accuracy(row, advice.kind)]  # fmt: skip
+    seconds = [f"{x:.{digits}f}" for x in (row.computation, compression, network, step_seconds)]
+    ratio = "-" if f32 is None or not step_seconds else f"{f32 / step_seconds:.2f}"
+    return [name(row.method) + control, size(row.bytes), *seconds, ratio, accuracy(row, advice.kind)]
 
 
 def accuracy(row: Row, kind: str) -> str:
@@ -73,8 +73,8 @@ def notes(advice: Advice) -> list[str]:
 def markdown(advice: Advice) -> str:
     """The advice as a page."""
     rows = [cells(row, advice) for row in advice.rows]
-    said = " ".join(conclusion(advice))
-    return "\n\n".join([said[:1].upper() + said[1:], table(HEAD, rows), *notes(advice)]) + "\n"
+    sentences = " ".join(conclusion(advice))
+    return "\n\n".join([sentences[:1].upper() + sentences[1:], table(HEAD, rows), *notes(advice)]) + "\n"
 
 
 def show(advice: Advice, console: Console) -> None:

@@ -75,24 +75,26 @@ def place_of(text: str) -> Place:
     return Place(int(hosts), rate)
 
 
-def places(found: Results) -> list[Place]:
+def places(cells: Results) -> list[Place]:
     """Places with measured steps, the slowest rate first."""
-    measured = {Place(c["hosts"], c["rate"]) for c in found["cells"].values() if c.get("full")}
+    measured = {Place(c["hosts"], c["rate"]) for c in cells["cells"].values() if c.get("full")}
     return sorted(measured, key=lambda at: (at.hosts, rate_of(at.rate)))
 
 
-def processors(found: Results) -> float:
+def processors(measured: Results) -> float:
     """Number of processors of the machine that all hosts shared; infinite if the file does not say."""
-    match = re.match(r"(\d+) CPU core", str(found["settings"].get("machine", "")))
+    match = re.match(r"(\d+) CPU core", str(measured["settings"].get("machine", "")))
     return int(match[1]) if match else math.inf
 
 
-def sharing(found: Results, hosts: int) -> float:
+def sharing(measured: Results, hosts: int) -> float:
     """Hosts that shared a processor."""
-    return contention(hosts, processors(found))
+    return contention(hosts, processors(measured))
 
 
-def seconds(found: Results, hosts: int, method: str, part: str, prefer: str, processor: bool = False) -> float | None:
+def seconds(
+    measured: Results, hosts: int, method: str, part: str, prefer: str, processor: bool = False
+) -> float | None:
     """Median seconds of a part of a step that does not use the network.
 
     The cell of the preferred rate is used first, then another with as many hosts, then one with the nearest number of
@@ -107,31 +109,31 @@ def seconds(found: Results, hosts: int, method: str, part: str, prefer: str, pro
       processor: return processor seconds of a host instead, which do not depend on sharing.
     """
     column = f"cpu_{part}" if processor else part
-    cells = [c for c in found["cells"].values() if c["method"] == method and c.get(column)]
+    cells = [c for c in measured["cells"].values() if c["method"] == method and c.get(column)]
     nearest = min(cells, key=lambda c: (abs(c["hosts"] - hosts), c["rate"] != prefer), default=None)
     if nearest is None:
         return None
-    factor = 1.0 if processor else sharing(found, hosts) / sharing(found, nearest["hosts"])
+    factor = 1.0 if processor else sharing(measured, hosts) / sharing(measured, nearest["hosts"])
     return float(np.median(nearest[column])) * factor
 
 
-def alone(found: Results, hosts: int, method: str, prefer: str) -> float | None:
+def alone(measured: Results, hosts: int, method: str, prefer: str) -> float | None:
     """Seconds of computation and compression together."""
-    return seconds(found, hosts, method, "alone", prefer)
+    return seconds(measured, hosts, method, "alone", prefer)
 
 
-def shapes_of(found: Results) -> PyTree:
+def shapes_of(measured: Results) -> PyTree:
     """The model's parameters, shapes alone.
 
     Raises:
       UserError: a model that jgc does not have.
     """
-    return models.shapes_of(models.task_named(str(found["settings"].get("model"))))
+    return models.shapes_of(models.task_named(str(measured["settings"].get("model"))))
 
 
-def sent_in(found: Results) -> SentOf:
+def sent_in(measured: Results) -> SentOf:
     """Collectives of a step by row and number of hosts; None for rows not predicted: PyTorch's, and local steps."""
-    shapes = shapes_of(found)
+    shapes = shapes_of(measured)
 
     @cache
     def sent_of(name: str, hosts: int) -> tuple[Sent, ...] | None:
@@ -152,38 +154,38 @@ def sent_in(found: Results) -> SentOf:
     return sent_of
 
 
-def methods_at(found: Results, at: Place) -> list[str]:
+def methods_at(measured: Results, at: Place) -> list[str]:
     """The rows with measured steps in a place."""
-    return [c["method"] for c in found["cells"].values() if (c["hosts"], c["rate"]) == at and c.get("full")]
+    return [c["method"] for c in measured["cells"].values() if (c["hosts"], c["rate"]) == at and c.get("full")]
 
 
-def calibrated(found: Results, at: Place, sent_of: SentOf) -> Link:
+def calibrated(measured: Results, at: Place, sent_of: SentOf) -> Link:
     """Fit a link to one place.
 
     Raises:
       UserError: nothing was measured there, or too little.
     """
-    if at not in places(found):
-        there = ", ".join(map(str, places(found))) or "nothing"
+    if at not in places(measured):
+        there = ", ".join(map(str, places(measured))) or "nothing"
         raise UserError(f"nothing has been measured at {at} to calibrate on; there is {there}")
-    examples = [e for name in methods_at(found, at) if (e := _example(found, at, name, sent_of)) is not None]
+    examples = [e for name in methods_at(measured, at) if (e := _example(measured, at, name, sent_of)) is not None]
     try:
-        return fit(examples, at.hosts, rate_of(at.rate), sharing(found, at.hosts))
+        return fit(examples, at.hosts, rate_of(at.rate), sharing(measured, at.hosts))
     except ValueError as error:
         raise UserError(f"{at}: {error}") from error
 
 
-def limit(found: Results, hosts: int, sent_of: SentOf) -> float:
+def limit(measured: Results, hosts: int, sent_of: SentOf) -> float:
     """Bytes a second that a processor can send, from steps at an unlimited rate; infinite if there are none.
 
     At a low rate bytes come a few at a time, and cost a processor several times as much.
     """
     free = Place(hosts, UNLIMITED)
-    return calibrated(found, free, sent_of).limit if free in places(found) else math.inf
+    return calibrated(measured, free, sent_of).limit if free in places(measured) else math.inf
 
 
-def _example(found: Results, at: Place, name: str, sent_of: SentOf) -> Example | None:
-    cell, sent = found["cells"][key(at.hosts, at.rate, name)], sent_of(name, at.hosts)
+def _example(measured: Results, at: Place, name: str, sent_of: SentOf) -> Example | None:
+    cell, sent = measured["cells"][key(at.hosts, at.rate, name)], sent_of(name, at.hosts)
     if sent is None or not cell.get("alone"):
         return None
     step = _median(cell, "full")
@@ -197,7 +199,7 @@ def _median(cell: dict[str, Any], part: str) -> float:
 
 
 def rows_from(
-    found: Results, hosts: int, sent_of: SentOf, prefer: str, names: list[str]
+    measured: Results, hosts: int, sent_of: SentOf, prefer: str, names: list[str]
 ) -> tuple[list[Row], dict[str, str]]:
     """Rows for hosts with a processor each, from the processor times of a run.
 
@@ -214,14 +216,14 @@ def rows_from(
     Raises:
       UserError: the run has no computation.
     """
-    computation = seconds(found, hosts, OWN, COMPUTATION, prefer, processor=True)
+    computation = seconds(measured, hosts, OWN, COMPUTATION, prefer, processor=True)
     if computation is None:
         raise UserError("the run of bench network has measured no computation of JAX yet")
     rows, failed = [], {}
     for name in names:
-        taken, sent = seconds(found, hosts, name, "alone", prefer, processor=True), sent_of(name, hosts)
-        if taken is None or sent is None:
+        processor_seconds, sent = seconds(measured, hosts, name, "alone", prefer, processor=True), sent_of(name, hosts)
+        if processor_seconds is None or sent is None:
             failed[name] = "not measured in that run"
         else:
-            rows.append(Row(name, computation, max(0.0, taken - computation), sent))
+            rows.append(Row(name, computation, max(0.0, processor_seconds - computation), sent))
     return rows, failed

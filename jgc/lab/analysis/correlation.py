@@ -59,8 +59,8 @@ def pca(samples: np.ndarray) -> Pca:
 
 def basis(samples: np.ndarray, loss: float) -> np.ndarray:
     """U f64[K, d] of samples [L, K]."""
-    found = pca(samples)
-    return found.axes[:, : dimension(found.variances, loss)]
+    components = pca(samples)
+    return components.axes[:, : dimension(components.variances, loss)]
 
 
 def by_samples(flat: np.ndarray, k: int, loss: float) -> dict[int, int]:
@@ -133,8 +133,8 @@ def lost(x: np.ndarray, mean: np.ndarray, *bases: np.ndarray) -> np.ndarray:
     for part in _chunks(x):
         left = part - mean
         flat, squares = left.reshape(-1, left.shape[-1]), _squares(left)
-        kept = [_squares((flat @ u).reshape(*left.shape[:2], -1)) for u in bases]
-        out.append(np.stack([squares, *(np.maximum(squares - one, 0.0) for one in kept)]))
+        captured = [_squares((flat @ u).reshape(*left.shape[:2], -1)) for u in bases]
+        out.append(np.stack([squares, *(np.maximum(squares - energy, 0.0) for energy in captured)]))
     return np.concatenate(out, axis=1)
 
 
@@ -214,12 +214,12 @@ def size(flat: np.ndarray, shape: Sequence[int], samples: int, loss: float, k: i
     x = slices(flat, k)
     mean = x[:samples].mean(0, dtype=np.float64)
     u = basis(x[:samples, 0], loss)
-    control, found = random_basis(*u.shape), []
+    control, losses = random_basis(*u.shape), []
     for part, mu in ((x[:, :1], mean[:1]), (x[:, 1:], mean[1:])):
         whole, left = energy(part), lost(part, mu, u, control)
         for steps in (slice(samples), slice(samples, None)):
-            found.append(Losses(*(share(one[steps], whole[steps]) for one in left)))
-    first_samples, first_later, others_samples, others_later = found
+            losses.append(Losses(*(share(losses_of[steps], whole[steps]) for losses_of in left)))
+    first_samples, first_later, others_samples, others_later = losses
     return Size(
         k, _alignment(k, shape), x.shape[1], u.shape[1], first_samples, first_later, others_samples, others_later
     )

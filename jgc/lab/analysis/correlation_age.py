@@ -58,23 +58,23 @@ def ageing(flat: np.ndarray, k: int, samples: int, loss: float) -> Ageing:
     """
     x = slices(flat, k)
     mean = x[:samples].mean(0, dtype=np.float64)
-    own = [basis(x[:samples, m], loss) for m in range(x.shape[1])]
+    bases = [basis(x[:samples, m], loss) for m in range(x.shape[1])]
     first, others = x[:, :1], x[:, 1:]
-    first_mean, first_basis = lost(first, mean[:1], own[0])
-    others_mean, others_basis, others_random = lost(others, mean[1:], own[0], random_basis(*own[0].shape))
+    first_mean, first_basis = lost(first, mean[:1], bases[0])
+    others_mean, others_basis, others_random = lost(others, mean[1:], bases[0], random_basis(*bases[0].shape))
     left = {
         "first": first_basis,
         "first mean": first_mean,
         "others": others_basis,
-        "others own": sum(lost(x[:, m : m + 1], mean[m : m + 1], own[m])[1] for m in range(1, x.shape[1])),
+        "others own": sum(lost(x[:, m : m + 1], mean[m : m + 1], bases[m])[1] for m in range(1, x.shape[1])),
         "others mean": others_mean,
         "others random": others_random,
     }
     renewed = _renewed(x, samples, loss)
     left |= {"first renewed": renewed[:, 0], "others renewed": renewed[:, 1:].sum(1)}
     whole = {"first": energy(first), "others": energy(others)}
-    d_own = float(np.mean([u.shape[1] for u in own[1:]]))
-    return Ageing(k, own[0].shape[1], d_own, np.arange(len(x)) - samples + 1, whole, left)
+    d_own = float(np.mean([u.shape[1] for u in bases[1:]]))
+    return Ageing(k, bases[0].shape[1], d_own, np.arange(len(x)) - samples + 1, whole, left)
 
 
 def _renewed(x: np.ndarray, samples: int, loss: float) -> np.ndarray:
@@ -88,10 +88,10 @@ def _renewed(x: np.ndarray, samples: int, loss: float) -> np.ndarray:
     return out
 
 
-def losses_by_age(found: Ageing, lowest: int, highest: int) -> dict[str, float]:
+def losses_by_age(ages: Ageing, lowest: int, highest: int) -> dict[str, float]:
     """Loss of each curve over the steps of ages `lowest` to `highest`; NaN if it has none."""
-    at = (found.age >= lowest) & (found.age <= highest)
+    at = (ages.age >= lowest) & (ages.age <= highest)
     return {
-        name: share(left[at], found.energy[name.split()[0]][at]) if at.any() else float("nan")
-        for name, left in found.lost.items()
+        name: share(left[at], ages.energy[name.split()[0]][at]) if at.any() else float("nan")
+        for name, left in ages.lost.items()
     }

@@ -14,7 +14,7 @@ from jgc.lab.analysis.correlation_age import Ageing, losses_by_age
 FIRST_AGES = (1, 11, 51, 101, 201, 401, 801)  # of the ranges of ages
 
 
-def on_neighbours(shares: np.ndarray, found: np.ndarray, shuffled: np.ndarray) -> str:
+def on_neighbours(shares: np.ndarray, shares_found: np.ndarray, shuffled: np.ndarray) -> str:
     """Figure 4.
 
     Args:
@@ -22,7 +22,7 @@ def on_neighbours(shares: np.ndarray, found: np.ndarray, shuffled: np.ndarray) -
       found: shares of the first two axes together, for many triples, f64[T].
       shuffled: the same of the control.
     """
-    usual, chance = float(np.median(found)), float(np.median(shuffled))
+    usual, chance = float(np.median(shares_found)), float(np.median(shuffled))
     gain = spared(1 - usual, 1 - chance)
     say = "strong" if gain > 0.5 else "there, but weak" if gain > 0.1 else "hardly any"
     return (

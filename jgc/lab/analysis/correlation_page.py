@@ -24,7 +24,7 @@ class Found(NamedTuple):
 
     Attributes:
       points: Figure 4, f64[at most 150, 3].
-      found: share of variance in two axes of the layer's triples, f64[T].
+      two_axes: share of variance in two axes of the layer's triples, f64[T].
       shuffled: the same of the control.
       rows: Figure 5.
       age: observation 3.
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     """
 
     points: np.ndarray
-    found: np.ndarray
+    two_axes: np.ndarray
     shuffled: np.ndarray
     rows: list[Size]
     age: Ageing
@@ -64,15 +64,17 @@ def write(output: Path, recording: MeanGradients, samples: int, loss: float, com
     """
     check_settings(len(recording.flat), samples, loss)
     output.mkdir(parents=True, exist_ok=True)
-    found = measure(recording, samples, loss)
+    measured = measure(recording, samples, loss)
     run = f"{recording.config['workload']}, {recording.config['nodes']} nodes, {recording.layer} {recording.shape}"
-    three = f"Figure 4: linear correlation of three neighbours over {len(found.points)} steps ({run})"
-    plots.figure4(output / FIGURE4, found.points, found.found, found.shuffled, three)
+    three = f"Figure 4: linear correlation of three neighbours over {len(measured.points)} steps ({run})"
+    plots.figure4(output / FIGURE4, measured.points, measured.two_axes, measured.shuffled, three)
     size = f"Figure 5: slice size against compression loss and ratio ({run})"
-    plots.figure5(output / FIGURE5, found.rows, recording.shape, samples, loss, size)
-    plots.age(output / AGE, found.age, loss, f"Observation 3: loss as the basis grows old, K = {found.age.k:,} ({run})")
-    write_json(output / NUMBERS, numbers(recording, found, samples, loss))
-    write_whole(output / PAGE, markdown(recording, found, samples, loss, command).encode())
+    plots.figure5(output / FIGURE5, measured.rows, recording.shape, samples, loss, size)
+    plots.age(
+        output / AGE, measured.age, loss, f"Observation 3: loss as the basis grows old, K = {measured.age.k:,} ({run})"
+    )
+    write_json(output / NUMBERS, numbers(recording, measured, samples, loss))
+    write_whole(output / PAGE, markdown(recording, measured, samples, loss, command).encode())
     return output / PAGE
 
 
@@ -86,27 +88,27 @@ def measure(recording: MeanGradients, samples: int, loss: float) -> Found:
     return Found(points, two_axes(steps), two_axes(steps, shuffled=True), rows, age, needed)
 
 
-def numbers(recording: MeanGradients, found: Found, samples: int, loss: float) -> dict[str, Any]:
+def numbers(recording: MeanGradients, measured: Found, samples: int, loss: float) -> dict[str, Any]:
     """The page's figures as plain data; null for a missing one."""
     about = {name: value for name, value in recording._asdict().items() if name != "flat"}
-    age = found.age
+    age = measured.age
     each = {name: left / np.maximum(age.energy[name.split()[0]], 1e-300) for name, left in age.lost.items()}
     return {
         "recording": about | {"steps": len(recording.flat)},
         "samples": samples,
         "loss": loss,
         "figure4": {
-            "steps": len(found.points),
-            "shares": shares(found.points).tolist(),
-            "two_axes": _quantiles(found.found),
-            "two_axes_shuffled": _quantiles(found.shuffled),
+            "steps": len(measured.points),
+            "shares": shares(measured.points).tolist(),
+            "two_axes": _quantiles(measured.two_axes),
+            "two_axes_shuffled": _quantiles(measured.shuffled),
         },
         "figure5": [
             {name: value._asdict() if hasattr(value, "_asdict") else value for name, value in row._asdict().items()}
             | {"ratio": row.k / row.d}
-            for row in found.rows
+            for row in measured.rows
         ],
-        "samples_needed": {"d": found.needed, "enough": enough_samples(found.needed)},
+        "samples_needed": {"d": measured.needed, "enough": enough_samples(measured.needed)},
         "age": {
             "k": age.k,
             "d": age.d,
@@ -129,14 +131,14 @@ def _plain(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def markdown(recording: MeanGradients, found: Found, samples: int, loss: float, command: str) -> str:
+def markdown(recording: MeanGradients, measured: Found, samples: int, loss: float, command: str) -> str:
     """The page."""
-    said = [
-        conclusions.on_neighbours(shares(found.points), found.found, found.shuffled),
-        *conclusions.on_slices(found.rows, samples),
-        *conclusions.on_age(found.age, loss),
+    lines = [
+        conclusions.on_neighbours(shares(measured.points), measured.two_axes, measured.shuffled),
+        *conclusions.on_slices(measured.rows, samples),
+        *conclusions.on_age(measured.age, loss),
     ]
-    age = found.age
+    age = measured.age
     paragraphs = [
         "# Linear correlation of gradients",
         _commands(recording, command),
@@ -146,14 +148,14 @@ def markdown(recording: MeanGradients, found: Found, samples: int, loss: float, 
         "alone* sends nothing (d = 0): each slice's mean over the samples stands in for it. *Random axes* are as many "
         "as the basis has, in random directions.",
         "## What can be concluded",
-        "\n".join(f"- {line}" for line in said),
+        "\n".join(f"- {line}" for line in lines),
         "## Figure 4: three neighbours",
-        f"![Three neighbouring gradient values over {len(found.points)} steps]({FIGURE4})",
+        f"![Three neighbouring gradient values over {len(measured.points)} steps]({FIGURE4})",
         "## Figure 5: slice size",
         f"![Slice size against compression loss and ratio]({FIGURE5})",
         "Losses with the first slice's basis; the last two columns are of other slices on later steps. What is left "
         "behind the last complete slice is not measured.",
-        _size_table(found.rows),
+        _size_table(measured.rows),
         "## Observation 3: age",
         f"![Loss against the age of the basis]({AGE})",
         f"K = {age.k:,}; d = {age.d} in the first slice, {age.d_own:.1f} on average in the others' own bases. Renewed: "
@@ -161,7 +163,7 @@ def markdown(recording: MeanGradients, found: Found, samples: int, loss: float, 
         "too, is not age.",
         _age_table(age),
         "## How many samples",
-        _samples_needed(found.needed, age.k, loss),
+        _samples_needed(measured.needed, age.k, loss),
     ]
     return "\n\n".join(paragraphs) + "\n"
 
@@ -169,14 +171,14 @@ def markdown(recording: MeanGradients, found: Found, samples: int, loss: float, 
 def _samples_needed(d: dict[int, int], k: int, loss: float) -> str:
     """d by L_t, and the L_t from which on d is stable: the paper's way to choose L_t."""
     enough = enough_samples(d)
-    said = (
+    sentence = (
         f"From {enough} samples on d changes by no more than 10 %: L_t = {enough}."
         if enough
         else "d has not settled: it grows with the samples to the last, so by the paper's rule no number of them up to "
         "here is enough."
     )
     counted = table(("samples L_t", "d", "the most there can be"), ((c, n, min(c - 1, k)) for c, n in d.items()))
-    return f"The first slice's d for lambda = {loss:g}, from the first L_t steps; K = {k:,}. {said}\n\n{counted}"
+    return f"The first slice's d for lambda = {loss:g}, from the first L_t steps; K = {k:,}. {sentence}\n\n{counted}"
 
 
 def _commands(recording: MeanGradients, command: str) -> str:
@@ -217,5 +219,5 @@ def _size_table(rows: Sequence[Size]) -> str:
 
 def _age_table(age: Ageing) -> str:
     rows = conclusions.by_age(age)
-    body = ((label, *("" if math.isnan(found[c]) else f"{found[c]:.3f}" for c in CURVES)) for label, found in rows)
+    body = ((label, *("" if math.isnan(losses[c]) else f"{losses[c]:.3f}" for c in CURVES)) for label, losses in rows)
     return table(("age, steps", *CURVES.values()), body)

@@ -28,7 +28,7 @@ LOOKS = {  # curves of the loss over age: colour, line style, width
 }
 
 
-def figure4(path: Path, points: np.ndarray, found: np.ndarray, control: np.ndarray, title: str) -> None:
+def figure4(path: Path, points: np.ndarray, cosines: np.ndarray, control: np.ndarray, title: str) -> None:
     """Draw three neighbouring values as points, along their principal axes too, and the histogram of all triples.
 
     Args:
@@ -54,7 +54,7 @@ def figure4(path: Path, points: np.ndarray, found: np.ndarray, control: np.ndarr
         f"share of variance: 1' {held[0]:.1f} %, 2' {held[1]:.1f} %, 3' {held[2]:.1f} %",
         fontsize=10,
     )
-    _histogram(figure.add_subplot(1, 3, 3), 100 * found, 100 * control, float(held[:2].sum()))
+    _histogram(figure.add_subplot(1, 3, 3), 100 * cosines, 100 * control, float(held[:2].sum()))
     write_figure(path, figure)
 
 
@@ -80,19 +80,19 @@ def _scatter(axes: Any, points: np.ndarray, labels: Sequence[str], equal: bool) 
     axes.set_box_aspect((1, 1, 1), zoom=0.95)
 
 
-def _histogram(axes: Axes, found: np.ndarray, control: np.ndarray, this: float) -> None:
-    bins = np.linspace(min(found.min(), control.min(), 99.0), 100, 61)
-    each = np.full(len(found), 100 / len(found))
+def _histogram(axes: Axes, values: np.ndarray, control: np.ndarray, this: float) -> None:
+    bins = np.linspace(min(values.min(), control.min(), 99.0), 100, 61)
+    each = np.full(len(values), 100 / len(values))
     label = f"control: each value's steps shuffled,\nno correlation left; median {np.median(control):.1f} %"
     axes.hist(control, bins.tolist(), weights=each, color="#bbbbbb", label=label)
-    label = f"as recorded; median {np.median(found):.1f} %"
-    axes.hist(found, bins.tolist(), weights=each, histtype="step", color=BLUE, linewidth=1.8, label=label)
+    label = f"as recorded; median {np.median(values):.1f} %"
+    axes.hist(values, bins.tolist(), weights=each, histtype="step", color=BLUE, linewidth=1.8, label=label)
     axes.axvline(this, color=RED, linestyle="--", label=f"the three values on the left: {this:.1f} %")
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])  # room for the legend
     axes.legend(fontsize=8, loc="upper right", framealpha=1)
     axes.set_xlabel("variance in the first two of three principal axes, %")
     axes.set_ylabel("triples, %")
-    axes.set_title(f"{len(found):,} triples of neighbours all over the layer", fontsize=10)
+    axes.set_title(f"{len(values):,} triples of neighbours all over the layer", fontsize=10)
 
 
 def figure5(path: Path, rows: Sequence[Size], shape: Sequence[int], samples: int, loss: float, title: str) -> None:
@@ -196,7 +196,7 @@ def _slice_axis(axes: Axes, fd: int, highest: int) -> None:
     axes.grid(axis="y", alpha=0.3)
 
 
-def age(path: Path, found: Ageing, loss: float, title: str) -> None:
+def age(path: Path, ages: Ageing, loss: float, title: str) -> None:
     """Draw the loss of each step over its distance from the last sample."""
     figure = new_figure(15, 6.0, title)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -204,21 +204,21 @@ def age(path: Path, found: Ageing, loss: float, title: str) -> None:
     for axes, whose in ((left, "first"), (right, "others")):
         for name, look in LOOKS.items():
             if name.split()[0] == whose:
-                each = found.lost[name] / np.where(found.energy[whose] > 0, found.energy[whose], 1.0)
-                highest = max(highest, _line(axes, found.age, each, look, CURVES[name].partition(", ")[2]))
-        axes.axvspan(found.age[0], 0.5, color="#eeeeee", zorder=0)
+                each = ages.lost[name] / np.where(ages.energy[whose] > 0, ages.energy[whose], 1.0)
+                highest = max(highest, _line(axes, ages.age, each, look, CURVES[name].partition(", ")[2]))
+        axes.axvspan(ages.age[0], 0.5, color="#eeeeee", zorder=0)
         axes.axhline(loss, color="#888888", linewidth=0.8)
         axes.axhline(1, color="#888888", linewidth=0.8)
-        axes.set_xlim(found.age[0], found.age[-1])
+        axes.set_xlim(ages.age[0], ages.age[-1])
         axes.set_xlabel("age of the basis: steps since the last of its samples\n(shaded: the samples themselves)")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, frameon=False)
     left.set_ylim(0, 1.1 * highest)  # single steps may lie above
     left.set_ylabel(f"compression loss of a step, |decoded - g|² / |g|²\n(dots; lines: means over {MOVING} steps)")
     for at, text in ((loss, f"lambda = {loss:g}: of all samples together"), (1.0, "1: zeros in place of the gradient")):
-        left.annotate(text, (float(found.age[-1]), at), (-4, 4), textcoords="offset points", ha="right", fontsize=8,
+        left.annotate(text, (float(ages.age[-1]), at), (-4, 4), textcoords="offset points", ha="right", fontsize=8,
                       bbox={"color": "white", "alpha": 0.8, "pad": 1})  # fmt: skip
-    left.set_title(f"First slice, d = {found.d}", fontsize=11)
+    left.set_title(f"First slice, d = {ages.d}", fontsize=11)
     right.set_title("All other slices", fontsize=11)
     write_figure(path, figure)
 
@@ -228,8 +228,8 @@ def _line(axes: Axes, ages: np.ndarray, each: np.ndarray, look: tuple[str, str, 
     colour, style, width = look
     axes.plot(ages, each, color=colour, linestyle="", marker=".", markersize=2, alpha=0.35)
     parts = [(ages[at], _moving(each[at])) for at in (ages <= 0, ages > 0)]
-    for (x, y), said in zip(parts, ("", label), strict=True):
-        axes.plot(x, y, color=colour, linestyle=style, linewidth=width, label=said or None)
+    for (x, y), text in zip(parts, ("", label), strict=True):
+        axes.plot(x, y, color=colour, linestyle=style, linewidth=width, label=text or None)
     return float(np.nanmax(np.concatenate([y for _, y in parts])))
 
 

@@ -144,8 +144,8 @@ def histogram(a: np.ndarray, b: np.ndarray, bits: int, order: np.ndarray) -> His
       bits: from 1 to 32.
       order: i64[n], of b's values in the shuffled pair.
     """
-    found = [np.unique(cells(x, bits), return_inverse=True, return_counts=True) for x in (a, b)]
-    (_, i, of_a), (_, j, of_b) = found
+    counted = [np.unique(cells(x, bits), return_inverse=True, return_counts=True) for x in (a, b)]
+    (_, i, of_a), (_, j, of_b) = counted
     joint, mixed = _joint(i, j, len(of_b)), _joint(i, j[order], len(of_b))
     h_a, h_b, h_ab, h_mixed = (entropy(counts) for counts in (of_a, of_b, joint, mixed))
     # each entropy lacks (occupied - 1) / 2n nats

@@ -19,14 +19,14 @@ NAMES = ((MUCH, "much"), (SOME, "something"), (LITTLE, "little"), (-math.inf, "n
 def conclusions(measured: Measured) -> list[str]:
     """The conclusions of a run."""
     first = measured.first
-    said = [on_histogram(first), on_common(first), *on_layers(measured), *on_training(first)]
-    return [*said, *on_pairs(measured), *on_residuals(measured.cosines)]
+    sentences = [on_histogram(first), on_common(first), *on_layers(measured), *on_training(first)]
+    return [*sentences, *on_pairs(measured), *on_residuals(measured.cosines)]
 
 
 def mean(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
     """Mean over rows, without infinite Gaussian values."""
-    found = [x for x in map(value, rows) if math.isfinite(x)]
-    return float(np.mean(found)) if found else math.nan
+    values = [x for x in map(value, rows) if math.isfinite(x)]
+    return float(np.mean(values)) if values else math.nan
 
 
 def beyond(row: Row) -> float:
@@ -87,17 +87,17 @@ def on_layers(measured: Measured) -> list[str]:
     if len(measured.layers) < 3:
         return []
     by_layer = {layer: [r for r in measured.first if r.layer == layer] for layer in measured.layers}
-    said = on_entropy(measured, by_layer) if measured.run.dtype == "float32" else []
+    sentences = on_entropy(measured, by_layer) if measured.run.dtype == "float32" else []
     shared = {layer: mean(rows, beyond) for layer, rows in by_layer.items()}
     ranked = sorted(shared, key=lambda layer: shared[layer])
     least = f"Least: `{ranked[0]}` {shared[ranked[0]]:.3f}; most: `{ranked[-1]}` {shared[ranked[-1]]:.3f}."
     ends = measured.run.ends
     if ends is None or not set(ends) <= set(ranked):
-        return [*said, f"**What layers share by nearest neighbours**, bits a value. {least}"]
+        return [*sentences, f"**What layers share by nearest neighbours**, bits a value. {least}"]
     places = [ranked.index(end) + 1 for end in ends]
     holds = "holds here" if set(places) == {1, 2} else "does not hold here"
     return [
-        *said,
+        *sentences,
         f"**That the first and the last layer share least, as the paper has it, {holds}.** `{ends[0]}` "
         f"{shared[ends[0]]:.3f} and `{ends[1]}` {shared[ends[1]]:.3f} bits a value by nearest neighbours, places "
         f"{places[0]} and {places[1]} of {len(ranked)} from below. {least}",
@@ -127,8 +127,8 @@ def on_training(rows: Sequence[Row]) -> list[str]:
     third = max(1, len(steps) // 3)
     early, late = ([r for r in rows if r.step in part] for part in (steps[:third], steps[-third:]))
     a, b = mean(early, beyond), mean(late, beyond)
-    own = {r.layer: mean([x for x in rows if x.layer == r.layer], beyond) for r in rows}  # no noise: layers differ
-    spread = math.sqrt(sum((beyond(r) - own[r.layer]) ** 2 for r in rows) / (len(rows) - len(own)))
+    by_layer = {r.layer: mean([x for x in rows if x.layer == r.layer], beyond) for r in rows}  # no noise: layers differ
+    spread = math.sqrt(sum((beyond(r) - by_layer[r.layer]) ** 2 for r in rows) / (len(rows) - len(by_layer)))
     noise = spread * math.sqrt(1 / len(early) + 1 / len(late))
     say = "stays about the same" if abs(a - b) < max(0.2 * a, 3 * noise) else "falls" if b < a else "rises"
     if max(a, b) < LITTLE:
@@ -166,17 +166,17 @@ def on_pairs(measured: Measured) -> list[str]:
 
 def _within(groups: Sequence[Sequence[Row]], value: Callable[[Row], float]) -> float | None:
     """Standard deviation within groups of rows; None if each group has one row."""
-    found = [np.var([value(r) for r in rows], ddof=1) for rows in groups if len(rows) > 1]
-    return math.sqrt(np.mean(found)) if found else None
+    variances = [np.var([value(r) for r in rows], ddof=1) for rows in groups if len(rows) > 1]
+    return math.sqrt(np.mean(variances)) if variances else None
 
 
-def on_residuals(found: Sequence[Cosine]) -> list[str]:
+def on_residuals(cosines: Sequence[Cosine]) -> list[str]:
     """ScaleCom's similarity: whether the nodes' residuals are alike, compared with their gradients."""
-    own = [c for c in found if c.kind == "residual"]
-    if not own:
+    residuals = [c for c in cosines if c.kind == "residual"]
+    if not residuals:
         return []
-    name = ALL if any(c.layer == ALL for c in own) else own[0].layer
-    of = {kind: [c for c in found if c.kind == kind and c.layer == name] for kind in ("residual", "gradient")}
+    name = ALL if any(c.layer == ALL for c in residuals) else residuals[0].layer
+    of = {kind: [c for c in cosines if c.kind == kind and c.layer == name] for kind in ("residual", "gradient")}
     start, end = of["residual"][0], of["residual"][-1]
     gradient = float(np.mean([c.mean for c in of["gradient"] if c.step >= start.step]))
     average = float(np.mean([c.mean for c in of["residual"]]))

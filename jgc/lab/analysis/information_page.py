@@ -52,13 +52,13 @@ def write(output: Path, folders: Sequence[Path], layers: str, pairs: int, neighb
         raise UserError(f"--pairs must be at least 1 and --neighbours at least 100, got {pairs} and {neighbours}")
     runs = check_runs("information", [find(folder, layers) for folder in folders])
     output.mkdir(parents=True, exist_ok=True)
-    found = dict(zip(names_of(runs), (measure_run(run, pairs, neighbours) for run in runs), strict=True))
-    for name, measured in found.items():
+    by_run = dict(zip(names_of(runs), (measure_run(run, pairs, neighbours) for run in runs), strict=True))
+    for name, measured in by_run.items():
         draw(output, name, measured)
     for file, lines in ((HISTOGRAMS, histogram_table), (PAIRS, pair_table), (COSINES, _cosine_table)):
-        rows = [{"run": name, **row} for name, measured in found.items() for row in lines(measured)]
+        rows = [{"run": name, **row} for name, measured in by_run.items() for row in lines(measured)]
         write_csv(output / file, rows)
-    write_whole(output / PAGE, markdown(found, neighbours, command).encode())
+    write_whole(output / PAGE, markdown(by_run, neighbours, command).encode())
     return output / PAGE
 
 
@@ -103,7 +103,7 @@ def _cosine_table(measured: Measured) -> list[dict[str, Any]]:
     return [cosine._asdict() for cosine in measured.cosines]
 
 
-def markdown(found: dict[str, Measured], neighbours: int, command: str) -> str:
+def markdown(by_run: dict[str, Measured], neighbours: int, command: str) -> str:
     """The page."""
     paragraphs = [
         "# What the gradients of two nodes have in common",
@@ -118,7 +118,7 @@ def markdown(found: dict[str, Measured], neighbours: int, command: str) -> str:
         "Two independent Gaussian vectors of 100,000 values get these shares: 2^8 cells 0.03, 2^12 0.47, 2^16 0.86, "
         "2^24 and more 1.00.",
     ]
-    for name, measured in found.items():
+    for name, measured in by_run.items():
         paragraphs += _section(name, measured)
     paragraphs.append(f"In full: [{HISTOGRAMS}]({HISTOGRAMS}), [{PAIRS}]({PAIRS}), [{COSINES}]({COSINES}).")
     return "\n\n".join(paragraphs) + "\n"
@@ -178,19 +178,19 @@ def _layer_table(measured: Measured) -> str:
         cells = (f"{mean(rows, value):{how}}" for _, how, value in _COLUMNS)
         body.append((f"`{layer}`", f"{rows[0].values:,}", *cells))
     layers = table(("layer", "values", *(name for name, *_ in _COLUMNS)), body)
-    said = (
+    sentence = (
         f"H, I and the first I / H are with the paper's 2^{PAPER} cells. *Few cells*: the most of those tried of which "
         "the pair has no more than there are values."
     )
-    return f"{layers}\n\n{said}"
+    return f"{layers}\n\n{sentence}"
 
 
-def _similarity(name: str, found: Sequence[Cosine]) -> list[str]:
+def _similarity(name: str, cosines: Sequence[Cosine]) -> list[str]:
     picture = f"![Cosines between nodes over the steps](similarity-{name}.png)"
-    own = [c for c in found if c.kind == "residual"] or found
-    layer = ALL if any(c.layer == ALL for c in own) else own[0].layer
+    chosen = [c for c in cosines if c.kind == "residual"] or cosines
+    layer = ALL if any(c.layer == ALL for c in chosen) else chosen[0].layer
     residuals, gradients = (
-        {c.step: c for c in found if (c.kind, c.layer) == (kind, layer)} for kind in ("residual", "gradient")
+        {c.step: c for c in cosines if (c.kind, c.layer) == (kind, layer)} for kind in ("residual", "gradient")
     )
     if not residuals:
         how = "`--record.residuals`, with a method that keeps some, for ScaleCom's similarity of residuals"
@@ -200,5 +200,5 @@ def _similarity(name: str, found: Sequence[Cosine]) -> list[str]:
         (step, c.phase, f"{c.mean:.3f}", f"{c.lowest:.3f} to {c.highest:.3f}", f"{gradients[step].mean:.3f}")
         for step, c in residuals.items()
     )
-    said = "ScaleCom's similarity: cosines between the nodes' residuals, and between their gradients:"
-    return [said, picture, f"Of {layer}{' that have residuals' if layer == ALL else ''}:", table(head, body)]
+    sentence = "ScaleCom's similarity: cosines between the nodes' residuals, and between their gradients:"
+    return [sentence, picture, f"Of {layer}{' that have residuals' if layer == ALL else ''}:", table(head, body)]

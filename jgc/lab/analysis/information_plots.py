@@ -72,18 +72,18 @@ def _over_steps(path: Path, measured: Measured, rows: Sequence[Row], title: str,
     figure = new_figure(4.2 * len(layers) + 1.2, 8.4, title)
     grid = figure.subplots(2, len(layers), sharey="row", sharex=True, squeeze=False)
     for column, layer in enumerate(layers):
-        mine = [r for r in rows if r.layer == layer]
-        steps = sorted({r.step for r in mine})
+        points = [r for r in rows if r.layer == layer]
+        steps = sorted({r.step for r in points})
         for axes, curves in zip(grid[:, column], (PAPERS, OTHERS), strict=True):
             for curve in curves:
-                means = [mean([r for r in mine if r.step == s], curve.value) for s in steps]
+                means = [mean([r for r in points if r.step == s], curve.value) for s in steps]
                 axes.plot(steps, means, color=curve.colour, linestyle=curve.style, label=curve.label,
                           linewidth=curve.width, marker="o" if marks else "", markersize=3)  # fmt: skip
                 if not marks:
-                    axes.plot([r.step for r in mine], [curve.value(r) for r in mine], color=curve.colour, linestyle="",
-                              marker=".", markersize=4, alpha=0.5)  # fmt: skip
+                    at, values = [r.step for r in points], [curve.value(r) for r in points]
+                    axes.plot(at, values, color=curve.colour, linestyle="", marker=".", markersize=4, alpha=0.5)
             _plain(axes)
-        grid[0, column].set_title(f"{layer}\n{mine[0].values:,} values", fontsize=9)
+        grid[0, column].set_title(f"{layer}\n{points[0].values:,} values", fontsize=9)
         grid[1, column].set_xlabel("step")
         grid[1, column].xaxis.set_major_locator(MaxNLocator(5, integer=True))
     _legends(grid)
@@ -136,21 +136,21 @@ def cells(path: Path, measured: Measured, title: str) -> None:
     write_figure(path, figure)
 
 
-def similarity(path: Path, found: Sequence[Cosine], title: str) -> None:
+def similarity(path: Path, cosines: Sequence[Cosine], title: str) -> None:
     """Draw the mean cosine of two nodes' residuals over the steps, by layer, beside that of their gradients."""
-    kinds = [kind for kind in ("residual", "gradient") if any(c.kind == kind for c in found)]
+    kinds = [kind for kind in ("residual", "gradient") if any(c.kind == kind for c in cosines)]
     figure = new_figure(6.6 * len(kinds) + 2.2, 5.6, title)
     panels = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
-    layers = list(dict.fromkeys(c.layer for c in found if c.kind == kinds[-1]))
+    layers = list(dict.fromkeys(c.layer for c in cosines if c.kind == kinds[-1]))
     colours = _shades(len(layers))
     for axes, kind in zip(panels, kinds, strict=True):
         for layer, colour in zip(layers, colours, strict=True):
-            mine = [c for c in found if (c.layer, c.kind) == (layer, kind)]
+            points = [c for c in cosines if (c.layer, c.kind) == (layer, kind)]
             whole = layer == ALL
-            axes.plot([c.step for c in mine], [c.mean for c in mine], color=BLACK if whole else colour, label=layer,
+            axes.plot([c.step for c in points], [c.mean for c in points], color=BLACK if whole else colour, label=layer,
                       linewidth=2.6 if whole else 1.2, marker="o", markersize=3, zorder=3 if whole else 2)  # fmt: skip
             if whole:
-                axes.fill_between([c.step for c in mine], [c.lowest for c in mine], [c.highest for c in mine],
+                axes.fill_between([c.step for c in points], [c.lowest for c in points], [c.highest for c in points],
                                   color=BLACK, alpha=0.12, linewidth=0)  # fmt: skip
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.set_xlabel("step")

@@ -119,10 +119,10 @@ def measure_run(run: Recorded, pairs: int = 4, neighbours: int = NEIGHBOURS, see
             x = step.gradients[layer]
             some = np.sort(rng.permutation(x.shape[1])[:MOST]) if x.shape[1] > MOST else slice(None)
             for a, b in sorted(drawn | {FIRST}):
-                one, other = x[a, some], x[b, some]
-                bits = BITS if (a, b) == FIRST else (few_bits(one.size), PAPER)
-                found = measure(one, other, bits, neighbours)
-                row = Row(step.step, step.phase, layer, sizes[layer], (a, b), found)
+                first, other = x[a, some], x[b, some]
+                bits = BITS if (a, b) == FIRST else (few_bits(first.size), PAPER)
+                measured = measure(first, other, bits, neighbours)
+                row = Row(step.step, step.phase, layer, sizes[layer], (a, b), measured)
                 if (a, b) == FIRST:
                     out.first.append(row)
                 if (a, b) in drawn:
@@ -148,9 +148,9 @@ def cosines(step: Step) -> Iterator[Cosine]:
         if len(common) > 1:
             products[ALL] = sum(common, np.zeros(()))
         for layer, gram in products.items():
-            found = pairwise(gram)
-            if found.size:
-                yield Cosine(step.step, step.phase, layer, kind, *map(float, (found.mean(), found.min(), found.max())))
+            pairs = pairwise(gram)
+            if pairs.size:
+                yield Cosine(step.step, step.phase, layer, kind, *map(float, (pairs.mean(), pairs.min(), pairs.max())))
 
 
 def _products(x: np.ndarray) -> np.ndarray:

@@ -66,14 +66,14 @@ def choose(params: PyTree, pattern: str) -> str:
     """
     leaves = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
     shapes = {path: tuple(leaf.shape) for path, leaf in leaves if len(leaf.shape) == 4}
-    found = matching(shapes, pattern, "--layer")
+    layers = matching(shapes, pattern, "--layer")
     if not pattern:
         threes = [path for path, shape in shapes.items() if shape[:2] == (3, 3)]
-        found = threes[len(threes) // 2 :][:1]
-    if len(found) != 1:
-        what = f"{len(found)} convolutions ({', '.join(found[:4])}, ...)" if found else "no convolution"
+        layers = threes[len(threes) // 2 :][:1]
+    if len(layers) != 1:
+        what = f"{len(layers)} convolutions ({', '.join(layers[:4])}, ...)" if layers else "no convolution"
         raise UserError(f"--layer {pattern!r} matches {what}; there are {', '.join(shapes) or 'none'}")
-    return found[0]
+    return layers[0]
 
 
 def record(
@@ -103,16 +103,16 @@ def record(
     setup = build(config)
     path = choose(setup.state.params, layer)
     at = leaf_paths(setup.state.params).index(path)
-    kept, shape = [], jax.tree.leaves(setup.state.params)[at].shape
+    gradients, shape = [], jax.tree.leaves(setup.state.params)[at].shape
     for step, grads in training_gradients(config, setup):
         if step >= start:
             nodes_own = np.asarray(jax.tree.leaves(grads)[at])  # [K, H, W, D, F]
-            kept.append(nodes_own.mean(0, dtype=np.float64).astype(np.float32).ravel())
-            if not np.isfinite(kept[-1]).all():
+            gradients.append(nodes_own.mean(0, dtype=np.float64).astype(np.float32).ravel())
+            if not np.isfinite(gradients[-1]).all():
                 raise NonFinite(step + 1, f"a gradient of {path} is not finite", "nothing was recorded")
     about: dict[str, Any] = as_json(config)
     about["data"].pop("dir")  # the same data may lie elsewhere
-    return MeanGradients(np.stack(kept), shape, path, start, about, describe())
+    return MeanGradients(np.stack(gradients), shape, path, start, about, describe())
 
 
 def save(path: Path, recording: MeanGradients) -> None:

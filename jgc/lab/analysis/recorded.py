@@ -87,19 +87,21 @@ def find(folder: Path, layers: str = "") -> Recorded:
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is no run folder: it has no {CONFIG}")
-    config, found = completed(read_object(folder / CONFIG)), files(folder / GRADIENTS)
-    if not found:
+    config, recordings = completed(read_object(folder / CONFIG)), files(folder / GRADIENTS)
+    if not recordings:
         raise UserError(f"{folder} has recorded no gradients: train with --record.every N")
-    arrays = _read(found[0])
+    arrays = _read(recordings[0])
     names = [name for name in arrays if name.startswith(f"{GRADIENT}/")]
     shapes = {name.partition("/")[2]: arrays[name].shape[1:] for name in names}
     model = _model_of(config)
     chosen = matching(in_order(model, list(shapes)), layers, "--layers")
     if not chosen:
         raise UserError(f"--layers {layers!r} matches nothing that {folder} has recorded: {', '.join(shapes)}")
-    kept = tuple(path for path in chosen if f"{RESIDUAL}/{path}" in arrays)
+    residuals = tuple(path for path in chosen if f"{RESIDUAL}/{path}" in arrays)
     nodes = len(arrays[names[0]])
-    return Recorded(folder, config, tuple(map(step_of, found)), tuple(chosen), ends(model, chosen), shapes, nodes, kept)
+    return Recorded(
+        folder, config, tuple(map(step_of, recordings)), tuple(chosen), ends(model, chosen), shapes, nodes, residuals
+    )
 
 
 def read(run: Recorded) -> Iterator[Step]:
@@ -179,6 +181,6 @@ def ends(model: Model | None, paths: Sequence[str]) -> tuple[str, str] | None:
     """The first path of the model's first layer, and of its last; None if one is missing."""
     if model is None or not model.first_layer:
         return None
-    found = [next((path for path in paths if re.search(layer, path)), None)
+    layers = [next((path for path in paths if re.search(layer, path)), None)
              for layer in (model.first_layer, model.last_layer)]  # fmt: skip
-    return (found[0], found[1]) if found[0] and found[1] else None
+    return (layers[0], layers[1]) if layers[0] and layers[1] else None

@@ -81,8 +81,8 @@ def settings(nodes: int) -> list[Setting]:
       [Setting(nodes=2, merged=1), Setting(nodes=2, merged=2), Setting(nodes=4, merged=1), Setting(nodes=6, merged=1)]
     """
     powers = [2**i for i in range(nodes.bit_length()) if 2**i <= nodes]
-    found = {Setting(k, m) for k in powers[1:] for m in powers if k * m <= nodes}
-    return sorted(found | {Setting(nodes, 1)})
+    choices = {Setting(k, m) for k in powers[1:] for m in powers if k * m <= nodes}
+    return sorted(choices | {Setting(nodes, 1)})
 
 
 def measure_worth(run: Recorded, alphas: Sequence[float] = ALPHAS, draws: int = DRAWS, seed: int = 0) -> list[Worth]:
@@ -103,17 +103,17 @@ def _of_step(step: Step, alphas: Sequence[float], draws: int, rng: np.random.Gen
     nodes = len(next(iter(layers.values())))
     for setting in settings(nodes):
         subsets = [rng.permutation(nodes)[: setting.nodes * setting.merged] for _ in range(draws)]
-        found = {  # f64[draws, alphas, 12]
+        values = {  # f64[draws, alphas, 12]
             layer: np.stack([_products(merge(x, subset, setting), alphas, rng) for subset in subsets])
             for layer, x in layers.items()
         }
         for i, alpha in enumerate(alphas):
-            for layer, sums in found.items():
+            for layer, sums in values.items():
                 picked = count(alpha, layers[layer].shape[1])
                 if picked >= FEWEST:
                     yield _worth(step.step, layer, alpha, setting, picked, sums[:, i])
             everything = sum(count(alpha, x.shape[1]) for x in layers.values())
-            yield _worth(step.step, ALL, alpha, setting, everything, np.sum([s[:, i] for s in found.values()], axis=0))
+            yield _worth(step.step, ALL, alpha, setting, everything, np.sum([s[:, i] for s in values.values()], axis=0))
 
 
 def merge(x: np.ndarray, subset: np.ndarray, setting: Setting) -> np.ndarray:

@@ -42,18 +42,18 @@ def write(output: Path, folders: Sequence[Path], layers: str, alpha: float, draw
     runs = check_runs("worth", [find(folder, layers) for folder in folders])
     output.mkdir(parents=True, exist_ok=True)
     alphas = sorted({*ALPHAS, alpha})
-    found = dict(zip(names_of(runs), ((run, measure_worth(run, alphas, draws)) for run in runs), strict=True))
-    titles = {name: f"{run.title} ({name})" for name, (run, _) in found.items()}
-    batches = {titles[name]: run.config["batch_size"] // run.nodes for name, (run, _) in found.items()}
+    measured = dict(zip(names_of(runs), ((run, measure_worth(run, alphas, draws)) for run in runs), strict=True))
+    titles = {name: f"{run.title} ({name})" for name, (run, _) in measured.items()}
+    batches = {titles[name]: run.config["batch_size"] // run.nodes for name, (run, _) in measured.items()}
     title = "How far one node's largest values predict the mean gradient there (all layers together)"
-    plots.overview(output / PICTURE, {titles[n]: rows for n, (_, rows) in found.items()}, batches, alpha, title)
-    for name, (run, rows) in found.items():
-        mine = _base(rows, alpha)
-        if layers_of(run, mine):
-            title = f"By layer, {mine[0].setting.nodes} nodes, alpha = {alpha:.2%} ({run.title})"
-            plots.by_layer(output / f"worth-{name}.png", mine, layers_of(run, mine), title)
-    write_csv(output / TABLE, [_line(name, row, run) for name, (run, rows) in found.items() for row in rows])
-    write_whole(output / PAGE, markdown(found, alpha, draws, command).encode())
+    plots.overview(output / PICTURE, {titles[n]: rows for n, (_, rows) in measured.items()}, batches, alpha, title)
+    for name, (run, rows) in measured.items():
+        base = _base(rows, alpha)
+        if layers_of(run, base):
+            title = f"By layer, {base[0].setting.nodes} nodes, alpha = {alpha:.2%} ({run.title})"
+            plots.by_layer(output / f"worth-{name}.png", base, layers_of(run, base), title)
+    write_csv(output / TABLE, [_line(name, row, run) for name, (run, rows) in measured.items() for row in rows])
+    write_whole(output / PAGE, markdown(measured, alpha, draws, command).encode())
     return output / PAGE
 
 
@@ -75,7 +75,7 @@ def _line(name: str, row: Worth, run: Recorded) -> dict[str, Any]:
             "batch_per_node": batch, **out}  # fmt: skip
 
 
-def markdown(found: dict[str, tuple[Recorded, list[Worth]]], alpha: float, draws: int, command: str) -> str:
+def markdown(measured: dict[str, tuple[Recorded, list[Worth]]], alpha: float, draws: int, command: str) -> str:
     """The page."""
     paragraphs = [
         "# What the correlation between nodes is worth",
@@ -90,14 +90,14 @@ def markdown(found: dict[str, tuple[Recorded, list[Worth]]], alpha: float, draws
         f"are subsets, {draws} at random for each case, and larger batches are means of several nodes' gradients.",
         f"![Cosines against alpha, nodes, batch and step]({PICTURE})",
     ]
-    for name, (run, rows) in found.items():
-        mine = _base(rows, alpha)
+    for name, (run, rows) in measured.items():
+        base = _base(rows, alpha)
         paragraphs += [
             f"## {run.title}",
             "\n".join(f"- {line}" for line in conclusions(rows, alpha)),
             _table(select(rows, layer=ALL)),
         ]
-        if layers_of(run, mine):
+        if layers_of(run, base):
             paragraphs += [f"By layer, layers of which {FEWEST} values or more are picked:",
                            f"![Cosines by layer](worth-{name}.png)"]  # fmt: skip
     return "\n\n".join([*paragraphs, f"In full: [{TABLE}]({TABLE})."]) + "\n"
@@ -109,10 +109,10 @@ def _table(rows: Sequence[Worth]) -> str:
             "chance", "energy covered", "best")  # fmt: skip
     body = []
     for alpha, setting in sorted({(row.alpha, row.setting) for row in rows}):
-        mine = select(rows, alpha=alpha, setting=setting)
-        cosines = (f"{_mean(mine, name):.3f}" for name in ("innovations", "leader", "signs", "chance"))
-        shares = (f"{_mean(mine, name):.1%}" for name in ("covered", "best"))
-        body.append((f"{alpha:.2%}", setting.nodes, setting.merged, f"{mine[0].picked:,}", *cosines, *shares))
+        selected = select(rows, alpha=alpha, setting=setting)
+        cosines = (f"{_mean(selected, name):.3f}" for name in ("innovations", "leader", "signs", "chance"))
+        shares = (f"{_mean(selected, name):.1%}" for name in ("covered", "best"))
+        body.append((f"{alpha:.2%}", setting.nodes, setting.merged, f"{selected[0].picked:,}", *cosines, *shares))
     return table(head, body)
 
 

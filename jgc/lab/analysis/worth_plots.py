@@ -52,9 +52,9 @@ def overview(path: Path, runs: dict[str, list[Worth]], batches: dict[str, int], 
             (select(two, alpha=alpha), "batch per node (recorded nodes merged)", batch, f"2 nodes, {at}, all steps"),
             (select(whole, alpha=alpha), "step", lambda r: r.step, f"{most.nodes} nodes, {at}"),
         )  # fmt: skip
-        for axes, (mine, label, place, said) in zip(panels, ones, strict=True):
-            _curves(axes, mine, label, place)
-            axes.set_title(said, fontsize=10)
+        for axes, (points, label, place, text) in zip(panels, ones, strict=True):
+            _curves(axes, points, label, place)
+            axes.set_title(text, fontsize=10)
         _powers(panels[0], 10)
         _powers(panels[1], 2)
         _powers(panels[2], 2)
@@ -71,9 +71,9 @@ def _batch(recorded: int, row: Worth) -> float:
 
 def _curves(axes: Axes, rows: Sequence[Worth], label: str, at: Callable[[Worth], float]) -> None:
     places = sorted({at(row) for row in rows})
-    for name, (said, colour, style) in LOOKS.items():
+    for name, (words, colour, style) in LOOKS.items():
         means = [np.mean([getattr(row, name) for row in rows if at(row) == place]) for place in places]
-        axes.plot(places, means, color=colour, linestyle=style, marker="o", markersize=4, label=said, linewidth=1.8)
+        axes.plot(places, means, color=colour, linestyle=style, marker="o", markersize=4, label=words, linewidth=1.8)
     axes.set_xlabel(label)
     axes.set_ylim(0, 1.03)
     axes.grid(alpha=0.3)
@@ -92,15 +92,15 @@ def by_layer(path: Path, rows: Sequence[Worth], layers: Sequence[str], title: st
     """Draw the same by layer, means over the steps, and the share of energy at the positions."""
     figure = new_figure(max(8.0, 0.42 * len(layers) + 4.0), 9.0, title)
     above, below = figure.subplots(2, 1, sharex=True)
-    mine = [select(rows, layer=layer) for layer in layers]
+    by_layers = [select(rows, layer=layer) for layer in layers]
     at = np.arange(len(layers))
-    for name, (said, colour, style) in LOOKS.items():
-        means = [np.mean([getattr(row, name) for row in each]) for each in mine]
-        above.plot(at, means, color=colour, linestyle=style, marker="o", markersize=4, label=said)
+    for name, (label, colour, style) in LOOKS.items():
+        means = [np.mean([getattr(row, name) for row in each]) for each in by_layers]
+        above.plot(at, means, color=colour, linestyle=style, marker="o", markersize=4, label=label)
     curves = (("at the leader's positions", BLUE, "covered"), ("at the mean's own largest values", GREEN, "best"))
-    for said, colour, name in curves:
-        shares = [100 * np.mean([getattr(row, name) for row in each]) for each in mine]
-        below.plot(at, shares, color=colour, marker="o", markersize=4, label=said)
+    for label, colour, name in curves:
+        shares = [100 * np.mean([getattr(row, name) for row in each]) for each in by_layers]
+        below.plot(at, shares, color=colour, marker="o", markersize=4, label=label)
     above.set_ylim(0, 1.03)
     above.set_ylabel("cosine with the mean over nodes\nat the leader's positions")
     below.set_ylim(bottom=0)

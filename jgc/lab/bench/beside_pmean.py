@@ -95,15 +95,19 @@ def measure(model: str, devices: int, repeats: int, methods: Sequence[str] = (),
     alone = rounds({PMEAN: plain.call}, repeats)[PMEAN]
     rows = [Row(PMEAN, "", alone, alone, plain.compile_seconds, plain.temporary)]
     built = {name: compress.build(config) for name, config in chosen.items()}
-    wanted = [(name, phase) for name, one in built.items() for phase in (one.schedule if phases else one.schedule[-1:])]
+    wanted = [
+        (name, phase)
+        for name, compressor in built.items()
+        for phase in (compressor.schedule if phases else compressor.schedule[-1:])
+    ]
 
-    def row(one: tuple[str, Phase]) -> Row:
-        name, phase = one
+    def row(compressor: tuple[str, Phase]) -> Row:
+        name, phase = compressor
         program = method_program(built[name], phase.value, nodes, shapes, grads)
         seconds = rounds({PMEAN: plain.call, name: program.call}, repeats)
         return Row(name, phase.name, seconds[name], seconds[PMEAN], program.compile_seconds, program.temporary)
 
-    rows += each(wanted, row, lambda one: f"{one[0]}, {one[1].name}")
+    rows += each(wanted, row, lambda compressor: f"{compressor[0]}, {compressor[1].name}")
     leaves = jax.tree.leaves(shapes)
     return Beside(model, sum(math.prod(x.shape) for x in leaves), len(leaves), devices, repeats, tuple(rows))
 
@@ -121,10 +125,10 @@ def devices_for(count: int) -> list[jax.Device]:
     """
     with suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_num_cpu_devices", count)
-    found = jax.devices()
-    if not 1 <= count <= len(found):
-        raise UserError(f"--devices and --shards ask for {count} devices; there are {len(found)}")
-    return found[:count]
+    devices = jax.devices()
+    if not 1 <= count <= len(devices):
+        raise UserError(f"--devices and --shards ask for {count} devices; there are {len(devices)}")
+    return devices[:count]
 
 
 def shapes_of(model: str) -> PyTree:
@@ -171,10 +175,10 @@ def compiled(run: Callable, *args: Any, **options: Any) -> tuple[Any, float, int
 def pmean_program(nodes: Nodes, grads: PyTree) -> Program:
     """Plain `lax.pmean` of a tree of gradients [K, ...]."""
 
-    def one(grads):
+    def mean(grads):
         return lax.pmean(jax.tree.map(lambda g: g[0], grads), NODE)
 
-    program, seconds, temporary = compiled(jax.shard_map(one, mesh=nodes.mesh, in_specs=P(NODE), out_specs=P()), grads)
+    program, seconds, temporary = compiled(jax.shard_map(mean, mesh=nodes.mesh, in_specs=P(NODE), out_specs=P()), grads)
     return Program(partial(program, grads), seconds, temporary)
 
 
@@ -210,20 +214,20 @@ def place_state(state: State, nodes: Nodes) -> State:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def markdown(found: Beside, machine: str) -> str:
+def markdown(measured: Beside, machine: str) -> str:
     """The page."""
-    gradient = 4 * found.values
-    spread = "; after ± half the distance between the quartiles" if found.repeats > 1 else ""
+    gradient = 4 * measured.values
+    spread = "; after ± half the distance between the quartiles" if measured.repeats > 1 else ""
     return "\n\n".join([
-        f"`{found.model}`, {found.values:,} parameters in {found.leaves} leaves, {found.devices} nodes, each on a "
-        f"device of its own; all layers alike; {machine}.",
-        f"Compression alone, on random gradients of the model's shapes: medians of {found.repeats} rounds, each method "
-        f"in turn with plain `lax.pmean` of the tree{spread}. The ratio is the median of the ratios of the rounds. "
-        "Temporary memory is the compiled program's on one device, and its share of the gradient of "
+        f"`{measured.model}`, {measured.values:,} parameters in {measured.leaves} leaves, {measured.devices} nodes, "
+        f"each on a device of its own; all layers alike; {machine}.",
+        f"Compression alone, on random gradients of the model's shapes: medians of {measured.repeats} rounds, each "
+        f"method in turn with plain `lax.pmean` of the tree{spread}. The ratio is the median of the ratios of the "
+        "rounds. Temporary memory is the compiled program's on one device, and its share of the gradient of "
         f"{megabytes(gradient)} MB. Compiling includes tracing.",
         table(["method", "phase", "ms", "pmean, ms", "of pmean", "compile, s", "temporary, MB", "of the gradient"],
-              [cells(row, gradient) for row in found.rows]),
-        *ramps(found),
+              [cells(row, gradient) for row in measured.rows]),
+        *ramps(measured),
     ]) + "\n"  # fmt: skip
 
 
@@ -235,10 +239,10 @@ def cells(row: Row, gradient: int) -> list[str]:
     return [row.method, row.phase, *times, ratio, f"{row.compile_seconds:.1f}", megabytes(row.temporary), share]
 
 
-def ramps(found: Beside) -> list[str]:
+def ramps(measured: Beside) -> list[str]:
     """A sentence on the time to compile all phases of the methods that have several."""
     seconds: dict[str, list[float]] = {}
-    for row in found.rows:
+    for row in measured.rows:
         seconds.setdefault(row.method, []).append(row.compile_seconds)
     several = [f"{name} {sum(x):.1f} s ({len(x)})" for name, x in seconds.items() if len(x) > 1]
     return [f"Compiling all phases of a method: {', '.join(several)}."] if several else []

@@ -132,10 +132,10 @@ def table_v(costs: Costs) -> str:
     """Phases that the LGC paper timed, in multiples of its own dense step and of ours; empty if there are none."""
     rows, dense = [], np.median(whole_step(costs.rows[0], costs))
     for row in costs.rows:
-        theirs = paper.SECONDS.get(row.method, {})
-        if row.phase in theirs:
-            step, seconds = np.median(whole_step(row, costs)), theirs[row.phase]
-            ratios = [f"{step / dense:.2f}", f"{seconds / theirs['dense']:.2f}"]
+        reported = paper.SECONDS.get(row.method, {})
+        if row.phase in reported:
+            step, seconds = np.median(whole_step(row, costs)), reported[row.phase]
+            ratios = [f"{step / dense:.2f}", f"{seconds / reported['dense']:.2f}"]
             rows.append([row.method, row.phase, f"{step:.3f}", f"{seconds:.1f}", *ratios])
     head = ["method", "phase", "ours, s", "paper, s", "ours, of the dense step", "paper, of its dense phase"]
     return table(head, rows) if rows else ""

@@ -89,10 +89,10 @@ class Loop:
         settings = compress.METHODS[self.method].settings()
         if len(compress.build(settings).schedule) > 1:
             raise UserError(f"--method {self.method} has several phases; take a method with one, such as topk")
-        given = {name: value for name in ("nodes", "batch_size") if (value := getattr(self, name)) is not None}
+        options = {name: value for name in ("nodes", "batch_size") if (value := getattr(self, name)) is not None}
         data = DataConfig(dir=self.data_dir)
         config = resolve(Config(settings, workload=self.workload, steps=FIRST + self.steps, data=data, evaluate_every=0,
-                                checkpoint_every=0, diagnose_every=0, schedule="constant", **given))  # fmt: skip
+                                checkpoint_every=0, diagnose_every=0, schedule="constant", **options))  # fmt: skip
         check(config)
         return config
 

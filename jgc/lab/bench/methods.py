@@ -101,8 +101,8 @@ class Methods:
                 compiled = sharded.measure(self.model, devices, self.shards, self.repeats, names)
                 title, page = "Every method on shards", sharded.markdown(compiled, describe())
             elif self.model:
-                found = beside_pmean.measure(self.model, devices, self.repeats, names)
-                title, page = "Every method beside plain pmean", beside_pmean.markdown(found, describe())
+                measured = beside_pmean.measure(self.model, devices, self.repeats, names)
+                title, page = "Every method beside plain pmean", beside_pmean.markdown(measured, describe())
             else:
                 nodes = 8 if self.nodes is None else self.nodes
                 costs = measure(self.workload or DEFAULT, nodes, self.repeats, names, self.alpha)

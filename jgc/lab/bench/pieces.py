@@ -64,7 +64,7 @@ def updated(parts: Parts, state: TrainState, grads: PyTree) -> Callable[[], Any]
         return (optax.apply_updates(params, updates), opt_state), None
 
     mean = place(jax.tree.map(lambda g: g.mean(axis=0), grads), SHARED, parts.nodes)
-    return _in_place(run, (state.params, state.opt_state), mean)
+    return _in_place(run, tuple(arrays_of(state)[:2]), mean)
 
 
 def _in_place(run: Callable, carried: PyTree, *args: Any) -> Callable[[], Any]:

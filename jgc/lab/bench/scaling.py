@@ -58,8 +58,8 @@ class Scaling:
     def run(self, line: str) -> None:
         """Count, and print the page."""
         if not self.nodes or min(self.nodes) < 2:
-            given = " ".join(map(str, self.nodes)) or "none"
-            raise UserError(f"--nodes must be numbers of at least 2, got {given}")
+            counts = " ".join(map(str, self.nodes)) or "none"
+            raise UserError(f"--nodes must be numbers of at least 2, got {counts}")
         with values_of_the_user():
             shapes = shapes_of(self.workload)
             points = measure(shapes, sorted(set(self.nodes)), self.alpha)
@@ -148,10 +148,10 @@ def markdown(points: Sequence[Point], workload: str, shapes: PyTree) -> str:
     """The page: bytes by number of nodes, and each point with its padding."""
     n, counts = make_packing(shapes).size, sorted({point.nodes for point in points})
     by_name = _by_scheme(points)
-    wide = [[name, *(size(float(point.sent)) for point in mine)] for name, mine in by_name.items()]
-    lines = [_line(point, n) for mine in by_name.values() for point in mine]
+    wide = [[name, *(size(float(point.sent)) for point in series)] for name, series in by_name.items()]
+    lines = [_line(point, n) for series in by_name.values() for point in series]
     detail = ["", "nodes", "payload P", "sent", "of it padding", "share", "dense ring / sent"]
-    rings = [mine[0].scheme for mine in by_name.values() if mine[0].scheme.unit]
+    rings = [series[0].scheme for series in by_name.values() if series[0].scheme.unit]
     bounds = ", ".join(f"{scheme.unit:.0f} ({scheme.name})" for scheme in rings)
     return (
         f"`{workload}`, {n:,} parameters ({size(4 * n)}), last phase of each method, one node on each device: bytes "
@@ -190,8 +190,8 @@ def _dense(nodes: int, n: int) -> float:
 def _crossings(by_name: dict[str, list[Point]], n: int) -> str:
     """The number of nodes from which a gather sends more than the uncompressed ring: (N - 1) P > 2 (N - 1) / N 4 n."""
     parts = [
-        f"{name} from {math.floor(8 * n / mine[0].payload) + 1:,} nodes on"
-        for name, mine in by_name.items() if mine[0].scheme.gathers
+        f"{name} from {math.floor(8 * n / series[0].payload) + 1:,} nodes on"
+        for name, series in by_name.items() if series[0].scheme.gathers
     ]  # fmt: skip
     return f"A gather sends more than the uncompressed ring: {'; '.join(parts)}."
 
@@ -201,8 +201,8 @@ def draw(path: Path, points: Sequence[Point], title: str) -> None:
     figure = new_figure(8.5, 5.4)
     axes = figure.subplots()
     counts = sorted({point.nodes for point in points})
-    for i, (name, mine) in enumerate(_by_scheme(points).items()):
-        scheme, sent = mine[0].scheme, [float(point.sent) for point in mine]
+    for i, (name, series) in enumerate(_by_scheme(points).items()):
+        scheme, sent = series[0].scheme, [float(point.sent) for point in series]
         colour = COLOURS[i % len(COLOURS)]
         if scheme.unit or scheme.gathers:
             axes.plot(counts, sent, color=colour, linewidth=1.4, marker=MARKERS[i], markersize=6, label=name)
@@ -210,7 +210,7 @@ def draw(path: Path, points: Sequence[Point], title: str) -> None:
             axes.plot(counts, sent, color=colour, linestyle="", marker="o", markersize=11, label=name,
                       markerfacecolor="none")  # fmt: skip
         if scheme.unit:
-            ideal = [float(scheme.ideal(point.payload, point.nodes)) for point in mine]
+            ideal = [float(scheme.ideal(point.payload, point.nodes)) for point in series]
             axes.plot(counts, ideal, color="black", linewidth=0.9, linestyle=":", zorder=5)
     axes.plot([], [], color="black", linewidth=0.9, linestyle=":", label="2 (N - 1) / N payload, of each ring")
     axes.set(title=title, xlabel="nodes, N, each on a device of its own", ylabel="bytes that a node sends in a step")

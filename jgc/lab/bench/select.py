@@ -27,9 +27,8 @@ from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import Times, rounds
 from jgc.layout.pack import whole
 from jgc.selection.chunks import CHUNK
-from jgc.selection.select import check_alpha
-from jgc.selection.selector import make_selector
-from jgc.selection.top_k import fastest, largest_positions
+from jgc.selection.selector import check_alpha, make_selector
+from jgc.selection.top_k import largest_positions
 from jgc.training.errors import values_of_the_user
 
 OURS, TOP_K, APPROXIMATE, TORCH = "jgc, positions and values", "lax.top_k", "lax.approx_max_k", "torch.topk"
@@ -67,8 +66,8 @@ class Select:
             check_alpha(self.alpha)
             counts = sizes_of(self.sizes)
         torch, before = find_torch(), load()
-        one = partial(measure, alpha=self.alpha, repeats=self.repeats, torch=torch)
-        timings = each(counts, one, "{:,} values".format)
+        measured = partial(measure, alpha=self.alpha, repeats=self.repeats, torch=torch)
+        timings = each(counts, measured, "{:,} values".format)
         page = markdown(timings, describe(), torch, f"load average {before} before and {load()} after")
         publish("Selection of the largest values", page, self.output, line)
 
@@ -105,7 +104,7 @@ class Timing(NamedTuple):
     seconds: dict[str, Times]
 
 
-def sizes_of(given: Sequence[str]) -> list[int]:
+def sizes_of(options: Sequence[str]) -> list[int]:
     """Sizes from the command line.
 
     Raises:
@@ -116,7 +115,7 @@ def sizes_of(given: Sequence[str]) -> list[int]:
       [100000, 25600000, 10]
     """
     sizes = []
-    for word in words(given):
+    for word in words(options):
         try:
             size = float(word)
         except ValueError:
@@ -219,8 +218,7 @@ def markdown(timings: Sequence[Timing], machine: str, torch: Torch | None, load:
         f"{missing}{table(head, rows)}\n\n"
         f"Normally distributed f32 values, {repeats} rounds in turn. Ratios are medians over rounds. Only jgc's "
         "rows give positions in ascending order; all others give values and positions by magnitude. Chunks select the "
-        "same share of every 4,096 values. "
-        f"jgc's way: {', '.join(f'{fastest(t.size, t.k)} at {t.size:,}' for t in timings)}.\n"
+        "same share of every 4,096 values.\n"
     )
 
 

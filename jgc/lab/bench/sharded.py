@@ -55,7 +55,7 @@ class Row(NamedTuple):
     @property
     def ratio(self) -> float:
         """The median of the repeats' ratios of seconds."""
-        return statistics.median(own / plain for own, plain in zip(self.step, self.plain, strict=True))
+        return statistics.median(seconds / plain for seconds, plain in zip(self.step, self.plain, strict=True))
 
 
 class Sharded(NamedTuple):
@@ -146,17 +146,17 @@ def compression(case: Case, compressor: Compressor | None) -> tuple[Aggregation,
             return jax.tree.map(lambda x: lax.pmean(x, SLOW), grads)
 
         mean = on_nodes(plain, nodes, (locally(placements),), placements)
-        found = Aggregation(lambda grads, state: (mean(grads), state), ())
+        aggregation = Aggregation(lambda grads, state: (mean(grads), state), ())
     else:
         state = compressor.init(jax.random.key(0), case.params, nodes)
         step = step_on_nodes(
             compressor.aggregate, compressor.schedule[-1].value, nodes, placements, placements_of(state)
         )
         key = jax.random.key(1)
-        found = Aggregation(lambda grads, state: step(key, grads, state)[:2], state)
+        aggregation = Aggregation(lambda grads, state: step(key, grads, state)[:2], state)
     grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct((nodes.count, *x.shape), x.dtype), case.params)
     grads = placed_shapes(grads, locally(placements), nodes)
-    return found, jax.jit(found.run, donate_argnums=1).lower(grads, found.state).compile()
+    return aggregation, jax.jit(aggregation.run, donate_argnums=1).lower(grads, aggregation.state).compile()
 
 
 def seconds_to_compile(case: Case, aggregation: Aggregation) -> float:
@@ -178,20 +178,20 @@ def temporary(program: Any) -> int:
     return program.memory_analysis().temp_size_in_bytes
 
 
-def markdown(found: Sharded, machine: str) -> str:
+def markdown(measured: Sharded, machine: str) -> str:
     """The page."""
 
     def cells(row):
-        own = [megabytes(row.temporary), f"{row.temporary / found.shard:.2f}"]
+        memory = [megabytes(row.temporary), f"{row.temporary / measured.shard:.2f}"]
         if row.method == PMEAN:
-            return [row.method, *own, "", "1"]
-        return [row.method, *own, f"{statistics.median(row.step):.1f}", f"{row.ratio:.2f}"]
+            return [row.method, *memory, "", "1"]
+        return [row.method, *memory, f"{statistics.median(row.step):.1f}", f"{row.ratio:.2f}"]
 
     return "\n\n".join([
-        f"`{found.model}`, {found.values:,} parameters, {found.nodes} nodes of {found.shards} devices that divide the "
-        f"parameters; the gradient's shard of a device has {megabytes(found.shard)} MB; {machine}.",
+        f"`{measured.model}`, {measured.values:,} parameters, {measured.nodes} nodes of {measured.shards} devices that "
+        f"divide the parameters; the gradient's shard of a device has {megabytes(measured.shard)} MB; {machine}.",
         "Nothing was run. Temporary memory: the compression alone, on one device. Compiling: a whole training step of "
         "the method's last phase, tracing included, over the same step with plain `pmean`, compiled in turn; medians.",
         table(["method", "temporary, MB", "of the shard", "step, compile s", "of the step with pmean"],
-              [cells(row) for row in found.rows]),
+              [cells(row) for row in measured.rows]),
     ]) + "\n"  # fmt: skip

@@ -76,7 +76,7 @@ def order(plan: Plan) -> Iterator[tuple[str, str, int]]:
         yield from ((fault, method, number) for fault, method in pairs)
 
 
-def run(plan: Plan, folder: Path, found: Found, tell: Callable[[str], None]) -> None:
+def run(plan: Plan, folder: Path, findings: Found, tell: Callable[[str], None]) -> None:
     """Try faults until the time is over, and add to `found`. Folders of tries that went badly are kept."""
     begun = time.monotonic()
     deadline = begun + 60 * plan.minutes if plan.minutes is not None else float("inf")
@@ -88,37 +88,37 @@ def run(plan: Plan, folder: Path, found: Found, tell: Callable[[str], None]) -> 
         return wholes[recipe]
 
     for number, (fault, method, turn) in enumerate(order(plan), 1):
-        found.seconds = time.monotonic() - begun
-        if time.monotonic() > deadline or len(found.skipped) == len(plan.faults):
+        findings.seconds = time.monotonic() - begun
+        if time.monotonic() > deadline or len(findings.skipped) == len(plan.faults):
             break
-        if fault in found.skipped:
+        if fault in findings.skipped:
             continue
-        own = folder / f"{number}-{fault}"
-        own.mkdir(parents=True)
-        lab = Lab(own, of(Recipe(method, plan.processes)), plan.limit, plan.timeout, deadline, turn, of)
+        place = folder / f"{number}-{fault}"
+        place.mkdir(parents=True)
+        lab = Lab(place, of(Recipe(method, plan.processes)), plan.limit, plan.timeout, deadline, turn, of)
         with contextlib.ExitStack() as stack:
             stack.callback(lab.kill)
             try:
-                outcomes = _try(lab, fault, Random(f"{plan.seed} {number}"), plan, found)
+                outcomes = _try(lab, fault, Random(f"{plan.seed} {number}"), plan, findings)
             except CannotTest as error:
-                found.skipped[fault] = str(error)
+                findings.skipped[fault] = str(error)
                 tell(f"{fault}: left out, {error}")
                 continue
-        found.outcomes.setdefault((fault, method), []).extend(outcomes)
-        found.seconds = time.monotonic() - begun
+        findings.outcomes.setdefault((fault, method), []).extend(outcomes)
+        findings.seconds = time.monotonic() - begun
         bad = [o for o in outcomes if o.kind not in GOOD]
         for outcome in outcomes if len(outcomes) == 1 else bad:
-            tell(f"{progress(plan, number, found)}  {fault} ({method}): {outcome.kind}: {outcome.what}")
+            tell(f"{progress(plan, number, findings)}  {fault} ({method}): {outcome.kind}: {outcome.what}")
         if bad:
-            tell(f"  kept in {own}")
+            tell(f"  kept in {place}")
         else:
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)
 
 
-def _try(lab: Lab, fault: str, dice: Random, plan: Plan, found: Found) -> list[Outcome]:
+def _try(lab: Lab, fault: str, dice: Random, plan: Plan, findings: Found) -> list[Outcome]:
     if fault == FLIPS:
         outcomes, remark = flips(lab, plan.times or 1, plan.seed)
-        found.remarks.append(remark)
+        findings.remarks.append(remark)
         return outcomes
     try:
         return [FAULTS[fault](lab, dice)]
@@ -128,10 +128,10 @@ def _try(lab: Lab, fault: str, dice: Random, plan: Plan, found: Found) -> list[O
         return [Outcome(TRACEBACK, f"the fault itself failed: {type(error).__name__}: {error}")]
 
 
-def progress(plan: Plan, number: int, found: Found) -> str:
+def progress(plan: Plan, number: int, findings: Found) -> str:
     """How far the campaign is: the try's number, and time or tries left."""
     if plan.minutes is not None:
-        rest = max(0.0, 60 * plan.minutes - found.seconds)
-        return f"[{number}, {clock(found.seconds)}, {clock(rest)} left]"
+        rest = max(0.0, 60 * plan.minutes - findings.seconds)
+        return f"[{number}, {clock(findings.seconds)}, {clock(rest)} left]"
     tries = (1 if FLIPS in plan.faults else plan.times or 1) * len(plan.faults) * len(plan.methods)
-    return f"[{number}/{tries}, {clock(found.seconds)}{left(number, tries, found.seconds)}]"
+    return f"[{number}/{tries}, {clock(findings.seconds)}{left(number, tries, findings.seconds)}]"

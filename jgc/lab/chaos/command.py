@@ -65,23 +65,23 @@ class Chaos:
 
     def run(self, line: str) -> None:
         """Run the campaign, and print the table."""
-        plan, found = self.plan(), Found()
+        plan, findings = self.plan(), Found()
         if self.run_dir is not None:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="jgc-chaos-", dir=self.run_dir))
         try:
-            campaign.run(plan, folder, found, lambda text: print(text, flush=True))
+            campaign.run(plan, folder, findings, lambda text: print(text, flush=True))
         except UserError as error:  # a run that nobody disturbed failed: its logs are needed
             raise UserError(f"{error}; its folder is in {folder}", FAILED) from error
         except BaseException:
-            _remove(folder, found)
+            _remove(folder, findings)
             raise
         else:
-            _remove(folder, found)
+            _remove(folder, findings)
         finally:  # after Ctrl-C, too
-            publish("Faults, and what became of them", markdown(plan, found), self.output, line)
-        if found.bad:
-            raise UserError(f"{len(found.bad)} of {found.tried} tries were silent, hung or ended in a traceback; "
+            publish("Faults, and what became of them", markdown(plan, findings), self.output, line)
+        if findings.bad:
+            raise UserError(f"{len(findings.bad)} of {findings.tried} tries were silent, hung or ended in a traceback; "
                             f"their folders are in {folder}", FAILED)  # fmt: skip
 
     def plan(self) -> Plan:
@@ -110,36 +110,36 @@ class Chaos:
         return Plan(faults, methods, self.processes, self.seed, minutes, self.count, self.limit, self.timeout)
 
 
-def _remove(folder: Path, found: Found) -> None:
+def _remove(folder: Path, findings: Found) -> None:
     """Remove the folder of all runs, unless a try went badly."""
-    if not found.bad:
+    if not findings.bad:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _names(option: str, given: Sequence[str], known: list[str]) -> list[str]:
-    names = words(given)
+def _names(option: str, chosen: Sequence[str], known: list[str]) -> list[str]:
+    names = words(chosen)
     for name in names:
         if name not in known:
             raise UserError(f"{option}: unknown {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})")
     return names
 
 
-def markdown(plan: Plan, found: Found) -> str:
+def markdown(plan: Plan, findings: Found) -> str:
     """The table, what went badly, and what was left out."""
     several = len(plan.methods) > 1
     head = ["fault", *(["method"] if several else []), "tried", *KINDS, "what"]
     rows, total = [], Counter[str]()
-    for (fault, method), outcomes in sorted(found.outcomes.items()):
+    for (fault, method), outcomes in sorted(findings.outcomes.items()):
         kinds = Counter(outcome.kind for outcome in outcomes)
         total += kinds
         what = _first_line(flips if fault == FLIPS else FAULTS[fault])
         rows.append([fault, *([method] if several else []), len(outcomes), *(kinds[kind] for kind in KINDS), what])
-    rows.append(["all", *([""] if several else []), found.tried, *(total[kind] for kind in KINDS), ""])
+    rows.append(["all", *([""] if several else []), findings.tried, *(total[kind] for kind in KINDS), ""])
     what = f"{plan.processes} processes, {', '.join(plan.methods)}, seed {plan.seed}"
-    lines = [f"{what}; {clock(found.seconds)} minutes.", "", table(head, rows), ""]
-    lines += [f"{remark}\n" for remark in found.remarks if remark]
-    lines += [f"Left out: {fault}, {why}.\n" for fault, why in found.skipped.items()]
-    lines += [f"- {fault}: {outcome.kind}: {outcome.what}" for fault, outcome in found.bad]
+    lines = [f"{what}; {clock(findings.seconds)} minutes.", "", table(head, rows), ""]
+    lines += [f"{remark}\n" for remark in findings.remarks if remark]
+    lines += [f"Left out: {fault}, {why}.\n" for fault, why in findings.skipped.items()]
+    lines += [f"- {fault}: {outcome.kind}: {outcome.what}" for fault, outcome in findings.bad]
     return "\n".join(lines)
 
 

@@ -66,8 +66,8 @@ def flips(lab: Lab, count: int, seed: int) -> tuple[list[Outcome], str]:
     if not report.exists():
         return [judge(ended, lab.folder / "run", lab.whole.run_dir)], ""
     told = json.loads(report.read_text())
-    found = [Flip(*values) for values in told["flips"]]
-    return [_outcome(flip) for flip in found], _remark(found, told["check"], told["step"])
+    results = [Flip(*values) for values in told["flips"]]
+    return [_outcome(flip) for flip in results], _remark(results, told["check"], told["step"])
 
 
 def _outcome(flip: Flip) -> Outcome:
@@ -104,7 +104,7 @@ def _train_and_flip(argv: list[str], count: int, seed: int, report: Path) -> int
         take, state = _first_steps(setup, team)
         replicas = Replicas(setup.parts.nodes)
         replicas.difference(arrays_by_name(state))  # compiles
-        found, checks, steps = [], [], []
+        outcomes, checks, steps = [], [], []
         for number in range(count):
             array, place, bit = _draw(state, dice, "params." if number % 2 else "compressor.local.")
             device, copy = jax.devices()[place], _copied(state)
@@ -118,11 +118,11 @@ def _train_and_flip(argv: list[str], count: int, seed: int, report: Path) -> int
             begun = time.perf_counter()
             line = replicas.difference(arrays_by_name(state))
             checks.append(time.perf_counter() - begun)
-            found.append(Flip(array, device.id, bit, at_once, line, _same(state, copy)))
+            outcomes.append(Flip(array, device.id, bit, at_once, line, _same(state, copy)))
             state = copy
         if team.leads:
             figures = {"check": float(np.median(checks)), "step": float(np.median(steps))}
-            report.write_text(json.dumps({"flips": found, **figures}))
+            report.write_text(json.dumps({"flips": outcomes, **figures}))
     return 0
 
 
@@ -151,12 +151,12 @@ def _draw(state: PyTree, dice: Random, prefix: str) -> tuple[str, int, int]:
     return array, dice.randrange(jax.device_count()), dice.randrange(8 * named[array].addressable_data(0).nbytes)
 
 
-def _same(one: TrainState, other: TrainState) -> bool:
+def _same(first: TrainState, other: TrainState) -> bool:
     """Whether all devices of all processes hold the same bits in two states."""
-    pairs = zip(*(jax.tree.leaves(arrays_by_name(state)) for state in (one, other)), strict=True)
-    mine = all(
+    pairs = zip(*(jax.tree.leaves(arrays_by_name(state)) for state in (first, other)), strict=True)
+    equal = all(
         np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes()
         for x, y in pairs
         for a, b in zip(x.addressable_shards, y.addressable_shards, strict=True)
     )
-    return bool(np.all(multihost_utils.process_allgather(np.array(mine))))
+    return bool(np.all(multihost_utils.process_allgather(np.array(equal))))

@@ -85,8 +85,10 @@ def difference(run_dir: Path, whole: Path) -> str:
     for name, x in got.arrays.items():
         if x.tobytes() != expected.arrays[name].tobytes():
             return f"{name} differs from an uninterrupted run"
-    mine, theirs = ([(line["step"], line["loss"]) for line in read(path / METRICS)] for path in (run_dir, whole))
-    return "" if mine == theirs else "losses in metrics.jsonl differ from those of an uninterrupted run"
+    losses, whole_losses = (
+        [(line["step"], line["loss"]) for line in read(path / METRICS)] for path in (run_dir, whole)
+    )
+    return "" if losses == whole_losses else "losses in metrics.jsonl differ from those of an uninterrupted run"
 
 
 def _tail(output: str) -> str:

@@ -107,11 +107,11 @@ def check(kind: Kind, nodes: Nodes) -> tuple[str, str]:
     """
     program = jax.jit(on_nodes(lambda x: kind.call(x, nodes), nodes, (LOCAL,), LOCAL))
     for size in SIZES:
-        given = values(kind, nodes.count, size)
-        x = place(given, LOCAL, nodes)
+        sent = values(kind, nodes.count, size)
+        x = place(sent, LOCAL, nodes)
         seconds = []
         try:
-            wrong = difference(program(x), kind.expected(given))
+            wrong = difference(program(x), kind.expected(sent))
             for _ in range(0 if wrong else REPEATS):
                 begun = time.perf_counter()
                 jax.block_until_ready(program(x))
@@ -119,8 +119,8 @@ def check(kind: Kind, nodes: Nodes) -> tuple[str, str]:
         except jax.errors.JaxRuntimeError as error:  # as a broken link ends: one line of it
             wrong = (str(error).splitlines() or ["it failed"])[0]
         if wrong:
-            return f"wrong for {given.shape[1]:,} values of a node: {wrong}", ""
-    size = given[0].nbytes
+            return f"wrong for {sent.shape[1]:,} values of a node: {wrong}", ""
+    size = sent[0].nbytes
     return "", f"right; {size / 1e6:.1f} MB of a node in {1e3 * float(np.median(seconds)):.1f} ms"
 
 
@@ -132,6 +132,6 @@ def difference(got: Array, expected: np.ndarray) -> str:
             return f"device {shard.device.id} has shape {have.shape}, should be {want.shape}"
         if not np.array_equal(have, want):
             at = int(np.flatnonzero(have.reshape(-1) != want.reshape(-1))[0])
-            found, right = have.reshape(-1)[at], want.reshape(-1)[at]
-            return f"device {shard.device.id} has {found} at position {at}, should be {right}"
+            value, right = have.reshape(-1)[at], want.reshape(-1)[at]
+            return f"device {shard.device.id} has {value} at position {at}, should be {right}"
     return ""

@@ -55,11 +55,11 @@ class Doctor:
         check(config)
         with join(config) as team:
             lines = []
-            for found in examine(team, config, self.run_dir):
-                lines.append(found)
+            for lines_of_check in examine(team, config, self.run_dir):
+                lines.append(lines_of_check)
                 if team.leads:
-                    print(found, flush=True)  # at once: a later check may end all processes
-        wrong = sum(found.startswith("WRONG") for found in lines)
+                    print(lines_of_check, flush=True)  # at once: a later check may end all processes
+        wrong = sum(lines_of_check.startswith("WRONG") for lines_of_check in lines)
         if wrong:
             raise UserError(f"{wrong} of {len(lines)} checks failed", FAILED)
 
@@ -92,8 +92,8 @@ def examine(team: Team, config: Config, run_dir: Path | None) -> Iterator[str]:
         checks.append(Check("address", partial(places.address, team)))
     if run_dir is not None:
         checks.append(Check("run folder", partial(places.run_folder, run_dir, team)))
-    for one in checks:
-        yield from _lines(team, one)
+    for test in checks:
+        yield from _lines(team, test)
     if run_dir is None:
         yield "-      run folder: give --run-dir to have it checked"
     if jax.device_count() == 1:
@@ -107,12 +107,12 @@ def examine(team: Team, config: Config, run_dir: Path | None) -> Iterator[str]:
 def _lines(team: Team, check: Check) -> list[str]:
     """Look at a thing in all processes, and say what they found."""
     words = check.look()
-    said = [words] if team.meeting is None else team.meeting.gather(f"doctor {check.name}", words)
-    prefixes = [f"{check.name}: " if team.count == 1 else f"{check.name}: process {i}: " for i in range(len(said))]
-    wrong = [f"WRONG  {prefix}{text}" for prefix, (text, _) in zip(prefixes, said, strict=True) if text]
-    found = [text for _, text in said]
+    answers = [words] if team.meeting is None else team.meeting.gather(f"doctor {check.name}", words)
+    prefixes = [f"{check.name}: " if team.count == 1 else f"{check.name}: process {i}: " for i in range(len(answers))]
+    wrong = [f"WRONG  {prefix}{text}" for prefix, (text, _) in zip(prefixes, answers, strict=True) if text]
+    texts = [text for _, text in answers]
     if not wrong and check.show == "equal":
-        differ = [i for i, text in enumerate(found) if text != found[0]]
-        wrong = [f"WRONG  {check.name}: process {i} has {found[i]}, process 0 has {found[0]}" for i in differ[:1]]
-    told = dict.fromkeys(found) if check.show == "each" else found[:1]
+        differ = [i for i, text in enumerate(texts) if text != texts[0]]
+        wrong = [f"WRONG  {check.name}: process {i} has {texts[i]}, process 0 has {texts[0]}" for i in differ[:1]]
+    told = dict.fromkeys(texts) if check.show == "each" else texts[:1]
     return wrong or [f"ok     {check.name}: {text}" for text in told]

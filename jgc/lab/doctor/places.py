@@ -25,8 +25,8 @@ Words = tuple[str, str]  # what is wrong, "" for nothing; and what was found
 def devices(team: Team) -> Words:
     """Rank, host and devices of this process."""
     kinds = ", ".join(sorted({device.device_kind for device in jax.local_devices()}))
-    found = f"{jax.local_device_count()} x {kinds} of {jax.device_count()} in all, on {socket.gethostname()}"
-    return "", f"process {team.process} of {team.count} has {found}"
+    text = f"{jax.local_device_count()} x {kinds} of {jax.device_count()} in all, on {socket.gethostname()}"
+    return "", f"process {team.process} of {team.count} has {text}"
 
 
 def data(config: Config) -> Words:
@@ -40,8 +40,8 @@ def data(config: Config) -> Words:
 def descriptors() -> Words:
     """How many files and connections this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft:,} of a process"
-    return ("" if soft >= DESCRIPTORS else f"{found}, should be at least {DESCRIPTORS} (ulimit -n)"), found
+    text = f"{soft:,} of a process"
+    return ("" if soft >= DESCRIPTORS else f"{text}, should be at least {DESCRIPTORS} (ulimit -n)"), text
 
 
 def run_folder(folder: Path, team: Team) -> Words:
@@ -51,7 +51,7 @@ def run_folder(folder: Path, team: Team) -> Words:
     """
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     told = team.lead(lambda: _write(folder))
-    wrong, found = told["wrong"], ""
+    wrong, text = told["wrong"], ""
     if not wrong:
         probe = folder / told["name"]
         try:
@@ -61,14 +61,14 @@ def run_folder(folder: Path, team: Team) -> Words:
             wrong = f"{folder} is not the folder of process 0, or not on a shared file system: {error.strerror}"
         if not wrong:
             free = shutil.disk_usage(folder).free
-            found = f"{folder}: {free / 1e9:,.1f} GB free"
-            wrong = "" if free >= FREE else f"{found}, should be at least {FREE / 1e9:.0f} GB"
+            text = f"{folder}: {free / 1e9:,.1f} GB free"
+            wrong = "" if free >= FREE else f"{text}, should be at least {FREE / 1e9:.0f} GB"
     team.wait()
     if team.leads:
         for remove in ((folder / told["name"]).unlink, *(path.rmdir for path in new)):  # the deepest first
             with contextlib.suppress(OSError):
                 remove()
-    return wrong, found
+    return wrong, text
 
 
 def _write(folder: Path) -> dict[str, str]:
@@ -88,11 +88,11 @@ def address(team: Team) -> Words:
     name = socket.gethostname()
     hosts = {name} if team.meeting is None else set(team.meeting.gather("doctor hosts", name))
     try:
-        found = str(socket.getaddrinfo(name, None)[0][4][0])
+        ip = str(socket.getaddrinfo(name, None)[0][4][0])
     except OSError:
         return f"{name} does not know its own name: {OWN_NAME}", ""
-    lost = len(hosts) > 1 and jax.default_backend() == "cpu" and (found.startswith("127.") or found == "::1")
-    return f"{name} stands for {found} on its own host: {OWN_NAME}" if lost else "", f"{name} is {found}"
+    lost = len(hosts) > 1 and jax.default_backend() == "cpu" and (ip.startswith("127.") or ip == "::1")
+    return f"{name} stands for {ip} on its own host: {OWN_NAME}" if lost else "", f"{name} is {ip}"
 
 
 def token() -> Words:

@@ -91,8 +91,8 @@ class Plan:
 
     def _compile(self, line: str, variants: dict[str, Any], options: dict[str, list[str]]) -> None:
         """Compile for the targets, and print their tables."""
-        own = ("nodes", "devices") if self.measure == "nothing" else ("nodes", "devices", "measure")
-        refuse_given(self, own, "does not go with --target, which has its own nodes and devices")
+        useful = ("nodes", "devices") if self.measure == "nothing" else ("nodes", "devices", "measure")
+        refuse_given(self, useful, "does not go with --target, which has its own nodes and devices")
         if self.measure == "nothing" and self.shard:
             raise UserError("--measure nothing does not go with --shard: a traced step does not say which link is used")
         with values_of_the_user():

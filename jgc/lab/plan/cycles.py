@@ -74,13 +74,13 @@ def _trips(module: Module, op: Op) -> int | None:
     """How often a loop runs, for counters that start at 0; 1 for what is no loop."""
     if op.opcode != "while":
         return 1
-    if found := re.search(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)', op.line):
-        return int(found[1])
+    if match := re.search(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)', op.line):
+        return int(match[1])
     condition = module.computations[re.findall(r"condition=%?([\w.-]+)", op.rest)[0]]
     last = list(condition.values())[-1]  # the root: compare(counter, bound), direction=LT
     bounds = [condition[name].line for name in re.findall(r"%([\w.-]+)", last.rest) if name in condition]
-    found = re.search(r"constant\((\d+)\)", " ".join(bounds))
-    return int(found[1]) if found and "direction=LT" in last.rest else None
+    match = re.search(r"constant\((\d+)\)", " ".join(bounds))
+    return int(match[1]) if match and "direction=LT" in last.rest else None
 
 
 def _left_out(op: Op) -> list[str]:

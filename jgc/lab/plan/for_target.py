@@ -84,7 +84,7 @@ def methods_of(asked: Asked, nodes: Nodes) -> tuple[dict[str, Compressor], PyTre
     Raises:
       UserError: an option of `train.py` that a target decides.
     """
-    found: dict[str, Compressor] = {DENSE: compress.dense()}
+    methods: dict[str, Compressor] = {DENSE: compress.dense()}
     shapes: PyTree = transformer(number(asked.params)) if asked.params else None
     for name, settings in asked.variants.items():
         if any(word.split("=")[0] in OF_NODES for word in asked.options[name]):
@@ -99,8 +99,8 @@ def methods_of(asked: Asked, nodes: Nodes) -> tuple[dict[str, Compressor], PyTre
         config = config_of(settings, asked.workload, words, asked.alpha)
         method = DENSE if registered_name(name) == DENSE else name
         if asked.params:
-            found[method] = compress.build(config.compressor)  # all layers alike
+            methods[method] = compress.build(config.compressor)  # all layers alike
         else:
             parts, state, *_ = shapes_of(config, Nodes(nodes.count, nodes.count))
-            found[method], shapes = parts.compressor, state.params
-    return found, shapes
+            methods[method], shapes = parts.compressor, state.params
+    return methods, shapes

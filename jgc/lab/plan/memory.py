@@ -115,8 +115,8 @@ def most_alive(jaxpr: Any) -> int:
 
 def _inner(params: dict[str, Any]) -> list[Any]:
     """The jaxprs among the parameters of an equation."""
-    found = [getattr(value, "jaxpr", value) for value in params.values()]
-    return [value for value in found if hasattr(value, "eqns")]
+    inner = [getattr(value, "jaxpr", value) for value in params.values()]
+    return [value for value in inner if hasattr(value, "eqns")]
 
 
 def size_of(tree: PyTree) -> int:
@@ -129,42 +129,42 @@ def size_of(tree: PyTree) -> int:
 
 def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure) -> Temporary:
     """Temporaries of the gradients of a device's nodes, and a new copy of the nodes' own collections."""
-    own = size_of(state.model_state) * parts.nodes.per_device // parts.nodes.count
+    model_state = size_of(state.model_state) * parts.nodes.per_device // parts.nodes.count
     if measure == "step":
         arrays = placed_shapes(arrays_of(state), PLACEMENTS, parts.nodes)
         batch = placed_shapes(batch, (BATCH, BATCH), parts.nodes)
-        found = compiled_bytes(compile_gradients(parts, arrays, batch))
-        if found is not None:
-            return Temporary("gradients", found + own, MEASURED)
-    one, how = None, ESTIMATED
+        compiled = compiled_bytes(compile_gradients(parts, arrays, batch))
+        if compiled is not None:
+            return Temporary("gradients", compiled + model_state, MEASURED)
+    of_node, how = None, ESTIMATED
     if measure != "nothing":
-        one, how = of_one_node(parts, state, batch), FROM_ONE
-    if one is None:
-        one, how = kept_for_backward(parts, state, batch), ESTIMATED
+        of_node, how = of_one_node(parts, state, batch), FROM_ONE
+    if of_node is None:
+        of_node, how = kept_for_backward(parts, state, batch), ESTIMATED
     here, gradient = parts.nodes.per_device, size_of(state.params)
     one_by_one = unrolled(UNROLL[parts.config.unroll_nodes], parts.nodes)
-    on_device = one + (here - 1) * gradient if one_by_one else here * one
-    return Temporary("gradients", on_device + own, how)
+    on_device = of_node + (here - 1) * gradient if one_by_one else here * of_node
+    return Temporary("gradients", on_device + model_state, how)
 
 
 def of_one_node(parts: Parts, state: TrainState, batch: Batch) -> int | None:
     """Bytes for the gradients of the first node alone, by the compiler; None if it does not say."""
     alone = parts._replace(nodes=Nodes(1, 1))
-    own, batch = (jax.tree.map(_first, tree) for tree in (state.model_state, batch))
-    lowered = jax.jit(make_gradients(alone)).lower(state.params, own, batch)
+    model_state, batch = (jax.tree.map(_first, tree) for tree in (state.model_state, batch))
+    lowered = jax.jit(make_gradients(alone)).lower(state.params, model_state, batch)
     return compiled_bytes(lowered.compile(QUICK if jax.default_backend() == "cpu" else None))
 
 
 def kept_for_backward(parts: Parts, state: TrainState, batch: Batch) -> int:
     """Bytes that the backward pass of one node needs of its forward pass, beside the parameters and the batch."""
     both = state.model_state, batch
-    own, batch = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree) for tree in both)
+    model_state, batch = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), t) for t in both)
 
-    def forward(params, own, batch):
-        return jax.vjp(lambda p: loss_of(parts.apply, parts.void)(p, batch, own or {})[0], params)[1]
+    def forward(params, model_state, batch):
+        return jax.vjp(lambda p: loss_of(parts.apply, parts.void)(p, batch, model_state or {})[0], params)[1]
 
-    kept = size_of(jax.eval_shape(forward, state.params, own, batch))
-    return max(kept - size_of(state.params) - size_of(batch), 0)
+    size = size_of(jax.eval_shape(forward, state.params, model_state, batch))
+    return max(size - size_of(state.params) - size_of(batch), 0)
 
 
 def _first(x: Any) -> jax.ShapeDtypeStruct:
@@ -184,12 +184,12 @@ def of_updates(parts: Parts, state: TrainState, batch: Batch) -> tuple[Temporary
     gradients = placed_shapes(gradients, type(gradients)(*[LOCAL] * len(gradients)), parts.nodes)
     out = []
     for phase in parts.compressor.schedule:
-        found = compiled_bytes(compile_update(parts, phase.value, placed, gradients))
+        compiled = compiled_bytes(compile_update(parts, phase.value, placed, gradients))
         name = f"update, {phase.name}"
-        if found is None:
+        if compiled is None:
             out.append(Temporary(name, guess * size_of(state.params), ESTIMATED))
         else:
-            out.append(Temporary(name, found, MEASURED))
+            out.append(Temporary(name, compiled, MEASURED))
     return tuple(out)
 
 

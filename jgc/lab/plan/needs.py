@@ -203,9 +203,9 @@ def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch, P
         state = init_state(whole, model.module.init(key, inputs, train=False), key)
         return state._replace(step=(), **{name: () for name in ("phase", "phases") if hasattr(state, name)})
 
-    one = source.batch(0, 0, config.nodes, config.nodes)  # one example of each node: leading axes [K, 1]
+    examples = source.batch(0, 0, config.nodes, config.nodes)  # one example of each node: leading axes [K, 1]
     per_node = config.batch_size // config.nodes
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], per_node, *x.shape[2:]), x.dtype), one)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], per_node, *x.shape[2:]), x.dtype), examples)
     count = -(-evaluated_at_once(config, source) // (nodes.count // nodes.per_device))
     example, *_ = next(iter(source.evaluation(1)))
     evaluated = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), example)
@@ -225,9 +225,9 @@ def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:
         held["each node's own parameters"] = here(state.own)
         held["each node's own optimiser"] = here(state.inner)
     compressors = (state.compressor,) if isinstance(state, LoopState) else state.compressor  # one for each fragment
-    for part, tree in by_part([one.shared for one in compressors], "state").items():
+    for part, tree in by_part([compressor.shared for compressor in compressors], "state").items():
         held[f"compressor, shared: {part}"] = size_of(tree)
-    for part, tree in by_part([one.local for one in compressors], "memory").items():
+    for part, tree in by_part([compressor.local for compressor in compressors], "memory").items():
         held[f"compressor, each node's: {part}"] = here(tree)
     held["gradients"] = nodes.per_device * size_of(state.params)
     held["batches, two of them ahead"] = BATCHES * here(batch)

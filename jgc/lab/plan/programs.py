@@ -105,11 +105,11 @@ def rows_of(
                 row = Refusal(name, " ".join(str(error).split()))
             except jax.errors.JaxRuntimeError as error:
                 row = Refusal(name, too_large(error))
-            kept = isinstance(row, Program) and row.key in (known or {})
+            reused = isinstance(row, Program) and row.key in (known or {})
             rest = "" if done == total else left(done, total, perf_counter() - begun)
-            told(f"[{done}/{total}{rest}] {target.name}: {name}, {phase.name}: {said(row, kept)}")
+            told(f"[{done}/{total}{rest}] {target.name}: {name}, {phase.name}: {said(row, reused)}")
             rows.append(row)
-            if not kept:
+            if not reused:
                 compiled(rows)
             if isinstance(row, Refusal):
                 done += len(phases[name]) - i
@@ -130,18 +130,18 @@ def too_large(error: jax.errors.JaxRuntimeError) -> str:
     """
     if "RESOURCE_EXHAUSTED" not in str(error):
         raise error
-    if found := re.search(r"temporaries \(([\d.]+\w*)\) exceeds available \w+ \(([\d.]+\w*)\)", str(error)):
-        return f"needs {found[1]} of temporary memory, and a device has {found[2]}"
+    if match := re.search(r"temporaries \(([\d.]+\w*)\) exceeds available \w+ \(([\d.]+\w*)\)", str(error)):
+        return f"needs {match[1]} of temporary memory, and a device has {match[2]}"
     return "needs more memory than a device has: " + str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
 
 
-def said(row: Row, kept: bool) -> str:
+def said(row: Row, reused: bool) -> str:
     """A row's progress line."""
     if isinstance(row, Refusal):
         return f"refused: {row.reason}"
     if row.seconds is None:
         return "traced"
-    return "compiled in an earlier call" if kept else f"compiled in {row.seconds:.1f} s"
+    return "compiled in an earlier call" if reused else f"compiled in {row.seconds:.1f} s"
 
 
 def traced_step(
@@ -153,8 +153,8 @@ def traced_step(
       ValueError: the method does not fit the parameters.
     """
     physical = method.wire(value, shapes, nodes).physical
-    times = Counter(one.op for one in physical)
-    sent = {op: float(sum(one.bytes for one in physical if one.op == op)) for op in times}
+    times = Counter(message.op for message in physical)
+    sent = {op: float(sum(message.bytes for message in physical if message.op == op)) for op in times}
     inside, across = ({}, sent) if target.groups > 1 else (sent, {})
     return Program(name, phase, inside, across, None, None, None, None, None, dict(times), None, "")
 
@@ -195,12 +195,12 @@ def read_program(shapes: PyTree, nodes: Nodes, make: Callable) -> Program:
     def run(grads):
         return jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(grads)]))
 
-    def one(x):
-        own = getattr(x, "sharding", None)
-        return jax.ShapeDtypeStruct(own.shard_shape(x.shape) if own else x.shape, x.dtype, sharding=whole)
+    def double(x):
+        sharding = getattr(x, "sharding", None)
+        return jax.ShapeDtypeStruct(sharding.shard_shape(x.shape) if sharding else x.shape, x.dtype, sharding=whole)
 
     whole = NamedSharding(nodes.mesh, spec(SHARED, nodes))  # type: ignore[arg-type]
-    return make(READ, "", run, (jax.tree.map(one, shapes),))
+    return make(READ, "", run, (jax.tree.map(double, shapes),))
 
 
 def _compiled(
@@ -217,11 +217,11 @@ def _compiled(
     seconds = perf_counter() - started, _cpu_seconds() - busy
     text: Any = compiled.as_text()
     memory: Any = compiled.memory_analysis()
-    found = collectives(text)
-    inside, across = by_link(found, target)
+    operations = collectives(text)
+    inside, across = by_link(operations, target)
     times = Counter[str]()
-    for one in found:
-        times[one.op] += one.times
+    for operation in operations:
+        times[operation.op] += operation.times
     sizes = memory.temp_size_in_bytes, memory.argument_size_in_bytes
     kernels = kernels_of(text) if target.chip.kind == GPU else None
     return Program(name, phase, inside, across, *sizes, *seconds, cycles_of(text), dict(times), kernels, key)
@@ -237,21 +237,23 @@ def key_of(text: str, target: Target) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:24]
 
 
-def by_link(found: Sequence[Collective], target: Target) -> tuple[dict[str, float], dict[str, float]]:
+def by_link(operations: Sequence[Collective], target: Target) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes that one device sends, by collective: inside a host or slice, and by those that reach others."""
     inside, across = Counter[str](), Counter[str]()
-    for one in found:
-        link = across if leaves_group(one, target.per_group) else inside
-        link[one.op] += float(one.sent_bytes)  # type: ignore[assignment]
+    for operation in operations:
+        link = across if leaves_group(operation, target.per_group) else inside
+        link[operation.op] += float(operation.sent_bytes)  # type: ignore[assignment]
     return dict(inside), dict(across)
 
 
-def leaves_group(one: Collective, per_group: int) -> bool:
+def leaves_group(operation: Collective, per_group: int) -> bool:
     """Whether a collective's devices are of several hosts or slices of so many devices each.
 
     Raises:
       UnknownCollectiveError: the program does not list the devices.
     """
-    if not (one.groups or one.between_slices):
-        raise UnknownCollectiveError(f"cannot tell which devices take part in {one.op} of {one.sent_bytes:g} bytes")
-    return one.between_slices or any(len({i // per_group for i in group}) > 1 for group in one.groups)
+    if not (operation.groups or operation.between_slices):
+        raise UnknownCollectiveError(
+            f"cannot tell which devices take part in {operation.op} of {operation.sent_bytes:g} bytes"
+        )
+    return operation.between_slices or any(len({i // per_group for i in group}) > 1 for group in operation.groups)

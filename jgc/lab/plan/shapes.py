@@ -78,8 +78,8 @@ def divided(shapes: PyTree, nodes: Nodes) -> PyTree:
     if all(isinstance(x, str) for x in jax.tree.leaves(placements)):
         raise UserError(f"--shard: no parameter has a dimension that the {nodes.size(nodes.fast)} devices divide")
 
-    def one(x, placement):
+    def leaf(x, placement):
         sharding = NamedSharding(nodes.mesh, spec(placement, nodes))  # type: ignore[arg-type]
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    return jax.tree.map(one, shapes, placements)
+    return jax.tree.map(leaf, shapes, placements)

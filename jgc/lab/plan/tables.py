@@ -136,9 +136,9 @@ def beside_papers(plans: Sequence[Plan]) -> Rows | None:
     rows = []
     for plan in plans:
         _, leader, _, worker, *_ = cells(plan.phases[-1], _dense(plan))
-        theirs = paper_bytes(*paper.reported(plan.config.workload, registered_name(plan.method)))
-        if any(theirs):
-            rows.append([plan.method, leader, worker, *theirs])
+        reported = paper_bytes(*paper.reported(plan.config.workload, registered_name(plan.method)))
+        if any(reported):
+            rows.append([plan.method, leader, worker, *reported])
     return (["method", "leader\nratio", "worker\nratio", "paper:\nMB", "paper:\nratio"], rows) if rows else None
 
 

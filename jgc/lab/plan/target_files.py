@@ -29,10 +29,10 @@ def known_of(path: Path) -> Known:
     try:
         whole = json.loads(path.read_text())
         rows = [row for target in whole["targets"] for row in target["programs"]] + whole.get("kept", [])
-        found = [_program(row) for row in rows if row.get("key")]
+        programs = [_program(row) for row in rows if row.get("key")]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no plan of an earlier call: give another file with --json, or delete it") from error
-    return {one.key: one for one in found}
+    return {program.key: program for program in programs}
 
 
 def _program(row: dict[str, Any]) -> Program:
@@ -59,14 +59,14 @@ def write_json(path: Path, plans: Sequence[TargetPlan], line: str, known: Known 
         "targets": [as_json(plan) for plan in plans],
     }
     here = {row.key for plan in plans for row in plan.rows if isinstance(row, Program)}
-    if kept := [_row(one) for key, one in (known or {}).items() if key not in here]:
-        whole["kept"] = kept
+    if older := [_row(program) for key, program in (known or {}).items() if key not in here]:
+        whole["kept"] = older
     write_whole(path, (json.dumps(whole, indent=1) + "\n").encode())
 
 
 def as_json(plan: TargetPlan) -> dict[str, Any]:
     """The figures of one target."""
-    rows = [_row(one) | ({} if isinstance(one, Refusal) else {"slow_link_ms": slow_ms(one, plan)}) for one in plan.rows]
+    rows = [_row(row) | ({} if isinstance(row, Refusal) else {"slow_link_ms": slow_ms(row, plan)}) for row in plan.rows]
     return {
         "target": plan.target.name,
         "devices": len(plan.target.devices),
@@ -81,11 +81,11 @@ def as_json(plan: TargetPlan) -> dict[str, Any]:
     }
 
 
-def _row(one: Row) -> dict[str, Any]:
-    if isinstance(one, Refusal):
-        return one._asdict()
-    nested = {"cycles": one.cycles and one.cycles._asdict(), "kernels": one.kernels and one.kernels._asdict()}
-    return one._asdict() | nested
+def _row(row: Row) -> dict[str, Any]:
+    if isinstance(row, Refusal):
+        return row._asdict()
+    nested = {"cycles": row.cycles and row.cycles._asdict(), "kernels": row.kernels and row.kernels._asdict()}
+    return row._asdict() | nested
 
 
 def write_csv(path: Path, plans: Sequence[TargetPlan]) -> None:
@@ -109,7 +109,7 @@ def write_csv(path: Path, plans: Sequence[TargetPlan]) -> None:
 def _line(row: Row, plan: TargetPlan) -> dict[str, Any]:
     if isinstance(row, Refusal):
         return {"method": row.method, "refused": row.reason}
-    found = {
+    cells = {
         "method": row.method,
         "phase": row.phase,
         "temporary_bytes": row.temporary,
@@ -123,9 +123,9 @@ def _line(row: Row, plan: TargetPlan) -> dict[str, Any]:
         "left_out": "; ".join(f"{count} {kind}" for kind, count in (row.cycles.left_out if row.cycles else {}).items()),
     }
     if row.method == READ:
-        return found
+        return cells
     ms = slow_ms(row, plan)
-    return found | {
+    return cells | {
         "inside_bytes": round(sum(row.inside.values())),
         "across_bytes": round(sum(row.across.values())),
         "slow_link_ms": None if ms is None else f"{ms:.4g}",

@@ -110,7 +110,9 @@ def cells(row: Row, plan: TargetPlan) -> list[str]:
 
 def reads(row: Program, plan: TargetPlan) -> float | None:
     """A program's estimated cycles over those of one read of the gradient, if the compiler estimates them."""
-    read = next((one.cycles for one in plan.rows if isinstance(one, Program) and one.method == READ), None)
+    read = next(
+        (program.cycles for program in plan.rows if isinstance(program, Program) and program.method == READ), None
+    )
     return round(row.cycles.total / max(read.total, 1), 1) if row.cycles and read else None
 
 
@@ -191,9 +193,9 @@ def bytes_table(plans: Sequence[TargetPlan]) -> tuple[list[str], list[list[str]]
     rows = []
     for method in dict.fromkeys(row.method for plan in plans for row in plan.rows if row.method != READ):
         row = [method]
-        for found in sent:
-            count = found.get(method)
-            share = f"{count / found[DENSE]:.2g} of dense" if count and DENSE in found and method != DENSE else ""
+        for sizes in sent:
+            count = sizes.get(method)
+            share = f"{count / sizes[DENSE]:.2g} of dense" if count and DENSE in sizes and method != DENSE else ""
             row.append("refused" if count is None else ", ".join(filter(None, [size(count), share])))
         rows.append(row)
     return ["method", *(f"{plan.target.name}, {link_of(plan)}" for plan in plans)], rows

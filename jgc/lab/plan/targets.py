@@ -144,19 +144,19 @@ def target_of(name: str) -> Target:
 
 
 def _gpus(spec: Spec) -> list[Any]:
-    found = topologies.get_topology_desc(
+    topology = topologies.get_topology_desc(
         "", "cuda", target_config=DESCRIPTION.read_text(), topology=f"1x{spec.groups}x{spec.grid[0]}"
     )
-    return list(found.devices)
+    return list(topology.devices)
 
 
 def _tpus(spec: Spec) -> list[Any]:
     slices: Mapping[str, int] = {"num_slices": spec.groups} if spec.groups > 1 else {}
     name = f"{spec.chip}:{'x'.join(map(str, spec.grid))}"
     with _without_xla_flags():
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **slices).devices
-        _compile_something(found[0])
-    return sorted(found, key=lambda device: device.slice_index) if slices else list(found)
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **slices).devices
+        _compile_something(devices[0])
+    return sorted(devices, key=lambda device: device.slice_index) if slices else list(devices)
 
 
 @contextmanager
@@ -172,8 +172,8 @@ def _without_xla_flags() -> Iterator[None]:
 
 @cache
 def _compile_something(device: Any) -> None:
-    one = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=SingleDeviceSharding(device))
-    compiled_for(jax.jit(lambda x: x + 1).lower(one))
+    shape = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=SingleDeviceSharding(device))
+    compiled_for(jax.jit(lambda x: x + 1).lower(shape))
 
 
 def compiled_for(lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None) -> jax.stages.Compiled:
@@ -213,13 +213,13 @@ def _is_installed(module: str) -> bool:
 
 def versions(targets: Sequence[Target]) -> dict[str, str]:
     """Versions of jgc, JAX and the compilers' packages."""
-    found = {"jgc": jgc.__version__, "jax": jax.__version__}
+    names = {"jgc": jgc.__version__, "jax": jax.__version__}
     for package in dict.fromkeys(name for target in targets for name in PACKAGES[target.chip.kind].values()):
         try:
-            found[package] = version(package)
+            names[package] = version(package)
         except PackageNotFoundError:  # put there in another way
-            found[package] = "unknown"
-    return found
+            names[package] = "unknown"
+    return names
 
 
 def check_installed(name: str, kind: str) -> None:

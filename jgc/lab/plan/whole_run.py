@@ -36,9 +36,9 @@ def whole_run(plans: Sequence[Plan], shown: Callable[[float | None], str] = size
             up = sent[4] + sent[6]
             whole = name == WHOLE or len(cells) == 1  # with the steps after the last exchange
             dense = (plan.config.steps if whole else count * every) * plan.config.nodes * plan.dense
-            theirs = paper_total(plan) if i == len(cells) - 1 else ""
+            reported = paper_total(plan) if i == len(cells) - 1 else ""
             rows.append(["" if i else plan.method, name, f"{count:,}", *map(shown, sent),
-                         ratio(dense / up) if up else "-", theirs])  # fmt: skip
+                         ratio(dense / up) if up else "-", reported])  # fmt: skip
     local = any(plan.config.local.every for plan in plans)
     return ["rounds" if local and name == "steps" else name for name in HEAD], rows
 

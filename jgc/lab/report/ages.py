@@ -15,9 +15,9 @@ EXPLANATION = (
 def last_ages(run: Run, figure: str = OLDEST) -> dict[str, float]:
     """A figure of each layer at the last diagnose step that has it; empty if none has."""
     for line in reversed(run.lines):
-        found = {name.removeprefix(figure): value for name, value in line.items() if name.startswith(figure)}
-        if found:
-            return found
+        ages = {name.removeprefix(figure): value for name, value in line.items() if name.startswith(figure)}
+        if ages:
+            return ages
     return {}
 
 

@@ -36,8 +36,8 @@ def milliseconds(m: int, decoder: str | None = None, repeats: int = 30) -> dict[
     x, key = jax.random.normal(jax.random.key(0), (m,)), jax.random.key(1)
     if decoder is None:
         weights = ae.init(key, m, 1)
-        encoder, own = weights.encoder, jax.tree.map(lambda w: w[0], weights.decoders)
-        decode = jax.jit(lambda code: ae.decode(own, code, x))
+        encoder, decoder_weights = weights.encoder, jax.tree.map(lambda w: w[0], weights.decoders)
+        decode = jax.jit(lambda code: ae.decode(decoder_weights, code, x))
     else:
         pair = ae.init_pair(key, m, decoder == "linear")
         encoder, decode = pair.encoder, jax.jit(lambda code: ae.decode_mean(pair.decoder, code, decoder == "linear"))
@@ -54,9 +54,13 @@ def latency_table(groups: Sequence[Group]) -> str:
         m = values_coded(group)
         if m is None:
             continue
-        ours = milliseconds(m, group.settings.get("compressor.decoder"))
-        theirs = [f"{ms[group.method]:g}" if group.method in ms else "" for ms in (paper.ENCODER_MS, paper.DECODER_MS)]
-        rows.append([group.label, f"{m:,}", f"{ours['encode']:.3f}", theirs[0], f"{ours['decode']:.3f}", theirs[1]])
+        measured = milliseconds(m, group.settings.get("compressor.decoder"))
+        reported = [
+            f"{ms[group.method]:g}" if group.method in ms else "" for ms in (paper.ENCODER_MS, paper.DECODER_MS)
+        ]
+        rows.append(
+            [group.label, f"{m:,}", f"{measured['encode']:.3f}", reported[0], f"{measured['decode']:.3f}", reported[1]]
+        )
     head = ["method", "values coded", "encoder, ms", "paper: encoder, ms", "decoder, ms", "paper: decoder, ms"]
     return table(head, rows) if rows else ""
 
@@ -70,9 +74,9 @@ def speed_up_table(groups: Sequence[Group]) -> str:
             continue
         before, after = (list(figures(g, groups).seconds.values()) for g in (baseline, group))
         if before and after:
-            theirs = f"{paper.SPEED_UP[group.method]}x" if group.method in paper.SPEED_UP else ""
-            ours = [f"{before[-1]:.3f}", f"{after[-1]:.3f}", f"{before[-1] / after[-1]:.2f}x"]
-            rows.append([group.label, *ours, theirs])
+            reported = f"{paper.SPEED_UP[group.method]}x" if group.method in paper.SPEED_UP else ""
+            measured = [f"{before[-1]:.3f}", f"{after[-1]:.3f}", f"{before[-1] / after[-1]:.2f}x"]
+            rows.append([group.label, *measured, reported])
     head = ["method", "baseline, s a step", "last phase, s a step", "speed-up on this machine, without a network",
             "paper: speed-up"]  # fmt: skip
     return table(head, rows) if rows else ""

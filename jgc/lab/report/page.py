@@ -147,15 +147,15 @@ def write(
     pictures = PICTURES | over_time | fitting
     hours = sum(run.hours for run in runs)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    said = [f"{count}, {hours:.2f} hours of training steps in all (each phase's median times its steps; "
+    lines = [f"{count}, {hours:.2f} hours of training steps in all (each phase's median times its steps; "
             "evaluation and checkpoints come on top).", *remarks, *left_out]  # fmt: skip
     for run in runs:
         if missing := run.summary.get("steps_without_metrics"):
-            said.append(f"`{run.folder}` lacks the metrics of {missing} steps: its totals count the others alone.")
+            lines.append(f"`{run.folder}` lacks the metrics of {missing} steps: its totals count the others alone.")
     if unfinished:
-        said.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")
+        lines.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")
     titles = {name: title.format(score=plots.score_name(groups)) for name, (title, _) in pictures.items()}
-    text = markdown(groups, said, titles, latency)
+    text = markdown(groups, lines, titles, latency)
     if f"figure{WALL_CLOCK}.png" in pictures:
         text += f"\n### Time at {bandwidth}\n\n{wallclock.section(groups, rate)}\n"
     if timed:
@@ -168,9 +168,9 @@ def write(
 def markdown(groups: Sequence[Group], remarks: Sequence[str], pictures: dict[str, str], latency: bool) -> str:
     """The report. Figures are means over seeds, with the sample standard deviation."""
     blocks = ["# Report", *remarks]
-    for workload, mine in plots.by(groups, lambda group: group.workload).items():
-        blocks += [f"## {workload}", setting(mine), *tables(mine, groups)]
-        blocks += [*speed_up(mine), *(autoencoder_latency(mine) if latency else [])]
+    for workload, shown in plots.by(groups, lambda group: group.workload).items():
+        blocks += [f"## {workload}", setting(shown), *tables(shown, groups)]
+        blocks += [*speed_up(shown), *(autoencoder_latency(shown) if latency else [])]
     blocks += ["## Pictures", *(f"### {title}\n\n![{title}]({name})" for name, title in pictures.items())]
     blocks.append(paper_section({group.workload for group in groups}))
     return "\n\n".join(blocks) + "\n"
@@ -186,25 +186,25 @@ def setting(groups: Sequence[Group]) -> str:
             f"Python {versions.get('python')}, jax {versions.get('jax')}.")  # fmt: skip
 
 
-def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
+def tables(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     """The tables of a workload, with explanations."""
-    emulated = any(not group.runs[0].summary["phases"][-1]["wire"]["physical"] for group in mine)
+    emulated = any(not group.runs[0].summary["phases"][-1]["wire"]["physical"] for group in shown)
     blocks = [
-        f"### {mine[0].score.title.capitalize()}",
-        score_table(mine, groups),
-        f"Mean ± sample standard deviation over seeds. Against {_baseline(mine[0])}; (means) "
+        f"### {shown[0].score.title.capitalize()}",
+        score_table(shown, groups),
+        f"Mean ± sample standard deviation over seeds. Against {_baseline(shown[0])}; (means) "
         "where no seed is common, and empty where there is no such baseline. Whether a method is as good is said of "
         f"{FEWEST} pairs or more. The first cosine compares what was "
         "decoded with the mean over nodes of what they held, at the positions that were sent (of all values where a "
         "method sends a code of all): 1 by nature for exact values at shared positions, so it tells codes of the same "
         "positions apart and not methods. The second compares the aggregate with the mean gradient of that step "
         "alone, of which error feedback sends the rest later.",
-        *reconstruction(mine),
+        *reconstruction(shown),
         "### Settings",
-        settings_table(mine, groups),
+        settings_table(shown, groups),
         "The settings in which rows of one method differ.",
         "### Bytes",
-        bytes_table(mine, groups),
+        bytes_table(shown, groups),
         "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "
         "every value, position and scale counted. Where a method has no leader its column shows a worker. The whole "
         "run has the uncompressed and the top-k phases in it, and what is sent once, such as trained weights. "
@@ -213,20 +213,20 @@ def tables(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     if emulated:
         blocks.append("Physical bytes are empty where all nodes are emulated on one device: nothing was sent between "
                       "devices. The column beside it is what a device would send with a node on each.")  # fmt: skip
-    blocks += _fewest_bytes(mine, groups)
-    ages = age_table(mine)
+    blocks += _fewest_bytes(shown, groups)
+    ages = age_table(shown)
     if ages:
         blocks += ["### Age of residuals", ages, EXPLANATION]
     local = " With local steps the median step has no exchange: what one takes is not in it." if any(
-        run.every > 1 for group in mine for run in group.runs) else ""  # fmt: skip
-    blocks += ["### Time", time_table(mine, groups),
+        run.every > 1 for group in shown for run in group.runs) else ""  # fmt: skip
+    blocks += ["### Time", time_table(shown, groups),
                f"Medians within a run, means over seeds. The paper's: another model, data set and machine.{local}"]
     return blocks
 
 
-def _fewest_bytes(mine: Sequence[Group], groups: Sequence[Group]) -> list[str]:
+def _fewest_bytes(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     """Which row of each method is as good as the baseline for the fewest bytes, where rows have one."""
-    least, score = fewest_bytes_table(mine, groups), mine[0].score
+    least, score = fewest_bytes_table(shown, groups), shown[0].score
     if not least:
         return []
     return [f"### Fewest bytes within {score.tolerance:g} {score.point or score.title} of the baseline", least,

@@ -49,19 +49,19 @@ def draw_fitting(groups: Sequence[Group], output: Path, asked: dict[int, Any]) -
 def scores(groups: Sequence[Group], path: Path) -> None:
     """The score over steps, a panel for each workload."""
     figure, panels, shared = _panels(by(groups, lambda group: group.workload), f"{score_name(groups)} over training")
-    for axes, mine in panels:
-        for group in mine:
+    for axes, shown in panels:
+        for group in shown:
             data = points(group, group.score.name, group.score.scale)
             _line(axes, data, *look(shared, group.label), group.label)
-        axes.set_ylabel(mine[0].score.heading)
+        axes.set_ylabel(shown[0].score.heading)
     _save(figure, panels, path)
 
 
 def loss(groups: Sequence[Group], path: Path) -> None:
     """Training loss over steps, a panel for each workload."""
     figure, panels, shared = _panels(by(groups, lambda group: group.workload), "Training loss")
-    for axes, mine in panels:
-        for group in mine:
+    for axes, shown in panels:
+        for group in shown:
             _line(axes, points(group, "loss", smoothed=True), *look(shared, group.label), group.label)
         _loss_axis(axes)
     _save(figure, panels, path)
@@ -79,12 +79,14 @@ def strategies(groups: Sequence[Group], path: Path) -> None:
                          "these do not")  # fmt: skip
     parts = by(chosen, lambda group: f"{group.settings['model.name']}, {group.settings['data.name']}")
     of = {id(group): str(group.settings["compressor.strategy"]) for group in chosen}
-    alone = {id(g) for mine in parts.values() for g in mine if [of[id(other)] for other in mine].count(of[id(g)]) == 1}
+    alone = {
+        id(g) for shown in parts.values() for g in shown if [of[id(other)] for other in shown].count(of[id(g)]) == 1
+    }
     names = {id(g): of[id(g)] if id(g) in alone else f"{of[id(g)]}, {g.label}" for g in chosen}
     figure, panels, _ = _panels(parts, "Training loss by sparsification strategy")
     shared = list(dict.fromkeys(names.values()))
-    for axes, mine in panels:
-        for group in mine:
+    for axes, shown in panels:
+        for group in shown:
             _line(axes, points(group, "loss", smoothed=True), *look(shared, names[id(group)]), names[id(group)])
         _loss_axis(axes)
     _save(figure, panels, path)
@@ -105,8 +107,8 @@ def autoencoder(groups: Sequence[Group], path: Path) -> None:
     names = [_autoencoder_name(group, models) for group in chosen]
     labels = [name if names.count(name) == 1 else f"{name}, {g.label}" for name, g in zip(names, chosen, strict=True)]
     figure, panels, _ = _panels(dict.fromkeys(keys.values(), chosen), "Losses of the autoencoder in training")
-    for (axes, mine), (key, text) in zip(panels, keys.items(), strict=True):
-        for group, label in zip(mine, labels, strict=True):
+    for (axes, shown), (key, text) in zip(panels, keys.items(), strict=True):
+        for group, label in zip(shown, labels, strict=True):
             _line(axes, points(group, key), *look(labels, label), label)
         axes.set_ylabel(f"{text.partition(',')[0]}, mean over terms")
         if axes.lines and all(np.all(np.asarray(line.get_ydata()) > 0) for line in axes.lines):
@@ -117,8 +119,8 @@ def autoencoder(groups: Sequence[Group], path: Path) -> None:
 def _autoencoder_name(group: Group, models: bool) -> str:
     settings = group.settings
     weight = settings.get("compressor.lambda_similarity")
-    said = [group.method, *([] if weight is None else [f"lambda_similarity {weight:g}"]), f"{settings['nodes']} nodes"]
-    return ", ".join([*said, *([str(settings["model.name"])] if models else [])])
+    words = [group.method, *([] if weight is None else [f"lambda_similarity {weight:g}"]), f"{settings['nodes']} nodes"]
+    return ", ".join([*words, *([str(settings["model.name"])] if models else [])])
 
 
 def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
@@ -144,22 +146,24 @@ def _against_score(
         if len(rows) > CROWDED and (near := near_baseline(rows)):
             views[f"{workload}, near the baseline"] = near, rows
     figure, panels, shared = _panels({name: shown for name, (shown, _) in views.items()}, title)
-    for (axes, mine), (_, rows) in zip(panels, views.values(), strict=True):
+    for (axes, groups_shown), (_, rows) in zip(panels, views.values(), strict=True):
         filled = {id(best.row) for best in fewest_bytes(rows, rows)}
-        for group in mine:
+        for group in groups_shown:
             colour, _, marker = look(shared, group.label)
             _point(axes, group, bytes_of, colour, marker, id(group) in filled)
         least = as_good_from(rows)
         if least is not None:
-            axes.axhline(least, color="#888888", linestyle="--", linewidth=1, label=f"as good: {_worse(mine[0])}")
+            axes.axhline(
+                least, color="#888888", linestyle="--", linewidth=1, label=f"as good: {_worse(groups_shown[0])}"
+            )
         axes.set_xscale("log")
-        if mine is rows:
+        if groups_shown is rows:
             _room(axes)
         else:
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
-        axes.set_ylabel(mine[0].score.heading)
+        axes.set_ylabel(groups_shown[0].score.heading)
     _save(figure, panels, path, across, "large: mean over seeds; small: each seed; "
           f"filled: fewest bytes in the run; of a method, as good over {FEWEST} pairs")  # fmt: skip
 
@@ -182,11 +186,11 @@ def _point(
 
 def near_baseline(groups: Sequence[Group]) -> list[Group]:
     """The rows within three tolerances of the baseline that send less; none where all are, or there is no baseline."""
-    score, found = groups[0].score, [group for group in groups if group.label == group.baseline]
-    if not found or not score.tolerance:
+    score, baselines = groups[0].score, [group for group in groups if group.label == group.baseline]
+    if not baselines or not score.tolerance:
         return []
     means = {id(group): float(np.mean([run.result for run in group.runs])) for group in groups}
-    near = [group for group in groups if score.is_as_good((means[id(group)] - means[id(found[0])]) / 3)]
+    near = [group for group in groups if score.is_as_good((means[id(group)] - means[id(baselines[0])]) / 3)]
     return [] if len(near) == len(groups) else [group for group in near if _sends_less(group)]
 
 
@@ -198,10 +202,10 @@ def _sends_less(group: Group) -> bool:
 def as_good_from(groups: Sequence[Group]) -> float | None:
     """The worst score that counts as good as the baseline's mean; None without one baseline for all rows."""
     score = groups[0].score
-    found = [group for group in groups if group.label == group.baseline]
-    if not found or not score.tolerance:
+    baselines = [group for group in groups if group.label == group.baseline]
+    if not baselines or not score.tolerance:
         return None
-    mean = float(np.mean([run.result for run in found[0].runs]))
+    mean = float(np.mean([run.result for run in baselines[0].runs]))
     return mean - score.tolerance if score.higher_is_better else mean + score.tolerance
 
 
@@ -220,20 +224,20 @@ def _room(axes: Axes) -> None:
 
 def by(groups: Iterable[Group], key: Callable[[Group], str]) -> dict[str, list[Group]]:
     """Groups by panel."""
-    found: dict[str, list[Group]] = {}
+    parts: dict[str, list[Group]] = {}
     for group in groups:
-        found.setdefault(key(group), []).append(group)
-    return found
+        parts.setdefault(key(group), []).append(group)
+    return parts
 
 
 def points(group: Group, name: str, scale: float = 1.0, smoothed: bool = False) -> Points:
     """Mean, lowest and highest over seeds, at the steps that all seeds have; of each seed's moving mean if smoothed."""
     series = [{line["step"]: scale * line[name] for line in run.lines if line.get(name) is not None}
               for run in group.runs]  # fmt: skip
-    steps = sorted(set.intersection(*(set(one) for one in series)))
-    values = np.array([[one[step] for step in steps] for one in series], float).reshape(len(series), len(steps))
+    steps = sorted(set.intersection(*(set(curve) for curve in series)))
+    values = np.array([[curve[step] for step in steps] for curve in series], float).reshape(len(series), len(steps))
     if smoothed:  # each seed before they are compared, else the band would show how single steps vary
-        values = np.array([moving_mean(one) for one in values])
+        values = np.array([moving_mean(curve) for curve in values])
     return np.array(steps), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
@@ -274,11 +278,11 @@ def _panels(
     figure = new_figure(3.2 + 5.2 * len(parts), max(4.6, 1 + 0.22 * len(shared)))  # as high as the legend
     if len(parts) > 1:
         figure.suptitle(title)
-    found = figure.subplots(1, len(parts), squeeze=False)[0]
-    for axes, name in zip(found, parts, strict=True):
+    panels = figure.subplots(1, len(parts), squeeze=False)[0]
+    for axes, name in zip(panels, parts, strict=True):
         axes.set_title(name if len(parts) > 1 else f"{title}: {name}", fontsize=11)
         axes.grid(alpha=0.3)
-    return figure, list(zip(found, parts.values(), strict=True)), shared
+    return figure, list(zip(panels, parts.values(), strict=True)), shared
 
 
 def _save(

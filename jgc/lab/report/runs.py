@@ -178,16 +178,16 @@ def pool(runs: Sequence[Run], by_folder: bool = False, baseline: str = "") -> li
       UserError: two folders hold the same experiment with the same seed, which would count it twice; or no group has
         the baseline's name.
     """
-    found: dict[str, dict[int, Run]] = {}
+    pooled: dict[str, dict[int, Run]] = {}
     for run in runs:
         settings = {name: value for name, value in flat(run.config).items() if name not in IGNORED}
         holder = str(run.folder.resolve().parent) if by_folder else ""
-        seeds = found.setdefault(holder + json.dumps(settings, sort_keys=True), {})
+        seeds = pooled.setdefault(holder + json.dumps(settings, sort_keys=True), {})
         seed = run.summary["seed"]
         if seed in seeds:
             raise UserError(f"{seeds[seed].folder} and {run.folder} have the same settings and seed: give one of them")
         seeds[seed] = run
-    groups = [Group("", tuple(seeds[seed] for seed in sorted(seeds))) for seeds in found.values()]
+    groups = [Group("", tuple(seeds[seed] for seed in sorted(seeds))) for seeds in pooled.values()]
     groups.sort(key=lambda group: group.method != "dense")
     label = _label_by_folder if by_folder else _label
     named = [group._replace(label=label(group, groups), baseline=baseline) for group in groups]
@@ -204,18 +204,20 @@ def _label_by_folder(group: Group, groups: Sequence[Group]) -> str:
     Of folders with the same name as much of the path as tells them apart.
     """
     holders = [g.runs[0].folder.resolve().parent for g in groups]
-    mine, parts = group.runs[0].folder.resolve().parent, 1
-    while any(other != mine and other.parts[-parts:] == mine.parts[-parts:] for other in holders):
+    folder, parts = group.runs[0].folder.resolve().parent, 1
+    while any(other != folder and other.parts[-parts:] == folder.parts[-parts:] for other in holders):
         parts += 1
-    name = "/".join(mine.parts[-parts:])
-    return name if holders.count(mine) == 1 else f"{name}, {_label(group, groups)}"
+    name = "/".join(folder.parts[-parts:])
+    return name if holders.count(folder) == 1 else f"{name}, {_label(group, groups)}"
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
     """The method's name, and enough settings to distinguish the group from others of this method and workload."""
-    name, mine = NAMES.get(group.method, group.method), group.settings
-    said = ", ".join(f"{key.removeprefix('compressor.')}={mine.get(key, ABSENT)}" for key in _telling(group, groups))
-    return f"{name} ({said})" if said else name
+    name, settings = NAMES.get(group.method, group.method), group.settings
+    words = ", ".join(
+        f"{key.removeprefix('compressor.')}={settings.get(key, ABSENT)}" for key in _telling(group, groups)
+    )
+    return f"{name} ({words})" if words else name
 
 
 def alike(group: Group, groups: Sequence[Group]) -> list[Group]:
@@ -226,8 +228,8 @@ def alike(group: Group, groups: Sequence[Group]) -> list[Group]:
 def varying(groups: Sequence[Group]) -> dict[str, list[str]]:
     """Settings in which groups differ, and their values in each."""
     settings = [group.settings for group in groups]
-    known = dict.fromkeys(key for one in settings for key in one if key not in IGNORED)
-    had = {key: [str(one.get(key, ABSENT)) for one in settings] for key in known}
+    known = dict.fromkeys(key for settings_of in settings for key in settings_of if key not in IGNORED)
+    had = {key: [str(settings_of.get(key, ABSENT)) for settings_of in settings] for key in known}
     return {key: values for key, values in had.items() if len(set(values)) > 1}
 
 
@@ -276,8 +278,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 def against(group: Group, baseline: Group) -> tuple[Spread, int]:
     """Points of the score over the baseline, over pairs of runs with equal seeds, and the number of pairs."""
-    mine, theirs = ({run.summary["seed"]: run.result for run in g.runs} for g in (group, baseline))
-    common = [seed for seed in mine if seed in theirs]
+    results, baselines = ({run.summary["seed"]: run.result for run in g.runs} for g in (group, baseline))
+    common = [seed for seed in results if seed in baselines]
     if common:
-        return spread([mine[seed] - theirs[seed] for seed in common]), len(common)
-    return Spread(statistics.fmean(mine.values()) - statistics.fmean(theirs.values()), None), 0
+        return spread([results[seed] - baselines[seed] for seed in common]), len(common)
+    return Spread(statistics.fmean(results.values()) - statistics.fmean(baselines.values()), None), 0

@@ -68,16 +68,16 @@ def _said(path: Path) -> tuple[dict[str, str], Path]:
       UserError: the file cannot be read, or says something else.
     """
     try:
-        said = json.loads(path.read_text())
+        recorded = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    rows = said.get("rows") if isinstance(said, dict) else None
-    names = [*rows.values(), said.get("results")] if isinstance(rows, dict) else []
+    rows = recorded.get("rows") if isinstance(recorded, dict) else None
+    names = [*rows.values(), recorded.get("results")] if isinstance(rows, dict) else []
     if not rows or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f'{path} must hold {{"results": PATH, "rows": {{ROW: MEASUREMENT, ...}}}}, all of them strings')
-    if not (path.parent / said["results"]).is_file():
-        raise UserError(f"{path} names {path.parent / said['results']}, which is no file")
-    return rows, path.parent / said["results"]
+    if not (path.parent / recorded["results"]).is_file():
+        raise UserError(f"{path} names {path.parent / recorded['results']}, which is no file")
+    return rows, path.parent / recorded["results"]
 
 
 def _steps(results: Path) -> dict[tuple[int, str], dict[str, float]]:

@@ -89,13 +89,13 @@ class Point(NamedTuple):
     @property
     def oldest(self) -> tuple[str, float] | None:
         """The layer with the oldest residual at the last diagnose step of a run, and its age in steps."""
-        found = [pair for run in self.runs for pair in last_ages(run).items()]
-        return max(found, key=lambda pair: pair[1], default=None)
+        ages = [pair for run in self.runs for pair in last_ages(run).items()]
+        return max(ages, key=lambda pair: pair[1], default=None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return float(np.mean(found)) if found and len(found) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers and len(numbers) == len(values) else None
 
 
 def sweep(asked: Sweep, line: str = "") -> Path:
@@ -138,9 +138,9 @@ def plan(field: str, values: Sequence[str], variants: Mapping[str, Any]) -> dict
       {'baseline': ('baseline', None), 'egc-ratio=64': ('egc', '64'), 'egc-ratio=256': ('egc', '256')}
     """
     name = field.replace("-", "_")
-    own = {method: {OWN + f.name for f in dataclasses.fields(default)} for method, default in variants.items()}
+    fields = {method: {OWN + f.name for f in dataclasses.fields(default)} for method, default in variants.items()}
     common = fields_of_runs()
-    known = common.union(*own.values())
+    known = common.union(*fields.values())
     of_others = {OWN + f.name for kind in known_methods().values() for f in dataclasses.fields(kind)}
     if name not in known and name in of_others:
         raise UserError(f"--field {field}: none of --methods {', '.join(variants)} has it")
@@ -154,7 +154,7 @@ def plan(field: str, values: Sequence[str], variants: Mapping[str, Any]) -> dict
         raise UserError(f"--values must be such that a folder can be named by them, got {bad!r}")
     out: dict[str, tuple[str, str | None]] = {}
     for method in variants:
-        if name not in common and name not in own[method]:
+        if name not in common and name not in fields[method]:
             out[method] = (method, None)
             continue
         for value in values:
@@ -203,8 +203,8 @@ def markdown(
 
 def _paper(name: str, point: Point) -> tuple[str, str]:
     """The EGC paper's figures at this value. Its model and runs are larger: only trends compare."""
-    theirs = paper.EGC_SWEEPS.get(name, {}).get(point.method, {}).get(str(point.value))
-    return ("", "") if theirs is None else (f"{theirs[0]}", f"{theirs[1]:g}x")
+    reported = paper.EGC_SWEEPS.get(name, {}).get(point.method, {}).get(str(point.value))
+    return ("", "") if reported is None else (f"{reported[0]}", f"{reported[1]:g}x")
 
 
 # --- the picture ----------------------------------------------------------------------------------------------------
@@ -220,15 +220,15 @@ def draw(points: Sequence[Point], field: str, path: Path) -> None:
     entropies = [point.entropy for point in points if point.entropy is not None]
     entropy = bool(entropies) and max(entropies) - min(entropies) > FLAT
     for i, method in enumerate(dict.fromkeys(point.method for point in points)):
-        mine = sorted((p for p in points if p.method == method), key=lambda p: places.get(str(p.value), 0))
+        series = sorted((p for p in points if p.method == method), key=lambda p: places.get(str(p.value), 0))
         look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "label": method}
-        results = [point.result for point in mine]
-        if mine[0].value is None:
+        results = [point.result for point in series]
+        if series[0].value is None:
             left.axhline(results[0].mean, color=look["color"], linestyle="--", label=method)
             continue
-        at = [places[str(point.value)] for point in mine]
+        at = [places[str(point.value)] for point in series]
         left.errorbar(at, [r.mean for r in results], [r.std or 0.0 for r in results], capsize=3, **look)
-        beside = [point.entropy if entropy else point.elements for point in mine]
+        beside = [point.entropy if entropy else point.elements for point in series]
         if all(value is not None for value in beside):
             right.plot(at, beside, **look)
     low, high = right.dataLim.intervaly

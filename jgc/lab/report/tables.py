@@ -83,12 +83,12 @@ def _device(physical: dict[str, float]) -> float | None:
 
 def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Mean over seeds of each phase's median."""
-    found: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     for summary in summaries:
         for phase in summary["phases"]:
             if phase["seconds_per_step"] is not None:
-                found.setdefault(phase["name"], []).append(phase["seconds_per_step"])
-    return {name: spread(values).mean for name, values in found.items()}
+                seconds.setdefault(phase["name"], []).append(phase["seconds_per_step"])
+    return {name: spread(values).mean for name, values in seconds.items()}
 
 
 def plus_minus(value: Spread | None, digits: int = 2, sign: str = "") -> str:
@@ -116,15 +116,15 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
             *_if_paper(groups, f"paper: {paper.figure(groups[0].workload)}")]  # fmt: skip
     rows = []
     for group, first in zip(groups, before, strict=True):
-        f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
-        said = "; ".join(f"{row.accuracy} ({row.paper}, Table {row.table})" for row in theirs)
+        f, reported = figures(group, everything), paper.reported(group.workload, group.method)
+        text = "; ".join(f"{row.accuracy} ({row.paper}, Table {row.table})" for row in reported)
         within = "" if f.against is None or f.pairs < FEWEST else "yes" if score.is_as_good(f.against.mean) else "no"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result, score.digits),
                      *(plus_minus(_spread_of(group, figure), figure.digits) for figure in further),
                      *([first] if any(before) else []),
                      difference_text(group, f), within,
                      plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
-                     *_if_paper(groups, said)])  # fmt: skip
+                     *_if_paper(groups, text)])  # fmt: skip
     return table(head, rows)
 
 
@@ -162,8 +162,8 @@ def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     rows = []
     for group in groups:
         defaults = {f.name: f.default for f in dataclasses.fields(METHODS[group.method].settings)}
-        given = group.runs[0].config.get("compressor", {})
-        changed = [f"{name} {value}" for name, value in given.items() if value != defaults.get(name)]
+        settings = group.runs[0].config.get("compressor", {})
+        changed = [f"{name} {value}" for name, value in settings.items() if value != defaults.get(name)]
         baseline, rate = baseline_of(group, everything), group.settings.get("learning_rate")
         others = [group, baseline] if group.baseline and baseline is not None else alike(group, everything)
         changed += [f"{name} {group.settings.get(name, ABSENT)}" for name in varying(others)
@@ -183,12 +183,12 @@ def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
             "message of fixed size", *_if_paper(groups, "paper: MB a step", "paper: ratio")]  # fmt: skip
     rows = []
     for group in groups:
-        f, theirs = figures(group, everything), paper.reported(group.workload, group.method)
+        f, reported = figures(group, everything), paper.reported(group.workload, group.method)
         rows.append([group.label, size(f.leader), size(f.worker), ratio(f.ratios["leader"]), ratio(f.ratios["worker"]),
                      _in_values(group), size(f.total), ratio(f.dense_total / f.total if f.total else None),
                      "" if f.physical is None else size(f.physical), size(f.physical_apart), _positions(group),
                      slots(group.runs[0].summary),
-                     *_if_paper(groups, *paper_bytes(*theirs))])  # fmt: skip
+                     *_if_paper(groups, *paper_bytes(*reported))])  # fmt: skip
     return filled_table(head, rows)
 
 
@@ -211,17 +211,17 @@ class FewestBytes(NamedTuple):
 def fewest_bytes(groups: Sequence[Group], everything: Sequence[Group]) -> list[FewestBytes]:
     """By method, the rows with the fewest bytes among those as good as the baseline; none if there is no baseline."""
     known = [(group, f) for group in groups if (f := figures(group, everything)).against is not None]
-    found = []
+    lines = []
     for method in dict.fromkeys(group.method for group, _ in known):
-        mine = [(group, f) for group, f in known if group.method == method]
-        good = [(f.total, f.pairs >= FEWEST, group) for group, f in mine
+        rows = [(group, f) for group, f in known if group.method == method]
+        good = [(f.total, f.pairs >= FEWEST, group) for group, f in rows
                 if f.against is not None and group.score.is_as_good(f.against.mean)
                 and f.total < f.dense_total]  # fmt: skip
-        good.sort(key=lambda one: one[0])
+        good.sort(key=lambda pair: pair[0])
         row = next((group for _, sure, group in good if sure), None)
         first = good[0][2] if good else None
-        found.append(FewestBytes(method, len(mine), row, None if first is row else first))
-    return found
+        lines.append(FewestBytes(method, len(rows), row, None if first is row else first))
+    return lines
 
 
 def fewest_bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
@@ -252,26 +252,26 @@ def difference_text(group: Group, f: Figures) -> str:
 
 def _in_values(group: Group) -> str:
     """Compression ratio in values, in the last phase, mean over nodes."""
-    found = [share for run in group.runs if (share := run.summary.get("element_ratio"))]
-    return ratio(spread(found).mean) if len(found) == len(group.runs) else ""
+    shares = [share for run in group.runs if (share := run.summary.get("element_ratio"))]
+    return ratio(spread(shares).mean) if len(shares) == len(group.runs) else ""
 
 
 def _positions(group: Group) -> str:
     """Bytes of a step's positions in the first run: sent, entropy bound and DEFLATE; "" if none are sent."""
     run = group.runs[0]
-    found = [run.summary.get(name) for name in POSITIONS]
-    return " / ".join("-" if count is None else size(count / run.every) for count in found) if any(found) else ""
+    sizes = [run.summary.get(name) for name in POSITIONS]
+    return " / ".join("-" if count is None else size(count / run.every) for count in sizes) if any(sizes) else ""
 
 
 def time_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     """Seconds of a step in every phase, and the paper's Table V beside them."""
     rows = []
     for group in groups:
-        f, theirs = figures(group, everything), paper.SECONDS.get(group.method, {})
+        f, reported = figures(group, everything), paper.SECONDS.get(group.method, {})
         for name, seconds in f.seconds.items():
             steps = next(p["steps"] for p in group.runs[0].summary["phases"] if p["name"] == name)
             rows.append([group.label, name, str(steps), f"{100 * steps / group.runs[0].summary['steps']:.1f} %",
-                         f"{seconds:.3f}", f"{theirs[name]:.1f}" if name in theirs else ""])  # fmt: skip
+                         f"{seconds:.3f}", f"{reported[name]:.1f}" if name in reported else ""])  # fmt: skip
     head = ["method", "phase", "steps", "share of the steps", "seconds a step", "paper: seconds (Table V, ImageNet)"]
     return table(head, rows)
 

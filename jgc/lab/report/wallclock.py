@@ -39,13 +39,13 @@ def step_times(run: Run, baseline: Run, rate: float) -> dict[str, StepTime]:
       baseline: uncompressed, of the same workload and nodes.
       rate: of the link, bytes a second.
     """
-    one, share = _seconds(baseline, "dense"), _nodes_in_turn(run)
-    beside = _seconds(run, "dense") or one
+    seconds, share = _seconds(baseline, "dense"), _nodes_in_turn(run)
+    beside = _seconds(run, "dense") or seconds
     times = {}
     for phase in run.summary["phases"]:
         physical = phase["wire"]["physical_one_node_per_device"]
         longer = max(_seconds(run, phase["name"]) - beside, 0.0)
-        times[phase["name"]] = StepTime(one / share, longer / share, sum(physical.values()) / run.every / rate)
+        times[phase["name"]] = StepTime(seconds / share, longer / share, sum(physical.values()) / run.every / rate)
     return times
 
 
@@ -119,22 +119,22 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
 
 def _baselines(groups: Sequence[Group]) -> dict[str, Group]:
     """The uncompressed row beside each row, by its label."""
-    found = {}
+    baselines = {}
     for group in groups:
         baseline = baseline_of(group._replace(baseline=""), groups)
         if baseline is None:
             raise DoesNotFit(f"figure 7 needs an uncompressed run (--method dense) beside {group.label}, set alike")
-        found[group.label] = baseline
-    return found
+        baselines[group.label] = baseline
+    return baselines
 
 
 def _parts(groups: Sequence[Group], baselines: dict[str, Group], rate: float) -> dict[str, StepTime]:
     """The breakdown of each row, by its label: the mean over its runs, each beside one of the baseline's."""
-    found = {}
+    parts = {}
     for group in groups:
         each = [breakdown(run, step_times(run, baseline, rate)) for run, baseline in _pairs(group, baselines)]
-        found[group.label] = StepTime(*np.mean(each, axis=0))
-    return found
+        parts[group.label] = StepTime(*np.mean(each, axis=0))
+    return parts
 
 
 def _pairs(group: Group, baselines: dict[str, Group]) -> list[tuple[Run, Run]]:
@@ -156,10 +156,10 @@ def section(groups: Sequence[Group], rate: float) -> str:
             f"| {label} | {part.computation:.1f} | {part.compression:.1f} | {part.sending:.1f} | {faster:.2f}x "
             f"| {sum(reference) / sum(part):.2f}x |"
         )
-    said = (
+    lines = (
         f"Seconds of {CYCLE} steps after the warm-up, of one node; means over seeds. Sending is an estimate: the "
         "bytes that a node sends with a node on each device, over the rate. Compression is what the method's median "
         "step takes longer than an uncompressed one, of the same run where it has some; runs trained at other times or "
         "beside other work differ by more than that."
     )
-    return "\n".join([said, "", *rows, "", paper.GRADIVEQ])
+    return "\n".join([lines, "", *rows, "", paper.GRADIVEQ])

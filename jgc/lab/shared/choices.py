@@ -80,11 +80,11 @@ def seeds_of(values: Sequence[str]) -> list[int]:
     Raises:
       UserError: one of them is no whole number, or there are none.
     """
-    found = words(values)
-    bad = next((word for word in found if not word.isdecimal()), None)
-    if bad is not None or not found:
+    seeds = words(values)
+    bad = next((word for word in seeds if not word.isdecimal()), None)
+    if bad is not None or not seeds:
         raise UserError(f"--seeds must be whole numbers such as 0,1,2, got {bad or 'none'}")
-    return [int(word) for word in found]
+    return [int(word) for word in seeds]
 
 
 def fields_of_runs() -> set[str]:
@@ -111,22 +111,22 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
     out: dict[str, list[str]] = {name: [] for name in methods}
     for entry in settings:
         field, equals, value = entry.partition("=")
-        method, dot, own = field.partition(".") if field.split(".")[0] not in GROUPS else (field, "", "")
+        method, dot, setting_name = field.partition(".") if field.split(".")[0] not in GROUPS else (field, "", "")
         if not equals or not field:
             raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
-        fixed = next((part for part in (field, own) if part.split(".")[0].replace("-", "_") in FIXED), None)
+        fixed = next((part for part in (field, setting_name) if part.split(".")[0].replace("-", "_") in FIXED), None)
         if fixed:
             raise UserError(f"--set {entry}: {fixed} is not to be set: the command has its own, and is one process")
         if dot and method not in out:
             raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
-        setting = (own if dot else field).replace("-", "_")
+        setting = (setting_name if dot else field).replace("-", "_")
         having = [name for name in methods if setting in {f.name for f in dataclasses.fields(known_methods()[name])}]
         is_own = dot and method in having
         if not is_own and setting not in fields_of_runs():
             near = f"; did you mean {having[0]}.{setting}?" if having else did_you_mean(setting, [*fields_of_runs()])
             raise UserError(f"--set {entry}: no setting of train.py{f' or {method}' if dot else ''}{near}")
         for name in [method] if dot else out:
-            out[name].append(option_word("compressor." if is_own else "", own if dot else field, value))
+            out[name].append(option_word("compressor." if is_own else "", setting_name if dot else field, value))
     return out
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jgc.loops.local_loop import LocalState
 from jgc.loops.loop import shardings_of
 from jgc.loops.step_program import Arrays, Settings, make_update
 from jgc.nodes.gradients import node_grads
@@ -48,9 +49,10 @@ def make_gradients(parts: Parts, placements: PyTree = SHARED) -> Callable[..., G
 
 def compile_gradients(parts: Parts, state: TrainState | Arrays, batch: Batch) -> Callable[..., Gradients]:
     """Compile the nodes' gradients; a call with other shapes raises. With local steps each node has its parameters."""
-    params = state.params if not hasattr(state, "own") else state.own
-    placements = placements_of(state.params)
-    run = make_gradients(parts, locally(placements) if hasattr(state, "own") else placements)
+    params, placements = state.params, placements_of(state.params)
+    if isinstance(state, LocalState):
+        params, placements = state.own, locally(placements)
+    run = make_gradients(parts, placements)
     return jax.jit(run).lower(params, state.model_state, batch).compile()
 
 

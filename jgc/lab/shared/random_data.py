@@ -76,5 +76,5 @@ def random_source(config: Config, examples: int | None = None) -> Source:
         shape = (config.data.crop, config.data.crop, shape[-1])
     images = rng.standard_normal((count, *shape), np.float32)
     labels = rng.integers(0, classes, count, np.int32)
-    no, one = np.zeros(shape[-1:], np.float32), np.ones(shape[-1:], np.float32)
-    return source_of(Dataset(name, images, labels, images, labels, classes, no, one))
+    no, ones = np.zeros(shape[-1:], np.float32), np.ones(shape[-1:], np.float32)
+    return source_of(Dataset(name, images, labels, images, labels, classes, no, ones))

@@ -101,17 +101,17 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
     """Train without compression and record the gradients from step `start` on."""
     partial = path.with_suffix(".partial")
     shape = (config.steps - start, config.nodes, setup.values)
-    kept = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+    gradients = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
     begun = monotonic()
     try:
         for step, grads in training_gradients(config, setup):
             if step % 10 == 0:
                 say(f"{count(step, config.steps, monotonic() - begun)} recording gradients")
             if step >= start:
-                kept[step - start] = flat(grads)
-                if not np.isfinite(kept[step - start]).all():
+                gradients[step - start] = flat(grads)
+                if not np.isfinite(gradients[step - start]).all():
                     raise NonFinite(step + 1, "a gradient is not finite", "nothing was recorded")
-        kept.flush()
+        gradients.flush()
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -129,4 +129,4 @@ def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTr
 def flat(grads: PyTree) -> np.ndarray:
     """All nodes' gradients as vectors in the order of `jgc.layout.pack`: leaves [K, ...] -> f32[K, n]."""
     layout = make_packing(jax.tree.map(lambda x: x[0], grads))
-    return np.asarray(jax.vmap(lambda one: pack(one, layout))(grads))
+    return np.asarray(jax.vmap(lambda tree: pack(tree, layout))(grads))

@@ -22,8 +22,8 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
 
 def filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows without the columns that are empty in every row."""
-    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
-    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    columns = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return [head[i] for i in columns], [[row[i] for i in columns] for row in rows]
 
 
 def filled_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

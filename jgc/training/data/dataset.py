@@ -114,10 +114,10 @@ def hold_out(dataset: Dataset, share: float) -> tuple[Dataset, Dataset]:
         >>> [len(d.test_labels) for d in hold_out(load_digits(), 0.1)]
         [360, 144]
     """
-    kept, held = held_out(len(dataset.train_labels), share, dataset.name)
+    training, held = held_out(len(dataset.train_labels), share, dataset.name)
     images, labels = dataset.train_images, dataset.train_labels
     return (
-        dataset._replace(train_images=images[kept], train_labels=labels[kept]),
+        dataset._replace(train_images=images[training], train_labels=labels[training]),
         dataset._replace(test_images=images[held], test_labels=labels[held]),
     )
 

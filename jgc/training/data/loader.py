@@ -103,12 +103,12 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int) -> npt.NDArray[
             f"`step` must be at least 0, `batch_size` and `n` at least 1, got {step}, {batch_size} and {n}"
         )
     epoch, offset = divmod(step * batch_size, n)
-    taken = []
+    indices = []
     while batch_size > 0:
         part = _order(seed, epoch, n)[offset : offset + batch_size]
-        taken.append(part)
+        indices.append(part)
         epoch, offset, batch_size = epoch + 1, 0, batch_size - len(part)
-    return np.concatenate(taken)
+    return np.concatenate(indices)
 
 
 def augment_rng(seed: int, step: int) -> np.random.Generator:
@@ -133,8 +133,8 @@ def share_of(
     """
     if nodes < 1 or batch_size % nodes:
         raise ValueError(f"`nodes` must divide `batch_size`, got {nodes} nodes and a batch of {batch_size}")
-    mine = np.arange(batch_size).reshape(nodes, -1)[local].ravel()
-    return mine, batch_indices(seed, step, batch_size, n)[mine]
+    of_process = np.arange(batch_size).reshape(nodes, -1)[local].ravel()
+    return of_process, batch_indices(seed, step, batch_size, n)[of_process]
 
 
 def make_batch(
@@ -161,11 +161,11 @@ def make_batch(
         >>> make_batch(load_digits(), seed=0, step=0, nodes=4, batch_size=32)[0].shape
         (4, 8, 8, 8, 1)
     """
-    mine, taken = share_of(len(dataset.train_labels), seed, step, nodes, batch_size, local)
-    images, labels = dataset.train_images[taken], dataset.train_labels[taken]
+    of_process, indices = share_of(len(dataset.train_labels), seed, step, nodes, batch_size, local)
+    images, labels = dataset.train_images[indices], dataset.train_labels[indices]
     if dataset.augment != Augment():
         dy, dx, flip = draw(augment_rng(seed, step), batch_size, dataset.augment)
-        images = apply(images, Draw(dy[mine], dx[mine], flip[mine]), dataset.augment.pad)
+        images = apply(images, Draw(dy[of_process], dx[of_process], flip[of_process]), dataset.augment.pad)
     images, per_node = normalise(images, dataset.mean, dataset.std), batch_size // nodes
     return images.reshape(-1, per_node, *dataset.image_shape), labels.reshape(-1, per_node)
 

@@ -25,9 +25,9 @@ def find_prepared(name: str, data_dir: Path, splits: Collection[str]) -> Path:
         MissingDataError: there is none. The message says how to fetch it.
     """
     with errors_of(name, fetch_command(name, data_dir)):
-        found = sorted((data_dir / name).glob("*.*.*/dataset_info.json"), key=lambda file: _version(file.parent))
+        files = sorted((data_dir / name).glob("*.*.*/dataset_info.json"), key=lambda file: _version(file.parent))
         problem = MissingDataError(f"no version of it is in {data_dir / name}")
-        for file in reversed(found):
+        for file in reversed(files):
             try:
                 _check(file, splits)
             except MissingDataError as error:

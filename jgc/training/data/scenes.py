@@ -74,12 +74,12 @@ def shrunk(scenes: Scenes, by: int) -> Scenes:
         size = "x".join(map(str, scenes.train.labels.shape[:0:-1]))
         raise ValueError(f"images of {size} pixels can be shrunk by 1 or more and to no less than a pixel, got {by}")
 
-    def one(image: Bytes) -> Bytes:
+    def smaller(image: Bytes) -> Bytes:
         return np.asarray(Image.fromarray(image).reduce(by))[:h, :w]
 
     def all_of(split: Labelled) -> Labelled:
         labels = split.labels[:, by // 2 :: by, by // 2 :: by][:, :h, :w]
-        return Labelled(np.stack([one(image) for image in split.images]), np.ascontiguousarray(labels))
+        return Labelled(np.stack([smaller(image) for image in split.images]), np.ascontiguousarray(labels))
 
     if by == 1:
         return scenes
@@ -134,13 +134,13 @@ def scene_batch(
     Raises:
         ValueError: the nodes do not divide the batch, or a number is out of range.
     """
-    mine, taken = share_of(len(scenes.train.labels), seed, step, nodes, batch_size, local)
+    of_process, indices = share_of(len(scenes.train.labels), seed, step, nodes, batch_size, local)
     drawn = draw(augment_rng(seed, step), batch_size, scenes.warp)
     crop, outside = scenes.crop, tuple(round(float(x)) for x in scenes.mean)
     height, width = scenes.train.labels.shape[1:]
-    hows = [coefficients(Draw(*(x[i] for x in drawn)), width, height, crop) for i in mine]
-    images = [warped(scenes.train.images[i], how, crop, outside) for i, how in zip(taken, hows, strict=True)]
-    labels = [warped(scenes.train.labels[i], how, crop, NO_LABEL) for i, how in zip(taken, hows, strict=True)]
+    hows = [coefficients(Draw(*(x[i] for x in drawn)), width, height, crop) for i in of_process]
+    images = [warped(scenes.train.images[i], how, crop, outside) for i, how in zip(indices, hows, strict=True)]
+    labels = [warped(scenes.train.labels[i], how, crop, NO_LABEL) for i, how in zip(indices, hows, strict=True)]
     pixels = normalise(np.stack(images), scenes.mean, scenes.std)
     shape = (-1, batch_size // nodes, crop, crop)
     return pixels.reshape(*shape, 3), numbers(np.stack(labels)).reshape(shape)

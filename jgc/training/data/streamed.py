@@ -91,9 +91,9 @@ def streamed_source(dataset: Streamed, validation: float = 0.0) -> Source:
         )
     held = None
     if validation:
-        kept, out = held_out(dataset.train.size, validation, dataset.name)
+        training, out = held_out(dataset.train.size, validation, dataset.name)
         held = partial(central_batches, dataset, subset(dataset.train, out))
-        dataset = dataset._replace(train=subset(dataset.train, kept))
+        dataset = dataset._replace(train=subset(dataset.train, training))
     return Source(
         kind="images",
         classes=dataset.num_classes,
@@ -125,10 +125,10 @@ def streamed_batch(
         ValueError: the nodes do not divide the batch, or a number is out of range.
         MissingDataError: an image is missing or broken, or its label is out of range.
     """
-    mine, indices = share_of(dataset.train.size, seed, step, nodes, batch_size, local)
+    of_process, indices = share_of(dataset.train.size, seed, step, nodes, batch_size, local)
     numbers, flip = draw_crops(augment_rng(seed, step), batch_size)
-    boxes = [partial(inception_box, numbers[i]) for i in mine]
-    images, labels = decode(dataset, dataset.train, indices, boxes, flip[mine])
+    boxes = [partial(inception_box, numbers[i]) for i in of_process]
+    images, labels = decode(dataset, dataset.train, indices, boxes, flip[of_process])
     return images.reshape(-1, batch_size // nodes, *images.shape[1:]), labels.reshape(-1, batch_size // nodes)
 
 

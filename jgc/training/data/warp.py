@@ -53,7 +53,7 @@ def draw(rng: np.random.Generator, count: int, warp: Warp) -> Draw:
     return Draw(scale, angle, flip, right, down)
 
 
-def coefficients(one: Draw, width: int, height: int, crop: int) -> tuple[float, ...]:
+def coefficients(draw: Draw, width: int, height: int, crop: int) -> tuple[float, ...]:
     """(a, b, c, d, e, f): pixel (x, y) of the crop comes from (a x + b y + c, d x + e y + f) in the image.
 
     Coordinates refer to the pixels' edges, as in Pillow.
@@ -69,11 +69,11 @@ def coefficients(one: Draw, width: int, height: int, crop: int) -> tuple[float, 
         >>> coefficients(unmoved, width=8, height=6, crop=4)
         (0.5, 0.0, 6.0, 0.0, 0.5, 0.0)
     """
-    slack = one.scale * width - crop, one.scale * height - crop
-    x0, y0 = (space * (at if space > 0 else 0.5) for space, at in zip(slack, (one.right, one.down), strict=True))
-    x0, y0 = x0 - one.scale * width / 2, y0 - one.scale * height / 2  # from the middle of the scaled image
-    cos, sin = np.cos(one.angle) / one.scale, np.sin(one.angle) / one.scale
-    sign = -1 if one.flip else 1
+    slack = draw.scale * width - crop, draw.scale * height - crop
+    x0, y0 = (space * (at if space > 0 else 0.5) for space, at in zip(slack, (draw.right, draw.down), strict=True))
+    x0, y0 = x0 - draw.scale * width / 2, y0 - draw.scale * height / 2  # from the middle of the scaled image
+    cos, sin = np.cos(draw.angle) / draw.scale, np.sin(draw.angle) / draw.scale
+    sign = -1 if draw.flip else 1
     first = (sign * cos, -sign * sin, sign * (cos * x0 - sin * y0) + width / 2)
     second = (sin, cos, sin * x0 + cos * y0 + height / 2)
     return tuple(float(x) + 0.0 for x in first + second)  # + 0.0: no minus zero

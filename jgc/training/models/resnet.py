@@ -110,7 +110,7 @@ def features(
     x = nn.relu(ConvNorm(family.width, kernel, stride, norm, dtype=dtype, name="stem")(images.astype(dtype), train))
     if family.stem == "imagenet":
         x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
-    found = []
+    maps = []
     for stage, (blocks, dilation) in enumerate(zip(family.stages, dilations, strict=False)):
         for block in range(blocks):
             x = Block(
@@ -124,8 +124,8 @@ def features(
                 dilation=dilation,
                 name=f"stage{stage + 1}_block{block + 1:02d}",
             )(x, train)
-        found.append(x)
-    return found
+        maps.append(x)
+    return maps
 
 
 class ResNet(nn.Module):

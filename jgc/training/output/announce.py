@@ -36,30 +36,30 @@ def notes(setup: Setup) -> list[str]:
     """What a run's length leaves out: phases that it ends before, steps after its schedule or the last exchange; what
     its bits depend on."""
     config, schedule = setup.parts.config, setup.parts.compressor.schedule
-    every, last, said = config.local.every, schedule[-1], []
+    every, last, lines = config.local.every, schedule[-1], []
     total, unit = (config.steps, "steps") if every is None else (config.steps // every, "exchanges")
     if last.start >= total:
-        said.append(
+        lines.append(
             f"note: phase {last.name} follows {last.start} {unit} of other phases, and this run has {total}: it ends "
             "before; train longer, or shorten those phases (--compressor.warmup-steps, where the method has it)"
         )
     ends = max(config.schedule_steps, config.learning_rate_warmup + 1)
     if config.schedule == "poly" and config.steps > ends:
-        said.append(
+        lines.append(
             f"note: the learning rate is 0 from step {ends + 1} on, where --schedule poly ends; "
             f"give --schedule-steps {config.steps}"
         )
     if config.learning_rate_warmup >= config.schedule_steps and config.schedule not in ("constant", "validation"):
-        said.append(
+        lines.append(
             f"note: the learning rate rises for {config.learning_rate_warmup} steps, and its schedule ends after "
             f"{config.schedule_steps}; give a shorter --learning-rate-warmup"
         )
-    said += unused(config)
+    lines += unused(config)
     if bits := note(config.deterministic, config.resume, jax.default_backend(), os.environ.get("XLA_FLAGS", "")):
-        said.append(bits)
+        lines.append(bits)
     if setup.parts.local is not None:
-        said += _notes_on_exchanges(setup.parts.local, config.steps)
-    return said
+        lines += _notes_on_exchanges(setup.parts.local, config.steps)
+    return lines
 
 
 def unused(config: Config) -> list[str]:
@@ -82,18 +82,18 @@ def unused(config: Config) -> list[str]:
 def _notes_on_exchanges(local: LocalParts, steps: int) -> list[str]:
     """Steps after the last exchange, and an exchange whose outer step would come after the last step."""
     last = next(done for done in range(steps, 0, -1) if local.due(done).exchange is not None)
-    said = []
+    lines = []
     if last < steps:
-        said.append(
+        lines.append(
             f"note: the last {steps - last} of {steps} steps have no exchange after them, and do not count: the "
             f"parameters that are evaluated are those of the last exchange (--steps {last} ends there)"
         )
     if last + local.overlap > steps:
-        said.append(
+        lines.append(
             f"note: with --local.overlap {local.overlap} the outer step of the exchange after step {last} would come "
             f"after step {last + local.overlap}, which this run does not have: give --steps {last + local.overlap}"
         )
-    return said
+    return lines
 
 
 def describe(cost: PhaseCost, seconds: float, every: int | None = None) -> str:

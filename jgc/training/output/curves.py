@@ -85,8 +85,8 @@ def _name_phases(axes: Axes, spans: Sequence[tuple[str, int, int]]) -> None:
 
 
 def _points(lines: Sequence[Line], name: str) -> tuple[list[int], list[Any]]:
-    found = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _loss(axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:

@@ -132,5 +132,5 @@ def truncate(path: Path, step: int) -> None:
     """Keep the lines up to a step: a resumed run writes the later ones again."""
     if not path.exists():
         return
-    kept = "".join(json.dumps(line) + "\n" for line in read(path) if line["step"] <= step)
-    write_whole(path, kept.encode())
+    remaining = "".join(json.dumps(line) + "\n" for line in read(path) if line["step"] <= step)
+    write_whole(path, remaining.encode())

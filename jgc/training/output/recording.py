@@ -89,18 +89,18 @@ class Recording:
 def _make_record(parts: Parts, names: list[str]) -> Any:
     """`(grads [K, ...], the compressor's local state [K, ...]) -> {name: [K, ...]}`."""
 
-    def one(grads, local):  # one node's, without the axis [K]
+    def of_node(grads, local):  # one node's, without the axis [K]
         return {name: x for name, x in _everything(parts, grads, local).items() if name in names}
 
-    return on_nodes(one, parts.nodes, ins=(LOCAL, LOCAL), outs=LOCAL)
+    return on_nodes(of_node, parts.nodes, ins=(LOCAL, LOCAL), outs=LOCAL)
 
 
 def _everything(parts: Parts, grads: PyTree, local: PyTree) -> dict[str, Array]:
     """A node's gradients, and residuals if recorded, by their names in a file."""
-    found = {f"{GRADIENT}/{path}": x for path, x in zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True)}
+    arrays = {f"{GRADIENT}/{path}": x for path, x in zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True)}
     if parts.config.record.residuals:
-        found |= {f"{RESIDUAL}/{path}": x for path, x in residual(parts.exchanged, local, grads).items()}
-    return found
+        arrays |= {f"{RESIDUAL}/{path}": x for path, x in residual(parts.exchanged, local, grads).items()}
+    return arrays
 
 
 def _names(parts: Parts, params: PyTree, local: PyTree) -> list[str]:
@@ -113,9 +113,9 @@ def _names(parts: Parts, params: PyTree, local: PyTree) -> list[str]:
         raise UserError(f"--record.layers {settings.layers!r} matches no parameter; there are {some}, ...")
     if not settings.residuals:
         return [f"{GRADIENT}/{path}" for path in chosen]
-    own = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), local)
-    kept = jax.eval_shape(lambda grads, local: _everything(parts, grads, local), params, own)
-    residuals = [name for path in chosen if (name := f"{RESIDUAL}/{path}") in kept]
+    of_node = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), local)
+    shapes = jax.eval_shape(lambda grads, local: _everything(parts, grads, local), params, of_node)
+    residuals = [name for path in chosen if (name := f"{RESIDUAL}/{path}") in shapes]
     if not residuals:
         raise UserError("--record.residuals: this method has no residual for the recorded layers; leave the option out")
     return [*(f"{GRADIENT}/{path}" for path in chosen), *residuals]

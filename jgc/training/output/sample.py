@@ -25,8 +25,8 @@ def sample_of(setup: Setup, state: TrainState) -> str | None:
     window = setup.source.inputs(1).words.shape[1]
     params = jax.tree.map(to_host, state.params)
     key = jax.random.key(setup.parts.config.seed)
-    found = np.asarray(sample(setup.parts.apply, params, key, first, window, LENGTH))
-    return "".join(vocabulary[i] if i < len(vocabulary) else "?" for i in found.tolist()).strip()
+    characters = np.asarray(sample(setup.parts.apply, params, key, first, window, LENGTH))
+    return "".join(vocabulary[i] if i < len(vocabulary) else "?" for i in characters.tolist()).strip()
 
 
 def sample(apply: Callable, params: PyTree, key: Key, first: int, window: int, length: int) -> Array:

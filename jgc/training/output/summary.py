@@ -101,17 +101,17 @@ def _phase(
 ) -> dict[str, Any]:
     """A phase's figures; its scores are those after its last exchange, which H - 1 further steps may follow."""
     every = local.every or 1
-    mine = [line for line in lines if line["phase"] == cost.phase.name]
-    seconds = [line["seconds"] for line in mine if line.get("seconds") is not None]
+    of_phase = [line for line in lines if line["phase"] == cost.phase.name]
+    seconds = [line["seconds"] for line in of_phase if line.get("seconds") is not None]
     return {
         "name": cost.phase.name,
         "start": cost.phase.start,
-        "steps": len(mine),
-        **_newest(mine[-every:], scores),
+        "steps": len(of_phase),
+        **_newest(of_phase[-every:], scores),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
-        "compression_ratio": _ratios(cost, mine, local.fragments / every),
+        "compression_ratio": _ratios(cost, of_phase, local.fragments / every),
         "wire": as_json(cost, nodes),
-        **{name: _mean(mine, name) for name in DIAGNOSTICS},
+        **{name: _mean(of_phase, name) for name in DIAGNOSTICS},
     }
 
 
@@ -140,14 +140,14 @@ def read_summary(folder: Path) -> dict[str, Any]:
     Raises:
       UserError: the file cannot be read, or lacks what every summary has.
     """
-    found = read_object(folder / SUMMARY)
+    summary = read_object(folder / SUMMARY)
     try:
-        names = [*NEEDED, score_of(found).name, *(figure.name for figure in further_of(found))]
+        names = [*NEEDED, score_of(summary).name, *(figure.name for figure in further_of(summary))]
     except ValueError as error:
         raise UserError(f"cannot read the run in {folder}: {error}") from error
-    if missing := [name for name in names if name not in found]:
+    if missing := [name for name in names if name not in summary]:
         raise UserError(f"cannot read the run in {folder}: its {SUMMARY} has no {missing[0]!r}")
-    return found
+    return summary
 
 
 def uplink(parameters: int, ratio: float | None) -> float:
@@ -181,10 +181,10 @@ def _percentile(lines: Sequence[Line], name: str, q: float) -> float | None:
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that a run's numbers depend on."""
     names = {"orbax": "orbax-checkpoint"}
-    found = {"python": platform.python_version()}
+    packages = {"python": platform.python_version()}
     for name in ("jax", "jaxlib", "flax", "optax", "orbax", "numpy", "jgc"):
         try:
-            found[name] = version(names.get(name, name))
+            packages[name] = version(names.get(name, name))
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            packages[name] = "not installed"
+    return packages

@@ -72,8 +72,8 @@ def _totals(summary: dict[str, Any]) -> list[str]:
         lines.append(_sent(summary["sent"]))
     if summary["deflate_position_bytes"] is not None:
         lines.append(_positions(summary))
-    if said := slots(summary):
-        lines.append(f"message of a node: {said}")
+    if text := slots(summary):
+        lines.append(f"message of a node: {text}")
     if summary["validation_loss"] is not None:
         loss, rate = (summary[name] for name in CORRECTED)
         lines.append(f"last validation loss {loss:.4g}; learning rate at the end {rate:.3g}")

@@ -175,9 +175,9 @@ def difference(everybody: list[dict[str, Any]]) -> str:
       'process 1 has jax 0.12.0, process 0 has 0.10.2'
     """
     first = everybody[0]
-    for process, theirs in enumerate(everybody):
-        for name in [*first, *(name for name in theirs if name not in first)]:
-            a, b = first.get(name, "absent"), theirs.get(name, "absent")
+    for process, others in enumerate(everybody):
+        for name in [*first, *(name for name in others if name not in first)]:
+            a, b = first.get(name, "absent"), others.get(name, "absent")
             if a != b:
                 return f"process {process} has {name} {b}, process 0 has {a}"
     return ""
@@ -228,7 +228,7 @@ def _listener(place: Place) -> socket.socket:
 
 def facts(config: Config) -> dict[str, Any]:
     """Versions and settings that must be equal in all processes, by name."""
-    found = {name: text for name, text in versions().items() if name not in ("python", "orbax")}
+    names = {name: text for name, text in versions().items() if name not in ("python", "orbax")}
 
     def add(values: dict[str, Any], prefix: str) -> None:
         for name, value in values.items():
@@ -236,10 +236,10 @@ def facts(config: Config) -> dict[str, Any]:
             if isinstance(value, dict) and path not in OWN:
                 add(value, f"{path}.")
             elif path not in OWN:
-                found["the method" if path == "method" else f"--{path.replace('_', '-')}"] = str(value)
+                names["the method" if path == "method" else f"--{path.replace('_', '-')}"] = str(value)
 
     add(as_json(config), "")
-    return found
+    return names
 
 
 def _start_jax(place: Place, hub: Hub | None, settings: DistributedConfig, token: str) -> None:

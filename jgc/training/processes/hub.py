@@ -165,11 +165,11 @@ class Hub:
                 self._members[process].left = True
 
     def _collect(self, process: int, tag: str, value: Any, patient: bool) -> None:
-        said = self._rounds.setdefault(tag, Round(time.monotonic(), patient))
-        said.values[process] = value
-        if len(said.values) == self._processes:
+        answers = self._rounds.setdefault(tag, Round(time.monotonic(), patient))
+        answers.values[process] = value
+        if len(answers.values) == self._processes:
             del self._rounds[tag]
-            self._send_all(all=tag, values=[said.values[i] for i in range(self._processes)])
+            self._send_all(all=tag, values=[answers.values[i] for i in range(self._processes)])
 
     def _gone(self, process: int) -> None:
         with self._lock:
@@ -193,8 +193,8 @@ class Hub:
     def _restart_timers(self, now: float) -> None:
         for member in self._members.values():
             member.heard = now
-        for said in self._rounds.values():
-            said.begun = now
+        for answers in self._rounds.values():
+            answers.begun = now
 
     def _verdict(self, now: float) -> str:
         """Why the run must end, or ""."""
@@ -210,10 +210,12 @@ class Hub:
         for i, member in present.items():
             if now - member.heard > self._timeout:
                 return silent(i, now - member.heard)
-        for tag, said in self._rounds.items():
-            late = [i for i in present if i not in said.values]
-            if late and not said.patient and now - said.begun > self._timeout:
-                return f"process {late[0]} has not come to the end of {tag}, {now - said.begun:.0f} s after the others"
+        for tag, answers in self._rounds.items():
+            late = [i for i in present if i not in answers.values]
+            if late and not answers.patient and now - answers.begun > self._timeout:
+                return (
+                    f"process {late[0]} has not come to the end of {tag}, {now - answers.begun:.0f} s after the others"
+                )
         if self._failed and now - self._failed[0] > GRACE:
             _, process, text = self._failed
             worst = min(present, key=lambda i: present[i].heard, default=process)
@@ -263,5 +265,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 def address_of(listener: socket.socket) -> str:
     """Where process 0 itself reaches the hub."""
-    own = listener.getsockname()[0]
-    return "127.0.0.1" if own in ("0.0.0.0", "::") else own
+    address = listener.getsockname()[0]
+    return "127.0.0.1" if address in ("0.0.0.0", "::") else address

@@ -71,7 +71,7 @@ class Link:
         self.socket.close()
 
 
-def forward(one: socket.socket, other: socket.socket) -> None:
+def forward(first: socket.socket, other: socket.socket) -> None:
     """Forward bytes both ways between two connections, in two daemon threads.
 
     If one is closed the other stays open on purpose: JAX aborts a process with a stack dump as soon as the connection
@@ -83,5 +83,5 @@ def forward(one: socket.socket, other: socket.socket) -> None:
             while data := source.recv(1 << 16):
                 target.sendall(data)
 
-    for ends in ((one, other), (other, one)):
+    for ends in ((first, other), (other, first)):
         threading.Thread(target=pump, args=ends, daemon=True).start()

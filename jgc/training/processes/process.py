@@ -23,19 +23,19 @@ def place_of(settings: DistributedConfig) -> Place | None:
     Raises:
       UserError: a setting is missing or out of range, or JAX detects nothing.
     """
-    given = {
+    options = {
         "coordinator HOST:PORT": settings.coordinator != "",
         "num-processes N": settings.num_processes != 0,
         "process-id I": settings.process_id != -1,
     }
     if settings.auto:
-        if any(given.values()):
-            names = " and ".join(f"--distributed.{name}" for name, is_given in given.items() if is_given)
+        if any(options.values()):
+            names = " and ".join(f"--distributed.{name}" for name, is_given in options.items() if is_given)
             raise UserError(f"--distributed.auto finds out by itself what {names} says: leave out one of them")
         return _detected(settings)
-    if not any(given.values()):
+    if not any(options.values()):
         return None
-    for name, is_given in given.items():
+    for name, is_given in options.items():
         if not is_given:
             raise UserError(f"--distributed.{name} is missing: a run of several processes needs all three")
     host, port = _address(settings.coordinator)
@@ -60,10 +60,10 @@ def _detected(settings: DistributedConfig) -> Place:
 
     try:
         seconds = int(settings.connect_timeout)
-        found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, seconds)
+        place = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, seconds)
     except Exception as error:
         raise UserError(f"--distributed.auto: JAX cannot tell how the processes were started: {error}") from error
-    address, processes, process, devices = found
+    address, processes, process, devices = place
     if address is None or processes is None or process is None:
         raise UserError(
             "--distributed.auto: JAX finds none of Slurm, Kubernetes, Cloud TPU and Open MPI here; give "

@@ -267,11 +267,5 @@ def _with_layers(config: Config, model: Model, settings: Any) -> Compressor:
         names = (*MEMORY, "alpha", "min_values", "warmup_steps", "strategy")
         shared = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
         rules.append((top_k, compress.topk(**shared | momentum, value_code=layers.value_code)))
-    if layers.embeddings:
-        if not hasattr(settings, "rows"):
-            raise UserError("--layers.embeddings is for methods that select rows: topk or dgc")
-        if settings.rows:
-            raise UserError("--layers.rows is for the embeddings alone, --compressor.rows for all layers: give one")
-        rules.append((layers.embeddings, compress.build(settings, rows=layers.rows)))
     method = compress.per_layer(rules, default=method) if rules else method
     return compress.stacked(layers.stacked, method) if layers.stacked else method

@@ -144,13 +144,15 @@ def with_options(config: Config, argv: Sequence[str], dense: str | None = None) 
       SystemExit: after --help.
     """
     kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
-    found: Config = read(kind, argv, "train.py", config, _about(config))
+    changed: Config = read(kind, argv, "train.py", config, _about(config))
     asked, _ = _take(argv, "--layers.dense")
-    _check_first_layer(dense if asked is None else asked, found.model.name)
-    workload = workload_named(found.workload)
-    named = [name for name in ("optimizer", "schedule") if getattr(found, name) == "workload"]  # given in so many words
+    _check_first_layer(dense if asked is None else asked, changed.model.name)
+    workload = workload_named(changed.workload)
+    named = [
+        name for name in ("optimizer", "schedule") if getattr(changed, name) == "workload"
+    ]  # given in so many words
     filled = {name: getattr(workload, name) for name in named}
-    return dataclasses.replace(found, layers=layers_of(found, workload), **filled)
+    return dataclasses.replace(changed, layers=layers_of(changed, workload), **filled)
 
 
 def _check_first_layer(dense: str | None, model: str) -> None:

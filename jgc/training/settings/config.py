@@ -82,10 +82,6 @@ class LayersConfig:
     shard: bool = False
     """divide each parameter of two or more dimensions among the devices of its node (FSDP), in its largest dimension
     that they divide evenly; each device then compresses its own shards. Needs --devices-per-node"""
-    embeddings: str = ""
-    """pattern of embeddings [V, D]: the method first selects --layers.rows of their rows, then values in them"""
-    rows: int = 0
-    """how many rows of an embedding a node sends values of; at most the words of its batch"""
     stacked: str = ""
     """pattern of parameters [L, ...] that hold L layers, as jax.lax.scan has them: each is compressed by itself"""
 
@@ -252,9 +248,11 @@ def resolve(config: Config) -> Config:
 def layers_of(config: Config, workload: Workload) -> LayersConfig:
     """The layers that go another way, with the workload's for this method where none are given."""
     method = method_name(config.compressor)
-    ours = {"dense": "", "top_k": ""} | dict(compress.METHODS[method].layers) | dict(workload.layers.get(method, {}))
-    given = {name: x for name in ours if (x := getattr(config.layers, name)) is not None}
-    return dataclasses.replace(config.layers, **ours | given)
+    patterns = (
+        {"dense": "", "top_k": ""} | dict(compress.METHODS[method].layers) | dict(workload.layers.get(method, {}))
+    )
+    chosen = {name: x for name in patterns if (x := getattr(config.layers, name)) is not None}
+    return dataclasses.replace(config.layers, **patterns | chosen)
 
 
 def open_fields() -> list[str]:
@@ -264,12 +262,12 @@ def open_fields() -> list[str]:
 
 def _with_workload(settings: Any, workload: Workload) -> Any:
     """A compressor's settings; those at the class's default take the workload's value."""
-    ours = {"warmup_steps": workload.warmup_steps, "autoencoder_steps": workload.autoencoder_steps}
-    ours |= workload.compressor
-    ours |= workload.methods.get(method_name(settings), {})
+    of_workload = {"warmup_steps": workload.warmup_steps, "autoencoder_steps": workload.autoencoder_steps}
+    of_workload |= workload.compressor
+    of_workload |= workload.methods.get(method_name(settings), {})
     defaults = {f.name: f.default for f in dataclasses.fields(settings)}
-    names = [name for name in ours if name in defaults and getattr(settings, name) == defaults[name]]
-    return dataclasses.replace(settings, **{name: ours[name] for name in names})
+    names = [name for name in of_workload if name in defaults and getattr(settings, name) == defaults[name]]
+    return dataclasses.replace(settings, **{name: of_workload[name] for name in names})
 
 
 def check(config: Config) -> None:
@@ -293,11 +291,11 @@ def check(config: Config) -> None:
             f"{config.nodes} nodes do not divide a batch of {config.batch_size} among them; "
             f"--batch-size (of all nodes together) {near} would do"
         )
-    own = config.batch_size // config.nodes
-    if own % config.devices_per_node:
+    per_node = config.batch_size // config.nodes
+    if per_node % config.devices_per_node:
         raise UserError(
-            f"--devices-per-node {config.devices_per_node} does not divide the {own} examples of a node; "
-            f"--batch-size {config.nodes * config.devices_per_node * -(-own // config.devices_per_node)} would do"
+            f"--devices-per-node {config.devices_per_node} does not divide the {per_node} examples of a node; "
+            f"--batch-size {config.nodes * config.devices_per_node * -(-per_node // config.devices_per_node)} would do"
         )
     if config.layers.shard and config.devices_per_node == 1:
         raise UserError("--layers.shard divides parameters among the devices of a node: give --devices-per-node, too")
@@ -317,8 +315,6 @@ def check(config: Config) -> None:
         seconds = getattr(config.distributed, name)
         if not 1 <= seconds <= 10**6:
             raise UserError(f"--distributed.{name.replace('_', '-')} must be from 1 to 1000000 seconds, got {seconds}")
-    if bool(config.layers.embeddings) != bool(config.layers.rows):
-        raise UserError("--layers.embeddings PATTERN and --layers.rows NUMBER do nothing without each other: give both")
     if not config.resume:  # a run of an early version may have them
         by_loss = config.schedule == "validation"
         _check_used(config.record, "record", ("max_megabytes",), config.record.every > 0, "--record.every")

@@ -67,7 +67,7 @@ def read(
 
 def options_of(target: Callable[..., Any], default: Any = None, prefix: str = "") -> list[Option]:
     """Every option of a dataclass or function, nested ones as --outer.inner, and the negation of every flag."""
-    hints, found = get_type_hints(target, include_extras=True), []
+    hints, options = get_type_hints(target, include_extras=True), []
     for name, parameter in inspect.signature(target).parameters.items():
         hint, marks = _without_marks(hints[name])
         value = getattr(default, name, None)
@@ -76,15 +76,15 @@ def options_of(target: Callable[..., Any], default: Any = None, prefix: str = ""
         words = next((mark.name for mark in marks if getattr(mark, "prefix_name", True) is False), None)
         words = words or f"{prefix}{name.replace('_', '-')}"
         if is_dataclass(inner):
-            found += options_of(inner, value, f"{words}.")  # type: ignore[arg-type]
+            options += options_of(inner, value, f"{words}.")  # type: ignore[arg-type]
         elif hint is bool:
-            found += [Option(f"--{prefix}{no}{words[len(prefix):]}", None, False, 0) for no in ("", "no-")]
+            options += [Option(f"--{prefix}{no}{words[len(prefix):]}", None, False, 0) for no in ("", "no-")]
         else:
             many = get_origin(hint) is tuple and tyro.conf.UseAppendAction not in marks
             positional = tyro.conf.Positional in marks
             required &= not (many and positional)  # no words give an empty tuple
-            found.append(Option(words if positional else f"--{words}", hint, required, UNLIMITED if many else 1))
-    return found
+            options.append(Option(words if positional else f"--{words}", hint, required, UNLIMITED if many else 1))
+    return options
 
 
 def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -104,7 +104,7 @@ def check(argv: Sequence[str], options: Iterable[Option], prog: str) -> None:
       jgc.training.errors.UserError: unknown option --stpes; did you mean --steps?
     """
     known = {option.name: option for option in options}
-    words, given, spare = deque(argv), set(), []
+    words, seen, spare = deque(argv), set(), []
     while words:
         word = words.popleft()
         if not word.startswith("--"):
@@ -112,12 +112,12 @@ def check(argv: Sequence[str], options: Iterable[Option], prog: str) -> None:
             continue
         name, equals, value = word.partition("=")
         option = _named(name.replace("_", "-"), known)
-        given.add(option.name)
+        seen.add(option.name)
         values = [value] if equals else []
         while not equals and words and len(values) < option.most and not words[0].startswith("--"):
             values.append(words.popleft())
         _check_values(option, values)
-    _check_rest(spare, given, known, prog)
+    _check_rest(spare, seen, known, prog)
 
 
 def _named(name: str, known: dict[str, Option]) -> Option:
@@ -139,7 +139,7 @@ def _check_values(option: Option, values: Sequence[str]) -> None:
             raise UserError(f"{option.name} must be {right}, got {value!r}")
 
 
-def _check_rest(spare: list[str], given: set[str], known: dict[str, Option], prog: str) -> None:
+def _check_rest(spare: list[str], seen: set[str], known: dict[str, Option], prog: str) -> None:
     """Check the number of positional arguments, and required options."""
     places = [option for option in known.values() if not option.name.startswith("-")]
     if single := next((word for word in spare if word.startswith("-") and not _converts(float, word)), ""):
@@ -147,8 +147,8 @@ def _check_rest(spare: list[str], given: set[str], known: dict[str, Option], pro
         raise UserError(f"unknown option {single}{near or '; --help lists them all'}")
     if len(spare) > sum(option.most for option in places):
         raise UserError(f"{prog} takes {'fewer arguments' if places else 'only options'}, got {spare[-1]!r}")
-    given |= {option.name for option, _ in zip(places, spare, strict=False)}
-    missing = [option.name for option in known.values() if option.required and option.name not in given]
+    seen |= {option.name for option, _ in zip(places, spare, strict=False)}
+    missing = [option.name for option in known.values() if option.required and option.name not in seen]
     if missing:
         raise UserError(f"{' and '.join(missing)} must be given; {prog} --help says what for")
 
@@ -165,8 +165,8 @@ def wanted(hint: Any, text: str) -> str:
     if get_origin(hint) is tuple:
         return wanted(parts[0], text)
     if get_origin(hint) in (Union, UnionType):
-        found = [wanted(part, text) for part in parts if part is not NoneType]
-        return "" if "" in found or (NoneType in parts and text == "None") else found[0]
+        words = [wanted(part, text) for part in parts if part is not NoneType]
+        return "" if "" in words or (NoneType in parts and text == "None") else words[0]
     if get_origin(hint) is Literal:
         choices = [str(part) for part in parts]
         return "" if text in choices else f"one of {', '.join(map(repr, choices))}"

@@ -45,14 +45,14 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
       >>> differences({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
       ['seed was 0, is 1']
     """
-    found = []
+    lines = []
     for name in [*new, *(name for name in old if name not in new)]:
         path = f"{prefix}{name}"
         if path in FREE:
             continue
         was, now = old.get(name, "absent"), new.get(name, "absent")
         if isinstance(was, dict) and isinstance(now, dict):
-            found += differences(was, now, f"{path}.")
+            lines += differences(was, now, f"{path}.")
         elif was != now:
-            found.append(f"{path} was {was!r}, is {now!r}")
-    return found
+            lines.append(f"{path} was {was!r}, is {now!r}")
+    return lines

@@ -145,7 +145,7 @@ def placements_by_name(state: TrainState) -> dict[str, PyTree]:
     """The placement of every array of `arrays_by_name`."""
     arrays = arrays_by_name(state)
     where = {name: LOCAL if name in OWN else placements_of(x) for name, x in arrays.items() if name != "local"}
-    if "local" in arrays:
+    if not isinstance(state, LoopState):
         own, inner = locally(where["params"]), jax.tree.map(of_node, state.inner)
         waiting = placements_of(state.waiting)
         where["local"] = {"params": own, "inner": inner, "waiting": waiting, "largest_norm": LOCAL}

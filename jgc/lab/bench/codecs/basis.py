@@ -51,10 +51,10 @@ class Basis(NamedTuple):
 
 def learn(g: np.ndarray, packing: Packing) -> Basis:
     """From recorded steps f32[S, K, n]."""
-    means = np.stack([one.mean(0) for one in g])
+    means = np.stack([sample.mean(0) for sample in g])
     shapes = _shapes(packing)
     parts = tuple(_part(means, layer.start, shape) for layer, shape in zip(packing.layers, shapes, strict=True))
-    energy = np.mean([forward(parts, one) ** 2 for one in means], axis=0)
+    energy = np.mean([forward(parts, sample) ** 2 for sample in means], axis=0)
     chosen = np.linspace(0, len(g) - 1, min(FITTED, len(g))).astype(int)
     fitted = np.stack([[forward(parts, node) for node in g[i]] for i in chosen])
     return Basis(parts, np.argsort(-energy), np.maximum(np.sqrt(energy), 1e-20), fitted)
@@ -105,20 +105,20 @@ def code(basis: Basis, share: float, bits: int) -> Callable[[np.ndarray], tuple[
 
     It stays in coefficients: the bases are orthonormal, so errors and cosines equal those of the gradients.
     """
-    kept = basis.order[: max(GROUPS, round(share * len(basis.order)))]
-    group = np.arange(kept.size) * GROUPS // kept.size
+    coefficients = basis.order[: max(GROUPS, round(share * len(basis.order)))]
+    group = np.arange(coefficients.size) * GROUPS // coefficients.size
     num, den = np.zeros(GROUPS), np.zeros(GROUPS)
     for step in basis.fitted:
-        z, true = _mean(step[:, kept], basis.spread[kept], group, bits), step[:, kept].mean(0)
+        z, true = _mean(step[:, coefficients], basis.spread[coefficients], group, bits), step[:, coefficients].mean(0)
         num, den = num + np.bincount(group, z * true), den + np.bincount(group, z * z)
     gains = (num / np.where(den > 0, den, 1.0))[group]
-    return partial(_coded, basis.spread[kept], kept, group, gains, bits)
+    return partial(_coded, basis.spread[coefficients], coefficients, group, gains, bits)
 
 
-def _coded(spread, kept, group, gains, bits: int, c: np.ndarray) -> tuple[np.ndarray, float]:
+def _coded(spread, coefficients, group, gains, bits: int, c: np.ndarray) -> tuple[np.ndarray, float]:
     out = np.zeros(c.shape[1])
-    out[kept] = gains * _mean(c[:, kept], spread, group, bits)
-    return out, len(c) * (bits * kept.size + (32 * GROUPS if bits < 32 else 0))
+    out[coefficients] = gains * _mean(c[:, coefficients], spread, group, bits)
+    return out, len(c) * (bits * coefficients.size + (32 * GROUPS if bits < 32 else 0))
 
 
 def _mean(c: np.ndarray, spread: np.ndarray, group: np.ndarray, bits: int) -> np.ndarray:
@@ -126,5 +126,5 @@ def _mean(c: np.ndarray, spread: np.ndarray, group: np.ndarray, bits: int) -> np
     if bits == 32:
         return c.mean(0)
     size = np.bincount(group)
-    scales = [np.sqrt(np.bincount(group, (one / spread) ** 2) / size)[group] * spread for one in c]
-    return np.mean([quantise(one, scale, bits) for one, scale in zip(c, scales, strict=True)], axis=0)
+    scales = [np.sqrt(np.bincount(group, (row / spread) ** 2) / size)[group] * spread for row in c]
+    return np.mean([quantise(row, scale, bits) for row, scale in zip(c, scales, strict=True)], axis=0)

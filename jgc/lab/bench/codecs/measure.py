@@ -97,11 +97,11 @@ def measure(recording: Recording, hold_out: int, alphas: Sequence[float], passes
 
 def score(family: str, name: str, setting: str, code: Code, held: Sequence[np.ndarray]) -> Row:
     """The row of a code, means over the held-out steps."""
-    found = []
+    scores = []
     for g in held:
         got, bits = code(g)
-        found.append((bits / g.size, *against(got, g.mean(0))))
-    return Row(family, name, setting, *(float(x) for x in np.mean(found, axis=0)))
+        scores.append((bits / g.size, *against(got, g.mean(0))))
+    return Row(family, name, setting, *(float(x) for x in np.mean(scores, axis=0)))
 
 
 def against(got: np.ndarray, true: np.ndarray) -> tuple[float, float]:
@@ -120,7 +120,7 @@ def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passe
     wanted = [(method, *variant) for method in compress.METHODS.values() if method.name not in SKIPPED
               for variant in variants(method, alphas, recording.flat[0])]  # fmt: skip
     row = partial(_row, recording, hold_out, passes)
-    return each(wanted, lambda one: row(*one), lambda one: f"{one[0].name} {one[2]}".rstrip())
+    return each(wanted, lambda choice: row(*choice), lambda choice: f"{choice[0].name} {choice[2]}".rstrip())
 
 
 def _row(recording: Recording, hold_out: int, passes: int, method: Method, change: dict[str, Any], words: str) -> Row:
@@ -132,12 +132,12 @@ def _row(recording: Recording, hold_out: int, passes: int, method: Method, chang
         state = _learn(compressor, step, state, recording, range(steps - hold_out), passes)
     last = compressor.schedule[-1].value
     bits = 8 * step_total(compressor.wire(last, recording.shapes, nodes).logical, nodes.count, "up")
-    found = []
+    errors = []
     for i in range(steps - hold_out, steps):
         got = step(last, i, recording.tree(i), state)[0]
-        one = flat(jax.tree.map(lambda x: np.asarray(x)[None], got))[0]
-        found.append(against(one, recording.flat[i].mean(0)))
-    error, cosine = np.mean(found, axis=0)
+        decoded = flat(jax.tree.map(lambda x: np.asarray(x)[None], got))[0]
+        errors.append(against(decoded, recording.flat[i].mean(0)))
+    error, cosine = np.mean(errors, axis=0)
     name = f"{method.name}, chunks" if change.get("selection") == "chunks" else method.name
     return Row("method", name, words, bits / recording.flat[0].size, float(error), float(cosine))
 
@@ -148,11 +148,11 @@ def variants(method: Method, alphas: Sequence[float], g: np.ndarray) -> list[tup
     if method.name in SETTINGS:
         return [(change, ", ".join(f"{k} {v}" for k, v in change.items())) for change in SETTINGS[method.name]]
     if "alpha" in names:
-        found: list[tuple[dict[str, Any], str]] = [({"alpha": alpha}, f"alpha {alpha:g}") for alpha in alphas]
+        choices: list[tuple[dict[str, Any], str]] = [({"alpha": alpha}, f"alpha {alpha:g}") for alpha in alphas]
         if method.name == "topk":  # other methods select as it does
             long_enough = [alpha for alpha in alphas if alpha * CHUNK >= 1]
-            found += [({"alpha": a, "selection": "chunks"}, f"alpha {a:g}") for a in long_enough]
-        return found
+            choices += [({"alpha": a, "selection": "chunks"}, f"alpha {a:g}") for a in long_enough]
+        return choices
     if "threshold" in names:
         levels = {alpha: float(np.quantile(np.abs(g), 1 - alpha)) for alpha in alphas}
         buffers = {alpha: {"capacity": alpha} if "capacity" in names else {} for alpha in alphas}

@@ -11,7 +11,7 @@ import numpy as np
 
 from jgc.layout.pack import Layers, values_of, whole as one_layer
 from jgc.selection.select import counts_per_layer
-from jgc.wire.positions import elias_fano_bits
+from jgc.wire.elias_fano import elias_fano_bits
 
 Code = Callable[[np.ndarray], tuple[np.ndarray, float]]  # f32[K, n] -> (mean f32[n], bits that all nodes send up)
 # Levels of |x| / rms with the least squared error for a normal x (Max 1960), by bits with the sign's.
@@ -51,8 +51,8 @@ class _Chosen:
         counts = counts_per_layer(layers, alpha)
         ends = [slice(layer.start, layer.start + layer.size) for layer in layers]
         at = [
-            one.start + np.sort(np.argpartition(-np.abs(v[one]), count - 1)[:count])
-            for one, count in zip(ends, counts, strict=True)
+            end.start + np.sort(np.argpartition(-np.abs(v[end]), count - 1)[:count])
+            for end, count in zip(ends, counts, strict=True)
         ]
         self.positions, self.ids = np.concatenate(at), np.repeat(np.arange(len(layers)), counts)
         self.bits = sum(position_bits(layer.size, count) for layer, count in zip(layers, counts, strict=True))
@@ -118,36 +118,38 @@ def _placed(positions: np.ndarray, x: np.ndarray, n: int) -> np.ndarray:
 
 def leader_alone(layers, alpha, g):
     """The first node's largest values stand for the mean."""
-    own = _Chosen(g[0], layers, alpha)
-    return _placed(own.positions, g[0][own.positions], g.shape[1]), own.bits + 32 * own.ids.size
+    chosen = _Chosen(g[0], layers, alpha)
+    return _placed(chosen.positions, g[0][chosen.positions], g.shape[1]), chosen.bits + 32 * chosen.ids.size
 
 
 def signs_means(layers, alpha, g):
     """The leader's positions and signs, and for each node and layer the mean of its values times these signs."""
-    own = _Chosen(g[0], layers, alpha)
-    x = g[:, own.positions]
+    chosen = _Chosen(g[0], layers, alpha)
+    x = g[:, chosen.positions]
     signs = np.where(x[0] < 0, -1.0, 1.0)
-    means = np.mean([own.means(signs * one) for one in x], axis=0)
-    bits = own.bits + own.ids.size + 32 * len(g) * len(layers)
-    return _placed(own.positions, signs * means[own.ids], g.shape[1]), bits
+    means = np.mean([chosen.means(signs * node) for node in x], axis=0)
+    bits = chosen.bits + chosen.ids.size + 32 * len(g) * len(layers)
+    return _placed(chosen.positions, signs * means[chosen.ids], g.shape[1]), bits
 
 
 def at_leaders(layers, alpha, bits, g):
     """Each node's values at the leader's positions in `bits` bits; 32 means exact."""
-    own = _Chosen(g[0], layers, alpha)
+    chosen = _Chosen(g[0], layers, alpha)
     exact = bits == 32
-    mean = np.mean([one[own.positions] if exact else own.quantised(one[own.positions], bits) for one in g], axis=0)
+    mean = np.mean(
+        [node[chosen.positions] if exact else chosen.quantised(node[chosen.positions], bits) for node in g], axis=0
+    )
     scales = 0 if exact else 32 * len(layers)
-    return _placed(own.positions, mean, g.shape[1]), own.bits + len(g) * (bits * own.ids.size + scales)
+    return _placed(chosen.positions, mean, g.shape[1]), chosen.bits + len(g) * (bits * chosen.ids.size + scales)
 
 
 def at_own(layers, alpha, bits, g):
     """Each node's largest values at its own positions in `bits` bits."""
     total, sent = np.zeros(g.shape[1]), 0.0
-    for one in g:
-        own = _Chosen(one, layers, alpha)
-        x = one[own.positions]
-        values, levels = own.fitted(x, bits)
-        total[own.positions] += values
-        sent += own.bits + bits * own.ids.size + levels
+    for node in g:
+        chosen = _Chosen(node, layers, alpha)
+        x = node[chosen.positions]
+        values, levels = chosen.fitted(x, bits)
+        total[chosen.positions] += values
+        sent += chosen.bits + bits * chosen.ids.size + levels
     return total / len(g), sent

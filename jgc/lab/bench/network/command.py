@@ -51,8 +51,8 @@ class Network:
         plan = plan_of(self.hosts, self.rates, self.methods, self.steps, self.workload or self.model,
                        self.batch)  # fmt: skip
         if self.short:
-            own = ("hosts", "rates", "steps", "model", "workload", "batch")
-            refuse_given(self, own, "does not go with --short, which has its own")
+            unused = ("hosts", "rates", "steps", "model", "workload", "batch")
+            refuse_given(self, unused, "does not go with --short, which has its own")
         print(write(short(plan) if self.short else plan, self.run_dir, line))
 
 
@@ -67,11 +67,11 @@ def write(plan: Plan, folder: Path, line: str) -> str:
     Raises:
       UserError: no root, no iproute2, an unknown method, or a process that failed.
     """
-    found = measure(plan, folder)
-    found["each"] = tables.summary(found)
-    results.save(folder, found)
-    page = f"# Methods on a network\n\n    {line}\n\n{tables.page(found, plot.draw(folder, found))}"
+    measured = measure(plan, folder)
+    measured["each"] = tables.summary(measured)
+    results.save(folder, measured)
+    page = f"# Methods on a network\n\n    {line}\n\n{tables.page(measured, plot.draw(folder, measured))}"
     (folder / PAGE).write_text(page)
-    if not tables.cells_of(found):
+    if not tables.cells_of(measured):
         raise UserError(f"nothing was measured, see {folder / PAGE}", FAILED)
     return page

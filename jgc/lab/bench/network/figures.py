@@ -73,20 +73,20 @@ class Figures(NamedTuple):
     of_twenty: float | None = None
 
 
-def of_cells(found: Results, hosts: int, rate: str) -> list[Figures]:
+def of_cells(measured: Results, hosts: int, rate: str) -> list[Figures]:
     """The figures of all methods measured in a cell, in the order of measurement."""
-    cells = [c for c in found["cells"].values() if (c["hosts"], c["rate"]) == (hosts, rate) and c.get("full")]
-    rows = [_figures(found, cell) for cell in cells]
+    cells = [c for c in measured["cells"].values() if (c["hosts"], c["rate"]) == (hosts, rate) and c.get("full")]
+    rows = [_figures(measured, cell) for cell in cells]
     twenty = next((row.sent for row in rows if row.method == TWENTY), 0.0)
     return [row._replace(of_twenty=row.sent / twenty if twenty else None) for row in rows]
 
 
-def _figures(found: Results, cell: dict[str, Any]) -> Figures:
+def _figures(measured: Results, cell: dict[str, Any]) -> Figures:
     hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
     full, alone, every = cell["full"], cell.get("alone", []), split(method)[1]
-    computation, busy = _computation(found, cell)
-    told = _of_step(found["methods"].get(f"{hosts}/{method}", {}), every or 1)
-    s = found["settings"]
+    computation, busy = _computation(measured, cell)
+    told = _of_step(measured["methods"].get(f"{hosts}/{method}", {}), every or 1)
+    s = measured["settings"]
     units = task_named(s["model"]).units(s["batch"])  # of a host
     each = {name: cell[name] / cell["steps_counted"] for name in ("tx_bytes", "tx_packets", "rx_bytes", "rx_packets")}
     on_cable = max(each["tx_bytes"], each["rx_bytes"])
@@ -106,7 +106,7 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
         each["tx_bytes"] - HEADERS * each["tx_packets"],
         each["rx_bytes"] - HEADERS * each["rx_packets"],
         HEADERS * each["tx_packets"],
-        _framing(found, hosts, told),
+        _framing(measured, hosts, told),
         told.get("physical"),
         told.get("compiled"),
         told.get("audit", ""),
@@ -114,20 +114,20 @@ def _figures(found: Results, cell: dict[str, Any]) -> Figures:
     )
 
 
-def _computation(found: Results, cell: dict[str, Any]) -> tuple[list[float], list[float]]:
+def _computation(measured: Results, cell: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Seconds and processor seconds of steps that exchange nothing, in the sessions of a row's steps, else in all.
 
     For local steps those of rounds as long, if they were measured: within a round no host waits for another.
     """
     hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
-    rounds = found["cells"].get(key(hosts, rate, f"{NO_EXCHANGE}:every={split(method)[1]}"), {})
-    own, part = rounds, "full"
+    rounds = measured["cells"].get(key(hosts, rate, f"{NO_EXCHANGE}:every={split(method)[1]}"), {})
+    source, part = rounds, "full"
     if not rounds.get("full"):
         framework = "torch" if method in PLAIN_TORCH else "jax"
-        own, part = found["cells"][key(hosts, rate, f"{COMPUTATION}_{framework}")], COMPUTATION
-    mine = set(sessions(cell, "full"))
-    chosen = [i for i, session in enumerate(sessions(own, part)) if session in mine] or range(len(own[part]))
-    return [own[part][i] for i in chosen], [own[f"cpu_{part}"][i] for i in chosen]
+        source, part = measured["cells"][key(hosts, rate, f"{COMPUTATION}_{framework}")], COMPUTATION
+    of_cell = set(sessions(cell, "full"))
+    chosen = [i for i, session in enumerate(sessions(source, part)) if session in of_cell] or range(len(source[part]))
+    return [source[part][i] for i in chosen], [source[f"cpu_{part}"][i] for i in chosen]
 
 
 def _of_step(told: dict[str, Any], steps: int) -> dict[str, Any]:
@@ -137,9 +137,9 @@ def _of_step(told: dict[str, Any], steps: int) -> dict[str, Any]:
     return {**told, **shared, "collectives": counts}
 
 
-def _framing(found: Results, hosts: int, told: dict[str, Any]) -> float | None:
+def _framing(measured: Results, hosts: int, told: dict[str, Any]) -> float | None:
     """Bytes that Gloo adds to a step: for each collective of the program, the bytes measured for one like it."""
-    of_one, counts = found.get("framing", {}).get(str(hosts), {}), told.get("collectives")
+    of_one, counts = measured.get("framing", {}).get(str(hosts), {}), told.get("collectives")
     if not counts or not counts.keys() <= of_one.keys():
         return None
     return float(sum(times * of_one[name] for name, times in counts.items()))

@@ -28,7 +28,7 @@ KINDS: dict[str, Callable[[Array, int], Array]] = {
 """By XLA's name: what a host does with its f32[n]."""
 
 
-def counted(found: Sequence[Collective]) -> dict[str, int]:
+def counted(operations: Sequence[Collective]) -> dict[str, int]:
     """Count the collectives of a program by kind and size.
 
     Example:
@@ -37,9 +37,9 @@ def counted(found: Sequence[Collective]) -> dict[str, int]:
       {'all-reduce 4': 3, 'all-gather 12': 1}
     """
     counts: dict[str, int] = {}
-    for one in found:
-        name = f"{one.op} {min(4 * -(-one.payload_bytes // 4), LARGE)}"
-        counts[name] = counts.get(name, 0) + one.times
+    for operation in operations:
+        name = f"{operation.op} {min(4 * -(-operation.payload_bytes // 4), LARGE)}"
+        counts[name] = counts.get(name, 0) + operation.times
     return counts
 
 
@@ -68,4 +68,4 @@ def make(name: str, nodes: Nodes) -> tuple[Callable[[], None], float]:
         for _ in range(CALLS):
             jax.block_until_ready(compiled(x))
 
-    return run, float(sum(one.sent_bytes for one in collectives(compiled)))
+    return run, float(sum(operation.sent_bytes for operation in collectives(compiled)))

@@ -51,10 +51,10 @@ def build_rounds(name: str, nodes: Nodes, params: PyTree, loss: Callable[..., An
     placements, shardings = parts.placements(arrays), jax.tree.map(lambda x: x.sharding, arrays)
     gradients, inner_step = node_grads(loss, nodes, placements=placements.own), parts.make_inner(placements)
 
-    def inner(own, state, batch):
-        losses, grads = gradients(own, batch)
-        own, state, *_ = inner_step(own, state, grads, losses)
-        return own, state
+    def inner(params, state, batch):
+        losses, grads = gradients(params, batch)
+        params, state, *_ = inner_step(params, state, grads, losses)
+        return params, state
 
     jitted = jax.jit(inner, donate_argnums=(0, 1), out_shardings=(shardings.own, shardings.inner))
     compiled = jitted.lower(arrays.own, arrays.inner, batch).compile()
@@ -75,8 +75,8 @@ def take_round(rounds: Rounds, next_batch: Callable[[], PyTree], step: int) -> R
     """H steps of this host, and the exchange."""
     arrays = rounds.arrays
     for _ in range(rounds.every):
-        own, inner = jax.block_until_ready(rounds.inner(arrays.own, arrays.inner, next_batch()))
-        arrays = arrays._replace(own=own, inner=inner)
+        params, inner = jax.block_until_ready(rounds.inner(arrays.own, arrays.inner, next_batch()))
+        arrays = arrays._replace(own=params, inner=inner)
     if rounds.exchange is not None:
         arrays = jax.block_until_ready(rounds.exchange(arrays, np.int32(step)))
     return rounds._replace(arrays=arrays)

@@ -76,12 +76,12 @@ def build(name: str, nodes: Nodes, params: PyTree, grads: PyTree) -> Built:
 def sent_by(compiled: Any, physical: float | None) -> tuple[float | None, dict[str, int], str]:
     """What a compiled program's collectives send, their number by kind and size, and how that differs from `Wire`."""
     try:
-        found = collectives(compiled)
+        operations = collectives(compiled)
     except UnknownCollectiveError as error:
         return None, {}, str(error)[:200]
-    sent = float(sum(one.sent_bytes for one in found))
+    sent = float(sum(operation.sent_bytes for operation in operations))
     audit = "" if physical in (None, sent) else f"Wire.physical {physical:.0f} B, the compiled program {sent:.0f} B"
-    return sent, counted(found), audit
+    return sent, counted(operations), audit
 
 
 def local(tree: PyTree) -> PyTree:
@@ -137,18 +137,18 @@ def _plain(name: str, nodes: Nodes) -> tuple[Callable[[Nodes], Run], Callable, N
             def gather(x):
                 return jax.lax.optimization_barrier(jnp.broadcast_to(x, (hosts, *x.shape)))
 
-        def one(state, grads):
-            own = jax.tree.map(lambda g: g[0], grads)
+        def aggregate(state, grads):
+            node_grads = jax.tree.map(lambda g: g[0], grads)
             if name == "twenty_lines":
                 residual = [r[0] for r in state.local]
-                mean, residual = twenty_lines.topk(own, residual, SHARE, hosts, gather)
+                mean, residual = twenty_lines.topk(node_grads, residual, SHARE, hosts, gather)
                 return State((), [r[None] for r in residual]), mean
             dtype = jnp.float16 if name == "psum_f16" else jnp.float32
-            return state, twenty_lines.psum(own, dtype, hosts, total)
+            return state, twenty_lines.psum(node_grads, dtype, hosts, total)
 
         placements = State(P(), P(NODE))
         specs: dict[str, Any] = {"in_specs": (placements, P(NODE)), "out_specs": (placements, P())}
-        on_hosts = jax.shard_map(one, mesh=nodes.mesh, check_vma=False, **specs)
+        on_hosts = jax.shard_map(aggregate, mesh=nodes.mesh, check_vma=False, **specs)
         return lambda state, step, grads: on_hosts(state, grads)
 
     def start(params: PyTree) -> State:

@@ -132,17 +132,17 @@ def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False, tex
       >>> [row.framework for row in rows(["topk:alpha=0.01", "ddp_f32"], 2, torch=True)]
       ['jax', 'torch']
     """
-    mine = (*compress.METHODS, *SET) if hosts == ALL_AT else NAMED
-    chosen = names or (SHORT if short else OF_GPTS if text else (*mine, *PLAIN_JAX, *PLAIN_TORCH))
-    found = [Row(name, TORCH if name in PLAIN_TORCH else JAX) for name in dict.fromkeys(chosen)]
-    for row in found:
+    all_names = (*compress.METHODS, *SET) if hosts == ALL_AT else NAMED
+    chosen = names or (SHORT if short else OF_GPTS if text else (*all_names, *PLAIN_JAX, *PLAIN_TORCH))
+    table = [Row(name, TORCH if name in PLAIN_TORCH else JAX) for name in dict.fromkeys(chosen)]
+    for row in table:
         if row.name not in LABELS:
             with values_of_the_user():
                 if row.every:
                     local_of(row.name, Nodes(hosts, hosts))
                 else:
                     phase_of(row.name, compress.build(settings(row.name)))
-    return [row for row in found if torch or row.framework == JAX]
+    return [row for row in table if torch or row.framework == JAX]
 
 
 def local_of(name: str, nodes: Nodes) -> LocalSteps:
@@ -200,11 +200,11 @@ def phase_of(name: str, compressor: Compressor) -> Phase:
     asked = [word.removeprefix(PHASE) for word in name.split(":") if word.startswith(PHASE)]
     if not asked:
         return compressor.schedule[-1]
-    found = [phase for phase in compressor.schedule if asked[-1] and phase.name.startswith(asked[-1])]
-    if not found:
+    phases = [phase for phase in compressor.schedule if asked[-1] and phase.name.startswith(asked[-1])]
+    if not phases:
         known = ", ".join(phase.name for phase in compressor.schedule)
         raise UserError(f"phase must be one of {known}, got {asked[-1]!r} in {name}")
-    return found[0]
+    return phases[0]
 
 
 def _change(default: Any, text: str) -> tuple[str, Any]:

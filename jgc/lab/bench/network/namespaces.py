@@ -145,7 +145,7 @@ def _made(prefix: str, hosts: int, folder: Path) -> Network:
     _ip("netns", "add", switch)
     _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
     _ip("-n", switch, "link", "set", "bridge", "up")
-    said = []
+    warnings = []
     for host in range(hosts):
         name, port = f"{prefix}-h{host}", f"port{host}"
         _ip("netns", "add", name)
@@ -159,9 +159,9 @@ def _made(prefix: str, hosts: int, folder: Path) -> Network:
         for other in range(hosts):
             if other != host:
                 _ip("-n", name, "neigh", "add", address(other), "lladdr", _card(other), "dev", INTERFACE)
-        said += [offloads_off(name, INTERFACE), offloads_off(switch, port)]
+        warnings += [offloads_off(name, INTERFACE), offloads_off(switch, port)]
         (folder / f"hosts-{host}").write_text(f"127.0.0.1 localhost\n{address(host)} {socket.gethostname()}\n")
-    return Network(prefix, hosts, "; ".join(dict.fromkeys(said)), folder)
+    return Network(prefix, hosts, "; ".join(dict.fromkeys(warnings)), folder)
 
 
 def _card(host: int) -> str:

@@ -17,19 +17,19 @@ OURS, JAX, TORCH = "#0072B2", "#009E73", "#D55E00"  # safe for the colour-blind
 LEAST = 1e-3  # seconds; smaller values stand at the edge
 
 
-def draw(folder: Path, found: Results) -> list[Path]:
+def draw(folder: Path, measured: Results) -> list[Path]:
     """Draw added-{hosts}-hosts.png for each number of hosts, and return their paths."""
     paths = []
-    for hosts in sorted({hosts for hosts, _ in cells_of(found)}):
+    for hosts in sorted({hosts for hosts, _ in cells_of(measured)}):
         paths.append(folder / f"added-{hosts}-hosts.png")
-        _picture(paths[-1], found, hosts)
+        _picture(paths[-1], measured, hosts)
     return paths
 
 
-def _picture(path: Path, found: Results, hosts: int) -> None:
+def _picture(path: Path, measured: Results, hosts: int) -> None:
     """Points, not bars: the scale is logarithmic, on which a bar's length means nothing."""
-    rates = [rate for k, rate in cells_of(found) if k == hosts]
-    panels = {rate: {row.label: row for row in of_cells(found, hosts, rate)} for rate in rates}
+    rates = [rate for k, rate in cells_of(measured) if k == hosts]
+    panels = {rate: {row.label: row for row in of_cells(measured, hosts, rate)} for rate in rates}
     first = panels[rates[0]]
     order = sorted({label for rows in panels.values() for label in rows},
                    key=lambda label: -first[label].added.middle if label in first else 0.0)  # fmt: skip
@@ -39,7 +39,7 @@ def _picture(path: Path, found: Results, hosts: int) -> None:
         _panel(panel, panels[rate], order, "no limited rate" if rate == UNLIMITED else f"{rate} a host")
     axes[0].set_yticks(range(len(order)), order)
     axes[0].set_ylim(-0.6, len(order) - 0.4)
-    s = found["settings"]
+    s = measured["settings"]
     figure.suptitle(f"What exchanging the gradients adds to a training step\n{hosts} hosts on one machine, "
                     f"{s['model']}, {s.get('parameters', 0) / 1e6:.1f}M parameters", fontsize=11)  # fmt: skip
     drawn = {_colour(row.method) for rows in panels.values() for row in rows.values()}

@@ -54,13 +54,13 @@ def parsed(path: Path) -> Results:
       UserError: it is no such file.
     """
     try:
-        found: Results = json.loads(path.read_text())
+        measured: Results = json.loads(path.read_text())
         for part in ("settings", "cells", "methods", "versions"):
-            if not isinstance(found[part], dict):
-                raise TypeError(f"{part} is a {type(found[part]).__name__}")
+            if not isinstance(measured[part], dict):
+                raise TypeError(f"{part} is a {type(measured[part]).__name__}")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a file of bench network: {error}") from error
-    return found
+    return measured
 
 
 def save(folder: Path, results: Results) -> None:
@@ -79,11 +79,11 @@ def cell(results: Results, hosts: int, rate: str, method: str) -> dict[str, Any]
     return results["cells"].setdefault(key(hosts, rate, method), {"hosts": hosts, "rate": rate, "method": method})
 
 
-def add_step(cell: dict[str, Any], part: str, taken: dict[str, float], session: int = 0) -> None:
+def add_step(cell: dict[str, Any], part: str, seconds: dict[str, float], session: int = 0) -> None:
     """Add a step and its session: a resumed run is another session, when the machine may be faster or slower."""
     cell.setdefault(f"session_{part}", sessions(cell, part)).append(session)
-    cell.setdefault(part, []).append(round(taken["seconds"], 6))
-    cell.setdefault(f"cpu_{part}", []).append(round(taken["cpu"], 6))
+    cell.setdefault(part, []).append(round(seconds["seconds"], 6))
+    cell.setdefault(f"cpu_{part}", []).append(round(seconds["cpu"], 6))
 
 
 def sessions(cell: dict[str, Any], part: str) -> list[int]:

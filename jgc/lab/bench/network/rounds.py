@@ -52,12 +52,12 @@ def measure(plan: Plan, folder: Path) -> Results:
     text = bool(task_named(plan.model).window)
     wanted = {hosts: rows(plan.methods, hosts, torch, plan.short, text) for hosts in plan.hosts}
     folder.mkdir(parents=True, exist_ok=True)
-    found = results.load(folder, {"model": plan.model, "batch": plan.batch, "machine": machine()})
+    measured = results.load(folder, {"model": plan.model, "batch": plan.batch, "machine": machine()})
     remove_leftovers()
     with stoppable():
-        for hosts, mine in wanted.items():
-            _measure_hosts(plan, hosts, mine, folder, found)
-    return found
+        for hosts, rows_at in wanted.items():
+            _measure_hosts(plan, hosts, rows_at, folder, measured)
+    return measured
 
 
 def machine() -> str:
@@ -65,38 +65,38 @@ def machine() -> str:
     return f"{os.cpu_count()} CPU cores, {platform.machine()}, Linux {platform.release().split('-')[0]}"
 
 
-def _measure_hosts(plan: Plan, hosts: int, chosen: Sequence[Row], folder: Path, found: Results) -> None:
+def _measure_hosts(plan: Plan, hosts: int, chosen: Sequence[Row], folder: Path, measured: Results) -> None:
     """All rates with one number of hosts."""
-    if not any(_lacking(found, hosts, rate, row, plan) for rate in plan.rates for row in chosen):
+    if not any(_lacking(measured, hosts, rate, row, plan) for rate in plan.rates for row in chosen):
         return
     with ExitStack() as stack:
         net = stack.enter_context(network(hosts, stack.enter_context(scratch())))
-        found["settings"]["offloads"] = net.offloads
+        measured["settings"]["offloads"] = net.offloads
         options = {"model": plan.model, "batch": plan.batch}
         teams = {name: stack.enter_context(workers(name, net, options))
                  for name in dict.fromkeys(row.framework for row in chosen)}  # fmt: skip
-        _check_alike(teams, found)
-        ready = [row for row in chosen if _build(teams[row.framework], hosts, row, folder, found)]
+        _check_alike(teams, measured)
+        ready = [row for row in chosen if _build(teams[row.framework], hosts, row, folder, measured)]
         bytes_of = _warm_up(teams, ready)
         for rate in plan.rates:
             set_rate(net, rate)
-            _measure_rate(plan, hosts, rate, ready, teams, bytes_of, folder, found)
+            _measure_rate(plan, hosts, rate, ready, teams, bytes_of, folder, measured)
 
 
-def _check_alike(teams: dict[str, Workers], found: Results) -> None:
+def _check_alike(teams: dict[str, Workers], measured: Results) -> None:
     """Both frameworks must hold the same model."""
     told = {name: ask_in_turn(team, "begin")[0] for name, team in teams.items()}
-    sizes = {(one["tensors"], one["parameters"]) for one in told.values()}
+    sizes = {(answer["tensors"], answer["parameters"]) for answer in told.values()}
     if len(sizes) != 1:
         raise UserError(f"the models differ between frameworks (tensors, parameters): {sorted(sizes)}", FAILED)
-    found["settings"]["tensors"], found["settings"]["parameters"] = sizes.pop()
-    for name, one in told.items():
-        before = found["versions"].setdefault(name, one["version"])
-        if before != one["version"]:
-            raise UserError(f"--run-dir was begun with {before}, not {one['version']}: give another")
+    measured["settings"]["tensors"], measured["settings"]["parameters"] = sizes.pop()
+    for name, answer in told.items():
+        before = measured["versions"].setdefault(name, answer["version"])
+        if before != answer["version"]:
+            raise UserError(f"--run-dir was begun with {before}, not {answer['version']}: give another")
 
 
-def _build(team: Workers, hosts: int, row: Row, folder: Path, found: Results) -> bool:
+def _build(team: Workers, hosts: int, row: Row, folder: Path, measured: Results) -> bool:
     """Compile a method on all hosts. A failure is recorded, and the other methods go on."""
     say(f"{hosts} hosts: compiling {row.label}")
     try:
@@ -106,12 +106,12 @@ def _build(team: Workers, hosts: int, row: Row, folder: Path, found: Results) ->
             raise
         told = {"error": str(error)}
         say(str(error))
-    found["methods"][f"{hosts}/{row.name}"] = told
-    known = found.setdefault("framing", {}).setdefault(str(hosts), {})
+    measured["methods"][f"{hosts}/{row.name}"] = told
+    known = measured.setdefault("framing", {}).setdefault(str(hosts), {})
     for name in told.get("collectives", {}):
         if name not in known:
             known[name] = _framing(team, name)
-    results.save(folder, found)
+    results.save(folder, measured)
     return "error" not in told
 
 
@@ -140,7 +140,7 @@ def _warm_up(teams: dict[str, Workers], ready: Sequence[Row]) -> dict[str, float
 
 
 def _measure_rate(plan: Plan, hosts: int, rate: str, ready: Sequence[Row], teams: dict[str, Workers],
-                  bytes_of: dict[str, float], folder: Path, found: Results) -> None:  # fmt: skip
+                  bytes_of: dict[str, float], folder: Path, measured: Results) -> None:  # fmt: skip
     """Take rounds over all methods until none lacks a step."""
 
     def target(row: Row) -> int:
@@ -148,49 +148,49 @@ def _measure_rate(plan: Plan, hosts: int, rate: str, ready: Sequence[Row], teams
         return plan.slow_steps if slow else plan.steps
 
     def missing() -> int:
-        return sum(results.missing(found, hosts, rate, row.name, target(row)) for row in ready)
+        return sum(results.missing(measured, hosts, rate, row.name, target(row)) for row in ready)
 
     lacking, begun, total = True, time.monotonic(), missing()
     while lacking:
         lacking = False
         for framework, team in teams.items():
-            mine = [row for row in ready if row.framework == framework]
-            mine = [row for row in mine if results.missing(found, hosts, rate, row.name, target(row))]
-            if not mine:
+            rows = [row for row in ready if row.framework == framework]
+            rows = [row for row in rows if results.missing(measured, hosts, rate, row.name, target(row))]
+            if not rows:
                 continue
-            own = results.cell(found, hosts, rate, f"{COMPUTATION}_{framework}")
-            for taken in _steps(team, "", COMPUTATION, BLOCK):
-                results.add_step(own, COMPUTATION, taken, found["session"])
-            for row in mine:
+            cell = results.cell(measured, hosts, rate, f"{COMPUTATION}_{framework}")
+            for step_seconds in _steps(team, "", COMPUTATION, BLOCK):
+                results.add_step(cell, COMPUTATION, step_seconds, measured["session"])
+            for row in rows:
                 lacking = True
                 done = count(total - missing(), total, time.monotonic() - begun)
                 say(f"{hosts} hosts, {rate}: {done} {row.label}")
-                _block(found, team, hosts, rate, row, target(row))
-                results.save(folder, found)
+                _block(measured, team, hosts, rate, row, target(row))
+                results.save(folder, measured)
     for name, team in teams.items():
         if len(set(ask(team, "digest"))) != 1:
             raise UserError(f"a method gave hosts different results: their parameters differ in {name}", FAILED)
 
 
-def _block(found: Results, team: Workers, hosts: int, rate: str, row: Row, target: int) -> None:
+def _block(measured: Results, team: Workers, hosts: int, rate: str, row: Row, target: int) -> None:
     """Take a few steps of a method: alone, then over the network. Of local steps, whole rounds over the network."""
-    cell = results.cell(found, hosts, rate, row.name)
+    cell = results.cell(measured, hosts, rate, row.name)
     if not row.every:
-        for taken in _steps(team, row.name, "alone", ALONE_BLOCK):
-            results.add_step(cell, "alone", taken, found["session"])
-    lacking = results.missing(found, hosts, rate, row.name, target)
+        for step_seconds in _steps(team, row.name, "alone", ALONE_BLOCK):
+            results.add_step(cell, "alone", step_seconds, measured["session"])
+    lacking = results.missing(measured, hosts, rate, row.name, target)
     count = min(lacking, BLOCK if target > BLOCK else 1)
     before = _counted(team)
-    for taken in _steps(team, row.name, "full", count):
-        results.add_step(cell, "full", {part: x / row.steps for part, x in taken.items()}, found["session"])
+    for step_seconds in _steps(team, row.name, "full", count):
+        results.add_step(cell, "full", {part: x / row.steps for part, x in step_seconds.items()}, measured["session"])
     results.add_counts(cell, count * row.steps, before, _counted(team))
 
 
 def _steps(team: Workers, method: str, part: str, count: int) -> list[dict[str, float]]:
     ask(team, "prepare", method=method, part=part)
-    taken = [step(team, method, part) for _ in range(count)]
+    step_seconds = [step(team, method, part) for _ in range(count)]
     ask(team, "finish", method=method)
-    return taken
+    return step_seconds
 
 
 def _counted(team: Workers) -> list[dict[str, int]]:
@@ -198,10 +198,10 @@ def _counted(team: Workers) -> list[dict[str, int]]:
     return ask(team, "counters")
 
 
-def _lacking(found: Results, hosts: int, rate: str, row: Row, plan: Plan) -> bool:
+def _lacking(measured: Results, hosts: int, rate: str, row: Row, plan: Plan) -> bool:
     """Whether a cell may lack steps: only running a method shows whether it is slow."""
-    have = plan.steps - results.missing(found, hosts, rate, row.name, plan.steps)
-    cell = found["cells"].get(results.key(hosts, rate, row.name), {})
+    have = plan.steps - results.missing(measured, hosts, rate, row.name, plan.steps)
+    cell = measured["cells"].get(results.key(hosts, rate, row.name), {})
     counted = cell.get("tx_bytes", 0.0) / max(1, cell.get("steps_counted", 0))
     slow = rate != UNLIMITED and row.steps * counted / bytes_per_second(rate) > SLOW
     return have < (plan.slow_steps if slow else plan.steps)

@@ -13,34 +13,39 @@ from jgc.training.output.table import size
 TOLERANCE = 0.05  # between the interface and Wire.physical
 
 
-def cells_of(found: Results) -> list[tuple[int, str]]:
+def cells_of(measured: Results) -> list[tuple[int, str]]:
     """Numbers of hosts and rates with measurements, the slowest rate first."""
     from jgc.lab.shared.rate import bytes_per_second
 
-    pairs = {(c["hosts"], c["rate"]) for c in found["cells"].values() if c.get("full")}
+    pairs = {(c["hosts"], c["rate"]) for c in measured["cells"].values() if c.get("full")}
     return sorted(pairs, key=lambda p: (p[0], float("inf") if p[1] == UNLIMITED else bytes_per_second(p[1])))
 
 
-def page(found: Results, pictures: list[Path]) -> str:
+def page(measured: Results, pictures: list[Path]) -> str:
     """All measurements as Markdown.
 
     Args:
       found: see `jgc.lab.bench.network.results`.
       pictures: to show, beside the page.
     """
-    parts = [about(found), *(f"![{picture.stem}]({picture.name})" for picture in pictures)]
-    for hosts, rate in cells_of(found):
+    parts = [about(measured), *(f"![{picture.stem}]({picture.name})" for picture in pictures)]
+    for hosts, rate in cells_of(measured):
         title = f"## {hosts} hosts, {rate if rate != UNLIMITED else 'no limited rate'}"
-        rows = of_cells(found, hosts, rate)
-        parts += [title, each_table(rows, task_named(found["settings"]["model"]).unit), times(rows), bytes_table(rows)]
-    parts += [note for note in (growth(found), failures(found)) if note]
+        rows = of_cells(measured, hosts, rate)
+        parts += [
+            title,
+            each_table(rows, task_named(measured["settings"]["model"]).unit),
+            times(rows),
+            bytes_table(rows),
+        ]
+    parts += [note for note in (growth(measured), failures(measured)) if note]
     return "\n\n".join(parts) + "\n"
 
 
-def about(found: Results) -> str:
+def about(measured: Results) -> str:
     """How the figures were measured."""
-    s = found["settings"]
-    task, versions = task_named(s["model"]), ", ".join(found["versions"].values())
+    s = measured["settings"]
+    task, versions = task_named(s["model"]), ", ".join(measured["versions"].values())
     kind = task.model if task.window else f"{task.model} for CIFAR with group norm"
     return (
         f"{kind}, {s.get('parameters', 0):,} parameters in {s.get('tensors', 0)} "
@@ -105,14 +110,14 @@ def _over(row: Figures) -> str:
     return f"{share:.3f}" + ("" if abs(share - 1) <= TOLERANCE else " (outside 5 %)")
 
 
-def growth(found: Results) -> str:
+def growth(measured: Results) -> str:
     """Bytes by the number of hosts; empty for a single number."""
-    counts = sorted({hosts for hosts, _ in cells_of(found)})
+    counts = sorted({hosts for hosts, _ in cells_of(measured)})
     if len(counts) < 2:
         return ""
     sent: dict[str, dict[int, tuple[float, float]]] = {}
-    for hosts, rate in cells_of(found):
-        for row in of_cells(found, hosts, rate):
+    for hosts, rate in cells_of(measured):
+        for row in of_cells(measured, hosts, rate):
             sent.setdefault(row.label, {})[hosts] = (row.sent, row.received)
     first, last = counts[0], counts[-1]
     rows = []
@@ -131,9 +136,9 @@ def growth(found: Results) -> str:
     ])  # fmt: skip
 
 
-def failures(found: Results) -> str:
+def failures(measured: Results) -> str:
     """Methods that failed, and those whose compiled program sends other bytes than `Wire` says."""
-    lines = [f"- {name}: {told.get('error') or told.get('audit')}" for name, told in found["methods"].items()
+    lines = [f"- {name}: {told.get('error') or told.get('audit')}" for name, told in measured["methods"].items()
              if told.get("error") or told.get("audit")]  # fmt: skip
     return "\n".join(["## What went wrong (hosts/method)", "", *lines]) if lines else ""
 
@@ -148,13 +153,13 @@ def interval(value: Interval, digits: int = 3) -> str:
     return f"{value.middle:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
 
 
-def summary(found: Results) -> list[dict[str, Any]]:
+def summary(measured: Results) -> list[dict[str, Any]]:
     """Seconds and bytes of a token or an image of every row, as plain data."""
-    unit = task_named(found["settings"]["model"]).unit.replace(" ", "_")
+    unit = task_named(measured["settings"]["model"]).unit.replace(" ", "_")
     return [
         {"hosts": hosts, "rate": rate, "method": row.method, f"seconds_{unit}": row.each,
          f"bytes_{unit}": row.sent_each, "over_no_exchange": row.over}
-        for hosts, rate in cells_of(found) for row in of_cells(found, hosts, rate)
+        for hosts, rate in cells_of(measured) for row in of_cells(measured, hosts, rate)
     ]  # fmt: skip
 
 

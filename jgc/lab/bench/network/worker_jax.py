@@ -105,12 +105,12 @@ def first_params(shapes: PyTree) -> PyTree:
     """He's initialisation by NumPy, equal on all hosts: compiling JAX's for each tensor takes long."""
     random = np.random.default_rng(0)
 
-    def one(path, x):
+    def leaf(path, x):
         if path[-1].key not in ("kernel", "embedding"):
             return np.full(x.shape, path[-1].key == "scale", np.float32)
         return random.standard_normal(x.shape, np.float32) * np.float32((2 / np.prod(x.shape[:-1])) ** 0.5)
 
-    return jax.tree_util.tree_map_with_path(one, shapes)
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
 def placed(tree: PyTree, sharding: NamedSharding) -> PyTree:

@@ -97,8 +97,8 @@ class Session:
 def model_of(session: Session) -> torch.nn.Module:
     """A model on the shared parameters."""
     model = model_of_task(session.task)
-    for own, shared in zip(model.parameters(), session.params, strict=True):
-        own.data = shared.data
+    for parameter, shared in zip(model.parameters(), session.params, strict=True):
+        parameter.data = shared.data
     return model
 
 
@@ -159,8 +159,8 @@ def start(options: dict[str, Any]) -> Session:
 def as_tensors(inputs: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch in PyTorch's layout and types."""
     image = inputs.ndim == 4
-    found = torch.from_numpy(inputs).permute(0, 3, 1, 2).contiguous() if image else torch.from_numpy(inputs).long()
-    return found, torch.from_numpy(labels).long()
+    features = torch.from_numpy(inputs).permute(0, 3, 1, 2).contiguous() if image else torch.from_numpy(inputs).long()
+    return features, torch.from_numpy(labels).long()
 
 
 def main() -> None:

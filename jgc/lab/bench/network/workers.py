@@ -60,8 +60,8 @@ def workers(framework: str, net: Network, options: dict[str, Any]) -> Iterator[W
     logs = tuple(net.folder / f"{framework}-{host}.log" for host in range(net.hosts))
     try:
         for host in range(net.hosts):
-            mine = {**options, "host": host, "hosts": net.hosts, "coordinator": f"{address(0)}:{PORTS[framework]}"}
-            argv = [sys.executable, "-m", f"jgc.lab.bench.network.worker_{framework}", json.dumps(mine)]
+            settings = {**options, "host": host, "hosts": net.hosts, "coordinator": f"{address(0)}:{PORTS[framework]}"}
+            argv = [sys.executable, "-m", f"jgc.lab.bench.network.worker_{framework}", json.dumps(settings)]
             with logs[host].open("w") as log:
                 processes.append(subprocess.Popen(
                     net.command(host, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0,
@@ -111,8 +111,8 @@ def step(team: Workers, method: str, part: str) -> dict[str, float]:
     Returns:
       seconds: until the slowest host was done; cpu: processor seconds, mean over hosts.
     """
-    taken = ask(team, "step", method=method, part=part, at=time.monotonic() + AHEAD)
-    return {"seconds": max(t["seconds"] for t in taken), "cpu": sum(t["cpu"] for t in taken) / len(taken)}
+    answers = ask(team, "step", method=method, part=part, at=time.monotonic() + AHEAD)
+    return {"seconds": max(t["seconds"] for t in answers), "cpu": sum(t["cpu"] for t in answers) / len(answers)}
 
 
 def _answers(team: Workers, hosts: Sequence[int], do: str) -> dict[int, dict[str, Any]]:
@@ -138,8 +138,8 @@ def _answers(team: Workers, hosts: Sequence[int], do: str) -> dict[int, dict[str
 def _gone(team: Workers, host: int, do: str) -> UserError:
     """The error for a process that ended, with its last line of output."""
     lines = [line for line in team.logs[host].read_text(errors="replace").splitlines() if line.strip()]
-    said = lines[-1][:300] if lines else "nothing in its log"
-    return UserError(f"{team.framework} on host {host} ended during {do!r}: {said}", FAILED)
+    last = lines[-1][:300] if lines else "nothing in its log"
+    return UserError(f"{team.framework} on host {host} ended during {do!r}: {last}", FAILED)
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:

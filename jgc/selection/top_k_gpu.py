@@ -1,11 +1,13 @@
-"""`largest_in_ranges` for GPUs: the same positions, found by a few short kernels that the host never waits for.
+"""`largest_in_ranges` on GPUs: a few short kernels that the host never waits for.
 
-Parts of a vector lie one after the other in rows of equal length. The k-th largest value of each part is found digit by
-digit: a pass reads every value once, counts the 16 values of the next digit in each row, adds the counts of each part's
-rows, and picks the digit. XLA knows the number of passes, so that the host reads no condition back.
+Parts of a vector lie one after the other in rows of equal length. The k-th largest value of each part
+is found digit by digit: a pass reads every value once, counts the 16 values of the next digit in each
+row, adds the counts of each part's rows, and picks the digit. XLA knows the number of passes, so that
+the host reads no condition back.
 
-Of many values, `jgc.selection.top_k`'s two steps: search the maxima of blocks of b neighbours, then the values of the
-kept blocks. Of few values, or where nearly all blocks would be kept, one search of all values.
+Of many values, `jgc.selection.top_k`'s two steps: search the maxima of blocks of b neighbours, then
+the values of the kept blocks. Of few values, or where nearly all blocks would be kept, one search of
+all values.
 """
 
 from collections.abc import Sequence
@@ -15,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.selection.threshold import PADDING, bitmap, entries_at, first_ones
-from jgc.selection.top_k_tiles import Range, bits_of
+from jgc.selection.entries import entries_at
+from jgc.selection.ranges import PADDING, Range, bits_of
 from jgc.types import Array
-from jgc.wire.elias_fano import ones_of, running_sum
+from jgc.wire.bitmaps import bitmap, first_ones, ones_of, running_sum
 
 _DIGIT = 4  # bits found in a pass
 _PASSES = 8
@@ -51,7 +53,9 @@ class Rows(NamedTuple):
 
 
 def rows_of(sizes: np.ndarray) -> Rows:
-    """The longest rows, powers of two, that padding fills to at most a fifth; one row a part where that suffices.
+    """The longest rows, powers of two, that padding fills to at most a fifth.
+
+    One row a part where that suffices.
 
     Example:
       >>> rows_of(np.array([2**20, 100])).length, rows_of(np.array([500, 512, 300])).length
@@ -67,16 +71,22 @@ def rows_of(sizes: np.ndarray) -> Rows:
 
 def _rows(sizes: np.ndarray, length: int) -> Rows:
     rows = -(-sizes // length)
-    return Rows(length, np.repeat(np.arange(sizes.size, dtype=np.int32), rows), np.cumsum(rows) - rows)
+    owner = np.repeat(np.arange(sizes.size, dtype=np.int32), rows)
+    return Rows(length, owner, np.cumsum(rows) - rows)
 
 
 def alike(a: Rows, sizes: np.ndarray) -> tuple[Rows, Rows]:
-    """`a` and rows for these sizes, of equal shape unless one has twice the values: so their kernels compile once."""
+    """`a` and rows for these sizes, of equal shape so that their kernels compile once.
+
+    Unless one has twice the values of the other.
+    """
     b = _rows(sizes, a.length)
     few, many = sorted([a.owner.size, b.owner.size])
     if many > 2 * few:
         return a, rows_of(sizes)
-    a, b = (x._replace(owner=np.pad(x.owner, (0, many - x.owner.size), mode="edge")) for x in (a, b))
+    a, b = (
+        x._replace(owner=np.pad(x.owner, (0, many - x.owner.size), mode="edge")) for x in (a, b)
+    )
     return a, b
 
 
@@ -84,7 +94,8 @@ def block_for(sizes: np.ndarray, counts: np.ndarray) -> int:
     """b, or 1 for one search of all values: whichever reads least.
 
     Example:
-      >>> [block_for(np.array([n]), np.array([k])) for n, k in [(25_600_000, 25_600), (10**6, 10**3), (10**8, 10**8)]]
+      >>> cases = [(25_600_000, 25_600), (10**6, 10**3), (10**8, 10**8)]
+      >>> [block_for(np.array([n]), np.array([k])) for n, k in cases]
       [32, 1, 1]
     """
 
@@ -92,54 +103,59 @@ def block_for(sizes: np.ndarray, counts: np.ndarray) -> int:
         if b == 1:
             return int(_PASSES * sizes.sum())
         blocks = -(-sizes // b)
-        return int(sizes.sum() + _PASSES * (blocks + b * np.minimum(counts, blocks)).sum() + _STEP)
+        searched = (blocks + b * np.minimum(counts, blocks)).sum()
+        return int(sizes.sum() + _PASSES * searched + _STEP)
 
     return min((1, 4, 8, 16, 32, 64, 128, 256), key=read)
 
 
-def largest_by_digits(values: Array, ranges: Sequence[Range], b: int | None = None) -> Array:
-    """Positions of the k entries of largest magnitude of each range, i32[mu]; ties go to the lower position.
-
-    They ascend within each range; one range's come after the other's.
+def largest_on_gpu(values: Array, ranges: Sequence[Range], b: int | None = None) -> Array:
+    """Positions of the k entries of largest magnitude of each range, range after range, i32[mu].
 
     Args:
       values: f32[n].
       ranges: static.
       b: block length; 1 for a single search. Default: `block_for`.
     """
-    used = [one for one in ranges if one.k]
+    used = [x for x in ranges if x.k]
     if not used:
         return jnp.zeros((0,), jnp.int32)
     starts, sizes, counts = (np.array(x) for x in zip(*used, strict=True))
     if (counts == sizes).all():
-        return jnp.concatenate([one.start + jnp.arange(one.k, dtype=jnp.int32) for one in used])
+        return jnp.concatenate([x.start + jnp.arange(x.k, dtype=jnp.int32) for x in used])
     b = b or block_for(sizes, counts)
     blocks_of = -(-sizes // b)
     kept_counts = np.minimum(counts, blocks_of)
     rows = rows_of(blocks_of)
     if b > 1:
         rows, kept = alike(rows, b * kept_counts)
-    shift, end = starts - b * rows.start, starts + sizes  # of place i, the values start at shift + b i
+    # Of place i, the values start at shift + b i.
+    shift, end = starts - b * rows.start, starts + sizes
     bits = _bits_at(values, rows, starts, end, b)
     if b == 1:
-        chosen = _chosen(bits, rows, counts)
-        return chosen + entries_at(rows.of(shift)[:, 0], chosen // rows.length)
+        places = _chosen(bits, rows, counts)
+        return places + entries_at(rows.of(shift)[:, 0], places // rows.length)
     blocks = _chosen(jnp.max(bits, 2), rows, kept_counts)
     before = np.cumsum(kept_counts) - kept_counts
-    slot = jnp.arange(kept.owner.size * kept.length // b, dtype=jnp.int32).reshape(-1, kept.length // b)
-    number = slot + kept.of(before - kept.start // b)  # of a kept block; behind the last of its part, any
+    slots = kept.length // b
+    slot = jnp.arange(kept.owner.size * slots, dtype=jnp.int32).reshape(-1, slots)
+    number = slot + kept.of(before - kept.start // b)  # of a kept block; behind its part's last, any
     first = b * entries_at(blocks, jnp.minimum(number, blocks.size - 1)) + kept.of(shift)
     is_used = number < kept.of(before + kept_counts)
-    found = _values_at(values, first, jnp.where(is_used, kept.of(end), 0), b)
-    place = _chosen(found.reshape(-1, kept.length), kept, counts)
-    return entries_at(first.reshape(-1), place // b) + place % b
+    inside = _values_at(values, first, jnp.where(is_used, kept.of(end), 0), b)
+    places = _chosen(inside.reshape(-1, kept.length), kept, counts)
+    return entries_at(first.reshape(-1), places // b) + places % b
 
 
 def _bits_at(values: Array, rows: Rows, starts: np.ndarray, end: np.ndarray, b: int) -> Array:
-    """Magnitudes of the values that each place stands for, i32[rows, length(, b)], with padding behind each part."""
+    """Magnitudes of the values that each place stands for, i32[rows, length(, b)].
+
+    With padding behind each part.
+    """
     shape = (rows.owner.size, rows.length, *([b] if b > 1 else []))
     shift = starts - b * rows.start
-    if (shift == shift[0]).all() and (starts[1:] == end[:-1]).all():  # adjacent, of whole rows but the last: no copy
+    if (shift == shift[0]).all() and (starts[1:] == end[:-1]).all():
+        # Adjacent parts, of whole rows but the last: no copy.
         bits = bits_of(values[starts[0] : end[-1]])
         missing = int(np.prod(shape)) - bits.size
         return jnp.pad(bits, (0, missing), constant_values=PADDING).reshape(shape)
@@ -155,31 +171,38 @@ def _values_at(values: Array, first: Array, end: Array, b: int) -> Array:
 
 
 def _chosen(bits: Array, rows: Rows, counts: np.ndarray) -> Array:
-    """Places of the k largest values of each part, ascending, part after part: i32[rows, length] -> i32[mu]."""
+    """Places of the k largest values of each part, ascending: i32[rows, length] -> i32[mu]."""
     least, ties = _kth_largest(bits, rows, counts)
     words = bits.reshape(*bits.shape[:1], -1, _WORD)
-    above, equal = (bitmap(x).reshape(words.shape[:2]) for x in (words > least[..., None], words == least[..., None]))
-    ones = jnp.stack([lax.population_count(x).reshape(-1) for x in (above, equal)]).astype(jnp.int32)
+    above = bitmap(words > least[..., None]).reshape(words.shape[:2])
+    equal = bitmap(words == least[..., None]).reshape(words.shape[:2])
+    ones = jnp.stack([lax.population_count(x).reshape(-1) for x in (above, equal)])
+    ones = ones.astype(jnp.int32)
     before = running_sum(ones) - ones
-    before_part = entries_at(before.T, jnp.asarray(rows.start[rows.owner] // _WORD)).T  # i32[2, rows]
+    part_starts = jnp.asarray(rows.start[rows.owner] // _WORD)
+    before_part = entries_at(before.T, part_starts).T  # i32[2, rows]
     ones, before = (x.reshape(2, *above.shape) for x in (ones, before))
     before = before - before_part[:, :, None]
     chosen = above | first_ones(equal, jnp.clip(ties - before[1], 0, ones[1]))
-    rank = before[0] + jnp.minimum(before[1], ties) + rows.of(np.cumsum(counts) - counts)
+    earlier = rows.of(np.cumsum(counts) - counts)
+    rank = before[0] + jnp.minimum(before[1], ties) + earlier
     upto = rank.astype(jnp.uint32) + lax.population_count(chosen)
     return ones_of(chosen.reshape(-1), upto.reshape(-1), int(counts.sum())).astype(jnp.int32)
 
 
 def _kth_largest(bits: Array, rows: Rows, counts: np.ndarray) -> tuple[Array, Array]:
-    """The k-th largest value of each row's part, and how many values equal to it are among the k: i32[rows, 1] each."""
+    """The k-th largest value of each row's part, and how many equal values are among the k.
+
+    i32[rows, 1] each.
+    """
 
     def turn(_, state):
         t, missing, shift = state
-        digit = (bits - t) >> shift  # below 0 or from 16 on if the digits before are other ones
-        words = [
-            jnp.sum(jnp.where(digit == 2 * i, 1, jnp.where(digit == 2 * i + 1, 1 << 16, 0)), 1).astype(jnp.uint32)
-            for i in range(8)
-        ]
+        digit = (bits - t) >> shift  # below 0 or from 16 on if the digits before are others
+        words = []
+        for i in range(8):  # two counts in a word
+            ones = jnp.where(digit == 2 * i, 1, jnp.where(digit == 2 * i + 1, 1 << 16, 0))
+            words.append(jnp.sum(ones, 1).astype(jnp.uint32))
         reach, picked, left = jnp.zeros_like(t), jnp.zeros_like(t), missing
         for x in _of_parts(words, rows)[:0:-1]:  # from the largest digit on; 0 needs no count
             reach += x[:, None]
@@ -188,16 +211,23 @@ def _kth_largest(bits: Array, rows: Rows, counts: np.ndarray) -> tuple[Array, Ar
         return t + (picked << shift), left, shift - _DIGIT
 
     zeros = jnp.zeros_like(bits, shape=(rows.owner.size, 1))
-    t, missing, _ = lax.fori_loop(0, _PASSES, turn, (zeros, zeros + rows.of(counts), zeros + _DIGIT * (_PASSES - 1)))
+    start = (zeros, zeros + rows.of(counts), zeros + _DIGIT * (_PASSES - 1))
+    t, missing, _ = lax.fori_loop(0, _PASSES, turn, start)
     return t, missing
 
 
 def _of_parts(words: Sequence[Array], rows: Rows) -> Sequence[Array]:
-    """How often each digit occurs in the part of each row: words u32[rows] of two counts each -> 16 times i32[rows]."""
+    """How often each digit occurs in the part of each row, 16 times i32[rows].
+
+    Args:
+      words: u32[rows] of two counts each.
+      rows: their parts.
+    """
     if rows.first.size == rows.owner.size:
         return [x.astype(jnp.int32) for word in words for x in (word & 0xFFFF, word >> 16)]
     both = jnp.stack(words)
     counts = jnp.stack([both & 0xFFFF, both >> 16], 1).reshape(16, 1, -1).astype(jnp.int32)
     owner = jnp.asarray(rows.owner)
-    mine = owner == jnp.arange(rows.first.size, dtype=jnp.int32)[:, None]
-    return list(jnp.sum(jnp.where(mine, counts, 0), 2).at[:, owner].get(mode="promise_in_bounds"))
+    in_part = owner == jnp.arange(rows.first.size, dtype=jnp.int32)[:, None]
+    sums = jnp.sum(jnp.where(in_part, counts, 0), 2)
+    return list(sums.at[:, owner].get(mode="promise_in_bounds"))

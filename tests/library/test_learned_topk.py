@@ -7,9 +7,9 @@ import pytest
 from contract import some_by_default
 
 import jgc
-from jgc.compress import dgc, gradient_dropping, step_on_nodes, topk
-from jgc.compress.sparse import turns
+from jgc.compress import learned_topk, step_on_nodes, topk
 from jgc.layout.pack import Layer
+from jgc.selection import due_blocks
 from jgc.wire.account import logical_bytes
 
 K = 4
@@ -30,47 +30,46 @@ def steps(compressor, count):
     return out, state
 
 
-@pytest.mark.parametrize("method", some_by_default([topk, dgc, gradient_dropping], [dgc]))
-def test_with_all_blocks_searched_the_values_sent_are_those_of_own_positions(method):
-    own, _ = steps(method(alpha=0.01, value_code="1bit"), 3)
-    learned, _ = steps(method(alpha=0.01, value_code="1bit", positions="learned", candidates=10**6), 3)
-    for a, b in zip(own, learned, strict=True):
+@pytest.mark.parametrize("memory", some_by_default([{}, {"momentum_correction": True, "factor_masking": True}], [{}]))
+def test_with_all_blocks_searched_the_values_sent_are_those_of_topk(memory):
+    plain, _ = steps(topk(alpha=0.01, value_code="1bit", **memory), 3)
+    learned, _ = steps(learned_topk(alpha=0.01, value_code="1bit", candidates=10**6, **memory), 3)
+    for a, b in zip(plain, learned, strict=True):
         jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def test_positions_take_few_bits_whatever_the_length():
-    def bytes_of(**settings):
-        compressor = topk(alpha=0.001, **settings)
+    def bytes_of(compressor):
         shapes = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
         return logical_bytes(compressor.wire("top-k", shapes, jgc.make_nodes(K)).logical, K)["worker"]["up"]
 
-    own, learned = bytes_of(), bytes_of(positions="learned", candidates=64)
-    assert learned["values"] == own["values"]
+    plain, learned = bytes_of(topk(alpha=0.001)), bytes_of(learned_topk(alpha=0.001))
+    assert learned["values"] == plain["values"]
     assert learned["positions"] * 8 / (learned["values"] / 4) == pytest.approx(8, abs=0.01)
-    assert learned["positions"] < 0.7 * own["positions"]
+    assert learned["positions"] < 0.7 * plain["positions"]
 
 
 def test_only_searched_blocks_are_sent_from_and_all_have_their_turn():
-    compressor = topk(alpha=0.001, positions="learned", candidates=64)
+    compressor = learned_topk(alpha=0.001, candidates=64)
     out, _ = steps(compressor, 40)
-    nonzero = np.array([x["a"].reshape(-1, turns.BLOCK).any(axis=1) for x in out])
-    searched = -(-60 * 64 // turns.BLOCK)  # 60 values of each node, of 60,000
+    nonzero = np.array([x["a"].reshape(-1, due_blocks.BLOCK).any(axis=1) for x in out])
+    searched = -(-60 * 64 // due_blocks.BLOCK)  # 60 values of each node, of 60,000
     assert nonzero.sum(axis=1).max() <= searched
     assert nonzero.any(axis=0).mean() > 0.5  # 480 of 7,500 blocks in each of 40 steps; 240 values sent
 
 
 def test_turns_are_in_proportion_to_what_is_sent():
     """One block in ten is sent from nine times as often as the others: it has most of the turns, but not all."""
-    layers = (Layer("a", 0, 100 * turns.BLOCK, (100, turns.BLOCK)),)
-    cut = turns.cut_in_blocks(layers, (10,), turns.BLOCK)  # 10 of 100 blocks in a step
+    layers = (Layer("a", 0, 100 * due_blocks.BLOCK, (100, due_blocks.BLOCK)),)
+    cut = due_blocks.cut_in_blocks(layers, (10,), due_blocks.BLOCK)  # 10 of 100 blocks in a step
     hot, random = np.arange(0, 100, 10), np.random.default_rng(0)
 
     @jax.jit
     def step(known, sent):
-        blocks = turns.due(known, cut)
-        return blocks, turns.taken(known, blocks, sent, cut, K)
+        blocks = due_blocks.due(known, cut)
+        return blocks, due_blocks.after(known, blocks, sent, cut, K)
 
-    known, had = turns.first(layers), np.zeros(100, int)
+    known, had = due_blocks.first(layers), np.zeros(100, int)
     for i in range(1500):
         sent = np.where(random.random((K, 10)) < 0.5, random.choice(hot, (K, 10)), random.integers(0, 100, (K, 10)))
         blocks, known = step(known, jnp.asarray(sent, jnp.int32))
@@ -84,22 +83,16 @@ def test_turns_are_in_proportion_to_what_is_sent():
 
 def test_shorter_blocks_hold_no_position_past_their_layer():
     layers = (Layer("a", 0, 13, (13,)), Layer("b", 13, 9, (9,)))
-    cut = turns.cut_in_blocks(layers, (1, 1), 64)
-    every = jnp.arange(4 * turns.BLOCK)
-    at = np.asarray(turns.positions_of(every, jnp.arange(4), cut, 22)).reshape(4, turns.BLOCK)
+    cut = due_blocks.cut_in_blocks(layers, (1, 1), 64)
+    every = jnp.arange(4 * due_blocks.BLOCK)
+    at = np.asarray(due_blocks.positions_of(every, jnp.arange(4), cut, 22)).reshape(4, due_blocks.BLOCK)
     assert sorted(at[at < 22].tolist()) == list(range(22))
     assert (at[1] == 22).sum() == 3 and (at[3] == 22).sum() == 7
-    values = np.asarray(turns.candidates_of(jnp.arange(1.0, 23.0), jnp.arange(4), cut)).reshape(at.shape)
+    values = np.asarray(due_blocks.candidates_of(jnp.arange(1.0, 23.0), jnp.arange(4), cut)).reshape(at.shape)
     np.testing.assert_array_equal(values, np.where(at < 22, at + 1, 0))
 
 
-@pytest.mark.parametrize("setting", [{"rows": 3}, {"selection": "chunks"}])
-def test_settings_that_select_in_another_way_are_refused(setting):
-    name = next(iter(setting))
-    with pytest.raises(ValueError, match=f"{name}=.* needs positions='own'"):
-        topk(positions="learned", **setting)
-
-
-def test_candidates_without_learned_positions_do_nothing_and_are_refused():
-    with pytest.raises(ValueError, match="candidates=16 does nothing without positions='learned'"):
-        topk(candidates=16)
+@pytest.mark.parametrize("candidates", [1, 0, -3])
+def test_fewer_than_two_candidates_are_refused(candidates):
+    with pytest.raises(ValueError, match=f"candidates must be at least 2 .* got {candidates}"):
+        learned_topk(candidates=candidates)

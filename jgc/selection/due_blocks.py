@@ -1,4 +1,4 @@
-"""Whose turn it is: a step searches a few blocks of neighbouring values, and the nodes learn how often each is due.
+"""Blocks of neighbouring values that are due: a step searches a few of them, and nodes learn how often each is due.
 
 A value waits for hundreds of steps until it is among the largest, and need not be looked at in all of them. So a step
 searches a few blocks of each layer, the most due ones, the same on all nodes. A position then is one among the values
@@ -10,9 +10,9 @@ sent often would wait longer; what that costs is on docs/results/learned_positio
 a quarter of its layer's mean more than was sent of it: so one value more or less does not decide at first, and the turn
 of all comes. Rates and turns are integers: nodes hold the same bits in every layout.
 
-    turns = first(layers)
-    blocks = due(turns, cut)                      # i32[m], ascending within each layer
-    turns = taken(turns, blocks, sent, cut, K)    # sent: i32[K, k], the block of each position that the nodes sent
+    rates = first(layers)
+    blocks = due(rates, cut)                      # i32[m], ascending within each layer
+    rates = after(rates, blocks, sent, cut, K)    # sent: i32[K, k], the block of each position that the nodes sent
 """
 
 from functools import lru_cache
@@ -20,11 +20,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jgc.backend import backend
 from jgc.layout.pack import Layers
-from jgc.selection.threshold import entries_at
-from jgc.selection.top_k import Range, Variant, largest_in_ranges
+from jgc.selection.entries import entries_at
+from jgc.selection.ranges import Range
+from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Array
 
 BLOCK = 8
@@ -32,12 +33,12 @@ _UNIT = 16  # of the rates: one value sent
 _FADING = 9  # a step takes the 2^-9-th part off the rates: they stand for some 512 steps
 
 
-class Turns(NamedTuple):
+class Rates(NamedTuple):
     """What the nodes know. Equal on all of them.
 
     Attributes:
       rate: i32[blocks], how many values of each block were sent lately.
-      due: i32[blocks], its rate, added up since its last turn.
+      due: i32[blocks], its rate, added up since it was last searched.
       steps: i32[], the rate of a block of which one value is sent in a step.
     """
 
@@ -83,33 +84,32 @@ def cut_in_blocks(layers: Layers, counts: tuple[int, ...], candidates: int) -> C
     searched: list[Range] = []
     selected: list[Range] = []
     for layer, count in zip(layers, counts, strict=True):
-        own = np.arange(layer.start, layer.start + layer.size, BLOCK, dtype=np.int32)
-        few = min(own.size, -(-candidates * count // BLOCK))
-        searched.append(Range(sum(map(len, starts)), own.size, few))
+        blocks = np.arange(layer.start, layer.start + layer.size, BLOCK, dtype=np.int32)
+        few = min(blocks.size, -(-candidates * count // BLOCK))
+        searched.append(Range(sum(map(len, starts)), blocks.size, few))
         selected.append(Range(sum(part.size for part in selected), BLOCK * few, count))
-        starts.append(own)
-        ends.append(np.minimum(own + BLOCK, layer.start + layer.size).astype(np.int32))
-        mean.append(np.full(own.size, max(1, 2**12 * count // own.size), np.int32))
+        starts.append(blocks)
+        ends.append(np.minimum(blocks + BLOCK, layer.start + layer.size).astype(np.int32))
+        mean.append(np.full(blocks.size, max(1, 2**12 * count // blocks.size), np.int32))
     return Cut(np.concatenate(starts), np.concatenate(ends), tuple(searched), tuple(selected), np.concatenate(mean))
 
 
-def first(layers: Layers) -> Turns:
+def first(layers: Layers) -> Rates:
     """Nothing is known."""
     blocks = sum(-(-layer.size // BLOCK) for layer in layers)
-    return Turns(jnp.zeros((blocks,), jnp.int32), jnp.zeros((blocks,), jnp.int32), jnp.int32(0))
+    return Rates(jnp.zeros((blocks,), jnp.int32), jnp.zeros((blocks,), jnp.int32), jnp.int32(0))
 
 
-def due(turns: Turns, cut: Cut) -> Array:
-    """The blocks whose turn it is, i32[m]: of each layer those most due, ascending; ties go to the lower block."""
-    # A large part of the blocks is due: on CPU `lax.top_k`, the default for short ranges, would take six times as long.
-    variant: Variant | None = "blocks" if backend() == "cpu" else None
-    return largest_in_ranges(turns.due.astype(jnp.float32), cut.searched, variant)
+def due(rates: Rates, cut: Cut) -> Array:
+    """The blocks to search, i32[m]: of each layer those most due, ascending; ties go to the lower block."""
+    # Not by sorting, for a large part of the blocks is due: on CPU that would take six times as long.
+    return largest_in_ranges(rates.due.astype(jnp.float32), cut.searched, blocks=True)
 
 
-def taken(turns: Turns, blocks: Array, sent: Array, cut: Cut, nodes: int) -> Turns:
-    """The turns after a step that searched `blocks` i32[m], and in which nodes sent values of the blocks i32[K, k]."""
-    rate, steps = _faded(turns.rate).at[sent.reshape(-1)].add(_UNIT), _faded(turns.steps) + _UNIT
-    return Turns(rate, turns.due.at[blocks].set(0) + rate + _UNIT + _mean_rates(steps, cut, nodes) // 4, steps)
+def after(rates: Rates, blocks: Array, sent: Array, cut: Cut, nodes: int) -> Rates:
+    """The rates after a step that searched `blocks` i32[m], and in which nodes sent values of the blocks i32[K, k]."""
+    rate, steps = _faded(rates.rate).at[sent.reshape(-1)].add(_UNIT), _faded(rates.steps) + _UNIT
+    return Rates(rate, rates.due.at[blocks].set(0) + rate + _UNIT + _mean_rates(steps, cut, nodes) // 4, steps)
 
 
 def _mean_rates(steps: Array, cut: Cut, nodes: int) -> Array:
@@ -128,7 +128,8 @@ def candidates_of(v: Array, blocks: Array, cut: Cut) -> Array:
     """The values of blocks i32[m] in a row, f32[m BLOCK]; zeros behind the end of a shorter block."""
     at = jnp.asarray(cut.starts)[blocks][:, None] + np.arange(BLOCK, dtype=np.int32)
     values = entries_at(v, jnp.minimum(at, v.size - 1))
-    return jnp.where(at < jnp.asarray(cut.ends)[blocks][:, None], values, 0).reshape(-1)
+    values = jnp.where(at < jnp.asarray(cut.ends)[blocks][:, None], values, 0).reshape(-1)
+    return lax.optimization_barrier(values)  # or XLA gathers in each use of them
 
 
 def positions_of(chosen: Array, blocks: Array, cut: Cut, n: int) -> Array:
