@@ -93,7 +93,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lgc_ps/leader": (
         "lgc_ps",
         {**POLICY, "positions": "leader", "leader": "rotating", "momentum_correction": False, "code_dtype": "8bit",
-         "innovation_dtype": "bfloat16", "layers.value_code": "4bit"},
+         "layers.value_code": "4bit"},
     ),
     "lgc_ps/no code": ("lgc_ps", {**POLICY, "code_dtype": "none"}),
     "lgc_ring/chunks": ("lgc_ring", {**POLICY, "selection": "chunks", "chunk": 16}),

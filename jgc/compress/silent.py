@@ -1,7 +1,7 @@
 """A control for experiments, not a method: after the warm-up its layers send nothing.
 
-A run with it still learns from layers that another method sends and from batch-norm statistics. A compressed run shows
-a benefit only if it is clearly better than this control.
+A run with it still learns from layers that another method sends and from batch-norm statistics. A
+compressed run shows a benefit only if it is clearly better than this control.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ class Silent(ErrorFeedback):
     warmup_steps: int = 200
     """uncompressed steps before the silence"""
     momentum_correction: bool = True
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has
+    none"""
 
 
 def nothing() -> Codec:
@@ -43,7 +44,8 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
     """Dense for `warmup_steps`, then nothing.
 
     Raises:
-      ValueError: negative `warmup_steps`, a memory that does not fit (see `jgc.compress.settings.memory_of`).
+      ValueError: negative `warmup_steps`, a memory that does not fit (see
+        `jgc.compress.settings.memory_of`).
 
     Example:
       >>> [phase.name for phase in silent(warmup_steps=100).schedule]

@@ -26,9 +26,9 @@ SIGNS, CODE, MEANS, INNOVATIONS = 4, 4 * 8, 4 * LAYERS, 4 * 5  # 25 bits in whol
         "leader": (POSITIONS + SIGNS + CODE // 2 + MEANS + INNOVATIONS + WHERE, 4 * MU),  # scales, one a layer
         "worker": (INNOVATIONS + WHERE, POSITIONS + SIGNS + 4 * MU),
     }),
-    ({"code_dtype": "8bit", "innovation_dtype": "bfloat16"}, "compressed", {  # codes in groups of 32, and two scales
-        "leader": (POSITIONS + SIGNS + 40 + MEANS + INNOVATIONS // 2 + WHERE, 4 * MU),
-        "worker": (MEANS + INNOVATIONS // 2 + WHERE, POSITIONS + SIGNS + 4 * MU + 40 + MEANS),
+    ({"code_dtype": "8bit"}, "compressed", {  # codes in groups of 32, and two scales
+        "leader": (POSITIONS + SIGNS + 40 + MEANS + INNOVATIONS + WHERE, 4 * MU),
+        "worker": (MEANS + INNOVATIONS + WHERE, POSITIONS + SIGNS + 4 * MU + 40 + MEANS),
     }),
     (NO_CODE, "compressed", {
         "leader": (POSITIONS + SIGNS + MEANS + INNOVATIONS + WHERE, 4 * MU),

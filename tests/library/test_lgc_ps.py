@@ -97,14 +97,6 @@ def test_renaming_nodes_moves_the_leader(phase):
         np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(other).max())
 
 
-def test_autoencoder_updates_set_number_of_training_steps():
-    def products(updates: int) -> int:
-        step = jgc.compress.step_on_nodes(lgc_ps(**SHORT, autoencoder_updates=updates).aggregate, "top-k", nodes_of())
-        return str(jax.make_jaxpr(step)(jax.random.key(0), _gradients(), _first_state())).count("dot_general")
-
-    assert products(3) == 3 * products(1) > 0
-
-
 def test_values_sent_as_innovations_arrive_exactly():
     """With all values sent so, the compressed phase gives what the top-k phase does."""
     grads, state = _gradients(), _first_state()

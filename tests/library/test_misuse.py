@@ -598,7 +598,7 @@ def test_a_setting_of_another_type_is_named(settings, message):
         ("signsgd", {"combine": "feedback", "magnitude": 1.0}, "magnitude=1.0 does nothing with combine='feedback'"),
         ("demo", {"sign": False, "magnitude": 1.0}, "magnitude=1.0 does nothing with sign=False"),
         ("lgc_ps", {"code_dtype": "none", "overwrite": False}, "overwrite=False does nothing with code_dtype='none'"),
-        ("lgc_ps", {"code_dtype": "none", "autoencoder_updates": 2}, "autoencoder_updates=2 does nothing with code"),
+        ("lgc_ps", {"code_dtype": "none", "autoencoder_loss": "sum"}, "autoencoder_loss='sum' does nothing with code"),
         ("lgc_ps", {"autoencoder_steps": 0, "lambda_similarity": 2.0}, "lambda_similarity=2.0 does nothing with"),
         ("lgc_ring", {"autoencoder_steps": 0, "autoencoder_loss": "sum"}, "autoencoder_loss='sum' does nothing with "),
         ("lgc_ps", {"innovation": 0.0, "innovation_by": "layer"}, "innovation_by='layer' does nothing with"),

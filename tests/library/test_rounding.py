@@ -24,7 +24,7 @@ ROUNDING = {
     "topk/f16": {"alpha": 0.1, "value_code": "float16", "momentum_correction": True},
     "topk/bf16": {"alpha": 0.1, "value_code": "bfloat16", "residual_dtype": "bfloat16"},
     "egc/f16": {"value_code": "float16"},
-    "lgc_ps/bf16": {"code_dtype": "bfloat16", "innovation_dtype": "float16"},
+    "lgc_ps/bf16": {"code_dtype": "bfloat16"},
 }
 
 

@@ -29,11 +29,9 @@ BAD = {
     "autoencoder_optimizer": ("lion",),
     "autoencoder_loss": ("median",),
     "autoencoder_learning_rate": (0.0, -1.0, NAN),
-    "autoencoder_updates": (0,),
     "lambda_reconstruction": (-1.0, NAN),
     "lambda_similarity": (-1.0, NAN),
     "code_dtype": ("int4",),
-    "innovation_dtype": ("8bit", "int8"),
     "decoder": ("relu", "leaky_relu"),  # the latter is the paper's, with its feedback
     "strategy": ("linear",),
     "value_code": ("3bit", "float64"),

@@ -1,4 +1,5 @@
-"""The 1-D convolutional autoencoder of LGC: one encoder, a decoder per node, their loss and their training step.
+"""The 1-D convolutional autoencoder of LGC: one encoder, a decoder per node, their loss and their
+training step.
 
 Shapes: mu values selected per node, padded with zeros to m, a multiple of 16; K nodes.
 
@@ -46,7 +47,8 @@ class Trained(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """f32[] each: equations (6) or (11), and (5), as means over their terms. (5) is 0 with one decoder."""
+    """f32[] each: equations (6) or (11), and (5), as means over their terms. (5) is 0 with one
+    decoder."""
 
     reconstruction: Array
     similarity: Array
@@ -100,7 +102,8 @@ def decode_mean(decoder: PyTree, code: Array, linear: bool) -> Array:
 
 
 def init(key: Key, mu: int, nodes: int) -> Weights:
-    """Fresh weights. All decoders start from equal weights, so that each learns how its node differs."""
+    """Fresh weights. All decoders start from equal weights, so that each learns how its node
+    differs."""
     m = padded(mu)
     encoder_key, decoder_key = jax.random.split(key)
     encoder = _encoder().init(encoder_key, jnp.zeros((1, m, 1)))
@@ -136,14 +139,16 @@ def losses(weights: Weights, x: Array, innovations: Array, chosen: Array) -> Los
 
 
 def mean_losses(weights: Pair, x: Array, linear: bool) -> Losses:
-    """Losses of one training step with one decoder, equations (8) to (11); x f32[K, m] is that of all nodes."""
+    """Losses of one training step with one decoder, equations (8) to (11); x f32[K, m] is that of
+    all nodes."""
     code = jnp.mean(encode(weights.encoder, x), axis=0)  # [m / 16, 4]
     decoded = decode_mean(weights.decoder, code, linear)
     return Losses(jnp.mean((jnp.mean(x, axis=0) - decoded) ** 2), jnp.float32(0))
 
 
 def terms(nodes: int, m: int) -> tuple[float, float]:
-    """Numbers of terms in the sums (6) and (5), the latter over ordered pairs of nodes. `losses` returns their means.
+    """Numbers of terms in the sums (6) and (5), the latter over ordered pairs of nodes. `losses`
+    returns their means.
 
     Example:
       >>> terms(2, 32)

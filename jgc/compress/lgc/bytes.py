@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.messages import write_code
-from jgc.compress.lgc.normalise import Selection, header_of, innovation_count
+from jgc.compress.lgc.normalise import Selection, header_of, innovations_by_layer
 from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc, LgcPs
 from jgc.layout.pack import values_of
 from jgc.method.messages import Sizes, both_ways, led, messages, sizes_of
@@ -21,16 +21,16 @@ def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tup
     header = _header(config, selection)
     if phase == TOP_K:
         return _top_k(config, header["positions"], 4.0 * selection.mu, nodes)
-    count = innovation_count(config, selection)
-    width = jnp.dtype(config.innovation_dtype).itemsize
-    own = {"innovations": float(width * count), "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}
+    count = sum(innovations_by_layer(config, selection))
+    own = {"innovations": 4.0 * count, "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}
     means = {"means": 4.0 * len(selection.counts)}
     if config.send_means:
         own |= means
     written = jax.eval_shape(lambda: write_code(config, jnp.zeros((ae.code_size(selection.mu), 1))))
     code = sizes_of(written)
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
-    # for its residual a worker decodes its own message, and needs the code and the leader's scales to do so
+    # for its residual a worker decodes its own message, and needs the code and the leader's scales
+    # to do so
     to_decode: Sizes = {}
     if config.feedback == "exact" and code:
         to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
@@ -45,7 +45,8 @@ def _header(config: Lgc, selection: Selection) -> Sizes:
     """Bytes of one node's positions, signs and scales, from the shapes of the payload."""
 
     def header(v):
-        return header_of(config, v, selection.positions(v), selection)
+        positions = selection.selector.positions(v, selection.layers)
+        return header_of(config, v[positions], positions, selection)
 
     shapes = jax.eval_shape(header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32))
     return sizes_of(shapes)
@@ -59,7 +60,8 @@ def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[
 
 
 def server_sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-    """The trained weights, on entering the third phase: the encoder to the leader, decoders to nodes that need one."""
+    """The trained weights, on entering the third phase: the encoder to the leader, decoders to
+    nodes that need one."""
     if phase != COMPRESSED or config.autoencoder_steps == 0 or config.code_dtype == "none":
         return ()
     weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), selection.mu, 1))
@@ -70,7 +72,8 @@ def server_sent_once(config: LgcPs, phase: str, selection: Selection, nodes: Nod
 
 
 def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-    """Messages of one step of a phase of the ring (`LgcRing`). A summed payload counts once up and once down."""
+    """Messages of one step of a phase of the ring (`LgcRing`). A summed payload counts once up and
+    once down."""
     header = _header(config, selection)
     if phase == TOP_K:  # to the node that trains, which sends the mean back
         return _top_k(config, header["positions"], 4.0 * selection.mu, nodes)
@@ -84,7 +87,8 @@ def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Messag
 
 
 def ring_sent_once(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-    """The trained weights, from the node that trained them (here: the leader) to the K - 1 others."""
+    """The trained weights, from the node that trained them (here: the leader) to the K - 1
+    others."""
     if phase != COMPRESSED or config.autoencoder_steps == 0:
         return ()
     weights = jax.eval_shape(lambda: ae.init_pair(jax.random.key(0), selection.mu, config.decoder == "linear"))

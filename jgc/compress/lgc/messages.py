@@ -43,25 +43,30 @@ class ServerInbox(NamedTuple):
 
 def receive(config: LgcPs, v: Array, encoder: PyTree, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
     """Send one step's messages: the leader's to all nodes, then every node's to the server."""
-    own = selection.positions(v)
-    header = header_of(config, v, own, selection)  # positions, signs and scales of this node
+    positions = selection.selector.positions(v, selection.layers)
+    x = v[positions]
+    header = header_of(config, x, positions, selection)
+    view = view_of(config, x, header, selection)
     # equation (3), on the leader's device: encode once per device, not once per emulated node
-    view = view_of(config, v[own], header, selection)
-    z = comm.on_leaders_device(to_z(v[own], view, selection), leader, nodes)
+    z = comm.on_leaders_device(to_z(x, view, selection), leader, nodes)
     code = write_code(config, ae.encode(encoder, z))
     if config.positions == "leader":
         common = comm.broadcast_dict({**header, **code}, leader, nodes)
         header = {field: common[field] for field in header}
+        x = v[selection.unpack(header["positions"])]
+        view = view_of(config, x, header, selection)
     else:
         common = comm.broadcast_dict(code, leader, nodes) if code else {}
-    positions = selection.unpack(header["positions"])
-    view = view_of(config, v[positions], header, selection)
-    picked = choose_innovations(config, v[positions], view, selection)
-    innovations = encode_values(config.innovation_dtype, v[positions][picked], picked.shape)["values"]
-    message = {"innovation positions": elias_fano.encode(picked, selection.mu), "innovations": innovations}
+    picked = choose_innovations(config, x, view, selection)
+    message = {
+        "innovation positions": elias_fano.encode(picked, selection.mu),
+        "innovations": x[picked],
+    }
     if config.send_means:
         message["means"] = view.means
-    every = comm.all_gather_dict(message | (header if config.positions == "own" else {}), nodes)
+    every = comm.all_gather_dict(
+        message | (header if config.positions == "own" else {}), nodes
+    )
     return _read_inbox(config, common, every, header, leader, selection, nodes)
 
 
@@ -73,24 +78,30 @@ def write_code(config: LgcPs, code: Array) -> Payload:
     return {{"values": "code", "scales": "code scales"}[field]: x for field, x in payload.items()}
 
 
-def _read_inbox(config: LgcPs, common, every, header, leader: Array, selection: Selection, nodes: Nodes) -> ServerInbox:
+def _read_inbox(
+    config: LgcPs, common: Payload, every: Payload, header: Payload, leader: Array,
+    selection: Selection, nodes: Nodes,
+) -> ServerInbox:  # fmt: skip
     """Decode the messages on the server."""
-    count = nodes.count
-    headers = {field: every[field] if config.positions == "own" else per_node(x, nodes) for field, x in header.items()}
-    signs = jax.vmap(lambda h: unpacked_signs(config, h, selection))(headers)
-    means = every["means"] if config.send_means else jnp.zeros((count, len(selection.layers)), jnp.float32)
+    own, mu = config.positions == "own", selection.mu
+    headers = {field: every[field] if own else per_node(x, nodes) for field, x in header.items()}
+    means = every.get("means", jnp.zeros((nodes.count, len(selection.layers)), jnp.float32))
     if "scales" in headers:
         scales = headers["scales"]
     elif config.scale == "none":
         scales = jnp.ones_like(means)
     else:
-        scales = means if config.positions == "own" else per_node(means[leader], nodes)
-    positions = jax.vmap(selection.unpack)(headers["positions"])
-    chosen = every["innovations"].shape[1]
-    picked = jax.vmap(lambda p: elias_fano.decode(p, selection.mu, chosen))(every["innovation positions"])
-    innovations = every["innovations"].astype(jnp.float32)
-    code = read_code(config, common, selection)
-    return ServerInbox(positions, View(signs, means, scales), code, picked, innovations)
+        scales = means if own else per_node(means[leader], nodes)
+    signs = jax.vmap(lambda header: unpacked_signs(header, mu))(headers)
+    count = every["innovations"].shape[1]
+    picked = jax.vmap(lambda code: elias_fano.decode(code, mu, count))
+    return ServerInbox(
+        positions=jax.vmap(selection.unpack)(headers["positions"]),
+        views=View(signs, means, scales),
+        code=read_code(config, common, selection),
+        picked=picked(every["innovation positions"]),
+        innovations=every["innovations"],
+    )
 
 
 def read_code(config: LgcPs, payload: Payload, selection: Selection) -> Array | None:
@@ -127,7 +138,8 @@ def _without_code(inbox: ServerInbox, selection: Selection) -> Array:
 
 
 def average(inbox: ServerInbox, x: Array, n: int) -> Array:
-    """Equation (13): the mean over nodes of values x f32[K, mu], each node's at its own positions, f32[n]."""
+    """Equation (13): the mean over nodes of values x f32[K, mu], each node's at its own positions,
+    f32[n]."""
     return scatter(Sparse(inbox.positions, x), n) / x.shape[0]
 
 
@@ -141,7 +153,8 @@ def figures(
     selection: Selection,
     nodes: Nodes,
 ) -> dict[str, Array]:
-    """Diagnostics of a step, f32[] each, and the leader's positions; `v` and `g` are this node's, f32[n].
+    """Diagnostics of a step, f32[] each, and the leader's positions; `v` and `g` are this node's,
+    f32[n].
 
     These compare an aggregate with the mean over nodes of v at the positions used:
 
@@ -176,8 +189,8 @@ def figures(
 def _ceiling(exact: Array, leader: Array, inbox: ServerInbox, selection: Selection) -> Array:
     """The reconstruction from the leader's exact values f32[mu] in place of its code, f32[K, mu].
 
-    A node's deviation from its layer mean is assumed to be the leader's, times the ratio of the two means clipped to
-    [0, 1]. This was the most accurate of the simple rules tried.
+    A node's deviation from its layer mean is assumed to be the leader's, times the ratio of the two
+    means clipped to [0, 1]. This was the most accurate of the simple rules tried.
     """
     of_leader = jax.tree.map(lambda x: x[leader], inbox.views)
     z = to_z(exact, of_leader, selection)

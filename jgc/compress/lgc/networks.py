@@ -1,8 +1,9 @@
-"""The networks of LGC's autoencoder as Flax modules. Only `autoencoder` imports this file, when it builds them.
+"""The networks of LGC's autoencoder as Flax modules. Only `autoencoder` imports this file, when it
+builds them.
 
-Their convolutions, all with a kernel of 3 or of 1, are matrix products. They have the parameters, names and results of
-Flax's `Conv` and `ConvTranspose`, but XLA on CPU takes three times as long for a convolution whose kernel has a node
-axis, ten times for its gradient.
+Their convolutions, all with a kernel of 3 or of 1, are matrix products. They have the parameters,
+names and results of Flax's `Conv` and `ConvTranspose`, but XLA on CPU takes three times as long for
+a convolution whose kernel has a node axis, ten times for its gradient.
 
 Source: LGC paper, Section IV-A, Tables I and II.
 """
@@ -14,7 +15,8 @@ from jgc.types import Array
 
 
 class Conv(nn.Module):
-    """f32[..., n, c] -> f32[..., n / stride, filters], padded with zeros; a kernel of 3 and stride 2, or both 1."""
+    """f32[..., n, c] -> f32[..., n / stride, filters], padded with zeros; a kernel of 3 and stride
+    2, or both 1."""
 
     filters: int
     stride: int = 1
@@ -28,7 +30,8 @@ class Conv(nn.Module):
 
 
 class ConvTranspose(nn.Module):
-    """f32[..., n, c] -> f32[..., stride n, filters], padded with zeros; a kernel of 3, stride 1 or 2."""
+    """f32[..., n, c] -> f32[..., stride n, filters], padded with zeros; a kernel of 3, stride 1 or
+    2."""
 
     filters: int
     stride: int
@@ -83,7 +86,8 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Table II: code f32[..., m / 16, 4] -> f32[..., m, 1].
 
-    An innovation f32[..., m, 1] is concatenated before the last convolution; the ring's decoder has none.
+    An innovation f32[..., m, 1] is concatenated before the last convolution; the ring's decoder has
+    none.
     """
 
     filters: tuple[int, ...]

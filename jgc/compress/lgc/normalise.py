@@ -11,7 +11,6 @@ import numpy as np
 
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.settings import Lgc, LgcPs
-from jgc.compress.settings import selector_of
 from jgc.layout.pack import Layer, Layers, layer_ids
 from jgc.selection.chunks import largest_in_rows
 from jgc.selection.select import counts_per_layer, layer_means, replaced, top_positions
@@ -20,34 +19,31 @@ from jgc.types import Array
 
 
 class Selection(NamedTuple):
-    """The layers, and how values of each are selected. Static."""
+    """The layers, and how values of each are selected. Static.
+
+    Attributes:
+      layers: of the vector.
+      selector: chooses and packs positions.
+      counts: selected values of each layer.
+      mu: selected values of all layers.
+      ids: layer of each selected value, i32[mu].
+    """
 
     layers: Layers
     selector: Selector
-
-    @property
-    def counts(self) -> tuple[int, ...]:  # selected values of each layer
-        return self.selector.counts(self.layers)
-
-    @property
-    def mu(self) -> int:
-        return sum(self.counts)
-
-    @property
-    def ids(self) -> np.ndarray:  # layer of each selected value, i32[mu]
-        return layer_ids(self.counts)
-
-    def positions(self, v: Array) -> Array:
-        """Positions of the selected values of v f32[n], i32[mu]."""
-        return self.selector.positions(v, self.layers)
-
-    def pack(self, positions: Array) -> Array:
-        """Positions as u32[words]."""
-        return self.selector.pack(positions, self.layers)
+    counts: tuple[int, ...]
+    mu: int
+    ids: np.ndarray
 
     def unpack(self, packed: Array) -> Array:
-        """The inverse of `pack`."""
+        """Packed positions as i32[mu]."""
         return self.selector.unpack(packed, self.layers)
+
+
+def select_layers(selector: Selector, layers: Layers) -> Selection:
+    """The selection for these layers."""
+    counts = selector.counts(layers)
+    return Selection(layers, selector, counts, sum(counts), layer_ids(counts))
 
 
 class View(NamedTuple):
@@ -58,15 +54,12 @@ class View(NamedTuple):
     scales: Array  # f32[L], 0 or positive
 
 
-def select_layers(config: Lgc, layers: Layers) -> Selection:
-    """The selection for these layers."""
-    return Selection(layers, selector_of(config, config.alpha, config.min_values))
-
-
 def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]:
-    """How many innovations a node sends of each layer's selected values, in the order of the layers.
+    """How many innovations a node sends of each layer's selected values, in the order of the
+    layers.
 
-    The share `innovation` of them, at least one (Algorithm 1); over all layers together a single number, rounded down.
+    The share `innovation` of them, at least one (Algorithm 1); over all layers together a single
+    number, rounded down.
     """
     if config.innovation_by != "layer":
         return (int(config.innovation * selection.mu),)
@@ -84,18 +77,14 @@ def _selected(selection: Selection) -> Layers:
     )
 
 
-def innovation_count(config: LgcPs, selection: Selection) -> int:
-    """How many innovations a node sends."""
-    return sum(innovations_by_layer(config, selection))
-
-
 def signs_of(config: Lgc, x: Array) -> Array:
     """+1 or -1 for every value; all +1 without `fold_signs`."""
     return jnp.where(x < 0, jnp.float32(-1), jnp.float32(1)) if config.fold_signs else jnp.ones_like(x)
 
 
 def scales_of(config: Lgc, x: Array, selection: Selection) -> Array:
-    """Mean magnitude of each layer's values, f32[L], 0 for a layer of zeros; all 1 if `scale` is "none"."""
+    """Mean magnitude of each layer's values, f32[L], 0 for a layer of zeros; all 1 if `scale` is
+    "none"."""
     if config.scale == "none":
         return jnp.ones((len(selection.counts),), jnp.float32)
     return layer_means(jnp.abs(x), selection.counts)
@@ -109,14 +98,16 @@ def means_of(config: Lgc, x: Array, signs: Array, selection: Selection) -> Array
 
 
 def to_z(x: Array, view: View, selection: Selection) -> Array:
-    """Values f32[mu] to z f32[m]. A layer with scale 0 (the leader's values are all zero) stays unscaled."""
+    """Values f32[mu] to z f32[m]. A layer with scale 0 (the leader's values are all zero) stays
+    unscaled."""
     scales = jnp.where(view.scales > 0, view.scales, 1.0)
     z = (view.signs * x - view.means[selection.ids]) / scales[selection.ids]
     return jnp.pad(z, (0, ae.padded(selection.mu) - selection.mu))
 
 
 def from_z(z: Array, view: View, selection: Selection) -> Array:
-    """z f32[m] to values f32[mu]. A layer with scale 0 gets only its mean: decoder biases must not become values."""
+    """z f32[m] to values f32[mu]. A layer with scale 0 gets only its mean: decoder biases must not
+    become values."""
     return view.signs * (view.means[selection.ids] + view.scales[selection.ids] * z[: selection.mu])
 
 
@@ -125,11 +116,13 @@ def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection
     if config.innovation_by == "layer":
         return top_positions(x, _selected(selection), innovations_by_layer(config, selection))
     explained = view.signs * view.means[selection.ids] if config.innovation_by == "error" else 0.0
-    return largest_in_rows((x - explained)[None], innovation_count(config, selection))[0]
+    (count,) = innovations_by_layer(config, selection)
+    return largest_in_rows((x - explained)[None], count)[0]
 
 
 def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> View:
-    """All nodes' views of their values x f32[K, mu], for a server that has the values themselves."""
+    """All nodes' views of their values x f32[K, mu], for a server that has the values
+    themselves."""
     signs = signs_of(config, x)
     scales = jax.vmap(lambda x: scales_of(config, x, selection))(x)
     if config.positions == "leader":
@@ -138,32 +131,27 @@ def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> 
     return View(signs, jax.vmap(lambda x, s: means_of(config, x, s, selection))(x, signs), scales)
 
 
-def header_of(config: Lgc, v: Array, positions: Array, selection: Selection) -> dict[str, Array]:
-    """The payload of positions, and of the signs and scales of the values there."""
-    x = v[positions]
-    header = {"positions": selection.pack(positions)}
+def header_of(config: Lgc, x: Array, positions: Array, selection: Selection) -> dict[str, Array]:
+    """The payload of positions, and of the signs and scales of the values x f32[mu] there."""
+    header = {"positions": selection.selector.pack(positions, selection.layers)}
     if config.fold_signs:
         header["signs"] = jnp.packbits(x < 0)
-    if config.scale == "layer" and not scales_are_means(config):
+    # The mean of values folded by their signs is their mean magnitude: means serve as scales.
+    if config.scale == "layer" and not (config.fold_signs and config.send_means):
         header["scales"] = scales_of(config, x, selection)
     return header
 
 
-def scales_are_means(config: Lgc) -> bool:
-    """Whether means serve as scales: the mean of values folded by their own signs is their mean magnitude."""
-    return config.fold_signs and config.send_means and config.scale == "layer"
-
-
-def unpacked_signs(config: Lgc, header: dict[str, Array], selection: Selection) -> Array:
-    """The signs in a header, as +1 or -1, f32[mu]."""
-    if not config.fold_signs:
-        return jnp.ones((selection.mu,), jnp.float32)
-    return 1.0 - 2.0 * jnp.unpackbits(header["signs"], count=selection.mu).astype(jnp.float32)
+def unpacked_signs(header: dict[str, Array], mu: int) -> Array:
+    """The signs in a header, as +1 or -1, f32[mu]; all +1 if it has none."""
+    if "signs" not in header:
+        return jnp.ones((mu,), jnp.float32)
+    return 1.0 - 2.0 * jnp.unpackbits(header["signs"], count=mu).astype(jnp.float32)
 
 
 def view_of(config: Lgc, x: Array, header: dict[str, Array], selection: Selection) -> View:
-    """This node's view of its own values, with signs and scales from `header` or from x itself."""
-    signs = unpacked_signs(config, header, selection)
+    """This node's view of its values x f32[mu], with signs and scales from `header` or from x."""
+    signs = unpacked_signs(header, selection.mu)
     scales = header["scales"] if "scales" in header else scales_of(config, x, selection)
     return View(signs, means_of(config, x, signs, selection), scales)
 

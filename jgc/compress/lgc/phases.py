@@ -11,7 +11,7 @@ from jgc import comm
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.normalise import Selection, select_layers
 from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc
-from jgc.compress.settings import memory_of
+from jgc.compress.settings import memory_of, selector_of
 from jgc.method import phases
 from jgc.method.exchange import broadcast_top_positions
 from jgc.method.from_step import Step, dense_step, from_step
@@ -67,9 +67,10 @@ def make_optimiser(config: Lgc) -> "optax.GradientTransformation":
 
 def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation") -> Compressor:
     """The three-phase method of a variant."""
+    selector = selector_of(config, config.alpha, config.min_values)
 
     def init(key, layers, nodes):
-        weights = variant.weights(key, select_layers(config, layers), nodes)
+        weights = variant.weights(key, select_layers(selector, layers), nodes)
         return Shared(ae.Trained(weights, optimiser.init(weights)), jnp.int32(0)), ()
 
     def step(phase, key, v, state, layers, nodes):
@@ -77,11 +78,11 @@ def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation"
             result = dense_step(v, state, nodes)
         else:
             send = variant.top_k if phase == TOP_K else variant.compressed
-            result = send(v, key, state.shared, select_layers(config, layers), nodes)
+            result = send(v, key, state.shared, select_layers(selector, layers), nodes)
         return result._replace(shared=result.shared._replace(step=state.shared.step + 1))
 
     def figures(phase, key, v, g, step, state, layers, nodes):
-        selection = select_layers(config, layers)
+        selection = select_layers(selector, layers)
         if phase == COMPRESSED:
             return variant.figures(v, g, key, state.shared, selection, nodes)
         return {} if phase == DENSE else variant.training_figures(v, key, state.shared, selection, nodes)
@@ -90,8 +91,8 @@ def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation"
         step,
         memory=memory_of(config),
         schedule=phases.in_sequence((DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0)),
-        messages=lambda phase, layers, nodes: variant.messages(phase, select_layers(config, layers), nodes),
-        sent_once=lambda phase, layers, nodes: variant.sent_once(phase, select_layers(config, layers), nodes),
+        messages=lambda phase, layers, nodes: variant.messages(phase, select_layers(selector, layers), nodes),
+        sent_once=lambda phase, layers, nodes: variant.sent_once(phase, select_layers(selector, layers), nodes),
         init=init,
         figures=figures,
     )

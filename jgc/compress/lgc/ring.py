@@ -1,28 +1,32 @@
-"""LGC on a ring: every node encodes its values at one node's positions, and the mean of the codes is decoded.
+"""LGC on a ring: every node encodes its values at one node's positions, and the mean of the codes
+is decoded.
 
-Three phases: "dense" sends everything; "top-k" sends values at the positions of a node drawn anew in each step, while
-one node trains the autoencoder on them; in "compressed" the all-reduce averages codes in place of values.
+Three phases: "dense" sends everything; "top-k" sends values at the positions of a node drawn anew
+in each step, while one node trains the autoencoder on them; in "compressed" the all-reduce averages
+codes in place of values.
 
-Symbols as in `jgc.compress.lgc.server`. `leader` is the node whose positions all nodes use in a step. All nodes draw it
-from a shared key, so it is not sent.
+Symbols as in `jgc.compress.lgc.server`. `leader` is the node whose positions all nodes use in a
+step. All nodes draw it from a shared key, so it is not sent.
 
-Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
-Sections IV-B, V-B-2 and VI-A, Algorithm 2, equations (8) to (11) and (17) to (19).
+Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE
+TNNLS, Sections IV-B, V-B-2 and VI-A, Algorithm 2, equations (8) to (11) and (17) to (19).
 
-Differs from the paper (`RING_PAPER_RECIPE` follows it, except in the strides, the accumulator, masking, 4 and 5)
-  1. As in `jgc.compress.lgc.server`, items 1 to 3, 8, 11 and 12: the strides of the decoder; the normalised input (by
-     the leader's signs and scales, less each node's mean per layer); Adam; losses as means; a residual that counts
-     once; masking as a setting.
-  2. Codes and means travel in fixed point, 32 or 16 bits, in units of the leader's scales: sums of integers are the
-     same in any order, so the ring and `psum`, and all layouts of nodes, agree bit for bit (`code_dtype="float32"`
-     sends the paper's floats, for which they agree up to rounding; unscaled values need it).
-  3. The decoder is linear (`decoder="linear"`), without Table II's leaky ReLUs. The mean of the codes then decodes to
-     the mean of the decoded vectors, so every node knows its own share, and its residual keeps the error
-     (`feedback="exact"`). Algorithm 2 drops the error ("paper").
-  4. In the paper one node obtains all gradients in the second phase; how the others get the mean is not said. Here that
-     node sends it to them.
-  5. Every device trains the autoencoder by itself, on equal values. So the weights that the logical account counts are
-     never sent between devices.
+Differs from the paper (`RING_PAPER_RECIPE` follows it, except in the strides, the accumulator,
+masking, 4 and 5)
+  1. As in `jgc.compress.lgc.server`, items 1 to 3, 8, 11 and 12: the strides of the decoder; the
+     normalised input (by the leader's signs and scales, less each node's mean per layer); Adam;
+     losses as means; a residual that counts once; masking as a setting.
+  2. Codes and means travel in fixed point, 32 or 16 bits, in units of the leader's scales: sums of
+     integers are the same in any order, so the ring and `psum`, and all layouts of nodes, agree bit
+     for bit (`code_dtype="float32"` sends the paper's floats, for which they agree up to rounding;
+     unscaled values need it).
+  3. The decoder is linear (`decoder="linear"`), without Table II's leaky ReLUs. The mean of the
+     codes then decodes to the mean of the decoded vectors, so every node knows its own share, and
+     its residual keeps the error (`feedback="exact"`). Algorithm 2 drops the error ("paper").
+  4. In the paper one node obtains all gradients in the second phase; how the others get the mean is
+     not said. Here that node sends it to them.
+  5. Every device trains the autoencoder by itself, on equal values. So the weights that the logical
+     account counts are never sent between devices.
 """
 
 import dataclasses
@@ -66,9 +70,11 @@ class LgcRing(Lgc):
     algorithm: Literal["psum", "ring"] = "ring"
     """how codes are averaged: an explicit ring by ppermute, or the runtime's all-reduce"""
     decoder: Literal["linear", "leaky_relu"] = "linear"
-    """linear: the mean of codes decodes to the mean of the decoded vectors; leaky_relu: the paper's"""
+    """linear: the mean of codes decodes to the mean of the decoded vectors; leaky_relu: the
+    paper's"""
     code_dtype: Literal["int32", "int16", "float32"] = "int32"
-    """dtype of codes and means: fixed point in steps of 2**-16 or 2**-8 of a scale, or the paper's floats"""
+    """dtype of codes and means: fixed point in steps of 2**-16 or 2**-8 of a scale, or the paper's
+    floats"""
 
 
 RING_PAPER_RECIPE: dict[str, Any] = {
@@ -115,7 +121,8 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
 
 
 def draw_leader(key: Key, nodes: Nodes) -> Array:
-    """The node whose positions all nodes use in this step, i32[]; equal on all nodes, because the key is."""
+    """The node whose positions all nodes use in this step, i32[]; equal on all nodes, because the
+    key is."""
     return jax.random.randint(key, (), 0, nodes.count, jnp.int32)
 
 
@@ -151,14 +158,14 @@ class Ring(NamedTuple):
         return ae.init_pair(key, selection.mu, self.linear)
 
     def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-        """Second phase, equation (15): exact values at the leader's positions; one node trains on them."""
+        """Second phase, equation (15): exact values at the leader's positions; one node trains on
+        them."""
         leader = draw_leader(key, nodes)
         positions, x = values_at_leaders(v, leader, selection, nodes)
         trained = shared.autoencoder
         weight = float(ae.padded(selection.mu)) if self.config.autoencoder_loss == "sum" else 1.0
-        for _ in range(self.config.autoencoder_updates):
-            z = self.training_input(x, leader, selection)
-            trained = ae.train_mean(trained, self.optimiser, z, self.linear, weight)[0]
+        z = self.training_input(x, leader, selection)
+        trained = ae.train_mean(trained, self.optimiser, z, self.linear, weight)[0]
         return Step(
             mean=SparseSum(Sparse(positions, jnp.sum(x, axis=0) / nodes.count), selection.counts),
             sent=Sparse(positions, v[positions]),
@@ -182,7 +189,8 @@ class Ring(NamedTuple):
         return jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
 
     def send(self, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes) -> Coded:
-        """Broadcast the leader's positions, signs and scales; average codes and layer means of all nodes; decode."""
+        """Broadcast the leader's positions, signs and scales; average codes and layer means of all
+        nodes; decode."""
         if self.config.code_dtype == "int16":
             check_room("code_dtype", "int16", nodes.count, "codes up to {:.2g} times a layer's scale", "int32")
         config, header = self.config, self.header(v, draw_leader(key, nodes), selection, nodes)
@@ -197,17 +205,18 @@ class Ring(NamedTuple):
 
     def header(self, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> Header:
         """Broadcast the leader's positions, signs and scales."""
-        config, own = self.config, selection.positions(v)
-        header = header_of(config, v, own, selection)
+        config, own = self.config, selection.selector.positions(v, selection.layers)
+        header = header_of(config, v[own], own, selection)
         if config.scale == "layer":  # the unit of all nodes' means
             header["scales"] = scales_of(config, v[own], selection)
         header = comm.broadcast_dict(header, leader, nodes)
         scales = header["scales"] if config.scale == "layer" else jnp.ones((len(selection.layers),))
         positions = selection.unpack(header["positions"])
-        return Header(positions, unpacked_signs(config, header, selection), scales)
+        return Header(positions, unpacked_signs(header, selection.mu), scales)
 
     def encode(self, selection: Selection, nodes: int, known: tuple[Any, Header], x: Array) -> Array:
-        """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed point."""
+        """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed
+        point."""
         encoder, header = known
         dtype, scales = self.config.code_dtype, header.scales
         shares = jnp.zeros((0,))  # means over the leader's scales, 0 if a scale is 0; empty if means are not sent
@@ -252,8 +261,9 @@ class Ring(NamedTuple):
     ) -> dict[str, Array]:
         """The diagnostics of `messages.figures`, f32[] each, and the leader's positions.
 
-        Every node contributes to the code, so exact values in its place give the true mean: `ceiling_cosine` is 1.
-        There are no innovations, so `without_code_cosine` equals `signs_means_cosine`.
+        Every node contributes to the code, so exact values in its place give the true mean:
+        `ceiling_cosine` is 1. There are no innovations, so `without_code_cosine` equals
+        `signs_means_cosine`.
         """
         coded = self.send(v, key, shared.autoencoder.weights, selection, nodes)
         true = comm.pmean(v, nodes, "diagnose")

@@ -1,47 +1,55 @@
 """LGC with a parameter server: an autoencoder learns the part that the nodes' gradients share.
 
-Three phases: "dense" sends everything; "top-k" sends each layer's largest values while the server trains the
-autoencoder on them; in "compressed" a leader sends a learned code, and every node its positions and a few
-exact values.
+Three phases: "dense" sends everything; "top-k" sends each layer's largest values while the server
+trains the autoencoder on them; in "compressed" a leader sends a learned code, and every node its
+positions and a few exact values.
 
     n       values of a node's gradient            mu   selected values, at least one per layer
     L       layers                                 m    mu padded to a multiple of 16
     v f32[n]    accumulated gradient of a node     x f32[mu]  v at the selected positions
     s f32[mu]   signs of x, or the leader's        z f32[m]   normalised x, the autoencoder's input (`View`)
 
-Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE TNNLS,
-Sections IV-A, V and VI-A, Algorithm 1, Tables I and II.
+Source: Abrahamyan et al. 2021, "Learned Gradient Compression for Distributed Deep Learning", IEEE
+TNNLS, Sections IV-A, V and VI-A, Algorithm 1, Tables I and II.
 
-Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` follows it in 2, 3, 5, 6 and 8)
-  1. Five strided deconvolutions (Table II) multiply by 32, the encoder (Table I) divides by 16: the first
-     deconvolution has stride 1, and inputs are padded to a multiple of 16.
-  2. The autoencoder's input is normalised: multiplied by signs, less the node's mean per layer, divided by a scale per
-     layer. Signs, one bit per value, and scales are the node's own, or the leader's where its positions serve for all;
-     they are sent, and so are means. On values in index order and unscaled, the paper's autoencoder does not learn to
-     reconstruct (`fold_signs`, `send_means`, `scale`).
-  3. Adam in place of SGD, with any number of updates per training step (`autoencoder_*`).
-  4. In Algorithm 1 every node selects its own positions but does not send them, so the server could not place the
-     decoded values. Here every node sends them, and they are counted. With `positions="leader"` all nodes use the
-     leader's, and the others send no positions and no signs: 13 % less up at 0.1 %, and 9 points less accuracy
-     (docs/results/long_runs). For ResNet-50 on 8 nodes it is a third less. A value that has no gradient on the leader
-     is not selected: with `leader="fixed"` the other nodes' gradients of it are never sent.
-  5. The innovations are the values, over all layers together, with the largest error of signs and means
-     (`innovation_by="error"`), and the server replaces decoded values by them (`overwrite`). The paper takes the
-     largest of each layer (`"layer"`), and its decoder's output stands.
-  6. The residual keeps the decoding error (`feedback="exact"`); Algorithm 1 drops it ("paper"). For that every worker
-     needs the code and its own decoder, which are counted.
-  7. With `positions="leader"` the leader alone selects in the top-k phase as well. In the paper all nodes do.
-  8. The losses (5) and (6) are means over their terms, not sums, so that settings carry over between sizes
-     (`autoencoder_loss`).
-  9. The decoders are trained on the leader's code, which they also get in the third phase. The paper draws the node at
-     random in each step.
- 10. The paper has three shares for the innovation, with 0.1 % selected: 0.001 % of the gradient, which is 1 % of mu
-     (Section III), 0.001 % of mu (Section V-B-1), and 10 % of each layer's selected values (Algorithm 1). Here it is
-     10 %; what each would send stands in docs/results/papers_numbers.md.
- 11. The residual counts once. In Algorithms 1 and 2 a value that is not sent, g = gradient + g_acc, is added to g_acc,
-     which it already contains: to the letter g_acc doubles in every step, and after 128 of them has no f32.
- 12. The paper accumulates "using a momentum correlation similar to" DGC's, which clears the velocity where values were
-     sent. Here that is a setting, off by default (`factor_masking`); local clipping is not the method's.
+Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECIPE` follows it in 2,
+3, 5, 6 and 8)
+  1. Five strided deconvolutions (Table II) multiply by 32, the encoder (Table I) divides by 16: the
+     first deconvolution has stride 1, and inputs are padded to a multiple of 16.
+  2. The autoencoder's input is normalised: multiplied by signs, less the node's mean per layer,
+     divided by a scale per layer. Signs, one bit per value, and scales are the node's own, or the
+     leader's where its positions serve for all; they are sent, and so are means. On values in index
+     order and unscaled, the paper's autoencoder does not learn to reconstruct (`fold_signs`,
+     `send_means`, `scale`).
+  3. Adam instead of SGD (`autoencoder_*`).
+  4. In Algorithm 1 every node selects its own positions but does not send them, so the server could
+     not place the decoded values. Here every node sends them, and they are counted. With
+     `positions="leader"` all nodes use the leader's, and the others send no positions and no signs:
+     13 % less up at 0.1 %, and 9 points less accuracy (docs/results/long_runs). For ResNet-50 on 8
+     nodes it is a third less. A value that has no gradient on the leader is not selected: with
+     `leader="fixed"` the other nodes' gradients of it are never sent.
+  5. The innovations are the values, over all layers together, with the largest error of signs and
+     means (`innovation_by="error"`), and the server replaces decoded values by them (`overwrite`).
+     The paper takes the largest of each layer (`"layer"`), and its decoder's output stands.
+  6. The residual keeps the decoding error (`feedback="exact"`); Algorithm 1 drops it ("paper"). For
+     that every worker needs the code and its own decoder, which are counted.
+  7. With `positions="leader"` the leader alone selects in the top-k phase as well. In the paper all
+     nodes do.
+  8. The losses (5) and (6) are means over their terms, not sums, so that settings carry over
+     between sizes (`autoencoder_loss`).
+  9. The decoders are trained on the leader's code, which they also get in the third phase. The
+     paper draws the node at random in each step.
+ 10. The paper has three shares for the innovation, with 0.1 % selected: 0.001 % of the gradient,
+     which is 1 % of mu (Section III), 0.001 % of mu (Section V-B-1), and 10 % of each layer's
+     selected values (Algorithm 1). Here it is 10 %; what each would send stands in
+     docs/results/papers_numbers.md.
+ 11. The residual counts once. In Algorithms 1 and 2 a value that is not sent, g = gradient + g_acc,
+    is added to g_acc,
+     which it already contains: to the letter g_acc doubles in every step, and after 128 of them has
+       no f32.
+ 12. The paper accumulates "using a momentum correlation similar to" DGC's, which clears the
+     velocity where values were sent. Here that is a setting, off by default (`factor_masking`);
+     local clipping is not the method's.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -65,28 +73,6 @@ if TYPE_CHECKING:
 __all__ = ["PAPER_RECIPE", "LgcPs", "lgc_ps"]
 
 
-def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
-    """Learned gradient compression, parameter-server variant.
-
-    Args:
-      config: settings; `overrides` replace single fields.
-
-    Raises:
-      ValueError: a setting outside its range; the message names it and the valid values.
-
-    Example:
-      >>> [(phase.name, phase.start) for phase in lgc_ps(warmup_steps=10, autoencoder_steps=20).schedule]
-      [('dense', 0), ('top-k', 10), ('compressed', 30)]
-
-    References:
-      Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS; the same authors 2021, conference text.
-    """
-    config = settings_of(LgcPs, config, overrides)
-    check(config)
-    optimiser = make_optimiser(config)
-    return lgc(config, ParameterServer(config, optimiser), optimiser)
-
-
 class ParameterServer(NamedTuple):
     """The steps of LGC with a parameter server."""
 
@@ -101,15 +87,15 @@ class ParameterServer(NamedTuple):
         return shared.step % nodes.count if self.config.leader == "rotating" else jnp.int32(0)
 
     def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-        """Second phase, equation (15): exact values at the selected positions; the server trains on them."""
+        """Second phase, equation (15): exact values at the selected positions; the server trains on
+        them."""
         config, leader = self.config, self.leader(shared, nodes)
         positions, every, x = self.values(v, leader, selection, nodes)
         trained = shared.autoencoder
         terms = ae.terms(nodes.count, ae.padded(selection.mu)) if config.autoencoder_loss == "sum" else (1.0, 1.0)
         weights = config.lambda_reconstruction * terms[0], config.lambda_similarity * terms[1]
-        for _ in range(config.autoencoder_updates):
-            z, innovations = training_input(config, x, leader, selection)
-            trained = ae.train(trained, self.optimiser, z, innovations, leader, *weights)[0]
+        z, innovations = training_input(config, x, leader, selection)
+        trained = ae.train(trained, self.optimiser, z, innovations, leader, *weights)[0]
         return Step(
             mean=SparseSum(Sparse(every, x / nodes.count), selection.counts),
             sent=Sparse(positions, v[positions]),
@@ -118,7 +104,8 @@ class ParameterServer(NamedTuple):
         )
 
     def compressed(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-        """Third phase, Algorithm 1 and equation (16): the leader's code, innovations of all, decoded and averaged."""
+        """Third phase, Algorithm 1 and equation (16): the leader's code, innovations of all,
+        decoded and averaged."""
         weights, leader = shared.autoencoder.weights, self.leader(shared, nodes)
         inbox = server.receive(self.config, v, weights.encoder, leader, selection, nodes)
         decoded = server.decode(self.config, weights, inbox, selection)  # [K, mu]
@@ -132,12 +119,14 @@ class ParameterServer(NamedTuple):
         )
 
     def values(self, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> tuple[Array, Array, Array]:
-        """This node's positions i32[mu], all nodes' i32[K, mu], and their values there f32[K, mu]."""
+        """This node's positions i32[mu], all nodes' i32[K, mu], and their values there f32[K,
+        mu]."""
         if self.config.positions == "leader":
             positions, x = values_at_leaders(v, leader, selection, nodes)
             return positions, jnp.broadcast_to(positions, x.shape), x
-        positions = selection.positions(v)
-        every = comm.all_gather_dict({"positions": selection.pack(positions), "values": v[positions]}, nodes)
+        positions = selection.selector.positions(v, selection.layers)
+        packed = selection.selector.pack(positions, selection.layers)
+        every = comm.all_gather_dict({"positions": packed, "values": v[positions]}, nodes)
         return positions, jax.vmap(selection.unpack)(every["positions"]), every["values"]
 
     def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
@@ -170,6 +159,29 @@ def training_input(config: LgcPs, x: Array, leader: Array, selection: Selection)
     z = jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
     picked = jax.vmap(lambda x, view: choose_innovations(config, x, view, selection))(x, views)
     return z, jax.vmap(lambda z, i: replaced(jnp.zeros_like(z), i, z[i]))(z, picked)
+
+
+def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
+    """Learned gradient compression, parameter-server variant.
+
+    Args:
+      config: settings; `overrides` replace single fields.
+
+    Raises:
+      ValueError: a setting outside its range; the message names it and the valid values.
+
+    Example:
+      >>> [(phase.name, phase.start) for phase in lgc_ps(warmup_steps=10, autoencoder_steps=20).schedule]
+      [('dense', 0), ('top-k', 10), ('compressed', 30)]
+
+    References:
+      Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS; the same authors 2021, conference
+      text.
+    """
+    config = settings_of(LgcPs, config, overrides)
+    check(config)
+    optimiser = make_optimiser(config)
+    return lgc(config, ParameterServer(config, optimiser), optimiser)
 
 
 METHOD = Method(

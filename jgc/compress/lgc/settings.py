@@ -1,4 +1,5 @@
-"""Settings of LGC: those of both variants and those of the parameter server. `LgcRing` is in ring.py."""
+"""Settings of LGC: those of both variants and those of the parameter server. `LgcRing` is in
+ring.py."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal, get_args
@@ -18,7 +19,8 @@ class Lgc(Chunked, ErrorFeedback):
     alpha: float = 0.001
     """share of each layer's values that is selected, in (0, 1]"""
     min_values: int = 1
-    """least number of values selected per layer; with 1 a small layer can wait for hundreds of steps"""
+    """least number of values selected per layer; with 1 a small layer can wait for hundreds of
+    steps"""
     warmup_steps: int = 200
     """uncompressed steps, the first phase"""
     autoencoder_steps: int = 300
@@ -26,7 +28,8 @@ class Lgc(Chunked, ErrorFeedback):
     feedback: Literal["exact", "paper"] = "exact"
     """exact: the residual keeps the decoding error; paper: the error is lost"""
     momentum_correction: bool = True
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has
+    none"""
     fold_signs: bool = True
     """multiply values by their signs, or by the leader's at its positions; a sign costs one bit"""
     send_means: bool = True
@@ -38,9 +41,8 @@ class Lgc(Chunked, ErrorFeedback):
     autoencoder_learning_rate: float = 0.001
     """learning rate of the autoencoder"""
     autoencoder_loss: Literal["mean", "sum"] = "mean"
-    """mean: losses are means over their terms; sum: the paper's sums, which grow with mu and the number of nodes"""
-    autoencoder_updates: int = 1
-    """autoencoder updates per training step"""
+    """mean: losses are means over their terms; sum: the paper's sums, which grow with mu and the
+    number of nodes"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,26 +50,28 @@ class LgcPs(Lgc):
     """Settings of `lgc_ps`."""
 
     positions: Literal["leader", "own"] = "own"  # type: ignore[misc]  # a class variable of the base
-    """own: every node selects and sends its own (Algorithm 1); leader: the leader's go to all nodes"""
+    """own: every node selects and sends its own (Algorithm 1); leader: the leader's go to all
+    nodes"""
     leader: Literal["fixed", "rotating"] = "fixed"
-    """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder. With positions="leader" and
-    "fixed", what has no gradient on node 0 is never sent: only for nodes with similar data"""
+    """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder. With
+    positions="leader" and "fixed", what has no gradient on node 0 is never sent: only for nodes
+    with similar data"""
     innovation: float = 0.1
     """share of the selected values that every node sends exactly, in [0, 1]"""
     innovation_by: Literal["error", "magnitude", "layer"] = "error"
-    """error: those with the largest error of signs and means, over all layers together; magnitude: the largest;
-    layer: the largest of each layer, at least one, as in the paper"""
+    """error: those with the largest error of signs and means, over all layers together; magnitude:
+    the largest; layer: the largest of each layer, at least one, as in the paper"""
     overwrite: bool = True
-    """the server replaces decoded values by the innovations; if not they only enter the decoder, as in the paper"""
+    """the server replaces decoded values by the innovations; if not they only enter the decoder, as
+    in the paper"""
     lambda_reconstruction: float = 1.0
     """weight of the reconstruction loss (6)"""
     lambda_similarity: float = 0.5
     """weight of the similarity loss (5)"""
-    innovation_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """dtype in which innovations are sent"""
     code_dtype: ValueCode | Literal["none"] = "float32"
-    """value code of the code: floats of some width, or a few bits per value with a scale for either sign; none: no code
-    is sent, and values are decoded from signs, means and innovations, as a control of what the code is worth"""
+    """value code of the code: floats of some width, or a few bits per value with a scale for either
+    sign; none: no code is sent, and values are decoded from signs, means and innovations, as a
+    control of what the code is worth"""
 
 
 PAPER_RECIPE: dict[str, Any] = {
@@ -80,20 +84,19 @@ PAPER_RECIPE: dict[str, Any] = {
     "autoencoder_optimizer": "sgd",
     "autoencoder_learning_rate": 0.001,
     "autoencoder_loss": "sum",
-    "autoencoder_updates": 1,
 }
-"""The autoencoder as the paper trains and uses it: `lgc_ps(**PAPER_RECIPE)`. Every node has positions of its own.
+"""The autoencoder as the paper trains and uses it: `lgc_ps(**PAPER_RECIPE)`. Every node has
+positions of its own.
 
-SGD on sums over raw values diverges where gradients are large: with values of the order of 1 its weights, and with them
-the aggregate, become NaN.
+SGD on sums over raw values diverges where gradients are large: with values of the order of 1 its
+weights, and with them the aggregate, become NaN.
 """
 
 
 def check_common(config: Lgc) -> None:
-    """Raise ValueError, naming the value and the valid ones, unless the settings of both variants are in range."""
+    """Raise ValueError, naming the value and the valid ones, unless the settings of both variants
+    are in range."""
     selector_of(config, config.alpha, config.min_values)
-    if config.autoencoder_updates < 1:
-        raise ValueError(f"autoencoder_updates must be at least 1, got {config.autoencoder_updates}")
     rate = config.autoencoder_learning_rate
     if not 0 < rate < float("inf"):
         raise ValueError(f"autoencoder_learning_rate must be finite and positive, got {rate}")
@@ -104,7 +107,8 @@ def check_common(config: Lgc) -> None:
 
 
 def _of_learning(config: Lgc) -> list[str]:
-    """The settings that say how the autoencoder learns. The top-k steps of `autoencoder_steps` need none."""
+    """The settings that say how the autoencoder learns. The top-k steps of `autoencoder_steps` need
+    none."""
     names = [field.name for field in dataclasses.fields(config) if field.name.startswith(("autoencoder_", "lambda_"))]
     return [name for name in names if name != "autoencoder_steps"]
 
@@ -119,13 +123,13 @@ def check(config: LgcPs) -> None:
             raise ValueError(f"{name} must be finite, 0 or positive, got {getattr(config, name)}")
     check_choices(
         config, positions=("leader", "own"), leader=("fixed", "rotating"),
-        innovation_by=("error", "magnitude", "layer"), innovation_dtype=("float32", "float16", "bfloat16"),
+        innovation_by=("error", "magnitude", "layer"),
         code_dtype=(*get_args(ValueCode), "none"),
     )  # fmt: skip
     if config.code_dtype == "none" and not (config.fold_signs and config.send_means):
         raise ValueError("code_dtype='none' needs fold_signs and send_means, or only innovations would be sent")
     if config.innovation == 0:
-        check_idle(config, "with innovation=0", "innovation_by", "innovation_dtype", "overwrite")
+        check_idle(config, "with innovation=0", "innovation_by", "overwrite")
     if config.code_dtype == "none":
         check_idle(config, "with code_dtype='none', which has no decoder for innovations to enter", "overwrite")
         check_idle(config, "with code_dtype='none'", *_of_learning(config))
