@@ -33,7 +33,8 @@ def nodes_on(devices):
 
 
 def equal(a, b):
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -115,7 +116,7 @@ def test_diagnose_changes_nothing():
         assert 0 < figures["true_cosine"] <= 1 and figures["positions"].ndim == 1
         state, _ = step(state, batch_of(i))
         other, _ = plain(other, batch_of(i))
-    equal(state[2:], other[2:])
+    equal(state._replace(key=()), other._replace(key=()))
     with pytest.raises(TypeError, match="step takes the LoopState"):
         step.diagnose(state.params, batch_of(0))
 
@@ -142,7 +143,7 @@ def test_halves_of_a_local_step_make_a_step(overlap):
             assert 0 < figures["true_cosine"] <= 1 + 1e-6
             assert collectives(halves.lower_exchange(other).compile())
         other, seen = halves.exchange(other, seen)
-        equal(state[2:], other[2:])
+        equal(state._replace(key=()), other._replace(key=()))
         assert (seen.exchanged, other.phases) == (metrics.exchanged, state.phases)
         if seen.exchanged is not None:
             assert other.phases[0] == phase

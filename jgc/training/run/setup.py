@@ -10,9 +10,7 @@ import numpy as np
 from jgc import compress
 from jgc.compress.registry import FIRST, LAST
 from jgc.compress.settings import ErrorFeedback
-from jgc.loops.local_loop import LocalStep
 from jgc.loops.local_steps import local_steps
-from jgc.loops.make_step import Step
 from jgc.loops.outer import Parts as LocalParts
 from jgc.nodes.layouts import make_nodes
 from jgc.training.data import MissingDataError, Scenes, Source, Streamed, Text, load_dataset, shrunk, source_of
@@ -55,7 +53,7 @@ class Setup(NamedTuple):
 
     parts: Parts
     source: Source
-    step: Step | LocalStep
+    step: Any
     state: TrainState
     costs: tuple[PhaseCost, ...]
     values: int

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from jgc.loops.buffers import device_of, put_arrays
-from jgc.loops.local_loop import LocalMetrics, LocalState, LocalStep
+from jgc.loops.local_loop import LocalMetrics, LocalStep
 from jgc.loops.local_steps import LocalSteps
 from jgc.loops.make_step import LoopState, Step, make_step
 from jgc.loops.outer import Parts as LocalParts
@@ -23,7 +23,7 @@ from jgc.training.settings.config import Config
 from jgc.training.steps.optimizer import add_coupled_decay, rate_of
 from jgc.types import Array, Compressor, Key, Nodes, PyTree
 
-TrainState = LoopState | LocalState
+TrainState = Any  # a LoopState, with local steps a LocalState: their fields differ
 
 METRICS = ("loss", "train_accuracy", "residual_norm", "elements_sent", "overflow", "finite")
 AUXILIARY = 0.4  # weight of a second head's loss: PSPNet's (Zhao et al. 2017, Section 3.3)
