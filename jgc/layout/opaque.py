@@ -1,13 +1,12 @@
 """What XLA on CPU must not see through: static numbers, so that leaves of equal size compile once, and arrays."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from jgc.backend import backend
 from jgc.types import Array, PyTree
@@ -66,28 +65,3 @@ def sealed(x: PyTree, nothing: Array | bool) -> PyTree:
         return i + 1, jax.tree.map(lambda x: with_part(x, x[..., :1], i), x)
 
     return lax.while_loop(lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), changed, (jnp.int32(1), x))[1]
-
-
-def each(fn: Callable[[PyTree], PyTree], x: PyTree, few: bool = False) -> PyTree:
-    """fn of every entry of the leading axis of x; on CPU one after another, on GPU all at once (`vmap`).
-
-    On TPU all at once if `few` values are gathered: then an axis of K entries is the last one, and filled up to 128.
-
-    On CPU the loop does what no barrier does: it keeps XLA from computing the result once more in each of its uses, and
-    from compiling it there. And fn compiles as what the node did itself.
-    """
-    if backend() == "tpu" and not few:
-        x = jax.tree.map(node_by_node, x)
-    at_once = backend() == "gpu" or (backend() == "tpu" and few)
-    return jax.vmap(fn)(x) if at_once else lax.map(fn, x)
-
-
-def node_by_node(x: Array) -> Array:
-    """x [K, n] so laid out on a TPU that a loop over K reads one row at a time.
-
-    XLA would put K last, for then it can cut fields out of gathered messages without a copy. But each of K steps would
-    read all of x: 256 nodes with 23,500 values each took 30 reads of the gradient.
-    """
-    if backend() != "tpu" or x.ndim < 2:
-        return x
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))

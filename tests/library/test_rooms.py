@@ -13,21 +13,6 @@ ROOMS = (
     "types.py", "backend.py", "checks", "comm", "nodes", "selection", "layout", "wire", "method", "compress", "loops",
 )  # fmt: skip
 DEVICE = re.compile(r"\bbackend\(|\bbackend_of\b|\boptimization_barrier\b|\bopaque\b")
-# Files of methods that still branch on the backend. The list only shrinks.
-EXCEPT = {
-    "compress/low_rank/gradiveq_steps.py",
-    "compress/low_rank/klt_bases.py",
-    "compress/low_rank/power_iteration.py",
-    "compress/quantized/cast.py",
-    "compress/quantized/in_parts.py",
-    "compress/quantized/qsgd.py",
-    "compress/quantized/quantize.py",
-    "compress/sparse/demo.py",
-    "compress/sparse/learned.py",
-    "compress/sparse/topk.py",
-    "compress/sparse/turns.py",
-}
-
 
 def files(*rooms: str) -> list[Path]:
     """The modules of some rooms."""
@@ -36,8 +21,7 @@ def files(*rooms: str) -> list[Path]:
 
 
 def test_methods_know_no_devices():
-    found = {str(p.relative_to(ROOT)) for p in files("method", "compress") if DEVICE.search(p.read_text())}
-    assert found <= EXCEPT  # take a file off the list once it has no branch on the backend and no barrier
+    assert not [p for p in files("method", "compress") if DEVICE.search(p.read_text())]
 
 
 def test_there_is_one_skeleton():

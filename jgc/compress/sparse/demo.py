@@ -44,7 +44,7 @@ from jgc import comm
 from jgc.compress.registry import Method, settings_of
 from jgc.compress.unused_settings import check_idle
 from jgc.layout.batches import searched_together
-from jgc.layout.opaque import each
+from jgc.layout.messages import each
 from jgc.layout.pack import Layer
 from jgc.method.compose import Codec, compose
 from jgc.method.exchange import gather

@@ -21,7 +21,7 @@ import dataclasses
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
-from jgc.layout.opaque import each
+from jgc.layout.messages import each
 from jgc.method.compose import Codec, compose_phases
 from jgc.method.exchange import gather
 from jgc.selection.entries import Sparse, SparseSum, entries_at
