@@ -33,8 +33,10 @@ from jgc.loops.step_program import (
     Arrays,
     Metrics,
     Settings,
+    SplitProgram,
     gradients_program,
     make_diagnosis,
+    make_gradients,
     placements_of_step,
     step_program,
 )
@@ -83,6 +85,7 @@ def make_step(
     ahead: bool = False,
     prepare: Callable[[PyTree, PyTree], PyTree] | None = None,
     mean_aux: bool = False,
+    split: bool = False,
 ) -> "tuple[Init, Step]":
     """Make the two functions of a training loop: `init` and `step`.
 
@@ -113,6 +116,8 @@ def make_step(
         clipping, or an optax transform without state. It runs inside the node axis; where the devices of a node divide
         the parameters, it gets a device's shards.
       mean_aux: whether `metrics.aux` is the mean over nodes, in f32, which travels with the other metrics.
+      split: whether gradients are a program apart from what follows them, compiled once for all phases. A method of
+        several phases then compiles in less time, and a step holds all nodes' gradients in memory.
 
     Returns:
       `init(key, params, model_state=()) -> LoopState` and `step(state, batch, frozen=None) -> (LoopState, Metrics)`.
@@ -158,7 +163,9 @@ def make_step(
         )
     if mean_aux and not has_aux:
         raise ValueError("mean_aux=True takes the mean of aux, which a loss returns with has_aux=True")
-    settings = Settings(loss, compressor, optimizer, nodes, has_aux, unroll, prepare, mean_aux)
+    settings = Settings(
+        loss, compressor, optimizer, nodes, has_aux, unroll, prepare, mean_aux, split
+    )
     step = Step(settings, ahead)
     return step.init, step
 
@@ -226,7 +233,8 @@ class Step:
         """The program of the coming step: `step.lower(state, batch).compile()` compiles it.
 
         The step then finds it compiled. Its text, memory and cost are those of `jax.stages`; the
-        collectives are in `jgc.Wire.physical` (`compressor.wire`) and in the compiled text.
+        collectives are in `jgc.Wire.physical` (`compressor.wire`) and in the compiled text. With
+        `split` the gradients are compiled, and the program is that of what follows them.
         """
         call = self._prepared(state, batch, frozen)
         return self._program(call).lower(*jax.tree.map(shape_of, call.args))
@@ -300,9 +308,14 @@ class Step:
     def _program(self, call: "_Call") -> Any:
         programs = self._loop.programs
         if call.name not in programs:
-            programs[call.name] = step_program(
-                self._settings, call.phase.value, call.args[0], call.frozen
-            )
+            settings, phase, arrays = self._settings, call.phase.value, call.args[0]
+            if settings.split:
+                name = ("gradients and losses", *call.name[1:])
+                if name not in programs:
+                    programs[name] = jax.jit(make_gradients(settings, arrays, call.frozen))
+                programs[call.name] = SplitProgram(settings, phase, arrays, programs[name])
+            else:
+                programs[call.name] = step_program(settings, phase, arrays, call.frozen)
         return programs[call.name]
 
     def _compile_next(self, step: int, call: "_Call") -> None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.checks.misuse import form_of, leaves_by_path
+from jgc.loops.buffers import wait_on_cpu
 from jgc.loops.loop import shardings_of
 from jgc.loops.losses import in_one_form
 from jgc.loops.norms import norm_of_aggregate
@@ -66,6 +67,7 @@ class Settings(NamedTuple):
     unroll: bool | None = None
     prepare: Callable[[PyTree, PyTree], PyTree] | None = None
     mean_aux: bool = False
+    split: bool = False
 
 
 def placements_of_step(arrays: Arrays) -> Arrays:
@@ -94,17 +96,60 @@ def step_program(
     return jax.jit(update, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
 
 
+class SplitProgram:
+    """`step_program` in two programs: gradients, which all phases share, and what follows them.
+
+    Args:
+      settings, phase, arrays: as in `step_program`.
+      gradients: of `make_gradients`, jitted.
+    """
+
+    def __init__(
+        self, settings: Settings, phase: Hashable, arrays: Arrays, gradients: Any
+    ):
+        self._gradients, self._nodes = gradients, settings.nodes
+        after_gradients = make_update(settings, phase, arrays)
+
+        def update(arrays, key, step, results):
+            (losses, (model_state, aux)), grads = results
+            return after_gradients(arrays, key, step, losses, model_state, aux, grads)
+
+        shardings = shardings_of(arrays), None
+        self._update = jax.jit(update, donate_argnums=0, out_shardings=shardings)
+
+    def __call__(
+        self, arrays: Arrays, key: Array, step: Any, batch: PyTree, fixed: PyTree
+    ) -> tuple[Arrays, Metrics]:
+        results = self._gradients(arrays.params, arrays.model_state, batch, fixed)
+        wait_on_cpu(results, self._nodes)
+        return self._update(arrays, key, step, results)
+
+    def lower(
+        self, arrays: Arrays, key: Array, step: Any, batch: PyTree, fixed: PyTree
+    ) -> jax.stages.Lowered:
+        """Compile the gradients, and lower what follows them."""
+        args = arrays.params, arrays.model_state, batch, fixed
+        where = self._gradients.lower(*args).compile().output_shardings
+        shapes = jax.eval_shape(self._gradients, *args)
+        results = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, where
+        )
+        return self._update.lower(arrays, key, step, results)
+
+
 def make_gradients(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callable[..., Any]:
     """`(params, model_state, batch, frozen) -> ((losses, (model_state, aux)), grads)`, all [K, ...]."""
     has_state, has_frozen = bool(jax.tree.leaves(arrays.model_state)), frozen is not None
     loss = in_one_form(settings.loss, settings.has_aux, has_state, has_frozen)
-    gradients = node_grads(
+    of_nodes = node_grads(
         loss, settings.nodes, has_aux=True, unroll=settings.unroll, local=True,
         placements=placements_of(arrays.params), frozen=frozen,
     )  # fmt: skip
-    return lambda params, model_state, batch, fixed: gradients(
-        params, batch, model_state, *([fixed] if has_frozen else [])
-    )
+
+    def gradients(params, model_state, batch, fixed):
+        return of_nodes(params, batch, model_state, *([fixed] if has_frozen else []))
+
+    return gradients
 
 
 def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable[..., Any]:

@@ -90,9 +90,25 @@ def test_mean_aux_needs_aux():
         jgc.make_step(value, dense(), optax.sgd(1.0), nodes_on(1), mean_aux=True)
 
 
-def test_lowered_step_is_compiled_once():
+def test_split_programs_take_the_same_steps_and_compile_gradients_once():
+    arguments = value, topk(alpha=0.1, warmup_steps=2), optax.adam(0.1), nodes_on(2)
+    (init, whole), (_, split) = jgc.make_step(*arguments), jgc.make_step(*arguments, split=True)
+    a, b = (init(jax.random.key(0), PARAMS) for _ in range(2))
+    with compilations() as compiled:
+        for i in range(4):
+            b, of_split = split(b, batch_of(i))
+    programs = [name for name in compiled if name in ("jit(gradients)", "jit(update)", "gradients", "update")]
+    assert len(programs) == 3, compiled  # gradients, and an update in each of two phases
+    for i in range(4):
+        a, of_whole = whole(a, batch_of(i))
+    for x, y in zip(jax.tree.leaves((a.params, of_whole)), jax.tree.leaves((b.params, of_split)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_lowered_step_is_compiled_once(split):
     compressor = topk(alpha=0.1, warmup_steps=1)
-    init, step = jgc.make_step(value, compressor, optax.sgd(0.1), nodes_on(2))
+    init, step = jgc.make_step(value, compressor, optax.sgd(0.1), nodes_on(2), split=split)
     state = init(jax.random.key(0), PARAMS)
     for i, name in enumerate(("dense", "top-k")):
         assert step.upcoming(state)[0].name == name

@@ -68,7 +68,7 @@ def make_steps(parts: Parts, has_state: bool) -> Step | LocalStep:
     prepare = partial(before_compression, parts=parts)
     return make_step(
         fn, parts.compressor, parts.optimizer, parts.nodes, has_aux=True, unroll=unroll,
-        prepare=prepare, mean_aux=True,
+        prepare=prepare, mean_aux=True, split=len(parts.compressor.schedule) > 1,
     )[1]  # fmt: skip
 
 
