@@ -53,7 +53,8 @@ def spy() -> Compressor:
         return mean, State((), grads), Info(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.bool_(True))
 
     return Compressor(
-        init, aggregate, lambda old, new, state, nodes: state, lambda *a: Wire((), ()), single(), False, None, core=None
+        init, aggregate, lambda old, new, state, nodes: state, lambda *a: Wire((), ()), single(), False, None,
+        method=None,
     )
 
 
