@@ -1,7 +1,6 @@
 """The loop of training with local steps: its state, its metrics, and `init` and `step` with their compiled programs."""
 
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -9,20 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.checks.misuse import check_arrays, check_key, check_loop
-from jgc.checks.states import check_remembered, remember
-from jgc.loops.buffers import copied, device_of, donatable, lies_elsewhere, put_arrays, wait_on_cpu
-from jgc.loops.frozen import frozen_for
+from jgc.checks.misuse import check_loop
+from jgc.loops.buffers import copied, device_of, donatable, lies_elsewhere, wait_on_cpu
+from jgc.loops.fragments import take
 from jgc.loops.local_states import check_local
+from jgc.loops.loop import Loop, shape_of, shardings_of
 from jgc.loops.losses import in_one_form
 from jgc.loops.mixed import check_own, check_replaced, note, note_returned
-from jgc.loops.model_state import of_all_nodes
-from jgc.loops.outer import Arrays, Parts, replaced
-from jgc.loops.skipped import make_skip_warning
+from jgc.loops.outer import Arrays, Parts, difference, replaced
 from jgc.loops.spikes import largest_after, limits_of
+from jgc.loops.step_program import make_diagnosis
 from jgc.method.phases import phase_after, phase_at
+from jgc.nodes.axis import on_nodes
 from jgc.nodes.gradients import node_grads
-from jgc.nodes.placement import BATCH, LOCAL, check_node_axes
+from jgc.nodes.placement import LOCAL, placements_of
 from jgc.types import Array, Info, Key, Phase, PyTree, State
 
 
@@ -84,95 +83,198 @@ class LocalMetrics(NamedTuple):
 
 
 Init = Callable[..., LocalState]
-Step = Callable[..., tuple[LocalState, LocalMetrics]]
 
 
-def make_loop(parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: bool | None) -> tuple[Init, Step]:
-    """Make `init` and `step`. See `jgc.LocalSteps.make_step`."""
-    nodes = parts.nodes
-    programs: dict[Hashable, Callable[..., Any]] = {}  # compiled at the first call
-    put_frozen = frozen_for(nodes)
-    warn_of_skips = make_skip_warning("steps of one node")
-    fitting: set[Any] = set()  # structures of states that fit
-    first: dict[Any, PyTree] = {}  # see `remember`
-    made = WeakValueDictionary[int, Any]()  # see `check_own`
-    returned = WeakValueDictionary[int, Any]()  # see `check_replaced`
+class LocalStep:
+    """The function `step` of `jgc.local_steps`, and its two halves, `inner` and `exchange`.
 
-    def program(name: Hashable, make: Callable[..., Any], arrays: Arrays, *args: Any) -> Callable[..., Any]:
-        wait_on_cpu(arrays, nodes)
-        if name not in programs:
-            programs[name] = make(parts, arrays, *args)
-        return programs[name]
+    `step(state, batch)` is `step.exchange(*step.inner(state, batch))`. Call the halves to do something
+    between them: to time or record an exchange, or to compare it with the true mean (`diagnose`).
+    """
 
-    def init(key: Key, params: PyTree, model_state: PyTree = ()) -> LocalState:
-        check_key(key)
-        arrays, put = parts.first(key, params), partial(put_arrays, nodes=nodes, device=device_of(params))
-        phases = (phase_at(parts.compressor.schedule, 0),) * parts.fragments
-        model_state = put(of_all_nodes(model_state, nodes), placements=LOCAL)
-        remember(first, arrays.params, model_state)
-        note(made, arrays)
-        return LocalState(0, phases, *arrays, put(key), model_state)
+    def __init__(
+        self, parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: bool | None
+    ):
+        self._parts, self._loss = parts, (loss, has_aux, unroll)
+        self._loop = Loop(parts.nodes, self._check_state, "steps of one node")
+        self._made = WeakValueDictionary[int, Any]()  # see `check_own`
+        self._returned = WeakValueDictionary[int, Any]()  # see `check_replaced`
+        self._entered: tuple[Any, ...] = (None, None, None)  # see `_enter`
 
-    def step(state: LocalState, batch: PyTree, frozen: PyTree = None) -> tuple[LocalState, LocalMetrics]:
-        check_loop(state, LocalState, batch, nodes)
-        if len(state.phases) != parts.fragments:
-            raise ValueError(f"these steps have {parts.fragments} fragments, and the state {len(state.phases)}")
-        arrays = Arrays(*state[2:-2])
+    def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LocalState:
+        """The state before the first step. See `jgc.LocalSteps.make_step`."""
+        placed_key, model_state = self._loop.begin(key, params, model_state)
+        arrays = self._parts.first(key, params)
+        phases = (phase_at(self._parts.compressor.schedule, 0),) * self._parts.fragments
+        self._loop.remember(arrays.params, model_state)
+        note(self._made, arrays)
+        return LocalState(0, phases, *arrays, placed_key, model_state)
+
+    def __call__(
+        self, state: LocalState, batch: PyTree, frozen: PyTree = None
+    ) -> tuple[LocalState, LocalMetrics]:
+        """An inner step of every node, and the exchange and outer step that are due after it."""
+        state, metrics = self.inner(state, batch, frozen)
+        return self._exchange(state, metrics, Arrays(*state[2:-2]))
+
+    def inner(
+        self, state: LocalState, batch: PyTree, frozen: PyTree = None
+    ) -> tuple[LocalState, LocalMetrics]:
+        """An inner step of every node, which sends nothing."""
+        program, args, arrays, key = self._inner(state, batch, frozen)
+        wait_on_cpu(arrays, self._parts.nodes)
+        (own, inner, model_state, largest_norm), of_step = program(*args)
+        losses, finite, aux, norms = of_step
+        self._loop.warn_of_skips(state.step, finite)
+        arrays = arrays._replace(own=own, inner=inner, largest_norm=largest_norm)
+        note_returned(self._returned, arrays)
+        metrics = LocalMetrics(losses, finite, None, None, aux, norms)
+        return LocalState(state.step + 1, state.phases, *arrays, key, model_state), metrics
+
+    def exchange(
+        self, state: LocalState, metrics: LocalMetrics
+    ) -> tuple[LocalState, LocalMetrics]:
+        """The exchange and the outer step that are due after `inner`; nothing if none is."""
+        return self._exchange(state, metrics, self._checked(state))
+
+    def upcoming(self, state: LocalState) -> tuple[Phase, State]:
+        """The phase of the exchange due after `state.step` steps, and its compressor's state then."""
+        return self._enter(state, self._due(state))
+
+    def lower(self, state: LocalState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
+        """The program of the coming inner step; see `jgc.make_step`."""
+        program, args, *_ = self._inner(state, batch, frozen)
+        return program.lower(*jax.tree.map(shape_of, args))
+
+    def lower_exchange(self, state: LocalState) -> jax.stages.Lowered:
+        """The program of the exchange that is due after `state.step` steps."""
+        fragment = self._due(state)
+        program, arrays, _ = self._exchange_program(state, self._checked(state), fragment)
+        number = np.int32(state.step - 1)
+        return program.lower(*jax.tree.map(shape_of, (arrays, state.key, number)))
+
+    def pseudo_gradients(self, state: LocalState) -> PyTree:
+        """theta - theta_k of all nodes, [K, ...], which the compressor aggregates."""
+        arrays = self._checked(state)
+        name = "difference", jax.tree.structure(arrays)
+        if name not in self._loop.programs:
+            where = self._parts.placements(arrays)
+            run = on_nodes(difference, self._parts.nodes, (where.params, where.own), where.own)
+            self._loop.programs[name] = jax.jit(run)
+        return self._loop.programs[name](arrays.params, arrays.own)
+
+    def diagnose(self, state: LocalState) -> dict[str, Array]:
+        """Compare the aggregate of the exchange due after `state.step` steps with the true mean.
+
+        See `jgc.diagnose`. Sends whole pseudo-gradients, in a program apart from the exchange's.
+        """
+        parts, fragment = self._parts, self._due(state)
+        grads = take(self.pseudo_gradients(state), parts.leaves(state.params)[fragment])
+        phase, compressor = self._enter(state, fragment)
+        wait_on_cpu(grads, parts.nodes)
+        name = "diagnose", fragment, phase.value, jax.tree.structure(compressor)
+        if name not in self._loop.programs:
+            params = take(state.params, parts.leaves(state.params)[fragment])
+            where = placements_of((params, compressor))
+            compare = make_diagnosis(parts.method(), phase.value, parts.nodes, *where)
+            self._loop.programs[name] = jax.jit(compare)
+        number = np.int32(state.step - 1)
+        return self._loop.programs[name](state.key, number, grads, compressor)
+
+    def _due(self, state: LocalState) -> int:
+        """The fragment whose exchange is due. Raise ValueError if none is."""
+        fragment = self._parts.due(state.step).exchange
+        if fragment is None:
+            raise ValueError(f"no exchange is due after {state.step} steps: see LocalSteps.due")
+        return fragment
+
+    def _checked(self, state: LocalState, batch: PyTree = None) -> Arrays:
+        """The arrays of a state, after the checks."""
+        check_loop(state, LocalState, batch, self._parts.nodes)
+        if len(state.phases) != self._parts.fragments:
+            raise ValueError(
+                f"these steps have {self._parts.fragments} fragments, "
+                f"and the state {len(state.phases)}"
+            )
+        return Arrays(*state[2:-2])
+
+    def _inner(
+        self, state: LocalState, batch: PyTree, frozen: PyTree
+    ) -> tuple[Any, tuple[Any, ...], Arrays, Key]:
+        """The program of an inner step, its arguments, all arrays of the state and its key."""
+        loop, parts = self._loop, self._parts
+        arrays = self._checked(state, batch)
         donated = arrays._asdict() | {"model_state": state.model_state}
         structure = jax.tree.structure(donated)
-        check_replaced(returned, arrays)
-        if structure not in fitting:
-            check_remembered(first, state.params, state.model_state)
-            check_local(parts, arrays)
-            fitting.add(structure)
+        check_replaced(self._returned, arrays)
+        loop.check_fits(state, structure)
         device = device_of(state.params)
-        put = partial(put_arrays, nodes=nodes, device=device)
+        put = loop.putter(device)
         donated = donatable(donated, batch=batch, key=state.key, frozen=frozen)
         key, model_state, arrays = state.key, donated.pop("model_state"), Arrays(**donated)
-        before = arrays
-        if not programs or lies_elsewhere((*arrays, model_state, key), nodes):  # the state was restored or moved
+        before, first = arrays, not loop.programs
+        if first or lies_elsewhere((*arrays, model_state, key), parts.nodes):  # restored or moved
             arrays, key = put(arrays, placements=parts.placements(arrays)), put(key)
             model_state = put(model_state, placements=LOCAL)
-        check_own(made, before, arrays, parts, state.step, first=not programs)
-        check_arrays(batch, or_numbers=True)
-        check_node_axes(BATCH, batch, nodes, "the batch")
-        fixed = put_frozen(frozen, device)
-        settings = model_state, fixed.placements, loss, has_aux, unroll
-        inner_step = program(("inner", structure, fixed.name), inner_program, arrays, *settings)
-        new, of_step = inner_step(
-            arrays.own, arrays.inner, model_state, put(batch, placements=BATCH), arrays.largest_norm, fixed.arrays
-        )
-        own, inner, model_state, largest_norm = new
-        losses, finite, aux, norms = of_step
-        warn_of_skips(state.step, finite)
-        arrays = arrays._replace(own=own, inner=inner, largest_norm=largest_norm)
-        phases, done, info, reset = state.phases, state.step + 1, None, None
-        due = parts.due(done)
-        if due.exchange is not None:
-            arrays, phase = _enter(parts, arrays, due.exchange, phases[due.exchange], done)
-            phases = replaced(phases, due.exchange, phase)
-            exchange = program(
-                (due.exchange, phase.value, structure), exchange_program, arrays, due.exchange, phase.value
+        check_own(self._made, before, arrays, parts, state.step, first)
+        batch, fixed = loop.place_batch(batch, put), loop.put_frozen(frozen, device)
+        name = "inner", structure, fixed.name
+        if name not in loop.programs:
+            loop.programs[name] = inner_program(
+                parts, arrays, model_state, fixed.placements, *self._loss
             )
-            arrays, info, reset = exchange(arrays, key, np.int32(state.step))
+        args = arrays.own, arrays.inner, model_state, batch, arrays.largest_norm, fixed.arrays
+        return loop.programs[name], args, arrays, key
+
+    def _exchange(
+        self, state: LocalState, metrics: LocalMetrics, arrays: Arrays
+    ) -> tuple[LocalState, LocalMetrics]:
+        due, parts, programs = self._parts.due(state.step), self._parts, self._loop.programs
+        if due.exchange is None and (due.apply is None or not parts.overlap):
+            return state, metrics
+        if due.exchange is not None:
+            program, arrays, phase = self._exchange_program(state, arrays, due.exchange)
+            wait_on_cpu(arrays, parts.nodes)
+            arrays, info, reset = program(arrays, state.key, np.int32(state.step - 1))
+            state = state._replace(phases=replaced(state.phases, due.exchange, phase))
+            metrics = metrics._replace(exchanged=due.exchange, info=info, reset=reset)
         if parts.overlap and due.apply is not None:
-            arrays = program(("apply", due.apply, structure), apply_program, arrays, due.apply)(arrays)
-        note_returned(returned, arrays)
-        metrics = LocalMetrics(losses, finite, due.exchange, info, aux, norms, reset)
-        return LocalState(done, phases, *arrays, key, model_state), metrics
+            name = "apply", due.apply, jax.tree.structure(arrays)
+            if name not in programs:
+                programs[name] = apply_program(parts, arrays, due.apply)
+            wait_on_cpu(arrays, parts.nodes)
+            arrays = programs[name](arrays)
+        note_returned(self._returned, arrays)
+        self._entered = None, None, None
+        return state._replace(**arrays._asdict()), metrics
 
-    return init, step
+    def _exchange_program(
+        self, state: LocalState, arrays: Arrays, fragment: int
+    ) -> tuple[Any, Arrays, Phase]:
+        """A fragment's exchange, the arrays in its phase, and that phase."""
+        phase, compressor = self._enter(state, fragment)
+        arrays = arrays._replace(compressor=replaced(arrays.compressor, fragment, compressor))
+        name = fragment, phase.value, jax.tree.structure(arrays)
+        if name not in self._loop.programs:
+            made = exchange_program(self._parts, arrays, fragment, phase.value)
+            self._loop.programs[name] = made
+        return self._loop.programs[name], arrays, phase
 
+    def _enter(self, state: LocalState, fragment: int) -> tuple[Phase, State]:
+        """The phase of a fragment's exchange, and the compressor's state after the transition."""
+        if self._entered[0] is state:  # each transition runs once
+            return self._entered[1:]
+        parts, before, after = self._parts, state.phases[fragment], state.compressor[fragment]
+        method, number = parts.method(), parts.round_of(fragment, state.step)
+        phase = phase_after(method, before, number, after, parts.nodes)
+        if phase.value != before.value:
+            after = copied(method.transition(before.value, phase.value, after, parts.nodes))
+            after = self._loop.putter(device_of(state.params))(after)
+        self._entered = state, phase, after
+        return phase, after
 
-def _enter(parts: Parts, arrays: Arrays, fragment: int, before: Phase, done: int) -> tuple[Arrays, Phase]:
-    """The phase of a fragment's exchange, and the arrays after the compressor's transition to it."""
-    method, state = parts.method(), arrays.compressor[fragment]
-    phase = phase_after(method, before, parts.round_of(fragment, done), state, parts.nodes)
-    if phase.value == before.value:
-        return arrays, phase
-    after = method.transition(before.value, phase.value, state, parts.nodes)
-    after = put_arrays(copied(after), parts.nodes, device_of(arrays.params))
-    return arrays._replace(compressor=replaced(arrays.compressor, fragment, after)), phase
+    def _check_state(self, state: LocalState) -> None:
+        check_local(self._parts, Arrays(*state[2:-2]))
 
 
 def inner_program(
@@ -210,7 +312,7 @@ def inner_program(
         )
         return (own, inner, model_state, largest_norm), (losses, finite, aux, norms)
 
-    shardings = _shardings((arrays.own, arrays.inner, model_state, arrays.largest_norm))
+    shardings = shardings_of((arrays.own, arrays.inner, model_state, arrays.largest_norm))
     return jax.jit(inner_update, donate_argnums=(0, 1, 2, 4), out_shardings=(shardings, None))
 
 
@@ -222,7 +324,7 @@ def exchange_program(parts: Parts, arrays: Arrays, fragment: int, phase: Hashabl
     def exchange_update(arrays, key, step):
         return exchange(jax.random.fold_in(key, step), arrays)
 
-    return jax.jit(exchange_update, donate_argnums=0, out_shardings=(_shardings(arrays), None, None))
+    return jax.jit(exchange_update, donate_argnums=0, out_shardings=(shardings_of(arrays), None, None))
 
 
 def apply_program(parts: Parts, arrays: Arrays, fragment: int) -> Callable[[Arrays], Arrays]:
@@ -232,9 +334,4 @@ def apply_program(parts: Parts, arrays: Arrays, fragment: int) -> Callable[[Arra
     def outer_update(arrays):
         return apply(arrays, arrays.waiting[fragment])
 
-    return jax.jit(outer_update, donate_argnums=0, out_shardings=_shardings(arrays))
-
-
-def _shardings(arrays: PyTree) -> PyTree:
-    # outputs lie exactly where inputs do: left to XLA, the second step would be another program
-    return jax.tree.map(lambda x: x.sharding, arrays)
+    return jax.jit(outer_update, donate_argnums=0, out_shardings=shardings_of(arrays))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jgc.checks.argument_types import check_type
 from jgc.checks.misuse import check_compressor, check_loss, check_nodes, check_optimizer
-from jgc.loops.local_loop import Init, Step, make_loop
+from jgc.loops.local_loop import Init, LocalStep
 from jgc.loops.outer import Due, Parts
 from jgc.method.bytes_per_step import StepBytes
 from jgc.method.plan import any_residual
@@ -63,7 +63,7 @@ class LocalSteps(NamedTuple):
 
     def make_step(
         self, loss: Callable[..., Any], has_aux: bool = False, unroll: bool | None = None
-    ) -> tuple[Init, Step]:
+    ) -> tuple[Init, LocalStep]:
         """Make the two functions of a training loop: `init` and `step`.
 
         `init(key, params)` copies the parameters to the devices, for all nodes and for each. `init(key, params,
@@ -90,7 +90,8 @@ class LocalSteps(NamedTuple):
           `init(key, params, model_state=()) -> LocalState` and `step(state, batch, frozen=None) -> (LocalState,
           LocalMetrics)`. The leaves of `batch` have leading axes [K, b]: b examples for each of the K nodes. With
           several processes, `key`, `params`, `batch` and `frozen` are equal in all of them, or global arrays
-          (`jgc.place_parts`).
+          (`jgc.place_parts`). `step` also has its two halves, `inner` and `exchange`, and `diagnose`; see
+          `jgc.loops.local_loop.LocalStep`.
 
         Raises:
           TypeError: something else in place of the loss; in `init`, of a random key, a leaf of the parameters that is
@@ -100,7 +101,8 @@ class LocalSteps(NamedTuple):
             of layers without a match; in `step`, a leaf of the batch whose first axis is not K, or an averaged loss.
         """
         check_loss(loss)
-        return make_loop(self.parts, loss, has_aux, unroll)
+        step = LocalStep(self.parts, loss, has_aux, unroll)
+        return step.init, step
 
 
 def local_steps(

@@ -10,16 +10,13 @@ Its parts are public: `jgc.node_grads`, `Compressor.aggregate` inside `jgc.on_no
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jgc.checks.misuse import (
-    check_arrays,
     check_compressor,
-    check_key,
     check_loop,
     check_loss,
     check_nodes,
@@ -28,17 +25,25 @@ from jgc.checks.misuse import (
     holds_state,
     warn_of_momentum,
 )
-from jgc.checks.states import check_fits, check_remembered, remember
-from jgc.loops.buffers import check_params, copied, device_of, donatable, lies_elsewhere, put_arrays, wait_on_cpu
-from jgc.loops.frozen import Frozen, frozen_for
-from jgc.loops.model_state import of_all_nodes
+from jgc.checks.states import check_fits
+from jgc.loops.buffers import copied, device_of, donatable, lies_elsewhere, wait_on_cpu
+from jgc.loops.loop import Loop, shape_of
 from jgc.loops.optimizers import check_supported
-from jgc.loops.skipped import make_skip_warning
-from jgc.loops.step_program import Arrays, Metrics, placements_of_step, step_program
+from jgc.loops.step_program import (
+    Arrays,
+    Metrics,
+    Settings,
+    SplitProgram,
+    gradients_program,
+    make_diagnosis,
+    make_gradients,
+    placements_of_step,
+    step_program,
+)
 from jgc.method.phases import phase_after, phase_at
 from jgc.method.shards import shards_of
 from jgc.method.signature import check_state
-from jgc.nodes.placement import BATCH, LOCAL, ByShards, check_node_axes
+from jgc.nodes.placement import ByShards
 from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:
@@ -68,7 +73,6 @@ class LoopState(NamedTuple):
 
 
 Init = Callable[..., LoopState]
-Step = Callable[..., tuple[LoopState, Metrics]]
 
 
 def make_step(
@@ -79,7 +83,10 @@ def make_step(
     has_aux: bool = False,
     unroll: bool | None = None,
     ahead: bool = False,
-) -> tuple[Init, Step]:
+    prepare: Callable[[PyTree, PyTree], PyTree] | None = None,
+    mean_aux: bool = False,
+    split: bool = False,
+) -> "tuple[Init, Step]":
     """Make the two functions of a training loop: `init` and `step`.
 
     `init(key, params)` copies the parameters to the devices and makes the states of optimiser and compressor.
@@ -105,9 +112,16 @@ def make_step(
       unroll: see `jgc.node_grads`.
       ahead: whether a thread compiles the next phase of the schedule while the steps of a phase run, so that no step
         waits for it. On CPU that takes processor time from those steps.
+      prepare: `(grads, params) -> grads`, applied to each node's gradient before compression: coupled weight decay,
+        clipping, or an optax transform without state. It runs inside the node axis; where the devices of a node divide
+        the parameters, it gets a device's shards.
+      mean_aux: whether `metrics.aux` is the mean over nodes, in f32, which travels with the other metrics.
+      split: whether gradients are a program apart from what follows them, compiled once for all phases. A method of
+        several phases then compiles in less time, and a step holds all nodes' gradients in memory.
 
     Returns:
       `init(key, params, model_state=()) -> LoopState` and `step(state, batch, frozen=None) -> (LoopState, Metrics)`.
+      `step` also has the methods `upcoming`, `lower`, `gradients` and `diagnose`, see `Step`.
       The leaves of `batch` have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`,
       `params`, `batch` and `frozen` are equal in all of them, or global arrays (`jgc.place_parts`).
 
@@ -141,89 +155,193 @@ def make_step(
     check_compressor(compressor)
     check_optimizer(optimizer)
     check_nodes(nodes)
-    programs: dict[tuple[Hashable, ...], Any] = {}  # compiled at the first call, `(arrays, key, step, batch, frozen)`
-    coming: dict[tuple[Hashable, ...], Future] = {}  # those that a thread compiles
-    put_frozen = frozen_for(nodes)
-    warn_of_skips = make_skip_warning()
-    fitting: set[Any] = set()  # structures of states that fit
-    first: dict[Any, PyTree] = {}  # see `remember`
-    thread = ThreadPoolExecutor(1) if ahead and compressor.next_phase is None else None
+    if prepare is not None and not callable(prepare):
+        raise TypeError(
+            "prepare must be a function (grads, params) -> grads, got a "
+            f"{type(prepare).__name__}; of an optax transform without state: "
+            "lambda grads, params: tx.update(grads, tx.init(params), params)[0]"
+        )
+    if mean_aux and not has_aux:
+        raise ValueError("mean_aux=True takes the mean of aux, which a loss returns with has_aux=True")
+    settings = Settings(
+        loss, compressor, optimizer, nodes, has_aux, unroll, prepare, mean_aux, split
+    )
+    step = Step(settings, ahead)
+    return step.init, step
 
-    def program(phase: Hashable, arrays: Arrays, frozen: Frozen) -> Callable[..., tuple[Arrays, Metrics]]:
-        return step_program(loss, compressor, phase, optimizer, nodes, has_aux, unroll, arrays, frozen.placements)
 
-    def compile_next(step: int, rest: tuple, args: tuple, frozen: Frozen) -> None:
-        phase = next((phase for phase in compressor.schedule if phase.start > step), None)
-        if thread is not None and phase is not None and (phase.value, *rest) not in programs:
-            name = phase.value, *rest
-            programs[name] = program(phase.value, args[0], frozen)
-            shapes = jax.tree.map(_shape, args)
-            coming[name] = thread.submit(lambda: programs[name].lower(*shapes).compile())
+class Step:
+    """The function `step` of `jgc.make_step`, and access to its programs.
 
-    def init(key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
-        check_key(key)
-        check_params(params)
+    Each method takes the arguments of the coming step, and none but `step` itself changes the state.
+    """
+
+    def __init__(self, settings: Settings, ahead: bool):
+        self._settings = settings
+        self._loop = Loop(settings.nodes, self._check_state)
+        self._coming: dict[Hashable, Future] = {}  # programs that a thread compiles
+        ahead = ahead and settings.compressor.next_phase is None
+        self._thread = ThreadPoolExecutor(1) if ahead else None
+        self._entered: tuple[Any, ...] = (None, None, None)  # see `upcoming`
+
+    def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
+        """The state before the first step. See `jgc.make_step`."""
+        compressor, optimizer, nodes = self._settings[1:4]
+        placed_key, model_state = self._loop.begin(key, params, model_state)
         if nodes.mesh is not None:
             shards_of(params, nodes)  # names a leaf that is divided over another axis
-        put = partial(put_arrays, nodes=nodes, device=device_of(params))
+        put = self._loop.putter(device_of(params))
         params = put(copied(params))
         opt_state = put(copied(optimizer.init(params)))
         if holds_state(opt_state):
             raise ValueError(
-                "the optimiser holds as_optax, and make_step compresses by itself: give it without as_optax"
+                "the optimiser holds as_optax, and make_step compresses by itself: "
+                "give it without as_optax"
             )
         check_supported(opt_state)
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
-        compressor_state = put(copied(compressor.init(key, params, nodes)))
-        model_state = put(of_all_nodes(model_state, nodes), placements=LOCAL)
-        remember(first, params, model_state)
+        state = put(copied(compressor.init(key, params, nodes)))
+        self._loop.remember(params, model_state)
         phase = phase_at(compressor.schedule, 0)
-        return LoopState(0, phase, params, opt_state, compressor_state, put(key), model_state)
+        return LoopState(0, phase, params, opt_state, state, placed_key, model_state)
 
-    def step(state: LoopState, batch: PyTree, frozen: PyTree = None) -> tuple[LoopState, Metrics]:
+    def __call__(
+        self, state: LoopState, batch: PyTree, frozen: PyTree = None
+    ) -> tuple[LoopState, Metrics]:
+        """One update. See `jgc.make_step`."""
+        call = self._prepared(state, batch, frozen)
+        program = self._program(call)
+        self._compile_next(state.step, call)
+        if call.name in self._coming:
+            self._coming.pop(call.name).exception()  # waits; the call raises an error itself
+        self._entered = None, None, None
+        arrays, metrics = program(*call.args)
+        self._loop.warn_of_skips(state.step, metrics.info.finite)
+        return LoopState(
+            state.step + 1, call.phase, arrays.params, arrays.opt_state, arrays.compressor,
+            call.args[1], arrays.model_state,
+        ), metrics  # fmt: skip
+
+    def upcoming(self, state: LoopState) -> tuple[Phase, State]:
+        """The phase of the coming step, and the compressor's state after the transition to it."""
+        if self._entered[0] is not state:  # each transition runs once
+            self._entered = state, *self._enter(state)
+        return self._entered[1:]
+
+    def lower(self, state: LoopState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
+        """The program of the coming step: `step.lower(state, batch).compile()` compiles it.
+
+        The step then finds it compiled. Its text, memory and cost are those of `jax.stages`; the
+        collectives are in `jgc.Wire.physical` (`compressor.wire`) and in the compiled text. With
+        `split` the gradients are compiled, and the program is that of what follows them.
+        """
+        call = self._prepared(state, batch, frozen)
+        return self._program(call).lower(*jax.tree.map(shape_of, call.args))
+
+    def gradients(self, state: LoopState, batch: PyTree, frozen: PyTree = None) -> PyTree:
+        """All nodes' gradients of the coming step, [K, ...], after `prepare`."""
+        return self._gradients(self._prepared(state, batch, frozen))
+
+    def diagnose(
+        self, state: LoopState, batch: PyTree, frozen: PyTree = None
+    ) -> dict[str, Array]:
+        """Compare the aggregate of the coming step with the true mean; see `jgc.diagnose`.
+
+        Computes the gradients anew and sends them uncompressed, in two programs apart from the
+        step's, so it costs more than a step. Call it now and then.
+        """
+        call = self._prepared(state, batch, frozen)
+        arrays, key, number, *_ = call.args
+        grads, nodes = self._gradients(call), self._settings.nodes
+        wait_on_cpu(grads, nodes)
+        where = placements_of_step(arrays)
+        name = ("diagnose", *call.name)
+        if name not in self._loop.programs:
+            compare = make_diagnosis(
+                self._settings.compressor, call.phase.value, nodes, where.params, where.compressor
+            )
+            self._loop.programs[name] = jax.jit(compare)
+        return self._loop.programs[name](key, number, grads, arrays.compressor)
+
+    def _gradients(self, call: "_Call") -> PyTree:
+        name = ("gradients", *call.name[1:])
+        arrays, _, _, batch, fixed = call.args
+        if name not in self._loop.programs:
+            program = gradients_program(self._settings, arrays, call.frozen)
+            self._loop.programs[name] = program
+        return self._loop.programs[name](arrays.params, arrays.model_state, batch, fixed)
+
+    def _prepared(self, state: LoopState, batch: PyTree, frozen: PyTree) -> "_Call":
+        """The arguments of the coming step, checked and on the devices."""
+        loop, nodes = self._loop, self._settings.nodes
         check_loop(state, LoopState, batch, nodes)
-        device = device_of(state.params)
-        put = partial(put_arrays, nodes=nodes, device=device)
-        arrays, key = Arrays(state.params, state.opt_state, state.compressor, state.model_state), state.key
+        arrays = Arrays(state.params, state.opt_state, state.compressor, state.model_state)
         structure = jax.tree.structure(arrays)  # the same in every phase
-        if structure not in fitting:
-            check_remembered(first, state.params, state.model_state)
-            check_state(compressor.init, state.params, state.compressor, nodes, "compressor")
-            made = jax.eval_shape(optimizer.init, state.params)
-            check_fits("opt_state", state.opt_state, made, "of another optimiser, or of other parameters")
-            fitting.add(structure)
-        phase = phase_after(compressor, state.phase, state.step, state.compressor, nodes)
-        if phase.value != state.phase.value:
-            after = compressor.transition(state.phase.value, phase.value, state.compressor, nodes)
-            arrays = arrays._replace(compressor=put(copied(after)))
-        arrays = donatable(arrays, batch=batch, key=key, frozen=frozen)
-        fixed = put_frozen(frozen, device)
+        loop.check_fits(state, structure)
+        phase, compressor = self.upcoming(state)
+        device = device_of(state.params)
+        put, key = loop.putter(device), state.key
+        arrays = donatable(
+            arrays._replace(compressor=compressor), batch=batch, key=key, frozen=frozen
+        )
+        fixed = loop.put_frozen(frozen, device)
         name = phase.value, structure, fixed.name
-        if name not in programs or lies_elsewhere((*arrays, key), nodes):
+        if name not in loop.programs or lies_elsewhere((*arrays, key), nodes):
             if isinstance(arrays.compressor.shared, ByShards):
                 check_restored((state.params, state.opt_state))
-            arrays, key = put(arrays, placements=placements_of_step(arrays)), put(key)  # moves only restored arrays
-        if name not in programs:
-            programs[name] = program(phase.value, arrays, fixed)
-        check_arrays(batch, or_numbers=True)
-        check_node_axes(BATCH, batch, nodes, "the batch")
+            # moves only restored arrays
+            arrays, key = put(arrays, placements=placements_of_step(arrays)), put(key)
+        batch = loop.place_batch(batch, put)
         wait_on_cpu(arrays, nodes)
-        args = arrays, key, np.int32(state.step), put(batch, placements=BATCH), fixed.arrays
-        compile_next(state.step, name[1:], args, fixed)
-        if name in coming:
-            coming.pop(name).exception()  # waits; the call raises an error of its own
-        arrays, metrics = programs[name](*args)
-        warn_of_skips(state.step, metrics.info.finite)
-        params, opt_state, compressor_state, model_state = arrays
-        return LoopState(state.step + 1, phase, params, opt_state, compressor_state, key, model_state), metrics
+        args = arrays, key, np.int32(state.step), batch, fixed.arrays
+        return _Call(phase, name, fixed.placements, args)
 
-    return init, step
+    def _enter(self, state: LoopState) -> tuple[Phase, State]:
+        _, compressor, _, nodes, *_ = self._settings
+        phase = phase_after(compressor, state.phase, state.step, state.compressor, nodes)
+        if phase.value == state.phase.value:
+            return phase, state.compressor
+        after = compressor.transition(state.phase.value, phase.value, state.compressor, nodes)
+        return phase, self._loop.putter(device_of(state.params))(copied(after))
+
+    def _program(self, call: "_Call") -> Any:
+        programs = self._loop.programs
+        if call.name not in programs:
+            settings, phase, arrays = self._settings, call.phase.value, call.args[0]
+            if settings.split:
+                name = ("gradients and losses", *call.name[1:])
+                if name not in programs:
+                    programs[name] = jax.jit(make_gradients(settings, arrays, call.frozen))
+                programs[call.name] = SplitProgram(settings, phase, arrays, programs[name])
+            else:
+                programs[call.name] = step_program(settings, phase, arrays, call.frozen)
+        return programs[call.name]
+
+    def _compile_next(self, step: int, call: "_Call") -> None:
+        """Let the thread compile the next phase of the schedule, if there is a thread."""
+        if self._thread is None:
+            return
+        schedule = self._settings.compressor.schedule
+        phase = next((phase for phase in schedule if phase.start > step), None)
+        if phase is None or (phase.value, *call.name[1:]) in self._loop.programs:
+            return
+        coming = call._replace(phase=phase, name=(phase.value, *call.name[1:]))
+        program, shapes = self._program(coming), jax.tree.map(shape_of, call.args)
+        self._coming[coming.name] = self._thread.submit(lambda: program.lower(*shapes).compile())
+
+    def _check_state(self, state: LoopState) -> None:
+        _, compressor, optimizer, nodes, *_ = self._settings
+        check_state(compressor.init, state.params, state.compressor, nodes, "compressor")
+        made = jax.eval_shape(optimizer.init, state.params)
+        reason = "of another optimiser, or of other parameters"
+        check_fits("opt_state", state.opt_state, made, reason)
 
 
-def _shape(x: Any) -> Any:
-    """What a program is compiled for. Arrays that JAX may move have no sharding."""
-    if not isinstance(x, Array):
-        return x
-    weak, sharding = getattr(x, "weak_type", False), x.sharding if x.committed else None
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=sharding)
+class _Call(NamedTuple):
+    """A step's arguments on the devices, and the name of its program."""
+
+    phase: Phase
+    name: tuple[Hashable, ...]
+    frozen: PyTree  # placements
+    args: tuple[Any, ...]

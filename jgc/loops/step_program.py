@@ -1,21 +1,24 @@
 """The compiled program of a training step: node-local gradients, the compressor, the optimiser, in one phase."""
 
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.checks.misuse import form_of, leaves_by_path
+from jgc.loops.buffers import wait_on_cpu
+from jgc.loops.loop import shardings_of
 from jgc.loops.losses import in_one_form
 from jgc.loops.norms import norm_of_aggregate
 from jgc.loops.optimizers import updated
+from jgc.method.diagnose import diagnose
 from jgc.method.shards import info_of_node
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.gradients import node_grads
 from jgc.nodes.placement import LOCAL, SHARED, locally, placements_of
-from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
+from jgc.types import Array, Compressor, Info, Nodes, PyTree, State
 
 if TYPE_CHECKING:
     import optax
@@ -32,7 +35,7 @@ class Metrics(NamedTuple):
       aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else None. Where the devices
         of a node hold whole parameters, the loss runs on each device's share of the examples, and an entry is the mean
         over them; where they divide the parameters, the loss runs on all of the node's examples. Return means, equal in
-        both cases, not counts or values of examples.
+        both cases, not counts or values of examples. With `mean_aux` leaves [...], the mean over nodes in f32.
       grad_norm: f32[], the norm of the aggregate, which is the optimiser's gradient. With `dense` it is the norm of the
         mean gradient; a method that sends a part of its values in a step gives the norm of these. 0 if the step was
         skipped.
@@ -53,64 +56,207 @@ class Arrays(NamedTuple):
     model_state: PyTree
 
 
+class Settings(NamedTuple):
+    """The arguments of `jgc.make_step`, checked."""
+
+    loss: Callable[..., Any]
+    compressor: Compressor
+    optimizer: "optax.GradientTransformation"
+    nodes: Nodes
+    has_aux: bool = False
+    unroll: bool | None = None
+    prepare: Callable[[PyTree, PyTree], PyTree] | None = None
+    mean_aux: bool = False
+    split: bool = False
+
+
 def placements_of_step(arrays: Arrays) -> Arrays:
     """The placement of every array. The model state is LOCAL, which its shardings do not say after a restore."""
     return placements_of(arrays)._replace(model_state=LOCAL)
 
 
 def step_program(
-    loss: Callable[..., Any],
-    compressor: Compressor,
-    phase: Hashable,
-    optimizer: "optax.GradientTransformation",
-    nodes: Nodes,
-    has_aux: bool,
-    unroll: bool | None,
-    arrays: Arrays,
-    frozen: PyTree,
+    settings: Settings, phase: Hashable, arrays: Arrays, frozen: PyTree
 ) -> Callable[..., tuple[Arrays, Metrics]]:
     """`(arrays, key, step, batch, frozen) -> (arrays, metrics)` for one phase, compiled at the first call.
 
     Args:
+      settings: of the loop.
+      phase: the phase's value.
+      arrays: of the state, as all steps get them.
       frozen: placements of the parameters that are not trained; None if there are none.
+    """
+    gradients = make_gradients(settings, arrays, frozen)
+    after_gradients = make_update(settings, phase, arrays)
+
+    def update(arrays, key, step, batch, fixed):
+        (losses, (model_state, aux)), grads = gradients(arrays.params, arrays.model_state, batch, fixed)
+        return after_gradients(arrays, key, step, losses, model_state, aux, grads)
+
+    return jax.jit(update, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
+
+
+class SplitProgram:
+    """`step_program` in two programs: gradients, which all phases share, and what follows them.
+
+    Args:
+      settings, phase, arrays: as in `step_program`.
+      gradients: of `make_gradients`, jitted.
+    """
+
+    def __init__(
+        self, settings: Settings, phase: Hashable, arrays: Arrays, gradients: Any
+    ):
+        self._gradients, self._nodes = gradients, settings.nodes
+        after_gradients = make_update(settings, phase, arrays)
+
+        def update(arrays, key, step, results):
+            (losses, (model_state, aux)), grads = results
+            return after_gradients(arrays, key, step, losses, model_state, aux, grads)
+
+        shardings = shardings_of(arrays), None
+        self._update = jax.jit(update, donate_argnums=0, out_shardings=shardings)
+
+    def __call__(
+        self, arrays: Arrays, key: Array, step: Any, batch: PyTree, fixed: PyTree
+    ) -> tuple[Arrays, Metrics]:
+        results = self._gradients(arrays.params, arrays.model_state, batch, fixed)
+        wait_on_cpu(results, self._nodes)
+        return self._update(arrays, key, step, results)
+
+    def lower(
+        self, arrays: Arrays, key: Array, step: Any, batch: PyTree, fixed: PyTree
+    ) -> jax.stages.Lowered:
+        """Compile the gradients, and lower what follows them."""
+        args = arrays.params, arrays.model_state, batch, fixed
+        where = self._gradients.lower(*args).compile().output_shardings
+        shapes = jax.eval_shape(self._gradients, *args)
+        results = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, where
+        )
+        return self._update.lower(arrays, key, step, results)
+
+
+def make_gradients(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callable[..., Any]:
+    """`(params, model_state, batch, frozen) -> ((losses, (model_state, aux)), grads)`, all [K, ...]."""
+    has_state, has_frozen = bool(jax.tree.leaves(arrays.model_state)), frozen is not None
+    loss = in_one_form(settings.loss, settings.has_aux, has_state, has_frozen)
+    of_nodes = node_grads(
+        loss, settings.nodes, has_aux=True, unroll=settings.unroll, local=True,
+        placements=placements_of(arrays.params), frozen=frozen,
+    )  # fmt: skip
+
+    def gradients(params, model_state, batch, fixed):
+        return of_nodes(params, batch, model_state, *([fixed] if has_frozen else []))
+
+    return gradients
+
+
+def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable[..., Any]:
+    """`(arrays, key, step, losses, model_state, aux, grads) -> (arrays, metrics)`: all that follows the gradients.
+
+    Per-node arguments are [K, ...]. If a gradient cannot be used on any node, no array changes.
     """
     import optax  # here: `import jgc` must not wait for it
 
-    placements, has_state = placements_of_step(arrays), bool(jax.tree.leaves(arrays.model_state))
-    gradients = node_grads(
-        in_one_form(loss, has_aux, has_state, frozen is not None), nodes, has_aux=True, unroll=unroll, local=True,
-        placements=placements.params, frozen=frozen,
+    compressor, optimizer, nodes, mean_aux = (
+        settings.compressor, settings.optimizer, settings.nodes, settings.mean_aux
     )  # fmt: skip
-    exchange = on_nodes(
-        partial(_exchange, compressor, phase, nodes),
+    where = placements_of_step(arrays)
+
+    def exchange(key, params, grads, state, loss, aux):  # of one node, without the axis [K]
+        grads = prepared(settings.prepare, grads, params)
+        mean, state, info = compressor.aggregate(phase, key, grads, state, nodes)
+        info = info_of_node(info, nodes)
+        means, aux = _means_over_nodes(loss, info, aux, nodes)  # all nodes agree on `finite`
+        info = Info(*means[1:], info.finite)
+        return mean, state, (means[0], info, aux, norm_of_aggregate(mean, nodes))
+
+    on_all = on_nodes(
+        exchange,
         nodes,
-        ins=(SHARED, locally(placements.params), placements.compressor, LOCAL),
-        outs=(placements.params, placements.compressor, SHARED),
+        ins=(SHARED, where.params, locally(where.params), where.compressor, LOCAL, LOCAL),
+        outs=(where.params, where.compressor, SHARED),
     )
 
-    def update(arrays, key, step, batch, fixed):
-        args = arrays.params, batch, arrays.model_state, *([] if frozen is None else [fixed])
-        (losses, (model_state, aux)), grads = gradients(*args)  # all with an axis [K]
+    def update(arrays, key, step, losses, model_state, aux, grads):
         key = jax.random.fold_in(key, step)
-        mean, compressor_state, (value, info, norm) = exchange(key, grads, arrays.compressor, losses)
-        updates, opt_state = updated(optimizer, mean, arrays.opt_state, arrays.params, value=value, grad=mean)
+        mean, state, (loss, info, mean_of_aux, norm) = on_all(
+            key, arrays.params, grads, arrays.compressor, losses, aux if mean_aux else None
+        )
+        updates, opt_state = updated(
+            optimizer, mean, arrays.opt_state, arrays.params, value=loss, grad=mean
+        )
         new = optax.apply_updates(arrays.params, updates), opt_state, model_state
         old = arrays.params, arrays.opt_state, arrays.model_state
-        # the compressor restores its own state; `where` also keeps weak types out, which would compile anew
-        params, opt_state, model_state = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), new, old)
-        return Arrays(params, opt_state, compressor_state, model_state), Metrics(value, info, aux, norm)
+        # the compressor restores its state itself; `where` also keeps weak types out, which would compile anew
+        new = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), new, old)
+        arrays = Arrays(new[0], new[1], state, new[2])
+        return arrays, Metrics(loss, info, mean_of_aux if mean_aux else aux, norm)
 
-    # outputs lie exactly where inputs do: left to XLA, the second step would be another program
-    shardings = jax.tree.map(lambda x: x.sharding, arrays)
-    return jax.jit(update, donate_argnums=0, out_shardings=(shardings, None))
+    return update
 
 
-def _exchange(
-    compressor: Compressor, phase: Hashable, nodes: Nodes, key: Key, grads: PyTree, state: State, loss: Array
-) -> tuple[PyTree, State, tuple[Array, Info, Array]]:
-    """One node's aggregate and state; means over nodes of loss and `Info`, by one collective; the aggregate's norm."""
-    mean, state, info = compressor.aggregate(phase, key, grads, state, nodes)
-    info = info_of_node(info, nodes)
-    of_node = (loss, info.residual_norm, info.elements_sent, info.overflow)  # all nodes agree on `finite`
-    loss, norm, elements, overflow = comm.pmean(jnp.stack([x.astype(jnp.float32) for x in of_node]), nodes, "metrics")
-    return mean, state, (loss, Info(norm, elements, overflow, info.finite), norm_of_aggregate(mean, nodes))
+def gradients_program(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callable[..., PyTree]:
+    """`(params, model_state, batch, frozen) -> grads [K, ...]`, as they enter the compressor."""
+    gradients, where = make_gradients(settings, arrays, frozen), placements_of(arrays.params)
+    local = locally(where)
+    prepare = on_nodes(
+        lambda grads, params: prepared(settings.prepare, grads, params),
+        settings.nodes, ins=(local, where), outs=local,
+    )  # fmt: skip
+
+    def entering(params, model_state, batch, fixed):
+        grads = gradients(params, model_state, batch, fixed)[1]
+        return grads if settings.prepare is None else prepare(grads, params)
+
+    return jax.jit(entering)
+
+
+def make_diagnosis(
+    compressor: Compressor, phase: Hashable, nodes: Nodes, params: PyTree, state: PyTree
+) -> Callable[..., dict[str, Array]]:
+    """`(key, step, grads [K, ...], state) -> figures`, see `jgc.diagnose`; arguments are placements."""
+
+    def compare(key, grads, state):  # of one node, without the axis [K]
+        return diagnose(compressor, phase, key, grads, state, nodes)
+
+    on_all = on_nodes(compare, nodes, ins=(SHARED, locally(params), state), outs=SHARED)
+    return lambda key, step, grads, state: on_all(jax.random.fold_in(key, step), grads, state)
+
+
+def prepared(
+    prepare: Callable[[PyTree, PyTree], PyTree] | None, grads: PyTree, params: PyTree
+) -> PyTree:
+    """A node's gradient after `prepare`. Raise TypeError unless it has the leaves that it had."""
+    if prepare is None:
+        return grads
+    new = prepare(grads, params)
+    before, after = (
+        {name: form_of(x) for name, x in leaves_by_path(tree).items()} for tree in (grads, new)
+    )
+    for name in [*before, *after]:
+        if before.get(name) != after.get(name):
+            raise TypeError(
+                "prepare must return the gradient's leaves with their shapes and dtypes: "
+                f"{name!r} was {before.get(name, 'not there')}, and is {after.get(name, 'not there')}"
+            )
+    return jax.tree.unflatten(jax.tree.structure(grads), jax.tree.leaves(new))
+
+
+def _means_over_nodes(
+    loss: Array, info: Info, aux: PyTree, nodes: Nodes
+) -> tuple[list[Array], PyTree]:
+    """Means of loss, residual norm, elements sent and overflow, and of `aux`, by one collective."""
+    scalars = (loss, info.residual_norm, info.elements_sent, info.overflow)
+    leaves, structure = jax.tree.flatten(aux)
+    values = jnp.stack([x.astype(jnp.float32) for x in scalars])
+    if leaves:
+        flat = [jnp.ravel(x).astype(jnp.float32) for x in leaves]
+        values = jnp.concatenate([values, *flat])
+    values = comm.pmean(values, nodes, "metrics")
+    means, at = list(values[: len(scalars)]), len(scalars)
+    for i, x in enumerate(leaves):
+        leaves[i] = values[at : at + jnp.size(x)].reshape(jnp.shape(x))
+        at += jnp.size(x)
+    return means, jax.tree.unflatten(structure, leaves)

@@ -16,13 +16,13 @@ from jgc.lab.plan import needs, tables
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED, most_alive
 from jgc.lab.plan.whole_run import whole_run
 from jgc.lab.shared.choices import variants_of
+from jgc.lab.shared.programs import arrays_of, compile_gradients, compile_update
 from jgc.lab.shared.tables import ratio
 from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError
 from jgc.training.models import make_model
 from jgc.training.run import loop, setup as building
 from jgc.training.run.setup import build
-from jgc.training.steps.program import compile_gradients, compile_update
 
 VARIANTS = {
     "dense": Dense(),
@@ -85,8 +85,8 @@ def test_memory_matches_compiled_step():
     parts, state = setup.parts, setup.state
     batch = jax.tree.map(np.asarray, setup.source.batch(0, 0, NODES, BATCH))
     compute = compile_gradients(parts, state, batch)
-    gradients = compute(state.params, state.own, batch)
-    updates = [compile_update(parts, phase.value, state, gradients).run for phase in parts.compressor.schedule]
+    gradients = compute(state.params, state.model_state, batch)
+    updates = [compile_update(parts, phase.value, arrays_of(state), gradients) for phase in parts.compressor.schedule]
     by_hand = [program.memory_analysis() for program in (compute, *updates)]
 
     measured, quick, guess = (planned("topk", measure) for measure in ("step", "node", "nothing"))

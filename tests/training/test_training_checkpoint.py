@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from training_helpers import small_files
 
+from jgc.loops.make_step import LoopState
 from jgc.training.errors import NonFinite, UserError
 from jgc.training.run import checkpoint
 from jgc.training.run.sane import Proof
-from jgc.training.steps.step import TrainState
-from jgc.types import State
+from jgc.training.steps.step import arrays_by_name
+from jgc.types import Phase, State
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -32,7 +33,9 @@ def state_of(value=0.0, nodes=4):
         jnp.zeros((0,)),
     )
     params = {"layer/1": {"kernel": jnp.full((2, 3), value), "b.ias": jnp.ones(2, jnp.bfloat16)}}
-    return TrainState(params, (), {"mean": jnp.full((nodes, 2), value)}, State(shared, local))
+    model_state = {"batch_stats": {"mean": jnp.full((nodes, 2), value)}}
+    phase = Phase("dense", 0, "dense")
+    return LoopState(0, phase, params, (), State(shared, local), jax.random.key(0), model_state)
 
 
 def saved(path, *values):
@@ -49,7 +52,7 @@ def write(manager, step, state, host=HOST, proof=None):
 
 
 def same(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    pairs = zip(*(jax.tree.leaves(arrays_by_name(state)) for state in (a, b)), strict=True)
     bits = ((checkpoint.flatten([x]), checkpoint.flatten([y])) for x, y in pairs)
     return all(x.keys() == y.keys() and all(np.array_equal(x[k], y[k]) for k in x) for x, y in bits)
 
@@ -190,7 +193,7 @@ def test_new_node_count_keeps_mean(tmp_path, nodes):
     got, before = checkpoint.fit(state_of(nodes=nodes), found, nodes), state_of(1.0)
     for new, old in (
         (got.compressor.local["residual"], before.compressor.local["residual"]),
-        (got.batch_stats["mean"],) * 2,
+        (got.model_state["batch_stats"]["mean"],) * 2,
     ):
         assert new.shape[0] == nodes
         np.testing.assert_allclose(new.mean(axis=0), old.mean(axis=0), rtol=1e-6)

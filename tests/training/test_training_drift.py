@@ -11,6 +11,7 @@ from training_helpers import tiny_config
 from jgc.checks.misuse import leaves_by_path
 from jgc.compress import LgcPs, TopK
 from jgc.lab.chaos.tiny import flipped, tiny_model, with_flipped_bit
+from jgc.loops.make_step import Step
 from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import Drift
 from jgc.training.processes import drift
@@ -38,7 +39,7 @@ def test_checksum_sees_every_bit(dtype):
 def flip_anywhere(state, dice, wanted):
     """The state with a bit flipped in a copy of one of the arrays that `wanted` names; its name and device."""
     arrays = leaves_by_path(state, ".")
-    name = dice.choice([name for name, x in arrays.items() if x.size and wanted(name)])
+    name = dice.choice([name for name, x in arrays.items() if wanted(name) and x.size])
     device = dice.choice(jax.devices())
     arrays[name] = with_flipped_bit(arrays[name], device, dice.randrange(8 * arrays[name].nbytes))
     return jax.tree.unflatten(jax.tree.structure(state), arrays.values()), name, device
@@ -84,17 +85,16 @@ def test_one_device_has_nothing_to_compare():
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["params", "opt_state", "compressor.shared"])
 def test_run_stops_at_next_check(tmp_path, monkeypatch, where):
-    enter, steps, name = loop.enter, [], []
+    step, steps, name = Step.__call__, [], []
 
-    def enter_and_flip(*args):
-        state = enter(*args)
+    def flip_and_step(self, state, batch):
         steps.append(0)
         if len(steps) == 4:
             state, *found = flip_anywhere(state, random.Random(1), lambda name: name.startswith(where))
             name.extend(found)
-        return state
+        return step(self, state, batch)
 
-    monkeypatch.setattr(loop, "enter", enter_and_flip)
+    monkeypatch.setattr(Step, "__call__", flip_and_step)
     method = LgcPs(warmup_steps=2, autoencoder_steps=20, alpha=0.05)
     config = tiny_config(tmp_path, method=method, nodes=8, steps=20, checkpoint_every=3, check_replicas_every=1)
     with pytest.raises(Drift, match=r"stopped at step 4: .*; all agreed at the checkpoint of step 3 in") as error:
@@ -110,15 +110,16 @@ def test_run_stops_at_next_check(tmp_path, monkeypatch, where):
 @pytest.mark.slow
 def test_checkpoint_is_checked_first(tmp_path, monkeypatch):
     """Without checks in between, a flip is found before it is saved."""
-    enter, steps = loop.enter, []
+    step, steps = Step.__call__, []
 
-    def enter_and_flip(*args):
-        state = enter(*args)
+    def flip_and_step(self, state, batch):
         steps.append(0)
         # the highest bit of the fraction: two updates may round a flip of a low one away
-        return flipped(state, "params.head.bias", jax.devices()[1], 22) if len(steps) == 4 else state
+        if len(steps) == 4:
+            state = flipped(state, "params.head.bias", jax.devices()[1], 22)
+        return step(self, state, batch)
 
-    monkeypatch.setattr(loop, "enter", enter_and_flip)
+    monkeypatch.setattr(Step, "__call__", flip_and_step)
     config = tiny_config(tmp_path, method=TopK(alpha=0.1), nodes=8, checkpoint_every=3, check_replicas_every=0)
     with pytest.raises(Drift, match=r"stopped at step 6: "):
         loop.run(config)

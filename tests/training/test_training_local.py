@@ -21,15 +21,11 @@ from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError
 from jgc.training.output.announce import notes
 from jgc.training.output.metrics import read
-from jgc.training.processes.distributed import ALONE
 from jgc.training.run import checkpoint, loop, setup as building
 from jgc.training.run.local import Divergence, exchanges_by, watch
 from jgc.training.run.loop import batches
 from jgc.training.settings.config import LayersConfig, RecordConfig, check
 from jgc.training.settings.local_config import LocalConfig
-from jgc.training.steps.local_step import arrays_of, make_inner_update
-from jgc.training.steps.program import compile_gradients, compile_program
-from jgc.training.steps.step import placements_of_state
 from jgc.wire.hlo import collectives
 
 SPARSE = TopK(alpha=0.1, warmup_steps=1)
@@ -100,11 +96,7 @@ def test_inner_steps_of_a_run_send_nothing(monkeypatch):
     monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:4]))
     setup = building.build(config_of(nodes=4, batch_size=16, clip_norm=1.0))
     batch = next(batches(setup.parts.config, setup, 0))
-    compute = compile_gradients(setup.parts, setup.state, batch)
-    gradients = compute(setup.state.trained, setup.state.own, batch)
-    update = make_inner_update(setup.parts, placements_of_state(setup.state))
-    program = compile_program(update, (setup.state, gradients, np.int32(0)), setup.state, ALONE, "inner step")
-    assert collectives(compute) == collectives(program.run) == ()
+    assert collectives(setup.step.lower(setup.state, batch).compile()) == ()
 
 
 @pytest.mark.slow
@@ -193,7 +185,7 @@ def test_other_numbers_of_nodes_keep_the_mean(tmp_path, local):
         found = checkpoint.restore(checkpoint.open_manager(tmp_path))
         fitted = checkpoint.flatten(checkpoint.fit(building.build(config).state, found, nodes))
         moved = {name for name, x in found.arrays.items() if fitted[name].shape != x.shape}
-        assert all(name.startswith(("local.params.", "local.inner.", "batch_stats.", "compressor.")) for name in moved)
+        assert all(name.startswith(("local.", "batch_stats.", "compressor.")) for name in moved)
         assert any(name.startswith("compressor.0.local.memory") for name in moved) and len(moved) > 10
         for name, x in found.arrays.items():
             new = fitted[name]
@@ -399,8 +391,7 @@ def test_mistakes_are_one_line(tmp_path, changes, message):
 
 
 def test_state_of_nodes_is_their_own():
-    state = building.build(config_of(local=STREAMING)).state
-    arrays = arrays_of(state)
+    arrays = building.build(config_of(local=STREAMING)).state
     assert all(x.shape[0] == 2 for x in jax.tree.leaves((arrays.own, arrays.inner)))
     same = jax.tree.map(lambda own, shared: bool(jnp.all(own == shared[None])), arrays.own, arrays.params)
     assert all(jax.tree.leaves(same)) and len(arrays.compressor) == len(arrays.waiting) == 2

@@ -11,6 +11,7 @@ from training_helpers import tiny_config
 
 from jgc import compress
 from jgc.lab.chaos.tiny import tiny_model
+from jgc.lab.shared.programs import compile_gradients
 from jgc.layout.pack import make_packing, pack
 from jgc.method.diagnose import residual
 from jgc.nodes.layouts import make_nodes
@@ -21,7 +22,6 @@ from jgc.training.run import setup
 from jgc.training.run.loop import batches, run
 from jgc.training.settings.config import RecordConfig
 from jgc.training.settings.saved_config import completed
-from jgc.training.steps.program import compile_gradients
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_recorded_gradients(tmp_path):
     assert {k: x.shape for k, x in found[0].items() if x.ndim} == {f"gradient/{p}": (2, *s) for p, s in SHAPES.items()}
     built = setup.build(config)
     batch = next(batches(config, built, 0))
-    grads = compile_gradients(built.parts, built.state, batch)(built.state.params, built.state.own, batch).grads
+    grads = compile_gradients(built.parts, built.state, batch)(built.state.params, built.state.model_state, batch).grads
     decayed = jax.tree.map(lambda g, p: g + 0.1 * p * (p.ndim > 1), grads, built.state.params)
     norms = np.sqrt(sum(np.sum(np.square(x), axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(decayed)))
     scale = np.minimum(1, 0.01 / np.sqrt(2) / norms)

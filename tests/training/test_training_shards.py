@@ -68,15 +68,15 @@ def test_validation_leaves_the_state_divided(tmp_path, schedule):
 
 def test_state_and_optimiser_stay_divided(tmp_path):
     setup = building.build(resolve(tiny_config(tmp_path, compressor=SPARSE, **DIVIDED)))
-    placements = steps.placements_of_state(setup.state)
-    divided = [x for x in jax.tree.leaves(placements.params) if isinstance(x, Sharded)]
-    assert divided and len(divided) == sum(isinstance(x, Sharded) for x in jax.tree.leaves(placements.opt_state))
+    placements = steps.placements_by_name(setup.state)
+    divided = [x for x in jax.tree.leaves(placements["params"]) if isinstance(x, Sharded)]
+    assert divided and len(divided) == sum(isinstance(x, Sharded) for x in jax.tree.leaves(placements["opt_state"]))
     (residual, *_) = jax.tree.leaves(
         setup.state.compressor.local.parts[setup.state.compressor.local.axes.index(("jgc_fast",))]
     )
     values = sum(
         x.size
-        for x, placement in zip(jax.tree.leaves(setup.state.params), jax.tree.leaves(placements.params), strict=True)
+        for x, placement in zip(jax.tree.leaves(setup.state.params), jax.tree.leaves(placements["params"]), strict=True)
         if isinstance(placement, Sharded)
     )
     assert residual.addressable_shards[0].data.size == values / 4

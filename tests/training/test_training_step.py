@@ -10,11 +10,13 @@ from training_helpers import tiny_config
 from jgc import comm
 from jgc.compress import Dense, TopK
 from jgc.lab.chaos.tiny import tiny_model
+from jgc.lab.shared.programs import make_gradients
+from jgc.loops.buffers import copied
+from jgc.method.phases import single
 from jgc.nodes.layouts import make_nodes
 from jgc.training.run import setup as building
 from jgc.training.run.loop import batches
-from jgc.training.steps.program import compile_gradients, compile_update
-from jgc.training.steps.step import make_gradients, make_update
+from jgc.training.steps.step import arrays_by_name, init_state, make_steps, with_arrays
 from jgc.types import Compressor, Info, State, Wire
 from jgc.wire.hlo import collectives
 
@@ -26,22 +28,18 @@ def parts_of(config, monkeypatch, devices=1):
     return building.build(config)
 
 
-def first_gradients(setup, parts=None):
-    """The nodes' gradients in the first step."""
-    parts, state = parts or setup.parts, setup.state
-    batch = next(batches(parts.config, setup, 0))
-    return jax.jit(make_gradients(parts))(state.params, state.own, batch)
+def first_gradients(setup):
+    """The nodes' gradients in the first step, and its batch."""
+    batch = next(batches(setup.parts.config, setup, 0))
+    return jax.jit(make_gradients(setup.parts))(setup.state.params, setup.state.model_state, batch), batch
 
 
-def steps(setup, count, gradients_of=lambda g, i: g):
-    """The state and the metrics after `count` steps of the first phase."""
-    state, arriving = setup.state, batches(setup.parts.config, setup, 0)
-    gradients = jax.jit(make_gradients(setup.parts))
-    update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[-1].value))
-    for i in range(count):
-        g = gradients_of(gradients(state.params, state.own, next(arriving)), i)
-        state, metrics = update(state, g, np.int32(i))
-    return state, metrics
+def steps(setup, count, batch_of=lambda batch, i: batch):
+    """The state and the metrics after `count` steps."""
+    state = with_arrays(setup.state, copied(arrays_by_name(setup.state)))
+    for i, batch in zip(range(count), batches(setup.parts.config, setup, 0), strict=False):
+        state, metrics = setup.step(state, batch_of(batch, i))
+    return arrays_by_name(state), metrics
 
 
 def spy() -> Compressor:
@@ -55,7 +53,8 @@ def spy() -> Compressor:
         return mean, State((), grads), Info(jnp.float32(0), jnp.float32(0), jnp.int32(0), jnp.bool_(True))
 
     return Compressor(
-        init, aggregate, lambda old, new, state, nodes: state, lambda *a: Wire((), ()), (), False, None, core=None
+        init, aggregate, lambda old, new, state, nodes: state, lambda *a: Wire((), ()), single(), False, None,
+        method=None,
     )
 
 
@@ -63,12 +62,14 @@ def spy() -> Compressor:
 def test_gradients_are_node_local(monkeypatch, devices):
     config = tiny_config(nodes=4, method=TopK(), weight_decay=0.1, decay_all=True, clip_norm=1e-3, momentum=0.0)
     setup = parts_of(config, monkeypatch, devices)
+    gradients, batch = first_gradients(setup)
     parts = setup.parts._replace(compressor=spy())
-    state = setup.state._replace(compressor=spy().init(None, setup.state.params, parts.nodes))
-    gradients = first_gradients(setup, parts)
-    new, _ = jax.jit(make_update(parts, None))(state, gradients, np.int32(0))
+    stats = jax.tree.map(lambda x: x[0], setup.state.model_state)
+    step = make_steps(parts, has_state=True)
+    state = init_state(parts, {"params": setup.state.params, **stats}, jax.random.key(0), step)
+    new, _ = step(state, batch)
     for entered, raw, param in zip(
-        *map(jax.tree.leaves, (new.compressor.local, gradients.grads, state.params)), strict=True
+        *map(jax.tree.leaves, (new.compressor.local, gradients.grads, setup.state.params)), strict=True
     ):
         assert len({np.asarray(row).tobytes() for row in np.asarray(entered)}) == 4
         # coupled decay, then clipping to clip_norm / sqrt(K): the direction stays, all of it is clipped
@@ -77,7 +78,7 @@ def test_gradients_are_node_local(monkeypatch, devices):
         assert np.all(ratio > 0) and np.all(ratio < 1)
     entered = np.concatenate([np.asarray(x).reshape(4, -1) for x in jax.tree.leaves(new.compressor.local)], axis=1)
     np.testing.assert_allclose(np.linalg.norm(entered, axis=1), 1e-3 / 2, rtol=1e-5)
-    stats = jax.tree.leaves(new.batch_stats)[0]
+    stats = jax.tree.leaves(new.model_state["batch_stats"])[0]
     assert len({np.asarray(row).tobytes() for row in stats}) == 4  # batch statistics are each node's own
 
 
@@ -93,13 +94,10 @@ def test_sgd_update_by_hand(monkeypatch):
     """p - rate * (mean gradient + decay * p), with decay only for two and more dimensions."""
     config = tiny_config(nodes=2, method=Dense(), weight_decay=0.01)
     setup = parts_of(config, monkeypatch)
-    gradients = jax.jit(make_gradients(setup.parts))(
-        setup.state.params, setup.state.own, next(batches(config, setup, 0))
-    )
-    update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[0].value))
-    new, _ = update(setup.state, gradients, np.int32(0))
+    gradients, _ = first_gradients(setup)
+    new, _ = steps(setup, 1)
     rate = setup.parts.schedule(0)
-    for p, g, got in zip(*map(jax.tree.leaves, (setup.state.params, gradients.grads, new.params)), strict=True):
+    for p, g, got in zip(*map(jax.tree.leaves, (setup.state.params, gradients.grads, new["params"])), strict=True):
         expected = p - rate * (g.mean(axis=0) + (0.01 * p if p.ndim > 1 else 0.0))
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
 
@@ -107,16 +105,13 @@ def test_sgd_update_by_hand(monkeypatch):
 def test_non_finite_gradient_skips_step(monkeypatch):
     setup = parts_of(tiny_config(method=TopK(alpha=0.1)), monkeypatch)
 
-    def poison(g, i):
-        return (
-            g._replace(grads=jax.tree.map(lambda x: x.at[(1, *(0,) * (x.ndim - 1))].set(np.inf), g.grads))
-            if i == 2
-            else g
-        )
+    def poison(batch, i):
+        images, labels = batch
+        return (images.at[1, 0].set(np.inf), labels) if i == 2 else batch
 
     before, _ = steps(setup, 2)
     after, metrics = steps(setup, 3, poison)
-    assert metrics["finite"] == 0
+    assert not metrics.info.finite
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
 
 
@@ -129,13 +124,12 @@ def test_single_momentum(monkeypatch):
 
 
 def test_compiled_bytes_accounted(monkeypatch):
-    """Gradients send nothing; the update sends the bytes of the ledger, which are those of `wire` and the metrics."""
+    """The step sends the bytes of the ledger, which are those of `wire` and the metrics."""
     setup = parts_of(tiny_config(nodes=4, method=TopK(alpha=0.1)), monkeypatch, devices=4)
     batch = next(batches(setup.parts.config, setup, 0))
-    compute = compile_gradients(setup.parts, setup.state, batch)
-    assert collectives(compute) == ()
-    gradients = compute(setup.state.params, setup.state.own, batch)
-    update = compile_update(setup.parts, setup.parts.compressor.schedule[0].value, setup.state, gradients)
-    assert sum(c.sent_bytes for c in collectives(update.run)) == sum(s.bytes for s in update.sent)
-    compressor = sum(s.bytes for s in update.sent if s.field != "metrics")
+    with comm.ledger() as sent:
+        lowered = setup.step.lower(setup.state, batch)
+    compiled = lowered.compile()
+    assert sum(c.sent_bytes for c in collectives(compiled)) == sum(s.bytes for s in sent)
+    compressor = sum(s.bytes for s in sent if s.field != "metrics")
     assert compressor == sum(s.bytes for s in setup.costs[0].wire.physical) > 0

@@ -13,6 +13,7 @@ from text_helpers import write_text
 from jgc.compress import Dense, TopK
 from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.page import write
+from jgc.lab.shared.programs import make_gradients
 from jgc.nodes.layouts import make_nodes
 from jgc.training import data
 from jgc.training.data.text import EVALUATED_STREAMS
@@ -25,7 +26,6 @@ from jgc.training.settings import cli
 from jgc.training.settings.config import Config, DataConfig, resolve
 from jgc.training.steps.evaluate import make_evaluate
 from jgc.training.steps.optimizer import make_schedule
-from jgc.training.steps.step import make_gradients, make_update
 
 # a failed read or write of Orbax leaves callbacks for an event loop that is gone
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
@@ -59,11 +59,9 @@ def built(config, monkeypatch, devices=1):
 def trained(setup, steps):
     """The state after `steps` steps, and the loss of each."""
     state, losses = setup.state, []
-    gradients = jax.jit(make_gradients(setup.parts))
-    update = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[-1].value))
-    for i, batch in zip(range(steps), batches(setup.parts.config, setup, 0), strict=False):
-        state, metrics = update(state, gradients(state.params, state.own, batch), np.int32(i))
-        losses.append(float(metrics["loss"]))
+    for _, batch in zip(range(steps), batches(setup.parts.config, setup, 0), strict=False):
+        state, metrics = setup.step(state, batch)
+        losses.append(float(metrics.loss))
     return state, losses
 
 
@@ -143,14 +141,14 @@ def test_epoch_resets_state(folder, monkeypatch):
     assert setup.source.epoch_steps(STREAMS) == EPOCH
     gradients = jax.jit(make_gradients(setup.parts))
     state, _ = trained(setup, EPOCH)
-    assert all(np.abs(x).max() > 1e-3 for x in jax.tree.leaves(state.carry))
-    fresh = state._replace(carry=jax.tree.map(jnp.zeros_like, state.carry))
+    assert all(np.abs(x).max() > 1e-3 for x in jax.tree.leaves(state.model_state["carry"]))
+    fresh = state._replace(model_state=jax.tree.map(jnp.zeros_like, state.model_state))
     step = dict(zip(range(EPOCH + 2), batches(setup.parts.config, setup, 0), strict=False))
     for i, same in ((0, True), (EPOCH, True), (EPOCH + 1, False)):
-        a, b = (gradients(state.params, s.own, step[i]) for s in (state, fresh))
+        a, b = (gradients(state.params, s.model_state, step[i]) for s in (state, fresh))
         assert np.array_equal(a.loss, b.loss) == same
         assert all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b))) == same
-    again, first = (gradients(state.params, state.own, step[i]) for i in (EPOCH, 0))
+    again, first = (gradients(state.params, state.model_state, step[i]) for i in (EPOCH, 0))
     assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(first)))
 
 
@@ -162,7 +160,7 @@ def test_nodes_match_single_node(folder, monkeypatch, devices):
     np.testing.assert_allclose(same, losses, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(four.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
-    for a, b in zip(jax.tree.leaves(one.carry), jax.tree.leaves(four.carry), strict=True):
+    for a, b in zip(jax.tree.leaves(one.model_state), jax.tree.leaves(four.model_state), strict=True):
         assert b.shape[:2] == (4, STREAMS // 4)
         np.testing.assert_allclose(a.reshape(STREAMS, -1), b.reshape(STREAMS, -1), rtol=1e-3, atol=1e-5)
 
@@ -171,10 +169,12 @@ def test_non_finite_gradient_keeps_carry(folder, monkeypatch):
     setup = built(text_config(folder, nodes=2), monkeypatch)
     state, _ = trained(setup, 2)
     batch = next(batches(setup.parts.config, setup, 2))
-    gradients = jax.jit(make_gradients(setup.parts))(state.params, state.own, batch)
-    bad = gradients._replace(grads=jax.tree.map(lambda g: g.at[0].set(jnp.nan), gradients.grads))
-    after, _ = jax.jit(make_update(setup.parts, setup.parts.compressor.schedule[0].value))(state, bad, np.int32(2))
-    assert all(map(np.array_equal, jax.tree.leaves(after.carry), jax.tree.leaves(state.carry)))
+    carry = jax.tree.map(lambda x: x.at[0].set(jnp.nan), state.model_state)  # so is the node's gradient
+    before = jax.device_get(carry)
+    after, metrics = setup.step(state._replace(model_state=carry), batch)
+    assert not metrics.info.finite
+    for a, b in zip(jax.tree.leaves(after.model_state), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 # Perplexity.

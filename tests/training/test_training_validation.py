@@ -104,7 +104,7 @@ def test_rate_changes_training(one_device, tmp_path):
 def test_validation_loss_by_hand(one_device):
     setup = building.build(validated())
     _, held = data.hold_out(data.load_digits(), 0.1)
-    mean_stats = jax.tree.map(lambda x: x.mean(axis=0), setup.state.batch_stats)
+    mean_stats = jax.tree.map(lambda x: x.mean(axis=0), setup.state.model_state["batch_stats"])
     images = (held.test_images - held.mean) / held.std
     variables = {"params": setup.state.params, "batch_stats": mean_stats}
     logits = setup.parts.apply(variables, images.astype(np.float32), train=False)

@@ -20,6 +20,7 @@ from jgc.lab.advise.model import Row
 from jgc.lab.bench.network.jax_methods import alone_on
 from jgc.lab.bench.network.twenty_lines import psum
 from jgc.lab.bench.pieces import aggregated, updated
+from jgc.lab.shared.programs import Gradients, compile_gradients
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.timing import interleaved
@@ -30,8 +31,7 @@ from jgc.training.errors import UserError, say, values_of_the_user
 from jgc.training.run.setup import make_compressor, model_of
 from jgc.training.settings.config import Config, check, method_name, resolve
 from jgc.training.settings.local_config import LocalConfig
-from jgc.training.steps.program import compile_gradients
-from jgc.training.steps.step import Gradients, Parts, TrainState
+from jgc.training.steps.step import Parts, TrainState
 from jgc.types import Nodes, PyTree, Sent, State
 
 BASELINES = {"psum_f32": jnp.float32, "psum_f16": jnp.float16}
@@ -80,11 +80,11 @@ def measure(
         parts, state, batch = parts_of(dataclasses.replace(config, nodes=1, batch_size=count))
     say(f"compiling the gradients of {config.model.name}, {count} examples")
     gradients_of = compile_gradients(parts, state, batch)
-    gradients = gradients_of(state.params, state.own, batch)
+    gradients = gradients_of(state.params, state.model_state, batch)
     if computation is None:
         say("timing gradients and update")
         parts_of_step: dict[str, Callable[[], Any]] = {
-            GRADIENTS: partial(gradients_of, state.params, state.own, batch),
+            GRADIENTS: partial(gradients_of, state.params, state.model_state, batch),
             OPTIMIZER: updated(parts, state, gradients.grads),
         }
         computation = sum(interleaved(parts_of_step, repeats).values(), 0.0)

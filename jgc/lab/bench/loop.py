@@ -1,7 +1,7 @@
-"""`python -m jgc bench loop`: how much longer a step of train.py takes than its compiled programs.
+"""`python -m jgc bench loop`: how much longer a step of train.py takes than its compiled program.
 
 In turn, round after round: a run of train.py with its loader, metrics, progress and checkpoint, and the same compiled
-programs on one batch that lies on the devices. The run's milliseconds are those of metrics.jsonl, which leave out
+program on one batch that lies on the devices. The run's milliseconds are those of metrics.jsonl, which leave out
 evaluations, checkpoints and compiling.
 """
 
@@ -24,6 +24,7 @@ from jgc.lab.shared.page import check_repeats, publish
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.tables import table
+from jgc.loops.step_program import Arrays
 from jgc.training.data import MissingDataError, Source
 from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.output.metrics import read
@@ -31,14 +32,14 @@ from jgc.training.run.folder import METRICS
 from jgc.training.run.loop import run
 from jgc.training.run.setup import data_of
 from jgc.training.settings.config import Config, DataConfig, check, resolve
-from jgc.training.steps.program import compile_gradients, compile_update
+from jgc.training.steps.step import make_steps
 
 FIRST = 3  # steps of a run that do not count: caches and threads start
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Milliseconds a step of train.py over those of its compiled programs alone.
+    """Milliseconds a step of train.py over those of its compiled program alone.
 
     Without --data-dir a run reads random images in memory, which are not augmented.
 
@@ -46,7 +47,7 @@ class Loop:
 
         | | ms a step |
         | train.py | 412 ± 3 |
-        | its compiled programs | 409 ± 2 |
+        | its compiled program | 409 ± 2 |
         | ratio | 1.008 ± 0.004 |
     """
 
@@ -75,7 +76,7 @@ class Loop:
         with values_of_the_user():
             config = self._config()
             ratios = measure(config, self.data_dir is None, self.repeats)
-        publish("train.py over its compiled programs", markdown(config, ratios, describe()), self.output, line)
+        publish("train.py over its compiled program", markdown(config, ratios, describe()), self.output, line)
 
     def _config(self) -> Config:
         """The config of the runs.
@@ -97,7 +98,7 @@ class Loop:
 
 
 class Seconds(NamedTuple):
-    """Seconds a step in each round, f64[repeats]: of train.py, and of its compiled programs."""
+    """Seconds a step in each round, f64[repeats]: of train.py, and of its compiled program."""
 
     loop: np.ndarray
     programs: np.ndarray
@@ -136,23 +137,20 @@ def of_run(config: Config, source: Source) -> float:
 
 
 def compiled(config: Config) -> Callable[[], float]:
-    """A function that runs the compiled programs of a run on one batch, and returns mean seconds a step."""
+    """A function that runs the compiled program of a run on one batch, and returns mean seconds a step."""
     parts, state, batch = parts_of(config)
-    compute_gradients = compile_gradients(parts, state, batch)
-    first = compute_gradients(state.trained, state.own, batch)
-    update = compile_update(parts, parts.compressor.schedule[0].value, state, first).run
-
-    def run_step(state, step):
-        return update(state, compute_gradients(state.trained, state.own, batch), np.int32(step))
+    lowered = make_steps(parts, bool(state.model_state)).lower(state, batch)
+    program = lowered.compile()
+    arrays, key = Arrays(state.params, state.opt_state, state.compressor, state.model_state), state.key
 
     def seconds() -> float:
-        nonlocal state
+        nonlocal arrays
         for step in range(config.steps):
             if step == FIRST:
-                jax.block_until_ready(state)
+                jax.block_until_ready(arrays)
                 started = time.perf_counter()
-            state, _ = run_step(state, step)
-        jax.block_until_ready(state)
+            arrays, _ = program(arrays, key, np.int32(step), batch, None)
+        jax.block_until_ready(arrays)
         return (time.perf_counter() - started) / (config.steps - FIRST)
 
     return seconds
@@ -163,7 +161,7 @@ def markdown(config: Config, seconds: Seconds, machine: str) -> str:
     method = compress.method_of(config.compressor).name
     rows = [
         ["train.py", shown(1e3 * seconds.loop, 2)],
-        ["its compiled programs", shown(1e3 * seconds.programs, 2)],
+        ["its compiled program", shown(1e3 * seconds.programs, 2)],
         ["ratio", shown(seconds.loop / seconds.programs, 3)],
     ]
     return (

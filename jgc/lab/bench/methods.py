@@ -28,6 +28,7 @@ from jgc.lab.bench.pieces import aggregated, encoded, updated, updater
 from jgc.lab.shared.choices import check_method, refuse_given, words
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import check_repeats, publish
+from jgc.lab.shared.programs import Gradients, compile_gradients
 from jgc.lab.shared.progress import count
 from jgc.lab.shared.random_data import parts_of, variables_of
 from jgc.lab.shared.timing import Work, rounds_shown
@@ -36,8 +37,7 @@ from jgc.method.compressor import logical
 from jgc.training.errors import UserError, say, values_of_the_user
 from jgc.training.settings.config import Config, LayersConfig, check, resolve
 from jgc.training.settings.workloads import DEFAULT
-from jgc.training.steps.program import compile_gradients
-from jgc.training.steps.step import Gradients, Parts, TrainState
+from jgc.training.steps.step import Parts, TrainState
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.account import sent_by
 
@@ -135,7 +135,7 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
         compressor, name = parts.compressor, method_of(config.compressor).name
         if not work:  # the same for all methods
             gradients_of = compile_gradients(parts, state, batch)
-            work[GRADIENTS] = partial(gradients_of, state.params, state.own, batch)
+            work[GRADIENTS] = partial(gradients_of, state.params, state.model_state, batch)
             gradients = work[GRADIENTS]()
         held[name] = bytes_held(compressor, state.params, parts.nodes)
         work[f"{name} {OPTIMIZER}"] = updated(parts, state, gradients.grads)

@@ -12,20 +12,21 @@ import numpy as np
 import optax
 
 from jgc.compress import step_on_nodes
+from jgc.lab.shared.programs import Gradients, arrays_of, compile_update
 from jgc.layout.pack import make_packing
 from jgc.layout.vector import compensated
 from jgc.method.compose import encoded as encode
 from jgc.method.phases import DENSE
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, SHARED, place
-from jgc.training.steps.program import compile_update
-from jgc.training.steps.step import Gradients, Parts, TrainState
+from jgc.training.steps.step import Parts, TrainState
 from jgc.types import PyTree, State
 
 
 def updater(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -> Callable[[], Any]:
     """The compressor and the optimiser: everything after the gradients."""
-    return chained(compile_update(parts, phase, state, gradients).run, state, gradients, np.int32(0))
+    arrays = arrays_of(state)
+    return chained(compile_update(parts, phase, arrays, gradients), arrays, gradients, np.int32(0))
 
 
 def aggregated(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[], Any]:
@@ -65,7 +66,7 @@ def updated(parts: Parts, state: TrainState, grads: PyTree) -> Callable[[], Any]
         return (optax.apply_updates(params, updates), opt_state), None
 
     mean = place(jax.tree.map(lambda g: g.mean(axis=0), grads), SHARED, parts.nodes)
-    return _in_place(run, (state.params, state.opt_state), mean)
+    return _in_place(run, tuple(arrays_of(state)[:2]), mean)
 
 
 def _in_place(run: Callable, carried: PyTree, *args: Any) -> Callable[[], Any]:

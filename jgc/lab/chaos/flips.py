@@ -22,10 +22,10 @@ from jgc.lab.chaos.verdict import SAID, SILENT, Outcome, judge
 from jgc.nodes.placement import place_parts
 from jgc.training.processes.distributed import join
 from jgc.training.processes.drift import Replicas
-from jgc.training.run.loop import change_phase
+from jgc.training.run.record import check_equal
 from jgc.training.run.setup import Setup, build
 from jgc.training.settings import cli
-from jgc.training.steps.program import compile_gradients, compile_update
+from jgc.training.steps.step import TrainState, arrays_by_name, with_arrays
 from jgc.types import PyTree
 
 FIRST = 4  # steps in each phase before the flips, so that there are residuals
@@ -103,20 +103,20 @@ def _train_and_flip(argv: list[str], count: int, seed: int, report: Path) -> int
         setup, dice = build(config), Random(seed)
         take, state = _first_steps(setup, team)
         replicas = Replicas(setup.parts.nodes)
-        replicas.difference(state)  # compiles
+        replicas.difference(arrays_by_name(state))  # compiles
         outcomes, checks, steps = [], [], []
         for number in range(count):
             array, place, bit = _draw(state, dice, "params." if number % 2 else "compressor.local.")
-            device, copy = jax.devices()[place], jax.tree.map(jnp.copy, state)
+            device, copy = jax.devices()[place], _copied(state)
             state = flipped(state, array, device, bit) if device in jax.local_devices() else state
-            at_once = replicas.difference(state)
+            at_once = replicas.difference(arrays_by_name(state))
             for _ in range(dice.randint(1, MOST)):
                 begun = time.perf_counter()
                 state = jax.block_until_ready(take(state))
                 steps.append(time.perf_counter() - begun)
                 copy = jax.block_until_ready(take(copy))
             begun = time.perf_counter()
-            line = replicas.difference(state)
+            line = replicas.difference(arrays_by_name(state))
             checks.append(time.perf_counter() - begun)
             outcomes.append(Flip(array, device.id, bit, at_once, line, _same(state, copy)))
             state = copy
@@ -131,17 +131,17 @@ def _first_steps(setup: Setup, team: Any) -> tuple[Callable[[PyTree], PyTree], P
     config, parts, phases = setup.parts.config, setup.parts, setup.parts.compressor.schedule
     batch = place_parts(partial(setup.source.batch, config.seed, 0, config.nodes, config.batch_size), parts.nodes)
     state = setup.state
-    gradients_of = compile_gradients(parts, state, batch, team)
-    for old, phase in zip((phases[0], *phases), phases, strict=False):
-        state = change_phase(setup, old, phase, state)
-        update = compile_update(parts, phase.value, state, gradients_of(state.trained, state.own, batch), team).run
-
-        def take(state: Any, update: Any = update) -> Any:
-            return update(state, gradients_of(state.trained, state.own, batch), np.int32(phases[-1].start))[0]
-
+    step, last, state = setup.step, phases[-1].start, setup.state
+    for phase in phases:
+        state = state._replace(step=phase.start)
+        check_equal(team, "step", step.lower(state, batch))
         for _ in range(FIRST):
-            state = take(state)
-    return take, state
+            state = step(state._replace(step=phase.start), batch)[0]
+    return lambda state: step(state._replace(step=last), batch)[0], state
+
+
+def _copied(state: TrainState) -> TrainState:
+    return with_arrays(state, jax.tree.map(jnp.copy, arrays_by_name(state)))
 
 
 def _draw(state: PyTree, dice: Random, prefix: str) -> tuple[str, int, int]:
@@ -151,9 +151,9 @@ def _draw(state: PyTree, dice: Random, prefix: str) -> tuple[str, int, int]:
     return array, dice.randrange(jax.device_count()), dice.randrange(8 * named[array].addressable_data(0).nbytes)
 
 
-def _same(first: PyTree, other: PyTree) -> bool:
+def _same(first: TrainState, other: TrainState) -> bool:
     """Whether all devices of all processes hold the same bits in two states."""
-    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True)
+    pairs = zip(*(jax.tree.leaves(arrays_by_name(state)) for state in (first, other)), strict=True)
     equal = all(
         np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes()
         for x, y in pairs

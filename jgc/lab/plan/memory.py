@@ -1,6 +1,7 @@
 """Temporary memory of a device while it computes: activations and copies.
 
-A step is two programs, the nodes' gradients and the update; evaluation is a third. They run one after another.
+A step has two parts, the nodes' gradients and the update, which run one after another in one program; each is measured
+as a program by itself, since the memory of one is free when the other runs. Evaluation is a program by itself.
 Evaluation is estimated from its equations, executed in turn: XLA's CPU backend passes a whole forward pass to a library
 whose memory it does not know. `Measure` says how the others are found:
 
@@ -17,13 +18,16 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from jgc.lab.shared.programs import arrays_of, compile_gradients, compile_update, make_gradients
+from jgc.loops.step_program import Arrays
 from jgc.nodes.gradients import unrolled
-from jgc.nodes.placement import BATCH, LOCAL, placed_shapes
-from jgc.training.steps.program import compile_gradients, compile_update
-from jgc.training.steps.step import PLACEMENTS, UNROLL, Batch, Parts, TrainState, loss_of, make_gradients
-from jgc.types import Nodes, PyTree
+from jgc.nodes.placement import BATCH, LOCAL, SHARED, placed_shapes
+from jgc.training.steps.step import UNROLL, Batch, Parts, TrainState, collection, loss_of
+from jgc.types import Nodes, PyTree, State
 
 Measure = Literal["nothing", "node", "step"]
+
+PLACEMENTS = Arrays(SHARED, SHARED, State(SHARED, LOCAL), LOCAL)
 
 MEASURED, FROM_ONE, ESTIMATED = "compiler", "compiler, one node", "estimate"
 
@@ -64,7 +68,7 @@ def temporaries(
       measure: see the module.
       measured: gradients and evaluation of other methods, which are the same for the same model and batches; added to.
     """
-    shapes = [(x.shape, x.dtype) for x in jax.tree.leaves((state.params, state.own, batch, evaluated))]
+    shapes = [(x.shape, x.dtype) for x in jax.tree.leaves((state.params, state.model_state, batch, evaluated))]
     key = (parts.config.model, parts.config.unroll_nodes, parts.nodes, measure, str(shapes))
     if key not in measured:
         measured[key] = of_gradients(parts, state, batch, measure), of_evaluation(parts, state, evaluated)
@@ -83,7 +87,7 @@ def of_evaluation(parts: Parts, state: TrainState, inputs: PyTree) -> Temporary:
       state: shapes of all nodes.
       inputs: shapes of the device's part of the batch.
     """
-    stats = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.batch_stats)
+    stats = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), collection(state, "batch_stats"))
     variables = {"params": state.params, **({"batch_stats": stats} if jax.tree.leaves(stats) else {})}
     forward = jax.make_jaxpr(lambda variables, inputs: parts.apply(variables, inputs, train=False, mutable=["carry"]))
     return Temporary("evaluation", size_of(inputs) + most_alive(forward(variables, inputs).jaxpr), ESTIMATED)
@@ -125,10 +129,11 @@ def size_of(tree: PyTree) -> int:
 
 def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure) -> Temporary:
     """Temporaries of the gradients of a device's nodes, and a new copy of the nodes' own collections."""
-    model_state = size_of(state.own) * parts.nodes.per_device // parts.nodes.count
+    model_state = size_of(state.model_state) * parts.nodes.per_device // parts.nodes.count
     if measure == "step":
-        state, batch = placed_shapes(state, PLACEMENTS, parts.nodes), placed_shapes(batch, (BATCH, BATCH), parts.nodes)
-        compiled = compiled_bytes(compile_gradients(parts, state, batch))
+        arrays = placed_shapes(arrays_of(state), PLACEMENTS, parts.nodes)
+        batch = placed_shapes(batch, (BATCH, BATCH), parts.nodes)
+        compiled = compiled_bytes(compile_gradients(parts, arrays, batch))
         if compiled is not None:
             return Temporary("gradients", compiled + model_state, MEASURED)
     of_node, how = None, ESTIMATED
@@ -145,19 +150,18 @@ def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure
 def of_one_node(parts: Parts, state: TrainState, batch: Batch) -> int | None:
     """Bytes for the gradients of the first node alone, by the compiler; None if it does not say."""
     alone = parts._replace(nodes=Nodes(1, 1))
-    model_state, batch = (jax.tree.map(_first, tree) for tree in (state.own, batch))
+    model_state, batch = (jax.tree.map(_first, tree) for tree in (state.model_state, batch))
     lowered = jax.jit(make_gradients(alone)).lower(state.params, model_state, batch)
     return compiled_bytes(lowered.compile(QUICK if jax.default_backend() == "cpu" else None))
 
 
 def kept_for_backward(parts: Parts, state: TrainState, batch: Batch) -> int:
     """Bytes that the backward pass of one node needs of its forward pass, beside the parameters and the batch."""
-    model_state, batch = (
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), t) for t in (state.own, batch)
-    )
+    both = state.model_state, batch
+    model_state, batch = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), t) for t in both)
 
     def forward(params, model_state, batch):
-        return jax.vjp(lambda p: loss_of(parts.apply, parts.void)(p, batch, model_state)[0], params)[1]
+        return jax.vjp(lambda p: loss_of(parts.apply, parts.void)(p, batch, model_state or {})[0], params)[1]
 
     size = size_of(jax.eval_shape(forward, state.params, model_state, batch))
     return max(size - size_of(state.params) - size_of(batch), 0)
@@ -173,14 +177,14 @@ def _first(x: Any) -> jax.ShapeDtypeStruct:
 
 def of_updates(parts: Parts, state: TrainState, batch: Batch) -> tuple[Temporary, ...]:
     """Temporaries of each phase's update, by the compiler, or an estimate if it does not say."""
-    placed, guess = placed_shapes(state, PLACEMENTS, parts.nodes), UPDATE_COPIES * parts.nodes.per_device
+    placed, guess = placed_shapes(arrays_of(state), PLACEMENTS, parts.nodes), UPDATE_COPIES * parts.nodes.per_device
     config = dataclasses.replace(parts.config, unroll_nodes="no")  # the same shapes, traced once
     whole = parts._replace(nodes=Nodes(parts.nodes.count, parts.nodes.count), config=config)
-    gradients = jax.eval_shape(make_gradients(whole), state.params, state.own, batch)
+    gradients = jax.eval_shape(make_gradients(whole), state.params, state.model_state, batch)
     gradients = placed_shapes(gradients, type(gradients)(*[LOCAL] * len(gradients)), parts.nodes)
     out = []
     for phase in parts.compressor.schedule:
-        compiled = compiled_bytes(compile_update(parts, phase.value, placed, gradients).run)
+        compiled = compiled_bytes(compile_update(parts, phase.value, placed, gradients))
         name = f"update, {phase.name}"
         if compiled is None:
             out.append(Temporary(name, guess * size_of(state.params), ESTIMATED))

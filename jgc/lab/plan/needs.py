@@ -13,6 +13,7 @@ from jgc.lab.plan.memory import Measure, Measured, Temporary, size_of, temporari
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import evaluated_at_once, random_source
 from jgc.loops.fragments import take
+from jgc.loops.make_step import LoopState
 from jgc.method.compressor import logical
 from jgc.method.messages import added
 from jgc.nodes.layouts import make_nodes
@@ -199,7 +200,8 @@ def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch, P
         whole = whole._replace(local=parts.local._replace(nodes=whole.nodes))
 
     def first(key):
-        return init_state(whole, model.module.init(key, inputs, train=False), key)
+        state = init_state(whole, model.module.init(key, inputs, train=False), key)
+        return state._replace(step=(), **{name: () for name in ("phase", "phases") if hasattr(state, name)})
 
     examples = source.batch(0, 0, config.nodes, config.nodes)  # one example of each node: leading axes [K, 1]
     per_node = config.batch_size // config.nodes
@@ -215,14 +217,14 @@ def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:
     here = partial(_share, nodes=nodes)
     held = {
         "parameters": size_of(state.params),
-        "optimiser": size_of(state.opt_state),
-        "statistics and carry": here(state.own),
+        "optimiser": size_of(state.opt_state if isinstance(state, LoopState) else state.outer),
+        "statistics and carry": here(state.model_state),
     }
-    if state.local:
-        held["optimiser, outer"] = held.pop("optimiser") + size_of(state.local.waiting)
-        held["each node's own parameters"] = here(state.local.params)
-        held["each node's own optimiser"] = here(state.local.inner)
-    compressors = state.compressor if state.local else (state.compressor,)  # one for each fragment
+    if not isinstance(state, LoopState):
+        held["optimiser, outer"] = held.pop("optimiser") + size_of(state.waiting)
+        held["each node's own parameters"] = here(state.own)
+        held["each node's own optimiser"] = here(state.inner)
+    compressors = (state.compressor,) if isinstance(state, LoopState) else state.compressor  # one for each fragment
     for part, tree in by_part([compressor.shared for compressor in compressors], "state").items():
         held[f"compressor, shared: {part}"] = size_of(tree)
     for part, tree in by_part([compressor.local for compressor in compressors], "memory").items():

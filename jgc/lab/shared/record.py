@@ -19,13 +19,13 @@ import numpy as np
 from jgc.compress import Dense
 from jgc.lab.shared.progress import count
 from jgc.layout.pack import make_packing, pack, unpack
+from jgc.loops.buffers import copied
 from jgc.nodes.placement import place
 from jgc.training.errors import NonFinite, UserError, say
 from jgc.training.run.loop import batches
 from jgc.training.run.setup import Setup, build
 from jgc.training.settings.config import Config, DataConfig, as_json, check, resolve
-from jgc.training.steps.program import compile_gradients, compile_update
-from jgc.training.steps.step import make_before_compression
+from jgc.training.steps.step import arrays_by_name, with_arrays
 from jgc.types import Nodes, PyTree
 
 GRADIENTS, ABOUT = "gradients.npy", "recording.json"
@@ -118,19 +118,12 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
 
 
 def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTree]]:
-    """Each step of a run in its last phase: its number, and the compressor's input, all nodes' gradients [K, ...]."""
-    state, phase = jax.tree.map(lambda x: x.copy(), setup.state), setup.parts.compressor.schedule[-1]
-    compute: Any = None
-    prepare = jax.jit(make_before_compression(setup.parts))
+    """Each step of a run: its number, and the compressor's input, all nodes' gradients [K, ...]."""
+    state = with_arrays(setup.state, copied(arrays_by_name(setup.state)))
     with closing(batches(config, setup, 0)) as arriving:
         for step, batch in zip(range(config.steps), arriving, strict=True):
-            if compute is None:
-                compute = compile_gradients(setup.parts, state, batch)
-            gradients = compute(state.params, state.own, batch)
-            if step == 0:
-                update = compile_update(setup.parts, phase.value, state, gradients)
-            yield step, prepare(gradients.grads, state.params)
-            state, _ = update.run(state, gradients, np.int32(step))
+            yield step, setup.step.gradients(state, batch)
+            state, _ = setup.step(state, batch)
 
 
 def flat(grads: PyTree) -> np.ndarray:

@@ -12,7 +12,6 @@ from jgc.training.settings.config import Config, DistributedConfig, method_name
 from jgc.training.settings.workloads import workload_named
 from jgc.training.steps.costs import PhaseCost
 from jgc.training.steps.deterministic import note
-from jgc.training.steps.program import Program
 
 
 def heading(setup: Setup, folder: Path, start: int) -> str:
@@ -97,12 +96,12 @@ def _notes_on_exchanges(local: LocalParts, steps: int) -> list[str]:
     return lines
 
 
-def describe(cost: PhaseCost, program: Program, every: int | None = None) -> str:
+def describe(cost: PhaseCost, seconds: float, every: int | None = None) -> str:
     """The line that a run prints when a phase begins. `every`: with local steps, those of a round."""
     leader = f"{size(cost.leader)} from the leader, " if cost.leader != cost.worker else ""
     begin, what = ("step", "a step") if every is None else ("exchange", f"a round of {every} steps")
     return (
         f"phase {cost.phase.name} from {begin} {cost.phase.start + 1}: {leader}{size(cost.worker)} from each "
         f"{'other ' if leader else ''}node in {what} (uncompressed {size(cost.dense * (every or 1))}); "
-        f"compiled in {program.seconds:.0f} s"
+        f"compiled in {seconds:.0f} s"
     )

@@ -28,11 +28,11 @@ import numpy as np
 from jgc.layout.pack import leaf_paths
 from jgc.method.diagnose import residual
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import LOCAL, SHARED, to_host
+from jgc.nodes.placement import LOCAL, to_host
 from jgc.training.errors import UserError
 from jgc.training.run.folder import GRADIENTS, write_whole
 from jgc.training.settings.config import RecordConfig
-from jgc.training.steps.step import Gradients, Parts, TrainState, before_compression
+from jgc.training.steps.step import Parts
 from jgc.types import Array, Phase, PyTree
 
 GRADIENT, RESIDUAL, UNIT = "gradient", "residual", "unit"
@@ -44,7 +44,8 @@ class Recording:
 
     Args:
       parts: of the run.
-      state: before the first step, for shapes.
+      params: of the model, for shapes.
+      local: the compressor's state of the nodes before the first step, for shapes.
       run_dir: the run folder.
 
     Raises:
@@ -52,12 +53,12 @@ class Recording:
         exceed the limit.
     """
 
-    def __init__(self, parts: Parts, state: TrainState, run_dir: Path):
+    def __init__(self, parts: Parts, params: PyTree, local: PyTree, run_dir: Path):
         self._settings, self._parts, self._folder = parts.config.record, parts, run_dir / GRADIENTS
         self._compute: Any = None
         if self._settings.every:
-            self._names = _names(parts, state)
-            _check_size(parts, state.params, self._names)
+            self._names = _names(parts, params, local)
+            _check_size(parts, params, self._names)
 
     def begin(self, start: int) -> None:
         """Delete the files of steps from `start` on: an earlier start of the run wrote them."""
@@ -70,15 +71,15 @@ class Recording:
         """Whether to record a step, counted from 0."""
         return self._settings.every > 0 and step % self._settings.every == 0
 
-    def run(self, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> None:
-        """Write the input of the coming update.
+    def run(self, step: int, phase: Phase, local: PyTree, grads: PyTree) -> None:
+        """Write what the compressor gets in the coming update: gradients, and its state of the nodes, [K, ...].
 
         Raises:
           UserError: a full or read-only disk.
         """
         if self._compute is None:
             self._compute = jax.jit(_make_record(self._parts, self._names))
-        arrays = self._compute(state.params, gradients.grads, state.compressor.local)
+        arrays = self._compute(grads, local)
         host = {name: to_host(arrays[name]) for name in self._names}
         if jax.process_index() == 0:
             self._folder.mkdir(exist_ok=True)
@@ -86,35 +87,34 @@ class Recording:
 
 
 def _make_record(parts: Parts, names: list[str]) -> Any:
-    """`(params, grads [K, ...], the compressor's local state [K, ...]) -> {name: [K, ...]}`."""
+    """`(grads [K, ...], the compressor's local state [K, ...]) -> {name: [K, ...]}`."""
 
-    def of_node(params, grads, local):  # one node's, without the axis [K]
-        grads = before_compression(grads, params, parts)
+    def of_node(grads, local):  # one node's, without the axis [K]
         return {name: x for name, x in _everything(parts, grads, local).items() if name in names}
 
-    return on_nodes(of_node, parts.nodes, ins=(SHARED, LOCAL, LOCAL), outs=LOCAL)
+    return on_nodes(of_node, parts.nodes, ins=(LOCAL, LOCAL), outs=LOCAL)
 
 
 def _everything(parts: Parts, grads: PyTree, local: PyTree) -> dict[str, Array]:
     """A node's gradients, and residuals if recorded, by their names in a file."""
     arrays = {f"{GRADIENT}/{path}": x for path, x in zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True)}
     if parts.config.record.residuals:
-        arrays |= {f"{RESIDUAL}/{path}": x for path, x in residual(parts.compressor, local, grads).items()}
+        arrays |= {f"{RESIDUAL}/{path}": x for path, x in residual(parts.exchanged, local, grads).items()}
     return arrays
 
 
-def _names(parts: Parts, state: TrainState) -> list[str]:
+def _names(parts: Parts, params: PyTree, local: PyTree) -> list[str]:
     """The names of the arrays in a file of this run, gradients first."""
     settings: RecordConfig = parts.config.record
-    paths = leaf_paths(state.params)
+    paths = leaf_paths(params)
     chosen = matching(paths, settings.layers, "--record.layers")
     if not chosen:
         some = ", ".join(paths[:: max(1, len(paths) // 6)])
         raise UserError(f"--record.layers {settings.layers!r} matches no parameter; there are {some}, ...")
     if not settings.residuals:
         return [f"{GRADIENT}/{path}" for path in chosen]
-    of_node = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.compressor.local)
-    shapes = jax.eval_shape(lambda grads, local: _everything(parts, grads, local), state.params, of_node)
+    of_node = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), local)
+    shapes = jax.eval_shape(lambda grads, local: _everything(parts, grads, local), params, of_node)
     residuals = [name for path in chosen if (name := f"{RESIDUAL}/{path}") in shapes]
     if not residuals:
         raise UserError("--record.residuals: this method has no residual for the recorded layers; leave the option out")

@@ -70,7 +70,7 @@ class Replicas:
 
 def _named(state: PyTree) -> dict[str, Array]:
     """The arrays of a state by path, without empty ones; random keys as their bits."""
-    named = {name: x for name, x in leaves_by_path(state, ".").items() if x.size}
+    named = {name: x for name, x in leaves_by_path(state, ".").items() if np.size(x) and isinstance(x, Array)}
     return {name: jax.random.key_data(x) if is_key(x) else x for name, x in named.items()}
 
 

@@ -28,7 +28,7 @@ from jgc.nodes.axis import placed_leaves
 from jgc.nodes.placement import to_host
 from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
 from jgc.training.run.sane import Proof
-from jgc.training.steps.step import TrainState, placements_of_state
+from jgc.training.steps.step import TrainState, arrays_by_name, placements_by_name, with_arrays
 from jgc.types import PyTree
 
 KEEP = 2  # the newest, and one to fall back on
@@ -86,7 +86,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
       NonFinite: the parameters are not finite.
       UserError: the disk is full or read-only. Older checkpoints stay.
     """
-    arrays = flatten(state)
+    arrays = flatten(arrays_by_name(state))
     if not all(np.all(np.isfinite(x)) for name, x in arrays.items() if name.startswith("params.")):
         raise NonFinite(step, "a parameter has become NaN or infinite", kept(manager, proof))
     finish(manager, proof)
@@ -268,11 +268,13 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
     Raises:
       UserError: an array that this state needs is absent, or has another shape or dtype.
     """
-    before, out = int(restored.host["config"]["nodes"]), []
-    placed = placed_leaves(placements_of_state(state), state)
-    for (name, like), (_, placement, _) in zip(leaves_by_path(state, ".").items(), placed, strict=True):
+    before, out, arrays = int(restored.host["config"]["nodes"]), [], arrays_by_name(state)
+    placed = placed_leaves(placements_by_name(state), arrays)
+    for (name, like), (_, placement, _) in zip(leaves_by_path(arrays, ".").items(), placed, strict=True):
         data = jax.random.key_data(like) if is_key(like) else like
         x = restored.arrays.get(name) if data.size else np.zeros(data.shape, data.dtype)
+        if x is None and name == "local.largest_norm":  # of earlier versions: as before the first step
+            x = np.zeros(data.shape, data.dtype)
         if x is not None and name.startswith("carry.") and before != nodes and x.size == data.size:
             x = x.reshape(data.shape)
         elif x is not None:
@@ -284,4 +286,4 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
                 f"{data.dtype}{list(data.shape)} and is {found}"
             )
         out.append(jax.random.wrap_key_data(jnp.asarray(x)) if is_key(like) else x)
-    return jax.tree.unflatten(jax.tree.structure(state), out)
+    return with_arrays(state, jax.tree.unflatten(jax.tree.structure(arrays), out))

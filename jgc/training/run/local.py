@@ -3,36 +3,29 @@
 import math
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from itertools import count
 from typing import Any
 
-import numpy as np
+import jax
 
-from jgc.loops.buffers import copied
+from jgc.loops.local_loop import LocalMetrics, LocalState
 from jgc.loops.outer import Parts as LocalParts
 from jgc.method import phases
-from jgc.nodes.placement import place, placements_of
 from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.output.announce import describe
 from jgc.training.run.periodic import batches, check_and_save, evaluate, validate
-from jgc.training.run.record import Run, cost_of
+from jgc.training.run.record import Run, compile_once, cost_of
 from jgc.training.settings.config import Config
+from jgc.training.steps.diagnose import host_figures, is_due
 from jgc.training.steps.local_costs import cost_of_exchange
-from jgc.training.steps.local_step import (
-    Programs,
-    as_exchanged,
-    compile_exchange,
-    compile_programs,
-    make_pseudo_gradients,
-)
-from jgc.training.steps.program import compile_gradients
-from jgc.training.steps.step import TrainState
+from jgc.training.steps.step import make_rate_of, outputs_of
 from jgc.types import Array, Phase
 
 NOTHING = {"bytes": 0.0, "bytes_up_leader": 0.0, "bytes_up_worker": 0.0}  # of a step without an exchange
 
 
-def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
+def train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
     """Train from step `start` to the end or to a signal.
 
     Processes agree on signals at exchanges alone, so a timeout is that of a round.
@@ -51,34 +44,30 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
         raise UserError(str(error), FAILED) from error  # one process found it out: it ends the others
 
 
-def _train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
+def _train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
     config, setup, team, local = run.config, run.setup, run.team, parts_of(run)
-    first = exchanges_by(local, start)
-    programs: Programs | None = None
+    first, rate_of = exchanges_by(local, start), make_rate_of(setup.parts)
     with closing(batches(config, setup, start)) as arriving:
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
-            if programs is None:
+            if "inner" not in run.compiled:
                 with run.recorder.untimed():
-                    compute_gradients = compile_gradients(setup.parts, state, batch, team)
-            gradients = compute_gradients(state.trained, state.own, batch)
-            if programs is None:
-                with run.recorder.untimed(gradients):
-                    programs = compile_programs(setup.parts, state, gradients, team)
-            state, outputs = programs.inner.run(state, gradients, np.int32(step))
-            del gradients  # they would stay in memory beside those of the next step
-
+                    lower = partial(setup.step.lower, state, batch)
+                    compile_once(run, "inner", "inner step", lower)
+            rate = rate_of(state)
+            state, metrics = setup.step.inner(state, batch)
             done, stop = step + 1, 0
             due = local.due(done)
             if due.exchange is None:
+                outputs = {**outputs_of(metrics), "learning_rate": rate}
                 run.recorder.push(step, run.entered[-1], outputs, **NOTHING)
+                state, _ = setup.step.exchange(state, metrics)  # an outer step may be due
             else:
-                state = exchange(run, programs, due.exchange, step, state, outputs)
-            if local.overlap and due.apply is not None:
-                state, _ = programs.applies[due.apply].run(state)
+                state = exchange(run, due.exchange, state, metrics, rate)
             if due.exchange is not None or team.meeting is None:
-                stop = team.agreed_signal(exchanges_by(local, done) - 1, first, run.interrupts.received, "exchange")
+                count = exchanges_by(local, done) - 1
+                stop = team.agreed_signal(count, first, run.interrupts.received, "exchange")
             state = validate(run, done, state)
-            evaluate(run, done, run.entered[-1] if due.exchange is None else coming(run, done, state), state)
+            evaluate(run, done, run.entered[-1] if due.exchange is None else coming(run, state), state)
             check_and_save(run, done, state, bool(stop))
             if stop:
                 run.interrupts.received = stop  # perhaps by another process
@@ -93,12 +82,12 @@ def parts_of(run: Run) -> LocalParts:
     return local
 
 
-def coming(run: Run, done: int, state: TrainState) -> Phase:
-    """The phase of the next exchange after step `done`."""
+def coming(run: Run, state: LocalState) -> Phase:
+    """The phase of the next exchange."""
     local = parts_of(run)
-    due = ((step, local.due(step).exchange) for step in count(done + 1))
+    due = ((step, local.due(step).exchange) for step in count(state.step + 1))
     step, fragment = next((step, fragment) for step, fragment in due if fragment is not None)
-    before, number = run.fragments[fragment], local.round_of(fragment, step)
+    before, number = state.phases[fragment], local.round_of(fragment, step)
     return phases.phase_after(local.method(), before, number, state.compressor[fragment], run.setup.parts.nodes)
 
 
@@ -108,71 +97,70 @@ def exchanges_by(local: LocalParts, done: int) -> int:
 
 
 def exchange(
-    run: Run, programs: Programs, fragment: int, step: int, state: TrainState, outputs: dict[str, Array]
-) -> TrainState:
+    run: Run, fragment: int, state: LocalState, metrics: LocalMetrics, rate: Array
+) -> LocalState:
     """Exchange a fragment, in the phase that its round belongs to, and record the step with its bytes."""
-    local, setup = parts_of(run), run.setup
-    number, before = local.round_of(fragment, step + 1), run.fragments[fragment]
-    phase = phases.phase_after(local.method(), before, number, state.compressor[fragment], setup.parts.nodes)
-    state = enter(run, programs, fragment, phase, state)
-    figures = look(run, step, number, phase, state)
-    program, cost = programs.exchanges[fragment, phase.value]
-    state, info = program.run(state, np.int32(step))
-    both = {**outputs, **info, "finite": outputs["finite"] & info["finite"]}
+    step, number = run.setup.step, parts_of(run).round_of(fragment, state.step)
+    phase = enter(run, fragment, state)
+    figures = look(run, number, phase, state)
+    cost = run.compiled["cost", fragment, phase.value]
+    state, metrics = step.exchange(state, metrics)
+    outputs = {**outputs_of(metrics), "learning_rate": rate}
     sent = cost.up + (cost.once if number == phase.start else 0.0)
     own = {"bytes": sent, "bytes_up_leader": cost.leader, "bytes_up_worker": cost.worker}
-    run.recorder.push(step, phase, both, **own, **figures)
+    run.recorder.push(state.step - 1, phase, outputs, **own, **figures)
     return state
 
 
-def enter(run: Run, programs: Programs, fragment: int, phase: Phase, state: TrainState) -> TrainState:
-    """The state in a fragment's phase; where the phase is new, after its transition and with its exchange compiled."""
-    old, parts = run.fragments[fragment], run.setup.parts
+def enter(run: Run, fragment: int, state: LocalState) -> Phase:
+    """The phase of a fragment's exchange; where it is new, after its transition and with its exchange compiled."""
+    setup, before = run.setup, state.phases[fragment]
+    phase = coming_phase(run, fragment, state)
     name = fragment, phase.value
-    if phase.value == old.value and name in programs.exchanges:
-        return state
-    with run.recorder.untimed(state):
+    if phase.value == before.value and name in run.compiled:
+        return phase
+    with run.recorder.untimed(state.params):
         run.recorder.write()
         if phase != run.entered[-1] and phase not in run.entered:
             run.entered.append(phase)
         if phase.value not in run.costs:
-            run.costs[phase.value] = cost_of(run.setup, phase)
-        run.fragments[fragment] = phase
-        state = change_phase(run, fragment, old, phase, state)
-        if name not in programs.exchanges:
-            program = compile_exchange(parts, fragment, phase.value, state, run.team)
-            programs.exchanges[name] = program, cost_of_exchange(parts, fragment, phase, state)
-            if fragment == 0:
-                run.recorder.display.say(describe(run.costs[phase.value], program, run.config.local.every))
-    return state
+            run.costs[phase.value] = cost_of(setup, phase)
+        setup.step.upcoming(state)  # the transition
+        seconds = compile_once(run, name, "exchange", lambda: setup.step.lower_exchange(state))
+        if ("cost", *name) not in run.compiled:
+            run.compiled["cost", *name] = cost_of_exchange(setup.parts, fragment, phase, state)
+        if fragment == 0 and seconds:
+            run.recorder.display.say(describe(run.costs[phase.value], seconds, run.config.local.every))
+    return phase
 
 
-def change_phase(run: Run, fragment: int, old: Phase, new: Phase, state: TrainState) -> TrainState:
-    """The state after the compressor's transition for one fragment."""
-    if old.value == new.value:
-        return state
-    nodes, states = run.setup.parts.nodes, list(state.compressor)
-    inner = parts_of(run).method().transition(old.value, new.value, states[fragment], nodes)
-    states[fragment] = place(copied(inner), placements_of(inner), nodes)
-    return state._replace(compressor=tuple(states))
+def coming_phase(run: Run, fragment: int, state: LocalState) -> Phase:
+    """The phase of the exchange that is due."""
+    local = parts_of(run)
+    number = local.round_of(fragment, state.step)
+    return phases.phase_after(
+        local.method(), state.phases[fragment], number, state.compressor[fragment], run.setup.parts.nodes
+    )
 
 
-def look(run: Run, step: int, number: int, phase: Phase, state: TrainState) -> dict[str, float]:
+def look(run: Run, number: int, phase: Phase, state: LocalState) -> dict[str, float]:
     """Record the pseudo-gradients of the coming exchange, and compare their aggregate with the true mean, where asked.
 
     --record.every counts exchanges, --diagnose-every steps. Neither looks at fragments.
     """
     if parts_of(run).fragments > 1:
         return {}
-    records, diagnoses = run.recording.is_due(number), run.diagnosis.is_due(number, phase)
+    records = run.recording.is_due(number)
+    diagnoses = is_due(run.config, number, run.costs[phase.value])
     if not (records or diagnoses):
         return {}
-    with run.recorder.untimed(state):
-        gradients, seen = make_pseudo_gradients(run.setup.parts, state)(state), as_exchanged(state)
+    step = run.setup.step
+    with run.recorder.untimed(state.params):
         if records:
-            run.recording.run(step, phase, seen, gradients)
+            local = step.upcoming(state)[1].local
+            run.recording.run(state.step - 1, phase, local, step.pseudo_gradients(state))
             run.team.wait()  # for process 0, which writes
-        return run.diagnosis.run(step, phase, seen, gradients) if diagnoses else {}
+        return host_figures(jax.device_get(step.diagnose(state))) if diagnoses else {}
 
 
 class Divergence:

@@ -6,12 +6,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-import numpy as np
+import jax
 from rich.console import Console
 
-from jgc.loops.buffers import copied
 from jgc.method import phases
-from jgc.nodes.placement import place, placements_of
 from jgc.training.data import MissingDataError, Source
 from jgc.training.errors import FAILED, UserError
 from jgc.training.output.announce import describe, heading, notes
@@ -28,17 +26,15 @@ from jgc.training.run.finish import finish
 from jgc.training.run.folder import CONFIG, METRICS, SUMMARY, check_run_dir, choose_run_dir, mark_run_dir
 from jgc.training.run.lock import sole_writer
 from jgc.training.run.periodic import batches, check_and_save, evaluate, validate
-from jgc.training.run.record import Run, cost_of
+from jgc.training.run.record import Run, compile_once, cost_of
 from jgc.training.run.resume import check_own, resume_or_start
 from jgc.training.run.setup import Setup, build
 from jgc.training.run.signals import Interrupts
 from jgc.training.settings.config import Config, check
 from jgc.training.steps.compile_cache import kept_programs
-from jgc.training.steps.diagnose import Diagnosis
+from jgc.training.steps.diagnose import host_figures, is_due
 from jgc.training.steps.evaluate import make_evaluate, make_validate, show
-from jgc.training.steps.local_step import as_exchanged, exchange_parts
-from jgc.training.steps.program import compile_gradients, compile_update
-from jgc.training.steps.step import Gradients, TrainState
+from jgc.training.steps.step import Batch, TrainState, arrays_by_name, make_rate_of, outputs_of
 from jgc.types import Phase
 
 WIDTH = 120  # of the table, where the output is not a terminal
@@ -88,9 +84,10 @@ def run_in_folder(
     """`run` in a folder that no other run uses."""
     # --- set-up: data, model, compressor, optimiser
     setup = build(config, source)
-    recording = Recording(exchange_parts(setup.parts), as_exchanged(setup.state), folder)
+    compressor = setup.state.compressor if setup.parts.local is None else setup.state.compressor[0]
+    recording = Recording(setup.parts, setup.state.params, compressor.local, folder)
     team.require_equal({"data": setup.source.facts})
-    first = {"a first state of checksum": team.checksum(setup.state)}
+    first = {"a first state of checksum": team.checksum(arrays_by_name(setup.state))}
     team.require_equal(first, "JAX_ variables, XLA_FLAGS or processors differ")
     if team.leads and not (folder / CONFIG).exists():
         mark_run_dir(folder, config)
@@ -100,7 +97,7 @@ def run_in_folder(
     with team.process_0_first():
         manager = checkpoint.open_manager(folder)
         found = checkpoint.restore(manager, partial(check_own, setup)) if config.resume else None
-    state, start, entered, fragments = resume_or_start(setup, found, console)
+    state, start, entered = resume_or_start(setup, found, console)
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
     team.require_equal(so_far, f"all processes must see the same folder {folder}")
     if team.leads:
@@ -121,12 +118,10 @@ def run_in_folder(
         diverges = local.watch(config, setup.parts.local, before)
         kept = partial(checkpoint.kept, manager, proof)
         recorder = Recorder(metrics, display, costs, config.nodes, proof, kept, diverges)
-        every = -(-config.diagnose_every // (config.local.every or 1))  # of exchanges
-        diagnosis = Diagnosis(exchange_parts(setup.parts), costs, every)
         evaluate, validate = make_evaluate(setup.parts, setup.source), make_validate(setup.parts, setup.source)
         run = Run(
-            team, setup, folder, console, manager, interrupts, recorder, recording, diagnosis, evaluate, validate,
-            entered, costs, updates={}, fragments=fragments, proof=proof, replicas=Replicas(setup.parts.nodes),
+            team, setup, folder, console, manager, interrupts, recorder, recording, evaluate, validate,
+            entered, costs, compiled={}, proof=proof, replicas=Replicas(setup.parts.nodes),
         )  # fmt: skip
         try:
             with checkpoint.completed(manager, proof):
@@ -153,25 +148,21 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
       The state, and the number of updates made.
     """
     config, setup, team = run.config, run.setup, run.team
-    phase = next_phase(setup, run.entered[-1], start, state)
+    rate_of = make_rate_of(setup.parts)
     with closing(batches(config, setup, start)) as arriving:
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
-            if step == start:
-                with run.recorder.untimed():
-                    compute_gradients = compile_gradients(setup.parts, state, batch, team)
-            gradients = compute_gradients(state.trained, state.own, batch)
-            state = enter(run, phase, state, gradients)
-            record(run, step, phase, state, gradients)
-            figures = diagnose(run, step, phase, state, gradients)
-            state, outputs = run.updates[phase.value].run(state, gradients, np.int32(step))
-            del gradients  # they would stay in memory beside those of the next step
+            phase = next_phase(setup, state)
+            enter(run, phase, state, batch)
+            record(run, phase, state, batch)
+            figures, rate = diagnose(run, phase, state, batch), rate_of(state)
+            state, metrics = setup.step(state, batch)
+            outputs = {**outputs_of(metrics), "learning_rate": rate}
             run.recorder.push(step, phase, outputs, **figures)
 
             done = step + 1
             stop = team.agreed_signal(step, start, run.interrupts.received)
-            phase = next_phase(setup, phase, done, state)
             state = validate(run, done, state)
-            evaluate(run, done, phase, state)
+            evaluate(run, done, next_phase(setup, state), state)
             check_and_save(run, done, state, bool(stop))
             if stop:
                 run.interrupts.received = stop  # perhaps by another process
@@ -179,50 +170,40 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
     return state, max(start, config.steps)
 
 
-def enter(run: Run, phase: Phase, state: TrainState, gradients: Gradients) -> TrainState:
-    """The state in a phase; where the phase is new, after its transition and with its update compiled."""
+def enter(run: Run, phase: Phase, state: TrainState, batch: Batch) -> None:
+    """Where a phase is new, its transition, its bytes and its compiled program, outside of the step's time."""
     old = run.entered[-1]
-    if phase.value == old.value and phase.value in run.updates:
-        return state
-    with run.recorder.untimed(gradients):
+    if phase.value == old.value and phase.value in run.compiled:
+        return
+    with run.recorder.untimed(state.params):
         run.recorder.write()
         if phase != old:
             run.entered.append(phase)
         if phase.value not in run.costs:
             run.costs[phase.value] = cost_of(run.setup, phase)
-        state = change_phase(run.setup, old, phase, state)
-        if phase.value not in run.updates:
-            update = compile_update(run.setup.parts, phase.value, state, gradients, run.team)
-            run.updates[phase.value] = update
-            run.recorder.display.say(describe(run.costs[phase.value], update))
-    return state
+        run.setup.step.upcoming(state)  # a checkpoint holds the old phase's state, so each transition runs once
+        seconds = compile_once(run, phase.value, "step", lambda: run.setup.step.lower(state, batch))
+        if seconds:
+            run.recorder.display.say(describe(run.costs[phase.value], seconds))
 
 
-def change_phase(setup: Setup, old: Phase, new: Phase, state: TrainState) -> TrainState:
-    """The state after the compressor's transition. A checkpoint holds the old phase's, so each runs once."""
-    if old.value == new.value:
-        return state
-    nodes = setup.parts.nodes
-    inner = setup.parts.compressor.transition(old.value, new.value, state.compressor, nodes)
-    return state._replace(compressor=place(copied(inner), placements_of(inner), nodes))
-
-
-def record(run: Run, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> None:
+def record(run: Run, phase: Phase, state: TrainState, batch: Batch) -> None:
     """Write the gradients of a step that --record names."""
-    if run.recording.is_due(step):
-        with run.recorder.untimed(gradients):
-            run.recording.run(step, phase, state, gradients)
+    if run.recording.is_due(state.step):
+        with run.recorder.untimed(state.params):
+            local = run.setup.step.upcoming(state)[1].local
+            run.recording.run(state.step, phase, local, run.setup.step.gradients(state, batch))
             run.team.wait()  # for process 0, which writes
 
 
-def diagnose(run: Run, step: int, phase: Phase, state: TrainState, gradients: Gradients) -> dict[str, float]:
+def diagnose(run: Run, phase: Phase, state: TrainState, batch: Batch) -> dict[str, float]:
     """Compare the aggregate of the coming update with the true mean, every --diagnose-every steps."""
-    if not run.diagnosis.is_due(step, phase):
+    if not is_due(run.config, state.step, run.costs[phase.value]):
         return {}
-    with run.recorder.untimed(gradients):
-        return run.diagnosis.run(step, phase, state, gradients)
+    with run.recorder.untimed(state.params):
+        return host_figures(jax.device_get(run.setup.step.diagnose(state, batch)))
 
 
-def next_phase(setup: Setup, phase: Phase, step: int, state: TrainState) -> Phase:
-    """The phase of `step`, from the phase of the step before and the state after that step."""
-    return phases.phase_after(setup.parts.compressor, phase, step, state.compressor, setup.parts.nodes)
+def next_phase(setup: Setup, state: TrainState) -> Phase:
+    """The phase of the coming step."""
+    return phases.phase_after(setup.parts.compressor, state.phase, state.step, state.compressor, setup.parts.nodes)

@@ -3,8 +3,10 @@
 from collections.abc import Generator
 from functools import partial
 
+from jgc.loops.buffers import device_of, put_arrays
+from jgc.loops.make_step import LoopState
 from jgc.method import phases
-from jgc.nodes.placement import place, place_parts, placements_of
+from jgc.nodes.placement import place_parts, placements_of
 from jgc.training.data import prefetch
 from jgc.training.errors import Drift
 from jgc.training.output import summary
@@ -14,7 +16,7 @@ from jgc.training.run.setup import Setup, steps_of_epoch
 from jgc.training.settings.config import Config, as_json
 from jgc.training.steps import learning_rate
 from jgc.training.steps.evaluate import LOSS
-from jgc.training.steps.step import Batch, TrainState
+from jgc.training.steps.step import Batch, TrainState, arrays_by_name
 from jgc.types import Phase
 
 
@@ -25,10 +27,11 @@ def validate(run: Run, done: int, state: TrainState) -> TrainState:
     with run.recorder.untimed():
         loss = run.validate(state)
         run.recorder.add(**{LOSS: loss})
-        if learning_rate.current(state.opt_state) is None:  # no --schedule validation
-            return state
+        if not isinstance(state, LoopState) or learning_rate.current(state.opt_state) is None:
+            return state  # no --schedule validation
         corrected, placements = learning_rate.corrected(state.opt_state, loss), placements_of(state.opt_state)
-        return state._replace(opt_state=place(corrected, placements, run.setup.parts.nodes))
+        device = device_of(state.params)
+        return state._replace(opt_state=put_arrays(corrected, run.setup.parts.nodes, device, placements))
 
 
 def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
@@ -52,7 +55,7 @@ def check_and_save(run: Run, done: int, state: TrainState, stop: bool) -> None:
 
 def check_replicas(run: Run, done: int, state: TrainState) -> None:
     """Raise Drift if devices hold different values where they should hold the same, so that no checkpoint has these."""
-    if different := run.replicas.difference(state):
+    if different := run.replicas.difference(arrays_by_name(state)):
         run.recorder.write()
         newest = "no checkpoint had been made yet"
         if run.proof.newest is not None:
@@ -67,7 +70,7 @@ def save(run: Run, done: int, state: TrainState) -> None:
         "versions": summary.versions(),
         "data": run.setup.source.facts,
         "phases": [phases.as_json(phase) for phase in run.entered],
-        "fragments": [phases.as_json(phase) for phase in run.fragments],
+        "fragments": [phases.as_json(phase) for phase in getattr(state, "phases", ())],
     }
     with run.recorder.untimed():
         run.recorder.write()

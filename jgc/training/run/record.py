@@ -1,10 +1,13 @@
 """The record of a run: what its steps, validations, evaluations and checkpoints share."""
 
-from collections.abc import Callable, Hashable
+import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
+from jax.stages import Lowered
 from rich.console import Console
 
 from jgc.training.output.recorder import Recorder
@@ -16,9 +19,7 @@ from jgc.training.run.setup import Setup
 from jgc.training.run.signals import Interrupts
 from jgc.training.settings.config import Config
 from jgc.training.steps.costs import Costs, PhaseCost
-from jgc.training.steps.diagnose import Diagnosis
 from jgc.training.steps.local_costs import cost_of_phase
-from jgc.training.steps.program import Program
 from jgc.training.steps.step import TrainState
 from jgc.types import Phase
 
@@ -35,13 +36,11 @@ class Run(NamedTuple):
       interrupts: Ctrl-C and SIGTERM.
       recorder: metrics of each step.
       recording: gradients of the steps that --record names.
-      diagnosis: comparisons with the true mean.
       evaluate: the scores of a state.
       validate: the validation loss of a state; None where the run has none.
       entered: the phases so far, the newest last; grows.
       costs: bytes by the phase's value; grows.
-      updates: compiled updates by the phase's value; grows.
-      fragments: with local steps, the phase of each fragment's last exchange; changes.
+      compiled: programs by name, such as a phase's value; grows.
       proof: which checkpoint is good.
       replicas: whether devices hold the same.
     """
@@ -54,13 +53,11 @@ class Run(NamedTuple):
     interrupts: Interrupts
     recorder: Recorder
     recording: Recording
-    diagnosis: Diagnosis
     evaluate: Callable[[TrainState], dict[str, float]]
     validate: Callable[[TrainState], float] | None
     entered: list[Phase]
     costs: Costs
-    updates: dict[Hashable, Program]
-    fragments: list[Phase]
+    compiled: dict[Any, Any]
     proof: Proof
     replicas: Replicas
 
@@ -68,6 +65,28 @@ class Run(NamedTuple):
     def config(self) -> Config:
         """The resolved config."""
         return self.setup.parts.config
+
+
+def compile_once(run: Run, name: Any, what: str, lower: Callable[[], Lowered]) -> float:
+    """Compile a program before its first call; seconds that it took, 0 if it is compiled.
+
+    Processes must have lowered the same text; all wait until all have compiled.
+    """
+    if name in run.compiled:
+        return 0.0
+    started = time.perf_counter()
+    lowered = lower()
+    check_equal(run.team, what, lowered)
+    run.compiled[name] = lowered.compile()
+    run.team.wait()
+    return time.perf_counter() - started
+
+
+def check_equal(team: Team, what: str, lowered: Lowered) -> None:
+    """Raise UserError unless all processes have lowered the same program."""
+    if team.count > 1:
+        text = f"{zlib.crc32(lowered.as_text().encode()):08x}"
+        team.require_equal({f"a program of the {what}, StableHLO of checksum": text})
 
 
 def cost_of(setup: Setup, phase: Phase) -> PhaseCost:

@@ -4,12 +4,15 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from jgc.loops.buffers import copied
+from jgc.loops.make_step import LoopState
 from jgc.method import phases
+from jgc.nodes.placement import place
 from jgc.training.errors import UserError
 from jgc.training.run import checkpoint
 from jgc.training.run.folder import compare_configs
 from jgc.training.run.setup import Setup
-from jgc.training.steps.step import TrainState, place_state, placements_of_state
+from jgc.training.steps.step import TrainState, arrays_by_name, placements_by_name, with_arrays
 from jgc.types import Phase
 
 
@@ -20,13 +23,11 @@ class Beginning(NamedTuple):
       state: the train state, placed on the devices.
       step: updates made so far.
       entered: the phases so far; the state belongs to the last of them.
-      fragments: with local steps, the phase of each fragment's last exchange.
     """
 
     state: TrainState
     step: int
     entered: list[Phase]
-    fragments: list[Phase]
 
 
 def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Console) -> Beginning:
@@ -40,15 +41,18 @@ def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Co
         if config.resume:
             console.print("no checkpoint yet: starting from the beginning")
         first = setup.parts.compressor.schedule[0]
-        return Beginning(setup.state, 0, [first], [first] * config.local.fragments)
+        return Beginning(setup.state, 0, [first])
     for problem in found.damaged:
         console.print(f"{problem}; using that of step {found.step}", highlight=False, soft_wrap=True)
     if found.step > config.steps:
         raise UserError(f"the run has had {found.step} steps already, more than --steps {config.steps}")
     restored = checkpoint.fit(setup.state, found, config.nodes)
-    state = place_state(restored, placements_of_state(setup.state), setup.parts.nodes)
-    fragments = [phases.from_json(phase) for phase in found.host.get("fragments", ())]
-    return Beginning(state, found.step, _entered(setup, found), fragments)
+    arrays = place(copied(arrays_by_name(restored)), placements_by_name(setup.state), setup.parts.nodes)
+    state, entered = with_arrays(restored, arrays), [phases.from_json(phase) for phase in found.host["phases"]]
+    if isinstance(state, LoopState):
+        return Beginning(state._replace(step=found.step, phase=entered[-1]), found.step, entered)
+    fragments = tuple(phases.from_json(phase) for phase in found.host["fragments"])
+    return Beginning(state._replace(step=found.step, phases=fragments), found.step, entered)
 
 
 def check_own(setup: Setup, found: checkpoint.Restored) -> None:
@@ -59,7 +63,3 @@ def check_own(setup: Setup, found: checkpoint.Restored) -> None:
     if before not in (None, own):
         raise UserError(f"checkpoint {found.step} was made with other data: {before}; these are {own}")
     checkpoint.fit(setup.state, found, config.nodes)
-
-
-def _entered(setup: Setup, found: checkpoint.Restored) -> list[Phase]:
-    return [phases.from_json(phase) for phase in found.host["phases"]]

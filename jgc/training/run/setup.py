@@ -21,7 +21,7 @@ from jgc.training.settings.workloads import workload_named
 from jgc.training.steps.costs import PhaseCost
 from jgc.training.steps.local_costs import costs_of
 from jgc.training.steps.optimizer import make_inner, make_optimizer, make_outer, make_schedule
-from jgc.training.steps.step import Parts, TrainState, init_state
+from jgc.training.steps.step import Parts, TrainState, init_state, make_steps, model_state_of
 from jgc.types import Compressor, Key, Nodes, PyTree
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Setup(NamedTuple):
     Attributes:
       parts: of the step functions.
       source: the data.
+      step: the step function, of `jgc.make_step` or `jgc.local_steps`.
       state: the first train state.
       costs: of every phase of the schedule.
       values: n, the number of values in the gradient.
@@ -52,6 +53,7 @@ class Setup(NamedTuple):
 
     parts: Parts
     source: Source
+    step: Any
     state: TrainState
     costs: tuple[PhaseCost, ...]
     values: int
@@ -72,12 +74,13 @@ def build(config: Config, source: Source | None = None) -> Setup:
         parts = make_parts(config, nodes, model, source, step_key)
         variables = init_model(model, init_key, source.inputs(config.batch_size // config.nodes))
         check_devices(config, source, carries="carry" in variables)
-        state = init_state(parts, variables, compressor_key)
+        step = make_steps(parts, bool(model_state_of(variables)))
+        state = init_state(parts, variables, compressor_key, step)
         costs = costs_of(parts, state)
     except (MissingDataError, ValueError) as error:
         raise UserError(str(error)) from error
     values = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(variables["params"]))
-    return Setup(parts, source, state, costs, values)
+    return Setup(parts, source, step, state, costs, values)
 
 
 def check_devices(config: Config, source: Source, carries: bool) -> None:

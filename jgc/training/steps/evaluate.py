@@ -17,7 +17,7 @@ from jgc.backend import backend_of
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, SHARED, place_array, to_host
 from jgc.training.data import ACCURACY, BITS, MEAN_IOU, NATS, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
-from jgc.training.steps.step import Parts, TrainState
+from jgc.training.steps.step import Parts, TrainState, collection
 from jgc.types import Array, PyTree
 
 LOSS = "validation_loss"
@@ -125,7 +125,7 @@ def _make_variables(parts: Parts) -> Callable[[TrainState], dict[str, PyTree]]:
     mean_stats = make_mean_stats(parts)
 
     def variables(state: TrainState) -> dict[str, PyTree]:
-        stats = mean_stats(state.batch_stats)
+        stats = mean_stats(collection(state, "batch_stats"))
         return {"params": state.params, **({"batch_stats": stats} if stats else {})}
 
     return variables

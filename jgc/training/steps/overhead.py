@@ -11,56 +11,60 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.loops.step_program import make_diagnosis
 from jgc.nodes.layouts import as_one_per_device
-from jgc.nodes.placement import SHARED
+from jgc.nodes.placement import SHARED, placements_of
 from jgc.training.output.metrics import Line
 from jgc.training.run.setup import Setup
 from jgc.training.steps.costs import PhaseCost
 from jgc.training.steps.evaluate import LOSS, on_mean_stats
-from jgc.training.steps.local_step import as_exchanged, exchange_parts
-from jgc.training.steps.step import METRICS, Gradients, Parts, TrainState, make_compare, placements_of_state
-from jgc.types import Sent
+from jgc.training.steps.step import METRICS, Parts, TrainState, collection
+from jgc.types import PyTree, Sent
 
 
 def other_bytes(
     setup: Setup, state: TrainState, costs: Sequence[PhaseCost], lines: Sequence[Line], pictures: bool = False
 ) -> dict[str, Any]:
     """Bytes each time and number of times, by purpose. `pictures`: whether the run drew masks.png."""
-    parts, score, every = exchange_parts(setup.parts), setup.source.score, setup.parts.config.local.every
-    state = as_exchanged(state)
-    placements = placements_of_state(state)
-    divided = placements.params != jax.tree.map(lambda _: SHARED, state.params)
+    parts, score, every = setup.parts, setup.source.score, setup.parts.config.local.every
+    divided = placements_of(state.params) != jax.tree.map(lambda _: SHARED, state.params)
     apart = parts if divided else parts._replace(nodes=as_one_per_device(parts.nodes))
-    shapes = jax.eval_shape(lambda: state)
-    metrics = jax.ShapeDtypeStruct((parts.nodes.count, len(METRICS)), jnp.float32)
+    metrics = jax.ShapeDtypeStruct((parts.nodes.count, len(METRICS) - 1), jnp.float32)  # all nodes agree on `finite`
     with comm.ledger() as of_metrics:
         jax.eval_shape(on_mean_stats(apart), metrics)
     with comm.ledger() as of_statistics:
-        jax.eval_shape(on_mean_stats(apart), shapes.batch_stats)
+        jax.eval_shape(on_mean_stats(apart), _shapes(collection(state, "batch_stats")))
     evaluations = sum((score.name in line) + (LOSS in line) for line in lines) + pictures
     return {
         # with local steps each node's metrics stay where they are
         "metrics": {"times": 0 if every else len(lines), "bytes": _total(of_metrics)},
         "batch statistics": {"times": evaluations, "bytes": _total(of_statistics)},
         "diagnose": {
-            cost.phase.name: _diagnose(apart, shapes, placements, cost, lines) for cost in costs if cost.compresses
+            cost.phase.name: _diagnose(apart, state, cost, lines) for cost in costs if cost.compresses
         },
     }
 
 
 def _diagnose(
-    apart: Parts, shapes: TrainState, placements: TrainState, cost: PhaseCost, lines: Sequence[Line]
+    apart: Parts, state: TrainState, cost: PhaseCost, lines: Sequence[Line]
 ) -> dict[str, Any]:
     times = sum("true_cosine" in line for line in lines if line["phase"] == cost.phase.name)
     if not times:
         return {"times": 0, "bytes": 0.0}
-    grads = jax.tree.map(lambda p: jax.ShapeDtypeStruct((apart.nodes.count, *p.shape), p.dtype), shapes.params)
-    gradients = Gradients(None, None, None, grads)  # type: ignore[arg-type]
+    compressor = state.compressor if apart.local is None else state.compressor[0]
+    nodes, key = apart.nodes, jax.random.key(0)
+    grads = jax.tree.map(lambda p: jax.ShapeDtypeStruct((nodes.count, *p.shape), p.dtype), state.params)
     with comm.ledger() as sent:
-        compare = make_compare(apart, cost.phase.value, placements)
-        jax.eval_shape(compare, shapes, gradients, jax.ShapeDtypeStruct((), jnp.int32))
+        compare = make_diagnosis(
+            apart.exchanged, cost.phase.value, nodes, placements_of(state.params), placements_of(compressor)
+        )
+        jax.eval_shape(compare, key, jnp.int32(0), grads, _shapes(compressor))
     return {"times": times, "bytes": _total(sent)}
 
 
 def _total(sent: Sequence[Sent]) -> float:
     return float(sum(s.bytes for s in sent))
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.eval_shape(lambda: tree)

@@ -1,0 +1,77 @@
+"""What the loops of `make_step` and `local_steps` share: checks and placement of a step's arguments."""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from jgc.checks.misuse import check_arrays, check_key
+from jgc.checks.states import check_remembered, remember
+from jgc.loops.buffers import check_params, device_of, put_arrays
+from jgc.loops.frozen import frozen_for
+from jgc.loops.model_state import of_all_nodes
+from jgc.loops.skipped import make_skip_warning
+from jgc.nodes.placement import BATCH, LOCAL, check_node_axes
+from jgc.types import Array, Key, Nodes, PyTree
+
+
+class Loop:
+    """The memory of a loop on the host: its compiled programs, and the states that it has checked.
+
+    Args:
+      nodes: the layout.
+      check_state: raises ValueError if a state of the right type does not fit the loop.
+      steps: a name for skipped steps, for the warning.
+    """
+
+    def __init__(self, nodes: Nodes, check_state: Callable[[Any], None], steps: str = "steps"):
+        self.nodes = nodes
+        self.programs: dict[Hashable, Any] = {}  # `jax.jit`, by phase and structure of the arrays
+        self.put_frozen = frozen_for(nodes)
+        self.warn_of_skips = make_skip_warning(steps)
+        self._check_state = check_state
+        self._fitting: set[Any] = set()  # structures of states that fit
+        self._first: dict[Any, PyTree] = {}  # see `remember`
+
+    def putter(self, device: SingleDeviceSharding) -> Callable[..., PyTree]:
+        """`put_arrays` for this layout and device."""
+        return partial(put_arrays, nodes=self.nodes, device=device)
+
+    def begin(self, key: Key, params: PyTree, model_state: PyTree) -> tuple[Key, PyTree]:
+        """Check the arguments of `init`; the key and every node's model state, on the devices."""
+        check_key(key)
+        check_params(params)
+        put = self.putter(device_of(params))
+        return put(key), put(of_all_nodes(model_state, self.nodes), placements=LOCAL)
+
+    def remember(self, params: PyTree, model_state: PyTree) -> None:
+        """Record the containers of a state that `init` makes."""
+        remember(self._first, params, model_state)
+
+    def check_fits(self, state: Any, structure: Any) -> None:
+        """Raise ValueError, naming the leaf, unless a state is one that `init` makes."""
+        if structure not in self._fitting:
+            check_remembered(self._first, state.params, state.model_state)
+            self._check_state(state)
+            self._fitting.add(structure)
+
+    def place_batch(self, batch: PyTree, put: Callable[..., PyTree]) -> PyTree:
+        """The batch on the devices. Raise TypeError or ValueError, naming the leaf, if it has no axis [K]."""
+        check_arrays(batch, or_numbers=True)
+        check_node_axes(BATCH, batch, self.nodes, "the batch")
+        return put(batch, placements=BATCH)
+
+
+def shape_of(x: Any) -> Any:
+    """What a program is compiled for. Arrays that JAX may move have no sharding."""
+    if not isinstance(x, Array):
+        return x
+    weak, sharding = getattr(x, "weak_type", False), x.sharding if x.committed else None
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=sharding)
+
+
+def shardings_of(arrays: PyTree) -> PyTree:
+    """Where a program leaves its outputs: left to XLA, the second step would be a different program."""
+    return jax.tree.map(lambda x: x.sharding, arrays)
