@@ -28,7 +28,7 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
     )
 
 
-def seen(kept: PyTree, packing: Packing) -> PyTree:
+def visible(kept: PyTree, packing: Packing) -> PyTree:
     """The memory's state as a method's step sees it."""
     return kept
 

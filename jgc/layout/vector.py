@@ -59,7 +59,7 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
     return jax.tree.map(in_tiles, kept) if backend_of(nodes) == "tpu" else kept
 
 
-def seen(kept: PyTree, packing: Packing) -> PyTree:
+def visible(kept: PyTree, packing: Packing) -> PyTree:
     """The memory's state as a method's step sees it: vectors of n values."""
     return jax.tree.map(lambda x: cut(as_flat(x), packing.size), kept)
 

@@ -167,7 +167,7 @@ def method_step(job: Job, v: Any, nodes: Nodes) -> Step:
     group, phase, key, _, state = job
     method, packing = group.method, group.packing
     assert method.step is not None
-    memory = FORMS[method.form].seen(state.local.memory, packing)
+    memory = FORMS[method.form].visible(state.local.memory, packing)
     state = State(state.shared, state.local._replace(memory=memory))
     if method.form == "joined" and not method.takes_filled:
         v = cut(v, packing.size)

@@ -8,7 +8,7 @@ import jax
 
 from jgc import comm
 from jgc.backend import traced_for
-from jgc.checks.misuse import check_nodes
+from jgc.checks.misuse import check_arrays, check_nodes
 from jgc.comm.jaxprs import all_sent
 from jgc.layout.buckets import sent_as
 from jgc.layout.pack import leaf_paths
@@ -51,6 +51,7 @@ def compressor_of(design: Design) -> Compressor:
 
     def init(key, params, nodes):
         check_nodes(nodes)
+        check_arrays(params)
         plan = plan_of(design, params, nodes)
         if plan.by_shards:
             return placed(partial(first_state, plan, key, nodes), nodes)

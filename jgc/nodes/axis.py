@@ -72,6 +72,7 @@ def on_nodes(
 
     Example:
       >>> from jgc.nodes.layouts import make_nodes
+      >>> from jgc.nodes.placement import LOCAL
       >>> nodes = make_nodes(2, devices=jax.devices()[:1])
       >>> on_nodes(lambda x: 2 * x, nodes, ins=(LOCAL,), outs=LOCAL)(jnp.arange(2))
       Array([0, 2], dtype=int32)
@@ -294,6 +295,7 @@ def placed_leaves(placements: PyTree, tree: PyTree) -> list[tuple[str, Placement
     """The leaves of a tree, in tree order, with their paths and placements.
 
     Example:
+      >>> from jgc.nodes.placement import LOCAL, SHARED
       >>> placed_leaves((LOCAL, SHARED), ({"a": 1, "b": 2}, 3))
       [('0/a', 'local', 1), ('0/b', 'local', 2), ('1', 'shared', 3)]
     """

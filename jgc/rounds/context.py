@@ -57,7 +57,7 @@ class Rules(NamedTuple):
       end: whether it then also stops with `Timeout`.
       outliers: see `make_list`; 0 for no such rule.
       checkpoint_every: rounds between checkpoints.
-      keep: rounds whose objects are kept for nodes that are behind.
+      retained: rounds whose objects are kept for nodes that are behind.
       poll: shortest and longest pause between two looks at the bucket, in seconds.
       patience: seconds that the second node leaves to the first to make the list; the third
         twice that.
@@ -70,14 +70,14 @@ class Rules(NamedTuple):
     end: bool = False
     outliers: float = 10.0
     checkpoint_every: int = 20
-    keep: int = 50
+    retained: int = 50
     poll: tuple[float, float] = (0.05, 1.0)
     patience: float = 0.5
 
 
 def check_rules(rules: Rules) -> None:
     """Raise ValueError for rules that no run can keep."""
-    for name in ("quorum", "start", "checkpoint_every", "keep"):
+    for name in ("quorum", "start", "checkpoint_every", "retained"):
         value = getattr(rules, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")

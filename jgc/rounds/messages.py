@@ -152,10 +152,10 @@ def read_message(
     return Message(node, incarnation, number, tokens, theta, fields, sha256_of(data), len(data))
 
 
-def check_header(header: Header, kind: str, run: str) -> None:
+def check_header(header: Header, expected: str, run: str) -> None:
     """Raise BadObject unless an object is of this kind and run."""
-    if header.get("kind") != kind:
-        raise BadObject(f"a {header.get('kind')}, not a {kind}")
+    if header.get("kind") != expected:
+        raise BadObject(f"a {header.get('kind')}, not a {expected}")
     if header.get("run") != run:
         raise BadObject(f"of another run, {header.get('run')}")
 

@@ -31,9 +31,9 @@ def close_name(number: int) -> str:
     return f"{round_folder(number)}/{CLOSE}"
 
 
-def node_name(number: int, node: str, kind: str) -> str:
+def node_name(number: int, node: str, suffix: str) -> str:
     """The name of a node's object in a round; kind is "msg", "here" or "left"."""
-    return f"{round_folder(number)}/{node}.{kind}"
+    return f"{round_folder(number)}/{node}.{suffix}"
 
 
 def checkpoint_name(number: int) -> str:
@@ -71,7 +71,7 @@ def by_round(names: dict[str, int]) -> dict[int, dict[str, int]]:
     return rounds
 
 
-def nodes_with(names: Iterable[str], kind: str) -> list[str]:
+def nodes_with(names: Iterable[str], suffix: str) -> list[str]:
     """The nodes that have an object of this kind among the names of a round, sorted.
 
     Example:
@@ -79,4 +79,4 @@ def nodes_with(names: Iterable[str], kind: str) -> list[str]:
       ['a', 'b']
     """
     nodes = (name.rpartition(".") for name in names)
-    return sorted(node for node, _, end in nodes if end == kind and _NODE.fullmatch(node))
+    return sorted(node for node, _, end in nodes if end == suffix and _NODE.fullmatch(node))

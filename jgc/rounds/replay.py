@@ -74,7 +74,7 @@ def newest_checkpoint(context: Context, least: int = 0) -> Requests[Shared | Non
 
 
 def write_checkpoint(context: Context, shared: Shared) -> Requests[None]:
-    """Write a checkpoint and delete messages that are older than `keep` rounds.
+    """Write a checkpoint and delete messages that are older than `retained` rounds.
 
     Lists stay: they are small, and whoever stood still for long must not be able to close a round
     a second time. Gives up if the bucket fails, since a later checkpoint serves as well.
@@ -84,9 +84,9 @@ def write_checkpoint(context: Context, shared: Shared) -> Requests[None]:
         checkpoints = yield List(CHECKPOINTS)
         if name not in checkpoints:  # a refused create would have sent all its bytes
             yield Create(name, pack_checkpoint(context.run, shared, context.secret))
-        limit, keep = shared.number - context.rules.keep, context.rules.keep
+        limit, retained = shared.number - context.rules.retained, context.rules.retained
         # not from the first round on: that listing would grow with the run
-        rounds = yield List(ROUNDS, before_round(max(0, limit - 4 * keep)))
+        rounds = yield List(ROUNDS, before_round(max(0, limit - 4 * retained)))
         names = [x for x in (*checkpoints, *rounds) if not x.endswith(f"/{CLOSE}")]
         old = [x for x in names if x.split("/")[1].isdigit() and int(x.split("/")[1]) < limit]
         if old:

@@ -133,12 +133,12 @@ def _mean_rates(steps: Array, cut: Cut, nodes: int) -> Array:
 
 def _faded(rate: Array) -> Array:
     """Rates a step later. What is taken off is rounded up, so that all fade in the end."""
-    return rate - ((rate >> _FADING) + (rate & (2**_FADING - 1) > 0))
+    return rate - (rate + 2**_FADING - 1 >> _FADING)
 
 
 def candidates_of(v: Array, blocks: Array, cut: Cut) -> Array:
     """The values of blocks i32[m] in a row, f32[m BLOCK]; zeros behind a shorter block."""
-    at = jnp.asarray(cut.starts)[blocks][:, None] + np.arange(BLOCK, dtype=np.int32)
+    at = jnp.asarray(cut.starts)[blocks][:, None] + np.arange(BLOCK, dtype=np.int32)[None]
     values = entries_at(v, jnp.minimum(at, v.size - 1))
     values = jnp.where(at < jnp.asarray(cut.ends)[blocks][:, None], values, 0).reshape(-1)
     return lax.optimization_barrier(values)  # or XLA gathers in each use of them

@@ -113,7 +113,7 @@ def largest_by_blocks(values: Array, ranges: Sequence[Range], b: int | None = No
     def values_of(blocks: Array) -> Array:
         slot = jnp.arange(sum(kept_values) // b, dtype=jnp.int32).reshape(-1, GROUP // b)
         first = starts_of(blocks).at[slot + source].get(mode="clip", wrap_negative_indices=False)
-        at = first[..., None] + jnp.arange(b, dtype=jnp.int32)
+        at = first[..., None] + jnp.arange(b, dtype=jnp.int32).reshape(1, 1, -1)
         bits = bits_of(values.at[at].get(mode="clip", wrap_negative_indices=False))
         limit = jnp.where(slot < used, end, 0)[..., None]  # a last block may end beyond its range
         return _filled(jnp.where(at < limit, bits, PADDING).reshape(-1), size)

@@ -16,7 +16,8 @@ def bitmap(mask: Array) -> Array:
       >>> bitmap(jnp.arange(32) < 3)
       Array([7], dtype=uint32)
     """
-    bits = mask.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
+    shifts = jnp.arange(32, dtype=jnp.uint32).reshape((1,) * (mask.ndim - 1) + (32,))
+    bits = mask.astype(jnp.uint32) << shifts
     return jnp.sum(bits, -1, dtype=jnp.uint32).reshape(-1)
 
 

@@ -154,7 +154,10 @@ def test_an_array_of_the_state_in_another_argument_is_named():
         donatable(state, key=key)
 
 
-@pytest.mark.parametrize("module, kind", [("jgc.make_step", "make_step"), ("jgc.loops.local_loop", "local_steps")])
+LOOPS = [("jgc.loops.make_step", "make_step"), ("jgc.loops.local_loop", "local_steps")]
+
+
+@pytest.mark.parametrize("module, kind", LOOPS)
 def test_steps_look_before_they_donate(module, kind, monkeypatch):
     seen = {}
 

@@ -140,7 +140,7 @@ class World:
     def __init__(self, seed: int, rounds=8, rules=None, faults=None, disks=True, tokens=None, n=N):
         self.random, self.rounds = random.Random(seed), rounds
         self.rules = rules or Rules(
-            quorum=2, start=2, grace=10.0, checkpoint_every=3, keep=4, timeout=500
+            quorum=2, start=2, grace=10.0, checkpoint_every=3, retained=4, timeout=500
         )
         self.faults, self.disks, self.tokens = faults or Faults(), disks, tokens or {}
         self.bucket, self.now, self.processes = Bytes(), 0.0, []

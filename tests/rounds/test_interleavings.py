@@ -26,7 +26,7 @@ def _run(name: str, seed: int, disks: bool = True) -> World:
     # one wrong node of two has no majority against it, and rubbish under a name costs that node's message
     count = 3 + seed % 2 if name in ("ulp", "rubbish") else 2 + seed % 3
     quorum, start = (2, count) if name == "ulp" else (1 + seed % 2, 2)
-    rules = Rules(quorum=quorum, start=start, grace=10, checkpoint_every=3, keep=4, timeout=500)
+    rules = Rules(quorum=quorum, start=start, grace=10, checkpoint_every=3, retained=4, timeout=500)
     world = World(seed, rules=rules, faults=FAULTS[name], disks=disks)
     for node in "abcd"[:count]:
         world.start(node, at=world.random.uniform(0, 5))
