@@ -14,22 +14,42 @@ FREE = frozenset(
     "diagnose_every checkpoint_every check_replicas_every record.max_megabytes".split()
 )
 
+# Settings that are gone, with the defaults that they had: a run that had these may go on.
+GONE: dict[str, dict[str, Any]] = {
+    "compressor": {
+        "positions": "own", "candidates": 64, "rows": 0,  # of sparse methods
+        "control_limit": 0.0, "control_every": 10, "feedback_steps": 1, "slice_size": 0, "others": "dense",  # gradiveq
+        "innovation_dtype": "float32", "autoencoder_updates": 1,  # LGC
+    },
+    "layers": {"embeddings": "", "rows": 0},
+}  # fmt: skip
+
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's config.json completed by settings added since, from the workload or the defaults.
+    """A run's config.json completed by settings added since, from the workload or the defaults, without those that are
+    gone.
 
     Example:
       >>> completed({"method": "topk", "compressor": {"alpha": 0.1}})["compressor"]["strategy"]
       'warmup'
+      >>> [completed({"method": "topk", "compressor": {"positions": x}})["compressor"].get("positions")
+      ...  for x in ("own", "learned")]
+      [None, 'learned']
     """
     method = compress.METHODS.get(config.get("method", ""))
     parts = GROUPS | ({} if method is None else {"compressor": method.settings})
-    inner = {name: _defaults(kind) | config.get(name, {}) for name, kind in parts.items()}
+    inner = {name: _defaults(kind) | _without_gone(name, kind, config.get(name, {})) for name, kind in parts.items()}
     workload = WORKLOADS.get(config.get("workload", ""))
     if config.get("unroll_nodes") in (True, False):  # of runs from before "auto", whose default was True
         config = config | {"unroll_nodes": "auto" if config["unroll_nodes"] else "no"}
     filled_in = {} if workload is None else {name: getattr(workload, name) for name in open_fields()}
     return _defaults(Config) | filled_in | config | inner
+
+
+def _without_gone(name: str, kind: type, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without those that are gone and had their defaults."""
+    fields, gone = {f.name for f in dataclasses.fields(kind)}, GONE.get(name, {})
+    return {key: x for key, x in settings.items() if key in fields or key not in gone or x != gone[key]}
 
 
 def _defaults(kind: type) -> dict[str, Any]:
