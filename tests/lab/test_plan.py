@@ -93,9 +93,9 @@ def test_memory_matches_compiled_step():
     own = measured.held["statistics and carry"]
     in_all, batches = sum(measured.held.values()), measured.held["batches, two of them ahead"]
     assert by_hand[0].argument_size_in_bytes == measured.held["parameters"] + own + batches // 3
-    beside = own + 2 * 4 * NODES + 4  # collections after the batch, losses and accuracies, and the step's number
-    for analysis in by_hand[1:]:
-        assert analysis.argument_size_in_bytes == in_all - batches + beside
+    beside = own + 2 * 4 * NODES  # collections after the batch, losses and accuracies
+    for analysis in by_hand[1:]:  # XLA drops the step's number, i32, where nothing is drawn at random
+        assert analysis.argument_size_in_bytes - in_all + batches - beside in (0, 4)
     assert [t.how for t in measured.temporary] == [*[MEASURED] * 3, ESTIMATED]
     assert [t.bytes for t in measured.temporary[1:3]] == [analysis.temp_size_in_bytes for analysis in by_hand[1:]]
     assert measured.temporary[0].bytes == by_hand[0].temp_size_in_bytes + own
