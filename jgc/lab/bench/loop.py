@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from jgc.lab.shared.page import check_repeats, publish
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.tables import table
-from jgc.loops.step_program import Arrays
 from jgc.training.data import MissingDataError, Source
 from jgc.training.errors import UserError, values_of_the_user
 from jgc.training.output.metrics import read
@@ -139,9 +138,9 @@ def of_run(config: Config, source: Source) -> float:
 def compiled(config: Config) -> Callable[[], float]:
     """A function that runs the compiled program of a run on one batch, and returns mean seconds a step."""
     parts, state, batch = parts_of(config)
-    lowered = make_steps(parts, bool(state.model_state)).lower(state, batch)
-    program = lowered.compile()
-    arrays, key = Arrays(state.params, state.opt_state, state.compressor, state.model_state), state.key
+    step_of: Any = make_steps(parts, bool(state.model_state))
+    call = step_of._prepared(state, batch, None)
+    program, (arrays, key, _, *data) = step_of._program(call), call.args
 
     def seconds() -> float:
         nonlocal arrays
@@ -149,7 +148,7 @@ def compiled(config: Config) -> Callable[[], float]:
             if step == FIRST:
                 jax.block_until_ready(arrays)
                 started = time.perf_counter()
-            arrays, _ = program(arrays, key, np.int32(step), batch, None)
+            arrays, _ = program(arrays, key, np.int32(step), *data)
         jax.block_until_ready(arrays)
         return (time.perf_counter() - started) / (config.steps - FIRST)
 
