@@ -34,10 +34,10 @@ from jgc.loops.step_program import (
     Metrics,
     Settings,
     SplitProgram,
-    gradients_program,
     make_diagnosis,
     make_gradients,
     placements_of_step,
+    prepare_program,
     step_program,
 )
 from jgc.method.phases import phase_after, phase_at
@@ -265,12 +265,25 @@ class Step:
         return self._loop.programs[name](key, number, grads, arrays.compressor)
 
     def _gradients(self, call: "_Call") -> PyTree:
-        name = ("gradients", *call.name[1:])
+        """All nodes' gradients, as they enter the compressor."""
         arrays, _, _, batch, fixed = call.args
+        program, nodes = self._gradients_program(call), self._settings.nodes
+        _, grads = program(arrays.params, arrays.model_state, batch, fixed)
+        if self._settings.prepare is None:
+            return grads
+        wait_on_cpu(grads, nodes)
+        name = ("prepare", *call.name[1:])
         if name not in self._loop.programs:
-            program = gradients_program(self._settings, arrays, call.frozen)
-            self._loop.programs[name] = program
-        return self._loop.programs[name](arrays.params, arrays.model_state, batch, fixed)
+            self._loop.programs[name] = prepare_program(self._settings, arrays.params)
+        return self._loop.programs[name](grads, arrays.params)
+
+    def _gradients_program(self, call: "_Call") -> Any:
+        """The gradients alone: for `diagnose`, and with `split` for the steps of all phases."""
+        name = ("gradients", *call.name[1:])
+        if name not in self._loop.programs:
+            gradients = make_gradients(self._settings, call.args[0], call.frozen)
+            self._loop.programs[name] = jax.jit(gradients)
+        return self._loop.programs[name]
 
     def _prepared(self, state: LoopState, batch: PyTree, frozen: PyTree) -> "_Call":
         """The arguments of the coming step, checked and on the devices."""
@@ -310,10 +323,8 @@ class Step:
         if call.name not in programs:
             settings, phase, arrays = self._settings, call.phase.value, call.args[0]
             if settings.split:
-                name = ("gradients and losses", *call.name[1:])
-                if name not in programs:
-                    programs[name] = jax.jit(make_gradients(settings, arrays, call.frozen))
-                programs[call.name] = SplitProgram(settings, phase, arrays, programs[name])
+                gradients = self._gradients_program(call)
+                programs[call.name] = SplitProgram(settings, phase, arrays, gradients)
             else:
                 programs[call.name] = step_program(settings, phase, arrays, call.frozen)
         return programs[call.name]

@@ -197,20 +197,16 @@ def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable
     return update
 
 
-def gradients_program(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callable[..., PyTree]:
-    """`(params, model_state, batch, frozen) -> grads [K, ...]`, as they enter the compressor."""
-    gradients, where = make_gradients(settings, arrays, frozen), placements_of(arrays.params)
+def prepare_program(settings: Settings, params: PyTree) -> Callable[[PyTree, PyTree], PyTree]:
+    """`(grads [K, ...], params) -> grads`, as they enter the compressor."""
+    where = placements_of(params)
     local = locally(where)
-    prepare = on_nodes(
-        lambda grads, params: prepared(settings.prepare, grads, params),
-        settings.nodes, ins=(local, where), outs=local,
+    return jax.jit(
+        on_nodes(
+            lambda grads, params: prepared(settings.prepare, grads, params),
+            settings.nodes, ins=(local, where), outs=local,
+        )
     )  # fmt: skip
-
-    def entering(params, model_state, batch, fixed):
-        grads = gradients(params, model_state, batch, fixed)[1]
-        return grads if settings.prepare is None else prepare(grads, params)
-
-    return jax.jit(entering)
 
 
 def make_diagnosis(

@@ -99,6 +99,9 @@ def test_split_programs_take_the_same_steps_and_compile_gradients_once():
             b, of_split = split(b, batch_of(i))
     programs = [name for name in compiled if name in ("jit(gradients)", "jit(update)", "gradients", "update")]
     assert len(programs) == 3, compiled  # gradients, and an update in each of two phases
+    with compilations("gradients") as again:
+        split.diagnose(b, batch_of(4))
+    assert not again
     for i in range(4):
         a, of_whole = whole(a, batch_of(i))
     for x, y in zip(jax.tree.leaves((a.params, of_whole)), jax.tree.leaves((b.params, of_split)), strict=True):

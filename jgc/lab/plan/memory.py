@@ -1,7 +1,7 @@
 """Temporary memory of a device while it computes: activations and copies.
 
-A step has two parts, the nodes' gradients and the update, which run one after another in one program; each is measured
-as a program by itself, since the memory of one is free when the other runs. Evaluation is a program by itself.
+A step has two parts, the nodes' gradients and the update, which run one after another in one program or two; each is
+measured as a program by itself, since the memory of one is free when the other runs. Evaluation is a program by itself.
 Evaluation is estimated from its equations, executed in turn: XLA's CPU backend passes a whole forward pass to a library
 whose memory it does not know. `Measure` says how the others are found:
 

@@ -1,6 +1,6 @@
 """A training step in two compiled programs, the nodes' gradients and the update, to time and plan each by itself.
 
-Runs compile both as one program (`jgc.make_step`).
+Runs compile both as one program, or the gradients once for all phases (`jgc.make_step`).
 """
 
 from collections.abc import Callable, Hashable
