@@ -79,12 +79,6 @@ class Packing(NamedTuple):
     size: int
 
 
-def floats_by_path(tree: PyTree) -> dict[str, Array]:
-    """The leaves of floats by path. Others, such as counts of steps, are not compressed."""
-    leaves = zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)
-    return {path: x for path, x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)}
-
-
 def leaf_paths(tree: PyTree) -> list[str]:
     """The path of every leaf in tree order, parts joined by "/".
 

@@ -55,8 +55,8 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
             "(jgc.compress.per_layer), or divide parameters among the devices of a node "
             "(docs/meshes.md)"
         )
-    kept = memory.init(packing.size)
-    return jax.tree.map(in_tiles, kept) if backend_of(nodes) == "tpu" else kept
+    zeros = memory.init(packing.size)
+    return jax.tree.map(in_tiles, zeros) if backend_of(nodes) == "tpu" else zeros
 
 
 def visible(kept: PyTree, packing: Packing) -> PyTree:

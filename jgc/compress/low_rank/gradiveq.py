@@ -161,16 +161,16 @@ def coded(
     def code_of(start, stop):
         return slices.codes(layers, learned.bases, d, x, start, stop)  # (3)
 
-    own = code_of(0, size)  # in a ring, used only for the residual
+    node_code = code_of(0, size)  # in a ring, used only for the residual
     if config.algorithm == "ring":
-        segment = segments_of(code_of, own, comm.ring_size(nodes), config.overlapped)
+        segment = segments_of(code_of, node_code, comm.ring_size(nodes), config.overlapped)
         code = comm.ring_mean_of_segments(segment, nodes, "codes")[:size]  # (4)
     else:
-        code = comm.pmean(own, nodes, "codes")  # (4)
+        code = comm.pmean(node_code, nodes, "codes")  # (4)
     mean = slices.decoded(layers, learned.bases, d, code) + learned.mean  # (5)
     if not config.error_feedback:
         return mean, v
-    return mean, slices.decoded(layers, learned.bases, d, own) + learned.mean
+    return mean, slices.decoded(layers, learned.bases, d, node_code) + learned.mean
 
 
 def _with_sample(mean: Array, learned: Learned, layers: tuple[Sliced, ...]) -> Learned:

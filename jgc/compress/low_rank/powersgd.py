@@ -95,8 +95,8 @@ def low_rank(
     mq, dense = mq._replace(arrays=means[: len(mq.arrays)]), means[len(mq.arrays) :]
     p = cut(orthonormal_columns(mq), [matrix.rows for matrix in plan.matrices])
 
-    own = thin_products(p, m)  # (M' P)' of this node, f32[r, cols]
-    pm = in_batches(own)
+    node_products = thin_products(p, m)  # (M' P)' of this node, f32[r, cols]
+    pm = in_batches(node_products)
     pm = pm._replace(arrays=averaged(pm.arrays, "factors"))
     q = cut(pm)
     # a zero column keeps its old direction, so that no direction is lost for good
@@ -107,10 +107,10 @@ def low_rank(
     mean, sent = list(v), list(v)
     for i, x in zip(plan.dense, dense, strict=True):
         mean[i] = x
-    for matrix, p_i, q_i, own_i in zip(plan.matrices, p, q, own, strict=True):
+    for matrix, p_i, q_i, product_i in zip(plan.matrices, p, q, node_products, strict=True):
         shape = v[matrix.layer].shape
         mean[matrix.layer] = outer(p_i, q_i).reshape(shape)
-        sent[matrix.layer] = outer(p_i, own_i).reshape(shape)
+        sent[matrix.layer] = outer(p_i, product_i).reshape(shape)
     return mean, sent, tuple(cut(warm, apart=False))
 
 
