@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -37,6 +38,9 @@ from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 _flags = {"--xla_force_host_platform_device_count": "1" if ONE_DEVICE else "8", **XLA_FLAGS}
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _flags.items() if k not in _given)]).strip()
+
+# "3/12": of the tests that the default leaves out, the third of twelve parts. CI takes another part with each commit.
+PART = os.environ.get("JGC_TESTS_PART", "")
 
 collect_ignore = ["foreign_packages.py"]  # needs packages of its own
 settings.register_profile("jgc", deadline=None, derandomize=True, max_examples=30)  # JAX compiles for every new shape
@@ -73,6 +77,8 @@ def pytest_collection_modifyitems(config, items):
     """What has slow tests comes first, then what has many: nothing long is left to run alone at the end."""
     if ONE_DEVICE:
         one_device.leave_out_the_rest(config, items)
+    if PART:
+        leave_out_other_parts(config, items, PART)
     slow = {scope_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
     tests = Counter(scope_of(item.nodeid) for item in items)
 
@@ -81,6 +87,25 @@ def pytest_collection_modifyitems(config, items):
         return scope not in slow, -tests[scope], scope
 
     items.sort(key=place)
+
+
+def leave_out_other_parts(config, items, part):
+    """Deselect slow and exhaustive tests, and those for targets, of other parts. A variant's tests share a part."""
+    given = re.fullmatch(r"(\d+)/(\d+)", part)
+    number, count = map(int, given.groups()) if given else (0, 0)
+    if not 1 <= number <= count:
+        raise pytest.UsageError(f"JGC_TESTS_PART={part!r} must name a part and how many there are, as 3/12")
+
+    def is_left_out(item):
+        if not any(map(item.get_closest_marker, ("slow", "exhaustive", "targets"))):
+            return False
+        scope = scope_of(item.nodeid)
+        name = item.nodeid if scope == item.nodeid.partition("::")[0] else scope
+        return zlib.crc32(name.encode()) % count != number - 1
+
+    left_out = [item for item in items if is_left_out(item)]
+    config.hook.pytest_deselected(left_out)
+    items[:] = [item for item in items if not is_left_out(item)]
 
 
 _ended = itertools.count(1)  # tests of this process
@@ -130,7 +155,8 @@ def pytest_terminal_summary(terminalreporter):
 
 def pytest_xdist_auto_num_workers(config):
     """One process more than cores for all tests: real processes wait for each other, and whole runs for files."""
-    return (os.cpu_count() or 1) + (config.option.markexpr in ("", "not targets"))
+    whole = config.option.markexpr in ("", "not targets") and not PART
+    return (os.cpu_count() or 1) + whole
 
 
 def pytest_xdist_make_scheduler(config, log):
