@@ -1,6 +1,7 @@
 """What a leader's values predict, on gradients whose answers are known, and `jgc analyze worth` from end to end."""
 
 import csv
+import gzip
 
 import numpy as np
 import pytest
@@ -93,13 +94,13 @@ def test_command(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["analyze", "worth", *map(str, runs), "--output", str(out), "--alpha", "0.05", "--draws", "1"]) == 0
     assert capsys.readouterr().out.strip() == str(out / "worth.md")
-    names = {"worth.md", "worth.csv", "worth.png", "worth-two.png", "worth-four.png"}
+    names = {"worth.md", "worth.csv.gz", "worth.png", "worth-two.png", "worth-four.png"}
     assert {path.name for path in out.iterdir()} == names
     page = (out / "worth.md").read_text()
     assert "nan" not in page and all(f"({name})" in page for name in names if name.endswith("png"))
     assert "**With 2 nodes and alpha = 5.00% the correlation adds nothing**" in page
     assert "**With 4 nodes and alpha = 5.00% the correlation adds" in page and "**Batch.**" in page
-    rows = list(csv.DictReader((out / "worth.csv").open()))
+    rows = list(csv.DictReader(gzip.decompress((out / "worth.csv.gz").read_bytes()).decode().splitlines()))
     assert {(row["run"], row["nodes"], row["batch_per_node"]) for row in rows} == {
         ("two", "2", "8"), ("four", "2", "8"), ("four", "2", "16"), ("four", "4", "8")
     }  # fmt: skip

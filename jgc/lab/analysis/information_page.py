@@ -28,7 +28,7 @@ from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError
 from jgc.training.run.folder import write_whole
 
-PAGE, HISTOGRAMS, PAIRS, COSINES = "information.md", "histograms.csv", "pairs.csv", "cosines.csv"
+PAGE, HISTOGRAMS, PAIRS, COSINES = "information.md", "histograms.csv.gz", "pairs.csv.gz", "cosines.csv.gz"
 
 
 def write(output: Path, folders: Sequence[Path], layers: str, pairs: int, neighbours: int, command: str) -> Path:

@@ -17,7 +17,7 @@ from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError
 from jgc.training.run.folder import write_whole
 
-PAGE, TABLE, PICTURE = "worth.md", "worth.csv", "worth.png"
+PAGE, TABLE, PICTURE = "worth.md", "worth.csv.gz", "worth.png"
 
 
 def write(output: Path, folders: Sequence[Path], layers: str, alpha: float, draws: int, command: str) -> Path:

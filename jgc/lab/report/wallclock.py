@@ -65,11 +65,16 @@ def _nodes_in_turn(run: Run) -> int:
     return int(run.summary["nodes"]) if run.summary["layout"] == "emulated" else 1
 
 
+def steps_of_lines(run: Run) -> np.ndarray:
+    """Steps that each line of a run stands for: 1, but in a thinned log those since the line before."""
+    return np.diff([line["step"] for line in run.lines], prepend=0)
+
+
 def breakdown(run: Run, times: dict[str, StepTime]) -> StepTime:
     """Seconds of 500 steps after the uncompressed warm-up, each phase with its share of them."""
-    names = [line["phase"] for line in run.lines]
-    later = [name for name in names if name != "dense"] or names
-    whole = np.mean([times[name] for name in later], axis=0) * CYCLE
+    counted = list(zip([line["phase"] for line in run.lines], steps_of_lines(run), strict=True))
+    later = [(name, steps) for name, steps in counted if name != "dense"] or counted
+    whole = CYCLE * np.average([times[name] for name, _ in later], axis=0, weights=[steps for _, steps in later])
     return StepTime(*(float(x) for x in whole))
 
 
@@ -92,7 +97,8 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
         colour, style, marker = look(labels, group.label)
         for i, (run, baseline) in enumerate(_pairs(group, baselines)):
             times = step_times(run, baseline, rate)
-            at = np.cumsum([sum(times[line["phase"]]) for line in run.lines]) / 60
+            steps = steps_of_lines(run)
+            at = np.cumsum([n * sum(times[x["phase"]]) for n, x in zip(steps, run.lines, strict=True)]) / 60
             seen = [j for j, line in enumerate(run.lines) if line.get(score.name) is not None]
             scores = [score.scale * run.lines[j][score.name] for j in seen]
             left.plot(at[seen], scores, color=colour, linestyle=style, marker=marker, markersize=3.5, linewidth=1.3,
