@@ -34,7 +34,8 @@ from jgc.compress.sparse.scalecom import METHOD as _scalecom, ScaleCom, scalecom
 from jgc.compress.sparse.threshold_v import METHOD as _threshold_v, ThresholdV, threshold_v
 from jgc.compress.sparse.topk import METHOD as _topk, TopK, topk
 from jgc.method.as_optax import as_optax, init_optax
-from jgc.method.compose import Codec, Exchange, compose, compose_phases
+from jgc.method.compose import compose, compose_phases
+from jgc.method.exchange import Codec, Exchange
 from jgc.method.per_layer import per_layer
 from jgc.method.stacked import stacked
 from jgc.method.whole_step import step_of_shapes, step_on_nodes

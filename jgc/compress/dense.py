@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jgc.compress.registry import Method, settings_of
 from jgc.compress.unused_settings import check_idle
 from jgc.layout.pack import values_of
-from jgc.method.compose import Codec, Exchange, compose
-from jgc.method.exchange import all_reduce, server
+from jgc.method.compose import compose
+from jgc.method.exchange import Codec, Exchange, all_reduce, server
 from jgc.method.memory import check_momentum, momentum_only, no_memory
 from jgc.types import Compressor
 

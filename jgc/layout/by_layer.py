@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jgc.layout.launches import stacked
+from jgc.layout.batches import stacked
+from jgc.layout.leaves import squares_of_new
 from jgc.layout.pack import Packing, pieces, unpack
-from jgc.layout.residual import Memory, accumulated, unless
-from jgc.layout.squares import squares_of_new
-from jgc.layout.vector import Settled
+from jgc.layout.vector import Memory, Settled, accumulated, unless
 from jgc.types import Array, Key, Nodes, PyTree
 
 Values = Sequence[Array]  # f32, one array for each layer, in its shape

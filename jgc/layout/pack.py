@@ -5,6 +5,7 @@ together at the end of the vector and form one layer. As layers of their own the
 and cost as much as the large layers; the LGC paper, Section V-A, does not mention them.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from jax import lax
 from jgc.backend import backend
 from jgc.checks.misuse import check_arrays, path_of
 from jgc.comm import narrowed
-from jgc.layout.opaque import dynamic_part, hidden
+from jgc.layout.devices import dynamic_part, hidden
 from jgc.types import Array, PyTree
 
 POOLED = "biases and norms"
@@ -56,11 +57,8 @@ def values_of(layers: Sequence[Layer]) -> int:
 class _Leaf(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
+    size: int
     start: int  # in the flat vector; -1 for a leaf that is not packed
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
 
 
 class Packing(NamedTuple):
@@ -133,7 +131,10 @@ def make_packing(tree: PyTree) -> Packing:
         at += int(np.prod(shapes[i][0]))
     if small:
         layers.append(Layer(POOLED, pooled_at, at - pooled_at, (at - pooled_at,)))
-    leaves = tuple(_Leaf(shape, dtype, starts.get(i, -1)) for i, (shape, dtype) in enumerate(shapes))
+    leaves = tuple(
+        _Leaf(shape, dtype, math.prod(shape), starts.get(i, -1))
+        for i, (shape, dtype) in enumerate(shapes)
+    )
     return Packing(treedef, leaves, tuple(layers), at)
 
 
@@ -190,18 +191,20 @@ def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clea
     if skip is not None:
         starts = dict(zip(pooled, hidden([leaf.start - first for leaf in pooled], skip), strict=True))
 
-    def leaf(spec):
-        if spec.start < 0:
-            xp = np if spec.dtype == jax.dtypes.float0 else jnp  # float0: the gradient dtype of integers
-            return xp.zeros(spec.shape, spec.dtype)
-        if spec in starts:
-            part = dynamic_part(flat[first:], starts[spec], spec.size)
+    leaves = []
+    for leaf in packing.leaves:
+        if leaf.start < 0:
+            xp = np if leaf.dtype == jax.dtypes.float0 else jnp  # float0: the gradient dtype of integers
+            leaves.append(xp.zeros(leaf.shape, leaf.dtype))
+            continue
+        if leaf in starts:
+            part = dynamic_part(flat[first:], starts[leaf], leaf.size)
         else:
-            part = flat[spec.start : spec.start + spec.size]
-        part = jnp.where(skip, 0, part) if clear else part
-        return narrowed(part.reshape(spec.shape), spec.dtype)
-
-    return jax.tree_util.tree_unflatten(packing.treedef, [leaf(spec) for spec in packing.leaves])
+            part = flat[leaf.start : leaf.start + leaf.size]
+        part = jnp.where(skip, 0, part) if clear and skip is not None else part
+        part = part.reshape(leaf.shape)
+        leaves.append(part if part.dtype == leaf.dtype else narrowed(part, leaf.dtype))
+    return jax.tree_util.tree_unflatten(packing.treedef, leaves)
 
 
 def layer_ids(counts: tuple[int, ...]) -> np.ndarray:

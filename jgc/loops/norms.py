@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.squares import squared_norm
+from jgc.layout.leaves import squared_norm
 from jgc.types import Array, Nodes, PyTree
 
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.checks.misuse import holds_state
+from jgc.layout.leaves import LARGEST_NORM, unusable
 from jgc.loops.buffers import check_params, copied, device_of, put_arrays
 from jgc.loops.fragments import cut, put_back, take
 from jgc.loops.norms import norms_of_nodes
@@ -26,7 +27,6 @@ from jgc.loops.optimizers import check_supported, updated
 from jgc.loops.spikes import fresh
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.compressor import compressor_of
-from jgc.method.guard import LARGEST_NORM, unusable
 from jgc.method.plan import check_fits, parts_of, unchecked
 from jgc.method.shards import info_of_node
 from jgc.nodes.axis import on_nodes

@@ -9,7 +9,7 @@ import numpy as np
 from jgc.checks.loop_states import check_not_donated, check_phases
 from jgc.checks.misuse import check_arrays, holds_state, is_key, leaves_by_path
 from jgc.checks.states import differing_leaf
-from jgc.layout.tiles import in_form
+from jgc.layout.devices import in_form
 from jgc.loops.local_loop import LocalState
 from jgc.loops.make_step import LoopState
 from jgc.method.signature import signed

@@ -4,7 +4,8 @@ The skeleton (`from_step`, `guard`, `compensate`) owns packing, memory, the skip
 parameter, the default diagnostics and the physical bytes. `per_layer` combines methods.
 """
 
-from jgc.method.compose import Codec, Exchange, compose, compose_phases
+from jgc.method.compose import compose, compose_phases
+from jgc.method.exchange import Codec, Exchange
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.per_layer import per_layer
 

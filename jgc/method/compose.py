@@ -10,30 +10,12 @@ from functools import partial
 
 import jax
 
-from jgc.layout.pack import Layers
 from jgc.method import phases
-from jgc.method.codec import (
-    AGREED,
-    Codec,
-    Exchange,
-    Item,
-    Payload,
-    Stages,
-    Tiled,
-    as_step,
-    encoded,
-    payload_sizes,
-    vector_of,
-)  # fmt: skip
+from jgc.method.exchange import AGREED, Codec, Exchange, Stages, payload_sizes, vector_of
 from jgc.method.from_step import from_step
 from jgc.method.memory import Memory
 from jgc.method.messages import both_ways, sizes_of
 from jgc.types import Compressor, Phase
-
-__all__ = [
-    "Codec", "Exchange", "Item", "Layers", "Payload", "Stages", "Tiled", "as_step", "compose", "compose_phases",
-    "encoded", "payload_sizes",
-]  # fmt: skip
 
 
 def compose(codec: Codec, memory: Memory, exchange: Exchange, form: str = "joined") -> Compressor:

@@ -15,8 +15,9 @@ from jgc.layout.by_layer import joined
 from jgc.layout.pack import leaf_paths, pack
 from jgc.layout.vector import as_vector
 from jgc.method.ages import ages
-from jgc.method.aggregate import FORMS, Job, check_step, exchanged, jobs_of, means_inside, method_step, run
+from jgc.method.aggregate import FORMS, Job, check_step, jobs_of, means_inside, method_step, run
 from jgc.method.compressor import check_phase
+from jgc.method.exchange import encoded, steps_of
 from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
 from jgc.method.plan import Plan, layers_of_leaf, make_plan
@@ -115,7 +116,12 @@ def figures(jobs: Sequence[Job], nodes: Nodes) -> dict[str, Array]:
     method, layers = group.method, packing.layers
     kept, complete = state.local.memory, phase == DENSE
     v, kept = FORMS[method.form].compensated(method.memory, kept, grads, packing, complete, False)
-    step = method_step(job, v, nodes) if method.stages is None else exchanged([job], [v], nodes)[0]
+    if method.stages is None:
+        step = method_step(job, v, nodes)
+    else:
+        codec, exchange = method.stages[phase]
+        items = [encoded(codec, key, v, layers, nodes)]
+        (step,) = steps_of(items, exchange.run(items, nodes))
     check_step(step, v, packing.size, state)
     g = pack(grads, packing)
     if method.form == "layers":

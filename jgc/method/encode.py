@@ -18,13 +18,13 @@ from jgc.backend import plain_operations
 from jgc.checks.misuse import check_compressor
 from jgc.comm.words import from_words, to_words
 from jgc.layout import vector
+from jgc.layout.devices import as_flat, cut, filled
+from jgc.layout.leaves import unusable
 from jgc.layout.pack import unpack
-from jgc.layout.residual import stored
-from jgc.layout.tiles import as_flat, cut, filled
+from jgc.layout.vector import stored
 from jgc.method.aggregate import jobs_of
-from jgc.method.codec import Codec, Exchange, Payload, vector_of
 from jgc.method.compressor import check_phase
-from jgc.method.guard import unusable
+from jgc.method.exchange import Codec, Exchange, Payload, vector_of
 from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
 from jgc.method.plan import Plan, make_plan, phases_of

@@ -60,7 +60,7 @@ def from_step(
       figures: the method's diagnostics; they extend the default ones, or replace those of the same name.
       clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no clipping.
       stages: codec and exchange of every phase value, with `step=None`; only `compose` gives them.
-      takes_filled: whether v may have zeros behind its n values, as on TPU (`jgc.layout.tiles`), where a copy may be
+      takes_filled: whether v may have zeros behind its n values, as on TPU (`jgc.layout.devices`), where a copy may be
         needed to cut them off. `mean` has n values all the same, and so has `sent` unless it is Sparse.
       form: how the step takes v: "joined", as f32[n], or "layers", as a list of an array for each layer in its
         parameter's shape, biases and norms as one vector; `mean` and `sent` are then such lists, too.

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.residual import Memory, accumulated, has_residual, stored, subtract
-from jgc.layout.squares import squared_norm
+from jgc.layout.leaves import squared_norm
+from jgc.layout.vector import Memory, accumulated, has_residual, stored, subtract
 from jgc.selection.entries import Sparse, cleared
 from jgc.types import Array, Nodes, PyTree
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout.pack import Packing, leaf_paths, make_packing
-from jgc.layout.residual import has_residual
+from jgc.layout.vector import has_residual
 from jgc.method.signature import Signature, signature_of
 from jgc.method.step import Method
 from jgc.nodes.placement import ByShards, sharding_spec
@@ -82,13 +82,6 @@ class Group(NamedTuple):
     packing: Packing
     signature: Signature
 
-    def cut(self, leaves: Sequence[Any]) -> OrderedDict[str, Any]:
-        """The group's leaves, of all leaves in tree order."""
-        return OrderedDict(
-            (path, leaves[part.leaf][part.at] if part.at else leaves[part.leaf])
-            for path, part in self.parts.items()
-        )
-
 
 class Plan(NamedTuple):
     """How a compressor treats a tree of one device's gradients.
@@ -107,13 +100,8 @@ class Plan(NamedTuple):
     group_of: tuple[int, ...]
     by_shards: bool
 
-    def states(self, state: State) -> list[State]:
-        """The state of every group."""
-        shards = shard_states(state)
-        return [part_of(shards[group.shard], group.path) for group in self.groups]
-
     def state(self, states: Iterable[State]) -> State:
-        """The inverse of `states`."""
+        """The compressor's state, from the states of all groups."""
         each = iter(states)
         whole = [assembled(self.design, each) for _ in self.axes]
         return joined_shards(whole, self.axes, self.group_of) if self.by_shards else whole[0]

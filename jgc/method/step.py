@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 from jgc.layout.pack import Layers
-from jgc.layout.residual import Memory
+from jgc.layout.vector import Memory
 from jgc.method.signature import Signature
 from jgc.selection.entries import Sparse, SparseSum
 from jgc.types import Array, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition

@@ -112,8 +112,7 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
     for (path, x), placement in zip(leaves, each, strict=True):
         if not on_node_axis(placement):
             continue
-        leaf, shape = path_of(path) if path else "", getattr(x, "shape", ())
-        which = f"the leaf {leaf!r} of {name}" if leaf else name
+        shape = getattr(x, "shape", ())
         if not shape or shape[0] != count:
             cure = (
                 "jgc.node_grads returns such gradients, compressor.init such a state, "
@@ -125,14 +124,14 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
                     cure = f"repeat a number for each example, jnp.full(({count}, b), x)"
                 cure = f"a batch has leading axes [K, b]: {cure}"
             raise ValueError(
-                f"{which} has shape {shape}, and its first axis must be the K = {count} nodes; "
+                f"{which_leaf(path, name)} has shape {shape}, and its first axis must be the K = {count} nodes; "
                 f"{cure}"
             )
         if placement != BATCH:
             continue
         if parts > 1 and (len(shape) < 2 or shape[1] % parts):
             raise ValueError(
-                f"{which} has shape {shape}, and its second axis, a node's examples, must be "
+                f"{which_leaf(path, name)} has shape {shape}, and its second axis, a node's examples, must be "
                 f"divisible by {parts}: the devices of a node share them. Give one entry for each "
                 "example, of random keys too"
             )
@@ -142,6 +141,11 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
             f"{name} has no examples, an array of shape {batches[0]}: its arrays have axes "
             "[K, b, ...], b at least 1; leave out the step, or give every node an example"
         )
+
+
+def which_leaf(path: tuple[Any, ...], name: str) -> str:
+    """A leaf of the tree `name`, for an error."""
+    return f"the leaf {path_of(path)!r} of {name}" if path else name
 
 
 def spec(placement: Placement, nodes: Nodes) -> P:

@@ -22,8 +22,8 @@ from jgc.compress.lgc.normalise import (
     view_of,
 )  # fmt: skip
 from jgc.compress.lgc.settings import LgcPs
-from jgc.method.compose import Payload
 from jgc.method.diagnose import cosine, relative_error
+from jgc.method.exchange import Payload
 from jgc.nodes.placement import per_node
 from jgc.selection.entries import Sparse, replaced, scatter
 from jgc.types import Array, Nodes, PyTree

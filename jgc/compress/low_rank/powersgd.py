@@ -54,9 +54,8 @@ import numpy as np
 
 from jgc import comm
 from jgc.compress.registry import Method, settings_of
-from jgc.layout.batches import in_batches
+from jgc.layout.batches import in_batches, stacked
 from jgc.layout.by_layer import joined
-from jgc.layout.launches import stacked
 from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
 from jgc.layout.pack import Layer, values_of
 from jgc.method import phases

@@ -44,10 +44,10 @@ from jgc import comm
 from jgc.compress.registry import Method, settings_of
 from jgc.compress.unused_settings import check_idle
 from jgc.layout.batches import searched_together
-from jgc.layout.messages import each
+from jgc.layout.devices import each
 from jgc.layout.pack import Layer
-from jgc.method.compose import Codec, compose
-from jgc.method.exchange import gather
+from jgc.method.compose import compose
+from jgc.method.exchange import Codec, gather
 from jgc.method.from_step import Layers
 from jgc.method.memory import error_feedback
 from jgc.selection.chunks import largest_in_rows

@@ -33,9 +33,8 @@ from jgc.compress.settings import Chunked, selector_of
 from jgc.compress.sparse.sparsity import sparse_schedule
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
-from jgc.method.compose import as_step, encoded, payload_sizes
 from jgc.method.diagnose import compare
-from jgc.method.exchange import gather
+from jgc.method.exchange import encoded, gather, payload_sizes, steps_of
 from jgc.method.from_step import as_vector, dense_step, from_step
 from jgc.method.memory import Memory, no_memory
 from jgc.method.messages import to_all
@@ -88,8 +87,9 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
             return dense_step(v, state, nodes)._replace(onto=state.shared)
-        item = encoded(codec, key, v, layers, nodes)
-        return as_step(item, gather().run([item], nodes)[0])._replace(onto=state.shared)
+        items = [encoded(codec, key, v, layers, nodes)]
+        (sparse,) = steps_of(items, gather().run(items, nodes))
+        return sparse._replace(onto=state.shared)
 
     def figures(phase, key, v, g, step, state, layers, nodes):
         return compare(state.shared + as_vector(step.mean, layers), g, g, nodes, everything=True)

@@ -56,7 +56,7 @@ from jgc.compress.sparse import entropy
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import layer_ids
 from jgc.method import phases
-from jgc.method.compose import Codec, payload_sizes
+from jgc.method.exchange import Codec, payload_sizes
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE

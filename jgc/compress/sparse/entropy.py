@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.layout.leaves import not_finite
 from jgc.layout.pack import Layers, layer_ids
-from jgc.method.guard import not_finite
 from jgc.types import Array
 from jgc.wire.sums import range_maxima
 

@@ -22,9 +22,8 @@ from jgc import comm
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import share_of
-from jgc.layout.messages import each
+from jgc.layout.devices import cut, each
 from jgc.layout.pack import values_of
-from jgc.layout.tiles import cut
 from jgc.method.from_step import Step, dense_step, from_step
 from jgc.method.messages import sizes_of, to_all
 from jgc.selection import due_blocks

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.compress.sparse.sparsity import share_of
+from jgc.layout.devices import cut
 from jgc.layout.pack import layer_ids, values_of
-from jgc.layout.tiles import cut
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.memory import Memory
 from jgc.selection.entries import Sparse, SparseSum, Unordered

@@ -15,8 +15,7 @@ from typing import Literal
 
 from jgc.compress.dense import identity
 from jgc.method import phases
-from jgc.method.compose import Codec, Exchange, Stages
-from jgc.method.exchange import all_reduce
+from jgc.method.exchange import Codec, Exchange, Stages, all_reduce
 from jgc.method.phases import DENSE
 from jgc.selection.selector import check_alpha
 from jgc.types import Phase

@@ -25,8 +25,7 @@ from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import STROM, selected
 from jgc.method import phases
-from jgc.method.compose import Codec, as_step, encoded, payload_sizes
-from jgc.method.exchange import gather
+from jgc.method.exchange import Codec, encoded, gather, payload_sizes, steps_of
 from jgc.method.from_step import dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
@@ -94,9 +93,9 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
             return dense_step(v, state, nodes)
-        item = encoded(codec, key, v, layers, nodes)
-        used = _above(item.payload["values"], config.threshold)
-        result = as_step(item, gather().run([item], nodes)[0])
+        items = [encoded(codec, key, v, layers, nodes)]
+        (result,) = steps_of(items, gather().run(items, nodes))
+        used = _above(result.sent.values, config.threshold)
         # An unused slot lies past the end: factor masking must not restart a velocity there.
         positions = jnp.where(result.sent.values != 0, result.sent.positions, v.size)
         sent = Unordered(positions, result.sent.values)

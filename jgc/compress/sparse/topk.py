@@ -21,9 +21,9 @@ import dataclasses
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
-from jgc.layout.messages import each
-from jgc.method.compose import Codec, compose_phases
-from jgc.method.exchange import gather
+from jgc.layout.devices import each
+from jgc.method.compose import compose_phases
+from jgc.method.exchange import Codec, gather
 from jgc.selection.entries import Sparse, SparseSum, entries_at
 from jgc.selection.selector import Selector, make_selector
 from jgc.types import Compressor

@@ -15,7 +15,7 @@ from jgc.compress import step_on_nodes
 from jgc.lab.shared.programs import Gradients, arrays_of, compile_update
 from jgc.layout.pack import make_packing
 from jgc.layout.vector import compensated
-from jgc.method.compose import encoded as encode
+from jgc.method.exchange import encoded as encode
 from jgc.method.phases import DENSE
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, SHARED, place
