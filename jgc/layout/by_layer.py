@@ -27,11 +27,6 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
     )
 
 
-def visible(kept: PyTree, packing: Packing) -> PyTree:
-    """The memory's state as a method's step sees it."""
-    return kept
-
-
 def compensated(
     memory: Memory, kept: PyTree, grads: PyTree, packing: Packing, complete: bool, skip: Array | bool
 ) -> tuple[list[Array], list[PyTree]]:

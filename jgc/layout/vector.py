@@ -16,7 +16,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jgc.backend import backend, backend_of, plain
-from jgc.layout.devices import as_flat, cut, dynamic_part, filled, hidden, in_tiles, sealed, with_part
+from jgc.layout.devices import as_flat, dynamic_part, filled, hidden, in_tiles, sealed, with_part
 from jgc.layout.pack import Layers, Packing, joined, pack, pieces, unpack
 from jgc.selection.entries import Sparse, SparseSum, added, entries_at, scatter_layers
 from jgc.types import Array, Key, Nodes, PyTree
@@ -136,11 +136,6 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
         )
     zeros = memory.init(packing.size)
     return jax.tree.map(in_tiles, zeros) if backend_of(nodes) == "tpu" else zeros
-
-
-def visible(kept: PyTree, packing: Packing) -> PyTree:
-    """The memory's state as a method's step sees it: vectors of n values."""
-    return jax.tree.map(lambda x: cut(as_flat(x), packing.size), kept)
 
 
 def settled(

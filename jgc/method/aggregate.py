@@ -171,8 +171,6 @@ def method_step(job: Job, v: Any, nodes: Nodes) -> Step:
     group, phase, key, _, state = job
     method, packing = group.method, group.packing
     assert method.step is not None
-    memory = FORMS[method.form].visible(state.local.memory, packing)
-    state = State(state.shared, state.local._replace(memory=memory))
     if method.form == "joined" and not method.takes_filled:
         v = cut(v, packing.size)
     return method.step(phase, key, v, state, packing.layers, nodes)

@@ -3,6 +3,7 @@
 Symbols as in `jgc.compress.lgc.server`. There is no server process: every device plays the server.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -55,7 +56,7 @@ def receive(
     if config.positions == "leader":
         common = comm.broadcast_dict({**header, **code}, leader, nodes)
         header = {field: common[field] for field in header}
-        x = v[selection.unpack(header["positions"])]
+        x = v[selection.selector.unpack(header["positions"], selection.layers)]
         view = view_of(config, x, header, selection)
     else:
         common = comm.broadcast_dict(code, leader, nodes) if code else {}
@@ -92,11 +93,12 @@ def _read_inbox(
         scales = jnp.ones_like(means)
     else:
         scales = means if own else per_node(means[leader], nodes)
+    unpack = partial(selection.selector.unpack, layers=selection.layers)
     signs = jax.vmap(lambda header: unpacked_signs(header, mu))(headers)
     count = every["innovations"].shape[1]
     picked = jax.vmap(lambda code: elias_fano.decode(code, mu, count))
     return ServerInbox(
-        positions=jax.vmap(selection.unpack)(headers["positions"]),
+        positions=jax.vmap(unpack)(headers["positions"]),
         views=View(signs, means, scales),
         code=read_code(config, common, selection),
         picked=picked(every["innovation positions"]),

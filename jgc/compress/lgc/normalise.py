@@ -37,10 +37,6 @@ class Selection(NamedTuple):
     mu: int
     ids: np.ndarray
 
-    def unpack(self, packed: Array) -> Array:
-        """Packed positions as i32[mu]."""
-        return self.selector.unpack(packed, self.layers)
-
 
 def select_layers(selector: Selector, layers: Layers) -> Selection:
     """The selection for these layers."""
