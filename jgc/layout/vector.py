@@ -168,13 +168,13 @@ def settled(
         mean = mean._replace(entries=mean.entries._replace(values=values))
     else:
         mean = jnp.where(skip, 0, mean)
-    if onto is None:
-        aggregate = mean
-        if isinstance(mean, SparseSum):
-            aggregate = scatter_layers(mean, packing.layers)
-    else:  # in place
+    if onto is not None:  # in place
         total = added(onto, mean.entries if isinstance(mean, SparseSum) else mean)
         aggregate = jnp.where(skip, 0, total)
+    elif isinstance(mean, SparseSum):
+        aggregate = scatter_layers(mean, packing.layers)
+    else:
+        aggregate = mean
     if isinstance(sent, Sparse):
         # As codecs take them, so that XLA gathers them once; before v is changed in place.
         entries = entries_at(v, sent.positions)

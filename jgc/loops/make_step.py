@@ -121,7 +121,7 @@ def make_step(
 
     Returns:
       `init(key, params, model_state=()) -> LoopState` and `step(state, batch, frozen=None) -> (LoopState, Metrics)`.
-      `step` also has the methods `upcoming`, `lower`, `gradients` and `diagnose`, see `Step`.
+      `step` also has the methods `upcoming`, `lower`, `program`, `gradients` and `diagnose`, see `Step`.
       The leaves of `batch` have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`,
       `params`, `batch` and `frozen` are equal in all of them, or global arrays (`jgc.place_parts`).
 
@@ -236,8 +236,19 @@ class Step:
         collectives are in `jgc.Wire.physical` (`compressor.wire`) and in the compiled text. With
         `split` the gradients are compiled, and the program is that of what follows them.
         """
+        program, args = self.program(state, batch, frozen)
+        return program.lower(*jax.tree.map(shape_of, args))
+
+    def program(
+        self, state: LoopState, batch: PyTree, frozen: PyTree = None
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """The program of the coming step, and its arguments on the devices.
+
+        `program(*args)` returns the arrays of the next state and the metrics, and donates the first
+        argument. To call it again and again, without the checks of `step`, as `bench loop` does.
+        """
         call = self._prepared(state, batch, frozen)
-        return self._program(call).lower(*jax.tree.map(shape_of, call.args))
+        return self._program(call), call.args
 
     def gradients(self, state: LoopState, batch: PyTree, frozen: PyTree = None) -> PyTree:
         """All nodes' gradients of the coming step, [K, ...], after `prepare`."""

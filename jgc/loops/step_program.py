@@ -87,12 +87,23 @@ def step_program(
       frozen: placements of the parameters that are not trained; None if there are none.
     """
     gradients = make_gradients(settings, arrays, frozen)
-    after_gradients = make_update(settings, phase, arrays)
+    update = make_update(settings, phase, arrays)
 
-    def update(arrays, key, step, batch, fixed):
-        (losses, (model_state, aux)), grads = gradients(arrays.params, arrays.model_state, batch, fixed)
-        return after_gradients(arrays, key, step, losses, model_state, aux, grads)
+    def run(arrays, key, step, batch, fixed):
+        results = gradients(arrays.params, arrays.model_state, batch, fixed)
+        return update(arrays, key, step, results)
 
+    return jax.jit(run, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
+
+
+def update_program(
+    settings: Settings, phase: Hashable, arrays: Arrays
+) -> Callable[..., tuple[Arrays, Metrics]]:
+    """`(arrays, key, step, results) -> (arrays, metrics)`, all that follows the gradients.
+
+    `results` are those of `make_gradients`; the other arguments are as in `step_program`.
+    """
+    update = make_update(settings, phase, arrays)
     return jax.jit(update, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
 
 
@@ -108,14 +119,7 @@ class SplitProgram:
         self, settings: Settings, phase: Hashable, arrays: Arrays, gradients: Any
     ):
         self._gradients, self._nodes = gradients, settings.nodes
-        after_gradients = make_update(settings, phase, arrays)
-
-        def update(arrays, key, step, results):
-            (losses, (model_state, aux)), grads = results
-            return after_gradients(arrays, key, step, losses, model_state, aux, grads)
-
-        shardings = shardings_of(arrays), None
-        self._update = jax.jit(update, donate_argnums=0, out_shardings=shardings)
+        self._update: Any = update_program(settings, phase, arrays)
 
     def __call__(
         self, arrays: Arrays, key: Array, step: Any, batch: PyTree, fixed: PyTree
@@ -153,9 +157,9 @@ def make_gradients(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callab
 
 
 def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable[..., Any]:
-    """`(arrays, key, step, losses, model_state, aux, grads) -> (arrays, metrics)`: all that follows the gradients.
+    """`(arrays, key, step, results) -> (arrays, metrics)`: all that follows the gradients.
 
-    Per-node arguments are [K, ...]. If a gradient cannot be used on any node, no array changes.
+    `results` are those of `make_gradients`. If a gradient cannot be used on any node, no array changes.
     """
     import optax  # here: `import jgc` must not wait for it
 
@@ -179,7 +183,8 @@ def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable
         outs=(where.params, where.compressor, SHARED),
     )
 
-    def update(arrays, key, step, losses, model_state, aux, grads):
+    def update(arrays, key, step, results):
+        (losses, (model_state, aux)), grads = results
         key = jax.random.fold_in(key, step)
         mean, state, (loss, info, mean_of_aux, norm) = on_all(
             key, arrays.params, grads, arrays.compressor, losses, aux if mean_aux else None
