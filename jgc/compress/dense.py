@@ -1,8 +1,9 @@
-"""The uncompressed baseline: the exact mean, by all-reduce, by an explicit ring or by a parameter server.
+"""The uncompressed baseline: the exact mean, by all-reduce, by an explicit ring or by a parameter
+server.
 
-The all-reduce takes the mean leaf by leaf and sends bf16 leaves in two bytes where the backend's all-reduce keeps them
-(XLA on CPU does not), all others as f32, float64 rounded. The ring and the server send one f32 vector.
-"""
+The all-reduce takes the mean leaf by leaf and sends bf16 leaves in two bytes where the backend's
+all-reduce keeps them (XLA on CPU does not), all others as f32, float64 rounded. The ring and the
+server send one f32 vector."""
 
 import dataclasses
 from typing import Literal
@@ -23,10 +24,11 @@ class Dense:
     """Settings of `dense`."""
 
     algorithm: Literal["psum", "ring", "server"] = "psum"
-    """psum: the runtime's all-reduce; ring: reduce-scatter by ppermute and all-gather; server: gather and average"""
+    """psum: the runtime's all-reduce; ring: reduce-scatter by ppermute and all-gather; server:
+    gather and average"""
     momentum_correction: bool = False
-    """each node's own momentum; set it for a group of layers if another group has momentum correction; the optimiser
-    then has none"""
+    """each node's own momentum; set it for a group of layers if another group has momentum
+    correction; the optimiser then has none"""
     momentum: float = 0.9
     """momentum of momentum correction, in [0, 1)"""
 

@@ -5,7 +5,8 @@ from typing import Any
 
 
 def check_idle(config: Any, why: str, *names: str) -> None:
-    """Raise ValueError if one of these settings is not at its default; `why` says beside what it does nothing.
+    """Raise ValueError if one of these settings is not at its default; `why` says beside what it
+    does nothing.
 
     Example:
       >>> from jgc.compress import TopK

@@ -1,4 +1,5 @@
-"""Arrays of several shapes, those of one shape stacked: a program grows with the shapes, not with the layers.
+"""Arrays of several shapes, those of one shape stacked: a program grows with the shapes, not with
+the layers.
 
 On a GPU a launch takes 2 to 5 microseconds, as long as a read of 2 million values: there operations
 on arrays of one shape become one kernel.
@@ -17,7 +18,8 @@ from jgc.types import Array, PyTree
 
 
 class Batches(NamedTuple):
-    """Arrays of several shapes, those of one shape together, so that the program grows with the shapes alone.
+    """Arrays of several shapes, those of one shape together, so that the program grows with the
+    shapes alone.
 
     Attributes:
       arrays: [b, ...], one for each shape.
@@ -28,7 +30,8 @@ class Batches(NamedTuple):
     places: list[tuple[int, int]]
 
     def each(self, numbers: Sequence[Array]) -> list[Array]:
-        """The arrays in their order, cut out by `numbers`, 0, 1, ..., which XLA may not know (see `hidden`)."""
+        """The arrays in their order, cut out by `numbers`, 0, 1, ..., which XLA may not know (see
+        `hidden`)."""
 
         def one(batch, i):
             return lax.dynamic_slice_in_dim(batch, i, 1, allow_negative_indices=False)[0]
@@ -48,18 +51,20 @@ def in_batches(arrays: Sequence[Array]) -> Batches:
 
 
 def in_fewer(batches: Batches) -> Batches:
-    """Arrays [b, rows, r] in fewer shapes: some get rows of zeros, at most a quarter of all rows; on GPU twice as many
-    as there are.
+    """Arrays [b, rows, r] in fewer shapes: some get rows of zeros, at most a quarter of all rows;
+    on GPU twice as many as there are.
 
     Example:
-      >>> batches = Batches([jnp.ones((1, 2, 3)), jnp.ones((9, 4, 3)), jnp.ones((9, 8, 3))], [(1, 0), (0, 0), (2, 0)])
+      >>> batches = Batches([jnp.ones((1, 2, 3)), jnp.ones((9, 4, 3)), jnp.ones((9, 8, 3))], [(1,
+      ...     0), (0, 0), (2, 0)])
       >>> fewer = in_fewer(batches)
       >>> [x.shape for x in fewer.arrays], fewer.places
       ([(9, 8, 3), (10, 4, 3)], [(1, 0), (1, 9), (0, 0)])
     """
     sizes = [x.shape[:2] for x in batches.arrays]
     total = sum(count * rows for count, rows in sizes)
-    spare = 2 * total if backend() == "gpu" else total // 4  # a kernel's launch costs more than 100,000 zeros
+    # a kernel's launch costs more than 100,000 zeros
+    spare = 2 * total if backend() == "gpu" else total // 4
     joined: list[list[int]] = []  # batches of one height, that of the first, the tallest
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i][1]):
         count, rows = sizes[i]
@@ -76,7 +81,9 @@ def in_fewer(batches: Batches) -> Batches:
         for i in members:
             found[i] = len(arrays), start
             start += sizes[i][0]
-        taller = [jnp.pad(batches.arrays[i], ((0, 0), (0, height - sizes[i][1]), (0, 0))) for i in members]
+        taller = [
+            jnp.pad(batches.arrays[i], ((0, 0), (0, height - sizes[i][1]), (0, 0))) for i in members
+        ]
         arrays.append(jnp.concatenate(taller))
     return Batches(arrays, [(found[b][0], found[b][1] + i) for b, i in batches.places])
 
@@ -103,9 +110,9 @@ _MOST_TURNS = 16  # of a loop without a loop: each is compiled by itself
 def stacked(arrays: Sequence[Array]) -> list[Array]:
     """The arrays, on GPU as parts of stacks in memory, one for each shape.
 
-    Operations on parts of one stack become one kernel. And if the stack was computed from donated arrays, results of
-    their shapes are written into their memory; a kernel that reads several of them and replaces them needs copies.
-    """
+    Operations on parts of one stack become one kernel. And if the stack was computed from donated
+    arrays, results of their shapes are written into their memory; a kernel that reads several of
+    them and replaces them needs copies."""
     if backend() != "gpu":
         return list(arrays)
     batches = in_batches(arrays)
@@ -114,7 +121,8 @@ def stacked(arrays: Sequence[Array]) -> list[Array]:
 
 
 def each_of(fn: Callable[..., Array], *lists: Sequence[Array]) -> list[Array]:
-    """fn of the first arrays of all lists, of the second ones, and so on; on GPU `vmap` over those of equal shapes.
+    """fn of the first arrays of all lists, of the second ones, and so on; on GPU `vmap` over those
+    of equal shapes.
 
     Example:
       >>> each_of(jnp.dot, [jnp.ones(3), jnp.ones(2)], [jnp.ones(3), jnp.ones(2)])
@@ -134,7 +142,8 @@ def each_of(fn: Callable[..., Array], *lists: Sequence[Array]) -> list[Array]:
 
 
 def turns(first: int, end: int, turn: Callable[[Any, PyTree], PyTree], x: PyTree) -> PyTree:
-    """`lax.fori_loop`; on GPU few turns are written out, for XLA then fuses them and the host decides nothing."""
+    """`lax.fori_loop`; on GPU few turns are written out, for XLA then fuses them and the host
+    decides nothing."""
     if backend() != "gpu" or end - first > _MOST_TURNS:
         return lax.fori_loop(first, end, turn, x)
     for i in range(first, end):

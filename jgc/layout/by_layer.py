@@ -28,7 +28,12 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
 
 
 def compensated(
-    memory: Memory, kept: PyTree, grads: PyTree, packing: Packing, complete: bool, skip: Array | bool
+    memory: Memory,
+    kept: PyTree,
+    grads: PyTree,
+    packing: Packing,
+    complete: bool,
+    skip: Array | bool,
 ) -> tuple[list[Array], list[PyTree]]:
     """Each layer's v, and its memory's state before `settled`."""
     v, after = [], []
@@ -74,7 +79,8 @@ def layer_values(tree: PyTree, packing: Packing) -> list[Array]:
 
 
 def from_layers(values: Values, packing: Packing, nothing: Array | bool | None = None) -> PyTree:
-    """The inverse of `layer_values`, with the original shapes and dtypes; `nothing` as in `unpack`."""
+    """The inverse of `layer_values`, with the original shapes and dtypes; `nothing` as in
+    `unpack`."""
     # XLA cuts nothing out: a part of a concatenation is its operand
     return unpack(joined(values), packing, nothing)
 

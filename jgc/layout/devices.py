@@ -26,14 +26,16 @@ from jgc.wire.bits import LANES, TILE
 
 
 def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
-    """The numbers as i32[] whose values XLA does not know; on other backends than CPU, plain constants.
+    """The numbers as i32[] whose values XLA does not know; on other backends than CPU, plain
+    constants.
 
-    XLA on CPU compiles equal operations once, 15 ms each. A start of a slice that it knows makes them unequal. So the
-    numbers come out of a loop that takes no step, which XLA cannot know.
+    XLA on CPU compiles equal operations once, 15 ms each. A start of a slice that it knows makes
+    them unequal. So the numbers come out of a loop that takes no step, which XLA cannot know.
 
     Args:
       numbers: static.
-      nothing: bool[] or i32[] of any value up to 1, not known when compiling, the same on all nodes.
+      nothing: bool[] or i32[] of any value up to 1, not known when compiling, the same on all
+        nodes.
 
     Example:
       >>> [int(x) for x in hidden([0, 3, 7], jnp.bool_(True))]
@@ -41,30 +43,36 @@ def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
     """
     if backend() != "cpu" or not numbers:
         return tuple(jnp.int32(number) for number in numbers)
-    first: Any = tuple(np.int32(number) for number in numbers)  # made by NumPy: JAX would place each on a device
+    # made by NumPy: JAX would place each on a device
+    first: Any = tuple(np.int32(number) for number in numbers)
 
     def changed(carry):  # in place, in a way that XLA cannot undo
         i, numbers = carry
         return i + 1, tuple(number + i for number in numbers)
 
-    return lax.while_loop(lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), changed, (jnp.int32(1), first))[1]
+    return lax.while_loop(
+        lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), changed, (jnp.int32(1), first)
+    )[1]
 
 
 def dynamic_part(x: Array, start: Array, size: int) -> Array:
-    """x[..., start : start + size], where `start` i32[] is not static, and not counted from the end."""
+    """x[..., start : start + size], where `start` i32[] is not static, and not counted from the
+    end."""
     return lax.dynamic_slice_in_dim(x, start, size, -1, allow_negative_indices=False)
 
 
 def with_part(x: Array, part: Array, start: Array) -> Array:
-    """x[..., n] with x[..., start : start + m] replaced by a part [..., m]; `start` as in `dynamic_part`."""
+    """x[..., n] with x[..., start : start + m] replaced by a part [..., m]; `start` as in
+    `dynamic_part`."""
     return lax.dynamic_update_slice_in_dim(x, part, start, -1, allow_negative_indices=False)
 
 
 def sealed(x: PyTree, nothing: Array | bool) -> PyTree:
     """x, with arrays f32[..., n] that XLA on CPU takes for new ones; on other backends x itself.
 
-    XLA on CPU computes the last of a chain of in-place updates once for each of its uses, and copies the whole array
-    each time. It never computes a loop twice. The loop here takes no step, as in `hidden`.
+    XLA on CPU computes the last of a chain of in-place updates once for each of its uses, and
+    copies the whole array each time. It never computes a loop twice. The loop here takes no step,
+    as in `hidden`.
 
     Args:
       x: arrays with at least one value, of equal rank.
@@ -77,7 +85,9 @@ def sealed(x: PyTree, nothing: Array | bool) -> PyTree:
         i, x = carry
         return i + 1, jax.tree.map(lambda x: with_part(x, x[..., :1], i), x)
 
-    return lax.while_loop(lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), changed, (jnp.int32(1), x))[1]
+    return lax.while_loop(
+        lambda carry: carry[0] < jnp.asarray(nothing, jnp.int32), changed, (jnp.int32(1), x)
+    )[1]
 
 
 def in_tiles(x: Array) -> Array:
@@ -92,12 +102,14 @@ def in_tiles(x: Array) -> Array:
 
 def as_flat(x: Array) -> Array:
     """The vector [n] itself, or rows as one vector with the zeros at its end."""
-    # The barrier keeps XLA from moving the reshape into the addition that follows, for which it would copy a vector.
+    # The barrier keeps XLA from moving the reshape into the addition that follows, for which it
+    # would copy a vector.
     return x if x.ndim == 1 else lax.optimization_barrier(x.reshape(-1))
 
 
 def decodes_tiles(tiled: Any, words: int, layers: Any) -> bool:
-    """Whether a code of so many words is decoded by `tiled`, a `jgc.method.exchange.Tiled` or None."""
+    """Whether a code of so many words is decoded by `tiled`, a `jgc.method.exchange.Tiled` or
+    None."""
     return backend() == "tpu" and tiled is not None and tiled.fits(words, layers)
 
 
@@ -112,7 +124,8 @@ def filled(x: Array, size: int) -> Array:
 
 
 def in_form(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Saved vectors [..., n] or rows [..., m, 128] in the other form, if that has the given shape; else unchanged.
+    """Saved vectors [..., n] or rows [..., m, 128] in the other form, if that has the given shape;
+    else unchanged.
 
     Example:
       >>> saved = np.ones((2, 1030))
@@ -129,7 +142,8 @@ def in_form(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def each(fn: Callable[[PyTree], PyTree], x: PyTree, few: bool = False) -> PyTree:
-    """fn of every entry of the leading axis of x; on CPU one after another, on GPU at once (`vmap`).
+    """fn of every entry of the leading axis of x; on CPU one after another, on GPU at once
+    (`vmap`).
 
     On TPU all at once if `few` values are gathered: then an axis of K entries is the last one, and
     filled up to 128.

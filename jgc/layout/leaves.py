@@ -1,4 +1,5 @@
-"""All leaves of a gradient at once: whether they are usable, the sum of their squares, their exact mean."""
+"""All leaves of a gradient at once: whether they are usable, the sum of their squares, their exact
+mean."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -20,7 +21,8 @@ _IN_A_KERNEL = 64  # arrays: XLA on GPU writes a concatenation of more than 96 t
 
 
 def unusable(arrays: Sequence[Array]) -> Array:
-    """Whether the arrays hold NaN or Inf, or have a norm of `LARGEST_NORM` and more together, bool[].
+    """Whether the arrays hold NaN or Inf, or have a norm of `LARGEST_NORM` and more together,
+    bool[].
 
     Example:
       >>> [bool(unusable([jnp.array([1.0, x])])) for x in (-1e14, 2e15, 3e38, jnp.nan, -jnp.inf)]
@@ -59,7 +61,8 @@ def squared_norm(arrays: Sequence[Array]) -> Array:
     if backend() == "gpu":
         return _in_few_kernels(arrays)
     on_tpu = backend() == "tpu"
-    # Small ones are one array. On TPU these are biases and norms alone: matrices would have to change their layout.
+    # Small ones are one array. On TPU these are biases and norms alone: matrices would have to
+    # change their layout.
     is_small = [x.size <= SMALL and (x.ndim < 2 or not on_tpu) for x in arrays]
     small = [x.reshape(-1) for x, is_one in zip(arrays, is_small, strict=True) if is_one]
     large = [x for x, is_one in zip(arrays, is_small, strict=True) if not is_one]
@@ -77,20 +80,22 @@ def squared_norm(arrays: Sequence[Array]) -> Array:
 def squares_of_new(arrays: Sequence[Array]) -> Array:
     """As `squared_norm`, of f32 arrays with at least one dimension that are being computed.
 
-    The operation that computes an array also sums its squares: on GPU row by row, for one more kernel to add up.
+    The operation that computes an array also sums its squares: on GPU row by row, for one more
+      kernel to add up.
     """
     if backend() != "gpu":
         return sum([jnp.sum(jnp.square(x)) for x in arrays], jnp.float32(0))
     rows = [jnp.sum(jnp.square(x), axis=-1).reshape(-1) for x in arrays]
-    return jnp.sum(jnp.abs(jnp.concatenate([jnp.zeros(1, jnp.float32), *rows])))  # `abs`: as in `_in_few_kernels`
+    # `abs`: as in `_in_few_kernels`
+    return jnp.sum(jnp.abs(jnp.concatenate([jnp.zeros(1, jnp.float32), *rows])))
 
 
 def _in_few_kernels(arrays: Sequence[Array]) -> Array:
     """The sum of squares in two kernels for 64 arrays: leaf by leaf it takes two for each.
 
-    A kernel that reads a concatenation finds each value's array by comparing one length after another. So arrays of
-    equal size are added up first, and the concatenation has one part for each size.
-    """
+    A kernel that reads a concatenation finds each value's array by comparing one length after
+    another. So arrays of equal size are added up first, and the concatenation has one part for each
+    size."""
     total = jnp.float32(0)
     in_order = sorted((x.reshape(-1) for x in arrays), key=lambda x: (x.dtype.name, x.size))
     for _, of_dtype in groupby(in_order, key=lambda x: x.dtype):
@@ -100,7 +105,8 @@ def _in_few_kernels(arrays: Sequence[Array]) -> Array:
                 sum(map(jnp.square, of_size), start=jnp.zeros((), alike[0].dtype))
                 for _, of_size in groupby(alike[start : start + _IN_A_KERNEL], key=lambda x: x.size)
             ]
-            # `abs` changes nothing. Without it XLA sums every part of a concatenation in a kernel for itself.
+            # `abs` changes nothing. Without it XLA sums every part of a concatenation in a kernel
+            # for itself.
             total += jnp.sum(jnp.abs(jnp.concatenate(parts))).astype(jnp.float32)
     return total
 
@@ -108,9 +114,9 @@ def _in_few_kernels(arrays: Sequence[Array]) -> Array:
 def _stretches(arrays: Sequence[Array]) -> Iterator[list[Array]]:
     """All values of the arrays, in groups of up to 16 arrays of one shape.
 
-    A TPU reads 16 stretches of memory in 0.6 of the cycles that it takes for one after the other. So arrays of equal
-    shape go together, and where there are few of a shape, each is cut into parts of whole tiles of 8 rows.
-    """
+    A TPU reads 16 stretches of memory in 0.6 of the cycles that it takes for one after the other.
+    So arrays of equal shape go together, and where there are few of a shape, each is cut into parts
+    of whole tiles of 8 rows."""
     rows = [x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x for x in arrays]
     for (size, *_), of_shape in groupby(sorted(rows, key=lambda x: x.shape), key=lambda x: x.shape):
         alike = list(of_shape)
@@ -118,12 +124,15 @@ def _stretches(arrays: Sequence[Array]) -> Iterator[list[Array]]:
             together, alike = alike[:_AT_ONCE], alike[_AT_ONCE:]
             cuts = _AT_ONCE // len(together)
             part = size // cuts // 8 * 8
-            yield [x[i * part : (i + 1) * part] for x in together for i in range(cuts if part else 0)]
+            yield [
+                x[i * part : (i + 1) * part] for x in together for i in range(cuts if part else 0)
+            ]
             yield [x[cuts * part :] for x in together if cuts * part < size]
 
-# --- the exact mean, leaf by leaf: large leaves by themselves, small ones joined into buckets ------
-# No vector of all gradients is allocated. On a network each collective costs about a millisecond, so
-# leaves smaller than a bucket travel together. Leaves in bf16 travel in two bytes where the
+
+# --- the exact mean, leaf by leaf: large leaves by themselves, small ones joined into buckets -----
+# No vector of all gradients is allocated. On a network each collective costs about a millisecond,
+# so leaves smaller than a bucket travel together. Leaves in bf16 travel in two bytes where the
 # backend's all-reduce keeps them. Leaves in f16 travel as f32: divided by the number of nodes, as a
 # sum that must not overflow needs, small gradients would be 0 in f16.
 
@@ -165,7 +174,8 @@ def sent_as(dtype: np.dtype) -> np.dtype:
 def buckets(
     leaves: Iterable[tuple[int, int, np.dtype]], least: int | None = None
 ) -> list[list[int]]:
-    """Which leaves travel together: those that travel in one dtype, until a bucket has `least` bytes.
+    """Which leaves travel together: those that travel in one dtype, until a bucket has `least`
+    bytes.
 
     Args:
       leaves: index, number of values and dtype of each.
@@ -195,8 +205,9 @@ def buckets(
 
 
 def bucket_bytes() -> int:
-    """The bytes from which an array has an all-reduce by itself; smaller ones are joined until they have as many.
+    """The bytes from which an array has an all-reduce by itself; smaller ones are joined until they
+    have as many.
 
-    XLA on GPU joins all-reduces up to about 32 MB anyway, but so late that every array then has a kernel of its slice.
-    """
+    XLA on GPU joins all-reduces up to about 32 MB anyway, but so late that every array then has a
+    kernel of its slice."""
     return 2**25 if backend() == "gpu" else 2**20

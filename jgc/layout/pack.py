@@ -1,9 +1,9 @@
 """A tree of gradients as one flat vector, and its layers as static ranges of that vector.
 
-Every leaf with two or more dimensions is a layer. Leaves with at most one dimension (biases and norm parameters) lie
-together at the end of the vector and form one layer. As layers of their own they would send at least one value each
-and cost as much as the large layers; the LGC paper, Section V-A, does not mention them.
-"""
+Every leaf with two or more dimensions is a layer. Leaves with at most one dimension (biases and
+norm parameters) lie together at the end of the vector and form one layer. As layers of their own
+they would send at least one value each and cost as much as the large layers; the LGC paper, Section
+V-A, does not mention them."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ from jgc.layout.devices import dynamic_part, hidden
 from jgc.types import Array, PyTree
 
 POOLED = "biases and norms"
-SMALL = 2**16  # biases and norms of up to so many values are joined; to copy larger ones costs more than it saves
+# biases and norms of up to so many values are joined; to copy larger ones costs more than it saves
+SMALL = 2**16
 
 
 class Layer(NamedTuple):
@@ -91,7 +92,10 @@ def leaf_paths(tree: PyTree) -> list[str]:
     paths = [path_of(path) for path, _ in with_paths]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise ValueError(f"two parameters have the path {twice!r}: a name must not hold a / that makes them alike")
+        raise ValueError(
+            f"two parameters have the path {twice!r}: a name must not hold a / that makes them "
+            "alike"
+        )
     return paths
 
 
@@ -104,7 +108,8 @@ def make_packing(tree: PyTree) -> Packing:
       TypeError: a leaf is not an array, or is complex; an f32 vector would lose its imaginary part.
 
     Example:
-      >>> tree = {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 4)), "steps": jnp.zeros((), jnp.int32)}
+      >>> tree = {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 4)), "steps": jnp.zeros((),
+      ...     jnp.int32)}
       >>> make_packing(tree).layers
       (Layer(name='kernel', start=0, size=8, shape=(2, 4)),
        Layer(name='biases and norms', start=8, size=3, shape=(3,)))
@@ -112,13 +117,19 @@ def make_packing(tree: PyTree) -> Packing:
     check_arrays(tree)
     values, treedef = jax.tree_util.tree_flatten(tree)
     shapes = [(tuple(x.shape), np.dtype(x.dtype)) for x in values]
-    packed = [i for i, (shape, dtype) in enumerate(shapes) if jnp.issubdtype(dtype, jnp.inexact) and np.prod(shape)]
+    packed = [
+        i
+        for i, (shape, dtype) in enumerate(shapes)
+        if jnp.issubdtype(dtype, jnp.inexact) and np.prod(shape)
+    ]
     large = [i for i in packed if len(shapes[i][0]) > 1]
     small = [i for i in packed if len(shapes[i][0]) <= 1]
     names = leaf_paths(tree)
     for name, (_, dtype) in zip(names, shapes, strict=True):
         if jnp.issubdtype(dtype, jnp.complexfloating):
-            raise TypeError(f"{name!r} is {dtype}: give its real and imaginary parts as leaves of their own")
+            raise TypeError(
+                f"{name!r} is {dtype}: give its real and imaginary parts as leaves of their own"
+            )
     starts, layers, at = {}, [], 0
     for i in large:
         size = int(np.prod(shapes[i][0]))
@@ -139,7 +150,8 @@ def make_packing(tree: PyTree) -> Packing:
 
 
 def pieces(tree: PyTree, packing: Packing) -> list[tuple[slice, Array]]:
-    """The packed leaves as flat f32 arrays in the order of the vector, each with its range of the vector.
+    """The packed leaves as flat f32 arrays in the order of the vector, each with its range of the
+    vector.
 
     Small biases and norms are one array, so that they compile and run as one.
     """
@@ -169,8 +181,11 @@ def pack(tree: PyTree, packing: Packing) -> Array:
     return flat
 
 
-def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clear: bool = False) -> PyTree:
-    """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked leaves are zeros.
+def unpack(
+    flat: Array, packing: Packing, skip: Array | bool | None = None, clear: bool = False
+) -> PyTree:
+    """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked
+    leaves are zeros.
 
     What is beyond a leaf's dtype, as sums of several steps may be in float16, is clipped to it.
 
@@ -181,20 +196,25 @@ def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clea
       clear: all leaves are zeros if `skip`.
     """
     if clear and backend() == "gpu":
-        # XLA reads what is computed of the vector in one kernel for all leaves of a size. A plain slice is a copy of
-        # each. By bits: `where` would need a vector of zeros.
-        kept = lax.bitcast_convert_type(flat, jnp.int32) & jnp.where(jnp.asarray(skip), jnp.int32(0), jnp.int32(-1))
+        # XLA reads what is computed of the vector in one kernel for all leaves of a size. A plain
+        # slice is a copy of each. By bits: `where` would need a vector of zeros.
+        kept = lax.bitcast_convert_type(flat, jnp.int32) & jnp.where(
+            jnp.asarray(skip), jnp.int32(0), jnp.int32(-1)
+        )
         flat, clear = lax.bitcast_convert_type(kept, flat.dtype), False
     pooled = [leaf for leaf in packing.leaves if leaf.start >= 0 and len(leaf.shape) <= 1]
     first = min((leaf.start for leaf in pooled), default=0)
     starts: dict[_Leaf, Array] = {}
     if skip is not None:
-        starts = dict(zip(pooled, hidden([leaf.start - first for leaf in pooled], skip), strict=True))
+        starts = dict(
+            zip(pooled, hidden([leaf.start - first for leaf in pooled], skip), strict=True)
+        )
 
     leaves = []
     for leaf in packing.leaves:
         if leaf.start < 0:
-            xp = np if leaf.dtype == jax.dtypes.float0 else jnp  # float0: the gradient dtype of integers
+            # float0: the gradient dtype of integers
+            xp = np if leaf.dtype == jax.dtypes.float0 else jnp
             leaves.append(xp.zeros(leaf.shape, leaf.dtype))
             continue
         if leaf in starts:

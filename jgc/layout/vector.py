@@ -241,7 +241,9 @@ def compensated(
         return compensate_plain(memory, local, g, complete, skip)
     parts = pieces(grads, packing)
     if behind:
-        parts.append((slice(packing.size, packing.size + behind), jnp.zeros((behind,), jnp.float32)))
+        parts.append(
+            (slice(packing.size, packing.size + behind), jnp.zeros((behind,), jnp.float32))
+        )
     # Leaf by leaf, so that no vector of all gradients is allocated.
     for add in memory.accumulate if packing.size else ():
         add_part = lambda local, g, add=add: add(local, g, complete)  # noqa: E731
@@ -299,8 +301,12 @@ def _added(
         *rest, at = args
         assert not is_batched[-1], "a range starts at the same place on all nodes"
 
-        of_all = lambda x, batched: x if batched else jnp.broadcast_to(x, (size, *x.shape))  # noqa: E731
-        out = write(*jax.tree.map(of_all, tuple(rest), tuple(is_batched[:-1])), at)
+        out = write(
+            *jax.tree.map(
+                lambda x, per_node: x if per_node else jnp.broadcast_to(x, (size, *x.shape)),
+                tuple(rest), tuple(is_batched[:-1]),
+            ), at,
+        )  # fmt: skip
         return out, jax.tree.map(lambda _: True, out)
 
     # In place, range by range: on CPU, allocating the state anew in every step costs more than the

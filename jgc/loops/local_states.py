@@ -9,7 +9,8 @@ from jgc.method.signature import check_state
 
 
 def check_local(parts: Parts, arrays: Arrays) -> None:
-    """Raise ValueError, naming the field and the leaf, unless all fields of a state belong to these local steps."""
+    """Raise ValueError, naming the field and the leaf, unless all fields of a state belong to these
+    local steps."""
     params = arrays.params
     inner = jax.eval_shape(parts.inner.init, params)
     own, inner = jax.tree.map(
@@ -20,13 +21,21 @@ def check_local(parts: Parts, arrays: Arrays) -> None:
     fragments = [take(params, leaves) for leaves in parts.leaves(params)]
     outer = tuple(jax.eval_shape(parts.outer.init, part) for part in fragments)
     check_fits("outer", arrays.outer, outer, "of another outer optimiser, or of other parameters")
-    waiting = tuple(Waiting(part, jax.ShapeDtypeStruct((), bool)) for part in fragments if parts.overlap)
-    check_fits("waiting", arrays.waiting, waiting, "of local steps with another overlap, or of other parameters")
+    waiting = tuple(
+        Waiting(part, jax.ShapeDtypeStruct((), bool)) for part in fragments if parts.overlap
+    )
+    check_fits(
+        "waiting",
+        arrays.waiting,
+        waiting,
+        "of local steps with another overlap, or of other parameters",
+    )
     states = arrays.compressor
     if not isinstance(states, tuple) or len(states) != len(fragments):
         form = f"a {type(states).__name__} of {len(states)}"
         raise ValueError(
-            f"compressor must be a tuple of {len(fragments)} states, one a fragment, and is {form}: {RESTORE}"
+            f"compressor must be a tuple of {len(fragments)} states, one a fragment, and is "
+            f"{form}: {RESTORE}"
         )
     for i, (state, part) in enumerate(zip(states, fragments, strict=True)):
         check_state(parts.method().init, part, state, parts.nodes, f"compressor/{i}")

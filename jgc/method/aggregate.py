@@ -71,7 +71,9 @@ def aggregate(
     info = results[0].info
     if len(results) > 1 or plan.by_shards:
         info = info_of(plan, [result.info for result in results], nodes)
-    info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), info)._replace(finite=~skip)
+    info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), info)._replace(
+        finite=~skip
+    )
     mean = plan.joined([result.leaves for result in results], grads)
     return mean, plan.state(result.state for result in results), info
 
@@ -139,12 +141,16 @@ def run(jobs: Sequence[Job], nodes: Nodes, skip: Array) -> list[Result]:
     # v, which may end in zeros (`jgc.layout.devices`), and the memory's state before `finish`
     begun: dict[int, tuple[Any, PyTree]] = {
         i: FORMS[job.group.method.form].compensated(
-            job.group.method.memory, job.state.local.memory, job.grads, job.group.packing,
+            job.group.method.memory,
+            job.state.local.memory,
+            job.grads,
+            job.group.packing,
             job.phase == DENSE,
             # without a state a bad gradient spoils nothing, and `finish` discards the rest
             skip if jax.tree.leaves(job.state.local.memory) else False,
         )
-        for i, job in enumerate(jobs) if not leaf_by_leaf[i]
+        for i, job in enumerate(jobs)
+        if not leaf_by_leaf[i]
     }
     steps: dict[int, Step] = {}
     for members in sharing.values():
@@ -176,9 +182,7 @@ def method_step(job: Job, v: Any, nodes: Nodes) -> Step:
     return method.step(phase, key, v, state, packing.layers, nodes)
 
 
-def finish(
-    job: Job, v: Any, kept: PyTree, step: Step, nodes: Nodes, skip: Array
-) -> Result:
+def finish(job: Job, v: Any, kept: PyTree, step: Step, nodes: Nodes, skip: Array) -> Result:
     """The rest of a group's step. If `skip`, the mean is zeros and the state does not change."""
     group, phase, key, _, state = job
     method, local, packing = group.method, state.local, group.packing
@@ -191,9 +195,7 @@ def finish(
     if step.onto is not None:
         step, before = step._replace(shared=settled.total), settled.total
     shared, own = unless(skip, (before, local.own), (step.shared, step.own))
-    info = Info(
-        settled.norm, jnp.float32(step.elements), jnp.int32(step.overflow), jnp.bool_(True)
-    )
+    info = Info(settled.norm, jnp.float32(step.elements), jnp.int32(step.overflow), jnp.bool_(True))
     after = State(shared, Local(settled.kept, own, local.signature))
     return Result(jax.tree.leaves(settled.leaves), after, info)
 
@@ -209,7 +211,8 @@ def check_step(step: Any, v: Any, n: int, state: State) -> None:
     """Raise TypeError or ValueError, naming the part, unless a step returned what `Step` says."""
     if not isinstance(step, Step):
         raise TypeError(
-            f"the step of a method must return a jgc.method.from_step.Step, got a {type(step).__name__}"
+            "the step of a method must return a jgc.method.from_step.Step, got a "
+            f"{type(step).__name__}"
         )
     shapes = [(n,), v.shape] if hasattr(v, "shape") else [x.shape for x in v]
     for name, x in (("mean", step.mean), ("sent", step.sent)):

@@ -99,8 +99,8 @@ def compressor_of(design: Design) -> Compressor:
 
 
 def check_phase(design: Design, phase: Any) -> None:
-    """Raise TypeError for a `Phase` where its value should be, ValueError for one that is not of the
-    schedule."""
+    """Raise TypeError for a `Phase` where its value should be, ValueError for one that is not of
+    the schedule."""
     if isinstance(phase, Phase):
         raise TypeError(
             f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}"

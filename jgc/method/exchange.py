@@ -47,14 +47,15 @@ class Codec(NamedTuple):
       linear: whether the mean of payloads is the payload of the mean.
       encode: `(key, v, layers) -> payload`; `key` is this node's own.
       decode: `(payload, layers) -> f32[n] or Sparse`.
-      mean: `(payloads with a leading axis [K], layers) -> f32[n] or SparseSum`, the mean of the decoded payloads, for
-        exchanges that gather.
+      mean: `(payloads with a leading axis [K], layers) -> f32[n] or SparseSum`, the mean of the
+        decoded payloads, for exchanges that gather.
       elements: `layers -> int`, how many values a payload encodes.
-      encode_with_sent: `encode`, but it returns the payload and what that decodes to, where both are at hand; None if
-        `decode` has to be called. v may have zeros at its end.
+      encode_with_sent: `encode`, but it returns the payload and what that decodes to, where both
+        are at hand; None if `decode` has to be called. v may have zeros at its end.
       tiled: None, or how a TPU takes the mean of payloads whose words are whole tiles.
-      agree: `(v, layers) -> f32[m]` or None. Before encoding, an all-reduce takes its elementwise maximum over nodes;
-        `encode` gets the result as its last argument (TernGrad's shared scales).
+      agree: `(v, layers) -> f32[m]` or None. Before encoding, an all-reduce takes its elementwise
+        maximum over nodes; `encode` gets the result as its last argument (TernGrad's shared
+        scales).
     """
 
     name: str
@@ -83,7 +84,8 @@ class Exchange(NamedTuple):
     Attributes:
       name: groups whose exchanges have the same name can share one collective.
       needs_linear: whether it adds payloads up before it decodes them.
-      run: `(items, nodes) -> [f32[n] or SparseSum per item]`, the mean over nodes, equal on all of them.
+      run: `(items, nodes) -> [f32[n] or SparseSum per item]`, the mean over nodes, equal on all of
+        them.
       messages: `(bytes of one node's payload by field, nodes) -> logical messages`.
       mean: `(codec, payloads with a leading axis [K], layers) -> f32[n] or SparseSum`: what `run`
         returns for an item, of payloads that were gathered by other means (`jgc.decode`).
@@ -93,8 +95,8 @@ class Exchange(NamedTuple):
     needs_linear: bool
     run: Callable[[Sequence[Item], Nodes], list[Array | SparseSum]]
     messages: Callable[[Sizes, Nodes], tuple[Message, ...]]
-    mean: Callable[[Codec, Payload, Layers], Array | SparseSum] = lambda codec, payloads, layers: codec.mean(
-        payloads, layers
+    mean: Callable[[Codec, Payload, Layers], Array | SparseSum] = lambda codec, payloads, layers: (
+        codec.mean(payloads, layers)
     )
 
 
@@ -119,7 +121,9 @@ def steps_of(items: Sequence[Item], means: Sequence[Array | SparseSum]) -> list[
     ]
 
 
-def _encode(codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[Array], Array]) -> Payload:
+def _encode(
+    codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[Array], Array]
+) -> Payload:
     """The codec's payload. `agree` turns this node's proposal into the value that all nodes use."""
     agreed = () if codec.agree is None else (agree(codec.agree(v, layers)),)
     return codec.encode(key, v, layers, *agreed)
@@ -128,7 +132,9 @@ def _encode(codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[A
 def payload_sizes(codec: Codec, layers: Layers) -> Sizes:
     """Bytes of a payload by field."""
     payload = jax.eval_shape(
-        lambda key, v: _encode(codec, key, v, layers, lambda own: own), jax.random.key(0), vector_of(layers)
+        lambda key, v: _encode(codec, key, v, layers, lambda own: own),
+        jax.random.key(0),
+        vector_of(layers),
     )
     return sizes_of(payload)
 
@@ -153,7 +159,8 @@ def broadcast_top_positions(
       layers: ranges of v.
       selector: chooses mu positions, and codes them.
       nodes: the layout.
-      side_information: `values -> payload`, called with this node's values f32[mu] at its own positions.
+      side_information: `values -> payload`, called with this node's values f32[mu] at its own
+        positions.
 
     Returns:
       The leader's positions, i32[mu], and its side information.
@@ -169,7 +176,8 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
     """Add payloads up and decode the mean; linear codes only.
 
     Args:
-      algorithm: "psum" (whatever XLA and its network library choose) or "ring" (explicit, by `ppermute`).
+      algorithm: "psum" (whatever XLA and its network library choose) or "ring" (explicit, by
+        `ppermute`).
 
     Raises:
       ValueError: another algorithm.
@@ -193,9 +201,13 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
 
     def mean(codec: Codec, payloads: Payload, layers: Layers) -> Array | SparseSum:
         count = len(next(iter(payloads.values())))
-        return jnp.asarray(codec.decode({field: x.sum(axis=0) / count for field, x in payloads.items()}, layers))
+        return jnp.asarray(
+            codec.decode({field: x.sum(axis=0) / count for field, x in payloads.items()}, layers)
+        )
 
-    return Exchange(f"all-reduce by {algorithm}", True, run, lambda sizes, nodes: both_ways(sizes), mean)
+    return Exchange(
+        f"all-reduce by {algorithm}", True, run, lambda sizes, nodes: both_ways(sizes), mean
+    )
 
 
 def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
@@ -205,7 +217,8 @@ def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
     for i, (codec, layers, payload, _) in enumerate(items):
         tiled = codec.tiled
         if tiled is not None and decodes_tiles(tiled, payload[tiled.field].size, layers):
-            # Words that travel as tiles are decoded where they lie, so they have a collective by themselves.
+            # Words that travel as tiles are decoded where they lie, so they have a collective by
+            # themselves.
             words = comm.all_gather(payload[tiled.field].reshape(-1, 8, 128), nodes, tiled.field)
             rest = {field: x for field, x in payload.items() if field != tiled.field}
             means[i] = tiled.mean(words, comm.all_gather_dict(rest, nodes) if rest else {}, layers)
@@ -216,7 +229,9 @@ def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
         everyone = comm.all_gather_dict(joined, nodes, fields)
         for i, (codec, layers, payload, _) in enumerate(items):
             if i not in means:
-                means[i] = codec.mean({field: everyone[f"{i:03d} {field}"] for field in payload}, layers)
+                means[i] = codec.mean(
+                    {field: everyone[f"{i:03d} {field}"] for field in payload}, layers
+                )
     return [means[i] for i in range(len(items))]
 
 
@@ -226,10 +241,11 @@ def gather() -> Exchange:
 
 
 def server() -> Exchange:
-    """A parameter server decodes all payloads and sends the mean back; for codes whose mean is dense.
+    """A parameter server decodes all payloads and sends the mean back; for codes whose mean is
+    dense.
 
-    There is no server process: every device gathers the uplink and computes the mean. The logical downlink has the size
-    of a payload.
+    There is no server process: every device gathers the uplink and computes the mean. The logical
+    downlink has the size of a payload.
     """
     return Exchange("parameter server", False, _gathered, lambda sizes, nodes: both_ways(sizes))
 

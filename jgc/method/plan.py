@@ -140,13 +140,17 @@ def make_plan(
     parts = parts_of(tree)
     shards = [parts]
     if axes is not None:
-        numbered = list(zip(sorted(parts), (group_of[parts[path].leaf] for path in sorted(parts)), strict=True))
+        numbered = list(
+            zip(sorted(parts), (group_of[parts[path].leaf] for path in sorted(parts)), strict=True)
+        )
         shards = [{path: parts[path] for path, i in numbered if i == k} for k in range(len(axes))]
     groups = []
     for shard, inside in enumerate(shards):
         for method, path, own in walk(design, inside):
             arrays = OrderedDict((name, part.array) for name, part in own.items())
-            groups.append(Group(method, path, shard, own, make_packing(arrays), signature_of(arrays)))
+            groups.append(
+                Group(method, path, shard, own, make_packing(arrays), signature_of(arrays))
+            )
     return Plan(design, tuple(groups), axes or ((),), tuple(group_of), axes is not None)
 
 
@@ -183,9 +187,14 @@ def phases_of(design: Design, phase: Any) -> list[Hashable]:
         return phases_of(design.members[0], phase)
     if not (isinstance(phase, tuple) and len(phase) == len(design.members)):
         raise ValueError(
-            f"phase must be a tuple of {len(design.members)}, the phases of all groups, got {phase!r}"
+            f"phase must be a tuple of {len(design.members)}, the phases of all groups, got "
+            f"{phase!r}"
         )
-    return [x for member, part in zip(design.members, phase, strict=True) for x in phases_of(member, part)]
+    return [
+        x
+        for member, part in zip(design.members, phase, strict=True)
+        for x in phases_of(member, part)
+    ]
 
 
 def check_fits(design: Design, parts: Parts) -> None:
@@ -243,5 +252,3 @@ def joined_shards(
     """The states of all shards' groups as one."""
     shared, local = zip(*states, strict=True)
     return State(ByShards(shared, axes, group_of), ByShards(local, axes, group_of))
-
-

@@ -123,6 +123,8 @@ class Method(NamedTuple):
         """Whether the memory holds the momentum; the optimiser must then have none."""
         return self.memory.owns_momentum
 
+
 __all__ = [
-    "FiguresFn", "InitFn", "Layers", "Local", "MessagesFn", "Method", "Sparse", "SparseSum", "Step", "StepFn",
+    "FiguresFn", "InitFn", "Layers", "Local", "MessagesFn", "Method", "Sparse", "SparseSum", "Step",
+        "StepFn",
 ]  # fmt: skip

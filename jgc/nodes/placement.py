@@ -1,7 +1,8 @@
-"""Where arrays lie on the node axis: one copy for all nodes, one entry per node, or each node's examples.
+"""Where arrays lie on the node axis: one copy for all nodes, one entry per node, or each node's
+examples.
 
-A placement is SHARED, LOCAL or BATCH, or a tree of them. Where a node has several devices, `Sharded` says how they
-divide an array, and `Stacked` that each of them has an entry of its own.
+A placement is SHARED, LOCAL or BATCH, or a tree of them. Where a node has several devices,
+`Sharded` says how they divide an array, and `Stacked` that each of them has an entry of its own.
 """
 
 import dataclasses
@@ -46,7 +47,8 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Stacked:
-    """The placement of an array with an entry for each device of a node, e.g. the residual of its shards.
+    """The placement of an array with an entry for each device of a node, e.g. the residual of its
+    shards.
 
     Attributes:
       placement: SHARED, leading axis [F] of the devices; or LOCAL, leading axes [K, F].
@@ -65,10 +67,12 @@ Placement = str | Sharded | Stacked
 class ByShards:
     """Half of the `State` of a compressor whose gradients are divided inside a node.
 
-    Leaves that are divided over the same fast axes form a group. Each device compresses its own shards of a group.
+    Leaves that are divided over the same fast axes form a group. Each device compresses its own
+    shards of a group.
 
     Attributes:
-      parts: the state of each group; arrays have an axis for the devices (see `Stacked`) outside a step.
+      parts: the state of each group; arrays have an axis for the devices (see `Stacked`) outside a
+        step.
       axes: the fast axes of each group; () for leaves that all devices of a node hold whole.
       group_of: the group of each leaf of the gradients, in tree order.
     """
@@ -97,11 +101,11 @@ def check_placements(placements: PyTree) -> None:
 
 
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
-    """Raise ValueError, naming the leaf, unless every array with an entry for each node has a leading axis [K].
+    """Raise ValueError, naming the leaf, unless every array with an entry for each node has a
+    leading axis [K].
 
-    A batch whose arrays [K, b, ...] all have b = 0 is an error, too: the mean loss of no examples is NaN, with
-    gradients that are zero or NaN.
-    """
+    A batch whose arrays [K, b, ...] all have b = 0 is an error, too: the mean loss of no examples
+    is NaN, with gradients that are zero or NaN."""
 
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
     count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
@@ -124,16 +128,16 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
                     cure = f"repeat a number for each example, jnp.full(({count}, b), x)"
                 cure = f"a batch has leading axes [K, b]: {cure}"
             raise ValueError(
-                f"{which_leaf(path, name)} has shape {shape}, and its first axis must be the K = {count} nodes; "
-                f"{cure}"
+                f"{which_leaf(path, name)} has shape {shape}, and its first axis must be the K = "
+                f"{count} nodes; {cure}"
             )
         if placement != BATCH:
             continue
         if parts > 1 and (len(shape) < 2 or shape[1] % parts):
             raise ValueError(
-                f"{which_leaf(path, name)} has shape {shape}, and its second axis, a node's examples, must be "
-                f"divisible by {parts}: the devices of a node share them. Give one entry for each "
-                "example, of random keys too"
+                f"{which_leaf(path, name)} has shape {shape}, and its second axis, a node's "
+                f"examples, must be divisible by {parts}: the devices of a node share them. Give "
+                "one entry for each example, of random keys too"
             )
         batches += [shape] if len(shape) > 1 else []
     if batches and not any(shape[1] for shape in batches):
@@ -152,7 +156,8 @@ def spec(placement: Placement, nodes: Nodes) -> P:
     """The mesh axes over which an array of this placement is divided."""
     if isinstance(placement, str):
         slow = nodes.slow or None
-        batch = P(slow, nodes.fast) if nodes.fast else P(slow)  # no None for [b]: keys [K] have no such axis
+        # no None for [b]: keys [K] have no such axis
+        batch = P(slow, nodes.fast) if nodes.fast else P(slow)
         return {SHARED: P(), LOCAL: P(slow), BATCH: batch}[placement]
     inner = tuple(placement.spec) if isinstance(placement, Sharded) else (placement.axes or None,)
     return P(nodes.slow or None, *inner) if on_node_axis(placement) else P(*inner)
@@ -169,7 +174,8 @@ def axes_of_dim(dim: Any) -> tuple[str, ...]:
 
 
 def locally(placements: PyTree) -> PyTree:
-    """The placements of one array per node in place of one for all: of gradients, given those of parameters.
+    """The placements of one array per node in place of one for all: of gradients, given those of
+    parameters.
 
     Example:
       >>> locally({"w": SHARED, "kernel": Sharded(SHARED, P("fsdp"))})["kernel"].placement
@@ -188,12 +194,14 @@ def any_divided(placements: PyTree) -> bool:
 
 
 def sharding_of(x: Any) -> Any:
-    """The sharding of an array or a `jax.ShapeDtypeStruct`; None if it is unknown, as in a trace."""
+    """The sharding of an array or a `jax.ShapeDtypeStruct`; None if it is unknown, as in a
+    trace."""
     return None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
 
 
 def sharding_spec(x: Any) -> P:
-    """How an array, or a `jax.ShapeDtypeStruct`, is divided; P() if it is not, or if that is unknown (in a trace)."""
+    """How an array, or a `jax.ShapeDtypeStruct`, is divided; P() if it is not, or if that is
+    unknown (in a trace)."""
     sharding = sharding_of(x)
     if isinstance(sharding, NamedSharding) and any(axis is not None for axis in sharding.spec):
         return sharding.spec
@@ -201,7 +209,8 @@ def sharding_spec(x: Any) -> P:
 
 
 def check_divided(tree: PyTree, nodes: Nodes) -> None:
-    """Raise ValueError, naming the leaf, if a leaf is divided unevenly, or over an axis that is not fast."""
+    """Raise ValueError, naming the leaf, if a leaf is divided unevenly, or over an axis that is not
+    fast."""
     for name, x in leaves_by_path(tree).items():
         for i, dim in enumerate(sharding_spec(x)):
             for axis in axes_of_dim(dim):
@@ -209,18 +218,23 @@ def check_divided(tree: PyTree, nodes: Nodes) -> None:
                     cure = "name the axis in from_mesh(..., fast=)"
                     cure = "keep them whole over that axis" if axis in nodes.slow else cure
                     raise ValueError(
-                        f"{name!r} is divided over the mesh axis {axis!r}, which is not one of the fast axes "
-                        f"{nodes.fast}: parameters may be divided inside a node only; {cure}"
+                        f"{name!r} is divided over the mesh axis {axis!r}, which is not one of "
+                        f"the fast axes {nodes.fast}: parameters may be divided inside a node "
+                        f"only; {cure}"
                     )
             if x.shape[i] % (parts := nodes.size(axes_of_dim(dim))):
-                raise ValueError(f"{name!r}: {parts} devices do not divide dimension {i} of {x.shape}")
+                raise ValueError(
+                    f"{name!r}: {parts} devices do not divide dimension {i} of {x.shape}"
+                )
 
 
 def placements_of(tree: PyTree) -> PyTree:
-    """The placement of every leaf of a tree of parameters, or of a tree with `State`s, e.g. an optax state.
+    """The placement of every leaf of a tree of parameters, or of a tree with `State`s, e.g. an
+    optax state.
 
-    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED; those whose arrays are divided among the devices of
-    a node are `Sharded`. What `optax.MultiSteps` around `as_optax` adds up is LOCAL.
+    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED; those whose arrays are divided
+    among the devices of a node are `Sharded`. What `optax.MultiSteps` around `as_optax` adds up is
+    LOCAL.
 
     Raises:
       ValueError: an optax wrapper around `as_optax` that cannot work (docs/composing.md).
@@ -268,11 +282,13 @@ def _of_state(tree: PyTree, kind: str) -> PyTree:
 def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile.
 
-    As with `jax.device_put`, an array that lies there already is not copied: a step that donates the result deletes it.
+    As with `jax.device_put`, an array that lies there already is not copied: a step that donates
+      the result deletes it.
 
     Raises:
       TypeError: something else in place of the nodes; a leaf is neither an array nor a number.
-      ValueError: a leaf of `placements` is not a placement, or the first axis of a LOCAL or BATCH leaf is not K.
+      ValueError: a leaf of `placements` is not a placement, or the first axis of a LOCAL or BATCH
+        leaf is not K.
     """
     check_nodes(nodes)
     check_placements(placements)
@@ -305,27 +321,34 @@ def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
         return jax.tree.map(shape, tree)
 
     def put(placement, sub):
-        return jax.tree.map(lambda x: shape(x, NamedSharding(nodes.mesh, spec(placement, nodes))), sub)
+        return jax.tree.map(
+            lambda x: shape(x, NamedSharding(nodes.mesh, spec(placement, nodes))), sub
+        )
 
     return jax.tree.map(put, placements, tree, is_leaf=is_placement)
 
 
 def place_array(x: Any, sharding: Sharding) -> Array:
-    """Put one whole array, equal in all processes, on the devices. Each process puts its own part."""
+    """Put one whole array, equal in all processes, on the devices. Each process puts its own
+    part."""
     x = _strong(x)
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
         return jax.device_put(x, sharding)
     if is_key(x):
-        return jax.random.wrap_key_data(place_array(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+        return jax.random.wrap_key_data(
+            place_array(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x)
+        )
     host = np.asarray(x)  # not device_put: it would first compare x between all processes
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
-    """Make BATCH arrays [K, b, ...] and LOCAL ones [K]; each process makes only the part of its own nodes.
+    """Make BATCH arrays [K, b, ...] and LOCAL ones [K]; each process makes only the part of its own
+    nodes.
 
     Args:
-      part: `slice(a, b) -> tree of host arrays [b - a, ...]`, those of nodes a to b - 1; `slice(None)` means all nodes.
+      part: `slice(a, b) -> tree of host arrays [b - a, ...]`, those of nodes a to b - 1;
+        `slice(None)` means all nodes.
       nodes: the layout.
 
     Returns:
@@ -340,7 +363,9 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
         tree = part(slice(None))
         return place(tree, jax.tree.map(lambda x: BATCH if np.ndim(x) > 1 else LOCAL, tree), nodes)
     divided = NamedSharding(nodes.mesh, spec(BATCH, nodes))
-    indices = divided.addressable_devices_indices_map((nodes.count, nodes.size(nodes.fast))).values()
+    indices = divided.addressable_devices_indices_map(
+        (nodes.count, nodes.size(nodes.fast))
+    ).values()
     own = {str(index[0]): index[0] for index in indices if index}
     trees = {name: part(index) for name, index in own.items()}
 
@@ -348,20 +373,25 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
         of_nodes = dict(zip(trees, parts, strict=True))
         sharding = divided if parts[0].ndim > 1 else NamedSharding(nodes.mesh, spec(LOCAL, nodes))
         return jax.make_array_from_callback(
-            (nodes.count, *parts[0].shape[1:]), sharding, lambda index: of_nodes[str(index[0])][:, *index[1:]]
+            (nodes.count, *parts[0].shape[1:]),
+            sharding,
+            lambda index: of_nodes[str(index[0])][:, *index[1:]],
         )
 
     return jax.tree.map(whole, *trees.values())
 
 
 def to_host(x: Array) -> np.ndarray:
-    """A whole array on the host, even if processes hold parts of it. All processes must call it, in the same order.
+    """A whole array on the host, even if processes hold parts of it. All processes must call it, in
+    the same order.
 
     Raises:
       TypeError: a tree, or a random key.
     """
     if not hasattr(x, "dtype"):
-        raise TypeError(f"to_host takes one array, got a {type(x).__name__}: jax.tree.map(jgc.to_host, tree)")
+        raise TypeError(
+            f"to_host takes one array, got a {type(x).__name__}: jax.tree.map(jgc.to_host, tree)"
+        )
     if is_key(x):
         raise TypeError("to_host takes an array, got a random key: give jax.random.key_data(key)")
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
@@ -371,17 +401,25 @@ def to_host(x: Array) -> np.ndarray:
 
 
 def of_first_process(x: Any, nodes: Nodes) -> np.ndarray:
-    """An array that every process computed for itself, on the host: in all processes that of the first.
+    """An array that every process computed for itself, on the host: in all processes that of the
+    first.
 
-    Processes may differ by rounding: each compiles for itself, and on GPUs XLA chooses algorithms by their time. All
-    processes of `nodes` must call it, in the same order.
+    Processes may differ by rounding: each compiles for itself, and on GPUs XLA chooses algorithms
+    by their time. All processes of `nodes` must call it, in the same order.
     """
     host, mesh = np.asarray(x), nodes.mesh
-    if not isinstance(mesh, Mesh) or len({device.process_index for device in mesh.devices.flat}) == 1:
+    if (
+        not isinstance(mesh, Mesh)
+        or len({device.process_index for device in mesh.devices.flat}) == 1
+    ):
         return host
     one_each = NamedSharding(mesh, P(mesh.axis_names))
-    copies = jax.make_array_from_callback((mesh.size, *host.shape), one_each, lambda index: host[None])
-    return np.asarray(jax.jit(lambda copies: copies[0], out_shardings=NamedSharding(mesh, P()))(copies))
+    copies = jax.make_array_from_callback(
+        (mesh.size, *host.shape), one_each, lambda index: host[None]
+    )
+    return np.asarray(
+        jax.jit(lambda copies: copies[0], out_shardings=NamedSharding(mesh, P()))(copies)
+    )
 
 
 def per_node(x: Array, nodes: Nodes) -> Array:

@@ -26,7 +26,9 @@ class Conv(nn.Module):
         if self.stride == 1:
             return _affine(self, x, 1)
         pairs = x.reshape(*x.shape[:-2], -1, 2 * x.shape[-1])  # x[2 i], x[2 i + 1]
-        return _affine(self, jnp.concatenate([pairs, _neighbour(pairs[..., : x.shape[-1]], 1)], axis=-1), 3)
+        return _affine(
+            self, jnp.concatenate([pairs, _neighbour(pairs[..., : x.shape[-1]], 1)], axis=-1), 3
+        )
 
 
 class ConvTranspose(nn.Module):
@@ -39,7 +41,9 @@ class ConvTranspose(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         if self.stride == 1:
-            return _affine(self, jnp.concatenate([_neighbour(x, -1), x, _neighbour(x, 1)], axis=-1), 3)
+            return _affine(
+                self, jnp.concatenate([_neighbour(x, -1), x, _neighbour(x, 1)], axis=-1), 3
+            )
         kernel, bias = _parameters(self, 3, x.shape[-1])
         products = x @ jnp.concatenate([kernel[0], kernel[2], kernel[1]], axis=-1)
         before, even, odd = jnp.split(products, 3, axis=-1)

@@ -52,14 +52,15 @@ class Ef21(Chunked):
     min_values: int = 1
     """least number of values sent per layer"""
     eta: float = 1.0
-    """weight of a new gradient in each node's momentum (EF21-SGDM), in (0, 1]; 1 for no momentum; below 1 the optimiser
-    must have none"""
+    """weight of a new gradient in each node's momentum (EF21-SGDM), in (0, 1]; 1 for no momentum;
+    below 1 the optimiser must have none"""
     warmup_steps: int = 0
     """uncompressed steps before the first compressed one"""
 
 
 def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
-    """EF21 with top-k: mu values of each node's change f32[n] and their positions, gathered by all nodes.
+    """EF21 with top-k: mu values of each node's change f32[n] and their positions, gathered by all
+    nodes.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -112,7 +113,8 @@ class Estimate(NamedTuple):
 
 
 def estimate(eta: float) -> Memory:
-    """What a node sends is v = u - g, its momentum less its estimate; what it sent is added to g."""
+    """What a node sends is v = u - g, its momentum less its estimate; what it sent is added to
+    g."""
 
     def init(n):
         zeros = jnp.zeros((n,), jnp.float32)

@@ -1,4 +1,5 @@
-"""Top-k with error feedback: each node sends the largest magnitudes of each layer; the residual keeps the rest.
+"""Top-k with error feedback: each node sends the largest magnitudes of each layer; the residual
+keeps the rest.
 
     v = r + g;  send v at the k largest |v| of each layer;  r = v - sent
 
@@ -129,6 +130,7 @@ STICH = """@inproceedings{stich2018sparsified,
 }"""
 
 METHOD = Method(
-    "topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
+    "topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0},
+    layers=FIRST_DENSE,
     citation=f"{STROM}\n{STICH}",
 )  # fmt: skip
