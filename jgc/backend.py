@@ -56,7 +56,8 @@ def plain() -> bool:
     JGC_PLAIN=1.
 
     An operation that has been tuned for devices asks it while it is traced, before it asks for the
-    `backend`."""
+    `backend`.
+    """
     chosen = _plain.get()
     return os.environ.get("JGC_PLAIN", "0") == "1" if chosen is None else chosen
 

@@ -26,11 +26,8 @@ def wrong_value(settings: Any, prefix: str = "") -> str:
         # the compressor's settings are of any class
         if dataclasses.is_dataclass(inner) or isinstance(hint, TypeVar):
             kind = inner if dataclasses.is_dataclass(inner) else object
-            if (
-                not dataclasses.is_dataclass(value)
-                or isinstance(value, type)
-                or not isinstance(value, kind)
-            ):  # type: ignore[arg-type]
+            is_settings = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            if not is_settings or not isinstance(value, kind):  # type: ignore[arg-type]
                 what = (
                     getattr(kind, "__name__", "")
                     if kind is not object

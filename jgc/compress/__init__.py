@@ -2,7 +2,8 @@
 registry entry.
 
 A new method is a new file in its family's folder, one line here and one file in configs/. The
-contract tests, the byte audit and every table then include it."""
+contract tests, the byte audit and every table then include it.
+"""
 
 import dataclasses
 import difflib

@@ -3,7 +3,8 @@ server.
 
 The all-reduce takes the mean leaf by leaf and sends bf16 leaves in two bytes where the backend's
 all-reduce keeps them (XLA on CPU does not), all others as f32, float64 rounded. The ring and the
-server send one f32 vector."""
+server send one f32 vector.
+"""
 
 import dataclasses
 from typing import Literal

@@ -112,7 +112,8 @@ def stacked(arrays: Sequence[Array]) -> list[Array]:
 
     Operations on parts of one stack become one kernel. And if the stack was computed from donated
     arrays, results of their shapes are written into their memory; a kernel that reads several of
-    them and replaces them needs copies."""
+    them and replaces them needs copies.
+    """
     if backend() != "gpu":
         return list(arrays)
     batches = in_batches(arrays)

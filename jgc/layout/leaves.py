@@ -95,7 +95,8 @@ def _in_few_kernels(arrays: Sequence[Array]) -> Array:
 
     A kernel that reads a concatenation finds each value's array by comparing one length after
     another. So arrays of equal size are added up first, and the concatenation has one part for each
-    size."""
+    size.
+    """
     total = jnp.float32(0)
     in_order = sorted((x.reshape(-1) for x in arrays), key=lambda x: (x.dtype.name, x.size))
     for _, of_dtype in groupby(in_order, key=lambda x: x.dtype):
@@ -116,7 +117,8 @@ def _stretches(arrays: Sequence[Array]) -> Iterator[list[Array]]:
 
     A TPU reads 16 stretches of memory in 0.6 of the cycles that it takes for one after the other.
     So arrays of equal shape go together, and where there are few of a shape, each is cut into parts
-    of whole tiles of 8 rows."""
+    of whole tiles of 8 rows.
+    """
     rows = [x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x for x in arrays]
     for (size, *_), of_shape in groupby(sorted(rows, key=lambda x: x.shape), key=lambda x: x.shape):
         alike = list(of_shape)
@@ -209,5 +211,6 @@ def bucket_bytes() -> int:
     have as many.
 
     XLA on GPU joins all-reduces up to about 32 MB anyway, but so late that every array then has a
-    kernel of its slice."""
+    kernel of its slice.
+    """
     return 2**25 if backend() == "gpu" else 2**20

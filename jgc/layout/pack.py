@@ -3,7 +3,8 @@
 Every leaf with two or more dimensions is a layer. Leaves with at most one dimension (biases and
 norm parameters) lie together at the end of the vector and form one layer. As layers of their own
 they would send at least one value each and cost as much as the large layers; the LGC paper, Section
-V-A, does not mention them."""
+V-A, does not mention them.
+"""
 
 import math
 from collections.abc import Sequence

@@ -50,7 +50,8 @@ def wait_on_cpu(tree: PyTree, nodes: Nodes) -> None:
     """Wait for the arrays if the nodes are on several devices of a CPU.
 
     These are threads of one processor, and collectives of several programs at once can wait for
-    each other forever."""
+    each other forever.
+    """
     if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
         jax.block_until_ready(tree)
 

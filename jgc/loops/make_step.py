@@ -188,7 +188,8 @@ class Step:
     """The function `step` of `jgc.make_step`, and access to its programs.
 
     Each method takes the arguments of the coming step, and none but `step` itself changes the
-    state."""
+    state.
+    """
 
     def __init__(self, settings: Settings, ahead: bool):
         self._settings = settings

@@ -13,7 +13,8 @@ def norm_of_aggregate(mean: PyTree, nodes: Nodes) -> Array:
     node axis.
 
     Nodes send nothing. The devices of a node that hold shards sum one value for each group of
-    leaves divided alike."""
+    leaves divided alike.
+    """
     leaves: dict[tuple[str, ...], list[Array]] = {}
     for x in jax.tree.leaves(mean):
         leaves.setdefault(comm.fast_axes(x, nodes), []).append(_in_f32(x))

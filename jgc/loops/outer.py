@@ -11,7 +11,8 @@ after every H steps:
 
 With P fragments each range of leaves has a compressor's state, an outer state and H steps of its
 own, staggered by H / P steps. With `overlap` the last two lines come that many steps after the
-exchange."""
+exchange.
+"""
 
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -207,7 +208,8 @@ class Parts(NamedTuple):
 
         All arguments are [K, ...]. A node whose gradient is not finite, or has a norm of `limit`
         and more, leaves its parameters and its inner state as they are. `limit`, f32[K] or a
-        number, is by default `LARGEST_NORM`."""
+        number, is by default `LARGEST_NORM`.
+        """
         import optax  # here: `import jgc` must not wait for it
 
         def one(own, inner, grads, loss, usable):
@@ -239,7 +241,8 @@ class Parts(NamedTuple):
         overlap apply it.
 
         If a node's pseudo-gradient is not finite or has a norm of 1e15 and more, nothing changes,
-        except that this node begins anew (`make_reset`)."""
+        except that this node begins anew (`make_reset`).
+        """
         method = self.method()
 
         def one(key, shared, own, state):
@@ -285,7 +288,8 @@ class Parts(NamedTuple):
 
         If it was refused (`finite` false), a node whose difference could not be used goes on from
         all shared parameters with a fresh inner state. Otherwise that node would make later
-        exchanges fail, too."""
+        exchanges fail, too.
+        """
 
         def one(theta, own, inner, finite):
             reset = ~finite & unusable(

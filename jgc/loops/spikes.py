@@ -12,7 +12,8 @@ The second rule cannot stop training, because each step that it leaves out raise
 norm tenfold. If the first gradients are tiny, 1e-9 say, and later ones near 1, it leaves out three
 steps. The remembered norm fades by a tenth in each step that is used, so bad batches that come now
 and then do not wear the rule out; many in a row do. The first gradient of a node has nothing to be
-compared with."""
+compared with.
+"""
 
 from typing import TYPE_CHECKING, Any
 

@@ -163,7 +163,8 @@ def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable
     """`(arrays, key, step, results) -> (arrays, metrics)`: all that follows the gradients.
 
     `results` are those of `make_gradients`. If a gradient cannot be used on any node, no array
-    changes."""
+    changes.
+    """
     import optax  # here: `import jgc` must not wait for it
 
     compressor, optimizer, nodes, mean_aux = (

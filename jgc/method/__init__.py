@@ -3,7 +3,8 @@ exchange.
 
 The skeleton (`from_step`, `guard`, `compensate`) owns packing, memory, the skipped step, `Info`,
 residuals by parameter, the default diagnostics and the physical bytes. `per_layer` combines
-methods."""
+methods.
+"""
 
 from jgc.method.compose import compose, compose_phases
 from jgc.method.exchange import Codec, Exchange

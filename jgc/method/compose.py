@@ -4,7 +4,8 @@ exchange (collectives).
     compressor = compose(codec, memory, exchange)
 
 All-reduce adds payloads up before it decodes them, which is right only for linear codes; for any
-other code `compose` raises ValueError."""
+other code `compose` raises ValueError.
+"""
 
 from functools import partial
 

@@ -9,7 +9,8 @@
 messages=...)
 
 The skeleton (`jgc.method.aggregate`) owns everything else: packing, memory, the skipped step,
-`Info`, the residual by parameter, the default diagnostics and the physical bytes."""
+`Info`, the residual by parameter, the default diagnostics and the physical bytes.
+"""
 
 from collections.abc import Callable, Hashable
 from typing import Any

@@ -78,7 +78,8 @@ def sum_of(infos: Sequence[Info], axes: Sequence[tuple[str, ...]], nodes: Nodes)
     """A device's share of its node's `Info`, from those of all groups.
 
     Figures of a node are the sums over its devices, and of residual norms the root of the sum of
-    squares. So a group that several devices compute alike counts on the first of them only."""
+    squares. So a group that several devices compute alike counts on the first of them only.
+    """
 
     def counted(x: Array, own: tuple[str, ...]) -> Array:
         others = tuple(axis for axis in nodes.fast if axis not in own)

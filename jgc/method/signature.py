@@ -91,7 +91,8 @@ def check_state(
 
     Of shared leaves shapes are compared, too; local ones may have the node axis. `check_signature`
     finds a state that was made for other parameters; here it passes. `field` names the state's
-    place in a loop's."""
+    place in a loop's.
+    """
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x)), params
     )

@@ -3,7 +3,8 @@ it.
 
 `jax.lax.scan` and `flax.linen.scan` over equal layers hold each parameter of all L layers in one
 leaf [L, ...]. Taken as one layer, its values share one selection, and PowerSGD makes one matrix [L
-rows, cols] of it."""
+rows, cols] of it.
+"""
 
 from functools import partial
 from typing import Any

@@ -1,7 +1,8 @@
 """A compressor's step as a function of whole arrays: what is compiled, counted and timed.
 
 `jgc.on_nodes` runs one node's code on the node axis. Here it runs `aggregate`, with the placements
-of its arguments."""
+of its arguments.
+"""
 
 from collections.abc import Callable, Hashable
 
@@ -34,7 +35,8 @@ def step_on_nodes(
 
     `params` and `state` are the placements of the parameters and of the compressor's state
     (`jgc.placements_of`). Where devices of a node divide the parameters, `info` is that of each
-    device, [K, F]."""
+    device, [K, F].
+    """
 
     def one(key, grads, state):
         return aggregate(phase, key, grads, state, nodes)

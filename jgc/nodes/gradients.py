@@ -2,7 +2,8 @@
 
 A loss is traced first, by itself, and the program that results runs on the node axis without JAX's
 check of replicated values. So a loss may contain any loop, any branch, and arrays of the mesh in
-its closure."""
+its closure.
+"""
 
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext

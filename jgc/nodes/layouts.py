@@ -7,7 +7,8 @@
 The same method code runs in all three and gives the same result (with `rbg` keys, random numbers
 differ). A node may also own several devices, along the fast axes of the mesh. They either hold
 copies of the parameters, and the node's gradient is their mean; or they divide the parameters
-(FSDP, tensor parallel), and each device compresses the gradient of its own shards."""
+(FSDP, tensor parallel), and each device compresses the gradient of its own shards.
+"""
 
 import math
 from collections.abc import Sequence

@@ -105,7 +105,8 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
     leading axis [K].
 
     A batch whose arrays [K, b, ...] all have b = 0 is an error, too: the mean loss of no examples
-    is NaN, with gradients that are zero or NaN."""
+    is NaN, with gradients that are zero or NaN.
+    """
 
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
     count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)

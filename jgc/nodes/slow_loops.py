@@ -1,7 +1,8 @@
 """A warning where the gradient of a convolution lies in a loop or branch on CPU.
 
 XLA's CPU backend (JAX 0.10.2, 0.12.0) takes 10 to 30 times as long for it there. Forward passes and
-matrix products are as fast as elsewhere."""
+matrix products are as fast as elsewhere.
+"""
 
 import warnings
 from collections.abc import Iterator
