@@ -10,7 +10,8 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jgc.backend import backend_of
 from jgc.checks.loop_states import first_leaf
 from jgc.checks.misuse import check_arrays, path_of
-from jgc.nodes.placement import place, placements_of
+from jgc.nodes.placement import placements_of
+from jgc.nodes.placing import place
 from jgc.types import Nodes, PyTree
 
 

@@ -1,27 +1,24 @@
 """The loop of training with local steps: its state, its metrics, and `init` and `step` with their
 compiled programs."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jgc.checks.misuse import check_loop
 from jgc.loops.buffers import copied, device_of, donatable, lies_elsewhere, wait_on_cpu
 from jgc.loops.fragments import take
+from jgc.loops.local_programs import apply_program, exchange_program, inner_program
 from jgc.loops.local_states import check_local
-from jgc.loops.loop import Loop, shape_of, shardings_of
-from jgc.loops.losses import in_one_form
+from jgc.loops.loop import Loop, shape_of
 from jgc.loops.mixed import check_own, check_replaced, note, note_returned
 from jgc.loops.outer import Arrays, Parts, difference, replaced
-from jgc.loops.spikes import largest_after, limits_of
 from jgc.loops.step_program import make_diagnosis
 from jgc.method.phases import phase_after, phase_at
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.gradients import node_grads
 from jgc.nodes.placement import LOCAL, placements_of
 from jgc.types import Array, Info, Key, Phase, PyTree, State
 
@@ -281,76 +278,3 @@ class LocalStep:
 
     def _check_state(self, state: LocalState) -> None:
         check_local(self._parts, Arrays(*state[2:-2]))
-
-
-def inner_program(
-    parts: Parts, arrays: Arrays, model_state: PyTree, frozen: PyTree, loss: Callable[..., Any],
-    has_aux: bool,
-    unroll: bool | None,
-) -> Callable[..., tuple[tuple, tuple]]:  # fmt: skip
-    """A step of every node, `(own, inner, model_state, batch, largest_norm, frozen) -> (new,
-    of_step)`.
-
-    `new` is `(own, inner, model_state, largest_norm)`, `of_step` is `(loss, finite, aux, norms)`.
-    Compiled at the first call; donates what `new` replaces.
-
-    Args:
-      parts: the settings.
-      arrays: of the state, as all steps get them.
-      model_state: leaves [K, ...].
-      frozen: placements of the parameters that are not trained; None if there are none.
-      loss: as in `jgc.LocalSteps.make_step`, with its options.
-      has_aux: one of these.
-      unroll: one of these.
-    """
-    placements, has_frozen = parts.placements(arrays), frozen is not None
-    gradients = node_grads(
-        in_one_form(loss, has_aux, bool(jax.tree.leaves(model_state)), has_frozen), parts.nodes,
-        has_aux=True,
-        unroll=unroll, local=True, placements=placements.own, frozen=frozen,
-    )  # fmt: skip
-    inner_step = parts.make_inner(placements)
-
-    def inner_update(own, inner, model_state, batch, largest_norm, fixed):
-        args = own, batch, model_state, *([fixed] if has_frozen else [])
-        (losses, (after, aux)), grads = gradients(*args)  # all with an axis [K]
-        own, inner, finite, norms = inner_step(own, inner, grads, losses, limits_of(largest_norm))
-        largest_norm = largest_after(largest_norm, norms, finite)
-        model_state = jax.tree.map(
-            lambda a, b: jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b),
-            after,
-            model_state,
-        )
-        return (own, inner, model_state, largest_norm), (losses, finite, aux, norms)
-
-    shardings = shardings_of((arrays.own, arrays.inner, model_state, arrays.largest_norm))
-    return jax.jit(inner_update, donate_argnums=(0, 1, 2, 4), out_shardings=(shardings, None))
-
-
-def exchange_program(
-    parts: Parts, arrays: Arrays, fragment: int, phase: Hashable
-) -> Callable[..., Any]:
-    """A fragment's exchange, `(arrays, key, step) -> (arrays, info, reset)`. Compiled at the first
-    call."""
-    leaves = parts.leaves(arrays.params)[fragment]
-    exchange = parts.make_exchange(parts.placements(arrays), leaves, fragment, phase)
-
-    def exchange_update(arrays, key, step):
-        return exchange(jax.random.fold_in(key, step), arrays)
-
-    return jax.jit(
-        exchange_update, donate_argnums=0, out_shardings=(shardings_of(arrays), None, None)
-    )
-
-
-def apply_program(parts: Parts, arrays: Arrays, fragment: int) -> Callable[[Arrays], Arrays]:
-    """A fragment's outer step with the aggregate that waits, `arrays -> arrays`. Compiled at the
-    first call."""
-    apply = parts.make_apply(
-        parts.placements(arrays), parts.leaves(arrays.params)[fragment], fragment
-    )
-
-    def outer_update(arrays):
-        return apply(arrays, arrays.waiting[fragment])
-
-    return jax.jit(outer_update, donate_argnums=0, out_shardings=shardings_of(arrays))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jgc.checks.misuse import check_arrays, is_key, leaves_by_path
 from jgc.loops.buffers import copied
-from jgc.nodes.placement import per_node
+from jgc.nodes.placing import per_node
 from jgc.types import Array, Nodes, PyTree
 
 KEY_WORDS = 2  # in the data of a threefry key, and in Keras' seeds

@@ -14,35 +14,22 @@ own, staggered by H / P steps. With `overlap` the last two lines come that many 
 exchange.
 """
 
-from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jgc.checks.misuse import holds_state
-from jgc.layout.leaves import LARGEST_NORM, unusable
+from jgc.checks.optax_states import holds_state
 from jgc.loops.buffers import check_params, copied, device_of, put_arrays
-from jgc.loops.fragments import cut, put_back, take
-from jgc.loops.norms import norms_of_nodes
-from jgc.loops.optimizers import check_supported, updated
-from jgc.loops.spikes import fresh
+from jgc.loops.fragments import cut, take
+from jgc.loops.optimizers import check_supported
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.compressor import compressor_of
 from jgc.method.plan import check_fits, parts_of, unchecked
-from jgc.method.shards import info_of_node
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import (
-    LOCAL,
-    SHARED,
-    any_divided,
-    is_placement,
-    locally,
-    of_node,
-    placements_of,
-)
-from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
+from jgc.nodes.placement import LOCAL, locally, of_node, placements_of
+from jgc.types import Compressor, Key, Nodes, PyTree, State
 
 if TYPE_CHECKING:
     import optax
@@ -202,140 +189,6 @@ class Parts(NamedTuple):
             LOCAL,
         )
 
-    def make_inner(self, placements: Arrays) -> Callable[..., tuple[PyTree, PyTree, Array, Array]]:
-        """`(own, inner, grads, loss, limit) -> (own, inner, usable bool[K], norms f32[K])`: each
-        node's step.
-
-        All arguments are [K, ...]. A node whose gradient is not finite, or has a norm of `limit`
-        and more, leaves its parameters and its inner state as they are. `limit`, f32[K] or a
-        number, is by default `LARGEST_NORM`.
-        """
-        import optax  # here: `import jgc` must not wait for it
-
-        def one(own, inner, grads, loss, usable):
-            updates, after = updated(
-                self.inner, grads, inner, own, "the inner optimiser", value=loss, grad=grads
-            )
-            new = optax.apply_updates(own, updates), after
-            return jax.tree.map(lambda a, b: jnp.where(usable, a, b), new, (own, inner))
-
-        own, inner = placements.own, placements.inner
-        on_all = on_nodes(
-            one, self.nodes, (own, inner, own, LOCAL, LOCAL), (own, inner),
-            partitioned=any_divided(own),
-            communicates=False,
-        )  # fmt: skip
-
-        def inner_step(own, inner, grads, loss, limit=LARGEST_NORM):
-            # of whole gradients, where the devices of a node divide them, too
-            norms = norms_of_nodes(grads)
-            usable = norms < limit  # false for NaN
-            return *on_all(own, inner, grads, loss, usable), usable, norms
-
-        return inner_step
-
-    def make_exchange(
-        self, placements: Arrays, leaves: tuple[int, ...], fragment: int, phase: Hashable
-    ) -> Callable[[Key, Arrays], tuple[Arrays, Info, Array]]:
-        """`(key, arrays) -> (arrays, info [K], reset bool[K])`: aggregate a fragment, and without
-        overlap apply it.
-
-        If a node's pseudo-gradient is not finite or has a norm of 1e15 and more, nothing changes,
-        except that this node begins anew (`make_reset`).
-        """
-        method = self.method()
-
-        def one(key, shared, own, state):
-            mean, state, info = method.aggregate(
-                phase, key, difference(shared, own), state, self.nodes
-            )
-            info = info_of_node(info, self.nodes)
-            return Waiting(mean, info.finite), state, info
-
-        shared, own = (
-            _take_placements(tree, leaves) for tree in (placements.params, placements.own)
-        )
-        state = placements.compressor[fragment]
-        aggregate = on_nodes(
-            one, self.nodes, (SHARED, shared, own, state), (Waiting(shared, SHARED), state, LOCAL)
-        )
-        apply, reset_nodes = (
-            self.make_apply(placements, leaves, fragment),
-            self.make_reset(placements, leaves),
-        )
-
-        def exchange(key, arrays):
-            part, own = take(arrays.params, leaves), take(arrays.own, leaves)
-            result, after, info = aggregate(key, part, own, arrays.compressor[fragment])
-            states = replaced(arrays.compressor, fragment, after)
-            own, inner, reset = reset_nodes(arrays.params, arrays.own, arrays.inner, info.finite)
-            arrays = arrays._replace(compressor=states, own=own, inner=inner)
-            if self.overlap:
-                return (
-                    arrays._replace(waiting=replaced(arrays.waiting, fragment, result)),
-                    info,
-                    reset,
-                )
-            return apply(arrays, result), info, reset
-
-        return exchange
-
-    def make_reset(
-        self, placements: Arrays, leaves: tuple[int, ...]
-    ) -> Callable[..., tuple[PyTree, PyTree, Array]]:
-        """`(params, own, inner, finite bool[K]) -> (own, inner, reset bool[K])`, after a fragment's
-        exchange.
-
-        If it was refused (`finite` false), a node whose difference could not be used goes on from
-        all shared parameters with a fresh inner state. Otherwise that node would make later
-        exchanges fail, too.
-        """
-
-        def one(theta, own, inner, finite):
-            reset = ~finite & unusable(
-                jax.tree.leaves(difference(take(theta, leaves), take(own, leaves)))
-            )
-            new = theta, fresh(self.inner, theta, inner)
-            return *jax.tree.map(lambda a, b: jnp.where(reset, a, b), new, (own, inner)), reset
-
-        own, inner = placements.own, placements.inner
-        ins = (placements.params, own, inner, LOCAL)
-        return on_nodes(one, self.nodes, ins, (own, inner, LOCAL), partitioned=any_divided(own))
-
-    def make_apply(
-        self, placements: Arrays, leaves: tuple[int, ...], fragment: int
-    ) -> Callable[[Arrays, Waiting], Arrays]:
-        """`(arrays, aggregate) -> arrays`: a fragment's outer step, and its result in every node's
-        own parameters."""
-        import optax
-
-        def settle(theta, own, finite):
-            def mixed(a, b):
-                mix = self.merge * b + (1 - self.merge) * a if self.merge else a
-                return jnp.where(finite, mix, b)
-
-            return jax.tree.map(mixed, theta, own)
-
-        shared, own = (
-            _take_placements(tree, leaves) for tree in (placements.params, placements.own)
-        )
-        on_all = on_nodes(settle, self.nodes, (shared, own, SHARED), own)
-
-        def apply(arrays, result):
-            old = take(arrays.params, leaves), arrays.outer[fragment]
-            updates, state = updated(self.outer, result.mean, old[1], old[0], "the outer optimiser")
-            new = optax.apply_updates(old[0], updates), state
-            theta, state = jax.tree.map(lambda a, b: jnp.where(result.finite, a, b), new, old)
-            return arrays._replace(
-                params=put_back(arrays.params, theta, leaves),
-                outer=replaced(arrays.outer, fragment, state),
-                own=put_back(
-                    arrays.own, on_all(theta, take(arrays.own, leaves), result.finite), leaves
-                ),
-            )
-
-        return apply
-
     def bytes_per_round(self, params: PyTree) -> dict[str, StepBytes]:
         """The bytes of H steps, in which every fragment is exchanged once, by the name of the
         compressor's phase.
@@ -374,11 +227,6 @@ def _for_every_node(tree: PyTree, nodes: Nodes) -> PyTree:
     shared = placements_of(tree)
     copy = on_nodes(lambda x: x, nodes, ins=(shared,), outs=locally(shared))
     return jax.jit(copy)(tree)
-
-
-def _take_placements(placements: PyTree, leaves: tuple[int, ...]) -> PyTree:
-    flat, treedef = jax.tree.flatten(placements, is_leaf=is_placement)
-    return jax.tree.unflatten(treedef, [x if i in leaves else None for i, x in enumerate(flat)])
 
 
 def replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:

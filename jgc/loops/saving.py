@@ -19,7 +19,7 @@ from jgc.checks.loop_states import check_phases
 from jgc.checks.misuse import is_key, path_of
 from jgc.loops.checksums import checksums
 from jgc.loops.local_loop import LocalState
-from jgc.loops.make_step import LoopState
+from jgc.loops.step_loop import LoopState
 from jgc.method.phases import as_json, from_json
 
 S = TypeVar("S", LoopState, LocalState)

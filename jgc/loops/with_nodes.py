@@ -7,22 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.checks.loop_states import check_not_donated, check_phases
-from jgc.checks.misuse import check_arrays, holds_state, is_key, leaves_by_path
+from jgc.checks.misuse import check_arrays, is_key, leaves_by_path
+from jgc.checks.optax_states import holds_state
 from jgc.checks.states import differing_leaf
 from jgc.layout.devices import in_form
 from jgc.loops.local_loop import LocalState
-from jgc.loops.make_step import LoopState
+from jgc.loops.step_loop import LoopState
 from jgc.method.signature import signed
 from jgc.nodes.axis import placed_leaves
-from jgc.nodes.placement import (
-    LOCAL,
-    Placement,
-    Stacked,
-    on_node_axis,
-    place_array,
-    placements_of,
-    to_host,
-)
+from jgc.nodes.placement import LOCAL, Placement, Stacked, on_node_axis, placements_of
+from jgc.nodes.placing import place_array, to_host
 from jgc.types import Array, PyTree
 
 S = TypeVar("S")

@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jgc.checks.misuse import (
-    OwnsMomentum,
-    check_arrays,
-    check_compressor,
-    check_nodes,
-    check_optimizer,
-    is_accumulator,
-)
-from jgc.nodes.placement import per_node, place, placements_of
+from jgc.checks.misuse import check_arrays, check_compressor, check_nodes, check_optimizer
+from jgc.checks.optax_states import OwnsMomentum, is_accumulator
+from jgc.nodes.placement import placements_of
+from jgc.nodes.placing import per_node, place
 from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:

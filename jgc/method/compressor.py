@@ -24,7 +24,7 @@ from jgc.method.plan import (
     phases_of,
     shard_states,
     walk,
-)
+)  # fmt: skip
 from jgc.method.shards import placed
 from jgc.method.signature import check_like, check_signature
 from jgc.method.states import first_state, of_shard, plan_of

@@ -17,10 +17,10 @@ from jgc.method.plan import (
     joined_shards,
     make_plan,
     parts_of,
-)
+)  # fmt: skip
 from jgc.method.shards import shards_of
 from jgc.method.step import Local
-from jgc.nodes.placement import per_node
+from jgc.nodes.placing import per_node
 from jgc.types import Key, Nodes, PyTree, State
 
 

@@ -10,15 +10,8 @@ import jax
 
 from jgc.method.states import first_state, plan_of
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import (
-    LOCAL,
-    SHARED,
-    ByShards,
-    Stacked,
-    locally,
-    placed_shapes,
-    placements_of,
-)
+from jgc.nodes.placement import LOCAL, SHARED, ByShards, Stacked, locally, placements_of
+from jgc.nodes.placing import placed_shapes
 from jgc.types import Compressor, Nodes, PyTree, State
 
 PLACEMENTS = State(SHARED, LOCAL)

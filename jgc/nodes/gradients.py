@@ -27,7 +27,7 @@ from jgc.nodes.placement import (
     locally,
     on_node_axis,
     sharding_of,
-)
+)  # fmt: skip
 from jgc.nodes.slow_loops import warn_of_slow_loops
 from jgc.types import Nodes, PyTree
 

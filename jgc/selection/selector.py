@@ -14,7 +14,7 @@ from jgc.selection.chunks import (
     largest_in_chunks,
     pack_chunk_positions,
     unpack_chunk_positions,
-)
+)  # fmt: skip
 from jgc.selection.ranges import Range
 from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Array

@@ -25,7 +25,7 @@ from jgc.compress.lgc.normalise import (
 from jgc.compress.lgc.settings import LgcPs
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.exchange import Payload
-from jgc.nodes.placement import per_node
+from jgc.nodes.placing import per_node
 from jgc.selection.entries import Sparse, replaced, scatter
 from jgc.types import Array, Nodes, PyTree
 from jgc.wire import elias_fano

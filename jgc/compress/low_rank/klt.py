@@ -53,7 +53,7 @@ from jgc.compress.low_rank.klt_bases import (
     group_count,
     nothing_learned,
     rotate,
-)
+)  # fmt: skip
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected

@@ -44,7 +44,7 @@ from jgc.compress.sparse.shared_positions import (
     Chooser,
     Chosen,
     shared_positions,
-)
+)  # fmt: skip
 from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
 from jgc.method.memory import Corrected, Memory, accumulated

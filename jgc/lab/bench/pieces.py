@@ -18,7 +18,8 @@ from jgc.layout.vector import compensated
 from jgc.method.exchange import encoded as encode
 from jgc.method.phases import DENSE
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import LOCAL, SHARED, place
+from jgc.nodes.placement import LOCAL, SHARED
+from jgc.nodes.placing import place
 from jgc.training.steps.step import Parts, TrainState
 from jgc.types import PyTree, State
 
