@@ -97,7 +97,9 @@ def apply_program(parts: Parts, arrays: Arrays, fragment: int) -> Callable[[Arra
 # --- as functions of whole arrays -----------------------------------------------------------------
 
 
-def make_inner(parts: Parts, placements: Arrays) -> Callable[..., tuple[PyTree, PyTree, Array, Array]]:
+def make_inner(
+    parts: Parts, placements: Arrays
+) -> Callable[..., tuple[PyTree, PyTree, Array, Array]]:
     """`(own, inner, grads, loss, limit) -> (own, inner, usable bool[K], norms f32[K])`: each
     node's step.
 
@@ -148,9 +150,7 @@ def make_exchange(
         info = info_of_node(info, parts.nodes)
         return Waiting(mean, info.finite), state, info
 
-    shared, own = (
-        _take_placements(tree, leaves) for tree in (placements.params, placements.own)
-    )
+    shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
     state = placements.compressor[fragment]
     aggregate = on_nodes(
         one, parts.nodes, (SHARED, shared, own, state), (Waiting(shared, SHARED), state, LOCAL)
@@ -214,9 +214,7 @@ def make_apply(
 
         return jax.tree.map(mixed, theta, own)
 
-    shared, own = (
-        _take_placements(tree, leaves) for tree in (placements.params, placements.own)
-    )
+    shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
     on_all = on_nodes(settle, parts.nodes, (shared, own, SHARED), own)
 
     def apply(arrays, result):

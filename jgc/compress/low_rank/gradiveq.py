@@ -177,10 +177,7 @@ def _with_sample(mean: Array, learned: Learned, layers: tuple[Sliced, ...]) -> L
     count = learned.samples[0].shape[1] if layers else 1
     samples = slices.add_sample(layers, learned.samples, mean, learned.taken % count)
     return learned._replace(
-        samples=samples,
-        taken=learned.taken + 1,
-        mean=learned.mean + mean,
-        steps=learned.steps + 1,
+        samples=samples, taken=learned.taken + 1, mean=learned.mean + mean, steps=learned.steps + 1
     )
 
 
