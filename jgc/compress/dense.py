@@ -11,8 +11,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import Method, settings_of
-from jgc.compress.unused_settings import check_idle
+from jgc.compress.registry import Method, check_idle, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import compose
 from jgc.method.exchange import Codec, Exchange, all_reduce, server

@@ -1,5 +1,6 @@
-"""The registry entry of a method. Each method's file defines one as `METHOD`; `jgc.compress`
-collects them."""
+"""The registry entry of a method, and checks of its settings. Each method's file defines an entry as
+`METHOD`; `jgc.compress` collects them.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -72,3 +73,19 @@ def settings_of(own: type[T], config: T | None, overrides: Mapping[str, Any]) ->
         if name in ("warmup_steps", "autoencoder_steps") and value < 0:
             raise ValueError(f"{name} must be at least 0, got {value}")
     return cast(T, config)
+
+
+def check_idle(config: Any, why: str, *names: str) -> None:
+    """Raise ValueError if one of these settings is not at its default; `why` says beside what it
+    does nothing.
+
+    Example:
+      >>> from jgc.compress import TopK
+      >>> check_idle(TopK(momentum=0.5), "without momentum_correction=True", "momentum")
+      Traceback (most recent call last):
+      ValueError: momentum=0.5 does nothing without momentum_correction=True
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value != field.default:
+            raise ValueError(f"{field.name}={value!r} does nothing {why}")

@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from jgc.compress.registry import check_idle
 from jgc.compress.sparse.sparsity import Strategy, sparse_schedule
-from jgc.compress.unused_settings import check_idle
 from jgc.method.ages import with_ages
 from jgc.method.memory import Memory, make_memory
 from jgc.selection.chunks import CHUNK

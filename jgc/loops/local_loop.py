@@ -12,10 +12,9 @@ from jgc.checks.misuse import check_loop
 from jgc.loops.buffers import copied, device_of, donatable, lies_elsewhere, wait_on_cpu
 from jgc.loops.fragments import take
 from jgc.loops.local_programs import apply_program, exchange_program, inner_program
-from jgc.loops.local_states import check_local
 from jgc.loops.loop import Loop, shape_of
 from jgc.loops.mixed import check_own, check_replaced, note, note_returned
-from jgc.loops.outer import Arrays, Parts, difference, replaced
+from jgc.loops.outer import Arrays, Parts, check_local, difference, replaced
 from jgc.loops.step_program import make_diagnosis
 from jgc.method.phases import phase_after, phase_at
 from jgc.nodes.axis import on_nodes

@@ -21,12 +21,14 @@ import jax
 import jax.numpy as jnp
 
 from jgc.checks.optax_states import holds_state
+from jgc.checks.states import RESTORE, check_fits as check_field
 from jgc.loops.buffers import check_params, copied, device_of, put_arrays
 from jgc.loops.fragments import cut, take
 from jgc.loops.optimizers import check_supported
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.compressor import compressor_of
 from jgc.method.plan import check_fits, parts_of, unchecked
+from jgc.method.signature import check_state
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, locally, of_node, placements_of
 from jgc.types import Compressor, Key, Nodes, PyTree, State
@@ -232,3 +234,36 @@ def _for_every_node(tree: PyTree, nodes: Nodes) -> PyTree:
 def replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
     """The tuple with another item at an index."""
     return (*items[:index], item, *items[index + 1 :])
+
+
+def check_local(parts: Parts, arrays: Arrays) -> None:
+    """Raise ValueError, naming the field and the leaf, unless all fields of a state belong to these
+    local steps."""
+    params = arrays.params
+    inner = jax.eval_shape(parts.inner.init, params)
+    own, inner = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((parts.nodes.count, *x.shape), x.dtype), (params, inner)
+    )
+    check_field("own", arrays.own, own, "of other parameters than params")
+    check_field("inner", arrays.inner, inner, "of another inner optimiser, or of other parameters")
+    fragments = [take(params, leaves) for leaves in parts.leaves(params)]
+    outer = tuple(jax.eval_shape(parts.outer.init, part) for part in fragments)
+    check_field("outer", arrays.outer, outer, "of another outer optimiser, or of other parameters")
+    waiting = tuple(
+        Waiting(part, jax.ShapeDtypeStruct((), bool)) for part in fragments if parts.overlap
+    )
+    check_field(
+        "waiting",
+        arrays.waiting,
+        waiting,
+        "of local steps with another overlap, or of other parameters",
+    )
+    states = arrays.compressor
+    if not isinstance(states, tuple) or len(states) != len(fragments):
+        form = f"a {type(states).__name__} of {len(states)}"
+        raise ValueError(
+            f"compressor must be a tuple of {len(fragments)} states, one a fragment, and is "
+            f"{form}: {RESTORE}"
+        )
+    for i, (state, part) in enumerate(zip(states, fragments, strict=True)):
+        check_state(parts.method().init, part, state, parts.nodes, f"compressor/{i}")

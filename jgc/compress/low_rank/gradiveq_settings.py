@@ -8,7 +8,7 @@ import jax
 
 from jgc import comm
 from jgc.compress.low_rank.slices import block_of, is_convolution
-from jgc.compress.unused_settings import check_idle
+from jgc.compress.registry import check_idle
 from jgc.layout.pack import leaf_paths
 from jgc.types import PyTree
 

@@ -41,8 +41,7 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.compress.registry import Method, settings_of
-from jgc.compress.unused_settings import check_idle
+from jgc.compress.registry import Method, check_idle, settings_of
 from jgc.layout.batches import searched_together
 from jgc.layout.devices import each
 from jgc.layout.pack import Layer
