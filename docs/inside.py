@@ -13,8 +13,8 @@ ROOMS = [("loops, nodes", "#e8eef7"), ("method", "#fdeedd"), ("layout", "#eaf5e6
          ("selection", "#fff7d6"), ("wire", "#e6f4f4"), ("comm", "#ececec")]  # fmt: skip
 STEPS = [
     (0, "1  on_node\none node"),
-    (1, "2  run\nthe plan"),
-    (1, "3  aggregate\nskip? one bit"),
+    (1, "2  aggregate\nthe skeleton"),
+    (1, "3  plan_of_step\nthe groups"),
     (2, "4  compensated\nv = r + g"),
     (3, "5  encode_\nwith_sent\nthe method"),
     (4, "6  largest_\nin_ranges\npositions"),

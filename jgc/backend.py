@@ -1,8 +1,9 @@
-"""The kind of device that a program is traced for, which decides between variants that give the same result.
+"""The kind of device that a program is traced for, which decides between variants that give the
+same result.
 
-What is fast differs: a scatter is cheap on a CPU, and costs a pass through memory for every value on a TPU. A program
-can be compiled for devices that are not here (`jax.experimental.topologies`), so the devices of its mesh decide, not
-those of this machine.
+What is fast differs: a scatter is cheap on a CPU, and costs a pass through memory for every value
+on a TPU. A program can be compiled for devices that are not here (`jax.experimental.topologies`),
+so the devices of its mesh decide, not those of this machine.
 """
 
 import os
@@ -20,12 +21,14 @@ _plain: ContextVar[bool | None] = ContextVar("jgc_plain", default=None)
 
 
 def backend() -> str:
-    """ "cpu", "gpu" or "tpu": of the mesh inside `jgc.on_nodes`, elsewhere `jax.default_backend()`."""
+    """ "cpu", "gpu" or "tpu": of the mesh inside `jgc.on_nodes`, elsewhere
+    `jax.default_backend()`."""
     return _backend.get() or jax.default_backend()
 
 
 def backend_of(nodes: Nodes) -> str:
-    """The kind of the devices of a layout; the default one if all nodes are emulated on one device."""
+    """The kind of the devices of a layout; the default one if all nodes are emulated on one
+    device."""
     if not isinstance(nodes.mesh, Mesh):  # an AbstractMesh has no devices
         return jax.default_backend()
     platform = nodes.mesh.devices.flat[0].platform
@@ -49,9 +52,11 @@ def traced_for(nodes: Nodes) -> Iterator[None]:
 
 
 def plain() -> bool:
-    """Whether to run the plain reference of every tuned operation: inside `plain_operations`, or if JGC_PLAIN=1.
+    """Whether to run the plain reference of every tuned operation: inside `plain_operations`, or if
+    JGC_PLAIN=1.
 
-    An operation that has been tuned for devices asks it while it is traced, before it asks for the `backend`.
+    An operation that has been tuned for devices asks it while it is traced, before it asks for the
+    `backend`.
     """
     chosen = _plain.get()
     return os.environ.get("JGC_PLAIN", "0") == "1" if chosen is None else chosen

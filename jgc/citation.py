@@ -12,7 +12,8 @@ JGC = """@software{jgc,
 
 
 def citation(method: str = "") -> str:
-    """BibTeX of a method's papers, by its name in `jgc.compress.METHODS`; of jgc itself without one.
+    """BibTeX of a method's papers, by its name in `jgc.compress.METHODS`; of jgc itself without
+    one.
 
     Methods that are in no paper, such as `klt`, are cited as jgc.
 

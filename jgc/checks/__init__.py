@@ -1,1 +1,2 @@
-"""Errors and warnings for mistakes in arguments and states: each names what is wrong and what would be right."""
+"""Errors and warnings for mistakes in arguments and states: each names what is wrong and what would
+be right."""

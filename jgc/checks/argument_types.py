@@ -1,4 +1,5 @@
-"""Check that values are of the types that they should have: arguments, and settings by the fields of their class."""
+"""Check that values are of the types that they should have: arguments, and settings by the fields
+of their class."""
 
 import dataclasses
 import numbers
@@ -16,12 +17,22 @@ def wrong_value(settings: Any, prefix: str = "") -> str:
     """
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
-        hint, value, name = hints[field.name], getattr(settings, field.name), f"{prefix}{field.name}"
+        hint, value, name = (
+            hints[field.name],
+            getattr(settings, field.name),
+            f"{prefix}{field.name}",
+        )
         inner = get_origin(hint) or hint
-        if dataclasses.is_dataclass(inner) or isinstance(hint, TypeVar):  # the compressor's settings are of any class
+        # the compressor's settings are of any class
+        if dataclasses.is_dataclass(inner) or isinstance(hint, TypeVar):
             kind = inner if dataclasses.is_dataclass(inner) else object
-            if not dataclasses.is_dataclass(value) or isinstance(value, type) or not isinstance(value, kind):  # type: ignore[arg-type]
-                what = getattr(kind, "__name__", "") if kind is not object else "the settings of a method, as TopK()"
+            is_settings = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            if not is_settings or not isinstance(value, kind):  # type: ignore[arg-type]
+                what = (
+                    getattr(kind, "__name__", "")
+                    if kind is not object
+                    else "the settings of a method, as TopK()"
+                )
                 return f"{name} must be {what}, got {value!r}"
             wrong = wrong_value(value, f"{name}.")
         else:
@@ -32,11 +43,14 @@ def wrong_value(settings: Any, prefix: str = "") -> str:
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether a value is of a type. A whole number is a number, also one of NumPy's; True and False are none.
+    """Whether a value is of a type. A whole number is a number, also one of NumPy's; True and False
+    are none.
 
     Example:
-      >>> fits(float, 1), fits(int, True), fits(int | None, None), fits(Literal["sgd", "adam"], "sdg")
-      (True, False, True, False)
+      >>> fits(float, 1), fits(int, True), fits(int | None, None)
+      (True, False, True)
+      >>> fits(Literal["sgd", "adam"], "sdg")
+      False
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
@@ -46,7 +60,9 @@ def fits(hint: Any, value: Any) -> bool:
     if origin is tuple:
         return isinstance(value, (tuple, list)) and all(fits(parts[0], one) for one in value)
     if hint in (int, float):
-        return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
+        return isinstance(
+            value, numbers.Integral if hint is int else numbers.Real
+        ) and not isinstance(value, bool)
     return not isinstance(hint, type) or isinstance(value, hint)
 
 
@@ -76,5 +92,11 @@ def words(hint: Any) -> str:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
         return f"a tuple, each {words(parts[0])}"
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", NoneType: "None"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+        bool: "True or False",
+        NoneType: "None",
+    }
     return names.get(hint, getattr(hint, "__name__", str(hint)))

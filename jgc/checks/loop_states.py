@@ -9,7 +9,8 @@ from jgc.types import Nodes, Phase, PyTree, State
 
 
 def first_leaf(tree: PyTree) -> list[Any]:
-    """The first leaf in a list; [] if there is none. Reads no other leaf, so that every step can afford the check.
+    """The first leaf in a list; [] if there is none. Reads no other leaf, so that every step can
+    afford the check.
 
     Example:
       >>> first_leaf({"a": (), "b": [3, 4]}), first_leaf(None)
@@ -22,14 +23,19 @@ def first_leaf(tree: PyTree) -> list[Any]:
 
 
 def check_phases(state: Any) -> None:
-    """Raise TypeError, naming the cure, unless the phases of a loop's state are as `init` and `step` return them."""
+    """Raise TypeError, naming the cure, unless the phases of a loop's state are as `init` and
+    `step` return them."""
     for phase in state.phases if hasattr(state, "phases") else [state.phase]:
         if not isinstance(phase, Phase):
-            raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by jgc.from_arrays")
+            raise TypeError(
+                f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by "
+                "jgc.from_arrays"
+            )
 
 
 def check_count(state: Any, nodes: Nodes) -> None:
-    """Raise ValueError, naming the cure, if a part of a loop's state is of another number of nodes than its step."""
+    """Raise ValueError, naming the cure, if a part of a loop's state is of another number of nodes
+    than its step."""
     states = jax.tree.leaves(state.compressor, is_leaf=lambda x: isinstance(x, State))
     of_nodes: dict[str, PyTree] = {"compressor": [x.local for x in states if isinstance(x, State)]}
     of_nodes |= {name: getattr(state, name, ()) for name in ("own", "inner", "model_state")}
@@ -37,13 +43,16 @@ def check_count(state: Any, nodes: Nodes) -> None:
         for x in first_leaf(tree):
             if jnp.ndim(x) and x.shape[0] != nodes.count:
                 raise ValueError(
-                    f"this state is of {x.shape[0]} nodes (field {name!r}), and step is of {nodes.count}: give step "
-                    "jgc.with_nodes(state, fresh), with fresh = init(key, state.params) of this step's init "
-                    "(docs/your_loop.md, Checkpoints)"
+                    f"this state is of {x.shape[0]} nodes (field {name!r}), and step is of "
+                    f"{nodes.count}: give step jgc.with_nodes(state, fresh), with fresh = "
+                    "init(key, state.params) of this step's init (docs/your_loop.md, Checkpoints)"
                 )
 
 
 def check_not_donated(tree: PyTree) -> None:
     """Raise ValueError, naming the cure, if a step has donated an array."""
     if any(x.is_deleted() for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)):
-        raise ValueError("an earlier step took this state's arrays (it donates them): give the state that it returned")
+        raise ValueError(
+            "an earlier step took this state's arrays (it donates them): give the state that it "
+            "returned"
+        )

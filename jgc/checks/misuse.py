@@ -1,8 +1,8 @@
-"""Errors and warnings for mistakes that would pass unnoticed: each names what is wrong and what would be right."""
+"""Errors and warnings for mistakes that would pass unnoticed: each names what is wrong and what
+would be right."""
 
 import dataclasses
 import numbers
-import warnings
 from typing import Any
 
 import jax
@@ -10,28 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jgc.checks.loop_states import check_count, check_not_donated, check_phases, first_leaf
-from jgc.types import Compressor, Nodes, PyTree, State
-
-# Fields of optax states with a running mean of gradients: of SGD, Adam, Adafactor, Prodigy and MoMo, Adan, AdEMAMix
-MOMENTA = ("trace", "mu", "ema", "exp_avg", "m", "m1")
-CENTRE = "ScaleByRStdDevState"  # of centred RMSprop, whose "mu" no update adds up
-
-
-class MomentumWarning(UserWarning):
-    """The method owns the momentum, and the optimiser has one, too.
-
-    Example:
-      >>> import warnings
-      >>> warnings.filterwarnings("ignore", category=MomentumWarning)  # if that is what you want
-    """
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class OwnsMomentum:
-    """A part of an optax state without arrays: whether the method in it owns the momentum."""
-
-    value: bool
+from jgc.types import Compressor, Nodes, PyTree
 
 
 def path_of(path: tuple[Any, ...], separator: str = "/") -> str:
@@ -41,7 +20,9 @@ def path_of(path: tuple[Any, ...], separator: str = "/") -> str:
 
 def leaves_by_path(tree: PyTree, separator: str = "/") -> dict[str, Any]:
     """The leaves by their paths, in tree order."""
-    return {path_of(path, separator): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {
+        path_of(path, separator): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
 
 
 def form_of(x: Any) -> str:
@@ -50,7 +31,8 @@ def form_of(x: Any) -> str:
 
 
 def is_key(x: Any) -> bool:
-    """Whether x is an array of random keys with a dtype of their own, as `jax.random.key` makes them."""
+    """Whether x is an array of random keys with a dtype of their own, as `jax.random.key` makes
+    them."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
@@ -68,20 +50,34 @@ def check_compressor(x: Any) -> None:
     if dataclasses.is_dataclass(x):
         name = x.__name__ if isinstance(x, type) else type(x).__name__
         call = f"{name}(...)" if isinstance(x, type) else repr(x)
-        raise TypeError(f"expected a compressor, got the settings {name}: call jgc.compress.build({call})")
+        raise TypeError(
+            f"expected a compressor, got the settings {name}: call jgc.compress.build({call})"
+        )
     if callable(getattr(x, "factory", None)):
-        raise TypeError(f"expected a compressor, got the registered method {x.name!r}: call jgc.compress.{x.name}()")
+        raise TypeError(
+            f"expected a compressor, got the registered method {x.name!r}: call "
+            f"jgc.compress.{x.name}()"
+        )
     if callable(x):
         name = getattr(x, "__name__", repr(x))
-        cure = f"call it, e.g. jgc.compress.{name}()" if "jgc.compress" in getattr(x, "__module__", "") else "call it"
+        cure = (
+            f"call it, e.g. jgc.compress.{name}()"
+            if "jgc.compress" in getattr(x, "__module__", "")
+            else "call it"
+        )
         raise TypeError(f"expected a compressor, got the function {name}: {cure}")
     raise TypeError(f"expected a compressor, e.g. jgc.compress.topk(), got {x!r}")
 
 
 def check_nodes(x: Any) -> None:
-    """Raise TypeError, naming the cure, unless x is a layout of nodes; ValueError where another mesh is in force."""
+    """Raise TypeError, naming the cure, unless x is a layout of nodes; ValueError where another
+    mesh is in force."""
     if not isinstance(x, Nodes):
-        cure = "jgc.from_mesh(mesh, slow=...)" if isinstance(x, Mesh) else "jgc.make_nodes(K), or jgc.from_mesh"
+        cure = (
+            "jgc.from_mesh(mesh, slow=...)"
+            if isinstance(x, Mesh)
+            else "jgc.make_nodes(K), or jgc.from_mesh"
+        )
         raise TypeError(f"expected the layout of the nodes, got {x!r}: make it by {cure}")
     context = jax.sharding.get_abstract_mesh()
     if x.mesh is None:
@@ -89,10 +85,14 @@ def check_nodes(x: Any) -> None:
     else:
         differs = not context.empty and dict(context.shape) != dict(x.mesh.shape)
     if differs:
-        own = "are emulated on one device" if x.mesh is None else f"lie on one of their own, {dict(x.mesh.shape)}"
+        own = (
+            "are emulated on one device"
+            if x.mesh is None
+            else f"lie on one of their own, {dict(x.mesh.shape)}"
+        )
         raise ValueError(
-            f"jax.set_mesh has put the mesh {dict(context.shape)} in force, and the nodes {own}: make them of that "
-            "mesh by jgc.from_mesh(mesh, slow=...), or leave the context"
+            f"jax.set_mesh has put the mesh {dict(context.shape)} in force, and the nodes {own}: "
+            "make them of that mesh by jgc.from_mesh(mesh, slow=...), or leave the context"
         )
 
 
@@ -111,31 +111,46 @@ def check_loss(x: Any) -> None:
 def check_scalar(value: Any) -> Any:
     """The loss of a node. Raise TypeError, naming the cure, for a tuple."""
     if isinstance(value, tuple):
-        raise TypeError(f"the loss returned a tuple of {len(value)}: for (scalar, aux) give has_aux=True")
+        raise TypeError(
+            f"the loss returned a tuple of {len(value)}: for (scalar, aux) give has_aux=True"
+        )
     return value
 
 
 def check_pair(value: Any, form: str) -> tuple[Any, Any]:
-    """What a loss returned, or a part of it. Raise TypeError, naming the form it must have, unless it is a pair."""
+    """What a loss returned, or a part of it. Raise TypeError, naming the form it must have, unless
+    it is a pair."""
     if not isinstance(value, tuple | list) or len(value) != 2:
-        found = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+        found = (
+            f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+        )
         raise TypeError(f"the loss must return {form}, got {found} in place of a pair")
     return value[0], value[1]
 
 
 def check_loop(state: Any, own: type, batch: PyTree, nodes: Nodes) -> None:
-    """Raise TypeError or ValueError, naming the cure, unless a state is that of a loop, and of its last step."""
+    """Raise TypeError or ValueError, naming the cure, unless a state is that of a loop, and of its
+    last step."""
     if not isinstance(state, own):
-        raise TypeError(f"step takes the {own.__name__} that init or step returned, got a {type(state).__name__}")
+        raise TypeError(
+            f"step takes the {own.__name__} that init or step returned, got a "
+            f"{type(state).__name__}"
+        )
     check_phases(state)
-    if any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, jax.tree.leaves((state, batch))))):
-        raise TypeError("step compiles itself, a program for each phase: call it outside of jit, scan and vmap")
+    if any(
+        issubclass(kind, jax.core.Tracer)
+        for kind in set(map(type, jax.tree.leaves((state, batch))))
+    ):
+        raise TypeError(
+            "step compiles itself, a program for each phase: call it outside of jit, scan and vmap"
+        )
     check_count(state, nodes)
     check_not_donated([first_leaf(getattr(state, name, ())) for name in ("params", "own")])
 
 
 def check_key(x: Any) -> None:
-    """Raise TypeError, naming the cure, unless x is a random key: a typed one, or one of `jax.random.PRNGKey`."""
+    """Raise TypeError, naming the cure, unless x is a random key: a typed one, or one of
+    `jax.random.PRNGKey`."""
     dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
     if not ((is_key(x) and shape == ()) or (dtype == jnp.uint32 and len(shape or ()) == 1)):
         found = repr(x) if shape is None else f"{dtype}{list(shape)}"
@@ -143,16 +158,24 @@ def check_key(x: Any) -> None:
 
 
 def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
-    """Raise TypeError, naming the leaf, unless all leaves are arrays (or have a shape and a dtype)."""
+    """Raise TypeError, naming the leaf, unless all leaves are arrays (or have a shape and a
+    dtype)."""
     for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
         is_array = hasattr(x, "shape") and hasattr(x, "dtype")
         if not (is_array or (or_numbers and isinstance(x, numbers.Number))):
-            name, found, cure = path_of(path), getattr(x, "__name__", repr(x)), "give the arrays alone"
+            name, found, cure = (
+                path_of(path),
+                getattr(x, "__name__", repr(x)),
+                "give the arrays alone",
+            )
             if isinstance(x, numbers.Number):
                 cure = f"give jnp.asarray({x!r}), or of a train state its parameters alone"
             elif callable(x):
-                cure += ". For an Equinox module: params, static = eqx.partition(model, eqx.is_inexact_array)"
-            raise TypeError(f"the leaf {name!r} is not an array but the {type(x).__name__} {found}: {cure}")
+                cure += ". For an Equinox module: "
+                cure += "params, static = eqx.partition(model, eqx.is_inexact_array)"
+            raise TypeError(
+                f"the leaf {name!r} is not an array but the {type(x).__name__} {found}: {cure}"
+            )
 
 
 def check_model_state(old: PyTree, new: PyTree) -> PyTree:
@@ -173,90 +196,14 @@ def check_model_state(old: PyTree, new: PyTree) -> PyTree:
 
 
 def check_restored(tree: PyTree) -> None:
-    """Raise ValueError, naming the leaf, unless all arrays say how the devices of a node divide them."""
+    """Raise ValueError, naming the leaf, unless all arrays say how the devices of a node divide
+    them."""
     for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if not isinstance(x, jax.core.Tracer) and not isinstance(getattr(x, "sharding", None), NamedSharding):
+        if not isinstance(x, jax.core.Tracer) and not isinstance(
+            getattr(x, "sharding", None), NamedSharding
+        ):
             raise ValueError(
-                f"the devices of a node divide this state, and the leaf {path_of(path)!r} is a whole array: restore "
-                "the state into that of init, whose leaves have shardings (docs/your_loop.md, Checkpoints)"
+                f"the devices of a node divide this state, and the leaf {path_of(path)!r} is a "
+                "whole array: restore the state into that of init, whose leaves have shardings "
+                "(docs/your_loop.md, Checkpoints)"
             )
-
-
-def check_composition(opt_state: PyTree) -> None:
-    """Check what stands around and beside `as_optax` in an optax state; states without `as_optax` always pass.
-
-    Raises:
-      ValueError: a wrapper would let every node take a decision of its own (docs/composing.md).
-
-    Warns:
-      MomentumWarning: the method owns the momentum, and another transform has one, too.
-    """
-    for x in jax.tree.leaves(
-        opt_state, is_leaf=lambda x: type(x).__name__ == "ApplyIfFiniteState" or is_accumulator(x)
-    ):
-        if type(x).__name__ == "ApplyIfFiniteState" and holds_state(x.inner_state):
-            raise ValueError(
-                "optax.apply_if_finite around as_optax: each node would decide by its own gradient, and nodes would "
-                "disagree. A jgc method already skips a step on all nodes if any gradient is not finite: leave "
-                "apply_if_finite out, or put it behind: optax.chain(as_optax(...), optax.apply_if_finite(optimizer, n))"
-            )
-        if is_accumulator(x) and jax.tree.leaves(x.skip_state):
-            raise ValueError(
-                "optax.MultiSteps with should_skip_update_fn around as_optax: each node would decide by its own "
-                "gradient. Leave should_skip_update_fn out: a jgc method skips what is not finite, on all nodes"
-            )
-    for x in jax.tree.leaves(opt_state, is_leaf=_compresses_twice):
-        if _compresses_twice(x):
-            raise ValueError(
-                "two as_optax in one chain: the second would compress what is already the mean. For other methods for "
-                "other layers: as_optax(jgc.compress.per_layer(...), nodes)"
-            )
-    marks = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, OwnsMomentum))
-    if any(isinstance(x, OwnsMomentum) and x.value for x in marks):
-        warn_of_momentum(opt_state)
-
-
-def _compresses_twice(x: Any) -> bool:
-    """Whether x is the state of an optax chain, in which others may be nested, with two `as_optax`."""
-    return _in_sequence(x) > 1
-
-
-def _in_sequence(x: Any) -> int:
-    """How many `as_optax` a gradient passes one after the other; the parts of `masked` and `partition` get others."""
-    name = type(x).__name__
-    if name == "OptaxState":
-        return 1
-    if name in ("MaskedState", "PartitionState", "MultiTransformState") or not isinstance(x, tuple | dict):
-        return 0
-    return sum(map(_in_sequence, x.values() if isinstance(x, dict) else x))
-
-
-def holds_state(tree: PyTree) -> bool:
-    """Whether a compressor's `State` is part of a tree."""
-    return any(isinstance(x, State) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, State)))
-
-
-def is_accumulator(x: Any) -> bool:
-    """Whether x is the state of `optax.MultiSteps` around `as_optax`: each node then adds up its own gradients."""
-    return getattr(x, "acc_grads", None) is not None and holds_state(getattr(x, "inner_opt_state", None))
-
-
-def warn_of_momentum(opt_state: PyTree) -> None:
-    """Warn of the first momentum in an optimiser's state."""
-    leaves = jax.tree_util.tree_flatten_with_path(
-        opt_state, is_leaf=lambda x: isinstance(x, State) or type(x).__name__ == CENTRE
-    )[0]
-    for path, _ in leaves:
-        # the first name on the path is the optimiser's, after those of wrappers; later ones may be the parameters' own
-        names = [(i, key.name) for i, key in enumerate(path) if "state" not in getattr(key, "name", "state")]
-        at = [i for i, name in names[:1] if name in MOMENTA]
-        if at:
-            warnings.warn(
-                f"the method's memory holds the momentum, and the optimiser has one of its own (its state "
-                f"{path_of(path[: at[0] + 1])!r}), so gradients get it twice: use an optimiser without momentum, e.g. "
-                "optax.sgd(rate), or a method or setting without (momentum_correction=False; ef21: eta=1). If it is "
-                "meant: warnings.filterwarnings('ignore', category=jgc.MomentumWarning)",
-                MomentumWarning,
-                stacklevel=3,
-            )
-            return

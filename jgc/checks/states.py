@@ -14,7 +14,8 @@ RESTORE = "restore the checkpoint into jgc.as_arrays(init(...)) (docs/your_loop.
 
 
 def check_fits(field: str, state: PyTree, made: PyTree, mismatch: str) -> None:
-    """Raise ValueError, naming a leaf, unless a field of a state has the leaves and containers that `init` makes.
+    """Raise ValueError, naming a leaf, unless a field of a state has the leaves and containers that
+    `init` makes.
 
     Args:
       field: the field's name in the state.
@@ -23,10 +24,11 @@ def check_fits(field: str, state: PyTree, made: PyTree, mismatch: str) -> None:
       mismatch: the origin of a value that does not fit, for the message.
 
     Example:
-      >>> check_fits("opt_state", {"mu": jnp.zeros(3)}, {"mu": jnp.zeros(4)}, "of another optimiser")
+      >>> check_fits("opt_state", {"mu": jnp.zeros(3)}, {"mu": jnp.zeros(4)},
+      ...     "of another optimiser")
       Traceback (most recent call last):
-      ValueError: opt_state is of another optimiser: its leaf 'mu' is float32[3], and should be float32[4].
-      init(key, params) makes one that fits
+      ValueError: opt_state is of another optimiser: its leaf 'mu' is float32[3], and should be
+      float32[4]. init(key, params) makes one that fits
     """
     expected, leaves = leaves_by_path(made), leaves_by_path(state)
     if differs := differing_leaf(expected, leaves):
@@ -34,12 +36,16 @@ def check_fits(field: str, state: PyTree, made: PyTree, mismatch: str) -> None:
     check_containers(field, state, made)
     for name, like in expected.items():
         right, form = form_of(like), form_of(leaves[name])
-        if jnp.shape(like) != jnp.shape(leaves[name]) or (jnp.ndim(like) and form != right):  # users set scalars
-            raise ValueError(f"{field} is {mismatch}: its leaf {name!r} is {form}, and should be {right}. {CURE}")
+        # users set scalars
+        if jnp.shape(like) != jnp.shape(leaves[name]) or (jnp.ndim(like) and form != right):
+            raise ValueError(
+                f"{field} is {mismatch}: its leaf {name!r} is {form}, and should be {right}. {CURE}"
+            )
 
 
 def differing_leaf(expected: dict[str, Any], leaves: dict[str, Any]) -> tuple[str, str] | None:
-    """The first leaf that only one of two trees has, and whether the second "lacks" or "has" it; None if all agree.
+    """The first leaf that only one of two trees has, and whether the second "lacks" or "has" it;
+    None if all agree.
 
     Example:
       >>> differing_leaf({"a": 1, "b": 2}, {"a": 3}), differing_leaf({"a": 1}, {"a": 3})
@@ -52,7 +58,8 @@ def differing_leaf(expected: dict[str, Any], leaves: dict[str, Any]) -> tuple[st
 
 
 def check_containers(field: str, state: PyTree, made: PyTree) -> None:
-    """Raise ValueError, naming a container, if two trees have the same leaves in containers of different types.
+    """Raise ValueError, naming a container, if two trees have the same leaves in containers of
+    different types.
 
     Orbax restores dicts and lists where it gets no target.
     """
@@ -63,7 +70,9 @@ def check_containers(field: str, state: PyTree, made: PyTree) -> None:
         right = expected.get(path, container)
         if container is not right:
             name = "/".join(filter(None, (field, path)))
-            raise ValueError(f"{name} is a {container.__name__}, and init makes a {right.__name__}: {RESTORE}")
+            raise ValueError(
+                f"{name} is a {container.__name__}, and init makes a {right.__name__}: {RESTORE}"
+            )
 
 
 def remember(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> None:
@@ -73,7 +82,8 @@ def remember(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> No
 
 
 def check_remembered(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> None:
-    """Raise ValueError, naming a container, if only container types differ from the tree that `init` last made."""
+    """Raise ValueError, naming a container, if only container types differ from the tree that
+    `init` last made."""
     tree = {"params": params, "model_state": model_state}
     if made and jax.tree.structure(tree) not in made:
         check_containers("", tree, [*made.values()][-1])

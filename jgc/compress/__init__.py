@@ -1,7 +1,8 @@
-"""Gradient compression methods. Each is one file: its settings, its factory, and `METHOD`, its registry entry.
+"""Gradient compression methods. Each is one file: its settings, its factory, and `METHOD`, its
+registry entry.
 
-A new method is a new file in its family's folder, one line here and one file in configs/. The contract tests, the byte
-audit and every table then include it.
+A new method is a new file in its family's folder, one line here and one file in configs/. The
+contract tests, the byte audit and every table then include it.
 """
 
 import dataclasses
@@ -27,14 +28,19 @@ from jgc.compress.sparse.demo import METHOD as _demo, Demo, demo
 from jgc.compress.sparse.dgc import METHOD as _dgc, Dgc, dgc
 from jgc.compress.sparse.ef21 import METHOD as _ef21, Ef21, ef21
 from jgc.compress.sparse.egc import METHOD as _egc, Egc, egc
-from jgc.compress.sparse.gradient_dropping import METHOD as _gradient_dropping, GradientDropping, gradient_dropping
+from jgc.compress.sparse.gradient_dropping import (
+    METHOD as _gradient_dropping,
+    GradientDropping,
+    gradient_dropping,
+)
 from jgc.compress.sparse.learned_topk import METHOD as _learned_topk, LearnedTopK, learned_topk
 from jgc.compress.sparse.random_k import METHOD as _random_k, RandomK, random_k
 from jgc.compress.sparse.scalecom import METHOD as _scalecom, ScaleCom, scalecom
 from jgc.compress.sparse.threshold_v import METHOD as _threshold_v, ThresholdV, threshold_v
 from jgc.compress.sparse.topk import METHOD as _topk, TopK, topk
 from jgc.method.as_optax import as_optax, init_optax
-from jgc.method.compose import Codec, Exchange, compose, compose_phases
+from jgc.method.compose import compose, compose_phases
+from jgc.method.exchange import Codec, Exchange
 from jgc.method.per_layer import per_layer
 from jgc.method.stacked import stacked
 from jgc.method.whole_step import step_of_shapes, step_on_nodes
@@ -51,12 +57,16 @@ def method_of(settings: Any) -> Method:
       ValueError: no method has settings of this class.
     """
     if any(settings is method.settings for method in METHODS.values()):
-        raise ValueError(f"expected settings, got the class {settings.__name__}: call it, {settings.__name__}()")
+        raise ValueError(
+            f"expected settings, got the class {settings.__name__}: call it, {settings.__name__}()"
+        )
     for method in METHODS.values():
         if type(settings) is method.settings:
             return method
     known = ", ".join(method.settings.__name__ for method in METHODS.values())
-    raise ValueError(f"{type(settings).__name__} is not the settings class of a method; there are {known}")
+    raise ValueError(
+        f"{type(settings).__name__} is not the settings class of a method; there are {known}"
+    )
 
 
 def build(settings: Any, **overrides: Any) -> Compressor:
@@ -83,4 +93,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     near = difflib.get_close_matches(name, METHODS, n=1)
     hint = f". Did you mean {near[0]!r}?" if near else "."
-    raise AttributeError(f"jgc.compress has no method {name!r}{hint} There are {', '.join(METHODS)}")
+    raise AttributeError(
+        f"jgc.compress has no method {name!r}{hint} There are {', '.join(METHODS)}"
+    )

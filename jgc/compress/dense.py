@@ -1,7 +1,9 @@
-"""The uncompressed baseline: the exact mean, by all-reduce, by an explicit ring or by a parameter server.
+"""The uncompressed baseline: the exact mean, by all-reduce, by an explicit ring or by a parameter
+server.
 
-The all-reduce takes the mean leaf by leaf and sends bf16 leaves in two bytes where the backend's all-reduce keeps them
-(XLA on CPU does not), all others as f32, float64 rounded. The ring and the server send one f32 vector.
+The all-reduce takes the mean leaf by leaf and sends bf16 leaves in two bytes where the backend's
+all-reduce keeps them (XLA on CPU does not), all others as f32, float64 rounded. The ring and the
+server send one f32 vector.
 """
 
 import dataclasses
@@ -9,11 +11,10 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import Method, settings_of
-from jgc.compress.unused_settings import check_idle
+from jgc.compress.registry import Method, check_idle, settings_of
 from jgc.layout.pack import values_of
-from jgc.method.compose import Codec, Exchange, compose
-from jgc.method.exchange import all_reduce, server
+from jgc.method.compose import compose
+from jgc.method.exchange import Codec, Exchange, all_reduce, server
 from jgc.method.memory import check_momentum, momentum_only, no_memory
 from jgc.types import Compressor
 
@@ -23,10 +24,11 @@ class Dense:
     """Settings of `dense`."""
 
     algorithm: Literal["psum", "ring", "server"] = "psum"
-    """psum: the runtime's all-reduce; ring: reduce-scatter by ppermute and all-gather; server: gather and average"""
+    """psum: the runtime's all-reduce; ring: reduce-scatter by ppermute and all-gather; server:
+    gather and average"""
     momentum_correction: bool = False
-    """each node's own momentum; set it for a group of layers if another group has momentum correction; the optimiser
-    then has none"""
+    """each node's own momentum; set it for a group of layers if another group has momentum
+    correction; the optimiser then has none"""
     momentum: float = 0.9
     """momentum of momentum correction, in [0, 1)"""
 

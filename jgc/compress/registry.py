@@ -1,4 +1,6 @@
-"""The registry entry of a method. Each method's file defines one as `METHOD`; `jgc.compress` collects them."""
+"""The registry entry of a method, and checks of its settings. Each method's file defines an entry as
+`METHOD`; `jgc.compress` collects them.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,10 +22,11 @@ class Method(NamedTuple):
       factory: `(settings) -> Compressor`.
       paper: its source.
       lossless: settings with which the last phase returns the exact mean; None if there are none.
-      exempt: laws of the contract suite that the method breaks after its warm-up, with the reason: "conservation"
-        (residual and aggregate conserve gradients) and "zeros" (zero gradients give a zero aggregate).
-      layers: which layers comparisons send in another way, as in Section VI-A of the LGC paper: `FIRST_DENSE`,
-        `FIRST_DENSE_LAST_TOP_K`, or none.
+      exempt: laws of the contract suite that the method breaks after its warm-up, with the reason:
+        "conservation" (residual and aggregate conserve gradients) and "zeros" (zero gradients give
+        a zero aggregate).
+      layers: which layers comparisons send in another way, as in Section VI-A of the LGC paper:
+        `FIRST_DENSE`, `FIRST_DENSE_LAST_TOP_K`, or none.
       citation: its papers in BibTeX; empty for what is jgc's own.
     """
 
@@ -46,14 +49,19 @@ def settings_of(own: type[T], config: T | None, overrides: Mapping[str, Any]) ->
     """The settings that a factory got, with single fields replaced.
 
     Raises:
-      TypeError: `config` is something else, such as a share; settings go by name; or a setting that there is not.
-      ValueError: a value of another type than its setting. Choices, such as "layer", are the factory's to check.
+      TypeError: `config` is something else, such as a share; settings go by name; or a setting that
+        there is not.
+      ValueError: a value of another type than its setting. Choices, such as "layer", are the
+        factory's to check.
     """
     config = own() if config is None else config
     names = [field.name for field in dataclasses.fields(cast(Any, own))]
     all_names = ", ".join(names)
     if not isinstance(config, own):
-        raise TypeError(f"expected settings {own.__name__}, or single ones by name ({all_names}), got {config!r}")
+        raise TypeError(
+            f"expected settings {own.__name__}, or single ones by name ({all_names}), got "
+            f"{config!r}"
+        )
     unknown = [name for name in overrides if name not in names]
     if unknown:
         raise TypeError(f"{own.__name__} has no setting {unknown[0]!r}; there are {all_names}")
@@ -65,3 +73,19 @@ def settings_of(own: type[T], config: T | None, overrides: Mapping[str, Any]) ->
         if name in ("warmup_steps", "autoencoder_steps") and value < 0:
             raise ValueError(f"{name} must be at least 0, got {value}")
     return cast(T, config)
+
+
+def check_idle(config: Any, why: str, *names: str) -> None:
+    """Raise ValueError if one of these settings is not at its default; `why` says beside what it
+    does nothing.
+
+    Example:
+      >>> from jgc.compress import TopK
+      >>> check_idle(TopK(momentum=0.5), "without momentum_correction=True", "momentum")
+      Traceback (most recent call last):
+      ValueError: momentum=0.5 does nothing without momentum_correction=True
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value != field.default:
+            raise ValueError(f"{field.name}={value!r} does nothing {why}")

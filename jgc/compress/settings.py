@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from jgc.compress.registry import check_idle
 from jgc.compress.sparse.sparsity import Strategy, sparse_schedule
-from jgc.compress.unused_settings import check_idle
 from jgc.method.ages import with_ages
 from jgc.method.memory import Memory, make_memory
 from jgc.selection.chunks import CHUNK
@@ -17,21 +17,24 @@ class ErrorFeedback:
     """Settings of methods with a memory."""
 
     momentum_correction: bool = False
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has
+    none"""
     momentum: float = 0.9
     """momentum of momentum correction, in [0, 1)"""
     factor_masking: bool = False
     """with momentum correction: the velocity of values just sent restarts from zero"""
     momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, so no velocity continues after sending;
-    half the state, no masking"""
+    """with momentum correction: g / (1 - momentum) enters the residual at once, so no velocity
+    continues after sending; half the state, no masking"""
     residual_dtype: str = "float32"
-    """storage dtype of residuals and momentum, float32 or bfloat16; bfloat16 rounds at random, without bias"""
+    """storage dtype of residuals and momentum, float32 or bfloat16; bfloat16 rounds at random,
+    without bias"""
     residual_decay: float = 1.0
-    """share of a residual that is kept from step to step, in (0, 1]; below 1 old residuals fade (SparseLoCo: 0.95). Not
-    with momentum correction"""
+    """share of a residual that is kept from step to step, in (0, 1]; below 1 old residuals fade
+    (SparseLoCo: 0.95). Not with momentum correction"""
     track_age: bool = False
-    """count the steps that each value has waited, one i32 per value on each node; diagnose steps report them"""
+    """count the steps that each value has waited, one i32 per value on each node; diagnose steps
+    report them"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +42,8 @@ class Chunked:
     """Settings of methods that select the largest values."""
 
     selection: SelectBy = "layer"
-    """layer: the largest values of each layer, exactly; chunks: of every chunk of each layer, which is made for
-    accelerators"""
+    """layer: the largest values of each layer, exactly; chunks: of every chunk of each layer, which
+    is made for accelerators"""
     chunk: int = CHUNK
     """with selection "chunks": values of a chunk, a power of two"""
 
@@ -54,10 +57,11 @@ class Sparsifying(ErrorFeedback):
     min_values: int = 1
     """least number of values sent per layer; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 0
-    """uncompressed steps before the first sparse one; with strategy "exponential" the length of the ramp"""
+    """uncompressed steps before the first sparse one; with strategy "exponential" the length of the
+    ramp"""
     strategy: Strategy = "warmup"
-    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once, whatever warmup_steps; exponential: 25 %
-    down to alpha"""
+    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once, whatever
+    warmup_steps; exponential: 25 % down to alpha"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,19 +76,27 @@ def memory_of(config: ErrorFeedback) -> Memory:
     """The memory that the settings describe.
 
     Raises:
-      ValueError: momentum outside [0, 1), residual_decay outside (0, 1], an unknown residual_dtype, a setting of
-        momentum correction without it, or residual_decay with it.
+      ValueError: momentum outside [0, 1), residual_decay outside (0, 1], an unknown residual_dtype,
+        a setting of momentum correction without it, or residual_decay with it.
     """
     for field in dataclasses.fields(config):
         of_correction = field.name in ("factor_masking", "momentum_at_once")
-        if of_correction and not config.momentum_correction and getattr(config, field.name) and not field.default:
+        if (
+            of_correction
+            and not config.momentum_correction
+            and getattr(config, field.name)
+            and not field.default
+        ):
             raise ValueError(f"{field.name}=True does nothing without momentum_correction=True")
     if config.momentum_at_once:  # masking may be the method's default
         check_idle(config, "with momentum_at_once=True", "factor_masking")
     if not config.momentum_correction:
         check_idle(config, "without momentum_correction=True", "momentum")
     if not 0 < config.residual_decay <= 1:
-        raise ValueError(f"residual_decay must be in (0, 1] (1 keeps all of a residual), got {config.residual_decay}")
+        raise ValueError(
+            "residual_decay must be in (0, 1] (1 keeps all of a residual), got "
+            f"{config.residual_decay}"
+        )
     if config.momentum_correction and config.residual_decay != 1:
         raise ValueError(f"residual_decay={config.residual_decay} needs momentum_correction=False")
     memory = make_memory(

@@ -9,13 +9,12 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc.compress.dense import identity
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, check_idle, settings_of
 from jgc.compress.settings import ErrorFeedback, memory_of
-from jgc.compress.unused_settings import check_idle
 from jgc.layout.pack import values_of
 from jgc.method import phases
-from jgc.method.compose import Codec, Stages, compose_phases
-from jgc.method.exchange import all_reduce, nowhere
+from jgc.method.compose import compose_phases
+from jgc.method.exchange import Codec, Stages, all_reduce, nowhere
 from jgc.method.phases import DENSE
 from jgc.types import Compressor
 

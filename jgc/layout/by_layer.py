@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jgc.layout.launches import stacked
+from jgc.layout.batches import stacked
+from jgc.layout.leaves import squares_of_new
 from jgc.layout.pack import Packing, pieces, unpack
-from jgc.layout.residual import Memory, accumulated, unless
-from jgc.layout.squares import squares_of_new
-from jgc.layout.vector import Settled
+from jgc.layout.vector import Memory, Settled, accumulated, unless
 from jgc.types import Array, Key, Nodes, PyTree
 
 Values = Sequence[Array]  # f32, one array for each layer, in its shape
@@ -28,13 +27,13 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
     )
 
 
-def visible(kept: PyTree, packing: Packing) -> PyTree:
-    """The memory's state as a method's step sees it."""
-    return kept
-
-
 def compensated(
-    memory: Memory, kept: PyTree, grads: PyTree, packing: Packing, complete: bool, skip: Array | bool
+    memory: Memory,
+    kept: PyTree,
+    grads: PyTree,
+    packing: Packing,
+    complete: bool,
+    skip: Array | bool,
 ) -> tuple[list[Array], list[PyTree]]:
     """Each layer's v, and its memory's state before `settled`."""
     v, after = [], []
@@ -80,7 +79,8 @@ def layer_values(tree: PyTree, packing: Packing) -> list[Array]:
 
 
 def from_layers(values: Values, packing: Packing, nothing: Array | bool | None = None) -> PyTree:
-    """The inverse of `layer_values`, with the original shapes and dtypes; `nothing` as in `unpack`."""
+    """The inverse of `layer_values`, with the original shapes and dtypes; `nothing` as in
+    `unpack`."""
     # XLA cuts nothing out: a part of a concatenation is its operand
     return unpack(joined(values), packing, nothing)
 

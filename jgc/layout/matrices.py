@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jgc.backend import plain
-from jgc.layout.batches import Batches, in_fewer
-from jgc.layout.launches import each_of, stacked, turns
-from jgc.layout.opaque import hidden, sealed
+from jgc.layout.batches import Batches, each_of, in_fewer, stacked, turns
+from jgc.layout.devices import hidden, sealed
 from jgc.types import Array
 
 DEPENDENT = 1e-6  # largest rounding error left of a unit column that depends on others

@@ -1,10 +1,12 @@
 """A tree of gradients as one flat vector, and its layers as static ranges of that vector.
 
-Every leaf with two or more dimensions is a layer. Leaves with at most one dimension (biases and norm parameters) lie
-together at the end of the vector and form one layer. As layers of their own they would send at least one value each
-and cost as much as the large layers; the LGC paper, Section V-A, does not mention them.
+Every leaf with two or more dimensions is a layer. Leaves with at most one dimension (biases and
+norm parameters) lie together at the end of the vector and form one layer. As layers of their own
+they would send at least one value each and cost as much as the large layers; the LGC paper, Section
+V-A, does not mention them.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -17,11 +19,12 @@ from jax import lax
 from jgc.backend import backend
 from jgc.checks.misuse import check_arrays, path_of
 from jgc.comm import narrowed
-from jgc.layout.opaque import dynamic_part, hidden
+from jgc.layout.devices import dynamic_part, hidden
 from jgc.types import Array, PyTree
 
 POOLED = "biases and norms"
-SMALL = 2**16  # biases and norms of up to so many values are joined; to copy larger ones costs more than it saves
+# biases and norms of up to so many values are joined; to copy larger ones costs more than it saves
+SMALL = 2**16
 
 
 class Layer(NamedTuple):
@@ -56,11 +59,8 @@ def values_of(layers: Sequence[Layer]) -> int:
 class _Leaf(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
+    size: int
     start: int  # in the flat vector; -1 for a leaf that is not packed
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
 
 
 class Packing(NamedTuple):
@@ -93,7 +93,10 @@ def leaf_paths(tree: PyTree) -> list[str]:
     paths = [path_of(path) for path, _ in with_paths]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise ValueError(f"two parameters have the path {twice!r}: a name must not hold a / that makes them alike")
+        raise ValueError(
+            f"two parameters have the path {twice!r}: a name must not hold a / that makes them "
+            "alike"
+        )
     return paths
 
 
@@ -106,7 +109,8 @@ def make_packing(tree: PyTree) -> Packing:
       TypeError: a leaf is not an array, or is complex; an f32 vector would lose its imaginary part.
 
     Example:
-      >>> tree = {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 4)), "steps": jnp.zeros((), jnp.int32)}
+      >>> tree = {"bias": jnp.zeros(3), "kernel": jnp.zeros((2, 4)), "steps": jnp.zeros((),
+      ...     jnp.int32)}
       >>> make_packing(tree).layers
       (Layer(name='kernel', start=0, size=8, shape=(2, 4)),
        Layer(name='biases and norms', start=8, size=3, shape=(3,)))
@@ -114,13 +118,19 @@ def make_packing(tree: PyTree) -> Packing:
     check_arrays(tree)
     values, treedef = jax.tree_util.tree_flatten(tree)
     shapes = [(tuple(x.shape), np.dtype(x.dtype)) for x in values]
-    packed = [i for i, (shape, dtype) in enumerate(shapes) if jnp.issubdtype(dtype, jnp.inexact) and np.prod(shape)]
+    packed = [
+        i
+        for i, (shape, dtype) in enumerate(shapes)
+        if jnp.issubdtype(dtype, jnp.inexact) and np.prod(shape)
+    ]
     large = [i for i in packed if len(shapes[i][0]) > 1]
     small = [i for i in packed if len(shapes[i][0]) <= 1]
     names = leaf_paths(tree)
     for name, (_, dtype) in zip(names, shapes, strict=True):
         if jnp.issubdtype(dtype, jnp.complexfloating):
-            raise TypeError(f"{name!r} is {dtype}: give its real and imaginary parts as leaves of their own")
+            raise TypeError(
+                f"{name!r} is {dtype}: give its real and imaginary parts as leaves of their own"
+            )
     starts, layers, at = {}, [], 0
     for i in large:
         size = int(np.prod(shapes[i][0]))
@@ -133,12 +143,16 @@ def make_packing(tree: PyTree) -> Packing:
         at += int(np.prod(shapes[i][0]))
     if small:
         layers.append(Layer(POOLED, pooled_at, at - pooled_at, (at - pooled_at,)))
-    leaves = tuple(_Leaf(shape, dtype, starts.get(i, -1)) for i, (shape, dtype) in enumerate(shapes))
+    leaves = tuple(
+        _Leaf(shape, dtype, math.prod(shape), starts.get(i, -1))
+        for i, (shape, dtype) in enumerate(shapes)
+    )
     return Packing(treedef, leaves, tuple(layers), at)
 
 
 def pieces(tree: PyTree, packing: Packing) -> list[tuple[slice, Array]]:
-    """The packed leaves as flat f32 arrays in the order of the vector, each with its range of the vector.
+    """The packed leaves as flat f32 arrays in the order of the vector, each with its range of the
+    vector.
 
     Small biases and norms are one array, so that they compile and run as one.
     """
@@ -168,8 +182,11 @@ def pack(tree: PyTree, packing: Packing) -> Array:
     return flat
 
 
-def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clear: bool = False) -> PyTree:
-    """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked leaves are zeros.
+def unpack(
+    flat: Array, packing: Packing, skip: Array | bool | None = None, clear: bool = False
+) -> PyTree:
+    """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked
+    leaves are zeros.
 
     What is beyond a leaf's dtype, as sums of several steps may be in float16, is clipped to it.
 
@@ -180,28 +197,35 @@ def unpack(flat: Array, packing: Packing, skip: Array | bool | None = None, clea
       clear: all leaves are zeros if `skip`.
     """
     if clear and backend() == "gpu":
-        # XLA reads what is computed of the vector in one kernel for all leaves of a size. A plain slice is a copy of
-        # each. By bits: `where` would need a vector of zeros.
-        kept = lax.bitcast_convert_type(flat, jnp.int32) & jnp.where(jnp.asarray(skip), jnp.int32(0), jnp.int32(-1))
+        # XLA reads what is computed of the vector in one kernel for all leaves of a size. A plain
+        # slice is a copy of each. By bits: `where` would need a vector of zeros.
+        kept = lax.bitcast_convert_type(flat, jnp.int32) & jnp.where(
+            jnp.asarray(skip), jnp.int32(0), jnp.int32(-1)
+        )
         flat, clear = lax.bitcast_convert_type(kept, flat.dtype), False
     pooled = [leaf for leaf in packing.leaves if leaf.start >= 0 and len(leaf.shape) <= 1]
     first = min((leaf.start for leaf in pooled), default=0)
     starts: dict[_Leaf, Array] = {}
     if skip is not None:
-        starts = dict(zip(pooled, hidden([leaf.start - first for leaf in pooled], skip), strict=True))
+        starts = dict(
+            zip(pooled, hidden([leaf.start - first for leaf in pooled], skip), strict=True)
+        )
 
-    def leaf(spec):
-        if spec.start < 0:
-            xp = np if spec.dtype == jax.dtypes.float0 else jnp  # float0: the gradient dtype of integers
-            return xp.zeros(spec.shape, spec.dtype)
-        if spec in starts:
-            part = dynamic_part(flat[first:], starts[spec], spec.size)
+    leaves = []
+    for leaf in packing.leaves:
+        if leaf.start < 0:
+            # float0: the gradient dtype of integers
+            xp = np if leaf.dtype == jax.dtypes.float0 else jnp
+            leaves.append(xp.zeros(leaf.shape, leaf.dtype))
+            continue
+        if leaf in starts:
+            part = dynamic_part(flat[first:], starts[leaf], leaf.size)
         else:
-            part = flat[spec.start : spec.start + spec.size]
-        part = jnp.where(skip, 0, part) if clear else part
-        return narrowed(part.reshape(spec.shape), spec.dtype)
-
-    return jax.tree_util.tree_unflatten(packing.treedef, [leaf(spec) for spec in packing.leaves])
+            part = flat[leaf.start : leaf.start + leaf.size]
+        part = jnp.where(skip, 0, part) if clear and skip is not None else part
+        part = part.reshape(leaf.shape)
+        leaves.append(part if part.dtype == leaf.dtype else narrowed(part, leaf.dtype))
+    return jax.tree_util.tree_unflatten(packing.treedef, leaves)
 
 
 def layer_ids(counts: tuple[int, ...]) -> np.ndarray:

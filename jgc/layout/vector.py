@@ -3,11 +3,11 @@
     v, kept = compensated(...)      before the step
     settled(...)                    after it: the mean as leaves, the residual, its norm
 
-A TPU stores the vectors as whole tiles (`jgc.layout.tiles`), so there v may end in zeros.
+They run the functions of a node's `Memory`; `jgc.method.memory` has the memories. A TPU stores the
+vectors as whole tiles (`jgc.layout.devices`), so there v may end in zeros.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,14 +16,93 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jgc.backend import backend, backend_of, plain
-from jgc.layout.opaque import dynamic_part, hidden, sealed, with_part
+from jgc.layout.devices import as_flat, dynamic_part, filled, hidden, in_tiles, sealed, with_part
 from jgc.layout.pack import Layers, Packing, joined, pack, pieces, unpack
-from jgc.layout.residual import Memory, accumulated, stored, unless
-from jgc.layout.tiles import as_flat, cut, filled, in_tiles
 from jgc.selection.entries import Sparse, SparseSum, added, entries_at, scatter_layers
 from jgc.types import Array, Key, Nodes, PyTree
+from jgc.wire.noise import to_bfloat16
 
 MOST_VALUES = 2**31 - 1
+
+
+class Memory(NamedTuple):
+    """A node's memory.
+
+    Attributes:
+      init: `n -> local`, zeros.
+      accumulate: functions `(local, g, complete) -> local`, elementwise; each runs on all values
+        before the next. g is f32[n] or a range of it; local is then the same range of the state.
+        A function changes one vector of the state.
+      compensate: `(local, g, complete) -> (v, local)`, elementwise; takes the state after the last
+        of `accumulate`.
+      update: `(local, v, sent, complete) -> local`, in f32; takes the state that `compensate`
+        returned. `sent`, f32[n] or Sparse, is the part of v that counts as sent.
+      residual: `local -> [n] or None`, the residual in its own dtype.
+      owns_momentum: whether this memory holds the momentum; the optimiser must then have none.
+      conserves: whether mean over nodes of (residual after + sent) = mean of (residual before +
+        gradient). With momentum correction, the velocity replaces the gradient.
+      advance: `local -> local`, elementwise, after the last of `accumulate`, without the gradient;
+        None for nothing.
+    """
+
+    init: Callable[[int], PyTree]
+    accumulate: tuple[Callable[[PyTree, Array, bool], PyTree], ...]
+    compensate: Callable[[PyTree, Array, bool], tuple[Array, PyTree]]
+    update: Callable[[PyTree, Array, Array | Sparse, bool], PyTree]
+    residual: Callable[[PyTree], Array | None]
+    owns_momentum: bool
+    conserves: bool
+    advance: Callable[[PyTree], PyTree] | None = None
+
+
+def accumulated(memory: Memory, local: PyTree, g: Array, complete: bool) -> PyTree:
+    """The state after all functions of `memory.accumulate`, and `memory.advance`."""
+    for add in memory.accumulate:
+        local = add(local, g, complete)
+    return local if memory.advance is None else memory.advance(local)
+
+
+def has_residual(memory: Memory) -> bool:
+    """Whether a memory has a residual. Makes a state of one value."""
+    return memory.residual(memory.init(1)) is not None
+
+
+def subtract(v: Array, sent: Array | Sparse) -> Array:
+    """v - sent, f32[n]."""
+    if isinstance(sent, Sparse):
+        return added(v, sent._replace(values=-sent.values))
+    return v - sent
+
+
+def unless(skip: Array | bool, old: PyTree, new: PyTree) -> PyTree:
+    """The tree `new`, but `old` if `skip`. Leaves that are the same in both are not selected."""
+    with jax.numpy_dtype_promotion("standard"):  # a residual stored in bf16 is f32 in a step
+        return jax.tree.map(lambda a, b: b if b is a else jnp.where(skip, a, b), old, new)
+
+
+def stored(key: Key, new: PyTree, before: PyTree) -> PyTree:
+    """A state that `update` returned, in the dtypes of the state before. To bfloat16 it is rounded
+    up or down at random, so that the mean over draws is the exact value.
+
+    To the nearest, each gradient below 1/512 of its residual would be lost: at 0.1 %, up to half
+    of a steady one.
+
+    Args:
+      key: this node's and this step's.
+      new: the state, vectors in f32.
+      before: a state of the same structure.
+    """
+    leaves, treedef = jax.tree.flatten(new)
+    dtypes = [x.dtype for x in jax.tree.leaves(before)]
+    rounds = [
+        x.dtype == jnp.float32 and dtype == jnp.bfloat16
+        for x, dtype in zip(leaves, dtypes, strict=True)
+    ]
+    if not any(rounds):
+        return new
+    keys = jax.random.split(key, len(leaves))
+    out = [to_bfloat16(keys[i], x) if rounds[i] else x for i, x in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, out)
 
 
 class Settled(NamedTuple):
@@ -59,11 +138,6 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
     return jax.tree.map(in_tiles, zeros) if backend_of(nodes) == "tpu" else zeros
 
 
-def visible(kept: PyTree, packing: Packing) -> PyTree:
-    """The memory's state as a method's step sees it: vectors of n values."""
-    return jax.tree.map(lambda x: cut(as_flat(x), packing.size), kept)
-
-
 def settled(
     memory: Memory, before: PyTree, kept: PyTree, v: Array, mean: Array | SparseSum,
     sent: Array | Sparse, onto: Array | None, packing: Packing, complete: bool, skip: Array | bool,
@@ -94,11 +168,13 @@ def settled(
         mean = mean._replace(entries=mean.entries._replace(values=values))
     else:
         mean = jnp.where(skip, 0, mean)
-    if onto is None:
-        aggregate = as_vector(mean, packing.layers)
-    else:  # in place
+    if onto is not None:  # in place
         total = added(onto, mean.entries if isinstance(mean, SparseSum) else mean)
         aggregate = jnp.where(skip, 0, total)
+    elif isinstance(mean, SparseSum):
+        aggregate = scatter_layers(mean, packing.layers)
+    else:
+        aggregate = mean
     if isinstance(sent, Sparse):
         # As codecs take them, so that XLA gathers them once; before v is changed in place.
         entries = entries_at(v, sent.positions)
@@ -165,7 +241,9 @@ def compensated(
         return compensate_plain(memory, local, g, complete, skip)
     parts = pieces(grads, packing)
     if behind:
-        parts.append((slice(packing.size, packing.size + behind), jnp.zeros((behind,), jnp.float32)))
+        parts.append(
+            (slice(packing.size, packing.size + behind), jnp.zeros((behind,), jnp.float32))
+        )
     # Leaf by leaf, so that no vector of all gradients is allocated.
     for add in memory.accumulate if packing.size else ():
         add_part = lambda local, g, add=add: add(local, g, complete)  # noqa: E731
@@ -201,49 +279,41 @@ def _added(
     add: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], skip: Array
 ) -> PyTree:
     """`add(local, g)` on every range of the state's vectors; unchanged if `skip`."""
-
-    def of_range(old: PyTree, g: Array, skip: Array) -> PyTree:
-        return unless(skip, old, add(old, g))
-
     old = jax.tree.leaves(local)
     new = jax.eval_shape(add, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
     same = [x.dtype for x in old] == [x.dtype for x in jax.tree.leaves(new)]
-    if backend() == "cpu" and same:
-        # In place, range by range: on CPU, allocating the state anew in every step costs more
-        # than the additions. Without the barrier XLA fuses a reshape with the first write and
-        # copies local.
-        local = lax.optimization_barrier(local)
-        # with starts that XLA knows, it goes through all n values, and compiles every range apart
-        starts = hidden([at.start for at, _ in parts], skip)
-        for start, (_, g) in zip(starts, parts, strict=True):
-            local = _per_emulated_node(partial(_write_range, of_range))(local, g, skip, start)
-        return sealed(local, skip)
-    # Elsewhere XLA joins the gradients while it adds them. Cutting the state into ranges costs a
-    # TPU two more passes.
-    return of_range(local, joined(parts), skip)
+    if backend() != "cpu" or not same:
+        # XLA joins the gradients while it adds them. Cutting the state into ranges costs a TPU two
+        # more passes.
+        return unless(skip, local, add(local, joined(parts)))
 
+    def write(local, g, skip, at):
+        """local [..., n] with `add` of its range [..., m] from `at` on."""
+        old = jax.tree.map(lambda x: dynamic_part(x, at, g.shape[-1]), local)
+        new = unless(skip[..., None], old, add(old, g))
+        return jax.tree.map(lambda x, a, b: x if b is a else with_part(x, b, at), local, old, new)
 
-def _write_range(of_range: Callable, local: PyTree, g: Array, skip: Array, at: Array) -> PyTree:
-    """local [..., n] with its range [..., m] from `at` on replaced by `of_range` of that range."""
-    old = jax.tree.map(lambda x: dynamic_part(x, at, g.shape[-1]), local)
-    new = of_range(old, g, skip[..., None])
-    return jax.tree.map(lambda x, a, b: x if b is a else with_part(x, b, at), local, old, new)
+    # Unbatched under the `vmap` of emulated nodes: a batched write would be a slow scatter.
+    write_all = custom_vmap(write)
 
-
-def _per_emulated_node(fn: Callable) -> Callable:
-    """Keep `fn(local, g, skip, at)`, which works on the last axis, unbatched under `vmap`.
-
-    A batched write would be a slow scatter. `at` is the same on all nodes.
-    """
-
+    @write_all.def_vmap
     def batched(size, is_batched, *args):
         *rest, at = args
         assert not is_batched[-1], "a range starts at the same place on all nodes"
 
-        of_all = lambda x, batched: x if batched else jnp.broadcast_to(x, (size, *x.shape))  # noqa: E731
-        out = fn(*jax.tree.map(of_all, tuple(rest), tuple(is_batched[:-1])), at)
+        out = write(
+            *jax.tree.map(
+                lambda x, per_node: x if per_node else jnp.broadcast_to(x, (size, *x.shape)),
+                tuple(rest), tuple(is_batched[:-1]),
+            ), at,
+        )  # fmt: skip
         return out, jax.tree.map(lambda _: True, out)
 
-    call = custom_vmap(fn)
-    call.def_vmap(batched)
-    return call
+    # In place, range by range: on CPU, allocating the state anew in every step costs more than the
+    # additions. Without the barrier XLA fuses a reshape with the first write and copies local.
+    local = lax.optimization_barrier(local)
+    # with starts that XLA knows, it goes through all n values, and compiles every range apart
+    starts = hidden([at.start for at, _ in parts], skip)
+    for start, (_, g) in zip(starts, parts, strict=True):
+        local = write_all(local, g, skip, start)
+    return sealed(local, skip)

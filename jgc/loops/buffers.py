@@ -10,19 +10,24 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jgc.backend import backend_of
 from jgc.checks.loop_states import first_leaf
 from jgc.checks.misuse import check_arrays, path_of
-from jgc.nodes.placement import place, placements_of
+from jgc.nodes.placement import placements_of
+from jgc.nodes.placing import place
 from jgc.types import Nodes, PyTree
 
 
-def put_arrays(tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: PyTree = None) -> PyTree:
-    """The arrays where the program expects them. Where all nodes are on one device, committed to it."""
+def put_arrays(
+    tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: PyTree = None
+) -> PyTree:
+    """The arrays where the program expects them. Where all nodes are on one device, committed to
+    it."""
     if nodes.mesh is None:
         return jax.device_put(tree, device)
     return place(tree, placements_of(tree) if placements is None else placements, nodes)
 
 
 def lies_elsewhere(parts: Sequence[PyTree], nodes: Nodes) -> bool:
-    """Whether a part lies on the host, or on other devices than the nodes or the other parts, by its first array."""
+    """Whether a part lies on the host, or on other devices than the nodes or the other parts, by
+    its first array."""
     firsts = [x for part in parts for x in first_leaf(part)]
     if any(not isinstance(x, jax.Array) for x in firsts):
         return True
@@ -34,7 +39,8 @@ def lies_elsewhere(parts: Sequence[PyTree], nodes: Nodes) -> bool:
 
 
 def device_of(params: PyTree) -> SingleDeviceSharding:
-    """The device of the parameters, or the default one. Only for nodes that are all on one device."""
+    """The device of the parameters, or the default one. Only for nodes that are all on one
+    device."""
     leaf = jnp.asarray(next(iter(first_leaf(params)), 0.0))
     if isinstance(leaf, jax.core.Tracer):  # only shapes are asked for
         return SingleDeviceSharding(jax.devices()[0])
@@ -44,51 +50,59 @@ def device_of(params: PyTree) -> SingleDeviceSharding:
 def wait_on_cpu(tree: PyTree, nodes: Nodes) -> None:
     """Wait for the arrays if the nodes are on several devices of a CPU.
 
-    These are threads of one processor, and collectives of several programs at once can wait for each other forever.
+    These are threads of one processor, and collectives of several programs at once can wait for
+    each other forever.
     """
     if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
         jax.block_until_ready(tree)
 
 
 def copied(tree: PyTree) -> PyTree:
-    """The arrays in buffers of their own, which a step donates, and without weak types, which would compile anew."""
+    """The arrays in buffers of their own, which a step donates, and without weak types, which would
+    compile anew."""
     return jax.tree.map(lambda x: jnp.array(x, dtype=jnp.result_type(x)), tree)
 
 
 def check_params(params: PyTree) -> None:
-    """Raise TypeError, naming the leaf, unless all leaves are arrays of floats, as optax's optimisers expect. Warn of
-    float64, which travels as float32."""
+    """Raise TypeError, naming the leaf, unless all leaves are arrays of floats, as optax's
+    optimisers expect. Warn of float64, which travels as float32."""
     check_arrays(params)
     for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
         if isinstance(x, jax.ShapeDtypeStruct):
             raise TypeError(
-                f"the parameter {path_of(path)!r} is a shape, {x.dtype}{list(x.shape)}, and init takes arrays: shapes "
-                "suffice for jgc.bytes_per_step, and for the state's shapes jax.eval_shape (docs/your_loop.md)"
+                f"the parameter {path_of(path)!r} is a shape, {x.dtype}{list(x.shape)}, and init "
+                "takes arrays: shapes suffice for jgc.bytes_per_step, and for the state's shapes "
+                "jax.eval_shape (docs/your_loop.md)"
             )
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             raise TypeError(
-                f"the parameter {path_of(path)!r} is {x.dtype}, and optimisers take floats: keep it out of the "
-                "parameters (nnx.split(model, nnx.Param, ...), eqx.partition), e.g. in the loss's closure"
+                f"the parameter {path_of(path)!r} is {x.dtype}, and optimisers take floats: keep "
+                "it out of the parameters (nnx.split(model, nnx.Param, ...), eqx.partition), e.g. "
+                "in the loss's closure"
             )
         if x.dtype == jnp.float64:
             warnings.warn(
-                f"the parameter {path_of(path)!r} is float64, and its gradients are exchanged in float32", stacklevel=3
+                f"the parameter {path_of(path)!r} is float64, and its gradients are exchanged in "
+                "float32",
+                stacklevel=3,
             )
 
 
 def donatable(donated: PyTree, **others: PyTree) -> PyTree:
     """The tree with repeated arrays copied, so that a program may donate it.
 
-    An optimiser's state that is made in mid-run by `optimizer.init(state.params)` may hold the parameters themselves,
-    and no buffer can be donated twice. Every step calls this function, so it compares only the arrays' identity, which
-    takes a quarter of a microsecond an array. It misses two arrays that share a buffer, as `jax.device_put` may return.
+    An optimiser's state that is made in mid-run by `optimizer.init(state.params)` may hold the
+    parameters themselves, and no buffer can be donated twice. Every step calls this function, so it
+    compares only the arrays' identity, which takes a quarter of a microsecond an array. It misses
+    two arrays that share a buffer, as `jax.device_put` may return.
 
     Args:
       donated: the arrays to donate.
       others: the other arguments of the program, by name.
 
     Raises:
-      ValueError: another argument holds a donated array, which would be gone after the step; the message names both.
+      ValueError: another argument holds a donated array, which would be gone after the step; the
+        message names both.
 
     Example:
       >>> w = jnp.ones(3)
@@ -97,8 +111,8 @@ def donatable(donated: PyTree, **others: PyTree) -> PyTree:
       (True, False)
       >>> donatable({"w": w}, batch=[w])
       Traceback (most recent call last):
-      ValueError: the array '0' of the batch is 'w' of the state, which step donates: give a copy of the batch,
-      jax.tree.map(jnp.copy, batch)
+      ValueError: the array '0' of the batch is 'w' of the state, which step donates: give a copy of
+      the batch, jax.tree.map(jnp.copy, batch)
     """
     leaves, structure = jax.tree.flatten(donated)
     ids = set(map(id, leaves))
@@ -122,6 +136,6 @@ def _refuse_shared(donated: PyTree, name: str, tree: PyTree) -> None:
             whole = "frozen" if name == "frozen" else f"the {name}"
             leaf = f"the array {path_of(path)!r} of {whole}" if path else whole
             raise ValueError(
-                f"{leaf} is {paths[id(x)]!r} of the state, which step donates: give a copy of {whole}, "
-                f"jax.tree.map(jnp.copy, {name})"
+                f"{leaf} is {paths[id(x)]!r} of the state, which step donates: give a copy of "
+                f"{whole}, jax.tree.map(jnp.copy, {name})"
             )

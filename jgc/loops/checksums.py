@@ -1,10 +1,12 @@
-"""A checksum for each array of a state: 32 bits that do not depend on how devices or processes divide the array.
+"""A checksum for each array of a state: 32 bits that do not depend on how devices or processes
+divide the array.
 
-An array is read as words of its bytes, u32 (u8 or u16 where elements are smaller). Its checksum is the sum modulo 2^32
-of a hash of (position, word) over all words. For each position the hash is a bijection of the word, so a change of
-bits within one word always shows; any other damage (words swapped, a block of zeros, values of another layout) passes
-with a probability of 2^-32. A CRC-32 would need the whole array in one place. Here each process adds up the words of
-its shards, and only four bytes an array travel.
+An array is read as words of its bytes, u32 (u8 or u16 where elements are smaller). Its checksum is
+the sum modulo 2^32 of a hash of (position, word) over all words. For each position the hash is a
+bijection of the word, so a change of bits within one word always shows; any other damage (words
+swapped, a block of zeros, values of another layout) passes with a probability of 2^-32. A CRC-32
+would need the whole array in one place. Here each process adds up the words of its shards, and only
+four bytes an array travel.
 
 Source: the hash has the constants of lowbias32, Wellons 2018, "Prospecting for Hash Functions".
 """
@@ -32,7 +34,8 @@ def checksums(arrays: Sequence[Any]) -> np.ndarray:
       (np.True_, np.True_)
     """
     divided = any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in arrays)
-    counts_here = not divided or jax.process_index() == 0  # an array that every process holds whole counts once
+    # an array that every process holds whole counts once
+    counts_here = not divided or jax.process_index() == 0
     with ThreadPoolExecutor() as pool:  # NumPy works on several arrays at once
         sums = np.array(list(pool.map(lambda x: _of_shards(x, counts_here), arrays)), np.uint32)
     if divided:
@@ -54,19 +57,25 @@ def _of_shards(x: Any, counts_here: bool) -> int:
 
 def _of_words(part: np.ndarray, index: tuple[slice, ...], shape: tuple[int, ...]) -> int:
     """The sum over the words of `part`, the slice `index` of an array of this shape."""
-    words = np.ascontiguousarray(part).reshape(*part.shape, 1).view(f"<u{min(part.dtype.itemsize, 4)}")
+    words = (
+        np.ascontiguousarray(part).reshape(*part.shape, 1).view(f"<u{min(part.dtype.itemsize, 4)}")
+    )
     strides = [words.shape[-1] * math.prod(shape[i + 1 :]) for i in range(len(shape))]
     first = sum((of.start or 0) * stride for of, stride in zip(index, strides, strict=True))
     return _of_block(words, first, [*strides, 1])
 
 
 def _of_block(words: np.ndarray, first: int, strides: Sequence[int]) -> int:
-    """The sum over words at the positions first + i * strides[0] + j * strides[1] + ..., modulo 2^32."""
+    """The sum over words at the positions first + i * strides[0] + j * strides[1] + ..., modulo
+    2^32."""
     if words.size > BLOCK:
         axis = int(np.argmax(words.shape))
         half = words.shape[axis] // 2
         before, after = np.split(words, [half], axis)
-        return (_of_block(before, first, strides) + _of_block(after, first + half * strides[axis], strides)) % 2**32
+        return (
+            _of_block(before, first, strides)
+            + _of_block(after, first + half * strides[axis], strides)
+        ) % 2**32
     x = np.full(words.shape, first % 2**32, np.uint32)
     for axis, stride in enumerate(strides):
         steps = np.arange(words.shape[axis], dtype=np.uint32) * np.uint32(stride % 2**32)

@@ -1,4 +1,5 @@
-"""Fragments of a tree: ranges of its leaves, for methods that take one part of the layers at a time."""
+"""Fragments of a tree: ranges of its leaves, for methods that take one part of the layers at a
+time."""
 
 from collections.abc import Sequence
 
@@ -8,7 +9,8 @@ from jgc.types import PyTree
 
 
 def cut(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """The indices of `count` ranges of leaves that hold about equally many values; each has at least one leaf.
+    """The indices of `count` ranges of leaves that hold about equally many values; each has at
+    least one leaf.
 
     Args:
       sizes: number of values of each leaf, in tree order.

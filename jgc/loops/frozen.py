@@ -28,7 +28,8 @@ class Frozen(NamedTuple):
 
 
 def frozen_for(nodes: Nodes) -> Callable[[PyTree, SingleDeviceSharding], Frozen]:
-    """Make a function that puts frozen parameters on the devices. It puts the same JAX arrays only once."""
+    """Make a function that puts frozen parameters on the devices. It puts the same JAX arrays only
+    once."""
     last: list[Any] = [jax.tree.structure(None), [], Frozen()]  # structure, leaves, result
 
     def put(frozen: PyTree, device: SingleDeviceSharding) -> Frozen:
@@ -36,19 +37,24 @@ def frozen_for(nodes: Nodes) -> Callable[[PyTree, SingleDeviceSharding], Frozen]
             return Frozen()
         leaves, structure = jax.tree.flatten(frozen)
         known = structure == last[0] and all(map(operator.is_, leaves, last[1]))
-        if not known or not all(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):  # NumPy's may change
+        # NumPy's may change
+        if not known or not all(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):
             check_arrays(frozen, or_numbers=True)
             for name, x in leaves_by_path(frozen).items():
                 if isinstance(x, jax.Array) and x.is_deleted():
                     raise ValueError(
-                        f"the leaf {name!r} of frozen was donated to an earlier step: give a copy, e.g. "
-                        "frozen = jax.tree.map(jnp.copy, state.params)"
+                        f"the leaf {name!r} of frozen was donated to an earlier step: give a "
+                        "copy, e.g. frozen = jax.tree.map(jnp.copy, state.params)"
                     )
             if nodes.mesh is not None:
                 check_divided(frozen, nodes)
             placements = placements_of(frozen)
             placed = put_arrays(frozen, nodes, device, placements)
-            last[:] = structure, leaves, Frozen(placed, placements, (structure, tuple(jax.tree.leaves(placements))))
+            last[:] = (
+                structure,
+                leaves,
+                Frozen(placed, placements, (structure, tuple(jax.tree.leaves(placements)))),
+            )
         return last[2]
 
     return put

@@ -1,46 +1,47 @@
-"""The loop of training with local steps: its state, its metrics, and `init` and `step` with their compiled programs."""
+"""The loop of training with local steps: its state, its metrics, and `init` and `step` with their
+compiled programs."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jgc.checks.misuse import check_loop
 from jgc.loops.buffers import copied, device_of, donatable, lies_elsewhere, wait_on_cpu
 from jgc.loops.fragments import take
-from jgc.loops.local_states import check_local
-from jgc.loops.loop import Loop, shape_of, shardings_of
-from jgc.loops.losses import in_one_form
+from jgc.loops.local_programs import apply_program, exchange_program, inner_program
+from jgc.loops.loop import Loop, shape_of
 from jgc.loops.mixed import check_own, check_replaced, note, note_returned
-from jgc.loops.outer import Arrays, Parts, difference, replaced
-from jgc.loops.spikes import largest_after, limits_of
+from jgc.loops.outer import Arrays, Parts, check_local, difference, replaced
 from jgc.loops.step_program import make_diagnosis
 from jgc.method.phases import phase_after, phase_at
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.gradients import node_grads
 from jgc.nodes.placement import LOCAL, placements_of
 from jgc.types import Array, Info, Key, Phase, PyTree, State
 
 
 class LocalState(NamedTuple):
-    """The state that a loop carries from step to step. `step` donates its arrays: use the returned state alone.
+    """The state that a loop carries from step to step. `step` donates its arrays: use the returned
+    state alone.
 
     Attributes:
       step: inner steps so far, on the host.
       phases: the compressor's phase of each fragment's last exchange, on the host.
-      params: the parameters that all nodes share, as the last outer steps left them: what to evaluate and to keep.
+      params: the parameters that all nodes share, as the last outer steps left them: what to
+        evaluate and to keep.
       outer: the outer optimiser's states, one for each fragment, equal on all nodes.
       waiting: with an overlap, the aggregates that wait to be applied.
-      compressor: the compressor's states, one for each fragment; local leaves have a leading axis [K].
+      compressor: the compressor's states, one for each fragment; local leaves have a leading axis
+        [K].
       own: each node's own parameters, leaves [K, ...].
       inner: each node's own state of the inner optimiser, leaves [K, ...].
-      largest_norm: f32[K], the largest norm of a gradient that each node has used, fading by a tenth in each step; 0
-        before the first; see `step`.
+      largest_norm: f32[K], the largest norm of a gradient that each node has used, fading by a
+        tenth in each step; 0 before the first; see `step`.
       key: the random key of all exchanges; that after step s uses `fold_in(key, s)`.
-      model_state: each node's own, such as batch statistics, leaves [K, ...]; () if `init` got none.
+      model_state: each node's own, such as batch statistics, leaves [K, ...]; () if `init` got
+        none.
     """
 
     step: int
@@ -57,20 +58,23 @@ class LocalState(NamedTuple):
 
 
 class LocalMetrics(NamedTuple):
-    """What a step reports, on the devices: reading a value waits for the step. Between exchanges nothing is averaged.
+    """What a step reports, on the devices: reading a value waits for the step. Between exchanges
+    nothing is averaged.
 
     Attributes:
       loss: f32[K], each node's own, before its update.
-      finite: bool[K], whether a node could use its gradient; where it could not, the node left out this step, and its
-        model state stayed as it was. A gradient cannot be used if it is not finite, has a norm of 1e15 and more, or is
-        a million times as large as the largest that the node has used lately.
+      finite: bool[K], whether a node could use its gradient; where it could not, the node left out
+        this step, and its model state stayed as it was. A gradient cannot be used if it is not
+        finite, has a norm of 1e15 and more, or is a million times as large as the largest that the
+        node has used lately.
       exchanged: the fragment that was exchanged after the step; None if none was.
-      info: its `Info`, leaves [K]; None without an exchange. If `info.finite` is false, the exchange changed nothing.
+      info: its `Info`, leaves [K]; None without an exchange. If `info.finite` is false, the
+        exchange changed nothing.
       aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None.
       grad_norm: f32[K], the norm of each node's gradient, NaN or infinite where the gradient is.
-      reset: bool[K], the nodes that began anew from the shared parameters, with a fresh state of the inner optimiser,
-        after a refused exchange: their difference from the shared parameters was not finite, or had a norm of 1e15 and
-        more. None without an exchange.
+      reset: bool[K], the nodes that began anew from the shared parameters, with a fresh state of
+        the inner optimiser, after a refused exchange: their difference from the shared parameters
+        was not finite, or had a norm of 1e15 and more. None without an exchange.
     """
 
     loss: Array
@@ -88,13 +92,12 @@ Init = Callable[..., LocalState]
 class LocalStep:
     """The function `step` of `jgc.local_steps`, and its two halves, `inner` and `exchange`.
 
-    `step(state, batch)` is `step.exchange(*step.inner(state, batch))`. Call the halves to do something
+    `step(state, batch)` is `step.exchange(*step.inner(state, batch))`. Call the halves to do
+    something
     between them: to time or record an exchange, or to compare it with the true mean (`diagnose`).
     """
 
-    def __init__(
-        self, parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: bool | None
-    ):
+    def __init__(self, parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: bool | None):
         self._parts, self._loss = parts, (loss, has_aux, unroll)
         self._loop = Loop(parts.nodes, self._check_state, "steps of one node")
         self._made = WeakValueDictionary[int, Any]()  # see `check_own`
@@ -131,14 +134,13 @@ class LocalStep:
         metrics = LocalMetrics(losses, finite, None, None, aux, norms)
         return LocalState(state.step + 1, state.phases, *arrays, key, model_state), metrics
 
-    def exchange(
-        self, state: LocalState, metrics: LocalMetrics
-    ) -> tuple[LocalState, LocalMetrics]:
+    def exchange(self, state: LocalState, metrics: LocalMetrics) -> tuple[LocalState, LocalMetrics]:
         """The exchange and the outer step that are due after `inner`; nothing if none is."""
         return self._exchange(state, metrics, self._checked(state))
 
     def upcoming(self, state: LocalState) -> tuple[Phase, State]:
-        """The phase of the exchange due after `state.step` steps, and its compressor's state then."""
+        """The phase of the exchange due after `state.step` steps, and its compressor's state
+        then."""
         return self._enter(state, self._due(state))
 
     def lower(self, state: LocalState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
@@ -275,63 +277,3 @@ class LocalStep:
 
     def _check_state(self, state: LocalState) -> None:
         check_local(self._parts, Arrays(*state[2:-2]))
-
-
-def inner_program(
-    parts: Parts, arrays: Arrays, model_state: PyTree, frozen: PyTree, loss: Callable[..., Any], has_aux: bool,
-    unroll: bool | None,
-) -> Callable[..., tuple[tuple, tuple]]:  # fmt: skip
-    """A step of every node, `(own, inner, model_state, batch, largest_norm, frozen) -> (new, of_step)`.
-
-    `new` is `(own, inner, model_state, largest_norm)`, `of_step` is `(loss, finite, aux, norms)`. Compiled at the first
-    call; donates what `new` replaces.
-
-    Args:
-      parts: the settings.
-      arrays: of the state, as all steps get them.
-      model_state: leaves [K, ...].
-      frozen: placements of the parameters that are not trained; None if there are none.
-      loss: as in `jgc.LocalSteps.make_step`, with its options.
-      has_aux: one of these.
-      unroll: one of these.
-    """
-    placements, has_frozen = parts.placements(arrays), frozen is not None
-    gradients = node_grads(
-        in_one_form(loss, has_aux, bool(jax.tree.leaves(model_state)), has_frozen), parts.nodes, has_aux=True,
-        unroll=unroll, local=True, placements=placements.own, frozen=frozen,
-    )  # fmt: skip
-    inner_step = parts.make_inner(placements)
-
-    def inner_update(own, inner, model_state, batch, largest_norm, fixed):
-        args = own, batch, model_state, *([fixed] if has_frozen else [])
-        (losses, (after, aux)), grads = gradients(*args)  # all with an axis [K]
-        own, inner, finite, norms = inner_step(own, inner, grads, losses, limits_of(largest_norm))
-        largest_norm = largest_after(largest_norm, norms, finite)
-        model_state = jax.tree.map(
-            lambda a, b: jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b), after, model_state
-        )
-        return (own, inner, model_state, largest_norm), (losses, finite, aux, norms)
-
-    shardings = shardings_of((arrays.own, arrays.inner, model_state, arrays.largest_norm))
-    return jax.jit(inner_update, donate_argnums=(0, 1, 2, 4), out_shardings=(shardings, None))
-
-
-def exchange_program(parts: Parts, arrays: Arrays, fragment: int, phase: Hashable) -> Callable[..., Any]:
-    """A fragment's exchange, `(arrays, key, step) -> (arrays, info, reset)`. Compiled at the first call."""
-    leaves = parts.leaves(arrays.params)[fragment]
-    exchange = parts.make_exchange(parts.placements(arrays), leaves, fragment, phase)
-
-    def exchange_update(arrays, key, step):
-        return exchange(jax.random.fold_in(key, step), arrays)
-
-    return jax.jit(exchange_update, donate_argnums=0, out_shardings=(shardings_of(arrays), None, None))
-
-
-def apply_program(parts: Parts, arrays: Arrays, fragment: int) -> Callable[[Arrays], Arrays]:
-    """A fragment's outer step with the aggregate that waits, `arrays -> arrays`. Compiled at the first call."""
-    apply = parts.make_apply(parts.placements(arrays), parts.leaves(arrays.params)[fragment], fragment)
-
-    def outer_update(arrays):
-        return apply(arrays, arrays.waiting[fragment])
-
-    return jax.jit(outer_update, donate_argnums=0, out_shardings=shardings_of(arrays))

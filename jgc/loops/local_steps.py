@@ -1,4 +1,5 @@
-"""Local steps: every node takes H steps of its own, then the nodes exchange how far they have come, compressed.
+"""Local steps: every node takes H steps of its own, then the nodes exchange how far they have come,
+compressed.
 
     local = jgc.local_steps(
         inner=optax.adamw(1e-3), outer=optax.sgd(0.7, momentum=0.9, nesterov=True),
@@ -12,13 +13,15 @@
 With `dense` this is DiLoCo, with fragments Streaming DiLoCo. `jgc.loops.outer` has the equations.
 
 References:
-  Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", Algorithm 1.
-  Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", Algorithm 2.
+  Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models",
+  Algorithm 1. Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", Algorithm
+  2.
 
 Differs from the papers
-  1. Fragments are ranges of the parameters' arrays in tree order, of about equal size; the paper's are whole blocks.
-  2. With an overlap, the result replaces a node's own parameters (`merge=0`), unless `merge` says otherwise. The paper
-     averages the two (`merge=0.5`).
+  1. Fragments are ranges of the parameters' arrays in tree order, of about equal size; the paper's
+    are whole blocks.
+  2. With an overlap, the result replaces a node's own parameters (`merge=0`), unless `merge` says
+     otherwise. The paper averages the two (`merge=0.5`).
 """
 
 from collections.abc import Callable
@@ -46,16 +49,19 @@ class LocalSteps(NamedTuple):
     parts: Parts
 
     def due(self, done: int) -> Due:
-        """The fragment that is exchanged after `done` steps, and the one whose outer step comes then; or None."""
+        """The fragment that is exchanged after `done` steps, and the one whose outer step comes
+        then; or None."""
         return self.parts.due(done)
 
     def bytes_per_round(self, params: PyTree) -> dict[str, StepBytes]:
-        """The bytes of H steps by the compressor's phase; see `jgc.StepBytes`. `uncompressed` is that of H gradients.
+        """The bytes of H steps by the compressor's phase; see `jgc.StepBytes`. `uncompressed` is
+        that of H gradients.
 
         Example:
           >>> import jax, jgc, optax
           >>> nodes = jgc.make_nodes(4, devices=jax.devices()[:1])
-          >>> local = jgc.local_steps(optax.sgd(1), optax.sgd(1), jgc.compress.topk(alpha=0.01), 30, nodes)
+          >>> local = jgc.local_steps(optax.sgd(1), optax.sgd(1), jgc.compress.topk(alpha=0.01),
+          ...     30, nodes)
           >>> local.bytes_per_round({"w": jax.ShapeDtypeStruct((100, 100), "float32")})["top-k"]
           StepBytes(device=0.0, node=508.0, uncompressed=1200000.0)
         """
@@ -66,39 +72,43 @@ class LocalSteps(NamedTuple):
     ) -> tuple[Init, LocalStep]:
         """Make the two functions of a training loop: `init` and `step`.
 
-        `init(key, params)` copies the parameters to the devices, for all nodes and for each. `init(key, params,
-        model_state)` does so for a model with a state that is no parameter (batch statistics): every node keeps its
-        model state, which is never exchanged. Its random keys differ between nodes, as in `jgc.make_step`.
-        `step(state, batch)` takes one inner step on every node, which sends nothing; then come the exchange and the
-        outer step that are due. It compiles one program for the inner step and one for each fragment and phase, and
-        donates the state. `step(state, batch, frozen)` gives the loss parameters that are not trained as its last
-        argument; see `jgc.make_step`.
+        `init(key, params)` copies the parameters to the devices, for all nodes and for each.
+        `init(key, params, model_state)` does so for a model with a state that is no parameter
+        (batch statistics): every node keeps its model state, which is never exchanged. Its random
+        keys differ between nodes, as in `jgc.make_step`. `step(state, batch)` takes one inner step
+        on every node, which sends nothing; then come the exchange and the outer step that are due.
+        It compiles one program for the inner step and one for each fragment and phase, and donates
+        the state. `step(state, batch, frozen)` gives the loss parameters that are not trained as
+        its last argument; see `jgc.make_step`.
 
-        A node leaves out a step whose gradient is not finite, or has a norm of 1e15 and more, as in `jgc.make_step`;
-        and one a million times as large as the largest gradient that it has used (`jgc.loops.spikes` says why). If a
-        node's difference from the shared parameters is not finite or has a norm of 1e15 and more, the exchange changes
-        nothing on the others, and this node begins anew from the shared parameters.
+        A node leaves out a step whose gradient is not finite, or has a norm of 1e15 and more, as in
+        `jgc.make_step`; and one a million times as large as the largest gradient that it has used
+        (`jgc.loops.spikes` says why). If a node's difference from the shared parameters is not
+        finite or has a norm of 1e15 and more, the exchange changes nothing on the others, and this
+        node begins anew from the shared parameters.
 
         Args:
-          loss: as in `jgc.make_step`: `(params, batch) -> scalar`, the mean loss over a node's own examples; with
-            `has_aux` `-> (scalar, aux)`. With a model state `(params, batch, model_state) -> (scalar, model_state)`,
-            with `has_aux`, too, `-> (scalar, (model_state, aux))`.
+          loss: as in `jgc.make_step`: `(params, batch) -> scalar`, the mean loss over a node's own
+            examples; with `has_aux` `-> (scalar, aux)`. With a model state `(params, batch,
+            model_state) -> (scalar, model_state)`, with `has_aux`, too, `-> (scalar, (model_state,
+            aux))`.
           has_aux: as in `jax.value_and_grad`.
           unroll: see `jgc.node_grads`.
 
         Returns:
-          `init(key, params, model_state=()) -> LocalState` and `step(state, batch, frozen=None) -> (LocalState,
-          LocalMetrics)`. The leaves of `batch` have leading axes [K, b]: b examples for each of the K nodes. With
-          several processes, `key`, `params`, `batch` and `frozen` are equal in all of them, or global arrays
-          (`jgc.place_parts`). `step` also has its two halves, `inner` and `exchange`, and `diagnose`; see
-          `jgc.loops.local_loop.LocalStep`.
+          `init(key, params, model_state=()) -> LocalState` and `step(state, batch, frozen=None) ->
+          (LocalState, LocalMetrics)`. The leaves of `batch` have leading axes [K, b]: b examples
+          for each of the K nodes. With several processes, `key`, `params`, `batch` and `frozen` are
+          equal in all of them, or global arrays (`jgc.place_parts`). `step` also has its two
+          halves, `inner` and `exchange`, and `diagnose`; see `jgc.loops.local_loop.LocalStep`.
 
         Raises:
-          TypeError: something else in place of the loss; in `init`, of a random key, a leaf of the parameters that is
-            not an array of floats, or one of the model state that is not an array; in `step`, a loss that returns
-            another model state than it got.
-          ValueError: in `init`, more fragments than arrays, no arrays, an optimiser that holds `as_optax`, or a pattern
-            of layers without a match; in `step`, a leaf of the batch whose first axis is not K, or an averaged loss.
+          TypeError: something else in place of the loss; in `init`, of a random key, a leaf of the
+            parameters that is not an array of floats, or one of the model state that is not an
+            array; in `step`, a loss that returns another model state than it got.
+          ValueError: in `init`, more fragments than arrays, no arrays, an optimiser that holds
+            `as_optax`, or a pattern of layers without a match; in `step`, a leaf of the batch whose
+            first axis is not K, or an averaged loss.
         """
         check_loss(loss)
         step = LocalStep(self.parts, loss, has_aux, unroll)
@@ -117,35 +127,39 @@ def local_steps(
 ) -> LocalSteps:
     """Train with H local steps on every node between two exchanges.
 
-    After H inner steps the compressor aggregates the nodes' pseudo-gradients, theta - theta_k: the parameters that all
-    share minus the node's own. The outer optimiser takes a step with the aggregate as its gradient, and every node goes
-    on from the result. Parameters and inner state are each node's own; outer state and aggregate are equal on all.
-    The compressor's memory and phases count exchanges, not steps.
+    After H inner steps the compressor aggregates the nodes' pseudo-gradients, theta - theta_k: the
+    parameters that all share minus the node's own. The outer optimiser takes a step with the
+    aggregate as its gradient, and every node goes on from the result. Parameters and inner state
+    are each node's own; outer state and aggregate are equal on all. The compressor's memory and
+    phases count exchanges, not steps.
 
     Args:
-      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has a state of it. It also gets `value`, the
-        node's loss, and `grad`, if it takes them (`optax.contrib.momo`); the outer optimiser does not.
-      outer: any optax optimiser, e.g. `optax.sgd(0.7, momentum=0.9, nesterov=True)`; `optax.sgd(1.0)` takes the mean of
-        the nodes' parameters.
+      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has a state of it. It also
+        gets `value`, the node's loss, and `grad`, if it takes them (`optax.contrib.momo`); the
+        outer optimiser does not.
+      outer: any optax optimiser, e.g. `optax.sgd(0.7, momentum=0.9, nesterov=True)`;
+        `optax.sgd(1.0)` takes the mean of the nodes' parameters.
       compressor: any of `jgc.compress` that leaves the momentum to the optimiser.
       every: H, inner steps between two exchanges of a parameter, at least 1.
       nodes: the layout; parameters may be divided among the devices of a node.
-      fragments: parts of the parameters, exchanged one after the other within H steps; from 1 to H, and at most the
-        arrays of the parameters.
-      overlap: steps from an exchange to the outer step with its result, from 0 to H - 1: time in which it can travel.
-        Of what a node moved in these steps it keeps the share `merge`; with `merge=0` nothing.
-      merge: share of its own parameters that a node keeps when it takes over the shared ones, in [0, 1). Only for
-        compressors without a residual: what was not sent would be kept twice.
+      fragments: parts of the parameters, exchanged one after the other within H steps; from 1 to H,
+        and at most the arrays of the parameters.
+      overlap: steps from an exchange to the outer step with its result, from 0 to H - 1: time in
+        which it can travel. Of what a node moved in these steps it keeps the share `merge`; with
+        `merge=0` nothing.
+      merge: share of its own parameters that a node keeps when it takes over the shared ones, in
+        [0, 1). Only for compressors without a residual: what was not sent would be kept twice.
 
     Raises:
       TypeError: something else in place of an optimiser, a compressor or a whole number.
-      ValueError: `every` below 1, `fragments`, `overlap` or `merge` out of range, `merge` above 0 with a compressor
-        that keeps a residual, a compressor that owns the momentum.
+      ValueError: `every` below 1, `fragments`, `overlap` or `merge` out of range, `merge` above 0
+        with a compressor that keeps a residual, a compressor that owns the momentum.
 
     Example:
       >>> import jax, jax.numpy as jnp, jgc, optax
       >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
-      >>> local = local_steps(optax.sgd(0.25), optax.sgd(1.0), jgc.compress.dense(), every=2, nodes=nodes)
+      >>> local = local_steps(optax.sgd(0.25), optax.sgd(1.0), jgc.compress.dense(), every=2,
+      ...     nodes=nodes)
       >>> init, step = local.make_step(lambda w, x: jnp.mean((w - x) ** 2))
       >>> state = init(jax.random.key(0), jnp.zeros(1))
       >>> for _ in range(2):
@@ -160,9 +174,9 @@ def local_steps(
     check_nodes(nodes)
     if compressor.owns_momentum:
         raise ValueError(
-            "the compressor's memory owns a momentum, and pseudo-gradients get theirs from the outer optimiser: use a "
-            "method or setting without (momentum_correction=False; ef21: eta=1), and as `outer` optax.sgd(rate, "
-            "momentum=0.9)"
+            "the compressor's memory owns a momentum, and pseudo-gradients get theirs from the "
+            "outer optimiser: use a method or setting without (momentum_correction=False; ef21: "
+            "eta=1), and as `outer` optax.sgd(rate, momentum=0.9)"
         )
     for name, x in (("every", every), ("fragments", fragments), ("overlap", overlap)):
         check_type(name, int, x)
@@ -170,14 +184,22 @@ def local_steps(
     if every < 1:
         raise ValueError(f"every must be at least 1 step, got {every}")
     if not 1 <= fragments <= every:
-        raise ValueError(f"fragments must be from 1 to every = {every}, one exchange after a step, got {fragments}")
+        raise ValueError(
+            f"fragments must be from 1 to every = {every}, one exchange after a step, got "
+            f"{fragments}"
+        )
     if not 0 <= overlap < every:
         raise ValueError(f"overlap must be from 0 to every - 1 = {every - 1} steps, got {overlap}")
     if not 0 <= merge < 1:
-        raise ValueError(f"merge must be in [0, 1) (0: every node takes over the shared parameters), got {merge}")
+        raise ValueError(
+            f"merge must be in [0, 1) (0: every node takes over the shared parameters), got {merge}"
+        )
     if merge and compressor.method is not None and any_residual(compressor.method):
         raise ValueError(
-            f"merge={merge:g} keeps in a node's own parameters what the method keeps in its residual, too, so it would "
-            "be sent twice: give merge=0, or a method without error feedback (dense, qsgd)"
+            f"merge={merge:g} keeps in a node's own parameters what the method keeps in its "
+            "residual, too, so it would be sent twice: give merge=0, or a method without error "
+            "feedback (dense, qsgd)"
         )
-    return LocalSteps(Parts(inner, outer, compressor, every, nodes, fragments, overlap, float(merge)))
+    return LocalSteps(
+        Parts(inner, outer, compressor, every, nodes, fragments, overlap, float(merge))
+    )

@@ -1,4 +1,5 @@
-"""What the loops of `make_step` and `local_steps` share: checks and placement of a step's arguments."""
+"""What the loops of `make_step` and `local_steps` share: checks and placement of a step's
+arguments."""
 
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -58,7 +59,8 @@ class Loop:
             self._fitting.add(structure)
 
     def place_batch(self, batch: PyTree, put: Callable[..., PyTree]) -> PyTree:
-        """The batch on the devices. Raise TypeError or ValueError, naming the leaf, if it has no axis [K]."""
+        """The batch on the devices. Raise TypeError or ValueError, naming the leaf, if it has no
+        axis [K]."""
         check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, self.nodes, "the batch")
         return put(batch, placements=BATCH)
@@ -73,5 +75,6 @@ def shape_of(x: Any) -> Any:
 
 
 def shardings_of(arrays: PyTree) -> PyTree:
-    """Where a program leaves its outputs: left to XLA, the second step would be a different program."""
+    """Where a program leaves its outputs: left to XLA, the second step would be a different
+    program."""
     return jax.tree.map(lambda x: x.sharding, arrays)

@@ -1,4 +1,5 @@
-"""Detect the shared parameters of one run next to the nodes' parameters of a different run, which would diverge."""
+"""Detect the shared parameters of one run next to the nodes' parameters of a different run, which
+would diverge."""
 
 from collections.abc import MutableMapping
 from typing import Any
@@ -30,28 +31,33 @@ def check_replaced(returned: Made, arrays: Arrays) -> None:
         return
     if any(returned.get(id(x)) is not x for x in jax.tree.leaves(arrays.params)):
         raise ValueError(
-            "`params` of this state were replaced, and `own`, each node's parameters, were not, so the next exchange "
-            "would count the difference as progress. To go on from other parameters, replace `own`, too, by a copy for "
-            "each node, or call init(key, params)"
+            "`params` of this state were replaced, and `own`, each node's parameters, were not, "
+            "so the next exchange would count the difference as progress. To go on from other "
+            "parameters, replace `own`, too, by a copy for each node, or call init(key, params)"
         )
 
 
 def note_returned(returned: Made, arrays: Arrays) -> None:
     """Record the parameters that a step returns, and the first array of the nodes' parameters."""
-    returned.update({id(x): x for x in jax.tree.leaves(arrays.params) if returned.get(id(x)) is not x})
+    returned.update(
+        {id(x): x for x in jax.tree.leaves(arrays.params) if returned.get(id(x)) is not x}
+    )
     returned.update({id(x): x for x in first_leaf(arrays.own)})
 
 
-def check_own(made: Made, before: Arrays, arrays: Arrays, parts: Parts, step: int, first: bool) -> None:
+def check_own(
+    made: Made, before: Arrays, arrays: Arrays, parts: Parts, step: int, first: bool
+) -> None:
     """Raise ValueError where `params` and each node's parameters, `own`, cannot belong to one run.
 
-    States of one run always pass. Their nodes' parameters may differ from the shared ones in the middle of a round,
-    after a refused exchange, and with `merge`. So the check finds only an `own` that never took a step, next to
-    different shared parameters. `own` never took a step if `init` returned its arrays; or, in the first call of a step
-    function, if the step is 0, or if an exchange has just been applied and the inner state is the first one. The check
-    misses parts of two trained states, of which `check_replaced` finds those next to an `own` that the same step
-    function returned. It also misses a copy of `own` in the middle of a round, and one for an inner optimiser without
-    state.
+    States of one run always pass. Their nodes' parameters may differ from the shared ones in the
+    middle of a round, after a refused exchange, and with `merge`. So the check finds only an `own`
+    that never took a step, next to different shared parameters. `own` never took a step if `init`
+    returned its arrays; or, in the first call of a step function, if the step is 0, or if an
+    exchange has just been applied and the inner state is the first one. The check misses parts of
+    two trained states, of which `check_replaced` finds those next to an `own` that the same step
+    function returned. It also misses a copy of `own` in the middle of a round, and one for an inner
+    optimiser without state.
 
     Args:
       made: the arrays that `note` recorded.
@@ -67,26 +73,35 @@ def check_own(made: Made, before: Arrays, arrays: Arrays, parts: Parts, step: in
         return
     if all(made.get(id(x)) is x for x in jax.tree.leaves(before.params)):
         return  # the state of `init`, in nearly every first call
-    leaves = parts.leaves(arrays.params)[applied or 0] if not never else range(len(jax.tree.leaves(arrays.params)))
+    leaves = (
+        parts.leaves(arrays.params)[applied or 0]
+        if not never
+        else range(len(jax.tree.leaves(arrays.params)))
+    )
     jax.block_until_ready(arrays)  # on CPU, collectives of two programs at once can wait forever
-    if _apart(take(arrays.params, leaves), take(arrays.own, leaves)) and (never or _is_first(parts, arrays)):
+    if _apart(take(arrays.params, leaves), take(arrays.own, leaves)) and (
+        never or _is_first(parts, arrays)
+    ):
         raise ValueError(
-            "the parameters of this state belong to two runs: `own` never took a step, and `params` differ from it, "
-            "so the next exchange would count the difference as progress. To start from other parameters, call "
-            "init(key, params). To resume, give the whole state; for another number of nodes give "
-            "jgc.with_nodes(state, init(key, state.params)) (docs/your_loop.md, Checkpoints)"
+            "the parameters of this state belong to two runs: `own` never took a step, and "
+            "`params` differ from it, so the next exchange would count the difference as "
+            "progress. To start from other parameters, call init(key, params). To resume, give "
+            "the whole state; for another number of nodes give jgc.with_nodes(state, init(key, "
+            "state.params)) (docs/your_loop.md, Checkpoints)"
         )
 
 
 @jax.jit
 def _apart(params: PyTree, own: PyTree) -> Array:
-    """Whether all nodes have the same parameters, and these differ from the shared ones. False if nodes have NaN."""
+    """Whether all nodes have the same parameters, and these differ from the shared ones. False if
+    nodes have NaN."""
     pairs = list(zip(jax.tree.leaves(params), jax.tree.leaves(own), strict=True))
     return _all([x == x[:1] for _, x in pairs]) & ~_all([x[0] == shared for shared, x in pairs])
 
 
 def _is_first(parts: Parts, arrays: Arrays) -> bool:
-    """Whether all nodes have the first state of the inner optimiser; False if that has no arrays."""
+    """Whether all nodes have the first state of the inner optimiser; False if that has no
+    arrays."""
     start = jax.tree.leaves(parts.inner.init(jax.tree.map(lambda x: x[0], arrays.own)))
     inner = jax.tree.leaves(arrays.inner)
     return bool(start) and bool(_all([x == value for value, x in zip(start, inner, strict=True)]))

@@ -1,4 +1,5 @@
-"""The first model state of every node: copies of all arrays, but a different random key for each node."""
+"""The first model state of every node: copies of all arrays, but a different random key for each
+node."""
 
 import math
 import warnings
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from jgc.checks.misuse import check_arrays, is_key, leaves_by_path
 from jgc.loops.buffers import copied
-from jgc.nodes.placement import per_node
+from jgc.nodes.placing import per_node
 from jgc.types import Array, Nodes, PyTree
 
 KEY_WORDS = 2  # in the data of a threefry key, and in Keras' seeds
@@ -18,7 +19,8 @@ KEY_WORDS = 2  # in the data of a threefry key, and in Keras' seeds
 def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
     """The model state of every node, leaves [K, ...] in new buffers.
 
-    Node k gets `jax.random.fold_in(key, k)` of every typed random key, so that nodes draw different dropout masks.
+    Node k gets `jax.random.fold_in(key, k)` of every typed random key, so that nodes draw different
+    dropout masks.
 
     Raises:
       TypeError: a leaf that is not an array.
@@ -35,19 +37,23 @@ def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
     for name, x in leaves_by_path(model_state).items():
         if x.dtype == jnp.uint32 and x.shape == (KEY_WORDS,):
             warnings.warn(
-                f"the leaf {name!r} of the model state is uint32[2], as the data of a random key: all nodes get the "
-                "same, and would draw the same dropout masks. Give init a typed key, jax.random.wrap_key_data(x), from "
-                "which it makes a key for each node, and unwrap it in the loss by jax.random.key_data "
-                "(docs/your_loop.md, Dropout)",
+                f"the leaf {name!r} of the model state is uint32[2], as the data of a random key: "
+                "all nodes get the same, and would draw the same dropout masks. Give init a typed "
+                "key, jax.random.wrap_key_data(x), from which it makes a key for each node, and "
+                "unwrap it in the loss by jax.random.key_data (docs/your_loop.md, Dropout)",
                 stacklevel=3,
             )
-    return jax.tree.map(lambda x: _split(x, nodes) if is_key(x) else per_node(x, nodes), copied(model_state))
+    return jax.tree.map(
+        lambda x: _split(x, nodes) if is_key(x) else per_node(x, nodes), copied(model_state)
+    )
 
 
 def _split(keys: Array, nodes: Nodes) -> Array:
     """A different key for each node from every key: keys [...] become [K, ...]."""
 
     def of_node(k):
-        return jax.vmap(partial(jax.random.fold_in, data=k))(keys.reshape(math.prod(keys.shape))).reshape(keys.shape)
+        return jax.vmap(partial(jax.random.fold_in, data=k))(
+            keys.reshape(math.prod(keys.shape))
+        ).reshape(keys.shape)
 
     return jax.vmap(of_node)(jnp.arange(nodes.count))

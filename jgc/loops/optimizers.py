@@ -1,4 +1,5 @@
-"""The arguments that a step gives an optax optimiser besides gradients, and a message for each that needs others."""
+"""The arguments that a step gives an optax optimiser besides gradients, and a message for each that
+needs others."""
 
 import re
 from typing import Any
@@ -8,25 +9,29 @@ import jax
 from jgc.types import PyTree
 
 _LINE_SEARCH = (
-    "is a line search, which calls the loss of all nodes several times in a step, each time with a message: "
-    "optax.lbfgs(rate, linesearch=None) works with gradients only, optax.polyak_sgd with the value of the loss"
+    "is a line search, which calls the loss of all nodes several times in a step, each time with "
+    "a message: optax.lbfgs(rate, linesearch=None) works with gradients only, optax.polyak_sgd "
+    "with the value of the loss"
 )
 _LOSS_AS_FUNCTION = "a step takes one gradient, and compresses it before the optimiser sees it"
 _UNFIT = {  # by the name of a state
     "ScaleByBacktrackingLinesearchState": _LINE_SEARCH,
     "ScaleByZoomLinesearchState": _LINE_SEARCH,
     "LookaheadState": (
-        "is optax.lookahead, which wants parameters in pairs (LookaheadParams) and gradients of one of the two: "
-        "jgc.local_steps(inner=fast_optimizer, outer=optax.sgd(slow_step_size), every=sync_period, ...) is the same "
-        "algorithm, and sends only in every sync_period-th step"
+        "is optax.lookahead, which wants parameters in pairs (LookaheadParams) and gradients of "
+        "one of the two: jgc.local_steps(inner=fast_optimizer, outer=optax.sgd(slow_step_size), "
+        "every=sync_period, ...) is the same algorithm, and sends only in every sync_period-th "
+        "step"
     ),
     "DifferentiallyPrivateAggregateState": (
-        "is dpsgd's, which wants the gradient of every example, and a step has each node's mean over its examples: "
-        "take, clip and noise them in your training loop (docs/your_loop.md, As an optax transform)"
+        "is dpsgd's, which wants the gradient of every example, and a step has each node's mean "
+        "over its examples: take, clip and noise them in your training loop (docs/your_loop.md, "
+        "As an optax transform)"
     ),
     "HutchinsonState": (
-        f"is sophia's, which takes second derivatives of the loss, obj_fn, and {_LOSS_AS_FUNCTION}: use optax.adamw, "
-        "or sophia with a hessian_diagonal_fn that needs gradients only"
+        "is sophia's, which takes second derivatives of the loss, obj_fn, and "
+        f"{_LOSS_AS_FUNCTION}: use optax.adamw, or sophia with a hessian_diagonal_fn that needs "
+        "gradients only"
     ),
 }
 
@@ -39,9 +44,8 @@ def check_supported(state: PyTree, name: str = "the optimiser") -> None:
       >>> check_supported(optax.adam(0.1).init(jnp.zeros(2)))
       >>> check_supported(optax.contrib.sophia(0.1).init(jnp.zeros(2)))
       Traceback (most recent call last):
-      TypeError: a part of the optimiser is sophia's, which takes second derivatives of the loss, obj_fn, and a step \
-takes one gradient, and compresses it before the optimiser sees it: use optax.adamw, or sophia with a \
-hessian_diagonal_fn that needs gradients only
+      TypeError: a part of the optimiser is sophia's, which takes second derivatives of the loss,
+      obj_fn, and a step takes one gradient, and compresses it before the optimiser sees it: ...
     """
     for part in jax.tree.leaves(state, is_leaf=lambda x: type(x).__name__ in _UNFIT):
         if (reason := _UNFIT.get(type(part).__name__)) is not None:
@@ -49,7 +53,12 @@ hessian_diagonal_fn that needs gradients only
 
 
 def updated(
-    optimizer: Any, grads: PyTree, state: PyTree, params: PyTree, name: str = "the optimiser", **extras: Any
+    optimizer: Any,
+    grads: PyTree,
+    state: PyTree,
+    params: PyTree,
+    name: str = "the optimiser",
+    **extras: Any,
 ) -> tuple[PyTree, PyTree]:
     """Call `optimizer.update` with the extra arguments that it accepts.
 
@@ -57,7 +66,8 @@ def updated(
       optimizer: with a method `update`, as optax has it.
       grads, state, params: its arguments.
       name: in messages.
-      extras: `value`, the loss, f32[], equal on all nodes that share the state, and `grad`; none in outer steps.
+      extras: `value`, the loss, f32[], equal on all nodes that share the state, and `grad`; none in
+        outer steps.
 
     Raises:
       TypeError: the optimiser wants other arguments; the message names them.
@@ -73,10 +83,15 @@ def updated(
         try:
             return optimizer.update(grads, state, params, **accepted)
         except (TypeError, ValueError) as error:
-            if (missing := _missing(str(error))):
+            if missing := _missing(str(error)):
                 raise TypeError(_wants(name, missing, extras, error)) from None
-            # a plain optimiser takes no extra argument, nor does contrib.sam, though its type says so
-            others = {key: x for key, x in accepted.items() if f"unexpected keyword argument {key!r}" not in str(error)}
+            # a plain optimiser takes no extra argument, nor does contrib.sam, though its type says
+            # so
+            others = {
+                key: x
+                for key, x in accepted.items()
+                if f"unexpected keyword argument {key!r}" not in str(error)
+            }
             if len(others) == len(accepted):
                 raise
             accepted = others
@@ -96,8 +111,8 @@ def _wants(name: str, missing: list[str], extras: dict[str, Any], error: Excepti
     line = f"{name} wants {' and '.join(map(repr, missing))} ({error}), "
     if not extras:
         return (
-            f"{line}and an outer step has no loss: its gradient is the mean of the nodes' pseudo-gradients. Give such "
-            "an optimiser as `inner`, which gets each node's loss"
+            f"{line}and an outer step has no loss: its gradient is the mean of the nodes' "
+            "pseudo-gradients. Give such an optimiser as `inner`, which gets each node's loss"
         )
     if "grad_fn" in missing:
         line = f"{name} wants the loss as a function ({error}), but {_LOSS_AS_FUNCTION}"

@@ -1,37 +1,37 @@
-"""The parts of training with local steps, as pure functions of whole arrays. `jgc.local_steps` makes a loop of them.
+"""The parts of training with local steps, as pure functions of whole arrays. `jgc.local_steps`
+makes a loop of them.
 
-With theta the parameters that all nodes share, theta_k those of node k, in every step and then after every H steps:
+With theta the parameters that all nodes share, theta_k those of node k, in every step and then
+after every H steps:
 
     theta_k = inner step on node k
     Delta = aggregate of the pseudo-gradients theta - theta_k     the compressor, over all nodes
     theta = outer step with the gradient Delta
     theta_k = merge * theta_k + (1 - merge) * theta
 
-With P fragments each range of leaves has a compressor's state, an outer state and H steps of its own, staggered by
-H / P steps. With `overlap` the last two lines come that many steps after the exchange.
+With P fragments each range of leaves has a compressor's state, an outer state and H steps of its
+own, staggered by H / P steps. With `overlap` the last two lines come that many steps after the
+exchange.
 """
 
-from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jgc.checks.misuse import holds_state
+from jgc.checks.optax_states import holds_state
+from jgc.checks.states import RESTORE, check_fits as check_field
 from jgc.loops.buffers import check_params, copied, device_of, put_arrays
-from jgc.loops.fragments import cut, put_back, take
-from jgc.loops.norms import norms_of_nodes
-from jgc.loops.optimizers import check_supported, updated
-from jgc.loops.spikes import fresh
+from jgc.loops.fragments import cut, take
+from jgc.loops.optimizers import check_supported
 from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.compressor import compressor_of
-from jgc.method.guard import LARGEST_NORM, unusable
 from jgc.method.plan import check_fits, parts_of, unchecked
-from jgc.method.shards import info_of_node
+from jgc.method.signature import check_state
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import LOCAL, SHARED, any_divided, is_placement, locally, of_node, placements_of
-from jgc.types import Array, Compressor, Info, Key, Nodes, PyTree, State
+from jgc.nodes.placement import LOCAL, locally, of_node, placements_of
+from jgc.types import Compressor, Key, Nodes, PyTree, State
 
 if TYPE_CHECKING:
     import optax
@@ -67,7 +67,8 @@ class Arrays(NamedTuple):
 
 
 class Due(NamedTuple):
-    """The fragment to exchange after a step, and the one whose outer step is due; None if there is none."""
+    """The fragment to exchange after a step, and the one whose outer step is due; None if there is
+    none."""
 
     exchange: int | None
     apply: int | None
@@ -90,7 +91,8 @@ class Parts(NamedTuple):
 
         Example:
           >>> import jgc, optax
-          >>> parts = jgc.local_steps(optax.sgd(1), optax.sgd(1), jgc.compress.dense(), 6, jgc.make_nodes(1), 2, 1)
+          >>> parts = jgc.local_steps(optax.sgd(1), optax.sgd(1), jgc.compress.dense(), 6,
+          ...     jgc.make_nodes(1), 2, 1)
           >>> [parts.due(done).exchange for done in range(1, 7)]
           [None, None, 0, None, None, 1]
           >>> [parts.due(done).apply for done in range(1, 8)]
@@ -99,12 +101,16 @@ class Parts(NamedTuple):
         ends = [self._first_end(i) for i in range(self.fragments)]
 
         def fragment(at: int) -> int | None:
-            return next((i for i, end in enumerate(ends) if at >= end and (at - end) % self.every == 0), None)
+            return next(
+                (i for i, end in enumerate(ends) if at >= end and (at - end) % self.every == 0),
+                None,
+            )
 
         return Due(fragment(done), fragment(done - self.overlap))
 
     def round_of(self, fragment: int, done: int) -> int:
-        """How often a fragment had been exchanged before the exchange that comes after `done` inner steps."""
+        """How often a fragment had been exchanged before the exchange that comes after `done` inner
+        steps."""
         return (done - self._first_end(fragment)) // self.every
 
     def _first_end(self, fragment: int) -> int:
@@ -127,12 +133,14 @@ class Parts(NamedTuple):
         return cut(sizes, self.fragments)
 
     def method(self) -> Compressor:
-        """The compressor of one fragment: its patterns of layers need not match in every fragment."""
+        """The compressor of one fragment: its patterns of layers need not match in every
+        fragment."""
         method = self.compressor.method
         return compressor_of(unchecked(method)) if self.fragments > 1 else self.compressor
 
     def first(self, key: Key, params: PyTree) -> Arrays:
-        """The arrays before the first step, placed on the devices. See `jgc.LocalSteps.make_step`."""
+        """The arrays before the first step, placed on the devices. See
+        `jgc.LocalSteps.make_step`."""
         check_params(params)
         leaves = self.leaves(params)
         if self.compressor.method is not None:
@@ -144,16 +152,30 @@ class Parts(NamedTuple):
         outer = tuple(put(copied(self.outer.init(part))) for part in parts)
         for name, state in (("inner", inner), ("outer", outer)):
             if holds_state(state):
-                raise ValueError(f"the {name} optimiser holds as_optax, and local_steps compresses by itself: "
-                                 "give it without as_optax")  # fmt: skip
+                raise ValueError(
+                    f"the {name} optimiser holds as_optax, and local_steps compresses by itself: "
+                    "give it without as_optax")  # fmt: skip
             check_supported(state, f"the {name} optimiser")
-        keys = [key] if self.fragments == 1 else [jax.random.fold_in(key, i) for i in range(self.fragments)]
-        states = tuple(
-            put(copied(self.method().init(own, part, self.nodes))) for own, part in zip(keys, parts, strict=True)
+        keys = (
+            [key]
+            if self.fragments == 1
+            else [jax.random.fold_in(key, i) for i in range(self.fragments)]
         )
-        waiting = tuple(put(copied(Waiting(jax.tree.map(jnp.zeros_like, part), jnp.bool_(True)))) for part in parts)
-        copies, norms = _for_every_node((params, inner), self.nodes), jnp.zeros(self.nodes.count, jnp.float32)
-        arrays = Arrays(params, outer, waiting if self.overlap else (), states, copies[0], copies[1], norms)
+        states = tuple(
+            put(copied(self.method().init(own, part, self.nodes)))
+            for own, part in zip(keys, parts, strict=True)
+        )
+        waiting = tuple(
+            put(copied(Waiting(jax.tree.map(jnp.zeros_like, part), jnp.bool_(True))))
+            for part in parts
+        )
+        copies, norms = (
+            _for_every_node((params, inner), self.nodes),
+            jnp.zeros(self.nodes.count, jnp.float32),
+        )
+        arrays = Arrays(
+            params, outer, waiting if self.overlap else (), states, copies[0], copies[1], norms
+        )
         return put(arrays, placements=self.placements(arrays))
 
     def placements(self, arrays: Arrays) -> Arrays:
@@ -169,113 +191,12 @@ class Parts(NamedTuple):
             LOCAL,
         )
 
-    def make_inner(self, placements: Arrays) -> Callable[..., tuple[PyTree, PyTree, Array, Array]]:
-        """`(own, inner, grads, loss, limit) -> (own, inner, usable bool[K], norms f32[K])`: each node's step.
-
-        All arguments are [K, ...]. A node whose gradient is not finite, or has a norm of `limit` and more, leaves its
-        parameters and its inner state as they are. `limit`, f32[K] or a number, is by default `LARGEST_NORM`.
-        """
-        import optax  # here: `import jgc` must not wait for it
-
-        def one(own, inner, grads, loss, usable):
-            updates, after = updated(self.inner, grads, inner, own, "the inner optimiser", value=loss, grad=grads)
-            new = optax.apply_updates(own, updates), after
-            return jax.tree.map(lambda a, b: jnp.where(usable, a, b), new, (own, inner))
-
-        own, inner = placements.own, placements.inner
-        on_all = on_nodes(
-            one, self.nodes, (own, inner, own, LOCAL, LOCAL), (own, inner), partitioned=any_divided(own),
-            communicates=False,
-        )  # fmt: skip
-
-        def inner_step(own, inner, grads, loss, limit=LARGEST_NORM):
-            norms = norms_of_nodes(grads)  # of whole gradients, where the devices of a node divide them, too
-            usable = norms < limit  # false for NaN
-            return *on_all(own, inner, grads, loss, usable), usable, norms
-
-        return inner_step
-
-    def make_exchange(
-        self, placements: Arrays, leaves: tuple[int, ...], fragment: int, phase: Hashable
-    ) -> Callable[[Key, Arrays], tuple[Arrays, Info, Array]]:
-        """`(key, arrays) -> (arrays, info [K], reset bool[K])`: aggregate a fragment, and without overlap apply it.
-
-        If a node's pseudo-gradient is not finite or has a norm of 1e15 and more, nothing changes, except that this node
-        begins anew (`make_reset`).
-        """
-        method = self.method()
-
-        def one(key, shared, own, state):
-            mean, state, info = method.aggregate(phase, key, difference(shared, own), state, self.nodes)
-            info = info_of_node(info, self.nodes)
-            return Waiting(mean, info.finite), state, info
-
-        shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
-        state = placements.compressor[fragment]
-        aggregate = on_nodes(one, self.nodes, (SHARED, shared, own, state), (Waiting(shared, SHARED), state, LOCAL))
-        apply, reset_nodes = self.make_apply(placements, leaves, fragment), self.make_reset(placements, leaves)
-
-        def exchange(key, arrays):
-            part, own = take(arrays.params, leaves), take(arrays.own, leaves)
-            result, after, info = aggregate(key, part, own, arrays.compressor[fragment])
-            states = replaced(arrays.compressor, fragment, after)
-            own, inner, reset = reset_nodes(arrays.params, arrays.own, arrays.inner, info.finite)
-            arrays = arrays._replace(compressor=states, own=own, inner=inner)
-            if self.overlap:
-                return arrays._replace(waiting=replaced(arrays.waiting, fragment, result)), info, reset
-            return apply(arrays, result), info, reset
-
-        return exchange
-
-    def make_reset(self, placements: Arrays, leaves: tuple[int, ...]) -> Callable[..., tuple[PyTree, PyTree, Array]]:
-        """`(params, own, inner, finite bool[K]) -> (own, inner, reset bool[K])`, after a fragment's exchange.
-
-        If it was refused (`finite` false), a node whose difference could not be used goes on from all shared parameters
-        with a fresh inner state. Otherwise that node would make later exchanges fail, too.
-        """
-
-        def one(theta, own, inner, finite):
-            reset = ~finite & unusable(jax.tree.leaves(difference(take(theta, leaves), take(own, leaves))))
-            new = theta, fresh(self.inner, theta, inner)
-            return *jax.tree.map(lambda a, b: jnp.where(reset, a, b), new, (own, inner)), reset
-
-        own, inner = placements.own, placements.inner
-        ins = (placements.params, own, inner, LOCAL)
-        return on_nodes(one, self.nodes, ins, (own, inner, LOCAL), partitioned=any_divided(own))
-
-    def make_apply(
-        self, placements: Arrays, leaves: tuple[int, ...], fragment: int
-    ) -> Callable[[Arrays, Waiting], Arrays]:
-        """`(arrays, aggregate) -> arrays`: a fragment's outer step, and its result in every node's own parameters."""
-        import optax
-
-        def settle(theta, own, finite):
-            def mixed(a, b):
-                mix = self.merge * b + (1 - self.merge) * a if self.merge else a
-                return jnp.where(finite, mix, b)
-
-            return jax.tree.map(mixed, theta, own)
-
-        shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
-        on_all = on_nodes(settle, self.nodes, (shared, own, SHARED), own)
-
-        def apply(arrays, result):
-            old = take(arrays.params, leaves), arrays.outer[fragment]
-            updates, state = updated(self.outer, result.mean, old[1], old[0], "the outer optimiser")
-            new = optax.apply_updates(old[0], updates), state
-            theta, state = jax.tree.map(lambda a, b: jnp.where(result.finite, a, b), new, old)
-            return arrays._replace(
-                params=put_back(arrays.params, theta, leaves),
-                outer=replaced(arrays.outer, fragment, state),
-                own=put_back(arrays.own, on_all(theta, take(arrays.own, leaves), result.finite), leaves),
-            )
-
-        return apply
-
     def bytes_per_round(self, params: PyTree) -> dict[str, StepBytes]:
-        """The bytes of H steps, in which every fragment is exchanged once, by the name of the compressor's phase.
+        """The bytes of H steps, in which every fragment is exchanged once, by the name of the
+        compressor's phase.
 
-        `uncompressed` is what a node sends up in H steps that each send the whole gradient in f32. Computes nothing.
+        `uncompressed` is what a node sends up in H steps that each send the whole gradient in f32.
+        Computes nothing.
 
         Args:
           params: the parameters, or their shapes and dtypes.
@@ -283,13 +204,23 @@ class Parts(NamedTuple):
         Raises:
           ValueError: more fragments than leaves, or no leaves.
         """
-        parts = [bytes_per_step(self.method(), take(params, own), self.nodes) for own in self.leaves(params)]
-        total = {name: StepBytes(*map(sum, zip(*(part[name] for part in parts), strict=True))) for name in parts[0]}
-        return {name: sent._replace(uncompressed=self.every * sent.uncompressed) for name, sent in total.items()}
+        parts = [
+            bytes_per_step(self.method(), take(params, own), self.nodes)
+            for own in self.leaves(params)
+        ]
+        total = {
+            name: StepBytes(*map(sum, zip(*(part[name] for part in parts), strict=True)))
+            for name in parts[0]
+        }
+        return {
+            name: sent._replace(uncompressed=self.every * sent.uncompressed)
+            for name, sent in total.items()
+        }
 
 
 def difference(shared: PyTree, own: PyTree) -> PyTree:
-    """The pseudo-gradient theta - theta_k: the outer optimiser moves against it, towards the node's parameters."""
+    """The pseudo-gradient theta - theta_k: the outer optimiser moves against it, towards the node's
+    parameters."""
     return jax.tree.map(lambda a, b: a - b, shared, own)
 
 
@@ -300,11 +231,39 @@ def _for_every_node(tree: PyTree, nodes: Nodes) -> PyTree:
     return jax.jit(copy)(tree)
 
 
-def _take_placements(placements: PyTree, leaves: tuple[int, ...]) -> PyTree:
-    flat, treedef = jax.tree.flatten(placements, is_leaf=is_placement)
-    return jax.tree.unflatten(treedef, [x if i in leaves else None for i, x in enumerate(flat)])
-
-
 def replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
     """The tuple with another item at an index."""
     return (*items[:index], item, *items[index + 1 :])
+
+
+def check_local(parts: Parts, arrays: Arrays) -> None:
+    """Raise ValueError, naming the field and the leaf, unless all fields of a state belong to these
+    local steps."""
+    params = arrays.params
+    inner = jax.eval_shape(parts.inner.init, params)
+    own, inner = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((parts.nodes.count, *x.shape), x.dtype), (params, inner)
+    )
+    check_field("own", arrays.own, own, "of other parameters than params")
+    check_field("inner", arrays.inner, inner, "of another inner optimiser, or of other parameters")
+    fragments = [take(params, leaves) for leaves in parts.leaves(params)]
+    outer = tuple(jax.eval_shape(parts.outer.init, part) for part in fragments)
+    check_field("outer", arrays.outer, outer, "of another outer optimiser, or of other parameters")
+    waiting = tuple(
+        Waiting(part, jax.ShapeDtypeStruct((), bool)) for part in fragments if parts.overlap
+    )
+    check_field(
+        "waiting",
+        arrays.waiting,
+        waiting,
+        "of local steps with another overlap, or of other parameters",
+    )
+    states = arrays.compressor
+    if not isinstance(states, tuple) or len(states) != len(fragments):
+        form = f"a {type(states).__name__} of {len(states)}"
+        raise ValueError(
+            f"compressor must be a tuple of {len(fragments)} states, one a fragment, and is "
+            f"{form}: {RESTORE}"
+        )
+    for i, (state, part) in enumerate(zip(states, fragments, strict=True)):
+        check_state(parts.method().init, part, state, parts.nodes, f"compressor/{i}")

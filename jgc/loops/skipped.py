@@ -10,11 +10,13 @@ import numpy as np
 
 from jgc.types import Array
 
-IN_A_ROW = 20  # loss scaling in f16, which halves its scale until gradients fit, skips fewer at its start
+# loss scaling in f16, which halves its scale until gradients fit, skips fewer at its start
+IN_A_ROW = 20
 
 
 class SkippedStepsWarning(UserWarning):
-    """Many steps in a row were skipped, because gradients were not finite or had a norm of 1e15 and more.
+    """Many steps in a row were skipped, because gradients were not finite or had a norm of 1e15 and
+    more.
 
     Example:
       >>> import warnings
@@ -23,10 +25,11 @@ class SkippedStepsWarning(UserWarning):
 
 
 def make_skip_warning(steps: str = "steps") -> Callable[[int, Array], None]:
-    """Make `warn_of_skips(step, finite)`, to be called after every step, with a bool[], or a bool[K] of the nodes.
+    """Make `warn_of_skips(step, finite)`, to be called after every step, with a bool[], or a
+    bool[K] of the nodes.
 
-    `warn_of_skips` reads 20 values at once, after the device has computed them, so the warning comes up to 40 steps
-    late, or later where the host is far ahead of the device. It comes once.
+    `warn_of_skips` reads 20 values at once, after the device has computed them, so the warning
+    comes up to 40 steps late, or later where the host is far ahead of the device. It comes once.
 
     Args:
       steps: a name for the skipped steps, in the message.
@@ -72,8 +75,9 @@ def _here(x: Array) -> Any:
 
 def _message(last: int, steps: str) -> str:
     return (
-        f"step {last} and the {IN_A_ROW - 1} {steps} before it were skipped: gradients were not finite or had a norm "
-        "of 1e15 and more, so nothing but the number of the step changed. Likely reasons: parameters that diverged "
-        "before (too high a rate, or an optimiser that does not go with a sparse method: docs/composing.md), NaN in "
-        "the data, an overflow of f16. Look at metrics.loss before these steps, and go on from an earlier checkpoint"
+        f"step {last} and the {IN_A_ROW - 1} {steps} before it were skipped: gradients were not "
+        "finite or had a norm of 1e15 and more, so nothing but the number of the step changed. "
+        "Likely reasons: parameters that diverged before (too high a rate, or an optimiser that "
+        "does not go with a sparse method: docs/composing.md), NaN in the data, an overflow of "
+        "f16. Look at metrics.loss before these steps, and go on from an earlier checkpoint"
     )

@@ -1,15 +1,18 @@
-"""The guard of local steps: the gradients that a node leaves out, and the fresh inner state after a reset.
+"""The guard of local steps: the gradients that a node leaves out, and the fresh inner state after a
+reset.
 
-The first rule is the one of `make_step`: a node leaves out a gradient that is not finite, or has a norm of
-`LARGEST_NORM` and more. Smaller gradients can do as much harm. A single gradient 1e12 times too large moves SGD's
-parameters far away, and for hundreds of steps its remains in Adam's second moment stop the node, and those in Lion's
-and Muon's momentum set its direction. No fixed norm tells such a gradient from one of a loss in other units. Hence the
-second rule: a node leaves out a gradient `SPIKE` times as large as the largest that it has used lately.
+The first rule is the one of `make_step`: a node leaves out a gradient that is not finite, or has a
+norm of `LARGEST_NORM` and more. Smaller gradients can do as much harm. A single gradient 1e12 times
+too large moves SGD's parameters far away, and for hundreds of steps its remains in Adam's second
+moment stop the node, and those in Lion's and Muon's momentum set its direction. No fixed norm tells
+such a gradient from one of a loss in other units. Hence the second rule: a node leaves out a
+gradient `SPIKE` times as large as the largest that it has used lately.
 
-The second rule cannot stop training, because each step that it leaves out raises the remembered norm tenfold. If the
-first gradients are tiny, 1e-9 say, and later ones near 1, it leaves out three steps. The remembered norm fades by a
-tenth in each step that is used, so bad batches that come now and then do not wear the rule out; many in a row do. The
-first gradient of a node has nothing to be compared with.
+The second rule cannot stop training, because each step that it leaves out raises the remembered
+norm tenfold. If the first gradients are tiny, 1e-9 say, and later ones near 1, it leaves out three
+steps. The remembered norm fades by a tenth in each step that is used, so bad batches that come now
+and then do not wear the rule out; many in a row do. The first gradient of a node has nothing to be
+compared with.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,24 +20,27 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jgc.method.guard import LARGEST_NORM
+from jgc.layout.leaves import LARGEST_NORM
 from jgc.types import Array, PyTree
 
 if TYPE_CHECKING:
     import optax
 
-# Far above the jump of one difficult batch, and low enough to catch a gradient 1e12 times too large where gradients
-# have shrunk to 1e-6 of the largest.
+# Far above the jump of one difficult batch, and low enough to catch a gradient 1e12 times too large
+# where gradients have shrunk to 1e-6 of the largest.
 SPIKE = 1e6
 RAISE = 10.0  # factor on the remembered norm after a step that was left out
-FADE = 0.9  # factor after a step that was used: without it, one bad batch in fifty would raise the norm for good
+# factor after a step that was used: without it, one bad batch in fifty would raise the norm for
+# good
+FADE = 0.9
 
 
 def limits_of(largest: Array) -> Array:
     """The norms at which nodes leave a gradient out, f32[K].
 
     Args:
-      largest: f32[K], the remembered norm of each node: the largest that it has used, fading; 0 before the first.
+      largest: f32[K], the remembered norm of each node: the largest that it has used, fading; 0
+        before the first.
 
     Example:
       >>> limits_of(jnp.array([0.0, 2.0, 1e12]))
@@ -52,7 +58,8 @@ def largest_after(largest: Array, norms: Array, usable: Array) -> Array:
       usable: bool[K], which gradients were used.
 
     Example:
-      >>> norms, usable = jnp.array([3.0, 1.0, 1e12, jnp.nan]), jnp.array([True, True, False, False])
+      >>> norms = jnp.array([3.0, 1.0, 1e12, jnp.nan])
+      >>> usable = jnp.array([True, True, False, False])
       >>> largest_after(jnp.full(4, 2.0), norms, usable)
       Array([ 3. ,  1.8, 20. ,  2. ], dtype=float32)
     """
@@ -61,7 +68,8 @@ def largest_after(largest: Array, norms: Array, usable: Array) -> Array:
 
 
 def fresh(optimizer: "optax.GradientTransformation", params: PyTree, state: PyTree) -> PyTree:
-    """The optimiser's first state for these parameters, with the old counts of schedules and injected hyperparameters.
+    """The optimiser's first state for these parameters, with the old counts of schedules and
+    injected hyperparameters.
 
     Example:
       >>> import optax

@@ -1,4 +1,5 @@
-"""The compiled program of a training step: node-local gradients, the compressor, the optimiser, in one phase."""
+"""The compiled program of a training step: node-local gradients, the compressor, the optimiser, in
+one phase."""
 
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,17 +29,18 @@ class Metrics(NamedTuple):
     """What a step reports, on the devices: reading a value waits for the step.
 
     Attributes:
-      loss: f32[], the mean over nodes, before the update. A loss that is NaN while all gradients are finite (behind
-        `stop_gradient`, say) skips nothing.
-      info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, a gradient could not be used, and
-        the step was skipped.
-      aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else None. Where the devices
-        of a node hold whole parameters, the loss runs on each device's share of the examples, and an entry is the mean
-        over them; where they divide the parameters, the loss runs on all of the node's examples. Return means, equal in
-        both cases, not counts or values of examples. With `mean_aux` leaves [...], the mean over nodes in f32.
-      grad_norm: f32[], the norm of the aggregate, which is the optimiser's gradient. With `dense` it is the norm of the
-        mean gradient; a method that sends a part of its values in a step gives the norm of these. 0 if the step was
-        skipped.
+      loss: f32[], the mean over nodes, before the update. A loss that is NaN while all gradients
+        are finite (behind `stop_gradient`, say) skips nothing.
+      info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, a gradient
+        could not be used, and the step was skipped.
+      aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else
+        None. Where the devices of a node hold whole parameters, the loss runs on each device's
+        share of the examples, and an entry is the mean over them; where they divide the parameters,
+        the loss runs on all of the node's examples. Return means, equal in both cases, not counts
+        or values of examples. With `mean_aux` leaves [...], the mean over nodes in f32.
+      grad_norm: f32[], the norm of the aggregate, which is the optimiser's gradient. With `dense`
+        it is the norm of the mean gradient; a method that sends a part of its values in a step
+        gives the norm of these. 0 if the step was skipped.
     """
 
     loss: Array
@@ -71,14 +73,16 @@ class Settings(NamedTuple):
 
 
 def placements_of_step(arrays: Arrays) -> Arrays:
-    """The placement of every array. The model state is LOCAL, which its shardings do not say after a restore."""
+    """The placement of every array. The model state is LOCAL, which its shardings do not say after
+    a restore."""
     return placements_of(arrays)._replace(model_state=LOCAL)
 
 
 def step_program(
     settings: Settings, phase: Hashable, arrays: Arrays, frozen: PyTree
 ) -> Callable[..., tuple[Arrays, Metrics]]:
-    """`(arrays, key, step, batch, frozen) -> (arrays, metrics)` for one phase, compiled at the first call.
+    """`(arrays, key, step, batch, frozen) -> (arrays, metrics)` for one phase, compiled at the
+    first call.
 
     Args:
       settings: of the loop.
@@ -87,12 +91,23 @@ def step_program(
       frozen: placements of the parameters that are not trained; None if there are none.
     """
     gradients = make_gradients(settings, arrays, frozen)
-    after_gradients = make_update(settings, phase, arrays)
+    update = make_update(settings, phase, arrays)
 
-    def update(arrays, key, step, batch, fixed):
-        (losses, (model_state, aux)), grads = gradients(arrays.params, arrays.model_state, batch, fixed)
-        return after_gradients(arrays, key, step, losses, model_state, aux, grads)
+    def run(arrays, key, step, batch, fixed):
+        results = gradients(arrays.params, arrays.model_state, batch, fixed)
+        return update(arrays, key, step, results)
 
+    return jax.jit(run, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
+
+
+def update_program(
+    settings: Settings, phase: Hashable, arrays: Arrays
+) -> Callable[..., tuple[Arrays, Metrics]]:
+    """`(arrays, key, step, results) -> (arrays, metrics)`, all that follows the gradients.
+
+    `results` are those of `make_gradients`; the other arguments are as in `step_program`.
+    """
+    update = make_update(settings, phase, arrays)
     return jax.jit(update, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
 
 
@@ -104,18 +119,9 @@ class SplitProgram:
       gradients: of `make_gradients`, jitted.
     """
 
-    def __init__(
-        self, settings: Settings, phase: Hashable, arrays: Arrays, gradients: Any
-    ):
+    def __init__(self, settings: Settings, phase: Hashable, arrays: Arrays, gradients: Any):
         self._gradients, self._nodes = gradients, settings.nodes
-        after_gradients = make_update(settings, phase, arrays)
-
-        def update(arrays, key, step, results):
-            (losses, (model_state, aux)), grads = results
-            return after_gradients(arrays, key, step, losses, model_state, aux, grads)
-
-        shardings = shardings_of(arrays), None
-        self._update = jax.jit(update, donate_argnums=0, out_shardings=shardings)
+        self._update: Any = update_program(settings, phase, arrays)
 
     def __call__(
         self, arrays: Arrays, key: Array, step: Any, batch: PyTree, fixed: PyTree
@@ -138,7 +144,8 @@ class SplitProgram:
 
 
 def make_gradients(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callable[..., Any]:
-    """`(params, model_state, batch, frozen) -> ((losses, (model_state, aux)), grads)`, all [K, ...]."""
+    """`(params, model_state, batch, frozen) -> ((losses, (model_state, aux)), grads)`, all [K,
+    ...]."""
     has_state, has_frozen = bool(jax.tree.leaves(arrays.model_state)), frozen is not None
     loss = in_one_form(settings.loss, settings.has_aux, has_state, has_frozen)
     of_nodes = node_grads(
@@ -153,9 +160,10 @@ def make_gradients(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callab
 
 
 def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable[..., Any]:
-    """`(arrays, key, step, losses, model_state, aux, grads) -> (arrays, metrics)`: all that follows the gradients.
+    """`(arrays, key, step, results) -> (arrays, metrics)`: all that follows the gradients.
 
-    Per-node arguments are [K, ...]. If a gradient cannot be used on any node, no array changes.
+    `results` are those of `make_gradients`. If a gradient cannot be used on any node, no array
+    changes.
     """
     import optax  # here: `import jgc` must not wait for it
 
@@ -179,7 +187,8 @@ def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable
         outs=(where.params, where.compressor, SHARED),
     )
 
-    def update(arrays, key, step, losses, model_state, aux, grads):
+    def update(arrays, key, step, results):
+        (losses, (model_state, aux)), grads = results
         key = jax.random.fold_in(key, step)
         mean, state, (loss, info, mean_of_aux, norm) = on_all(
             key, arrays.params, grads, arrays.compressor, losses, aux if mean_aux else None
@@ -189,7 +198,8 @@ def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable
         )
         new = optax.apply_updates(arrays.params, updates), opt_state, model_state
         old = arrays.params, arrays.opt_state, arrays.model_state
-        # the compressor restores its state itself; `where` also keeps weak types out, which would compile anew
+        # the compressor restores its state itself; `where` also keeps weak types out, which would
+        # compile anew
         new = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), new, old)
         arrays = Arrays(new[0], new[1], state, new[2])
         return arrays, Metrics(loss, info, mean_of_aux if mean_aux else aux, norm)
@@ -212,7 +222,8 @@ def prepare_program(settings: Settings, params: PyTree) -> Callable[[PyTree, PyT
 def make_diagnosis(
     compressor: Compressor, phase: Hashable, nodes: Nodes, params: PyTree, state: PyTree
 ) -> Callable[..., dict[str, Array]]:
-    """`(key, step, grads [K, ...], state) -> figures`, see `jgc.diagnose`; arguments are placements."""
+    """`(key, step, grads [K, ...], state) -> figures`, see `jgc.diagnose`; arguments are
+    placements."""
 
     def compare(key, grads, state):  # of one node, without the axis [K]
         return diagnose(compressor, phase, key, grads, state, nodes)
@@ -235,7 +246,8 @@ def prepared(
         if before.get(name) != after.get(name):
             raise TypeError(
                 "prepare must return the gradient's leaves with their shapes and dtypes: "
-                f"{name!r} was {before.get(name, 'not there')}, and is {after.get(name, 'not there')}"
+                f"{name!r} was {before.get(name, 'not there')}, and is "
+                f"{after.get(name, 'not there')}"
             )
     return jax.tree.unflatten(jax.tree.structure(grads), jax.tree.leaves(new))
 

@@ -7,79 +7,80 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.checks.loop_states import check_not_donated, check_phases
-from jgc.checks.misuse import check_arrays, holds_state, is_key, leaves_by_path
+from jgc.checks.misuse import check_arrays, is_key, leaves_by_path
+from jgc.checks.optax_states import holds_state
 from jgc.checks.states import differing_leaf
-from jgc.layout.tiles import in_form
+from jgc.layout.devices import in_form
 from jgc.loops.local_loop import LocalState
-from jgc.loops.make_step import LoopState
+from jgc.loops.step_loop import LoopState
 from jgc.method.signature import signed
 from jgc.nodes.axis import placed_leaves
-from jgc.nodes.placement import (
-    LOCAL,
-    Placement,
-    Stacked,
-    on_node_axis,
-    place_array,
-    placements_of,
-    to_host,
-)
+from jgc.nodes.placement import LOCAL, Placement, Stacked, on_node_axis, placements_of
+from jgc.nodes.placing import place_array, to_host
 from jgc.types import Array, PyTree
 
 S = TypeVar("S")
 
 ON_HOST = ("step", "phase", "phases")  # fields that are no arrays
-OF_NODES = ("own", "inner", "largest_norm", "model_state")  # fields whose leaves have a leading axis [K]
+# fields whose leaves have a leading axis [K]
+OF_NODES = ("own", "inner", "largest_norm", "model_state")
 
 DIVIDED = (
-    "If the devices of a node divide the parameters differently than before, residuals cannot be converted: see "
-    "docs/your_loop.md, Checkpoints"
+    "If the devices of a node divide the parameters differently than before, residuals cannot be "
+    "converted: see docs/your_loop.md, Checkpoints"
 )
 
 
 def with_nodes(state: S, fresh: S) -> S:
-    """Convert a loop's state to the nodes of a fresh state: to another number of nodes K, other devices, or both.
+    """Convert a loop's state to the nodes of a fresh state: to another number of nodes K, other
+    devices, or both.
 
         nodes = jgc.make_nodes(4)
         init, step = jgc.make_step(loss, compressor, optimizer, nodes)
         state = jgc.with_nodes(state, init(key, state.params))      # of 8 nodes before
 
-    Every node goes on from the mean over the old nodes, so the mean residual and the mean momentum do not change:
-      - floats of each node, [K, ...], become their mean over the old nodes: residuals, momenta, the model state, and in
-        local steps each node's parameters and inner state;
-      - other values of each node (counters, random keys) are repeated in turn; every repeat of a key is a new key, so
-        that no two nodes draw the same numbers;
+    Every node goes on from the mean over the old nodes, so the mean residual and the mean momentum
+    do not change:
+      - floats of each node, [K, ...], become their mean over the old nodes: residuals, momenta, the
+        model state, and in local steps each node's parameters and inner state;
+      - other values of each node (counters, random keys) are repeated in turn; every repeat of a
+        key is a new key, so that no two nodes draw the same numbers;
       - shared arrays with an entry for each node (the decoders of `lgc_ps`) are repeated in turn;
       - all other arrays, the step, the phase and the key of the loop stay.
 
-    Means are computed in float64. Collective: with several processes all must call this function, and each host needs
-    memory for one whole array at a time.
+    Means are computed in float64. Collective: with several processes all must call this function,
+    and each host needs memory for one whole array at a time.
 
     Args:
-      state: of `jgc.make_step` or `jgc.local_steps`, also one that `jgc.from_arrays` returned; or the state of an
-        optimiser that holds `as_optax`. Its arrays are not donated.
-      fresh: a state of the new nodes, of which only shapes and devices are used: `init(key, state.params)`, with
-        a model state `init(key, state.params, jax.tree.map(lambda x: x[0], state.model_state))`, of an optimiser's
-        state `jgc.init_optax(tx, params, nodes)`. The compressor and the optimisers must be the same.
+      state: of `jgc.make_step` or `jgc.local_steps`, also one that `jgc.from_arrays` returned; or
+        the state of an optimiser that holds `as_optax`. Its arrays are not donated.
+      fresh: a state of the new nodes, of which only shapes and devices are used: `init(key,
+        state.params)`, with a model state `init(key, state.params, jax.tree.map(lambda x: x[0],
+        state.model_state))`, of an optimiser's state `jgc.init_optax(tx, params, nodes)`. The
+        compressor and the optimisers must be the same.
 
     Returns:
       The state in new buffers, on the devices of `fresh`.
 
     Raises:
       TypeError: the two are not states of one kind, or `jgc.as_arrays` made one of them.
-      ValueError: the two differ in leaves, shapes or dtypes, parts of `state` have different numbers of nodes, or a
-        step has donated `state`. Also where the devices of a node divide the parameters differently than before,
-        because residuals belong to shards.
+      ValueError: the two differ in leaves, shapes or dtypes, parts of `state` have different
+        numbers of nodes, or a step has donated `state`. Also where the devices of a node divide the
+        parameters differently than before, because residuals belong to shards.
 
     Example:
       >>> import jgc, optax
       >>> loss, method = lambda w, x: jnp.sum(w * x), jgc.compress.topk(alpha=0.5)
       >>> def loop(nodes):
-      ...     return jgc.make_step(loss, method, optax.sgd(1.0), jgc.make_nodes(nodes, devices=jax.devices()[:1]))
+      ...     return jgc.make_step(loss, method, optax.sgd(1.0), jgc.make_nodes(nodes,
+      ...     devices=jax.devices()[:1]))
       >>> (init, step), (init_of_one, _) = loop(2), loop(1)
-      >>> state, _ = step(init(jax.random.key(0), jnp.zeros(2)), jnp.array([[[1.0, 2.0]], [[3.0, 8.0]]]))
+      >>> state, _ = step(init(jax.random.key(0), jnp.zeros(2)), jnp.array([[[1.0, 2.0]], [[3.0,
+      ...     8.0]]]))
       >>> state.compressor.local.memory.tolist()
       [[1.0, 0.0], [3.0, 0.0]]
-      >>> jgc.with_nodes(state, init_of_one(jax.random.key(0), state.params)).compressor.local.memory.tolist()
+      >>> state = jgc.with_nodes(state, init_of_one(jax.random.key(0), state.params))
+      >>> state.compressor.local.memory.tolist()
       [[2.0, 0.0]]
     """
     _check(state, fresh)
@@ -88,11 +89,16 @@ def with_nodes(state: S, fresh: S) -> S:
     before, nodes = _count(leaves, where), _count(want, where)
     moved = [_moved(name, leaves[name], x, where[name], before, nodes) for name, x in want.items()]
     tree = jax.tree.unflatten(jax.tree.structure(_arrays(fresh)), moved)
-    return state._replace(**tree) if isinstance(state, LoopState | LocalState) else tree  # type: ignore[return-value]
+    if isinstance(state, LoopState | LocalState):
+        return state._replace(**tree)  # type: ignore[return-value]
+    return tree
 
 
-def redistributed(x: np.ndarray, shape: tuple[int, ...], placement: Placement, before: int, nodes: int) -> np.ndarray:
-    """Convert a host array of `before` nodes to `nodes` nodes and the given shape. Other arrays stay unchanged.
+def redistributed(
+    x: np.ndarray, shape: tuple[int, ...], placement: Placement, before: int, nodes: int
+) -> np.ndarray:
+    """Convert a host array of `before` nodes to `nodes` nodes and the given shape. Other arrays
+    stay unchanged.
 
     Example:
       >>> redistributed(np.array([[1.0], [3.0]]), (3, 1), LOCAL, 2, 3).tolist()
@@ -100,10 +106,12 @@ def redistributed(x: np.ndarray, shape: tuple[int, ...], placement: Placement, b
       >>> redistributed(np.array([[1], [3]]), (3, 1), "shared", 2, 3).tolist()
       [[1], [3], [1]]
     """
-    axis = 1 if isinstance(placement, Stacked) and not on_node_axis(placement) else 0  # shared ones of shards: [F, K]
+    # shared ones of shards: [F, K]
+    axis = 1 if isinstance(placement, Stacked) and not on_node_axis(placement) else 0
     of_nodes = x.shape[axis : axis + 1] == (before,) and x.shape != shape
     if before != nodes and of_nodes:
-        if on_node_axis(placement) and jnp.issubdtype(x.dtype, jnp.inexact):  # np.issubdtype does not know bfloat16
+        # np.issubdtype does not know bfloat16
+        if on_node_axis(placement) and jnp.issubdtype(x.dtype, jnp.inexact):
             x = np.broadcast_to(_mean(x), (nodes, *x.shape[1:]))
         else:
             x = np.take(x, np.arange(nodes) % before, axis)
@@ -125,15 +133,19 @@ def _moved(name: str, x: Any, like: Any, placement: Placement, before: int, node
     host = redistributed(to_host(x), like.shape, placement, before, nodes)
     if name != "key" and (host.shape, host.dtype) != (like.shape, like.dtype):
         raise ValueError(
-            f"{name!r} is {x.dtype}{list(x.shape)}, and in the fresh state {like.dtype}{list(like.shape)}: make that "
-            f"with the same parameters, compressor and optimisers. {DIVIDED}"
+            f"{name!r} is {x.dtype}{list(x.shape)}, and in the fresh state "
+            f"{like.dtype}{list(like.shape)}: make that with the same parameters, compressor and "
+            f"optimisers. {DIVIDED}"
         )
     return _put(host, like)
 
 
 def _keys(x: Array, nodes: int) -> Array:
-    """Random keys [K, ...] for `nodes` nodes: repeated in turn, and each repeat changed, so that all differ."""
-    old = jax.random.wrap_key_data(jnp.asarray(to_host(jax.random.key_data(x))), impl=jax.random.key_impl(x))
+    """Random keys [K, ...] for `nodes` nodes: repeated in turn, and each repeat changed, so that
+    all differ."""
+    old = jax.random.wrap_key_data(
+        jnp.asarray(to_host(jax.random.key_data(x))), impl=jax.random.key_impl(x)
+    )
     keys = old[np.arange(nodes) % len(old)]
     turn = np.repeat(np.arange(nodes) // len(old), keys.size // nodes)
     again = jax.vmap(jax.random.fold_in)(keys.reshape(-1), turn)
@@ -170,44 +182,48 @@ def _count(leaves: dict[str, Any], where: dict[str, Placement]) -> int:
     for name, count in counts.items():
         if count != counts[first]:
             raise ValueError(
-                f"the part {name!r} of the state is of {count} nodes, and {first!r} of {counts[first]}: give the whole "
-                "state that the old step returned"
+                f"the part {name!r} of the state is of {count} nodes, and {first!r} of "
+                f"{counts[first]}: give the whole state that the old step returned"
             )
     return counts.get(first, 0)
 
 
 def _check(state: Any, fresh: Any) -> None:
-    """Raise TypeError or ValueError, naming the cure, unless both are whole states of one kind with the same leaves."""
+    """Raise TypeError or ValueError, naming the cure, unless both are whole states of one kind with
+    the same leaves."""
     for x in (state, fresh):
         if isinstance(x, LoopState | LocalState):
             check_phases(x)
         elif not holds_state(x):
             raise TypeError(
-                "with_nodes takes the state of jgc.make_step or jgc.local_steps, or that of an optimiser that holds "
-                f"as_optax, got a {type(x).__name__}"
+                "with_nodes takes the state of jgc.make_step or jgc.local_steps, or that of an "
+                f"optimiser that holds as_optax, got a {type(x).__name__}"
             )
     if type(state) is not type(fresh):
         raise TypeError(
-            f"with_nodes takes two states of one kind, got a {type(state).__name__} and a {type(fresh).__name__}: make "
-            "the fresh one by the new init, init(key, state.params)"
+            f"with_nodes takes two states of one kind, got a {type(state).__name__} and a "
+            f"{type(fresh).__name__}: make the fresh one by the new init, init(key, state.params)"
         )
     fragments = [len(getattr(x, "phases", ())) for x in (state, fresh)]
     if fragments[0] != fragments[1]:
         raise ValueError(
-            f"the state has {fragments[0]} fragments, and the fresh one {fragments[1]}: make it with as many"
+            f"the state has {fragments[0]} fragments, and the fresh one {fragments[1]}: make it "
+            "with as many"
         )
     old, new = leaves_by_path(_arrays(state)), leaves_by_path(_arrays(fresh))
     if differs := differing_leaf(old, new):
         verb, name = differs
         cure = "make it with the same compressor and optimisers"
         if name.startswith("model_state") and verb == "lacks":
-            cure = "give init one node's model state, jax.tree.map(lambda x: x[0], state.model_state)"
+            cure = (
+                "give init one node's model state, jax.tree.map(lambda x: x[0], state.model_state)"
+            )
         raise ValueError(f"the fresh state {verb} the leaf {name!r}: {cure}")
     check_arrays(_arrays(state))
     check_not_donated(_arrays(state))
     made_for, before = signed(_arrays(fresh)), signed(_arrays(state))
     for path, shape, dtype in sorted(before - made_for):
         raise ValueError(
-            f"the state was made for the parameter {path!r} as {dtype}{list(shape)}, and the fresh state was not: make "
-            f"that with the same parameters. {DIVIDED}"
+            f"the state was made for the parameter {path!r} as {dtype}{list(shape)}, and the "
+            f"fresh state was not: make that with the same parameters. {DIVIDED}"
         )

@@ -1,6 +1,8 @@
-"""Ages: how long values have waited to be sent. The compression ratio does not show a layer that is never sent.
+"""Ages: how long values have waited to be sent. The compression ratio does not show a layer that is
+never sent.
 
-A memory with ages keeps one more i32 per value on each node: the steps since the value was last sent.
+A memory with ages keeps one more i32 per value on each node: the steps since the value was last
+  sent.
 """
 
 from typing import NamedTuple
@@ -15,7 +17,8 @@ from jgc.types import Array, Nodes, PyTree
 
 
 class Aged(NamedTuple):
-    """Local state of a memory with ages: the state of the memory itself, and the steps that each value has waited."""
+    """Local state of a memory with ages: the state of the memory itself, and the steps that each
+    value has waited."""
 
     memory: PyTree
     age: Array  # i32[n]
@@ -33,7 +36,8 @@ def with_ages(memory: Memory) -> Memory:
 
     def update(local, v, sent, complete):
         if isinstance(sent, Sparse):
-            slots = jnp.where(sent.values != 0, sent.positions, v.size)  # an unused slot carries 0: write past the end
+            # an unused slot carries 0: write past the end
+            slots = jnp.where(sent.values != 0, sent.positions, v.size)
             age = cleared(local.age, Unordered(slots, sent.values))
         else:
             age = jnp.where(sent != 0, 0, local.age)
@@ -61,13 +65,17 @@ def ages(local: PyTree, packing: Packing, nodes: Nodes) -> dict[str, Array]:
       nodes: the layout.
 
     Returns:
-      "oldest/LAYER" and "mean_age/LAYER", f32[]: the largest and the mean age of the layer's values, in steps.
+      "oldest/LAYER" and "mean_age/LAYER", f32[]: the largest and the mean age of the layer's
+      values, in steps.
     """
     if not isinstance(local, Aged) or not packing.layers:
         return {}
     own = [local.age[layer.start : layer.start + layer.size] for layer in packing.layers]
     oldest = comm.pmax(jnp.stack([jnp.max(age) for age in own]), nodes, "diagnose")
-    mean = comm.pmean(jnp.stack([jnp.mean(age, dtype=jnp.float32) for age in own]), nodes, "diagnose")
-    return {f"oldest/{layer.name}": oldest[i].astype(jnp.float32) for i, layer in enumerate(packing.layers)} | {
-        f"mean_age/{layer.name}": mean[i] for i, layer in enumerate(packing.layers)
-    }
+    mean = comm.pmean(
+        jnp.stack([jnp.mean(age, dtype=jnp.float32) for age in own]), nodes, "diagnose"
+    )
+    return {
+        f"oldest/{layer.name}": oldest[i].astype(jnp.float32)
+        for i, layer in enumerate(packing.layers)
+    } | {f"mean_age/{layer.name}": mean[i] for i, layer in enumerate(packing.layers)}

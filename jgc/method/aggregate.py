@@ -10,7 +10,8 @@ A skipped step returns zeros, the unchanged state and an `Info` of zeros. The fl
 all-reduce, field "flag".
 """
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,15 +19,13 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.layout import by_layer, vector
-from jgc.layout.buckets import mean_of_leaves
-from jgc.layout.launches import readable
-from jgc.layout.residual import unless
-from jgc.layout.tiles import cut
-from jgc.method.codec import as_step, encoded
-from jgc.method.guard import unusable
+from jgc.layout.devices import cut
+from jgc.layout.leaves import mean_of_leaves, unusable
+from jgc.layout.vector import unless
+from jgc.method.exchange import encoded, steps_of
 from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
-from jgc.method.plan import Group, Plan
+from jgc.method.plan import Group, Plan, shard_states
 from jgc.method.shards import key_of, sum_of
 from jgc.method.step import Local, Step
 from jgc.selection.entries import Sparse, SparseSum
@@ -54,35 +53,43 @@ class Result(NamedTuple):
 
 
 def aggregate(
-    plan: Plan, phase: Any, key: Key, grads: PyTree, state: State, nodes: Nodes
-) -> tuple[PyTree, State, Info]:
-    """One step of a plan on one node. See `jgc.types.Aggregate`."""
-    check_local(grads, nodes)
+    plan_of_step: Callable[[Any, PyTree, State, Nodes], Plan],
+    phase: Any, key: Key, grads: PyTree, state: State, nodes: Nodes,
+) -> tuple[PyTree, State, Info]:  # fmt: skip
+    """One step of the plan on one node. See `jgc.types.Aggregate`."""
+    plan = plan_of_step(phase, grads, state, nodes)
     leaves: Sequence[Any] = jax.tree.leaves(grads)
+    if nodes.slow:
+        check_local(leaves, nodes)
     if nodes.fast:
         leaves = means_inside(plan, leaves, nodes)
     floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
-    skip = readable(comm.any_true(unusable(floats), nodes))
+    skip = comm.any_true(unusable(floats), nodes)
     if plan.design.clip_norm:
         leaves = clip_local(leaves, plan.design.clip_norm, nodes)
     results = run(jobs_of(plan, phase, key, leaves, state), nodes, skip)
-    info = info_of(plan, [result.info for result in results], nodes)
-    info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), info)._replace(finite=~skip)
+    info = results[0].info
+    if len(results) > 1 or plan.by_shards:
+        info = info_of(plan, [result.info for result in results], nodes)
+    info = jax.tree.map(lambda x: jnp.where(skip, jnp.zeros_like(x), x), info)._replace(
+        finite=~skip
+    )
     mean = plan.joined([result.leaves for result in results], grads)
     return mean, plan.state(result.state for result in results), info
 
 
-def check_local(grads: PyTree, nodes: Nodes) -> None:
+def check_local(leaves: Sequence[Any], nodes: Nodes) -> None:
     """Raise ValueError for gradients that are equal on all nodes. With nodes that share a device
     nothing shows it."""
-    floats = [x for x in jax.tree.leaves(grads) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
+    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
     varying = (set(nodes.slow) & set(jax.typeof(x).mat.varying) for x in floats)
-    if floats and nodes.slow and not any(varying):
+    if floats and not any(varying):
         comm.node_index(nodes)  # raises outside the node axis
         raise ValueError(
-            "the gradients are equal on all nodes, so nothing is left to compress. Are they a mean that a compressor "
-            "made? Or of jax.grad inside jgc.on_nodes, which for parameters that nodes share gives the sum over nodes: "
-            "take them by jgc.node_grads, or with respect to jgc.comm.vary(params, nodes)"
+            "the gradients are equal on all nodes, so nothing is left to compress. Are they a mean "
+            "that a compressor made? Or of jax.grad inside jgc.on_nodes, which for parameters that "
+            "nodes share gives the sum over nodes: take them by jgc.node_grads, or with respect to "
+            "jgc.comm.vary(params, nodes)"
         )
 
 
@@ -100,12 +107,18 @@ def means_inside(plan: Plan, leaves: Sequence[Array], nodes: Nodes) -> Sequence[
 def jobs_of(plan: Plan, phase: Any, key: Key, leaves: Sequence[Any], state: State) -> list[Job]:
     """The jobs of all groups."""
     jobs = []
-    for group, own in zip(plan.groups, plan.states(state), strict=True):
+    shards = shard_states(state) if plan.by_shards else [state]
+    for group in plan.groups:
         group_key = key_of(key, group.shard, plan.axes[group.shard]) if plan.by_shards else key
-        group_phase = phase
+        (shared, local), group_phase = shards[group.shard], phase
         for i in group.path:
             group_key, group_phase = jax.random.fold_in(group_key, i), group_phase[i]
-        jobs.append(Job(group, group_phase, group_key, group.cut(leaves), own))
+            shared, local = shared[i], local[i]
+        grads = OrderedDict(
+            (path, leaves[part.leaf][part.at] if part.at else leaves[part.leaf])
+            for path, part in group.parts.items()
+        )
+        jobs.append(Job(group, group_phase, group_key, grads, State(shared, local)))
     return jobs
 
 
@@ -125,22 +138,30 @@ def run(jobs: Sequence[Job], nodes: Nodes, skip: Array) -> list[Result]:
         if len(members) > 1:
             for i in members:
                 leaf_by_leaf[i] = False
-    # v, which may end in zeros (`jgc.layout.tiles`), and the memory's state before `finish`
+    # v, which may end in zeros (`jgc.layout.devices`), and the memory's state before `finish`
     begun: dict[int, tuple[Any, PyTree]] = {
         i: FORMS[job.group.method.form].compensated(
-            job.group.method.memory, job.state.local.memory, job.grads, job.group.packing,
+            job.group.method.memory,
+            job.state.local.memory,
+            job.grads,
+            job.group.packing,
             job.phase == DENSE,
             # without a state a bad gradient spoils nothing, and `finish` discards the rest
             skip if jax.tree.leaves(job.state.local.memory) else False,
         )
-        for i, job in enumerate(jobs) if not leaf_by_leaf[i]
+        for i, job in enumerate(jobs)
+        if not leaf_by_leaf[i]
     }
     steps: dict[int, Step] = {}
     for members in sharing.values():
         if not leaf_by_leaf[members[0]]:
-            vs = [begun[i][0] for i in members]
-            means = exchanged([jobs[i] for i in members], vs, nodes)
-            steps |= zip(members, means, strict=True)
+            items = []
+            for i in members:
+                (group, phase, key, *_), v = jobs[i], begun[i][0]
+                codec, exchange = (group.method.stages or {})[phase]
+                items.append(encoded(codec, key, v, group.packing.layers, nodes))
+            found = steps_of(items, exchange.run(items, nodes))
+            steps |= zip(members, found, strict=True)
     results = []
     for i, job in enumerate(jobs):
         if leaf_by_leaf[i]:
@@ -151,32 +172,17 @@ def run(jobs: Sequence[Job], nodes: Nodes, skip: Array) -> list[Result]:
     return results
 
 
-def exchanged(jobs: Sequence[Job], vs: Sequence[Array], nodes: Nodes) -> list[Step]:
-    """The steps of groups that share one exchange."""
-    items = []
-    for (group, phase, key, *_), v in zip(jobs, vs, strict=True):
-        assert group.method.stages is not None
-        codec, exchange = group.method.stages[phase]
-        items.append(encoded(codec, key, v, group.packing.layers, nodes))
-    means = exchange.run(items, nodes)
-    return [as_step(item, mean) for item, mean in zip(items, means, strict=True)]
-
-
 def method_step(job: Job, v: Any, nodes: Nodes) -> Step:
     """The step of a method that `from_step` made."""
     group, phase, key, _, state = job
     method, packing = group.method, group.packing
     assert method.step is not None
-    memory = FORMS[method.form].visible(state.local.memory, packing)
-    state = State(state.shared, state.local._replace(memory=memory))
     if method.form == "joined" and not method.takes_filled:
         v = cut(v, packing.size)
     return method.step(phase, key, v, state, packing.layers, nodes)
 
 
-def finish(
-    job: Job, v: Any, kept: PyTree, step: Step, nodes: Nodes, skip: Array
-) -> Result:
+def finish(job: Job, v: Any, kept: PyTree, step: Step, nodes: Nodes, skip: Array) -> Result:
     """The rest of a group's step. If `skip`, the mean is zeros and the state does not change."""
     group, phase, key, _, state = job
     method, local, packing = group.method, state.local, group.packing
@@ -189,9 +195,7 @@ def finish(
     if step.onto is not None:
         step, before = step._replace(shared=settled.total), settled.total
     shared, own = unless(skip, (before, local.own), (step.shared, step.own))
-    info = Info(
-        settled.norm, jnp.float32(step.elements), jnp.int32(step.overflow), jnp.bool_(True)
-    )
+    info = Info(settled.norm, jnp.float32(step.elements), jnp.int32(step.overflow), jnp.bool_(True))
     after = State(shared, Local(settled.kept, own, local.signature))
     return Result(jax.tree.leaves(settled.leaves), after, info)
 
@@ -207,7 +211,8 @@ def check_step(step: Any, v: Any, n: int, state: State) -> None:
     """Raise TypeError or ValueError, naming the part, unless a step returned what `Step` says."""
     if not isinstance(step, Step):
         raise TypeError(
-            f"the step of a method must return a jgc.method.from_step.Step, got a {type(step).__name__}"
+            "the step of a method must return a jgc.method.from_step.Step, got a "
+            f"{type(step).__name__}"
         )
     shapes = [(n,), v.shape] if hasattr(v, "shape") else [x.shape for x in v]
     for name, x in (("mean", step.mean), ("sent", step.sent)):

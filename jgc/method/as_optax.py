@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jgc.checks.misuse import OwnsMomentum, check_arrays, check_compressor, check_nodes, check_optimizer, is_accumulator
-from jgc.nodes.placement import per_node, place, placements_of
+from jgc.checks.misuse import check_arrays, check_compressor, check_nodes, check_optimizer
+from jgc.checks.optax_states import OwnsMomentum, is_accumulator
+from jgc.nodes.placement import placements_of
+from jgc.nodes.placing import per_node, place
 from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
 
 if TYPE_CHECKING:
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class OptaxState(NamedTuple):
-    """State of the transform. `jgc.placements_of` tells `jgc.on_nodes` which of its leaves are each node's own.
+    """State of the transform. `jgc.placements_of` tells `jgc.on_nodes` which of its leaves are each
+    node's own.
 
     Attributes:
       step: i32[], updates so far.
@@ -41,30 +44,34 @@ def as_optax(
 ) -> "optax.GradientTransformation":
     """The compressor as a transform from node-local gradients to their mean over nodes.
 
-    Its `update` must run inside the node axis (`jgc.on_nodes`); `init` runs outside. A method with several phases has
-    two forms:
+    Its `update` must run inside the node axis (`jgc.on_nodes`); `init` runs outside. A method with
+    several phases has two forms:
 
-      `phase=`         one transform per phase over one state; the caller chooses the transform (`jgc.phase_after`) and
-                       calls `compressor.transition` between phases
-      `switched=True`  one transform that chooses the phase by the number of updates (`lax.switch`, for users of
-                       `lax.scan`); the program holds the collectives of all phases and executes those of one
+      `phase=`         one transform per phase over one state; the caller chooses the transform
+                       (`jgc.phase_after`) and calls `compressor.transition` between phases
+      `switched=True`  one transform that chooses the phase by the number of updates
+                       (`lax.switch`, for users of `lax.scan`); the program holds the collectives
+                       of all phases and executes one
 
     Args:
       compressor: any of `jgc.compress`.
       nodes: the layout.
-      phase: the phase, or its value; not needed if there is only one. If the method finds its phases during the run
-        (`next_phase`, GradiVeQ's), any that `jgc.phase_after` returns; the schedule's have upper bounds of their sizes.
+      phase: the phase, or its value; not needed if there is only one. If the method finds its
+        phases during the run (`next_phase`, GradiVeQ's), any that `jgc.phase_after` returns; the
+        schedule's have upper bounds of their sizes.
       switched: choose the phase by the step.
       seed: seed of the compressor's random key.
-      nan_if_skipped: what the rest of the chain gets in a step that all nodes skip, because a gradient is not finite or
-        enormous: NaN, at which `optax.apply_if_finite(optimizer, n)` behind this transform leaves optimiser and
-        parameters as they are; or zeros, at which momentum and weight decay go on.
+      nan_if_skipped: what the rest of the chain gets in a step that all nodes skip, because a
+        gradient is not finite or enormous: NaN, at which `optax.apply_if_finite(optimizer, n)`
+        behind this transform leaves optimiser and parameters as they are; or zeros, at which
+        momentum and weight decay go on.
 
     Raises:
-      TypeError: something else in place of a compressor, such as settings; at `init`, a leaf that is not an array.
-      ValueError: several phases and neither `phase` nor `switched`, or both; a `phase` that the schedule does not have;
-        `switched` with a method that finds its phases during the run; at `init`, with one whose transition changes
-        the state.
+      TypeError: something else in place of a compressor, such as settings; at `init`, a leaf that
+        is not an array.
+      ValueError: several phases and neither `phase` nor `switched`, or both; a `phase` that the
+        schedule does not have; `switched` with a method that finds its phases during the run; at
+        `init`, with one whose transition changes the state.
       RuntimeError: `update` was called outside the node axis.
 
     Example:
@@ -73,7 +80,8 @@ def as_optax(
       >>> tx = optax.chain(as_optax(jgc.compress.topk(alpha=0.5), nodes), optax.sgd(0.1))
       >>> state = init_optax(tx, {"w": jnp.zeros(4)}, nodes)
       >>> placements = jgc.placements_of(state)
-      >>> update = jgc.on_nodes(tx.update, nodes, ins=("local", placements), outs=("shared", placements))
+      >>> update = jgc.on_nodes(tx.update, nodes, ins=("local", placements), outs=("shared",
+      ...     placements))
       >>> update({"w": jnp.ones((4, 4))}, state)[0]["w"][:2]
       Array([-0.1, -0.1], dtype=float32)
     """
@@ -84,30 +92,42 @@ def as_optax(
     phase = phase.value if isinstance(phase, Phase) else phase
     values = [p.value for p in compressor.schedule]
     if phase is None and not switched and len(values) > 1:
-        raise ValueError(f"the method has the phases {values}: give phase=, or switched=True to choose by the step")
+        raise ValueError(
+            f"the method has the phases {values}: give phase=, or switched=True to choose by the "
+            "step"
+        )
     if phase is not None and phase not in values and compressor.next_phase is None:
         raise ValueError(f"phase must be one of {values}, got {phase!r}")
     if switched and phase is not None:
         raise ValueError(f"give phase= or switched=True, not both (phase={phase!r})")
     if switched and compressor.next_phase is not None:
-        raise ValueError("the method finds its phases during the run: give phase=, not switched=True")
+        raise ValueError(
+            "the method finds its phases during the run: give phase=, not switched=True"
+        )
 
     def init(params):
         check_arrays(params)
         state = compressor.init(jax.random.key(seed), params, nodes)
-        for old, new in itertools.pairwise(values if switched else ()):  # a program cannot call them
+        # a program cannot call them
+        for old, new in itertools.pairwise(values if switched else ()):
             after = jax.tree.leaves(compressor.transition(old, new, state, nodes))
             if not all(x is y for x, y in zip(after, jax.tree.leaves(state), strict=True)):
                 raise ValueError(
-                    f"the transition from {old!r} to {new!r} changes the state: give phase=, not switched=True"
+                    f"the transition from {old!r} to {new!r} changes the state: give phase=, not "
+                    "switched=True"
                 )
-        whole = OptaxState(jnp.int32(0), jax.random.key(seed + 1), state, OwnsMomentum(compressor.owns_momentum))
+        whole = OptaxState(
+            jnp.int32(0), jax.random.key(seed + 1), state, OwnsMomentum(compressor.owns_momentum)
+        )
         return place(whole, placements_of(whole), nodes)
 
     def run(value, key, updates, state):
         mean, state, info = compressor.aggregate(value, key, updates, state, nodes)
         if nan_if_skipped:
-            mean = jax.tree.map(lambda x: jnp.where(info.finite, x, jnp.nan).astype(x.dtype) if _floats(x) else x, mean)
+            mean = jax.tree.map(
+                lambda x: jnp.where(info.finite, x, jnp.nan).astype(x.dtype) if _floats(x) else x,
+                mean,
+            )
         return mean, state
 
     def update(updates, state, params=None):
@@ -129,11 +149,15 @@ def _floats(x: Array) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def init_optax(tx: "optax.GradientTransformation | optax.MultiSteps", params: PyTree, nodes: Nodes) -> PyTree:
-    """The first state of an optax optimiser that holds `as_optax`, placed where `jgc.on_nodes` expects it.
+def init_optax(
+    tx: "optax.GradientTransformation | optax.MultiSteps", params: PyTree, nodes: Nodes
+) -> PyTree:
+    """The first state of an optax optimiser that holds `as_optax`, placed where `jgc.on_nodes`
+    expects it.
 
-    Unlike `tx.init(params)` it also serves `optax.MultiSteps` around `as_optax`: every node adds up gradients of its
-    own, so `acc_grads` has a leading axis [K], and `jgc.placements_of` calls it LOCAL.
+    Unlike `tx.init(params)` it also serves `optax.MultiSteps` around `as_optax`: every node adds up
+    gradients of its own, so `acc_grads` has a leading axis [K], and `jgc.placements_of` calls it
+    LOCAL.
 
     Args:
       tx: the optimiser, e.g. `optax.chain(as_optax(...), optax.adam(1e-3))`.
@@ -141,7 +165,8 @@ def init_optax(tx: "optax.GradientTransformation | optax.MultiSteps", params: Py
       nodes: the layout.
 
     Raises:
-      TypeError: something else in place of the optimiser or of the nodes; a leaf of the parameters is not an array.
+      TypeError: something else in place of the optimiser or of the nodes; a leaf of the parameters
+        is not an array.
       ValueError: a wrapper around `as_optax` that cannot work (docs/composing.md).
 
     Warns:
@@ -150,7 +175,8 @@ def init_optax(tx: "optax.GradientTransformation | optax.MultiSteps", params: Py
     Example:
       >>> import jgc, optax
       >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
-      >>> tx = optax.MultiSteps(optax.chain(as_optax(jgc.compress.dense(), nodes), optax.sgd(0.1)), 2)
+      >>> tx = optax.MultiSteps(optax.chain(as_optax(jgc.compress.dense(), nodes),
+      ...     optax.sgd(0.1)), 2)
       >>> init_optax(tx, {"w": jnp.zeros(3)}, nodes).acc_grads["w"].shape
       (2, 3)
     """

@@ -11,9 +11,11 @@ class StepBytes(NamedTuple):
     """Bytes of one step of a phase.
 
     Attributes:
-      device: bytes that one device sends to other nodes in the compiled exchange, its flag included; 0 if all nodes are
-        on one device. Not in it: what devices of one node send to each other, and the metrics of `jgc.make_step`.
-      node: bytes that one node sends up in the topology of the method's paper; with a leader, the mean over nodes.
+      device: bytes that one device sends to other nodes in the compiled exchange, its flag
+        included; 0 if all nodes are on one device. Not in it: what devices of one node send to each
+        other, and the metrics of `jgc.make_step`.
+      node: bytes that one node sends up in the topology of the method's paper; with a leader, the
+        mean over nodes.
       uncompressed: bytes of the gradient in f32, what a node sends up without compression.
     """
 
@@ -23,15 +25,18 @@ class StepBytes(NamedTuple):
 
 
 def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict[str, StepBytes]:
-    """The bytes that a step of each phase sends, by the phase's name. Computes nothing; `jgc.Wire` has the details.
+    """The bytes that a step of each phase sends, by the phase's name. Computes nothing; `jgc.Wire`
+    has the details.
 
     Args:
-      compressor: any of `jgc.compress`. If it finds its phases during the run, sizes are those of its plan.
+      compressor: any of `jgc.compress`. If it finds its phases during the run, sizes are those of
+        its plan.
       params: the parameters, or their shapes and dtypes.
       nodes: the layout.
 
     Raises:
-      TypeError: something else in place of a compressor or of the nodes, or a leaf that is not an array.
+      TypeError: something else in place of a compressor or of the nodes, or a leaf that is not an
+        array.
 
     Example:
       >>> import jax, jgc

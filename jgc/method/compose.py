@@ -1,39 +1,22 @@
-"""Build simple methods from three parts: a codec (the payload), a memory (the residual), an exchange (collectives).
+"""Build simple methods from three parts: a codec (the payload), a memory (the residual), an
+exchange (collectives).
 
     compressor = compose(codec, memory, exchange)
 
-All-reduce adds payloads up before it decodes them, which is right only for linear codes; for any other code `compose`
-raises ValueError.
+All-reduce adds payloads up before it decodes them, which is right only for linear codes; for any
+other code `compose` raises ValueError.
 """
 
 from functools import partial
 
 import jax
 
-from jgc.layout.pack import Layers
 from jgc.method import phases
-from jgc.method.codec import (
-    AGREED,
-    Codec,
-    Exchange,
-    Item,
-    Payload,
-    Stages,
-    Tiled,
-    as_step,
-    encoded,
-    payload_sizes,
-    vector_of,
-)  # fmt: skip
+from jgc.method.exchange import AGREED, Codec, Exchange, Stages, payload_sizes, vector_of
 from jgc.method.from_step import from_step
 from jgc.method.memory import Memory
 from jgc.method.messages import both_ways, sizes_of
 from jgc.types import Compressor, Phase
-
-__all__ = [
-    "Codec", "Exchange", "Item", "Layers", "Payload", "Stages", "Tiled", "as_step", "compose", "compose_phases",
-    "encoded", "payload_sizes",
-]  # fmt: skip
 
 
 def compose(codec: Codec, memory: Memory, exchange: Exchange, form: str = "joined") -> Compressor:
@@ -42,11 +25,17 @@ def compose(codec: Codec, memory: Memory, exchange: Exchange, form: str = "joine
     Raises:
       ValueError: the exchange adds payloads up and the codec is not linear.
     """
-    return compose_phases({codec.name: (codec, exchange)}, memory, phases.single(codec.name), form=form)
+    return compose_phases(
+        {codec.name: (codec, exchange)}, memory, phases.single(codec.name), form=form
+    )
 
 
 def compose_phases(
-    stages: Stages, memory: Memory, schedule: tuple[Phase, ...], clip_norm: float = 0.0, form: str = "joined"
+    stages: Stages,
+    memory: Memory,
+    schedule: tuple[Phase, ...],
+    clip_norm: float = 0.0,
+    form: str = "joined",
 ) -> Compressor:
     """A method with several phases over one memory.
 
@@ -54,7 +43,8 @@ def compose_phases(
       stages: codec and exchange of every phase value.
       memory: the memory of each node.
       schedule: the phases.
-      clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no clipping.
+      clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no
+        clipping.
 
     Raises:
       ValueError: an exchange adds payloads up and its codec is not linear.
@@ -71,8 +61,10 @@ def compose_phases(
         sent = exchange.messages(payload_sizes(codec, layers), nodes)
         if codec.agree is None:
             return sent
-        agreed = jax.eval_shape(partial(codec.agree, layers=layers), vector_of(layers))  # once up, once down
+        # once up, once down
+        agreed = jax.eval_shape(partial(codec.agree, layers=layers), vector_of(layers))
         return both_ways(sizes_of({AGREED: agreed})) + sent
 
-    return from_step(None, memory=memory, schedule=schedule, messages=messages, clip_norm=clip_norm, stages=stages,
+    return from_step(None, memory=memory, schedule=schedule, messages=messages,
+                     clip_norm=clip_norm, stages=stages,
                      form=form)  # fmt: skip

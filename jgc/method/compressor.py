@@ -1,6 +1,5 @@
 """A method, or a combination of methods, as a `Compressor`: the pure functions that loops call."""
 
-from collections import OrderedDict
 from functools import lru_cache, partial
 from typing import Any
 
@@ -10,7 +9,7 @@ from jgc import comm
 from jgc.backend import traced_for
 from jgc.checks.misuse import check_arrays, check_nodes
 from jgc.comm.jaxprs import all_sent
-from jgc.layout.buckets import sent_as
+from jgc.layout.leaves import sent_as
 from jgc.layout.pack import leaf_paths
 from jgc.method.aggregate import aggregate
 from jgc.method.messages import added, both_ways, own_or_dense, scaled
@@ -25,7 +24,7 @@ from jgc.method.plan import (
     phases_of,
     shard_states,
     walk,
-)
+)  # fmt: skip
 from jgc.method.shards import placed
 from jgc.method.signature import check_like, check_signature
 from jgc.method.states import first_state, of_shard, plan_of
@@ -42,9 +41,9 @@ def compressor_of(design: Design) -> Compressor:
     """
 
     @lru_cache(maxsize=16)
-    def planned(leaves, axes, group_of, nodes):
-        arrays = OrderedDict((path, jax.ShapeDtypeStruct(*form)) for path, *form in leaves)
-        plan = make_plan(design, arrays, axes, group_of)
+    def planned(treedef, forms, axes, group_of, nodes):
+        arrays = [jax.ShapeDtypeStruct(*form) for form in forms]
+        plan = make_plan(design, jax.tree.unflatten(treedef, arrays), axes, group_of)
         key, shards = jax.eval_shape(lambda: jax.random.key(0)), range(len(plan.axes))
         made = [jax.eval_shape(partial(of_shard, plan, i, nodes), key) for i in shards]
         return plan, joined_shards(made, axes, group_of) if plan.by_shards else made[0]
@@ -55,22 +54,26 @@ def compressor_of(design: Design) -> Compressor:
         plan = plan_of(design, params, nodes)
         if plan.by_shards:
             return placed(partial(first_state, plan, key, nodes), nodes)
-        planned(leaf_forms(params), None, (), nodes)  # now, so that no trace of a step has to
+        leaves, treedef = jax.tree.flatten(params)
+        # now, so that no trace of a step has to
+        planned(treedef, tuple((x.shape, x.dtype) for x in leaves), None, (), nodes)
         return first_state(plan, key, nodes)
 
-    def run(phase, key, grads, state, nodes):
+    def plan_of_step(phase, grads, state, nodes):
         check_phase(design, phase)
-        leaves, axes, group_of = leaf_forms(grads), None, ()
+        leaves, treedef = jax.tree.flatten(grads)
+        axes, group_of = None, ()
         if isinstance(getattr(state, "shared", None), ByShards):
             axes, group_of = state.shared.axes, state.shared.group_of
             if len(group_of) != len(leaves):
                 raise ValueError(
-                    f"the gradients have {len(leaves)} leaves ({', '.join(x[0] for x in leaves)}), "
+                    f"the gradients have {len(leaves)} leaves ({', '.join(leaf_paths(grads))}), "
                     f"and the parameters had {len(group_of)} at init"
                 )
-        plan, made = planned(leaves, axes, group_of, nodes)
+        forms = tuple((x.shape, x.dtype) for x in leaves)
+        plan, made = planned(treedef, forms, axes, group_of, nodes)
         check_states(plan, made, state)
-        return aggregate(plan, phase, key, grads, state, nodes)
+        return plan
 
     def transition(old, new, state, nodes):
         check_phase(design, old)
@@ -89,14 +92,15 @@ def compressor_of(design: Design) -> Compressor:
         return logical(compressor, phase, shapes, nodes)._replace(physical=physical)
 
     compressor = Compressor(
-        init, run, transition, wire, design.schedule, design.owns_momentum, design.next_phase, design
-    )
+        init, partial(aggregate, plan_of_step), transition, wire, design.schedule,
+        design.owns_momentum, design.next_phase, design,
+    )  # fmt: skip
     return compressor
 
 
 def check_phase(design: Design, phase: Any) -> None:
-    """Raise TypeError for a `Phase` where its value should be, ValueError for one that is not of the
-    schedule."""
+    """Raise TypeError for a `Phase` where its value should be, ValueError for one that is not of
+    the schedule."""
     if isinstance(phase, Phase):
         raise TypeError(
             f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}"
@@ -106,12 +110,6 @@ def check_phase(design: Design, phase: Any) -> None:
         phases_of(design, phase)  # raises
     elif phase not in values:
         raise ValueError(f"phase must be one of {', '.join(map(repr, values))}, got {phase!r}")
-
-
-def leaf_forms(tree: PyTree) -> tuple[tuple[str, tuple[int, ...], Any], ...]:
-    """Path, shape and dtype of every leaf."""
-    leaves = zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)
-    return tuple((path, x.shape, x.dtype) for path, x in leaves)
 
 
 def check_states(plan: Plan, made: State, state: State) -> None:
@@ -128,9 +126,11 @@ def check_states(plan: Plan, made: State, state: State) -> None:
             return  # nothing to explain
     for like, shard in zip(shard_states(made), shard_states(state), strict=True):
         check_like(like, shard)
-    for group, own in zip(plan.groups, plan.states(state), strict=True):
-        if group.signature != own.local.signature:
-            check_signature(group.signature, own.local.signature)
+    shards = shard_states(state)
+    for group in plan.groups:
+        at_init = part_of(shards[group.shard], group.path).local.signature
+        if group.signature != at_init:
+            check_signature(group.signature, at_init)
 
 
 def changed(design: Design, old: Any, new: Any, state: State, nodes: Nodes) -> State:

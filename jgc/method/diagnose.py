@@ -1,4 +1,5 @@
-"""Compare an aggregate with the true mean over the nodes, and show residuals. Never part of a step."""
+"""Compare an aggregate with the true mean over the nodes, and show residuals. Never part of a
+step."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from jgc.layout.by_layer import joined
 from jgc.layout.pack import leaf_paths, pack
 from jgc.layout.vector import as_vector
 from jgc.method.ages import ages
-from jgc.method.aggregate import FORMS, Job, check_step, exchanged, jobs_of, means_inside, method_step, run
+from jgc.method.aggregate import FORMS, Job, check_step, jobs_of, means_inside, method_step, run
 from jgc.method.compressor import check_phase
+from jgc.method.exchange import encoded, steps_of
 from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
 from jgc.method.plan import Plan, layers_of_leaf, make_plan
@@ -39,7 +41,9 @@ def relative_error(got: Array, true: Array) -> Array:
     return jnp.where(norm > 0, jnp.linalg.norm(got - true) / jnp.where(norm > 0, norm, 1), 0.0)
 
 
-def compare(got: Array, v: Array, g: Array, nodes: Nodes, everything: bool = False) -> dict[str, Array]:
+def compare(
+    got: Array, v: Array, g: Array, nodes: Nodes, everything: bool = False
+) -> dict[str, Array]:
     """The diagnostics that every method has.
 
     Args:
@@ -50,8 +54,9 @@ def compare(got: Array, v: Array, g: Array, nodes: Nodes, everything: bool = Fal
       everything: whether a code of all values was sent, so that a zero in `got` is a decoded value.
 
     Returns:
-      All f32[]. `reconstruction_cosine` and `relative_error` compare `got` with the mean of v over nodes; without
-      `everything`, only where `got` is not zero. `true_cosine` compares `got` with the whole mean of g.
+      All f32[]. `reconstruction_cosine` and `relative_error` compare `got` with the mean of v over
+      nodes; without `everything`, only where `got` is not zero. `true_cosine` compares `got` with
+      the whole mean of g.
     """
     mean = comm.pmean(v, nodes, "diagnose")
     true = mean if everything else jnp.where(got != 0, mean, 0.0)
@@ -67,17 +72,20 @@ def diagnose(
 ) -> dict[str, Array]:
     """Compare the aggregate of a step with the true mean over the nodes.
 
-    Call it inside the node axis. It runs a step and sends whole gradients, so `aggregate` never calls it.
+    Call it inside the node axis. It runs a step and sends whole gradients, so `aggregate` never
+    calls it.
 
     Args:
       compressor: any of `jgc.compress`.
       phase, key, grads, state, nodes: see `Aggregate`.
 
     Returns:
-      f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of v, gradient plus residual;
-      `true_cosine` against the mean of the gradients. Also the method's diagnostics, of sparse methods `positions`,
-      i32[mu]. Of a combination, those of the default's leaves, but `true_cosine` of all leaves. Where devices of a node
-      divide the gradients: the mean over these devices, for their shards in the largest group of leaves.
+      f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of v,
+      gradient plus residual; `true_cosine` against the mean of the gradients. Also the method's
+      diagnostics, of sparse methods `positions`, i32[mu]. Of a combination, those of the default's
+      leaves, but `true_cosine` of all leaves. Where devices of a node
+      divide the gradients: the mean over these devices, for their shards in the largest group of
+        leaves.
 
     Raises:
       TypeError: something else in place of a compressor, or a `Phase` in place of its value.
@@ -90,7 +98,9 @@ def diagnose(
     if isinstance(state.shared, ByShards):
         axes, group_of = state.shared.axes, state.shared.group_of
     plan = make_plan(design, grads, axes, group_of or ())
-    leaves = means_inside(plan, jax.tree.leaves(grads), nodes) if nodes.fast else jax.tree.leaves(grads)
+    leaves = (
+        means_inside(plan, jax.tree.leaves(grads), nodes) if nodes.fast else jax.tree.leaves(grads)
+    )
     if design.clip_norm:
         leaves = clip_local(leaves, design.clip_norm, nodes)
     jobs = jobs_of(plan, phase, key, leaves, state)
@@ -115,16 +125,25 @@ def figures(jobs: Sequence[Job], nodes: Nodes) -> dict[str, Array]:
     method, layers = group.method, packing.layers
     kept, complete = state.local.memory, phase == DENSE
     v, kept = FORMS[method.form].compensated(method.memory, kept, grads, packing, complete, False)
-    step = method_step(job, v, nodes) if method.stages is None else exchanged([job], [v], nodes)[0]
+    if method.stages is None:
+        step = method_step(job, v, nodes)
+    else:
+        codec, exchange = method.stages[phase]
+        items = [encoded(codec, key, v, layers, nodes)]
+        (step,) = steps_of(items, exchange.run(items, nodes))
     check_step(step, v, packing.size, state)
     g = pack(grads, packing)
     if method.form == "layers":
         v, mean = joined(v), joined(step.mean)
     else:
         v, mean = v[: packing.size], as_vector(step.mean, layers)
-    out = compare(mean, v, g, nodes, everything=not isinstance(step.sent, Sparse)) | ages(kept, packing, nodes)
+    out = compare(mean, v, g, nodes, everything=not isinstance(step.sent, Sparse)) | ages(
+        kept, packing, nodes
+    )
     sent = () if phase == DENSE else method.messages(phase, layers, nodes)
-    size = max((m.bytes for m in sent if (m.direction, m.field) == ("up", "positions")), default=0.0)
+    size = max(
+        (m.bytes for m in sent if (m.direction, m.field) == ("up", "positions")), default=0.0
+    )
     if isinstance(step.sent, Sparse) and size:
         out["position_bytes"] = jnp.float32(size)
         out["positions"] = comm.broadcast(step.sent.positions, jnp.int32(0), nodes, "diagnose")
@@ -132,7 +151,11 @@ def figures(jobs: Sequence[Job], nodes: Nodes) -> dict[str, Array]:
     out |= method.figures(phase, key, v, g, step, state, layers, nodes)
     if len(jobs) > 1:
         results = run(jobs, nodes, jnp.bool_(False))
-        got = [x for job, result in zip(jobs, results, strict=True) for x in floats(job.grads, result.leaves)]
+        got = [
+            x
+            for job, result in zip(jobs, results, strict=True)
+            for x in floats(job.grads, result.leaves)
+        ]
         true = [x for job in jobs for x in floats(job.grads, job.grads.values())]
         mean = comm.pmean(joined(true), nodes, "diagnose")
         out["true_cosine"] = cosine(joined(got), mean)
@@ -151,10 +174,12 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
     Args:
       compressor: any of `jgc.compress`.
       local: `state.local` of one node, without the node axis.
-      shapes: a tree like the parameters; the parameters themselves where devices of a node divide them.
+      shapes: a tree like the parameters; the parameters themselves where devices of a node divide
+        them.
 
     Returns:
-      The residual by parameter path, with the parameter's shape and dtype. Parameters without one are left out.
+      The residual by parameter path, with the parameter's shape and dtype. Parameters without one
+      are left out.
 
     Raises:
       TypeError: something else in place of a compressor.
@@ -166,11 +191,18 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
         plan = make_plan(compressor.method, shapes)
         check_of_one_node(plan, 0, local)
         return by_path(residuals(plan, 0, local), paths, leaves)
-    divided = {path: x.sharding for path, x in zip(paths, leaves, strict=True) if tuple(sharding_spec(x))}
+    divided = {
+        path: x.sharding for path, x in zip(paths, leaves, strict=True) if tuple(sharding_spec(x))
+    }
     if any(local.axes) and not divided:
-        raise ValueError("the state is of shards: give the parameters themselves, whose shardings say how they divide")
+        raise ValueError(
+            "the state is of shards: give the parameters themselves, whose shardings say how they "
+            "divide"
+        )
     of_device = [
-        jax.ShapeDtypeStruct(divided[path].shard_shape(x.shape) if path in divided else x.shape, x.dtype)
+        jax.ShapeDtypeStruct(
+            divided[path].shard_shape(x.shape) if path in divided else x.shape, x.dtype
+        )
         for path, x in zip(paths, leaves, strict=True)
     ]
     tree = jax.tree.unflatten(jax.tree.structure(shapes), of_device)
@@ -182,19 +214,24 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
             found |= by_path(residuals(plan, i, part), paths, of_device)
             continue
         size = math.prod(next(iter(divided.values())).mesh.shape[axis] for axis in axes)
-        of_shard = jax.vmap(lambda part, i=i: by_path(residuals(plan, i, part), paths, of_device), axis_size=size)
+        of_shard = jax.vmap(
+            lambda part, i=i: by_path(residuals(plan, i, part), paths, of_device), axis_size=size
+        )
         for path, x in of_shard(part).items():
             found[path] = whole(x, divided[path].spec, axes, divided[path].mesh.shape)
     return found
 
 
 def check_of_one_node(plan: Plan, shard: int, local: PyTree, devices: int = 0) -> None:
-    """Raise ValueError for a state with the node axis; `devices` is the number of axes in front of a node's."""
+    """Raise ValueError for a state with the node axis; `devices` is the number of axes in front of
+    a node's."""
     nodes = Nodes(1, 1)
     with_axis = jax.eval_shape(partial(of_shard, plan, shard, nodes), jax.random.key(0)).local
     pairs = zip(jax.tree.leaves(local), jax.tree.leaves(with_axis), strict=False)
     if any(x.ndim - devices >= made.ndim for x, made in pairs):
-        raise ValueError("local has the node axis: give one node's, jax.tree.map(lambda x: x[i], state.local)")
+        raise ValueError(
+            "local has the node axis: give one node's, jax.tree.map(lambda x: x[i], state.local)"
+        )
 
 
 def residuals(plan: Plan, shard: int, local: PyTree) -> dict[int, dict[tuple[int, ...], Array]]:
@@ -214,8 +251,11 @@ def residuals(plan: Plan, shard: int, local: PyTree) -> dict[int, dict[tuple[int
     return out
 
 
-def by_path(found: dict[int, dict[tuple[int, ...], Array]], paths: Sequence[str], leaves: Sequence[Any]) -> dict:
-    """Whole leaves by path. A layer without a residual gets zeros where other layers of its leaf have one."""
+def by_path(
+    found: dict[int, dict[tuple[int, ...], Array]], paths: Sequence[str], leaves: Sequence[Any]
+) -> dict:
+    """Whole leaves by path. A layer without a residual gets zeros where other layers of its leaf
+    have one."""
     out = {}
     for leaf, parts in sorted(found.items()):
         x = leaves[leaf]

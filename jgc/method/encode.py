@@ -18,13 +18,13 @@ from jgc.backend import plain_operations
 from jgc.checks.misuse import check_compressor
 from jgc.comm.words import from_words, to_words
 from jgc.layout import vector
+from jgc.layout.devices import as_flat, cut, filled
+from jgc.layout.leaves import unusable
 from jgc.layout.pack import unpack
-from jgc.layout.residual import stored
-from jgc.layout.tiles import as_flat, cut, filled
+from jgc.layout.vector import stored
 from jgc.method.aggregate import jobs_of
-from jgc.method.codec import Codec, Exchange, Payload, vector_of
 from jgc.method.compressor import check_phase
-from jgc.method.guard import unusable
+from jgc.method.exchange import Codec, Exchange, Payload, vector_of
 from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
 from jgc.method.plan import Plan, make_plan, phases_of
@@ -34,7 +34,13 @@ from jgc.types import Array, Compressor, Key, Nodes, PyTree, State
 
 
 def encode(
-    compressor: Compressor, phase: Any, key: Key, grads: PyTree, state: State, node: int | Array, count: int
+    compressor: Compressor,
+    phase: Any,
+    key: Key,
+    grads: PyTree,
+    state: State,
+    node: int | Array,
+    count: int,
 ) -> tuple[Array, State, Array]:
     """This node's message, and its state once the message counts as sent. Communicates with nobody.
 
@@ -63,7 +69,8 @@ def encode(
       >>> state = topk.init(jax.random.key(0), params, jgc.make_nodes(1))
       >>> state = jgc.State(state.shared, jax.tree.map(lambda x: x[0], state.local))
       >>> grads = {"w": jnp.arange(100.0)}
-      >>> message, state, usable = encode(topk, "top-k", jax.random.key(1), grads, state, node=0, count=1)
+      >>> message, state, usable = encode(topk, "top-k", jax.random.key(1), grads, state, node=0,
+      ...     count=1)
       >>> decode(topk, "top-k", [message], params)["w"][-4:]
       Array([ 0.,  0., 98., 99.], dtype=float32)
     """
@@ -95,8 +102,11 @@ def encode(
     return message, plan.state(after), ~skip
 
 
-def decode(compressor: Compressor, phase: Any, messages: Sequence[Array] | Array, shapes: PyTree) -> PyTree:
-    """The mean of the nodes' decoded messages, a tree like the parameters. Communicates with nobody.
+def decode(
+    compressor: Compressor, phase: Any, messages: Sequence[Array] | Array, shapes: PyTree
+) -> PyTree:
+    """The mean of the nodes' decoded messages, a tree like the parameters. Communicates with
+    nobody.
 
     Equal messages in equal order give equal bits, on devices of one kind.
 
@@ -115,8 +125,8 @@ def decode(compressor: Compressor, phase: Any, messages: Sequence[Array] | Array
     words = jnp.stack([jnp.asarray(x) for x in messages])
     if words.shape[1:] != (_length(like),) or words.dtype != jnp.uint32:
         raise ValueError(
-            f"messages must be u32[{_length(like)}], got {words.dtype}{list(words.shape[1:])}: were they encoded "
-            "by the same compressor, in the same phase, for the same parameters?"
+            f"messages must be u32[{_length(like)}], got {words.dtype}{list(words.shape[1:])}: "
+            "were they encoded by the same compressor, in the same phase, for the same parameters?"
         )
     with plain_operations():
         payloads = jax.vmap(lambda row: from_words(row, like))(words)
@@ -130,7 +140,13 @@ def decode(compressor: Compressor, phase: Any, messages: Sequence[Array] | Array
 
 
 def unsend(
-    compressor: Compressor, phase: Any, key: Key, message: Array, state: State, shapes: PyTree, node: int | Array
+    compressor: Compressor,
+    phase: Any,
+    key: Key,
+    message: Array,
+    state: State,
+    shapes: PyTree,
+    node: int | Array,
 ) -> State:
     """The state of a node whose message was not counted: what it sent is in its residual again.
 
@@ -144,7 +160,8 @@ def unsend(
       shapes: a tree like the parameters.
 
     Raises:
-      ValueError: the memory sends all that it has in this phase, and cannot take it back; see `encode`.
+      ValueError: the memory sends all that it has in this phase, and cannot take it back; see
+        `encode`.
     """
     plan, stages = _stages(compressor, phase, shapes, state)
     with plain_operations():
@@ -157,12 +174,21 @@ def unsend(
         residual = memory.residual(before)
         if residual is not None:
             sent = codec.decode(_of_group(i, payloads), packing.layers)
-            minus = sent._replace(values=-sent.values) if isinstance(sent, Sparse) else filled(-sent, residual.size)
+            minus = (
+                sent._replace(values=-sent.values)
+                if isinstance(sent, Sparse)
+                else filled(-sent, residual.size)
+            )
             new = memory.update(before, residual.astype(jnp.float32), minus, job.phase == DENSE)
             if new is before:
-                raise ValueError(f"the memory takes nothing back in the phase {phase!r}, which sends all that it has")
+                raise ValueError(
+                    f"the memory takes nothing back in the phase {phase!r}, which sends all that "
+                    "it has"
+                )
             new = stored(jax.random.fold_in(group_key, node), new, before)
-            local = local._replace(memory=jax.tree.map(lambda x, a: x.reshape(a.shape), new, local.memory))
+            local = local._replace(
+                memory=jax.tree.map(lambda x, a: x.reshape(a.shape), new, local.memory)
+            )
         after.append(State(shared, local))
     return plan.state(after)
 
@@ -175,15 +201,18 @@ def _stages(
     design = compressor.method
     check_phase(design, phase)
     if state is not None and isinstance(state.shared, ByShards):
-        raise ValueError("the state is of shards: messages of parameters that devices of a node divide are not values")
+        raise ValueError(
+            "the state is of shards: messages of parameters that devices of a node divide are not "
+            "values"
+        )
     plan = make_plan(design, tree)
     stages: list[tuple[Codec, Exchange]] = []
     for group, value in zip(plan.groups, phases_of(design, phase), strict=True):
         name, stage = group.method.schedule[-1].name, (group.method.stages or {}).get(value)
         if stage is None or stage[0].agree is not None:
             raise ValueError(
-                f"the method {name!r} communicates before its messages are complete, so they are not values: use one "
-                "that sends in one go, such as topk, qsgd or onebit"
+                f"the method {name!r} communicates before its messages are complete, so they are "
+                "not values: use one that sends in one go, such as topk, qsgd or onebit"
             )
         stages.append(stage)
     return plan, stages
@@ -195,7 +224,9 @@ def _payloads(plan: Plan, stages: Sequence[tuple[Codec, Exchange]]) -> dict[str,
     fields: dict[str, Any] = {}
     for i, (group, (codec, _)) in enumerate(zip(plan.groups, stages, strict=True)):
         layers = group.packing.layers
-        shapes = jax.eval_shape(lambda key, v, c=codec, of=layers: c.encode(key, v, of), key, vector_of(layers))
+        shapes = jax.eval_shape(
+            lambda key, v, c=codec, of=layers: c.encode(key, v, of), key, vector_of(layers)
+        )
         fields |= _numbered(i, shapes)
     return fields
 

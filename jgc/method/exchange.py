@@ -1,17 +1,150 @@
-"""How payloads travel between nodes: all-reduce, ring, gather, parameter server, and not at all."""
+"""Codecs and exchanges: the payload of a step, and how payloads travel. `compose` joins them.
 
-from collections.abc import Callable, Sequence
+A codec turns v f32[n] into a payload, a dict of arrays named by their field ("values",
+"positions", ...). An exchange turns the payloads of all nodes into the mean of the decoded vectors:
+by an all-reduce, a ring, a gather, a parameter server, or not at all.
+"""
 
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.layout.devices import cut, decodes_tiles
 from jgc.layout.pack import Layers, values_of
-from jgc.layout.tiles import decodes_tiles
-from jgc.method.codec import Codec, Exchange, Item, Payload
-from jgc.method.messages import both_ways, to_all
-from jgc.selection.entries import SparseSum
+from jgc.method.messages import Sizes, both_ways, sizes_of, to_all
+from jgc.method.step import Step
+from jgc.selection.entries import Sparse, SparseSum
 from jgc.selection.selector import Selector
-from jgc.types import Array, Nodes
+from jgc.types import Array, Key, Message, Nodes
+
+AGREED = "agreed scales"  # the payload field of `Codec.agree`
+
+Payload = dict[str, Array]
+
+
+class Tiled(NamedTuple):
+    """How a TPU takes the mean of payloads whose largest field is words of whole tiles.
+
+    Attributes:
+      field: the name of that field.
+      fits: `(number of words, layers) -> bool`.
+      mean: `(words u32[K, tiles, 8, 128], other fields with a leading axis [K], layers) -> f32[n]`.
+    """
+
+    field: str
+    fits: Callable[[int, Layers], bool]
+    mean: Callable[[Array, Payload, Layers], Array]
+
+
+class Codec(NamedTuple):
+    """How a node encodes a vector v f32[n] with static layers.
+
+    Attributes:
+      name: for error messages.
+      linear: whether the mean of payloads is the payload of the mean.
+      encode: `(key, v, layers) -> payload`; `key` is this node's own.
+      decode: `(payload, layers) -> f32[n] or Sparse`.
+      mean: `(payloads with a leading axis [K], layers) -> f32[n] or SparseSum`, the mean of the
+        decoded payloads, for exchanges that gather.
+      elements: `layers -> int`, how many values a payload encodes.
+      encode_with_sent: `encode`, but it returns the payload and what that decodes to, where both
+        are at hand; None if `decode` has to be called. v may have zeros at its end.
+      tiled: None, or how a TPU takes the mean of payloads whose words are whole tiles.
+      agree: `(v, layers) -> f32[m]` or None. Before encoding, an all-reduce takes its elementwise
+        maximum over nodes; `encode` gets the result as its last argument (TernGrad's shared
+        scales).
+    """
+
+    name: str
+    linear: bool
+    encode: Callable[..., Payload]
+    decode: Callable[[Payload, Layers], Array | Sparse]
+    mean: Callable[[Payload, Layers], Array | SparseSum]
+    elements: Callable[[Layers], int]
+    agree: Callable[[Array, Layers], Array] | None = None
+    encode_with_sent: Callable[..., tuple[Payload, Array | Sparse]] | None = None
+    tiled: Tiled | None = None
+
+
+class Item(NamedTuple):
+    """The payload of one group of leaves, with the codec to decode it, and what it decodes to."""
+
+    codec: Codec
+    layers: Layers
+    payload: Payload
+    sent: Array | Sparse
+
+
+class Exchange(NamedTuple):
+    """How payloads travel.
+
+    Attributes:
+      name: groups whose exchanges have the same name can share one collective.
+      needs_linear: whether it adds payloads up before it decodes them.
+      run: `(items, nodes) -> [f32[n] or SparseSum per item]`, the mean over nodes, equal on all of
+        them.
+      messages: `(bytes of one node's payload by field, nodes) -> logical messages`.
+      mean: `(codec, payloads with a leading axis [K], layers) -> f32[n] or SparseSum`: what `run`
+        returns for an item, of payloads that were gathered by other means (`jgc.decode`).
+    """
+
+    name: str
+    needs_linear: bool
+    run: Callable[[Sequence[Item], Nodes], list[Array | SparseSum]]
+    messages: Callable[[Sizes, Nodes], tuple[Message, ...]]
+    mean: Callable[[Codec, Payload, Layers], Array | SparseSum] = lambda codec, payloads, layers: (
+        codec.mean(payloads, layers)
+    )
+
+
+Stages = dict[Hashable, tuple[Codec, Exchange]]
+
+
+def encoded(codec: Codec, key: Key, v: Array, layers: Layers, nodes: Nodes) -> Item:
+    """Encode v f32[n], or with zeros at its end. A codec with `agree` communicates here."""
+    key = comm.node_key(key, nodes)
+    if codec.encode_with_sent is not None:
+        return Item(codec, layers, *codec.encode_with_sent(key, v, layers))
+    v = cut(v, values_of(layers))
+    payload = _encode(codec, key, v, layers, lambda x: comm.pmax(x, nodes, AGREED))
+    return Item(codec, layers, payload, codec.decode(payload, layers))
+
+
+def steps_of(items: Sequence[Item], means: Sequence[Array | SparseSum]) -> list[Step]:
+    """The steps of groups that share an exchange: `means` is its result for their items."""
+    return [
+        Step(mean, item.sent, elements=item.codec.elements(item.layers))
+        for item, mean in zip(items, means, strict=True)
+    ]
+
+
+def _encode(
+    codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[Array], Array]
+) -> Payload:
+    """The codec's payload. `agree` turns this node's proposal into the value that all nodes use."""
+    agreed = () if codec.agree is None else (agree(codec.agree(v, layers)),)
+    return codec.encode(key, v, layers, *agreed)
+
+
+def payload_sizes(codec: Codec, layers: Layers) -> Sizes:
+    """Bytes of a payload by field."""
+    payload = jax.eval_shape(
+        lambda key, v: _encode(codec, key, v, layers, lambda own: own),
+        jax.random.key(0),
+        vector_of(layers),
+    )
+    return sizes_of(payload)
+
+
+def vector_of(layers: Layers) -> jax.ShapeDtypeStruct:
+    """The shape of v f32[n]."""
+    return jax.ShapeDtypeStruct((values_of(layers),), jnp.float32)
+
+
+# --- exchanges ------------------------------------------------------------------------------------
 
 
 def broadcast_top_positions(
@@ -26,7 +159,8 @@ def broadcast_top_positions(
       layers: ranges of v.
       selector: chooses mu positions, and codes them.
       nodes: the layout.
-      side_information: `values -> payload`, called with this node's values f32[mu] at its own positions.
+      side_information: `values -> payload`, called with this node's values f32[mu] at its own
+        positions.
 
     Returns:
       The leader's positions, i32[mu], and its side information.
@@ -42,7 +176,8 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
     """Add payloads up and decode the mean; linear codes only.
 
     Args:
-      algorithm: "psum" (whatever XLA and its network library choose) or "ring" (explicit, by `ppermute`).
+      algorithm: "psum" (whatever XLA and its network library choose) or "ring" (explicit, by
+        `ppermute`).
 
     Raises:
       ValueError: another algorithm.
@@ -66,9 +201,13 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
 
     def mean(codec: Codec, payloads: Payload, layers: Layers) -> Array | SparseSum:
         count = len(next(iter(payloads.values())))
-        return jnp.asarray(codec.decode({field: x.sum(axis=0) / count for field, x in payloads.items()}, layers))
+        return jnp.asarray(
+            codec.decode({field: x.sum(axis=0) / count for field, x in payloads.items()}, layers)
+        )
 
-    return Exchange(f"all-reduce by {algorithm}", True, run, lambda sizes, nodes: both_ways(sizes), mean)
+    return Exchange(
+        f"all-reduce by {algorithm}", True, run, lambda sizes, nodes: both_ways(sizes), mean
+    )
 
 
 def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
@@ -78,7 +217,8 @@ def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
     for i, (codec, layers, payload, _) in enumerate(items):
         tiled = codec.tiled
         if tiled is not None and decodes_tiles(tiled, payload[tiled.field].size, layers):
-            # Words that travel as tiles are decoded where they lie, so they have a collective by themselves.
+            # Words that travel as tiles are decoded where they lie, so they have a collective by
+            # themselves.
             words = comm.all_gather(payload[tiled.field].reshape(-1, 8, 128), nodes, tiled.field)
             rest = {field: x for field, x in payload.items() if field != tiled.field}
             means[i] = tiled.mean(words, comm.all_gather_dict(rest, nodes) if rest else {}, layers)
@@ -89,7 +229,9 @@ def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
         everyone = comm.all_gather_dict(joined, nodes, fields)
         for i, (codec, layers, payload, _) in enumerate(items):
             if i not in means:
-                means[i] = codec.mean({field: everyone[f"{i:03d} {field}"] for field in payload}, layers)
+                means[i] = codec.mean(
+                    {field: everyone[f"{i:03d} {field}"] for field in payload}, layers
+                )
     return [means[i] for i in range(len(items))]
 
 
@@ -99,10 +241,11 @@ def gather() -> Exchange:
 
 
 def server() -> Exchange:
-    """A parameter server decodes all payloads and sends the mean back; for codes whose mean is dense.
+    """A parameter server decodes all payloads and sends the mean back; for codes whose mean is
+    dense.
 
-    There is no server process: every device gathers the uplink and computes the mean. The logical downlink has the size
-    of a payload.
+    There is no server process: every device gathers the uplink and computes the mean. The logical
+    downlink has the size of a payload.
     """
     return Exchange("parameter server", False, _gathered, lambda sizes, nodes: both_ways(sizes))
 

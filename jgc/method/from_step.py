@@ -1,13 +1,15 @@
-"""The way to make a method: a step on one node's vector, and the messages that it sends, become a `Compressor`.
+"""The way to make a method: a step on one node's vector, and the messages that it sends, become a
+`Compressor`.
 
     def step(phase, key, v, state, layers, nodes):
         mean = comm.pmean(v, nodes, "values")
         return Step(mean, sent=v, elements=v.size)
 
-    compressor = from_step(step, memory=error_feedback(), schedule=phases.single("mine"), messages=...)
+    compressor = from_step(step, memory=error_feedback(), schedule=phases.single("mine"),
+messages=...)
 
-The skeleton (`jgc.method.aggregate`) owns everything else: packing, memory, the skipped step, `Info`, the residual by
-parameter, the default diagnostics and the physical bytes.
+The skeleton (`jgc.method.aggregate`) owns everything else: packing, memory, the skipped step,
+`Info`, the residual by parameter, the default diagnostics and the physical bytes.
 """
 
 from collections.abc import Callable, Hashable
@@ -26,7 +28,9 @@ __all__ = ["Layers", "Step", "as_vector", "dense_step", "from_step"]
 
 def dense_step(v: Array, state: State, nodes: Nodes, algorithm: str = "psum") -> Step:
     """The step of an uncompressed phase: the exact mean. The method's own state does not change."""
-    return Step(comm.mean_by(algorithm)(v, nodes, "dense"), v, state.shared, state.local.own, v.size)
+    return Step(
+        comm.mean_by(algorithm)(v, nodes, "dense"), v, state.shared, state.local.own, v.size
+    )
 
 
 def from_step(
@@ -49,7 +53,8 @@ def from_step(
     """Make a compressor of a step.
 
     Args:
-      step: one step on one node. In the phase with value "dense" it must send all of v (`dense_step`).
+      step: one step on one node. In the phase with value "dense" it must send all of v
+        (`dense_step`).
       memory: the memory of each node.
       schedule: the phases.
       messages: logical messages of a step, for every phase except "dense".
@@ -57,18 +62,23 @@ def from_step(
       sent_once: messages on entering a phase.
       transition: converts the state between two phases.
       next_phase: see `Compressor`.
-      figures: the method's diagnostics; they extend the default ones, or replace those of the same name.
-      clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no clipping.
+      figures: the method's diagnostics; they extend the default ones, or replace those of the same
+        name.
+      clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no
+        clipping.
       stages: codec and exchange of every phase value, with `step=None`; only `compose` gives them.
-      takes_filled: whether v may have zeros behind its n values, as on TPU (`jgc.layout.tiles`), where a copy may be
-        needed to cut them off. `mean` has n values all the same, and so has `sent` unless it is Sparse.
-      form: how the step takes v: "joined", as f32[n], or "layers", as a list of an array for each layer in its
-        parameter's shape, biases and norms as one vector; `mean` and `sent` are then such lists, too.
+      takes_filled: whether v may have zeros behind its n values, as on TPU (`jgc.layout.devices`),
+        where a copy may be needed to cut them off. `mean` has n values all the same, and so has
+        `sent` unless it is Sparse.
+      form: how the step takes v: "joined", as f32[n], or "layers", as a list of an array for each
+        layer in its parameter's shape, biases and norms as one vector; `mean` and `sent` are then
+        such lists, too.
       check: raises ValueError for parameters, arrays by path, that the method does not fit.
 
     Raises:
       TypeError: something else in place of the memory or of the phases; in a step, of its `Step`.
-      ValueError: a negative `clip_norm`; in a step, a mean, what is sent or a state of another shape.
+      ValueError: a negative `clip_norm`; in a step, a mean, what is sent or a state of another
+        shape.
 
     Example:
       >>> from jgc import comm
@@ -77,7 +87,7 @@ def from_step(
       >>> from jgc.method.messages import both_ways
       >>> from jgc.method.phases import single
       >>> def step(phase, key, v, state, layers, nodes):
-      ...     sent = comm.rounded(v, jnp.bfloat16)  # v.astype(bfloat16) and back is removed by XLA for GPU
+      ...     sent = comm.rounded(v, jnp.bfloat16)  # v.astype(bfloat16) would be undone
       ...     return Step(comm.pmean(sent, nodes, "values"), sent, elements=v.size)
       >>> rounded = from_step(step, memory=error_feedback(), schedule=single("rounded"),
       ...     messages=lambda phase, layers, nodes: both_ways({"values": 4.0 * values_of(layers)}))
@@ -85,14 +95,25 @@ def from_step(
       'rounded'
     """
     if not isinstance(memory, Memory):
-        raise TypeError(f"memory must be a jgc.method.memory.Memory, e.g. error_feedback(), got {memory!r}")
-    if not (isinstance(schedule, tuple) and schedule and all(isinstance(phase, Phase) for phase in schedule)):
-        raise TypeError(f"schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got {schedule!r}")
+        raise TypeError(
+            f"memory must be a jgc.method.memory.Memory, e.g. error_feedback(), got {memory!r}"
+        )
+    if not (
+        isinstance(schedule, tuple)
+        and schedule
+        and all(isinstance(phase, Phase) for phase in schedule)
+    ):
+        raise TypeError(
+            f"schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got {schedule!r}"
+        )
     if not 0 <= clip_norm < float("inf"):
-        raise ValueError(f"clip_norm must be finite and at least 0 (0 for no clipping), got {clip_norm}")
+        raise ValueError(
+            f"clip_norm must be finite and at least 0 (0 for no clipping), got {clip_norm}"
+        )
     return compressor_of(
         Method(
-            step, stages, memory, messages, schedule, init, sent_once, transition, next_phase, figures, clip_norm, form,
+            step, stages, memory, messages, schedule, init, sent_once, transition, next_phase,
+            figures, clip_norm, form,
             takes_filled, check,
         )
     )  # fmt: skip

@@ -3,7 +3,7 @@
 A memory is a few pure functions. Every step calls them in this order; none communicates:
 
     local = accumulated(memory, local, g, ...)     add the gradient g f32[n] to the state
-    v, local = compensate(local, g, complete)      v f32[n]: gradient plus residual, the vector to send
+    v, local = compensate(local, g, complete)      v f32[n]: gradient plus residual
     local = update(local, v, sent, complete)       the residual becomes v - sent
     local = stored(key, local, before)             in the dtypes in which the state is kept
 
@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.residual import Memory, accumulated, has_residual, stored, subtract
-from jgc.layout.squares import squared_norm
+from jgc.layout.leaves import squared_norm
+from jgc.layout.vector import Memory, accumulated, has_residual, stored, subtract
 from jgc.selection.entries import Sparse, cleared
 from jgc.types import Array, Nodes, PyTree
 
 __all__ = [
-    "Memory", "accumulated", "clip_local", "error_feedback", "has_residual", "make_memory", "momentum_at_once",
+    "Memory", "accumulated", "clip_local", "error_feedback", "has_residual", "make_memory",
+        "momentum_at_once",
     "momentum_correction", "momentum_only", "no_memory", "stored", "subtract",
 ]  # fmt: skip
 
@@ -30,7 +31,8 @@ RESIDUAL_DTYPES = ("float32", "bfloat16")
 
 
 class Corrected(NamedTuple):
-    """Local state of momentum correction: velocity u and residual r, each [n], between steps in the memory's dtype."""
+    """Local state of momentum correction: velocity u and residual r, each [n], between steps in the
+    memory's dtype."""
 
     velocity: Array
     residual: Array
@@ -75,10 +77,13 @@ def error_feedback(dtype: jax.typing.DTypeLike = jnp.float32, decay: float = 1.0
     )
 
 
-def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typing.DTypeLike = jnp.float32) -> Memory:
+def momentum_correction(
+    momentum: float, masking: bool = False, dtype: jax.typing.DTypeLike = jnp.float32
+) -> Memory:
     """Each node accumulates momentum before it sends: u = m u + g, v = r + u, then r = v - sent.
 
-    With `masking`, the velocity u restarts from zero at the sent positions (momentum factor masking).
+    With `masking`, the velocity u restarts from zero at the sent positions (momentum factor
+    masking).
 
     Source: Lin et al. 2018 (Deep Gradient Compression), Algorithm 4 and Section 3.2.
     """
@@ -93,7 +98,8 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typin
 
     def update(local, v, sent, complete):
         u = local.velocity
-        if masking and isinstance(sent, Sparse):  # a dense `sent` delays nothing: no velocity is stale
+        # a dense `sent` delays nothing: no velocity is stale
+        if masking and isinstance(sent, Sparse):
             u = cleared(u, sent)
         return Corrected(u, subtract(v, sent))
 
@@ -110,7 +116,8 @@ def momentum_correction(momentum: float, masking: bool = False, dtype: jax.typin
 
 
 def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32) -> Memory:
-    """Momentum without a velocity: a gradient's whole momentum series enters the residual r at once.
+    """Momentum without a velocity: a gradient's whole momentum series enters the residual r at
+    once.
 
     The series is g (1 + m + m^2 + ...) = g / (1 - m).
 
@@ -119,12 +126,14 @@ def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32)
 
     A complete phase is ordinary momentum, u = m u + g and v = u, with r = m u / (1 - m).
 
-    The sum of all messages is that of momentum correction. But here no velocity continues in a direction after it was
-    sent. That matters because a value waits for about 1 / alpha steps, much longer than momentum's 1 / (1 - m).
+    The sum of all messages is that of momentum correction. But here no velocity continues in a
+    direction after it was sent. That matters because a value waits for about 1 / alpha steps, much
+    longer than momentum's 1 / (1 - m).
 
-    For a value that does not wait, this is plain SGD with the learning rate divided by 1 - m. On a quadratic it is
-    stable for curvatures below 2 (1 - m) / rate; momentum is stable up to 2 (1 + m) / rate. So send layers that are
-    selected in nearly every step (norms, a small head) uncompressed.
+    For a value that does not wait, this is plain SGD with the learning rate divided by 1 - m. On a
+    quadratic it is stable for curvatures below 2 (1 - m) / rate; momentum is stable up to 2 (1 + m)
+    / rate. So send layers that are selected in nearly every step (norms, a small head)
+    uncompressed.
 
     Source: ours, after Lin et al. 2018, Section 3.2.
     """
@@ -171,19 +180,24 @@ def check_momentum(momentum: float) -> None:
 
 
 def check_residual_dtype(dtype: str) -> None:
-    """Raise ValueError unless dtype is one of `RESIDUAL_DTYPES`: float16 loses small residuals, and large ones."""
+    """Raise ValueError unless dtype is one of `RESIDUAL_DTYPES`: float16 loses small residuals, and
+    large ones."""
     if dtype not in RESIDUAL_DTYPES:
-        raise ValueError(f"residual_dtype must be one of {', '.join(RESIDUAL_DTYPES)}, got {dtype!r}")
+        raise ValueError(
+            f"residual_dtype must be one of {', '.join(RESIDUAL_DTYPES)}, got {dtype!r}"
+        )
 
 
 def make_memory(
-    correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str = "float32",
+    correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str =
+        "float32",
     decay: float = 1.0,
 ) -> Memory:  # fmt: skip
     """The memory for these settings: momentum correction, or error feedback whose residuals decay.
 
     Raises:
-      ValueError: momentum outside [0, 1), decay outside (0, 1], or a dtype that is not in `RESIDUAL_DTYPES`.
+      ValueError: momentum outside [0, 1), decay outside (0, 1], or a dtype that is not in
+        `RESIDUAL_DTYPES`.
     """
     check_momentum(momentum)
     check_residual_dtype(dtype)
@@ -197,7 +211,8 @@ def make_memory(
 def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
     """Clip a node's gradient to the norm max_norm / sqrt(K), before it is accumulated.
 
-    Where devices of a node divide the gradient, the norm is that of all shards; a sum over these devices finds it.
+    Where devices of a node divide the gradient, the norm is that of all shards; a sum over these
+    devices finds it.
 
     Raises:
       ValueError: `max_norm` is not finite and positive.
@@ -206,13 +221,21 @@ def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
     """
     if not 0 < max_norm < float("inf"):
         raise ValueError(f"max_norm must be finite and positive, got {max_norm}")
-    floats = [g.astype(jnp.float32) for g in jax.tree.leaves(grads) if jnp.issubdtype(g.dtype, jnp.inexact)]
+    floats = [
+        g.astype(jnp.float32)
+        for g in jax.tree.leaves(grads)
+        if jnp.issubdtype(g.dtype, jnp.inexact)
+    ]
     by_axes: dict[tuple[str, ...], list[Array]] = {}  # the fast axes that divide the leaves
     for g in floats:
         by_axes.setdefault(comm.fast_axes(g, nodes), []).append(g)
     squares = {axes: squared_norm(leaves) for axes, leaves in by_axes.items()}
-    squared = sum((comm.sum_inside(x, axes, nodes, "clipping") for axes, x in squares.items()), jnp.float32(0))
-    scale = jnp.minimum(1.0, max_norm / jnp.sqrt(nodes.count) / jnp.maximum(jnp.sqrt(squared), 1e-30))
+    squared = sum(
+        (comm.sum_inside(x, axes, nodes, "clipping") for axes, x in squares.items()), jnp.float32(0)
+    )
+    scale = jnp.minimum(
+        1.0, max_norm / jnp.sqrt(nodes.count) / jnp.maximum(jnp.sqrt(squared), 1e-30)
+    )
 
     def scaled(g):
         return comm.narrowed(g * scale, g.dtype) if jnp.issubdtype(g.dtype, jnp.inexact) else g

@@ -26,13 +26,23 @@ def both_ways(up: Sizes, down: Sizes | None = None) -> tuple[Message, ...]:
 
 
 def own_or_dense(
-    own: Callable[[Any, Layers, Nodes], tuple[Message, ...]], phase: Hashable, layers: Layers, nodes: Nodes
+    own: Callable[[Any, Layers, Nodes], tuple[Message, ...]],
+    phase: Hashable,
+    layers: Layers,
+    nodes: Nodes,
 ) -> tuple[Message, ...]:
-    """A method's own messages of a step; those of an all-reduce of all values in the phase with value "dense"."""
-    return both_ways({"dense": 4.0 * values_of(layers)}) if phase == DENSE else own(phase, layers, nodes)
+    """A method's own messages of a step; those of an all-reduce of all values in the phase with
+    value "dense"."""
+    return (
+        both_ways({"dense": 4.0 * values_of(layers)})
+        if phase == DENSE
+        else own(phase, layers, nodes)
+    )
 
 
-def led(leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Sizes) -> tuple[Message, ...]:
+def led(
+    leader_up: Sizes, worker_up: Sizes, leader_down: Sizes, worker_down: Sizes
+) -> tuple[Message, ...]:
     """The messages of a method whose leader sends or receives other fields than the workers."""
     up = messages("leader", "up", leader_up) + messages("worker", "up", worker_up)
     return up + messages("leader", "down", leader_down) + messages("worker", "down", worker_down)
@@ -49,12 +59,15 @@ def scaled(messages: Sequence[Message], factor: float) -> tuple[Message, ...]:
 
 
 def added(groups: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:
-    """All groups' messages, added up by role, direction and field. In groups without a leader, it is a worker."""
+    """All groups' messages, added up by role, direction and field. In groups without a leader, it
+    is a worker."""
     has_leader = any(m.role == "leader" for messages in groups for m in messages)
     totals: dict[tuple[str, str, str], float] = {}
     for messages in groups:
         led = any(m.role == "leader" for m in messages)
-        roles = list(messages) + [m._replace(role="leader") for m in messages if has_leader and not led]
+        roles = list(messages) + [
+            m._replace(role="leader") for m in messages if has_leader and not led
+        ]
         for m in roles:
             totals[m[:3]] = totals.get(m[:3], 0) + m.bytes
     return tuple(Message(*key, size) for key, size in totals.items())

@@ -1,7 +1,8 @@
-"""Different methods for different layers, by parameter path. A combinator: no method needs settings for it.
+"""Different methods for different layers, by parameter path. A combinator: no method needs settings
+for it.
 
-Groups that `compose` built share collectives: if several of them use the same exchange in a phase, one collective
-carries their payloads.
+Groups that `compose` built share collectives: if several of them use the same exchange in a phase,
+one collective carries their payloads.
 """
 
 import re
@@ -23,29 +24,39 @@ Rule = str | Matcher  # a pattern of paths, or a function of a leaf's path and t
 
 
 def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> Compressor:
-    """Each leaf goes to the first rule whose pattern is found in its path (`re.search`), else to `default`.
+    """Each leaf goes to the first rule whose pattern is found in its path (`re.search`), else to
+    `default`.
 
-    Paths are the tree's keys joined by "/", e.g. "params/Conv_0/kernel". The phase is the tuple of the groups'
-    phases; the default's is the last.
+    Paths are the tree's keys joined by "/", e.g. "params/Conv_0/kernel". The phase is the tuple of
+    the groups' phases; the default's is the last.
 
     Args:
-      rules: pairs of a rule and a compressor. A rule is a regular expression, or a function `(path, leaf) -> bool` for
-        rules about shapes. An expression must match a leaf; a function need not.
+      rules: pairs of a rule and a compressor. A rule is a regular expression, or a function `(path,
+        leaf) -> bool` for rules about shapes. An expression must match a leaf; a function need not.
       default: compressor of all other leaves.
 
     Raises:
-      TypeError: rules that are not pairs, or a rule that is neither a pattern nor a function; something else in place
-        of a compressor, such as settings.
-      ValueError: some groups own their momentum and others do not; two groups clip to different norms; a pattern is not
-        a regular expression; or, at `init`, a pattern matches no leaf, or an earlier rule takes all that it matches.
+      TypeError: rules that are not pairs, or a rule that is neither a pattern nor a function;
+        something else in place of a compressor, such as settings.
+      ValueError: some groups own their momentum and others do not; two groups clip to different
+        norms; a pattern is not a regular expression; or, at `init`, a pattern matches no leaf, or
+        an earlier rule takes all that it matches.
 
     Example:
       >>> from jgc.compress import dense, topk
       >>> compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.01))
     """
-    pairs = tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, dict | str) else None  # or a zip
-    if pairs is None or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise TypeError(f"rules must be pairs, e.g. [('^head/', jgc.compress.dense())], got a {type(rules).__name__}")
+    # or a zip
+    pairs = (
+        tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, dict | str) else None
+    )
+    if pairs is None or not all(
+        isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs
+    ):
+        raise TypeError(
+            "rules must be pairs, e.g. [('^head/', jgc.compress.dense())], got a "
+            f"{type(rules).__name__}"
+        )
     rules = pairs
     for compressor in (*(c for _, c in rules), default):
         check_compressor(compressor)
@@ -53,12 +64,16 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
     if len({member.owns_momentum for member in members}) > 1:
         names = [repr(rule) for rule, _ in rules] + ["default"]
         own, not_own = (
-            ", ".join(name for name, member in zip(names, members, strict=True) if member.owns_momentum == owns)
+            ", ".join(
+                name
+                for name, member in zip(names, members, strict=True)
+                if member.owns_momentum == owns
+            )
             for owns in (True, False)
         )
         raise ValueError(
-            f"the layers of {own} own their momentum, and those of {not_own} leave it to the optimiser: set "
-            "momentum_correction alike"
+            f"the layers of {own} own their momentum, and those of {not_own} leave it to the "
+            "optimiser: set momentum_correction alike"
         )
     norms = {member.clip_norm for member in members if member.clip_norm}
     if len(norms) > 1:
@@ -68,7 +83,9 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
 
     def next_phase(before, step, state, nodes):
         parts = [
-            phases.phase_after(member, before.parts[i], step, State(state.shared[i], state.local[i]), nodes)
+            phases.phase_after(
+                member, before.parts[i], step, State(state.shared[i], state.local[i]), nodes
+            )
             for i, member in enumerate(members)
         ]
         if tuple(part.value for part in parts) == before.value:
@@ -84,7 +101,8 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
             schedule=phases.together(schedules),
             owns_momentum=members[0].owns_momentum,
             next_phase=next_phase if any(member.next_phase for member in members) else None,
-            clip_norm=max(norms, default=0.0),  # of the whole gradient, clipped before it is split into groups
+            # of the whole gradient, clipped before it is split into groups
+            clip_norm=max(norms, default=0.0),
         )
     )
 
@@ -106,9 +124,13 @@ def check_rules(rules: Sequence[Rule], matchers: Sequence[Matcher], params: dict
         if callable(rule):
             check_on_shards(matches, params)
         elif not matching:
-            raise ValueError(f"the pattern {rule!r} matches no parameter; there are {', '.join(params)}")
+            raise ValueError(
+                f"the pattern {rule!r} matches no parameter; there are {', '.join(params)}"
+            )
         elif taken.issuperset(matching):
-            raise ValueError(f"an earlier rule takes all that the pattern {rule!r} matches, {matching[0]} first")
+            raise ValueError(
+                f"an earlier rule takes all that the pattern {rule!r} matches, {matching[0]} first"
+            )
         taken.update(matching)
 
 
@@ -122,7 +144,9 @@ def matcher(rule: Rule) -> Matcher:
     if callable(rule):
         return rule
     if not isinstance(rule, str | re.Pattern):
-        raise TypeError(f"a rule must be a pattern or a function (path, leaf) -> bool, got {rule!r}")
+        raise TypeError(
+            f"a rule must be a pattern or a function (path, leaf) -> bool, got {rule!r}"
+        )
     try:
         compiled = re.compile(rule)
     except re.error as error:
@@ -131,13 +155,15 @@ def matcher(rule: Rule) -> Matcher:
 
 
 def check_on_shards(matches: Matcher, params: dict[str, Any]) -> None:
-    """Raise ValueError if a function says another thing of a leaf than of its shards, which are what a device sees."""
+    """Raise ValueError if a function says another thing of a leaf than of its shards, which are
+    what a device sees."""
     for path, leaf in params.items():
         if not tuple(sharding_spec(leaf)):
             continue
         shard = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
         if bool(matches(path, leaf)) != bool(matches(path, shard)):
             raise ValueError(
-                f"a rule says {bool(matches(path, leaf))} of {path} {list(leaf.shape)}, and of the shards that devices "
-                f"have of it, {list(shard.shape)}, the opposite: give a rule about its path"
+                f"a rule says {bool(matches(path, leaf))} of {path} {list(leaf.shape)}, and of "
+                f"the shards that devices have of it, {list(shard.shape)}, the opposite: give a "
+                "rule about its path"
             )

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout.pack import Packing, leaf_paths, make_packing
-from jgc.layout.residual import has_residual
+from jgc.layout.vector import has_residual
 from jgc.method.signature import Signature, signature_of
 from jgc.method.step import Method
 from jgc.nodes.placement import ByShards, sharding_spec
@@ -82,13 +82,6 @@ class Group(NamedTuple):
     packing: Packing
     signature: Signature
 
-    def cut(self, leaves: Sequence[Any]) -> OrderedDict[str, Any]:
-        """The group's leaves, of all leaves in tree order."""
-        return OrderedDict(
-            (path, leaves[part.leaf][part.at] if part.at else leaves[part.leaf])
-            for path, part in self.parts.items()
-        )
-
 
 class Plan(NamedTuple):
     """How a compressor treats a tree of one device's gradients.
@@ -107,13 +100,8 @@ class Plan(NamedTuple):
     group_of: tuple[int, ...]
     by_shards: bool
 
-    def states(self, state: State) -> list[State]:
-        """The state of every group."""
-        shards = shard_states(state)
-        return [part_of(shards[group.shard], group.path) for group in self.groups]
-
     def state(self, states: Iterable[State]) -> State:
-        """The inverse of `states`."""
+        """The compressor's state, from the states of all groups."""
         each = iter(states)
         whole = [assembled(self.design, each) for _ in self.axes]
         return joined_shards(whole, self.axes, self.group_of) if self.by_shards else whole[0]
@@ -152,13 +140,17 @@ def make_plan(
     parts = parts_of(tree)
     shards = [parts]
     if axes is not None:
-        numbered = list(zip(sorted(parts), (group_of[parts[path].leaf] for path in sorted(parts)), strict=True))
+        numbered = list(
+            zip(sorted(parts), (group_of[parts[path].leaf] for path in sorted(parts)), strict=True)
+        )
         shards = [{path: parts[path] for path, i in numbered if i == k} for k in range(len(axes))]
     groups = []
     for shard, inside in enumerate(shards):
         for method, path, own in walk(design, inside):
             arrays = OrderedDict((name, part.array) for name, part in own.items())
-            groups.append(Group(method, path, shard, own, make_packing(arrays), signature_of(arrays)))
+            groups.append(
+                Group(method, path, shard, own, make_packing(arrays), signature_of(arrays))
+            )
     return Plan(design, tuple(groups), axes or ((),), tuple(group_of), axes is not None)
 
 
@@ -195,9 +187,14 @@ def phases_of(design: Design, phase: Any) -> list[Hashable]:
         return phases_of(design.members[0], phase)
     if not (isinstance(phase, tuple) and len(phase) == len(design.members)):
         raise ValueError(
-            f"phase must be a tuple of {len(design.members)}, the phases of all groups, got {phase!r}"
+            f"phase must be a tuple of {len(design.members)}, the phases of all groups, got "
+            f"{phase!r}"
         )
-    return [x for member, part in zip(design.members, phase, strict=True) for x in phases_of(member, part)]
+    return [
+        x
+        for member, part in zip(design.members, phase, strict=True)
+        for x in phases_of(member, part)
+    ]
 
 
 def check_fits(design: Design, parts: Parts) -> None:
@@ -255,5 +252,3 @@ def joined_shards(
     """The states of all shards' groups as one."""
     shared, local = zip(*states, strict=True)
     return State(ByShards(shared, axes, group_of), ByShards(local, axes, group_of))
-
-

@@ -1,8 +1,10 @@
 """Compress gradients whose leaves are divided among the devices of a node (FSDP, tensor parallel).
 
-Each device compresses its own shards and meets the same device of the other nodes over the slow axes. Leaves that are
-divided over the same fast axes form a group with a state of its own: a vector, its residual, its layers, which are
-shards of leaves. Leaves that no device divides are a group, too; every device of a node computes it alike.
+Each device compresses its own shards and meets the same device of the other nodes over the slow
+axes. Leaves that are
+divided over the same fast axes form a group with a state of its own: a vector, its residual, its
+layers, which are shards of leaves. Leaves that no device divides are a group, too; every device of
+a node computes it alike.
 """
 
 import math
@@ -58,9 +60,11 @@ def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
 
 
 def placed(make: Callable[[], State], nodes: Nodes) -> State:
-    """The state that `make` computes, each part on its own device: no device ever holds all of it."""
+    """The state that `make` computes, each part on its own device: no device ever holds all of
+    it."""
     placements = placements_of(jax.eval_shape(make))
-    shardings = jax.tree.map(lambda x: NamedSharding(nodes.mesh, spec(x, nodes)), placements)  # type: ignore[arg-type]
+    mesh: Any = nodes.mesh
+    shardings = jax.tree.map(lambda x: NamedSharding(mesh, spec(x, nodes)), placements)
     return jax.jit(make, out_shardings=shardings)()
 
 
@@ -73,8 +77,8 @@ def key_of(key: Key, group: int, axes: tuple[str, ...]) -> Key:
 def sum_of(infos: Sequence[Info], axes: Sequence[tuple[str, ...]], nodes: Nodes) -> Info:
     """A device's share of its node's `Info`, from those of all groups.
 
-    Figures of a node are the sums over its devices, and of residual norms the root of the sum of squares. So a group
-    that several devices compute alike counts on the first of them only.
+    Figures of a node are the sums over its devices, and of residual norms the root of the sum of
+    squares. So a group that several devices compute alike counts on the first of them only.
     """
 
     def counted(x: Array, own: tuple[str, ...]) -> Array:
@@ -83,29 +87,38 @@ def sum_of(infos: Sequence[Info], axes: Sequence[tuple[str, ...]], nodes: Nodes)
         return comm.vary_over(jnp.where(first, x, jnp.zeros_like(x)), nodes.fast)
 
     norms, elements, overflow = (
-        jnp.stack([counted(info[i], own) for info, own in zip(infos, axes, strict=True)]) for i in range(3)
+        jnp.stack([counted(info[i], own) for info, own in zip(infos, axes, strict=True)])
+        for i in range(3)
     )
     finite = comm.vary_over(infos[0].finite, nodes.fast)
-    return Info(jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow, dtype=jnp.int32), finite)
+    return Info(
+        jnp.linalg.norm(norms), jnp.sum(elements), jnp.sum(overflow, dtype=jnp.int32), finite
+    )
 
 
 def info_of_node(info: Info, nodes: Nodes) -> Info:
-    """A node's `Info`, equal on its devices, from each device's share (see `sum_of`); any other `Info` as it is."""
+    """A node's `Info`, equal on its devices, from each device's share (see `sum_of`); any other
+    `Info` as it is."""
     axes = comm.fast_axes(info.residual_norm, nodes)
     if not axes:
         return info
     squared, elements, overflow = (
-        comm.sum_inside(x, axes, nodes, "metrics") for x in (info.residual_norm**2, info.elements_sent, info.overflow)
+        comm.sum_inside(x, axes, nodes, "metrics")
+        for x in (info.residual_norm**2, info.elements_sent, info.overflow)
     )
     bad = comm.sum_inside((~info.finite).astype(jnp.int32), axes, nodes, "metrics")
     return Info(jnp.sqrt(squared), elements, overflow, bad == 0)
 
 
-def whole(parts: Array, leaf_spec: Sequence[Any], axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
-    """The array whose shards are `parts` [F, ...], in the order of the mesh axes `axes`, of these sizes.
+def whole(
+    parts: Array, leaf_spec: Sequence[Any], axes: tuple[str, ...], sizes: Mapping[str, int]
+) -> Array:
+    """The array whose shards are `parts` [F, ...], in the order of the mesh axes `axes`, of these
+    sizes.
 
     Example:
-      >>> whole(jnp.array([[[1], [3]], [[2], [4]]]), (None, "fast"), ("fast",), {"fast": 2}).tolist()
+      >>> parts = jnp.array([[[1], [3]], [[2], [4]]])
+      >>> whole(parts, (None, "fast"), ("fast",), {"fast": 2}).tolist()
       [[1, 2], [3, 4]]
     """
     shape = parts.shape[1:]

@@ -1,4 +1,5 @@
-"""What a compressor's state was made for: the parameters' paths, shapes and dtypes, and the compressor itself."""
+"""What a compressor's state was made for: the parameters' paths, shapes and dtypes, and the
+compressor itself."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,59 +18,84 @@ from jgc.types import Init, Nodes, PyTree, State
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Signature:
-    """Paths, shapes and dtypes of the parameters that a state was made for. A part of the state without arrays."""
+    """Paths, shapes and dtypes of the parameters that a state was made for. A part of the state
+    without arrays."""
 
     leaves: tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def signature_of(tree: PyTree) -> Signature:
-    """The signature of a tree of arrays. Of leaves that are not packed it has no dtype: their gradients are float0.
+    """The signature of a tree of arrays. Of leaves that are not packed it has no dtype: their
+    gradients are float0.
 
     Example:
       >>> signature_of({"w": jnp.zeros((2, 3)), "steps": jnp.int32(0)}).leaves
       (('steps', (), 'no float'), ('w', (2, 3), 'float32'))
     """
-    dtypes = [str(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else "no float" for x in jax.tree.leaves(tree)]
+    dtypes = [
+        str(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else "no float"
+        for x in jax.tree.leaves(tree)
+    ]
     shapes = [tuple(x.shape) for x in jax.tree.leaves(tree)]
     return Signature(tuple(zip(leaf_paths(tree), shapes, dtypes, strict=True)))
 
 
 def check_signature(found: Signature, at_init: Signature) -> None:
-    """Raise ValueError, naming the leaf, unless gradients have the paths, shapes and dtypes of the parameters."""
+    """Raise ValueError, naming the leaf, unless gradients have the paths, shapes and dtypes of the
+    parameters."""
     if found == at_init:
         return
-    own, first = ({path: (shape, dtype) for path, shape, dtype in x.leaves} for x in (found, at_init))
+    own, first = (
+        {path: (shape, dtype) for path, shape, dtype in x.leaves} for x in (found, at_init)
+    )
     for path in (*first, *own):
         if path not in own:
-            raise ValueError(f"the gradients lack the leaf {path!r} that the parameters had at init: {_names(own)}")
+            raise ValueError(
+                f"the gradients lack the leaf {path!r} that the parameters had at init: "
+                f"{_names(own)}"
+            )
         if path not in first:
             raise ValueError(
-                f"the gradients have the leaf {path!r} that the parameters did not have at init: {_names(first)}"
+                f"the gradients have the leaf {path!r} that the parameters did not have at init: "
+                f"{_names(first)}"
             )
         if own[path] != first[path]:
             (shape, dtype), (right_shape, right_dtype) = own[path], first[path]
             cure = "give init what the gradients are taken with respect to"
             if shape and shape[1:] == right_shape:
-                cure = "its first axis seems to be the nodes': call aggregate inside jgc.on_nodes, with LOCAL gradients"
-            elif shape != right_shape and len(shape) == len(right_shape) and not any(np.mod(right_shape, shape)):
+                cure = "its first axis seems to be the nodes': call aggregate inside jgc.on_nodes, "
+                cure += "with LOCAL gradients"
+            elif (
+                shape != right_shape
+                and len(shape) == len(right_shape)
+                and not any(np.mod(right_shape, shape))
+            ):
                 cure = (
-                    "if devices of a node divide it, call init with the divided arrays outside jit, "
-                    "where it sees how they are divided"
+                    "if devices of a node divide it, call init with the divided arrays outside "
+                    "jit, where it sees how they are divided"
                 )
             raise ValueError(
                 f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "
                 f"{right_dtype}{list(right_shape)}: {cure}"
             )
-    raise ValueError("the leaves of the gradients come in another order than those of the parameters at init")
+    raise ValueError(
+        "the leaves of the gradients come in another order than those of the parameters at init"
+    )
 
 
-def check_state(init: Init, params: PyTree, state: State, nodes: Nodes, field: str = "this state") -> None:
-    """Raise ValueError, naming a leaf, unless a state has the leaves of those that `init` makes, and their dtypes.
+def check_state(
+    init: Init, params: PyTree, state: State, nodes: Nodes, field: str = "this state"
+) -> None:
+    """Raise ValueError, naming a leaf, unless a state has the leaves of those that `init` makes,
+    and their dtypes.
 
-    Of shared leaves shapes are compared, too; local ones may have the node axis. `check_signature` finds a state that
-    was made for other parameters; here it passes. `field` names the state's place in a loop's.
+    Of shared leaves shapes are compared, too; local ones may have the node axis. `check_signature`
+    finds a state that was made for other parameters; here it passes. `field` names the state's
+    place in a loop's.
     """
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x)), params)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x)), params
+    )
     check_like(jax.eval_shape(lambda: init(jax.random.key(0), shapes, nodes)), state, field)
 
 
@@ -91,7 +117,9 @@ def check_like(made: State, state: State, field: str = "this state") -> None:
     for name, x in expected.items():
         if x.dtype != leaves[name].dtype:
             raise ValueError(
-                _of_another(field, f"its leaf {name!r} is {leaves[name].dtype}, and this one's is {x.dtype}")
+                _of_another(
+                    field, f"its leaf {name!r} is {leaves[name].dtype}, and this one's is {x.dtype}"
+                )
             )
 
 

@@ -1,7 +1,9 @@
-"""Scan-stacked parameters: a leaf [L, ...] as L layers. A combinator: no method needs settings for it.
+"""Scan-stacked parameters: a leaf [L, ...] as L layers. A combinator: no method needs settings for
+it.
 
-`jax.lax.scan` and `flax.linen.scan` over equal layers hold each parameter of all L layers in one leaf [L, ...]. Taken
-as one layer, its values share one selection, and PowerSGD makes one matrix [L rows, cols] of it.
+`jax.lax.scan` and `flax.linen.scan` over equal layers hold each parameter of all L layers in one
+leaf [L, ...]. Taken as one layer, its values share one selection, and PowerSGD makes one matrix [L
+rows, cols] of it.
 """
 
 from functools import partial
@@ -19,29 +21,32 @@ from jgc.types import Compressor
 
 
 def stacked(rule: Rule, compressor: Compressor) -> Compressor:
-    """Treat every leaf [L, ...] that matches as L layers, in any method and any combination of methods.
+    """Treat every leaf [L, ...] that matches as L layers, in any method and any combination of
+    methods.
 
-    The result is that of the same tree with a tuple of L leaves [...] in place of the leaf, bit for bit. The layers'
-    paths are then "blocks/kernel/0", "blocks/kernel/1" and so on; a `per_layer` inside `stacked` sees these, one around
-    it sees the path of the whole leaf. Layers of at most one dimension, from stacked biases and norm parameters [L, d],
-    join the one layer of biases and norms, as in a model without a scan. Gradients, aggregate and `jgc.residual` keep
-    the parameters' shapes.
+    The result is that of the same tree with a tuple of L leaves [...] in place of the leaf, bit for
+    bit. The layers' paths are then "blocks/kernel/0", "blocks/kernel/1" and so on; a `per_layer`
+    inside `stacked` sees these, one around it sees the path of the whole leaf. Layers of at most
+    one dimension, from stacked biases and norm parameters [L, d], join the one layer of biases and
+    norms, as in a model without a scan. Gradients, aggregate and `jgc.residual` keep the
+    parameters' shapes.
 
     Args:
-      rule: a regular expression that is searched for in leaf paths, or a function `(path, leaf) -> bool`. An expression
-        must match a leaf; a function need not.
+      rule: a regular expression that is searched for in leaf paths, or a function `(path, leaf) ->
+        bool`. An expression must match a leaf; a function need not.
       compressor: a method, or a combination of methods.
 
     Raises:
       TypeError: something else in place of a compressor, such as settings.
-      ValueError: the rule is not a regular expression; or, at `init`, it matches no leaf, or one of fewer than two
-        dimensions.
+      ValueError: the rule is not a regular expression; or, at `init`, it matches no leaf, or one of
+        fewer than two dimensions.
 
     Example:
       >>> import jgc
       >>> params = {"blocks": {"kernel": jnp.zeros((12, 64, 32)), "bias": jnp.zeros((12, 32))}}
       >>> nodes = jgc.make_nodes(4, devices=jax.devices()[:1])
-      >>> state = stacked("^blocks/", jgc.compress.powersgd(rank=2)).init(jax.random.key(0), params, nodes)
+      >>> state = stacked("^blocks/", jgc.compress.powersgd(rank=2)).init(jax.random.key(0),
+      ...     params, nodes)
       >>> [q.shape for q in state.shared] == 12 * [(32, 2)]
       True
     """
@@ -62,10 +67,12 @@ def stacked(rule: Rule, compressor: Compressor) -> Compressor:
 
 
 def split_layers(matches: Matcher, parts: Parts) -> list[Parts]:
-    """The parts with L layers for every stacked leaf. The result has one entry, of the one member."""
+    """The parts with L layers for every stacked leaf. The result has one entry, of the one
+    member."""
     layers: Parts = {}
     for path, (leaf, index, array) in parts.items():
-        # Integers stay whole: no method sends them, and their gradients may be of float0, which no stack takes.
+        # Integers stay whole: no method sends them, and their gradients may be of float0, which no
+        # stack takes.
         if not jnp.issubdtype(array.dtype, jnp.inexact) or not matches(path, array):
             layers[path] = parts[path]
             continue
@@ -86,15 +93,17 @@ def check_stacked(rule: Rule, matches: Matcher, params: dict[str, Any], about_la
         check_on_shards(matches, params)
     stacked = {path: x for path, x in params.items() if matches(path, x)}
     if not stacked and not callable(rule):
-        raise ValueError(f"the pattern {rule!r} matches no parameter to stack; there are {', '.join(params)}")
+        raise ValueError(
+            f"the pattern {rule!r} matches no parameter to stack; there are {', '.join(params)}"
+        )
     for path, x in stacked.items():
         if len(x.shape) < 2:
             raise ValueError(
-                f"a stacked parameter has the dimensions [L, ...], at least two, got {path} {list(x.shape)}: "
-                "give a pattern that leaves it out"
+                f"a stacked parameter has the dimensions [L, ...], at least two, got {path} "
+                f"{list(x.shape)}: give a pattern that leaves it out"
             )
         if about_layers and next(iter(sharding_spec(x)), None) is not None:
             raise ValueError(
-                f"{path!r} is divided over its layers, dimension 0, and every device numbers its own from 0, so "
-                "rules about layers would find others: divide another dimension"
+                f"{path!r} is divided over its layers, dimension 0, and every device numbers its "
+                "own from 0, so rules about layers would find others: divide another dimension"
             )

@@ -1,4 +1,5 @@
-"""A compressor's first state: made group by group, in each device's shards where nodes divide them."""
+"""A compressor's first state: made group by group, in each device's shards where nodes divide
+them."""
 
 from functools import partial
 from typing import Any
@@ -7,10 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout import by_layer, vector
-from jgc.method.plan import Design, Group, Plan, assembled, check_fits, joined_shards, make_plan, parts_of
+from jgc.method.plan import (
+    Design,
+    Group,
+    Plan,
+    assembled,
+    check_fits,
+    joined_shards,
+    make_plan,
+    parts_of,
+)  # fmt: skip
 from jgc.method.shards import shards_of
 from jgc.method.step import Local
-from jgc.nodes.placement import per_node
+from jgc.nodes.placing import per_node
 from jgc.types import Key, Nodes, PyTree, State
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 from jgc.layout.pack import Layers
-from jgc.layout.residual import Memory
+from jgc.layout.vector import Memory
 from jgc.method.signature import Signature
 from jgc.selection.entries import Sparse, SparseSum
 from jgc.types import Array, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition
@@ -123,6 +123,8 @@ class Method(NamedTuple):
         """Whether the memory holds the momentum; the optimiser must then have none."""
         return self.memory.owns_momentum
 
+
 __all__ = [
-    "FiguresFn", "InitFn", "Layers", "Local", "MessagesFn", "Method", "Sparse", "SparseSum", "Step", "StepFn",
+    "FiguresFn", "InitFn", "Layers", "Local", "MessagesFn", "Method", "Sparse", "SparseSum", "Step",
+        "StepFn",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """A compressor's step as a function of whole arrays: what is compiled, counted and timed.
 
-`jgc.on_nodes` runs one node's code on the node axis. Here it runs `aggregate`, with the placements of its arguments.
+`jgc.on_nodes` runs one node's code on the node axis. Here it runs `aggregate`, with the placements
+of its arguments.
 """
 
 from collections.abc import Callable, Hashable
@@ -9,19 +10,25 @@ import jax
 
 from jgc.method.states import first_state, plan_of
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import LOCAL, SHARED, ByShards, Stacked, locally, placed_shapes, placements_of
+from jgc.nodes.placement import LOCAL, SHARED, ByShards, Stacked, locally, placements_of
+from jgc.nodes.placing import placed_shapes
 from jgc.types import Compressor, Nodes, PyTree, State
 
 PLACEMENTS = State(SHARED, LOCAL)
 
 
 def step_on_nodes(
-    aggregate: Callable, phase: Hashable, nodes: Nodes, params: PyTree = SHARED, state: PyTree = PLACEMENTS
+    aggregate: Callable,
+    phase: Hashable,
+    nodes: Nodes,
+    params: PyTree = SHARED,
+    state: PyTree = PLACEMENTS,
 ) -> Callable:
     """`aggregate` on whole arrays: (key, grads [K, ...], state) -> (aggregated, state, info [K]).
 
-    `params` and `state` are the placements of the parameters and of the compressor's state (`jgc.placements_of`). Where
-    devices of a node divide the parameters, `info` is that of each device, [K, F].
+    `params` and `state` are the placements of the parameters and of the compressor's state
+    (`jgc.placements_of`). Where devices of a node divide the parameters, `info` is that of each
+    device, [K, F].
     """
 
     def one(key, grads, state):
@@ -31,8 +38,11 @@ def step_on_nodes(
     return on_nodes(one, nodes, ins=(SHARED, locally(params), state), outs=(params, state, info))
 
 
-def step_of_shapes(compressor: Compressor, phase: Hashable, shapes: PyTree, nodes: Nodes) -> tuple[Callable, tuple]:
-    """A step on whole arrays, and the shapes of its arguments as they lie on the devices: nothing is computed.
+def step_of_shapes(
+    compressor: Compressor, phase: Hashable, shapes: PyTree, nodes: Nodes
+) -> tuple[Callable, tuple]:
+    """A step on whole arrays, and the shapes of its arguments as they lie on the devices: nothing
+    is computed.
 
     Args:
       compressor: any of `jgc.compress`.
@@ -41,7 +51,8 @@ def step_of_shapes(compressor: Compressor, phase: Hashable, shapes: PyTree, node
       nodes: the layout; its devices need not be here.
 
     Returns:
-      `(key, grads [K, ...], state) -> (aggregated, state, info)`, see `step_on_nodes`, and the arguments' shapes.
+      `(key, grads [K, ...], state) -> (aggregated, state, info)`, see `step_on_nodes`, and the
+      arguments' shapes.
 
     Raises:
       ValueError: the method does not fit the parameters or their shards.

@@ -26,7 +26,7 @@ from jgc.nodes.placement import (
     check_placements,
     on_node_axis,
     spec,
-)
+)  # fmt: skip
 from jgc.types import EMULATED, Nodes, PyTree
 
 

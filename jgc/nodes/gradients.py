@@ -1,7 +1,8 @@
 """Node-local gradients of a loss, the input of a compressor.
 
-A loss is traced first, by itself, and the program that results runs on the node axis without JAX's check of replicated
-values. So a loss may contain any loop, any branch, and arrays of the mesh in its closure.
+A loss is traced first, by itself, and the program that results runs on the node axis without JAX's
+check of replicated values. So a loss may contain any loop, any branch, and arrays of the mesh in
+its closure.
 """
 
 from collections.abc import Callable
@@ -18,34 +19,45 @@ from jgc.backend import backend_of
 from jgc.checks.misuse import check_loss, check_nodes
 from jgc.comm.jaxprs import evaluated
 from jgc.nodes.axis import check_arguments, map_placed, on_nodes, varying, without_others
-from jgc.nodes.placement import BATCH, LOCAL, SHARED, any_divided, locally, on_node_axis, sharding_of
+from jgc.nodes.placement import (
+    BATCH,
+    LOCAL,
+    SHARED,
+    any_divided,
+    locally,
+    on_node_axis,
+    sharding_of,
+)  # fmt: skip
 from jgc.nodes.slow_loops import warn_of_slow_loops
 from jgc.types import Nodes, PyTree
 
 
 def node_grads(
-    loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool | None = None, local: bool = False,
+    loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool | None = None,
+    local: bool = False,
     placements: PyTree = SHARED, frozen: PyTree = None,
 ) -> Callable:  # fmt: skip
     """Make a function of node-local gradients, for your own training loop.
 
     Args:
-      loss: `(params, batch) -> scalar`, the mean loss over a node's examples, or with `has_aux` `-> (scalar, aux)`. It
-        may contain any loop or branch.
+      loss: `(params, batch) -> scalar`, the mean loss over a node's examples, or with `has_aux` `->
+        (scalar, aux)`. It may contain any loop or branch.
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`; `aux` on nodes of several devices: see `jgc.Metrics`.
-      unroll: whether the nodes of one device are computed one after another (True), or together under `vmap` (False).
-        By default one after another on CPU, together on GPU and TPU.
+      unroll: whether the nodes of one device are computed one after another (True), or together
+        under `vmap` (False). By default one after another on CPU, together on GPU and TPU.
       local: whether `loss` takes a third, node-local argument, such as batch statistics.
-      placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a node divide the
-        parameters (FSDP, tensor parallel): gradients are then divided alike, and XLA divides the node's work.
-      frozen: placements of a last argument that all nodes share and that gets no gradient, such as the base weights
-        under LoRA or a target network: SHARED, or `jgc.placements_of(frozen)`. None if `loss` has no such argument.
+      placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a
+        node divide the parameters (FSDP, tensor parallel): gradients are then divided alike, and
+        XLA divides the node's work.
+      frozen: placements of a last argument that all nodes share and that gets no gradient, such as
+        the base weights under LoRA or a target network: SHARED, or `jgc.placements_of(frozen)`.
+        None if `loss` has no such argument.
 
     Returns:
-      `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch` have
-      leading axes [K, b]. With `local`, `(params, batch, own) -> (value, grads)`, the leaves of `own` [K, ...]. With
-      `frozen`, one more argument at the end.
+      `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch`
+      have leading axes [K, b]. With `local`, `(params, batch, own) -> (value, grads)`, the leaves
+      of `own` [K, ...]. With `frozen`, one more argument at the end.
 
     Raises:
       TypeError: something else in place of the loss or of the nodes.
@@ -70,7 +82,8 @@ def node_grads(
     on_cpu = backend_of(nodes) == "cpu"
     unroll = unrolled(unroll, nodes)
     run = partial(
-        on_nodes, nodes=nodes, outs=(LOCAL, locally(placements)), unroll=unroll, partitioned=partitioned,
+        on_nodes, nodes=nodes, outs=(LOCAL, locally(placements)), unroll=unroll,
+        partitioned=partitioned,
         communicates=False,
     )  # fmt: skip
 
@@ -86,20 +99,26 @@ def node_grads(
         shapes = _shapes_on_a_device(args, ins, nodes)
         traced, out = _traced_apart(loss, shapes, nodes)
         _check_not_averaged(traced, nodes)
-        axes = [tuple(axis for axis in nodes.fast if axis in x) for x in varying(traced, ins, args, nodes)]
+        axes = [
+            tuple(axis for axis in nodes.fast if axis in x)
+            for x in varying(traced, ins, args, nodes)
+        ]
         on_mesh = {i: x for i, x in enumerate(traced.consts) if _lies_on_mesh(x)}
 
         def of_closure(params, rest, closure):
             consts = [closure.get(i, x) for i, x in enumerate(traced.consts)]
             return evaluated(traced, out, (params, *rest), consts)
 
-        program, result = _traced_apart(differentiated(of_closure), (shapes[0], shapes[1:], _shapes(on_mesh)), nodes)
+        program, result = _traced_apart(
+            differentiated(of_closure), (shapes[0], shapes[1:], _shapes(on_mesh)), nodes
+        )
         if on_cpu:
             warn_of_slow_loops(traced, program)
 
         def one(closure, params, *rest):
             flat, structure = jax.tree.flatten(evaluated(program, result, (params, rest, closure)))
-            over = [*axes, *[nodes.fast] * (len(flat) - len(axes))]  # loss and aux: where they differ; gradients: all
+            # loss and aux: where they differ; gradients: all
+            over = [*axes, *[nodes.fast] * (len(flat) - len(axes))]
             means = [comm.mean_inside(x, of_x, nodes) for x, of_x in zip(flat, over, strict=True)]
             return jax.tree.unflatten(structure, means)
 
@@ -110,10 +129,11 @@ def node_grads(
 
 
 def unrolled(unroll: bool | None, nodes: Nodes) -> bool:
-    """Whether the gradients of a device's nodes are computed one after another; None chooses by the device.
+    """Whether the gradients of a device's nodes are computed one after another; None chooses by the
+    device.
 
-    Measured: convolutions on a CPU take 2.2 times as long under `vmap` as unrolled, and on an H100 2.8 times as long
-    unrolled as under `vmap`, with 2.9 times the time to compile.
+    Measured: convolutions on a CPU take 2.2 times as long under `vmap` as unrolled, and on an H100
+    2.8 times as long unrolled as under `vmap`, with 2.9 times the time to compile.
 
     Example:
       >>> from jgc.nodes.layouts import make_nodes
@@ -125,7 +145,9 @@ def unrolled(unroll: bool | None, nodes: Nodes) -> bool:
       TypeError: something else than True, False and None.
     """
     if not (unroll is None or isinstance(unroll, bool)):
-        raise TypeError(f"unroll must be True, False or None (which chooses by the device), got {unroll!r}")
+        raise TypeError(
+            f"unroll must be True, False or None (which chooses by the device), got {unroll!r}"
+        )
     return backend_of(nodes) == "cpu" if unroll is None else unroll
 
 
@@ -134,7 +156,8 @@ def _shapes(tree: PyTree) -> PyTree:
 
 
 def _shapes_on_a_device(args: tuple, ins: tuple, nodes: Nodes) -> tuple:
-    """The shapes of the arguments where a loss sees them: one node's, and of its examples one device's."""
+    """The shapes of the arguments where a loss sees them: one node's, and of its examples one
+    device's."""
     check_arguments(args, ins, nodes)
 
     def shape(placement, x):
@@ -147,7 +170,8 @@ def _shapes_on_a_device(args: tuple, ins: tuple, nodes: Nodes) -> tuple:
 
 
 def _traced_apart(fn: Callable, shapes: tuple, nodes: Nodes) -> tuple[Any, PyTree]:
-    """A function's jaxpr and its result's shapes, traced outside of the mesh, whose types Equinox's closures refuse."""
+    """A function's jaxpr and its result's shapes, traced outside of the mesh, whose types Equinox's
+    closures refuse."""
     axes = [(axis, nodes.size([axis])) for axis in (*nodes.slow, *nodes.fast)]
     inside = not jax.sharding.get_abstract_mesh().empty  # jax.set_mesh is in force
     outside = jax.sharding.use_abstract_mesh(AbstractMesh((), ())) if inside else nullcontext()
@@ -156,7 +180,8 @@ def _traced_apart(fn: Callable, shapes: tuple, nodes: Nodes) -> tuple[Any, PyTre
 
 
 def _lies_on_mesh(x: Any) -> bool:
-    """Whether an array of a loss's closure lies on several devices, or may do. Raise ValueError on Explicit axes."""
+    """Whether an array of a loss's closure lies on several devices, or may do. Raise ValueError on
+    Explicit axes."""
     in_a_trace = isinstance(x, jax.core.Tracer)
     sharding = jax.typeof(x).sharding if in_a_trace else sharding_of(x)
     if not isinstance(sharding, NamedSharding):
@@ -167,9 +192,9 @@ def _lies_on_mesh(x: Any) -> bool:
 
 
 _IN_CLOSURE = (
-    "the loss's closure holds an array of a mesh, which JAX does not take on Explicit axes, nor where the devices of a "
-    "node divide the parameters: give it to the step, step(state, batch, frozen), and the loss gets it as its last "
-    "argument; or keep it on the host (jax.device_get)"
+    "the loss's closure holds an array of a mesh, which JAX does not take on Explicit axes, nor "
+    "where the devices of a node divide the parameters: give it to the step, step(state, batch, "
+    "frozen), and the loss gets it as its last argument; or keep it on the host (jax.device_get)"
 )
 
 
@@ -182,30 +207,34 @@ def _named_faults():
         if str(error):
             raise
         raise ValueError(
-            "the loss failed inside JAX with an assertion without a message. A collective over an unknown axis, e.g. "
-            "lax.pmean over the axis of a pmap, ends like this. jgc takes the mean over nodes itself: leave it out"
+            "the loss failed inside JAX with an assertion without a message. A collective over an "
+            "unknown axis, e.g. lax.pmean over the axis of a pmap, ends like this. jgc takes the "
+            "mean over nodes itself: leave it out"
         ) from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
         raise ValueError(
-            f"the loss averages over an unknown axis ({str(error).split('.')[0]}). jgc takes the mean "
-            "over nodes itself: leave it out"
+            f"the loss averages over an unknown axis ({str(error).split('.')[0]}). jgc takes the "
+            "mean over nodes itself: leave it out"
         ) from None
     except (NotImplementedError, ValueError) as error:
-        if not str(error).startswith(("Closing over inputs to shard_map", "Context mesh ", "Mesh for all inputs")):
+        if not str(error).startswith(
+            ("Closing over inputs to shard_map", "Context mesh ", "Mesh for all inputs")
+        ):
             raise
         raise ValueError(_IN_CLOSURE) from None
 
 
 def _check_not_averaged(traced: Any, nodes: Nodes) -> None:
-    """Raise ValueError if a loss was averaged over devices: all nodes would have the same gradient."""
+    """Raise ValueError if a loss was averaged over devices: all nodes would have the same
+    gradient."""
     all_axes = frozenset((*nodes.slow, *nodes.fast))
     axes = comm.varying_axes(traced, [all_axes] * len(traced.jaxpr.invars))[0]
     missing = [axis for axis in (*nodes.slow, *nodes.fast) if axis not in axes]
     if missing:
         raise ValueError(
-            f"the loss is the same on all devices along the mesh axis {missing[0]!r}: it does not depend on the "
-            "parameters, or it was averaged. A loss sees one node's examples, and jgc takes the mean itself: leave "
-            "pmean (psum) out of it"
+            f"the loss is the same on all devices along the mesh axis {missing[0]!r}: it does not "
+            "depend on the parameters, or it was averaged. A loss sees one node's examples, and "
+            "jgc takes the mean itself: leave pmean (psum) out of it"
         )

@@ -1,30 +1,21 @@
-"""Where arrays lie on the node axis: one copy for all nodes, one entry per node, or each node's examples.
+"""Where arrays lie on the node axis: one copy for all nodes, one entry per node, or each node's
+examples.
 
-A placement is SHARED, LOCAL or BATCH, or a tree of them. Where a node has several devices, `Sharded` says how they
-divide an array, and `Stacked` that each of them has an entry of its own.
+A placement is SHARED, LOCAL or BATCH, or a tree of them. Where a node has several devices,
+`Sharded` says how they divide an array, and `Stacked` that each of them has an entry of its own.
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
+from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.checks.misuse import (
-    check_arrays,
-    check_composition,
-    check_nodes,
-    is_accumulator,
-    is_key,
-    leaves_by_path,
-    path_of,
-)
-from jgc.types import Array, Nodes, PyTree, State
+from jgc.checks.misuse import leaves_by_path, path_of
+from jgc.checks.optax_states import check_composition, is_accumulator
+from jgc.types import Nodes, PyTree, State
 
 SHARED = "shared"  # the same on every node
 LOCAL = "local"  # leading axis [K]: one entry per node
@@ -46,7 +37,8 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Stacked:
-    """The placement of an array with an entry for each device of a node, e.g. the residual of its shards.
+    """The placement of an array with an entry for each device of a node, e.g. the residual of its
+    shards.
 
     Attributes:
       placement: SHARED, leading axis [F] of the devices; or LOCAL, leading axes [K, F].
@@ -65,10 +57,12 @@ Placement = str | Sharded | Stacked
 class ByShards:
     """Half of the `State` of a compressor whose gradients are divided inside a node.
 
-    Leaves that are divided over the same fast axes form a group. Each device compresses its own shards of a group.
+    Leaves that are divided over the same fast axes form a group. Each device compresses its own
+    shards of a group.
 
     Attributes:
-      parts: the state of each group; arrays have an axis for the devices (see `Stacked`) outside a step.
+      parts: the state of each group; arrays have an axis for the devices (see `Stacked`) outside a
+        step.
       axes: the fast axes of each group; () for leaves that all devices of a node hold whole.
       group_of: the group of each leaf of the gradients, in tree order.
     """
@@ -97,10 +91,11 @@ def check_placements(placements: PyTree) -> None:
 
 
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
-    """Raise ValueError, naming the leaf, unless every array with an entry for each node has a leading axis [K].
+    """Raise ValueError, naming the leaf, unless every array with an entry for each node has a
+    leading axis [K].
 
-    A batch whose arrays [K, b, ...] all have b = 0 is an error, too: the mean loss of no examples is NaN, with
-    gradients that are zero or NaN.
+    A batch whose arrays [K, b, ...] all have b = 0 is an error, too: the mean loss of no examples
+    is NaN, with gradients that are zero or NaN.
     """
 
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
@@ -112,8 +107,7 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
     for (path, x), placement in zip(leaves, each, strict=True):
         if not on_node_axis(placement):
             continue
-        leaf, shape = path_of(path) if path else "", getattr(x, "shape", ())
-        which = f"the leaf {leaf!r} of {name}" if leaf else name
+        shape = getattr(x, "shape", ())
         if not shape or shape[0] != count:
             cure = (
                 "jgc.node_grads returns such gradients, compressor.init such a state, "
@@ -125,16 +119,16 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
                     cure = f"repeat a number for each example, jnp.full(({count}, b), x)"
                 cure = f"a batch has leading axes [K, b]: {cure}"
             raise ValueError(
-                f"{which} has shape {shape}, and its first axis must be the K = {count} nodes; "
-                f"{cure}"
+                f"{which_leaf(path, name)} has shape {shape}, and its first axis must be the K = "
+                f"{count} nodes; {cure}"
             )
         if placement != BATCH:
             continue
         if parts > 1 and (len(shape) < 2 or shape[1] % parts):
             raise ValueError(
-                f"{which} has shape {shape}, and its second axis, a node's examples, must be "
-                f"divisible by {parts}: the devices of a node share them. Give one entry for each "
-                "example, of random keys too"
+                f"{which_leaf(path, name)} has shape {shape}, and its second axis, a node's "
+                f"examples, must be divisible by {parts}: the devices of a node share them. Give "
+                "one entry for each example, of random keys too"
             )
         batches += [shape] if len(shape) > 1 else []
     if batches and not any(shape[1] for shape in batches):
@@ -144,11 +138,17 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
         )
 
 
+def which_leaf(path: tuple[Any, ...], name: str) -> str:
+    """A leaf of the tree `name`, for an error."""
+    return f"the leaf {path_of(path)!r} of {name}" if path else name
+
+
 def spec(placement: Placement, nodes: Nodes) -> P:
     """The mesh axes over which an array of this placement is divided."""
     if isinstance(placement, str):
         slow = nodes.slow or None
-        batch = P(slow, nodes.fast) if nodes.fast else P(slow)  # no None for [b]: keys [K] have no such axis
+        # no None for [b]: keys [K] have no such axis
+        batch = P(slow, nodes.fast) if nodes.fast else P(slow)
         return {SHARED: P(), LOCAL: P(slow), BATCH: batch}[placement]
     inner = tuple(placement.spec) if isinstance(placement, Sharded) else (placement.axes or None,)
     return P(nodes.slow or None, *inner) if on_node_axis(placement) else P(*inner)
@@ -165,7 +165,8 @@ def axes_of_dim(dim: Any) -> tuple[str, ...]:
 
 
 def locally(placements: PyTree) -> PyTree:
-    """The placements of one array per node in place of one for all: of gradients, given those of parameters.
+    """The placements of one array per node in place of one for all: of gradients, given those of
+    parameters.
 
     Example:
       >>> locally({"w": SHARED, "kernel": Sharded(SHARED, P("fsdp"))})["kernel"].placement
@@ -184,12 +185,14 @@ def any_divided(placements: PyTree) -> bool:
 
 
 def sharding_of(x: Any) -> Any:
-    """The sharding of an array or a `jax.ShapeDtypeStruct`; None if it is unknown, as in a trace."""
+    """The sharding of an array or a `jax.ShapeDtypeStruct`; None if it is unknown, as in a
+    trace."""
     return None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
 
 
 def sharding_spec(x: Any) -> P:
-    """How an array, or a `jax.ShapeDtypeStruct`, is divided; P() if it is not, or if that is unknown (in a trace)."""
+    """How an array, or a `jax.ShapeDtypeStruct`, is divided; P() if it is not, or if that is
+    unknown (in a trace)."""
     sharding = sharding_of(x)
     if isinstance(sharding, NamedSharding) and any(axis is not None for axis in sharding.spec):
         return sharding.spec
@@ -197,7 +200,8 @@ def sharding_spec(x: Any) -> P:
 
 
 def check_divided(tree: PyTree, nodes: Nodes) -> None:
-    """Raise ValueError, naming the leaf, if a leaf is divided unevenly, or over an axis that is not fast."""
+    """Raise ValueError, naming the leaf, if a leaf is divided unevenly, or over an axis that is not
+    fast."""
     for name, x in leaves_by_path(tree).items():
         for i, dim in enumerate(sharding_spec(x)):
             for axis in axes_of_dim(dim):
@@ -205,18 +209,23 @@ def check_divided(tree: PyTree, nodes: Nodes) -> None:
                     cure = "name the axis in from_mesh(..., fast=)"
                     cure = "keep them whole over that axis" if axis in nodes.slow else cure
                     raise ValueError(
-                        f"{name!r} is divided over the mesh axis {axis!r}, which is not one of the fast axes "
-                        f"{nodes.fast}: parameters may be divided inside a node only; {cure}"
+                        f"{name!r} is divided over the mesh axis {axis!r}, which is not one of "
+                        f"the fast axes {nodes.fast}: parameters may be divided inside a node "
+                        f"only; {cure}"
                     )
             if x.shape[i] % (parts := nodes.size(axes_of_dim(dim))):
-                raise ValueError(f"{name!r}: {parts} devices do not divide dimension {i} of {x.shape}")
+                raise ValueError(
+                    f"{name!r}: {parts} devices do not divide dimension {i} of {x.shape}"
+                )
 
 
 def placements_of(tree: PyTree) -> PyTree:
-    """The placement of every leaf of a tree of parameters, or of a tree with `State`s, e.g. an optax state.
+    """The placement of every leaf of a tree of parameters, or of a tree with `State`s, e.g. an
+    optax state.
 
-    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED; those whose arrays are divided among the devices of
-    a node are `Sharded`. What `optax.MultiSteps` around `as_optax` adds up is LOCAL.
+    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED; those whose arrays are divided
+    among the devices of a node are `Sharded`. What `optax.MultiSteps` around `as_optax` adds up is
+    LOCAL.
 
     Raises:
       ValueError: an optax wrapper around `as_optax` that cannot work (docs/composing.md).
@@ -259,127 +268,3 @@ def _of_state(tree: PyTree, kind: str) -> PyTree:
         for axes, part in zip(tree.axes, tree.parts, strict=True)
     ]
     return dataclasses.replace(tree, parts=tuple(parts))
-
-
-def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
-    """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile.
-
-    As with `jax.device_put`, an array that lies there already is not copied: a step that donates the result deletes it.
-
-    Raises:
-      TypeError: something else in place of the nodes; a leaf is neither an array nor a number.
-      ValueError: a leaf of `placements` is not a placement, or the first axis of a LOCAL or BATCH leaf is not K.
-    """
-    check_nodes(nodes)
-    check_placements(placements)
-    check_arrays(tree, or_numbers=True)
-    check_node_axes(placements, tree, nodes, "the tree")
-    if nodes.mesh is None:
-        return jax.tree.map(lambda x: jnp.asarray(_strong(x)), tree)
-
-    def put(placement, sub):
-        sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
-        return jax.tree.map(lambda x: place_array(x, sharding), sub)
-
-    return jax.tree.map(put, placements, tree, is_leaf=is_placement)
-
-
-def _strong(x: Any) -> Any:
-    """An array without a weak type, which would compile anew; one of NumPy's stays on the host."""
-    if not hasattr(x, "dtype"):
-        return np.asarray(x)
-    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
-
-
-def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
-    """Shapes, dtypes and shardings of the result of `place`, for compiling ahead of time."""
-
-    def shape(x, sharding=None):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    if nodes.mesh is None:
-        return jax.tree.map(shape, tree)
-
-    def put(placement, sub):
-        return jax.tree.map(lambda x: shape(x, NamedSharding(nodes.mesh, spec(placement, nodes))), sub)
-
-    return jax.tree.map(put, placements, tree, is_leaf=is_placement)
-
-
-def place_array(x: Any, sharding: Sharding) -> Array:
-    """Put one whole array, equal in all processes, on the devices. Each process puts its own part."""
-    x = _strong(x)
-    if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
-        return jax.device_put(x, sharding)
-    if is_key(x):
-        return jax.random.wrap_key_data(place_array(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
-    host = np.asarray(x)  # not device_put: it would first compare x between all processes
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-
-def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
-    """Make BATCH arrays [K, b, ...] and LOCAL ones [K]; each process makes only the part of its own nodes.
-
-    Args:
-      part: `slice(a, b) -> tree of host arrays [b - a, ...]`, those of nodes a to b - 1; `slice(None)` means all nodes.
-      nodes: the layout.
-
-    Returns:
-      The tree of arrays [K, ...], as `place` returns them.
-
-    Example:
-      >>> place_parts(lambda of: np.arange(4)[of], Nodes(4, 4))
-      Array([0, 1, 2, 3], dtype=int32)
-    """
-    check_nodes(nodes)
-    if nodes.mesh is None or jax.process_count() == 1:
-        tree = part(slice(None))
-        return place(tree, jax.tree.map(lambda x: BATCH if np.ndim(x) > 1 else LOCAL, tree), nodes)
-    divided = NamedSharding(nodes.mesh, spec(BATCH, nodes))
-    indices = divided.addressable_devices_indices_map((nodes.count, nodes.size(nodes.fast))).values()
-    own = {str(index[0]): index[0] for index in indices if index}
-    trees = {name: part(index) for name, index in own.items()}
-
-    def whole(*parts):
-        of_nodes = dict(zip(trees, parts, strict=True))
-        sharding = divided if parts[0].ndim > 1 else NamedSharding(nodes.mesh, spec(LOCAL, nodes))
-        return jax.make_array_from_callback(
-            (nodes.count, *parts[0].shape[1:]), sharding, lambda index: of_nodes[str(index[0])][:, *index[1:]]
-        )
-
-    return jax.tree.map(whole, *trees.values())
-
-
-def to_host(x: Array) -> np.ndarray:
-    """A whole array on the host, even if processes hold parts of it. All processes must call it, in the same order.
-
-    Raises:
-      TypeError: a tree, or a random key.
-    """
-    if not hasattr(x, "dtype"):
-        raise TypeError(f"to_host takes one array, got a {type(x).__name__}: jax.tree.map(jgc.to_host, tree)")
-    if is_key(x):
-        raise TypeError("to_host takes an array, got a random key: give jax.random.key_data(key)")
-    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
-        assert isinstance(x.sharding, NamedSharding)
-        x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)
-    return np.asarray(jax.device_get(x))
-
-
-def of_first_process(x: Any, nodes: Nodes) -> np.ndarray:
-    """An array that every process computed for itself, on the host: in all processes that of the first.
-
-    Processes may differ by rounding: each compiles for itself, and on GPUs XLA chooses algorithms by their time. All
-    processes of `nodes` must call it, in the same order.
-    """
-    host, mesh = np.asarray(x), nodes.mesh
-    if not isinstance(mesh, Mesh) or len({device.process_index for device in mesh.devices.flat}) == 1:
-        return host
-    one_each = NamedSharding(mesh, P(mesh.axis_names))
-    copies = jax.make_array_from_callback((mesh.size, *host.shape), one_each, lambda index: host[None])
-    return np.asarray(jax.jit(lambda copies: copies[0], out_shardings=NamedSharding(mesh, P()))(copies))
-
-
-def per_node(x: Array, nodes: Nodes) -> Array:
-    """A copy of x for every node, [K, ...]: the initial local state."""
-    return jnp.broadcast_to(x, (nodes.count, *x.shape))

@@ -1,7 +1,7 @@
 """A warning where the gradient of a convolution lies in a loop or branch on CPU.
 
-XLA's CPU backend (JAX 0.10.2, 0.12.0) takes 10 to 30 times as long for it there. Forward passes and matrix products are
-as fast as elsewhere.
+XLA's CPU backend (JAX 0.10.2, 0.12.0) takes 10 to 30 times as long for it there. Forward passes and
+matrix products are as fast as elsewhere.
 """
 
 import warnings
@@ -33,7 +33,8 @@ class Looped(NamedTuple):
 
 
 def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
-    """Warn if the gradient of a loss has convolutions in loops that the loss lacks. Both arguments are jaxprs.
+    """Warn if the gradient of a loss has convolutions in loops that the loss lacks. Both arguments
+    are jaxprs.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -47,10 +48,11 @@ def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
     backward = [x for x in convolutions_in_loops(gradient) if x.dimensions not in known]
     if backward:
         warnings.warn(
-            f"the gradient of a convolution lies in {backward[0].loop}, where XLA on CPU takes 10 to 30 times as long "
-            "for it: unroll the loop whole (lax.scan(..., unroll=True), or a Python loop), take microbatches at once, "
-            "and write a branch as jnp.where of both results. If the loop must stay, to save memory: "
-            "warnings.filterwarnings('ignore', category=jgc.SlowLoopWarning)",
+            f"the gradient of a convolution lies in {backward[0].loop}, where XLA on CPU takes 10 "
+            "to 30 times as long for it: unroll the loop whole (lax.scan(..., unroll=True), or a "
+            "Python loop), take microbatches at once, and write a branch as jnp.where of both "
+            "results. If the loop must stay, to save memory: warnings.filterwarnings('ignore', "
+            "category=jgc.SlowLoopWarning)",
             SlowLoopWarning,
             stacklevel=2,
         )
@@ -67,7 +69,9 @@ def convolutions_in_loops(jaxpr: Any) -> list[Looped]:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> def scanned(w, x):
-      ...     return jax.lax.scan(lambda s, x: (s + jnp.sum(jax.lax.conv(x, w, (1, 1), "SAME")), None), 0.0, x)[0]
+      ...     def add(s, x):
+      ...         return s + jnp.sum(jax.lax.conv(x, w, (1, 1), "SAME")), None
+      ...     return jax.lax.scan(add, 0.0, x)[0]
       >>> traced = jax.make_jaxpr(scanned)(jnp.ones((1, 1, 3, 3)), jnp.ones((2, 1, 1, 8, 8)))
       >>> [x.loop for x in convolutions_in_loops(traced)]
       ['a scan of 2 turns']
@@ -84,8 +88,13 @@ def _looped(jaxpr: Any, loop: str) -> Iterator[Looped]:
 
 
 def _loop_of(eqn: Any) -> str:
-    """The name of a loop or branch; "" for another operation, and for a scan that XLA does not see as a loop."""
+    """The name of a loop or branch; "" for another operation, and for a scan that XLA does not see
+    as a loop."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
-        return f"a scan of {params['length']} turns" if params["length"] > max(params["unroll"], 1) else ""
+        return (
+            f"a scan of {params['length']} turns"
+            if params["length"] > max(params["unroll"], 1)
+            else ""
+        )
     return {"while": "a while loop", "cond": "a branch of a conditional"}.get(name, "")

@@ -10,8 +10,7 @@ import numpy as np
 from jax import lax
 
 from jgc.backend import backend, plain
-from jgc.layout.messages import node_by_node
-from jgc.layout.opaque import dynamic_part, hidden
+from jgc.layout.devices import dynamic_part, hidden, node_by_node
 from jgc.layout.pack import Layers, values_of
 from jgc.types import Array
 from jgc.wire.bits import LANES, TILE

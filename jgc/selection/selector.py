@@ -1,12 +1,12 @@
 """How a node selects values, the k largest of each layer or of every chunk, and codes positions."""
 
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.layout.pack import Layers, values_of, whole
+from jgc.layout.pack import Layers, values_of
 from jgc.selection.chunks import (
     CHUNK,
     check_chunk,
@@ -14,7 +14,7 @@ from jgc.selection.chunks import (
     largest_in_chunks,
     pack_chunk_positions,
     unpack_chunk_positions,
-)
+)  # fmt: skip
 from jgc.selection.ranges import Range
 from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Array
@@ -24,20 +24,61 @@ from jgc.wire.sums import range_sums
 SelectBy = Literal["layer", "chunks"]
 
 
-class Selector(Protocol):
-    """Which values a node sends of each layer, and how positions are coded. Sizes are static."""
+class Selector(NamedTuple):
+    """Which values a node sends of each layer, and how positions are coded. Static.
+
+    The k largest of each layer, exactly: k is the share alpha of it, but at least `min_values`, or
+    all it has. Ties go to the lower position, so that nodes with equal values select the same.
+    Positions are in Elias-Fano code.
+
+    Attributes:
+      alpha: share of the values.
+      min_values: least number of values of each layer.
+      chunk: 0, or values of a chunk: then the k largest of every chunk (`jgc.selection.chunks`).
+      together: whether all layers are searched as one.
+
+    Example:
+      >>> from jgc.layout.pack import Layer
+      >>> layers = (Layer("a", 0, 5000, (50, 100)), Layer("b", 5000, 20, (20,)))
+      >>> Selector(0.001).counts(layers)
+      (5, 1)
+    """
+
+    alpha: float
+    min_values: int = 1
+    chunk: int = 0
+    together: bool = False
 
     def counts(self, layers: Layers) -> tuple[int, ...]:
-        """Number of values of each layer; mu is their sum."""
+        """Number of values of each layer, or of all together; mu is their sum."""
+        if self.chunk:
+            return cut_in_chunks(layers, *self[:3]).of_layers
+        sizes = [x.size for x in layers]
+        if self.together and layers:
+            sizes = [sum(sizes)]
+        return tuple(min(n, max(self.min_values, round(self.alpha * n))) for n in sizes)
 
     def positions(self, v: Array, layers: Layers) -> Array:
         """Positions of the values to send of v f32[n], ascending, i32[mu]."""
+        if self.chunk:
+            return largest_in_chunks(v, layers, cut_in_chunks(layers, *self[:3]))
+        counts = self.counts(layers)
+        if self.together and layers:
+            return largest_in_ranges(v, [Range(0, values_of(layers), *counts)])
+        ranges = [Range(x.start, x.size, k) for x, k in zip(layers, counts, strict=True)]
+        return largest_in_ranges(v, ranges)
 
     def pack(self, positions: Array, layers: Layers) -> Array:
         """Positions i32[mu] as u32[words]."""
+        if self.chunk:
+            return pack_chunk_positions(positions, layers, cut_in_chunks(layers, *self[:3]))
+        return elias_fano.encode(positions, values_of(layers))
 
     def unpack(self, packed: Array, layers: Layers) -> Array:
         """The inverse of `pack`, i32[mu]."""
+        if self.chunk:
+            return unpack_chunk_positions(packed, layers, cut_in_chunks(layers, *self[:3]))
+        return elias_fano.decode(packed, values_of(layers), sum(self.counts(layers)))
 
 
 def make_selector(
@@ -68,72 +109,10 @@ def make_selector(
         raise ValueError(f"selection must be 'layer' or 'chunks', got {selection!r}")
     if selection == "chunks":
         check_chunk(alpha, chunk)
-        return ByChunk(alpha, min_values, chunk)
+        return Selector(alpha, min_values, chunk)
     if chunk != CHUNK:
         raise ValueError(f"chunk={chunk} does nothing without selection='chunks'")
-    return ByLayer(alpha, min_values)
-
-
-class ByLayer(NamedTuple):
-    """The k largest values of each layer, exactly; positions in Elias-Fano code.
-
-    k is the share alpha of a layer, but at least `min_values`, or all it has. Ties go to the lower
-    position, so that nodes with equal values select the same.
-
-    Example:
-      >>> from jgc.layout.pack import Layer
-      >>> layers = (Layer("a", 0, 5000, (50, 100)), Layer("b", 5000, 20, (20,)))
-      >>> ByLayer(0.001).counts(layers)
-      (5, 1)
-    """
-
-    alpha: float
-    min_values: int = 1
-
-    def counts(self, layers: Layers) -> tuple[int, ...]:
-        least = self.min_values
-        return tuple(min(x.size, max(least, round(self.alpha * x.size))) for x in layers)
-
-    def positions(self, v: Array, layers: Layers) -> Array:
-        counts = self.counts(layers)
-        ranges = [Range(x.start, x.size, k) for x, k in zip(layers, counts, strict=True)]
-        return largest_in_ranges(v, ranges)
-
-    def pack(self, positions: Array, layers: Layers) -> Array:
-        return elias_fano.encode(positions, values_of(layers))
-
-    def unpack(self, packed: Array, layers: Layers) -> Array:
-        return elias_fano.decode(packed, values_of(layers), sum(self.counts(layers)))
-
-
-class OverAllLayers(ByLayer):
-    """The k largest values of all layers together."""
-
-    def counts(self, layers: Layers) -> tuple[int, ...]:
-        return super().counts((whole(values_of(layers)),) if layers else ())
-
-    def positions(self, v: Array, layers: Layers) -> Array:
-        return super().positions(v, (whole(values_of(layers)),) if layers else ())
-
-
-class ByChunk(NamedTuple):
-    """The k largest values of every chunk of each layer; see `jgc.selection.chunks`."""
-
-    alpha: float
-    min_values: int
-    chunk: int
-
-    def counts(self, layers: Layers) -> tuple[int, ...]:
-        return cut_in_chunks(layers, *self).of_layers
-
-    def positions(self, v: Array, layers: Layers) -> Array:
-        return largest_in_chunks(v, layers, cut_in_chunks(layers, *self))
-
-    def pack(self, positions: Array, layers: Layers) -> Array:
-        return pack_chunk_positions(positions, layers, cut_in_chunks(layers, *self))
-
-    def unpack(self, packed: Array, layers: Layers) -> Array:
-        return unpack_chunk_positions(packed, layers, cut_in_chunks(layers, *self))
+    return Selector(alpha, min_values)
 
 
 def check_alpha(alpha: float) -> None:

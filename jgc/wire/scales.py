@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.backend import backend, plain
+from jgc.layout.devices import filled
 from jgc.layout.pack import Layers, values_of
-from jgc.layout.tiles import filled
 from jgc.types import Array
 from jgc.wire.bits import LANES, MANY, TILE, whole_words
 

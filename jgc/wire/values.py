@@ -58,7 +58,7 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
     if code == CODEBOOK:
         return _encode_by_codebook(x, counts)
     if not code.endswith("bit"):
-        return {"values": narrowed(x, code)}
+        return {"values": x if code == x.dtype else narrowed(x, code)}
     bits = int(code[:-3])
     levels, magnitudes = 2 ** (bits - 1), jnp.abs(x)
     sign, group = _sign(x < 0), _group(x < 0, counts)

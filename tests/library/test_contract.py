@@ -49,8 +49,8 @@ import jgc
 import jgc.backend
 from jgc.comm.jaxprs import called
 from jgc.compress import METHODS, step_on_nodes
+from jgc.layout.leaves import LARGEST_NORM
 from jgc.layout.pack import leaf_paths, make_packing
-from jgc.method.guard import LARGEST_NORM
 from jgc.selection import entries
 from jgc.wire.hlo import collectives, table
 

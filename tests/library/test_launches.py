@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import jgc
+from jgc import comm
+from jgc.comm import collectives
 from jgc.compress import powersgd, step_on_nodes
-from jgc.layout import batches, launches, opaque as hidden, squares
-from jgc.layout.buckets import buckets
-from jgc.layout.launches import each_of, readable, stacked, turns
+from jgc.layout import batches, devices, leaves
+from jgc.layout.batches import each_of, stacked, turns
+from jgc.layout.leaves import buckets
 
-MODULES = (batches, hidden, launches, squares)
+MODULES = (batches, collectives, devices, leaves)
 SHAPES = [(8, 6), (9, 6), (8, 6), (5,), (8, 6), (40, 6), (6, 8)]
 
 
@@ -56,9 +58,10 @@ def _in_python(count: int) -> int:
 
 
 def test_flag_keeps_its_value(on_gpu):
-    for flag in (False, True):
-        assert bool(jax.jit(readable)(jnp.bool_(flag))) == flag
-        assert jax.vmap(readable)(jnp.array([flag, not flag])).tolist() == [flag, not flag]
+    nodes = jgc.make_nodes(2, jax.devices()[:1])
+    agreed = jgc.on_nodes(lambda x: comm.any_true(x, nodes), nodes, ins=(jgc.LOCAL,), outs=jgc.SHARED)
+    for flags in ([False, False], [False, True]):
+        assert bool(jax.jit(agreed)(jnp.array(flags))) == any(flags)
 
 
 def test_buckets_of_a_gpu_hold_whole_matrices(on_gpu):

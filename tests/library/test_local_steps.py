@@ -13,7 +13,7 @@ from make_step_process import compilations
 
 import jgc
 from jgc.compress import METHODS, build, dense, per_layer, qsgd, topk
-from jgc.loops.local_loop import exchange_program, inner_program
+from jgc.loops.local_programs import exchange_program, inner_program
 from jgc.loops.outer import Arrays
 from jgc.method.plan import any_residual
 from jgc.wire.hlo import collectives

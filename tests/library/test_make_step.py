@@ -21,7 +21,8 @@ from process_helpers import LIMIT, QUICK, free_port
 
 import jgc
 from jgc.compress import build, dense, topk
-from jgc.nodes.placement import place, placements_of
+from jgc.nodes.placement import placements_of
+from jgc.nodes.placing import place
 
 ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", ROOT / "docs"

@@ -154,7 +154,7 @@ def test_an_array_of_the_state_in_another_argument_is_named():
         donatable(state, key=key)
 
 
-LOOPS = [("jgc.loops.make_step", "make_step"), ("jgc.loops.local_loop", "local_steps")]
+LOOPS = [("jgc.loops.step_loop", "make_step"), ("jgc.loops.local_loop", "local_steps")]
 
 
 @pytest.mark.parametrize("module, kind", LOOPS)

@@ -15,7 +15,8 @@ import jgc
 from jgc import comm
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.layouts import FAST, from_mesh, make_nodes
-from jgc.nodes.placement import BATCH, LOCAL, SHARED, place
+from jgc.nodes.placement import BATCH, LOCAL, SHARED
+from jgc.nodes.placing import place
 from jgc.types import State
 
 NOT_SHARED = r"is declared SHARED, but differs between nodes \(or their devices\)|unroll=True"

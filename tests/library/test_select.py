@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from jgc.layout.pack import Layer, whole
 from jgc.selection import entries
 from jgc.selection.entries import Sparse, Unordered, cleared, scatter
-from jgc.selection.selector import ByLayer, check_alpha
+from jgc.selection.selector import Selector, check_alpha
 
 LAYERS = (Layer("a", 0, 5, (5,)), Layer("b", 5, 1, (1,)), Layer("c", 6, 12, (12,)))
 vectors = st.lists(st.integers(-3, 3), min_size=18, max_size=18)  # small integers: many ties
@@ -17,7 +17,7 @@ vectors = st.lists(st.integers(-3, 3), min_size=18, max_size=18)  # small intege
 
 @given(vectors, st.sampled_from([0.01, 0.2, 0.5, 1.0]))
 def test_top_positions_match_numpy_with_ties_to_lower_position(values, alpha):
-    v, selector = np.array(values, np.float32), ByLayer(alpha)
+    v, selector = np.array(values, np.float32), Selector(alpha)
     expected = []
     for layer, count in zip(LAYERS, selector.counts(LAYERS), strict=True):
         order = np.argsort(-np.abs(v[layer.start : layer.start + layer.size]), kind="stable")
@@ -26,13 +26,13 @@ def test_top_positions_match_numpy_with_ties_to_lower_position(values, alpha):
 
 
 def test_nothing_is_selected_of_no_layers():
-    assert ByLayer(0.1).positions(jnp.zeros(0), ()).shape == (0,)
+    assert Selector(0.1).positions(jnp.zeros(0), ()).shape == (0,)
 
 
 @given(st.lists(st.integers(1, 10**7), max_size=5), st.floats(1e-6, 1.0), st.integers(1, 50))
 def test_every_layer_sends_its_share_and_at_least_the_minimum(sizes, alpha, least):
     layers = tuple(whole(size, str(i)) for i, size in enumerate(sizes))
-    for count, size in zip(ByLayer(alpha, least).counts(layers), sizes, strict=True):
+    for count, size in zip(Selector(alpha, least).counts(layers), sizes, strict=True):
         assert min(least, size) <= count <= size
         assert count in (least, size) or abs(count - alpha * size) <= 0.5
 
@@ -40,7 +40,7 @@ def test_every_layer_sends_its_share_and_at_least_the_minimum(sizes, alpha, leas
 @pytest.mark.parametrize("size", [1, 256, 65537])
 def test_positions_roundtrip(size):
     layers = (Layer("a", 0, size, (size,)), Layer("b", size, 100, (100,)))
-    selector = ByLayer(2 / (size + 100), min_values=2)  # of a layer of one value, that one
+    selector = Selector(2 / (size + 100), min_values=2)  # of a layer of one value, that one
     positions = jnp.unique(jnp.array([0, size - 1, size, size + 99], jnp.int32))
     assert sum(selector.counts(layers)) == positions.size
     packed = selector.pack(positions, layers)

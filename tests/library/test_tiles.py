@@ -10,7 +10,7 @@ from contract import same_bits, some_by_default
 
 import jgc
 from jgc.compress import step_on_nodes
-from jgc.layout.tiles import in_form
+from jgc.layout.devices import in_form
 from jgc.method.whole_step import PLACEMENTS
 
 PARAMS = {"w": jnp.zeros((37, 41)), "b": jnp.zeros(9)}  # 1,526 values: 522 of the second tile are filled up

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from jgc import compress
 from jgc.compress.sparse.topk import top_k
 from jgc.layout.pack import whole
-from jgc.method.compose import payload_sizes
+from jgc.method.exchange import payload_sizes
 from jgc.nodes.layouts import make_nodes
 from jgc.wire.values import ValueCode, decode_values, encode_values
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from training_helpers import small_files
 
-from jgc.loops.make_step import LoopState
+from jgc.loops.step_loop import LoopState
 from jgc.training.errors import NonFinite, UserError
 from jgc.training.run import checkpoint
 from jgc.training.run.sane import Proof

@@ -11,7 +11,7 @@ from training_helpers import tiny_config
 from jgc.checks.misuse import leaves_by_path
 from jgc.compress import LgcPs, TopK
 from jgc.lab.chaos.tiny import flipped, tiny_model, with_flipped_bit
-from jgc.loops.make_step import Step
+from jgc.loops.step_loop import Step
 from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import Drift
 from jgc.training.processes import drift

@@ -3,6 +3,7 @@
 Symbols as in `jgc.compress.lgc.server`. There is no server process: every device plays the server.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,9 +23,9 @@ from jgc.compress.lgc.normalise import (
     view_of,
 )  # fmt: skip
 from jgc.compress.lgc.settings import LgcPs
-from jgc.method.compose import Payload
 from jgc.method.diagnose import cosine, relative_error
-from jgc.nodes.placement import per_node
+from jgc.method.exchange import Payload
+from jgc.nodes.placing import per_node
 from jgc.selection.entries import Sparse, replaced, scatter
 from jgc.types import Array, Nodes, PyTree
 from jgc.wire import elias_fano
@@ -55,7 +56,7 @@ def receive(
     if config.positions == "leader":
         common = comm.broadcast_dict({**header, **code}, leader, nodes)
         header = {field: common[field] for field in header}
-        x = v[selection.unpack(header["positions"])]
+        x = v[selection.selector.unpack(header["positions"], selection.layers)]
         view = view_of(config, x, header, selection)
     else:
         common = comm.broadcast_dict(code, leader, nodes) if code else {}
@@ -92,11 +93,12 @@ def _read_inbox(
         scales = jnp.ones_like(means)
     else:
         scales = means if own else per_node(means[leader], nodes)
+    unpack = partial(selection.selector.unpack, layers=selection.layers)
     signs = jax.vmap(lambda header: unpacked_signs(header, mu))(headers)
     count = every["innovations"].shape[1]
     picked = jax.vmap(lambda code: elias_fano.decode(code, mu, count))
     return ServerInbox(
-        positions=jax.vmap(selection.unpack)(headers["positions"]),
+        positions=jax.vmap(unpack)(headers["positions"]),
         views=View(signs, means, scales),
         code=read_code(config, common, selection),
         picked=picked(every["innovation positions"]),

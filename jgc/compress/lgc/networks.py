@@ -26,7 +26,9 @@ class Conv(nn.Module):
         if self.stride == 1:
             return _affine(self, x, 1)
         pairs = x.reshape(*x.shape[:-2], -1, 2 * x.shape[-1])  # x[2 i], x[2 i + 1]
-        return _affine(self, jnp.concatenate([pairs, _next(pairs[..., : x.shape[-1]])], axis=-1), 3)
+        return _affine(
+            self, jnp.concatenate([pairs, _neighbour(pairs[..., : x.shape[-1]], 1)], axis=-1), 3
+        )
 
 
 class ConvTranspose(nn.Module):
@@ -39,11 +41,13 @@ class ConvTranspose(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         if self.stride == 1:
-            return _affine(self, jnp.concatenate([_previous(x), x, _next(x)], axis=-1), 3)
+            return _affine(
+                self, jnp.concatenate([_neighbour(x, -1), x, _neighbour(x, 1)], axis=-1), 3
+            )
         kernel, bias = _parameters(self, 3, x.shape[-1])
         products = x @ jnp.concatenate([kernel[0], kernel[2], kernel[1]], axis=-1)
         before, even, odd = jnp.split(products, 3, axis=-1)
-        pairs = jnp.concatenate([_previous(before) + even, odd], axis=-1)  # y[2 i], y[2 i + 1]
+        pairs = jnp.concatenate([_neighbour(before, -1) + even, odd], axis=-1)  # y[2 i], y[2 i + 1]
         y = pairs.reshape(*x.shape[:-2], -1, self.filters)
         return y + jnp.broadcast_to(bias, y.shape)
 
@@ -62,14 +66,11 @@ def _parameters(module: Conv | ConvTranspose, size: int, channels: int) -> tuple
     return kernel, module.param("bias", nn.initializers.zeros, (module.filters,), jnp.float32)
 
 
-def _next(x: Array) -> Array:
-    """x[i + 1] at i, zeros at the end; x f32[..., n, c]."""
-    return jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], axis=-2)
-
-
-def _previous(x: Array) -> Array:
-    """x[i - 1] at i, zeros at the start; x f32[..., n, c]."""
-    return jnp.concatenate([jnp.zeros_like(x[..., :1, :]), x[..., :-1, :]], axis=-2)
+def _neighbour(x: Array, by: int) -> Array:
+    """x[i + by] at i, `by` 1 or -1, zeros beyond the ends; x f32[..., n, c]."""
+    zeros = jnp.zeros_like(x[..., :1, :])
+    parts = [x[..., 1:, :], zeros] if by > 0 else [zeros, x[..., :-1, :]]
+    return jnp.concatenate(parts, axis=-2)
 
 
 class Encoder(nn.Module):

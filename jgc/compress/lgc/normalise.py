@@ -15,7 +15,7 @@ from jgc.layout.pack import Layer, Layers, layer_ids
 from jgc.selection.chunks import largest_in_rows
 from jgc.selection.entries import replaced
 from jgc.selection.ranges import Range
-from jgc.selection.selector import ByLayer, Selector, layer_means
+from jgc.selection.selector import Selector, layer_means
 from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Array
 
@@ -36,10 +36,6 @@ class Selection(NamedTuple):
     counts: tuple[int, ...]
     mu: int
     ids: np.ndarray
-
-    def unpack(self, packed: Array) -> Array:
-        """Packed positions as i32[mu]."""
-        return self.selector.unpack(packed, self.layers)
 
 
 def select_layers(selector: Selector, layers: Layers) -> Selection:
@@ -67,7 +63,7 @@ def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]
         return (int(config.innovation * selection.mu),)
     if not config.innovation:
         return (0,) * len(selection.counts)
-    return ByLayer(config.innovation).counts(_selected(selection))
+    return Selector(config.innovation).counts(_selected(selection))
 
 
 def _selected(selection: Selection) -> Layers:

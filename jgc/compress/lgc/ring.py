@@ -232,7 +232,7 @@ class Ring(NamedTuple):
             header["scales"] = scales_of(config, v[own], selection)
         header = comm.broadcast_dict(header, leader, nodes)
         scales = header["scales"] if config.scale == "layer" else jnp.ones((len(selection.layers),))
-        positions = selection.unpack(header["positions"])
+        positions = selection.selector.unpack(header["positions"], selection.layers)
         return Header(positions, unpacked_signs(header, selection.mu), scales)
 
     def encode(

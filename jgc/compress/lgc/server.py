@@ -52,6 +52,7 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
      local clipping is not the method's.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -134,8 +135,9 @@ class ParameterServer(NamedTuple):
             return positions, jnp.broadcast_to(positions, x.shape), x
         positions = selection.selector.positions(v, selection.layers)
         packed = selection.selector.pack(positions, selection.layers)
+        unpack = jax.vmap(partial(selection.selector.unpack, layers=selection.layers))
         every = comm.all_gather_dict({"positions": packed, "values": v[positions]}, nodes)
-        return positions, jax.vmap(selection.unpack)(every["positions"]), every["values"]
+        return positions, unpack(every["positions"]), every["values"]
 
     def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
         return sizes.server(self.config, phase, selection, nodes)

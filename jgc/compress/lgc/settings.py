@@ -4,8 +4,8 @@ ring.py."""
 import dataclasses
 from typing import Any, ClassVar, Literal, get_args
 
+from jgc.compress.registry import check_idle
 from jgc.compress.settings import Chunked, ErrorFeedback, selector_of
-from jgc.compress.unused_settings import check_idle
 from jgc.wire.values import ValueCode
 
 TOP_K, COMPRESSED = "top-k", "compressed"  # the phases after the dense one

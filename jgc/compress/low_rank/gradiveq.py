@@ -53,9 +53,8 @@ from jgc.compress.quantized.quantize import codec_of, ring_quantized_mean, ring_
 from jgc.compress.registry import Method, settings_of
 from jgc.layout.pack import values_of
 from jgc.method import phases
-from jgc.method.compose import encoded, payload_sizes
 from jgc.method.compressor import compressor_of
-from jgc.method.exchange import gather
+from jgc.method.exchange import encoded, gather, payload_sizes
 from jgc.method.from_step import Layers, Step, from_step
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways, to_all
@@ -178,10 +177,7 @@ def _with_sample(mean: Array, learned: Learned, layers: tuple[Sliced, ...]) -> L
     count = learned.samples[0].shape[1] if layers else 1
     samples = slices.add_sample(layers, learned.samples, mean, learned.taken % count)
     return learned._replace(
-        samples=samples,
-        taken=learned.taken + 1,
-        mean=learned.mean + mean,
-        steps=learned.steps + 1,
+        samples=samples, taken=learned.taken + 1, mean=learned.mean + mean, steps=learned.steps + 1
     )
 
 

@@ -8,7 +8,7 @@ import jax
 
 from jgc import comm
 from jgc.compress.low_rank.slices import block_of, is_convolution
-from jgc.compress.unused_settings import check_idle
+from jgc.compress.registry import check_idle
 from jgc.layout.pack import leaf_paths
 from jgc.types import PyTree
 
@@ -68,8 +68,7 @@ def check(config: Gradiveq) -> None:
     comm.mean_by(config.algorithm)  # refuses an unknown one
     if not config.overlapped and config.algorithm != "ring":
         raise ValueError(
-            "overlapped must be True without algorithm='ring', got False with "
-            f"{config.algorithm!r}"
+            f"overlapped must be True without algorithm='ring', got False with {config.algorithm!r}"
         )
     if config.rank:
         check_idle(config, f"with rank={config.rank}", "loss")
@@ -101,8 +100,7 @@ def check(config: Gradiveq) -> None:
 
 
 def warn_of_wide(config: Gradiveq, params: PyTree) -> None:
-    """Warn if there are no kernels, or some too wide to be compressed: most values may be in them.
-    """
+    """Warn if there are no kernels, or some too wide to be compressed: most values may be in them."""
     sizes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     kernels = {path: x for path, x in sizes.items() if is_convolution(x, 2**62)}
     most = config.max_slice

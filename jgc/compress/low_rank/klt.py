@@ -53,14 +53,13 @@ from jgc.compress.low_rank.klt_bases import (
     group_count,
     nothing_learned,
     rotate,
-)
+)  # fmt: skip
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
 from jgc.method import phases
-from jgc.method.compose import encoded, payload_sizes
-from jgc.method.exchange import gather
+from jgc.method.exchange import encoded, gather, payload_sizes
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.memory import subtract
 from jgc.method.messages import both_ways, to_all
@@ -177,7 +176,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
         rest = v - common.own
         item = encoded(rest_codec, key, rest, layers, nodes)
         innovations = scatter_layers(gather().run([item], nodes)[0], layers)
-        left = subtract(rest, rest_codec.decode(item.payload, layers))
+        left = subtract(rest, item.sent)
         now = common.mean
         if _smooths(config):
             now = config.momentum * learned.velocity + (1 - config.momentum) * now

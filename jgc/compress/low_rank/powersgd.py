@@ -54,9 +54,8 @@ import numpy as np
 
 from jgc import comm
 from jgc.compress.registry import Method, settings_of
-from jgc.layout.batches import in_batches
+from jgc.layout.batches import in_batches, stacked
 from jgc.layout.by_layer import joined
-from jgc.layout.launches import stacked
 from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
 from jgc.layout.pack import Layer, values_of
 from jgc.method import phases
@@ -157,8 +156,8 @@ def elements_of(plan: Plan, layers: Sequence[Layer], rank: int) -> tuple[int, in
 
 
 def random_factors(key: Key, plan: Plan, rank: int) -> tuple[Array, ...]:
-    """Q of every matrix for a first step, f32[cols, r]: normally distributed, columns of length 1.
-    """
+    """Q of every matrix for a first step, f32[cols, r]: normally distributed, columns of length
+    1."""
     return tuple(
         unit(jax.random.normal(jax.random.fold_in(key, i), (matrix.cols, rank), jnp.float32))
         for i, matrix in enumerate(plan.matrices)
@@ -233,7 +232,9 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
         return both_ways({field: size for field, size in sizes.items() if size})
 
     schedule = phases.in_sequence((DENSE, config.warmup_steps), (LOW_RANK, 0))
-    return from_step(step, memory=memory, schedule=schedule, messages=messages, init=init, form="layers")
+    return from_step(
+        step, memory=memory, schedule=schedule, messages=messages, init=init, form="layers"
+    )
 
 
 CITATION = """@inproceedings{vogels2019powersgd,

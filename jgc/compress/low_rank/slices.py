@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from jgc.layout.pack import Layer
-from jgc.nodes.placement import of_first_process
+from jgc.nodes.placing import of_first_process
 from jgc.types import Array, Nodes
 
 Rows = tuple[Array, ...]  # per layer f32[bases, L, K]: samples, or the basis, one direction per row

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.layout.pack import values_of, whole
 from jgc.method import phases
-from jgc.method.compose import Codec, Tiled, compose, payload_sizes
-from jgc.method.exchange import gather
+from jgc.method.compose import compose
+from jgc.method.exchange import Codec, Tiled, gather, payload_sizes
 from jgc.method.from_step import Step, from_step
 from jgc.method.memory import Memory, error_feedback, no_memory
 from jgc.method.messages import both_ways

@@ -24,11 +24,10 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import codec_of
-from jgc.compress.registry import Method, settings_of
-from jgc.compress.unused_settings import check_idle
+from jgc.compress.registry import Method, check_idle, settings_of
 from jgc.layout.pack import values_of
-from jgc.method.compose import Codec, compose
-from jgc.method.exchange import gather, server
+from jgc.method.compose import compose
+from jgc.method.exchange import Codec, gather, server
 from jgc.method.memory import error_feedback, no_memory
 from jgc.types import Array, Compressor
 from jgc.wire.bits import ones_at

@@ -41,13 +41,12 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.compress.registry import Method, settings_of
-from jgc.compress.unused_settings import check_idle
+from jgc.compress.registry import Method, check_idle, settings_of
 from jgc.layout.batches import searched_together
-from jgc.layout.messages import each
+from jgc.layout.devices import each
 from jgc.layout.pack import Layer
-from jgc.method.compose import Codec, compose
-from jgc.method.exchange import gather
+from jgc.method.compose import compose
+from jgc.method.exchange import Codec, gather
 from jgc.method.from_step import Layers
 from jgc.method.memory import error_feedback
 from jgc.selection.chunks import largest_in_rows
@@ -69,11 +68,13 @@ class Demo:
     sign: bool = True
     """the aggregate is the sign of the mean, times `magnitude`; if not, the mean"""
     magnitude: float = 0.03
-    """what a sign is multiplied by, so that learning rates of the other methods serve; 1 is the paper's"""
+    """what a sign is multiplied by, so that learning rates of the other methods serve; 1 is the
+    paper's"""
 
 
 def demo(config: Demo | None = None, **overrides) -> Compressor:
-    """Decoupled momentum: k DCT coefficients of every chunk of each node's f32[n], gathered by all nodes.
+    """Decoupled momentum: k DCT coefficients of every chunk of each node's f32[n], gathered by all
+    nodes.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -105,7 +106,8 @@ def demo(config: Demo | None = None, **overrides) -> Compressor:
 
 
 def dct_top_k(config: Demo) -> Codec:
-    """The largest DCT coefficients of every chunk: mu values and their positions among all coefficients."""
+    """The largest DCT coefficients of every chunk: mu values and their positions among all
+    coefficients."""
 
     def encode(key, v, layers):
         positions, values, start = [], [], 0
@@ -139,7 +141,8 @@ def dct_top_k(config: Demo) -> Codec:
 
 
 def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
-    """Rows and columns of chunks in a layer's matrix, then rows and columns of values in a chunk."""
+    """Rows and columns of chunks in a layer's matrix, then rows and columns of values in a
+    chunk."""
     *others, cols = layer.shape
     rows = math.prod(others)
     a, b = min(rows, config.chunk), min(cols, config.chunk)
@@ -152,7 +155,8 @@ def _coefficients(config: Demo, layers: Layers) -> int:
 
 
 class _Batch(NamedTuple):
-    """Layers whose chunks [chunks, a, b] are transformed and searched together; each sends k coefficients."""
+    """Layers whose chunks [chunks, a, b] are transformed and searched together; each sends k
+    coefficients."""
 
     layers: Layers
     chunks: int
@@ -180,11 +184,15 @@ def _joined(parts: Sequence[Array], dtype: jax.typing.DTypeLike) -> Array:
 
 
 def largest(coefficients: Array, k: int) -> Sparse:
-    """The k largest coefficients of every chunk f32[chunks, a b], at ascending positions among all of them."""
+    """The k largest coefficients of every chunk f32[chunks, a b], at ascending positions among all
+    of them."""
     chunks, size = coefficients.shape
     found = largest_in_rows(coefficients, k)
     values = jnp.take_along_axis(coefficients, found, 1, mode="promise_in_bounds")
-    return Sparse((size * jnp.arange(chunks, dtype=jnp.int32)[:, None] + found).reshape(-1), values.reshape(-1))
+    return Sparse(
+        (size * jnp.arange(chunks, dtype=jnp.int32)[:, None] + found).reshape(-1),
+        values.reshape(-1),
+    )
 
 
 def spread(config: Demo, layers: Layers, everyone: Sparse) -> list[Array]:
@@ -213,7 +221,8 @@ def basis(size: int) -> np.ndarray:
     return (np.sqrt(2 / size) * rows).astype(np.float32)
 
 
-_einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)  # the residual is exact only in full f32
+# the residual is exact only in full f32
+_einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 def dct(config: Demo, layers: Layers, v: Array) -> list[Array]:
@@ -221,7 +230,9 @@ def dct(config: Demo, layers: Layers, v: Array) -> list[Array]:
     out = []
     for batch in _batches(config, layers):
         x = jnp.concatenate([_chunks(config, layer, v) for layer in batch.layers])
-        out.append(_einsum("ia,cab,jb->cij", basis(batch.a), x, basis(batch.b)).reshape(batch.chunks, -1))
+        out.append(
+            _einsum("ia,cab,jb->cij", basis(batch.a), x, basis(batch.b)).reshape(batch.chunks, -1)
+        )
     return out
 
 
@@ -238,7 +249,8 @@ def inverse_dct(config: Demo, layers: Layers, coefficients: Sequence[Array]) -> 
 
 
 def _chunks(config: Demo, layer: Layer, v: Array) -> Array:
-    """The chunks of a layer, rows of chunks one after another, filled up with zeros: f32[n] -> f32[chunks, a, b]."""
+    """The chunks of a layer, rows of chunks one after another, filled up with zeros: f32[n] ->
+    f32[chunks, a, b]."""
     m, n, a, b = _grid(config, layer)
     matrix = v[layer.start : layer.start + layer.size].reshape(-1, layer.shape[-1])
     rows, cols = matrix.shape

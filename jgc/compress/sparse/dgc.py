@@ -1,4 +1,5 @@
-"""Deep gradient compression: top-k with momentum correction, local clipping, factor masking and a ramp of sparsity.
+"""Deep gradient compression: top-k with momentum correction, local clipping, factor masking and a
+ramp of sparsity.
 
 On each node, for its gradient g f32[n], clipped to clip_norm / sqrt(K):
 
@@ -36,13 +37,15 @@ class Dgc(Selecting):
     factor_masking: bool = True
     """the velocity of values just sent restarts from zero"""
     strategy: Strategy = "exponential"
-    """exponential: 25 % of the values, 6.25 %, 1.5625 %, 0.4 %, then alpha; warmup: uncompressed first; fixed: alpha"""
+    """exponential: 25 % of the values, 6.25 %, 1.5625 %, 0.4 %, then alpha; warmup: uncompressed
+    first; fixed: alpha"""
     clip_norm: float = 0.0
     """clip each node's gradient to the norm clip_norm / sqrt(K); 0 for no clipping"""
 
 
 def dgc(config: Dgc | None = None, **overrides) -> Compressor:
-    """Deep gradient compression: mu values and positions of each node's f32[n], gathered by all nodes.
+    """Deep gradient compression: mu values and positions of each node's f32[n], gathered by all
+    nodes.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -65,7 +68,8 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
 
 
 CITATION = """@inproceedings{lin2018deep,
-  title = {Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training},
+  title = {Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
+    Training},
   author = {Lin, Yujun and Han, Song and Mao, Huizi and Wang, Yu and Dally, William J.},
   booktitle = {International Conference on Learning Representations},
   year = {2018},
@@ -73,7 +77,8 @@ CITATION = """@inproceedings{lin2018deep,
 
 METHOD = Method(
     "dgc", Dgc, dgc, "Lin et al. 2018",
-    lossless={"alpha": 1.0, "factor_masking": False},  # masking would restart every value's momentum in every step
+    # masking would restart every value's momentum in every step
+    lossless={"alpha": 1.0, "factor_masking": False},
     layers=FIRST_DENSE,
     citation=CITATION,
 )  # fmt: skip

@@ -33,9 +33,8 @@ from jgc.compress.settings import Chunked, selector_of
 from jgc.compress.sparse.sparsity import sparse_schedule
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
-from jgc.method.compose import as_step, encoded, payload_sizes
 from jgc.method.diagnose import compare
-from jgc.method.exchange import gather
+from jgc.method.exchange import encoded, gather, payload_sizes, steps_of
 from jgc.method.from_step import as_vector, dense_step, from_step
 from jgc.method.memory import Memory, no_memory
 from jgc.method.messages import to_all
@@ -53,14 +52,15 @@ class Ef21(Chunked):
     min_values: int = 1
     """least number of values sent per layer"""
     eta: float = 1.0
-    """weight of a new gradient in each node's momentum (EF21-SGDM), in (0, 1]; 1 for no momentum; below 1 the optimiser
-    must have none"""
+    """weight of a new gradient in each node's momentum (EF21-SGDM), in (0, 1]; 1 for no momentum;
+    below 1 the optimiser must have none"""
     warmup_steps: int = 0
     """uncompressed steps before the first compressed one"""
 
 
 def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
-    """EF21 with top-k: mu values of each node's change f32[n] and their positions, gathered by all nodes.
+    """EF21 with top-k: mu values of each node's change f32[n] and their positions, gathered by all
+    nodes.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -88,8 +88,9 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
             return dense_step(v, state, nodes)._replace(onto=state.shared)
-        item = encoded(codec, key, v, layers, nodes)
-        return as_step(item, gather().run([item], nodes)[0])._replace(onto=state.shared)
+        items = [encoded(codec, key, v, layers, nodes)]
+        (sparse,) = steps_of(items, gather().run(items, nodes))
+        return sparse._replace(onto=state.shared)
 
     def figures(phase, key, v, g, step, state, layers, nodes):
         return compare(state.shared + as_vector(step.mean, layers), g, g, nodes, everything=True)
@@ -112,7 +113,8 @@ class Estimate(NamedTuple):
 
 
 def estimate(eta: float) -> Memory:
-    """What a node sends is v = u - g, its momentum less its estimate; what it sent is added to g."""
+    """What a node sends is v = u - g, its momentum less its estimate; what it sent is added to
+    g."""
 
     def init(n):
         zeros = jnp.zeros((n,), jnp.float32)

@@ -1,4 +1,5 @@
-"""EGC, entropy-based gradient compression: the entropy of a layer's gradient decides how much of it is sent.
+"""EGC, entropy-based gradient compression: the entropy of a layer's gradient decides how much of it
+is sent.
 
 For each layer of n values on each node:
 
@@ -56,7 +57,7 @@ from jgc.compress.sparse import entropy
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import layer_ids
 from jgc.method import phases
-from jgc.method.compose import Codec, payload_sizes
+from jgc.method.exchange import Codec, payload_sizes
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
@@ -74,23 +75,25 @@ class Egc(Chunked, ErrorFeedback):
     """Settings of `egc`."""
 
     momentum_correction: bool = True
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has none"""
+    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has
+    none"""
     bins: int = 2
     """N, bins of the histogram of a layer's values, 2 to 1,024"""
     ratio: float = 1024.0
     """K, at least log2(N): a layer with an entropy of H bits sends the share H / K of its values"""
     measure_every: int = 1
-    """steps between two measurements of entropy and threshold, at least 1; an application may replace 0 by the steps of
-    an epoch (the paper's interval), the library refuses it"""
+    """steps between two measurements of entropy and threshold, at least 1; an application may
+    replace 0 by the steps of an epoch (the paper's interval), the library refuses it"""
     min_values: int = 1
-    """least number of values to send per layer; with 1 a small layer can wait for hundreds of steps"""
+    """least number of values to send per layer; with 1 a small layer can wait for hundreds of
+    steps"""
     warmup_steps: int = 0
     """uncompressed steps before the first compressed one; the paper has none"""
     value_code: Literal["float32", "float16", "bfloat16"] = "float32"
     """code of the values sent; the error of a shorter code stays in the residual"""
     literal: bool = False
-    """Algorithm 1 to the letter: signed selection, half-open bins, strictly above the threshold; the message has room
-    for all values, so only `elements_sent` shows what it saves"""
+    """Algorithm 1 to the letter: signed selection, half-open bins, strictly above the threshold;
+    the message has room for all values, so only `elements_sent` shows what it saves"""
 
 
 class Choice(NamedTuple):
@@ -102,7 +105,8 @@ class Choice(NamedTuple):
 
 
 def egc(config: Egc | None = None, **overrides) -> Compressor:
-    """Entropy-based gradient compression: each node sends about n H / K values of f32[n]; all nodes gather them.
+    """Entropy-based gradient compression: each node sends about n H / K values of f32[n]; all nodes
+    gather them.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -124,7 +128,8 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
     _check(config)
 
     def init(key, layers, nodes):
-        return jnp.int32(0), jnp.full((len(layers),), jnp.inf, jnp.float32)  # sparse steps so far, thresholds
+        # sparse steps so far, thresholds
+        return jnp.int32(0), jnp.full((len(layers),), jnp.inf, jnp.float32)
 
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
@@ -148,24 +153,36 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
 
 def _check(config: Egc) -> None:
     if config.bins < 2:
-        raise ValueError(f"bins must be at least 2, got {config.bins}: the entropy over one bin is always 0")
+        raise ValueError(
+            f"bins must be at least 2, got {config.bins}: the entropy over one bin is always 0"
+        )
     if config.bins > entropy.MOST_BINS:
-        raise ValueError(f"bins must be at most {entropy.MOST_BINS}, got {config.bins}: each costs a pass over a layer")
+        raise ValueError(
+            f"bins must be at most {entropy.MOST_BINS}, got {config.bins}: each costs a pass over "
+            "a layer"
+        )
     if not math.log2(config.bins) <= config.ratio < math.inf:
         least = f"log2(bins) = {math.log2(config.bins):g}"
-        raise ValueError(f"ratio must be at least {least} (1024 sends at most {least} in 1024), got {config.ratio}")
+        raise ValueError(
+            f"ratio must be at least {least} (1024 sends at most {least} in 1024), got "
+            f"{config.ratio}"
+        )
     if not 1 <= config.measure_every < 2**31:
         raise ValueError(
-            f"measure_every must be at least 1 step, and below 2**31, got {config.measure_every}; for one measurement "
-            "per epoch give the number of steps of an epoch"
+            f"measure_every must be at least 1 step, and below 2**31, got {config.measure_every}; "
+            "for one measurement per epoch give the number of steps of an epoch"
         )
     _selector(config)  # raises for settings that do not fit together
-    if config.value_code not in ("float32", "float16", "bfloat16"):  # codes of a few bits have no 0 for unused slots
-        raise ValueError(f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}")
+    # codes of a few bits have no 0 for unused slots
+    if config.value_code not in ("float32", "float16", "bfloat16"):
+        raise ValueError(
+            f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}"
+        )
 
 
 def _selector(config: Egc) -> Selector:
-    """The slots of the message: for each layer, room for the values that an entropy of log2(N) bits asks for."""
+    """The slots of the message: for each layer, room for the values that an entropy of log2(N) bits
+    asks for."""
     return selector_of(config, 1.0 if config.literal else most(config), config.min_values)
 
 
@@ -186,7 +203,9 @@ def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> 
     choice = _choose(config, v, v[positions], layers, slots, state)
     used = jnp.sum(choice.used, dtype=jnp.int32)
     payload = encode_values(config.value_code, jnp.where(choice.used, v[positions], 0), slots)
-    everyone = comm.all_gather_dict({"positions": selector.pack(positions, layers), **payload}, nodes)
+    everyone = comm.all_gather_dict(
+        {"positions": selector.pack(positions, layers), **payload}, nodes
+    )
     return Step(
         mean=_buffer(config).mean(everyone, layers),
         sent=Unordered(
@@ -200,21 +219,31 @@ def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> 
     )
 
 
-def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts, state: State) -> Choice:
-    """Choose which of the slots' values f32[mu] to send. Measures entropy and thresholds if that is due."""
+def _choose(
+    config: Egc, v: Array, values: Array, layers: Layers, slots: Counts, state: State
+) -> Choice:
+    """Choose which of the slots' values f32[mu] to send. Measures entropy and thresholds if that is
+    due."""
     magnitudes, ids, old = jnp.abs(values), layer_ids(slots), state.local.own
-    asked = selector_of(config, most(config), config.min_values).counts(layers)  # at most; the slots if not literal
+    # at most; the slots if not literal
+    asked = selector_of(config, most(config), config.min_values).counts(layers)
 
     def wanted():
         bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
-        if not config.literal:  # NaN if v is not finite: send the largest values, so that the loss shows it
+        # NaN if v is not finite: send the largest values, so that the loss shows it
+        if not config.literal:
             bits = jnp.nan_to_num(bits)
         return entropy.wanted(bits, layers, config.ratio, asked, config.min_values)
 
     def above(limits, holds):
         """Choose all values above the thresholds, as far as slots go."""
-        reaching = [jnp.sum(holds(jnp.abs(v[at : at + size]), limits[i])) for i, (_, at, size, _) in enumerate(layers)]
-        return Choice(limits, holds(magnitudes, limits[ids]), jnp.sum(jnp.stack(reaching), dtype=jnp.int32))
+        reaching = [
+            jnp.sum(holds(jnp.abs(v[at : at + size]), limits[i]))
+            for i, (_, at, size, _) in enumerate(layers)
+        ]
+        return Choice(
+            limits, holds(magnitudes, limits[ids]), jnp.sum(jnp.stack(reaching), dtype=jnp.int32)
+        )
 
     def measured():
         count = wanted()
@@ -222,7 +251,8 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
             return above(entropy.literal_thresholds(v, layers, count, asked), jnp.greater)
         rank = entropy.ranks(magnitudes, slots)
         limits = entropy.thresholds(magnitudes, rank, count, slots)
-        return Choice(limits, rank < count[ids], jnp.sum(count, dtype=jnp.int32))  # by rank: exact if values are equal
+        # by rank: exact if values are equal
+        return Choice(limits, rank < count[ids], jnp.sum(count, dtype=jnp.int32))
 
     if config.measure_every == 1:
         return measured()
@@ -231,17 +261,25 @@ def _choose(config: Egc, v: Array, values: Array, layers: Layers, slots: Counts,
     def reaches(magnitudes, limit):  # never 0: a layer of zeros has the threshold 0
         return (magnitudes >= limit) & (magnitudes > 0)
 
-    return jax.lax.cond(due, measured, lambda: above(old, jnp.greater if config.literal else reaches))
+    return jax.lax.cond(
+        due, measured, lambda: above(old, jnp.greater if config.literal else reaches)
+    )
 
 
 def _figures(config: Egc, v: Array, step: Step, layers: Layers, nodes: Nodes) -> dict[str, Array]:
-    """Diagnostics of node 0: its layers' entropy as a mean over values, the share of slots in use, its positions."""
+    """Diagnostics of node 0: its layers' entropy as a mean over values, the share of slots in use,
+    its positions."""
     selector = _selector(config)
     bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
-    mean = jnp.sum(jnp.nan_to_num(bits) * np.array([layer.size for layer in layers], np.float32)) / v.size
+    mean = (
+        jnp.sum(jnp.nan_to_num(bits) * np.array([layer.size for layer in layers], np.float32))
+        / v.size
+    )
     used = jnp.float32(step.elements) / sum(selector.counts(layers))
     own = {"entropy_bits": mean, "slots_used": used, "positions": selector.positions(v, layers)}
-    return comm.broadcast_dict(own, jnp.int32(0), nodes, "diagnose") | {"positions_n": jnp.int32(v.size)}
+    return comm.broadcast_dict(own, jnp.int32(0), nodes, "diagnose") | {
+        "positions_n": jnp.int32(v.size)
+    }
 
 
 CITATION = """@misc{kuang2020entropy,

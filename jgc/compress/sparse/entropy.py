@@ -1,19 +1,22 @@
-"""How many values of a layer EGC sends, from the entropy of its histogram, and the resulting threshold.
+"""How many values of a layer EGC sends, from the entropy of its histogram, and the resulting
+threshold.
 
-    G f32[n]    values of a layer                  N   bins of equal width between its smallest and largest value
-    H           entropy of the histogram, bits     K   the paper's constant, 2^10
+    G f32[n]    values of a layer
+    N           bins of equal width between its smallest and largest value
+    H           entropy of the histogram, bits
+    K           the paper's constant, 2^10
     t = H / K   share of the layer's values to send, at most log2(N) / K
 
-Source: Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning", Algorithm 1 and
-equation (2).
+Source: Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning",
+  Algorithm 1 and equation (2).
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jgc.layout.leaves import not_finite
 from jgc.layout.pack import Layers, layer_ids
-from jgc.method.guard import not_finite
 from jgc.types import Array
 from jgc.wire.sums import range_maxima
 
@@ -25,17 +28,19 @@ def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
     """Entropy of the histogram of some values over bins of equal width, in bits, f32[].
 
     Args:
-      values: f32[n], n > 0. If one is not finite, H is NaN. Subnormal values may count as 0, as elsewhere in XLA.
+      values: f32[n], n > 0. If one is not finite, H is NaN. Subnormal values may count as 0, as
+        elsewhere in XLA.
       bins: N, 2 to `MOST_BINS`.
-      closed: the last bin includes the largest value, and values that are all equal have H = 0. If False, as in
-        Algorithm 1: all bins are half open, none includes the largest value (unless rounding puts it there), and H is
-        NaN if all values are equal.
+      closed: the last bin includes the largest value, and values that are all equal have H = 0. If
+        False, as in Algorithm 1: all bins are half open, none includes the largest value (unless
+        rounding puts it there), and H is NaN if all values are equal.
 
     Example:
       >>> float(entropy_bits(jnp.array([0.0, 1.0, 2.0, 8.0]), 2))  # three below 4, one above
       0.8112781047821045
     """
-    halves = values / 2  # the width of the values can exceed the largest float, that of their halves cannot
+    # the width of the values can exceed the largest float, that of their halves cannot
+    halves = values / 2
     low, high = jnp.min(halves), jnp.max(halves)
     edges = low + np.arange(1, bins + 1, dtype=np.float32) * (jnp.abs(high - low) / bins)
     # a loop, so that the program does not grow with the number of bins
@@ -52,11 +57,16 @@ def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
 
 def entropies(v: Array, layers: Layers, bins: int, closed: bool = True) -> Array:
     """The entropy of every layer of v f32[n], in bits, f32[layers]."""
-    return jnp.stack([entropy_bits(v[layer.start : layer.start + layer.size], bins, closed) for layer in layers])
+    return jnp.stack(
+        [entropy_bits(v[layer.start : layer.start + layer.size], bins, closed) for layer in layers]
+    )
 
 
-def wanted(bits: Array, layers: Layers, ratio: float, slots: tuple[int, ...], min_values: int = 1) -> Array:
-    """Number of values that each layer's entropy asks for, i32[layers]: at least `min_values`, at most its slots.
+def wanted(
+    bits: Array, layers: Layers, ratio: float, slots: tuple[int, ...], min_values: int = 1
+) -> Array:
+    """Number of values that each layer's entropy asks for, i32[layers]: at least `min_values`, at
+    most its slots.
 
     Args:
       bits: f32[layers], H; a layer with NaN gets 0.
@@ -72,7 +82,8 @@ def wanted(bits: Array, layers: Layers, ratio: float, slots: tuple[int, ...], mi
 
 
 def ranks(magnitudes: Array, counts: tuple[int, ...]) -> Array:
-    """The rank of each value among those of its layer, 0 for the largest, ties to the earlier one, i32[mu].
+    """The rank of each value among those of its layer, 0 for the largest, ties to the earlier one,
+    i32[mu].
 
     Args:
       magnitudes: f32[mu], layer by layer.
@@ -85,7 +96,11 @@ def ranks(magnitudes: Array, counts: tuple[int, ...]) -> Array:
     ids = layer_ids(counts)
     starts = np.repeat(np.cumsum((0, *counts))[:-1].astype(np.int32), counts)
     order = jnp.lexsort((-magnitudes, ids))
-    return jnp.zeros(magnitudes.shape, jnp.int32).at[order].set(np.arange(ids.size, dtype=np.int32) - starts)
+    return (
+        jnp.zeros(magnitudes.shape, jnp.int32)
+        .at[order]
+        .set(np.arange(ids.size, dtype=np.int32) - starts)
+    )
 
 
 def thresholds(magnitudes: Array, rank: Array, wanted: Array, counts: tuple[int, ...]) -> Array:

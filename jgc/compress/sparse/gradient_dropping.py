@@ -23,9 +23,9 @@ from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.compress.sparse.topk import selected
-from jgc.method.compose import Codec, compose_phases
-from jgc.method.exchange import gather
-from jgc.selection.selector import OverAllLayers
+from jgc.method.compose import compose_phases
+from jgc.method.exchange import Codec, gather
+from jgc.selection.selector import Selector
 from jgc.types import Compressor
 
 
@@ -71,7 +71,7 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
 
     def codec(share: float) -> Codec:
         if config.scope == "global":
-            return selected(OverAllLayers(share, config.min_values), config.value_code)
+            return selected(Selector(share, config.min_values, together=True), config.value_code)
         return selected(selector_of(config, share, config.min_values), config.value_code)
 
     return compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)

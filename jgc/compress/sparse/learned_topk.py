@@ -1,6 +1,6 @@
 """Top-k at learned positions: nodes agree on where to search, from all that was sent before.
 
-    b     blocks of 8 values that are due, the same on all nodes       see `jgc.selection.due_blocks`
+    b     blocks of 8 values that are due, the same on all nodes (`jgc.selection.due_blocks`)
     x     v at the values of these blocks, one after the other
     send  the largest |x| of each layer, with their positions in x
     r     v - sent
@@ -22,9 +22,8 @@ from jgc import comm
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import share_of
-from jgc.layout.messages import each
+from jgc.layout.devices import cut, each
 from jgc.layout.pack import values_of
-from jgc.layout.tiles import cut
 from jgc.method.from_step import Step, dense_step, from_step
 from jgc.method.messages import sizes_of, to_all
 from jgc.selection import due_blocks
@@ -64,13 +63,16 @@ def learned_topk(config: LearnedTopK | None = None, **overrides) -> Compressor:
     config = settings_of(LearnedTopK, config, overrides)
     if config.candidates < 2:
         raise ValueError(
-            f"candidates must be at least 2 (values searched for each value sent), got {config.candidates}"
+            "candidates must be at least 2 (values searched for each value sent), got "
+            f"{config.candidates}"
         )
     check_value_code(config.value_code)
     memory, schedule = memory_of(config), schedule_of(config)
     shares = {phase.value: share_of(phase, config.alpha) for phase in schedule}
     selectors = {
-        phase: make_selector(share, config.min_values) for phase, share in shares.items() if share is not None
+        phase: make_selector(share, config.min_values)
+        for phase, share in shares.items()
+        if share is not None
     }
 
     def blocks_in(phase, layers):
@@ -93,7 +95,9 @@ def learned_topk(config: LearnedTopK | None = None, **overrides) -> Compressor:
             return chosen, decode_values(config.value_code, payload, counts)
 
         chosen_by, values_by = each(decode, comm.all_gather_dict(payload, nodes))  # [K, mu] each
-        positions, positions_by = (due_blocks.positions_of(at, b, plan, n) for at in (chosen, chosen_by))
+        positions, positions_by = (
+            due_blocks.positions_of(at, b, plan, n) for at in (chosen, chosen_by)
+        )
         sent_blocks = b[chosen_by // due_blocks.BLOCK]
         return Step(
             mean=SparseSum(Unordered(positions_by, values_by / nodes.count), counts),

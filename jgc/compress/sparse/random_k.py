@@ -43,7 +43,8 @@ class RandomK(Chunked, Sparsifying):
 
 
 def random_k(config: RandomK | None = None, **overrides) -> Compressor:
-    """Random positions with error feedback: f32[mu] of every node through an all-reduce, no positions.
+    """Random positions with error feedback: f32[mu] of every node through an all-reduce, no
+    positions.
 
     A value waits for 1 / alpha steps, and then what it has gathered moves at once: with 0.1 % and
     momentum at once a ResNet-20 diverged at the baseline's learning rate (docs/results/long_runs).
@@ -66,13 +67,18 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
     config = settings_of(RandomK, config, overrides)
     memory, schedule = memory_of(config), schedule_of(config, "random-k")
     if config.selection != "layer":
-        raise ValueError(f"random_k draws positions, so selection must be 'layer', got {config.selection!r}")
+        raise ValueError(
+            f"random_k draws positions, so selection must be 'layer', got {config.selection!r}"
+        )
     select = partial(selector_of, config, min_values=config.min_values)
-    return shared_positions(random_positions(), memory, schedule, config.alpha, select, config.algorithm)
+    return shared_positions(
+        random_positions(), memory, schedule, config.alpha, select, config.algorithm
+    )
 
 
 def random_positions() -> Chooser:
-    """Draw one position from each of k ranges of every layer, rotated by a random offset, anew in every step."""
+    """Draw one position from each of k ranges of every layer, rotated by a random offset, anew in
+    every step."""
 
     def choose(key, step, v, layers, selector, nodes):
         if not layers:
@@ -80,13 +86,19 @@ def random_positions() -> Chooser:
         counts = selector.counts(layers)
         to_start, to_range = jax.random.split(jax.random.fold_in(key, step))
         sizes = np.array([layer.size for layer in layers], np.int32)
-        edges = [np.arange(k + 1, dtype=np.int64) * n // k for n, k in zip(sizes, counts, strict=True)]
-        lows = np.concatenate([edge[:-1] for edge in edges]).astype(np.uint32)  # u32[mu], as all below
+        edges = [
+            np.arange(k + 1, dtype=np.int64) * n // k for n, k in zip(sizes, counts, strict=True)
+        ]
+        # u32[mu], as all below
+        lows = np.concatenate([edge[:-1] for edge in edges]).astype(np.uint32)
         lengths = np.concatenate([np.diff(edge) for edge in edges]).astype(np.uint32)
         starts = jax.random.randint(to_start, sizes.shape, 0, sizes).astype(jnp.uint32)  # [layers]
-        places = lows + jax.random.randint(to_range, lows.shape, 0, lengths.astype(np.int32)).astype(jnp.uint32)
+        places = lows + jax.random.randint(
+            to_range, lows.shape, 0, lengths.astype(np.int32)
+        ).astype(jnp.uint32)
         layer_of = np.repeat(np.arange(len(layers)), counts)
-        wrapped = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]  # < 2^32 as sizes are < 2^31
+        # < 2^32 as sizes are < 2^31
+        wrapped = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]
         return Chosen(wrapped.astype(jnp.int32) + layer_starts(layers, counts))
 
     def sizes(layers, selector):

@@ -1,4 +1,5 @@
-"""ScaleCom: the nodes take turns in choosing positions for all (cyclic local top-k), with a low-pass memory.
+"""ScaleCom: the nodes take turns in choosing positions for all (cyclic local top-k), with a
+low-pass memory.
 
 In step t, with the leader t mod K, on each node:
 
@@ -37,7 +38,13 @@ import jax.numpy as jnp
 
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
-from jgc.compress.sparse.shared_positions import FIXED_POINT, Algorithm, Chooser, Chosen, shared_positions
+from jgc.compress.sparse.shared_positions import (
+    FIXED_POINT,
+    Algorithm,
+    Chooser,
+    Chosen,
+    shared_positions,
+)  # fmt: skip
 from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
 from jgc.method.memory import Corrected, Memory, accumulated
@@ -51,15 +58,18 @@ class ScaleCom(Chunked, Sparsifying):
     """Settings of `scalecom`."""
 
     beta: float = 1.0
-    """coefficient of the low-pass memory, in (0, 1]: 1 is plain error feedback, 0.1 the paper's for large batches"""
+    """coefficient of the low-pass memory, in (0, 1]: 1 is plain error feedback, 0.1 the paper's for
+    large batches"""
     algorithm: Algorithm = "psum"
     """how values are averaged: the runtime's all-reduce or an explicit ring"""
     value_code: Literal["float32", "int16"] = "float32"
-    """code of the values sent: floats, or fixed point in units of the leader's mean magnitude of each layer"""
+    """code of the values sent: floats, or fixed point in units of the leader's mean magnitude of
+    each layer"""
 
 
 def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
-    """Cyclic local top-k: broadcast the leader's mu positions, then average all nodes' f32[mu] there by an all-reduce.
+    """Cyclic local top-k: broadcast the leader's mu positions, then average all nodes' f32[mu]
+    there by an all-reduce.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -95,7 +105,9 @@ def cyclic_top_k(value_code: str = "float32") -> Chooser:
         def scales(own):
             return {"scales": layer_means(jnp.abs(own), selector.counts(layers))} if fixed else {}
 
-        positions, received = broadcast_top_positions(v, step % nodes.count, layers, selector, nodes, scales)
+        positions, received = broadcast_top_positions(
+            v, step % nodes.count, layers, selector, nodes, scales
+        )
         return Chosen(positions, received.get("scales"))
 
     def sizes(layers, selector):
@@ -110,7 +122,8 @@ def cyclic_top_k(value_code: str = "float32") -> Chooser:
 
 
 def low_pass(memory: Memory, beta: float) -> Memory:
-    """Add a low-pass filter, r = (1 - beta) r + beta (v - sent), to a memory whose residual is v - sent.
+    """Add a low-pass filter, r = (1 - beta) r + beta (v - sent), to a memory whose residual is v -
+    sent.
 
     Raises:
       ValueError: beta outside (0, 1].
@@ -125,7 +138,8 @@ def low_pass(memory: Memory, beta: float) -> Memory:
         return before + beta * (new - before)  # exactly old if new is old
 
     def on_residuals(fn, old, new):
-        """`new` with its residual replaced by fn(old residual, new residual). Velocities are not filtered."""
+        """`new` with its residual replaced by fn(old residual, new residual). Velocities are not
+        filtered."""
         if isinstance(new, Aged):
             return new._replace(memory=on_residuals(fn, old.memory, new.memory))
         if isinstance(new, Corrected):
@@ -134,21 +148,27 @@ def low_pass(memory: Memory, beta: float) -> Memory:
 
     def compensate(local, g, complete):
         v, new = memory.compensate(accumulated(memory, local, g, complete), g, complete)
-        if complete:  # nothing is left to filter; with momentum at once the velocity lies where the residual does
+        # nothing is left to filter; with momentum at once the velocity lies where the residual does
+        if complete:
             return v, new
-        return v, on_residuals(lambda old, new: old, local, new)  # keep the old residual, which `update` mixes in
+        # keep the old residual, which `update` mixes in
+        return v, on_residuals(lambda old, new: old, local, new)
 
     def update(local, v, sent, complete):
         after = memory.update(local, v, sent, complete)
         return after if complete else on_residuals(mix, local, after)
 
-    return memory._replace(accumulate=(), advance=None, compensate=compensate, update=update, conserves=False)
+    return memory._replace(
+        accumulate=(), advance=None, compensate=compensate, update=update, conserves=False
+    )
 
 
 CITATION = """@inproceedings{chen2020scalecom,
-  title = {{ScaleCom}: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed Training},
-  author = {Chen, Chia-Yu and Ni, Jiamin and Lu, Songtao and Cui, Xiaodong and Chen, Pin-Yu and Sun, Xiao and Wang,
-    Naigang and Venkataramani, Swagath and Srinivasan, Vijayalakshmi and Zhang, Wei and Gopalakrishnan, Kailash},
+  title = {{ScaleCom}: Scalable Sparsified Gradient Compression for Communication-Efficient
+    Distributed Training},
+  author = {Chen, Chia-Yu and Ni, Jiamin and Lu, Songtao and Cui, Xiaodong and Chen, Pin-Yu and
+    Sun, Xiao and Wang, Naigang and Venkataramani, Swagath and Srinivasan, Vijayalakshmi and
+    Zhang, Wei and Gopalakrishnan, Kailash},
   booktitle = {Advances in Neural Information Processing Systems},
   year = {2020},
 }"""

@@ -1,6 +1,8 @@
-"""Sparse methods in which all nodes send values at the same positions, so that an all-reduce averages them.
+"""Sparse methods in which all nodes send values at the same positions, so that an all-reduce
+averages them.
 
-A method defines how the positions of a step are chosen. The shared state is the number of steps taken.
+A method defines how the positions of a step are chosen. The shared state is the number of steps
+taken.
 
     v f32[n]      accumulated gradient of a node
     counts        number of values sent per layer; mu is their sum
@@ -14,8 +16,8 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.compress.sparse.sparsity import share_of
+from jgc.layout.devices import cut
 from jgc.layout.pack import layer_ids, values_of
-from jgc.layout.tiles import cut
 from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.memory import Memory
 from jgc.selection.entries import Sparse, SparseSum, Unordered
@@ -43,9 +45,10 @@ class Chooser(NamedTuple):
     """How the positions of a step are chosen.
 
     Attributes:
-      choose: `(key, step i32[], v, layers, selector, nodes) -> Chosen`; `key` and `step` are equal on all nodes. The
-        selector says how many positions to choose.
-      messages: `(layers, selector) -> logical messages` of a sparse step: values, and positions if they are sent.
+      choose: `(key, step i32[], v, layers, selector, nodes) -> Chosen`; `key` and `step` are equal
+        on all nodes. The selector says how many positions to choose.
+      messages: `(layers, selector) -> logical messages` of a sparse step: values, and positions if
+        they are sent.
       ascending: whether positions ascend.
     """
 
@@ -55,7 +58,8 @@ class Chooser(NamedTuple):
 
 
 def shared_positions(
-    chooser: Chooser, memory: Memory, schedule: tuple[Phase, ...], alpha: float, select: Callable[[float], Selector],
+    chooser: Chooser, memory: Memory, schedule: tuple[Phase, ...], alpha: float,
+    select: Callable[[float], Selector],
     algorithm: Algorithm,
 ) -> Compressor:  # fmt: skip
     """The method that a chooser makes.
@@ -78,7 +82,9 @@ def shared_positions(
 
     def step(phase, key, v, state, layers, nodes):
         if phase not in selectors:
-            return dense_step(cut(v, values_of(layers)), state, nodes, algorithm)._replace(shared=state.shared + 1)
+            return dense_step(cut(v, values_of(layers)), state, nodes, algorithm)._replace(
+                shared=state.shared + 1
+            )
         selector = selectors[phase]
         counts = selector.counts(layers)
         chosen = chooser.choose(key, state.shared, v, layers, selector, nodes)
@@ -104,6 +110,7 @@ def shared_positions(
         return chooser.messages(layers, selectors[phase])
 
     return from_step(
-        step, memory=memory, schedule=schedule, messages=messages, init=lambda key, layers, nodes: (jnp.int32(0), ()),
+        step, memory=memory, schedule=schedule, messages=messages, init=lambda key, layers,
+        nodes: (jnp.int32(0), ()),
         takes_filled=True,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""The warm-up of sparse methods, from sending everything to sending the share alpha: three strategies.
+"""The warm-up of sparse methods, from sending everything to sending the share alpha: three
+strategies.
 
     "warmup"       everything for `warmup_steps`, then alpha
     "fixed"        alpha from the first step "exponential"  25 %, 6.25 %, 1.5625 % and 0.4 % of the
@@ -15,8 +16,7 @@ from typing import Literal
 
 from jgc.compress.dense import identity
 from jgc.method import phases
-from jgc.method.compose import Codec, Exchange, Stages
-from jgc.method.exchange import all_reduce
+from jgc.method.exchange import Codec, Exchange, Stages, all_reduce
 from jgc.method.phases import DENSE
 from jgc.selection.selector import check_alpha
 from jgc.types import Phase
@@ -26,7 +26,9 @@ Strategy = Literal["warmup", "fixed", "exponential"]
 RAMP = (0.25, 0.0625, 0.015625, 0.004)  # shares sent: sparsity 75 %, 93.75 %, 98.4375 %, 99.6 %
 
 
-def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: str = "top-k") -> tuple[Phase, ...]:
+def sparse_schedule(
+    strategy: Strategy, alpha: float, warmup_steps: int, name: str = "top-k"
+) -> tuple[Phase, ...]:
     """The phases of a sparse method. The value of the last one is `name`.
 
     The exponential ramp has only the stages that send more than alpha; they divide `warmup_steps`
@@ -43,7 +45,8 @@ def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: s
     check_alpha(alpha)
     if strategy not in ("warmup", "fixed", "exponential"):
         raise ValueError(f"strategy must be 'warmup', 'fixed' or 'exponential', got {strategy!r}")
-    warmup = phases.in_sequence((DENSE, warmup_steps), (name, 0))  # checks warmup_steps for all strategies
+    # checks warmup_steps for all strategies
+    warmup = phases.in_sequence((DENSE, warmup_steps), (name, 0))
     if strategy == "warmup":
         return warmup
     if strategy == "fixed":
@@ -51,8 +54,8 @@ def sparse_schedule(strategy: Strategy, alpha: float, warmup_steps: int, name: s
     shares = [share for share in RAMP if share > alpha]
     if warmup_steps and not shares:
         raise ValueError(
-            f"strategy='exponential' goes from {RAMP[0]:.0%} down to alpha, and alpha={alpha} is no less: give "
-            "strategy='warmup', or warmup_steps=0"
+            f"strategy='exponential' goes from {RAMP[0]:.0%} down to alpha, and alpha={alpha} is "
+            "no less: give strategy='warmup', or warmup_steps=0"
         )
     starts = [i * warmup_steps // len(shares) for i in range(len(shares) + 1)] if shares else [0]
     ramp = [
@@ -73,7 +76,8 @@ def share_of(phase: Phase, alpha: float) -> float | None:
 def sparse_stages(
     schedule: tuple[Phase, ...], alpha: float, codec: Callable[[float], Codec], exchange: Exchange
 ) -> Stages:
-    """The stages for `compose_phases`: uncompressed by all-reduce, or `codec(share)` through the exchange."""
+    """The stages for `compose_phases`: uncompressed by all-reduce, or `codec(share)` through the
+    exchange."""
     stages: Stages = {DENSE: (identity(), all_reduce())}
     for phase in schedule:
         share = share_of(phase, alpha)

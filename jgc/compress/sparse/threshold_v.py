@@ -1,4 +1,5 @@
-"""Threshold-v: each node sends the values whose magnitude exceeds a fixed threshold, up to the size of a buffer.
+"""Threshold-v: each node sends the values whose magnitude exceeds a fixed threshold, up to the size
+of a buffer.
 
     v = r + g;  send v where |v| > threshold, the largest of each layer first;  r = v - sent
 
@@ -25,8 +26,7 @@ from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import STROM, selected
 from jgc.method import phases
-from jgc.method.compose import Codec, as_step, encoded, payload_sizes
-from jgc.method.exchange import gather
+from jgc.method.exchange import Codec, encoded, gather, payload_sizes, steps_of
 from jgc.method.from_step import dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
@@ -42,7 +42,8 @@ class ThresholdV(Chunked, ErrorFeedback):
     """Settings of `threshold_v`."""
 
     threshold: float = 0.01
-    """magnitude of the accumulated gradient above which a value is sent, at least 0; depends on the model"""
+    """magnitude of the accumulated gradient above which a value is sent, at least 0; depends on the
+    model"""
     capacity: float = 0.01
     """size of the buffer as a share of each layer, in (0, 1]; all of it is sent, used or not"""
     min_values: int = 1
@@ -52,7 +53,8 @@ class ThresholdV(Chunked, ErrorFeedback):
 
 
 def above(threshold: float, selector: Selector) -> Codec:
-    """Values f32[slots] whose magnitude exceeds the threshold, 0 in unused slots, and distinct positions."""
+    """Values f32[slots] whose magnitude exceeds the threshold, 0 in unused slots, and distinct
+    positions."""
     buffer = selected(selector)
 
     def encode(key, v, layers):
@@ -64,7 +66,8 @@ def above(threshold: float, selector: Selector) -> Codec:
 
 
 def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
-    """Values above a threshold, with error feedback: each node sends a buffer of fixed size, gathered by all nodes.
+    """Values above a threshold, with error feedback: each node sends a buffer of fixed size,
+    gathered by all nodes.
 
     Args:
       config: settings; `overrides` replace single fields.
@@ -87,25 +90,31 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
     if not 0 <= config.threshold < float("inf"):
         raise ValueError(f"threshold must be finite and at least 0, got {config.threshold}")
     if not 0 < config.capacity <= 1:
-        raise ValueError(f"capacity must be in (0, 1] (0.01 has room for 1 % of the values), got {config.capacity}")
+        raise ValueError(
+            "capacity must be in (0, 1] (0.01 has room for 1 % of the values), got "
+            f"{config.capacity}"
+        )
     selector = selector_of(config, config.capacity, config.min_values)
     codec = above(config.threshold, selector)
 
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
             return dense_step(v, state, nodes)
-        item = encoded(codec, key, v, layers, nodes)
-        used = _above(item.payload["values"], config.threshold)
-        result = as_step(item, gather().run([item], nodes)[0])
+        items = [encoded(codec, key, v, layers, nodes)]
+        (result,) = steps_of(items, gather().run(items, nodes))
+        used = _above(result.sent.values, config.threshold)
         # An unused slot lies past the end: factor masking must not restart a velocity there.
         positions = jnp.where(result.sent.values != 0, result.sent.positions, v.size)
         sent = Unordered(positions, result.sent.values)
-        return result._replace(sent=sent, elements=used, overflow=_above(v, config.threshold) - used)
+        return result._replace(
+            sent=sent, elements=used, overflow=_above(v, config.threshold) - used
+        )
 
     def figures(phase, key, v, g, step, state, layers, nodes):
         if not isinstance(step.sent, Sparse):
             return {}
-        own = comm.broadcast(selector.positions(v, layers), jnp.int32(0), nodes, "diagnose")  # of all slots
+        # of all slots
+        own = comm.broadcast(selector.positions(v, layers), jnp.int32(0), nodes, "diagnose")
         return {"positions": own, "positions_n": jnp.int32(v.size)}
 
     return from_step(
@@ -123,14 +132,16 @@ def _above(x: Array, threshold: float) -> Array:
 
 GRACE = """@inproceedings{xu2021grace,
   title = {{GRACE}: A Compressed Communication Framework for Distributed Machine Learning},
-  author = {Xu, Hang and Ho, Chen-Yu and Abdelmoniem, Ahmed M. and Dutta, Aritra and Bergou, El Houcine and
-    Karatsenidis, Konstantinos and Canini, Marco and Kalnis, Panos},
+  author = {Xu, Hang and Ho, Chen-Yu and Abdelmoniem, Ahmed M. and Dutta, Aritra and
+    Bergou, El Houcine and Karatsenidis, Konstantinos and Canini, Marco and Kalnis, Panos},
   booktitle = {{IEEE} International Conference on Distributed Computing Systems},
   year = {2021},
 }"""
 
 METHOD = Method(
-    "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", lossless={"threshold": 0.0, "capacity": 1.0},
+    "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021",
+    lossless={"threshold": 0.0,
+        "capacity": 1.0},
     layers=FIRST_DENSE,
     citation=f"{STROM}\n{GRACE}",
 )  # fmt: skip

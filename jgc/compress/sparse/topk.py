@@ -1,4 +1,5 @@
-"""Top-k with error feedback: each node sends the largest magnitudes of each layer; the residual keeps the rest.
+"""Top-k with error feedback: each node sends the largest magnitudes of each layer; the residual
+keeps the rest.
 
     v = r + g;  send v at the k largest |v| of each layer;  r = v - sent
 
@@ -21,9 +22,9 @@ import dataclasses
 from jgc.compress.registry import FIRST_DENSE, Method, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
-from jgc.layout.messages import each
-from jgc.method.compose import Codec, compose_phases
-from jgc.method.exchange import gather
+from jgc.layout.devices import each
+from jgc.method.compose import compose_phases
+from jgc.method.exchange import Codec, gather
 from jgc.selection.entries import Sparse, SparseSum, entries_at
 from jgc.selection.selector import Selector, make_selector
 from jgc.types import Compressor
@@ -129,6 +130,7 @@ STICH = """@inproceedings{stich2018sparsified,
 }"""
 
 METHOD = Method(
-    "topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
+    "topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0},
+    layers=FIRST_DENSE,
     citation=f"{STROM}\n{STICH}",
 )  # fmt: skip

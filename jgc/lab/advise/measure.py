@@ -26,7 +26,8 @@ from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.timing import interleaved
 from jgc.layout.pack import make_packing
 from jgc.nodes.layouts import as_one_per_device
-from jgc.nodes.placement import LOCAL, SHARED, place
+from jgc.nodes.placement import LOCAL, SHARED
+from jgc.nodes.placing import place
 from jgc.training.errors import UserError, say, values_of_the_user
 from jgc.training.run.setup import make_compressor, model_of
 from jgc.training.settings.config import Config, check, method_name, resolve

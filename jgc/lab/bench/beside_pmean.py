@@ -26,7 +26,8 @@ from jgc.lab.shared.progress import each
 from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import Times, rounds
 from jgc.nodes.layouts import NODE, from_mesh
-from jgc.nodes.placement import LOCAL, SHARED, place
+from jgc.nodes.placement import LOCAL, SHARED
+from jgc.nodes.placing import place
 from jgc.training.errors import UserError
 from jgc.training.models import MODELS, make_model
 from jgc.types import Compressor, Nodes, Phase, PyTree, State

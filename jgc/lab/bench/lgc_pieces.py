@@ -12,12 +12,12 @@ from jgc.compress.lgc import autoencoder as ae
 from jgc.layout.pack import Packing
 from jgc.method.memory import accumulated, make_memory
 from jgc.selection.entries import Sparse, scatter
-from jgc.selection.selector import ByLayer
+from jgc.selection.selector import Selector
 
 
 def lgc_pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable[[], Any]]:
     """The pieces of `lgc_ps` on all K nodes of one device, each compiled by itself."""
-    selector = ByLayer(alpha)
+    selector = Selector(alpha)
     mu, n = sum(selector.counts(packing.layers)), packing.size
     key = jax.random.key(0)
     v = jax.random.normal(key, (nodes, n))

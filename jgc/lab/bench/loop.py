@@ -142,8 +142,7 @@ def compiled(config: Config) -> Callable[[], float]:
     """A function that runs the compiled program of a run on one batch, and returns mean seconds a step."""
     parts, state, batch = parts_of(config)
     step_of: Any = make_steps(parts, bool(state.model_state))
-    call = step_of._prepared(state, batch, None)
-    program, (arrays, key, _, *data) = step_of._program(call), call.args
+    program, (arrays, key, _, *data) = step_of.program(state, batch)
 
     def seconds() -> float:
         nonlocal arrays

@@ -12,13 +12,14 @@ import numpy as np
 import optax
 
 from jgc.compress import step_on_nodes
-from jgc.lab.shared.programs import Gradients, arrays_of, compile_update
+from jgc.lab.shared.programs import Gradients, arrays_of, compile_update, results_of
 from jgc.layout.pack import make_packing
 from jgc.layout.vector import compensated
-from jgc.method.compose import encoded as encode
+from jgc.method.exchange import encoded as encode
 from jgc.method.phases import DENSE
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import LOCAL, SHARED, place
+from jgc.nodes.placement import LOCAL, SHARED
+from jgc.nodes.placing import place
 from jgc.training.steps.step import Parts, TrainState
 from jgc.types import PyTree, State
 
@@ -26,7 +27,8 @@ from jgc.types import PyTree, State
 def updater(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -> Callable[[], Any]:
     """The compressor and the optimiser: everything after the gradients."""
     arrays = arrays_of(state)
-    return chained(compile_update(parts, phase, arrays, gradients), arrays, gradients, np.int32(0))
+    program = compile_update(parts, phase, arrays, gradients)
+    return chained(program, arrays, parts.key, np.int32(0), results_of(gradients))
 
 
 def aggregated(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[], Any]:

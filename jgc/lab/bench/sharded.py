@@ -26,7 +26,8 @@ from jgc.lab.shared.tables import table
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.gradients import node_grads
 from jgc.nodes.layouts import from_mesh
-from jgc.nodes.placement import BATCH, locally, place, placed_shapes, placements_of
+from jgc.nodes.placement import BATCH, locally, placements_of
+from jgc.nodes.placing import place, placed_shapes
 from jgc.training.errors import UserError
 from jgc.training.models import make_model
 from jgc.training.steps.step import sharded

@@ -19,7 +19,7 @@ from jgc.lab.chaos.child import prepare
 from jgc.lab.chaos.lab import Lab
 from jgc.lab.chaos.tiny import flipped
 from jgc.lab.chaos.verdict import SAID, SILENT, Outcome, judge
-from jgc.nodes.placement import place_parts
+from jgc.nodes.placing import place_parts
 from jgc.training.processes.distributed import join
 from jgc.training.processes.drift import Replicas
 from jgc.training.run.record import check_equal

@@ -12,7 +12,8 @@ from jax import lax
 
 from jgc import comm
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import LOCAL, place
+from jgc.nodes.placement import LOCAL
+from jgc.nodes.placing import place
 from jgc.types import Array, Nodes
 
 SIZES = (1, 1000, 1 << 20)  # values of a node, rounded up to a multiple of the nodes

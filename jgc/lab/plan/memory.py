@@ -21,7 +21,8 @@ import numpy as np
 from jgc.lab.shared.programs import arrays_of, compile_gradients, compile_update, make_gradients
 from jgc.loops.step_program import Arrays
 from jgc.nodes.gradients import unrolled
-from jgc.nodes.placement import BATCH, LOCAL, SHARED, placed_shapes
+from jgc.nodes.placement import BATCH, LOCAL, SHARED
+from jgc.nodes.placing import placed_shapes
 from jgc.training.steps.step import UNROLL, Batch, Parts, TrainState, collection, loss_of
 from jgc.types import Nodes, PyTree, State
 

@@ -13,7 +13,7 @@ from jgc.lab.plan.memory import Measure, Measured, Temporary, size_of, temporari
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import evaluated_at_once, random_source
 from jgc.loops.fragments import take
-from jgc.loops.make_step import LoopState
+from jgc.loops.step_loop import LoopState
 from jgc.method.compressor import logical
 from jgc.method.messages import added
 from jgc.nodes.layouts import make_nodes

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from jgc.loops.local_loop import LocalState
-from jgc.loops.loop import shardings_of
-from jgc.loops.step_program import Arrays, Settings, make_update
+from jgc.loops.step_program import Arrays, Settings, update_program
 from jgc.nodes.gradients import node_grads
 from jgc.nodes.placement import SHARED, locally, placements_of
 from jgc.training.steps.step import UNROLL, Batch, Parts, TrainState, before_compression, loss_of
@@ -61,17 +60,16 @@ def arrays_of(state: Any) -> Arrays:
     return Arrays(state.params, getattr(state, "opt_state", ()), state.compressor, state.model_state)
 
 
-def compile_update(
-    parts: Parts, phase: Hashable, arrays: Arrays, gradients: Gradients
-) -> Callable[..., tuple[Arrays, Any]]:
-    """Compile `(arrays, gradients, step) -> (arrays, metrics)` of one phase. It donates the arrays."""
+def compile_update(parts: Parts, phase: Hashable, arrays: Arrays, gradients: Gradients) -> Any:
+    """Compile `(arrays, key, step, results) -> (arrays, metrics)` of one phase, see `results_of`."""
     prepare = partial(before_compression, parts=parts)
-    settings = Settings(loss_of, parts.compressor, parts.optimizer, parts.nodes, prepare=prepare, mean_aux=True)
-    update = make_update(settings, phase, arrays)
+    settings = Settings(
+        loss_of, parts.compressor, parts.optimizer, parts.nodes, prepare=prepare, mean_aux=True
+    )
+    program: Any = update_program(settings, phase, arrays)
+    return program.lower(arrays, parts.key, np.int32(0), results_of(gradients)).compile()
 
-    def run(arrays, gradients, step):
-        loss, accuracy, own, grads = gradients
-        return update(arrays, parts.key, step, loss, own, accuracy, grads)
 
-    program = jax.jit(run, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
-    return program.lower(arrays, gradients, np.int32(0)).compile()
+def results_of(gradients: Gradients) -> tuple[PyTree, PyTree]:
+    """As a step's update takes gradients: `((losses, (model_state, accuracies)), grads)`."""
+    return (gradients.loss, (gradients.own, gradients.accuracy)), gradients.grads

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from jgc.nodes.layouts import make_nodes
-from jgc.nodes.placement import place
+from jgc.nodes.placing import place
 from jgc.training.data import Dataset, Labelled, Scenes, Source, Text, source_of
 from jgc.training.data.loader import EVALUATED_IMAGES
 from jgc.training.data.scenes import EVALUATED_AT_ONCE, shrunk

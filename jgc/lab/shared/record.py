@@ -20,7 +20,7 @@ from jgc.compress import Dense
 from jgc.lab.shared.progress import count
 from jgc.layout.pack import make_packing, pack, unpack
 from jgc.loops.buffers import copied
-from jgc.nodes.placement import place
+from jgc.nodes.placing import place
 from jgc.training.errors import NonFinite, UserError, say
 from jgc.training.run.loop import batches
 from jgc.training.run.setup import Setup, build

@@ -28,7 +28,8 @@ import numpy as np
 from jgc.layout.pack import leaf_paths
 from jgc.method.diagnose import residual
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import LOCAL, to_host
+from jgc.nodes.placement import LOCAL
+from jgc.nodes.placing import to_host
 from jgc.training.errors import UserError
 from jgc.training.run.folder import GRADIENTS, write_whole
 from jgc.training.settings.config import RecordConfig

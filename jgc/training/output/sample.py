@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.nodes.placement import to_host
+from jgc.nodes.placing import to_host
 from jgc.training.data import Window
 from jgc.training.run.setup import Setup
 from jgc.training.steps.step import TrainState

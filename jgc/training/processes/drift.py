@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jgc.checks.misuse import is_key, leaves_by_path
-from jgc.nodes.placement import to_host
+from jgc.nodes.placing import to_host
 from jgc.types import Array, Nodes, PyTree
 
 SPREAD = 0x3C6EF372  # even, about 2^32 times the golden ratio modulo 2^32

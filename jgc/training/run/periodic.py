@@ -4,9 +4,10 @@ from collections.abc import Generator
 from functools import partial
 
 from jgc.loops.buffers import device_of, put_arrays
-from jgc.loops.make_step import LoopState
+from jgc.loops.step_loop import LoopState
 from jgc.method import phases
-from jgc.nodes.placement import place_parts, placements_of
+from jgc.nodes.placement import placements_of
+from jgc.nodes.placing import place_parts
 from jgc.training.data import prefetch
 from jgc.training.errors import Drift
 from jgc.training.output import summary

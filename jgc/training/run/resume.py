@@ -5,9 +5,9 @@ from typing import NamedTuple
 from rich.console import Console
 
 from jgc.loops.buffers import copied
-from jgc.loops.make_step import LoopState
+from jgc.loops.step_loop import LoopState
 from jgc.method import phases
-from jgc.nodes.placement import place
+from jgc.nodes.placing import place
 from jgc.training.errors import UserError
 from jgc.training.run import checkpoint
 from jgc.training.run.folder import compare_configs

@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from jgc import comm
 from jgc.backend import backend_of
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import LOCAL, SHARED, place_array, to_host
+from jgc.nodes.placement import LOCAL, SHARED
+from jgc.nodes.placing import place_array, to_host
 from jgc.training.data import ACCURACY, BITS, MEAN_IOU, NATS, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
 from jgc.training.steps.step import Parts, TrainState, collection
 from jgc.types import Array, PyTree

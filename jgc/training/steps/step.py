@@ -12,11 +12,13 @@ from jax.sharding import PartitionSpec as P
 from jgc.loops.buffers import device_of, put_arrays
 from jgc.loops.local_loop import LocalMetrics, LocalStep
 from jgc.loops.local_steps import LocalSteps
-from jgc.loops.make_step import LoopState, Step, make_step
+from jgc.loops.make_step import make_step
 from jgc.loops.outer import Parts as LocalParts
+from jgc.loops.step_loop import LoopState, Step
 from jgc.loops.step_program import Metrics
 from jgc.method.memory import clip_local
-from jgc.nodes.placement import LOCAL, SHARED, Sharded, locally, of_node, place, placements_of
+from jgc.nodes.placement import LOCAL, SHARED, Sharded, locally, of_node, placements_of
+from jgc.nodes.placing import place
 from jgc.training.data import VOID
 from jgc.training.models import WithAuxiliary
 from jgc.training.settings.config import Config

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from jgc.layout.pack import Layers, values_of, whole as one_layer
-from jgc.selection.selector import ByLayer
+from jgc.selection.selector import Selector
 from jgc.wire.elias_fano import elias_fano_bits
 
 Code = Callable[[np.ndarray], tuple[np.ndarray, float]]  # f32[K, n] -> (mean f32[n], bits that all nodes send up)
@@ -48,7 +48,7 @@ class _Chosen:
     """The largest values of v f32[n] in each layer: positions, their layers, and the bits of the positions."""
 
     def __init__(self, v: np.ndarray, layers: Layers, alpha: float):
-        counts = ByLayer(alpha).counts(layers)
+        counts = Selector(alpha).counts(layers)
         ends = [slice(layer.start, layer.start + layer.size) for layer in layers]
         at = [
             end.start + np.sort(np.argpartition(-np.abs(v[end]), count - 1)[:count])

@@ -8,6 +8,7 @@ import numpy as np
 
 from jgc.lab.bench.network.jax_methods import sent_by
 from jgc.lab.bench.network.methods import NEVER, local_of, split
+from jgc.loops.local_programs import make_exchange, make_inner
 from jgc.loops.outer import Arrays
 from jgc.nodes.gradients import node_grads
 from jgc.types import Nodes, PyTree
@@ -49,7 +50,7 @@ def build_rounds(name: str, nodes: Nodes, params: PyTree, loss: Callable[..., An
     parts = local_of(name, nodes).parts
     arrays = parts.first(jax.random.key(1), params)
     placements, shardings = parts.placements(arrays), jax.tree.map(lambda x: x.sharding, arrays)
-    gradients, inner_step = node_grads(loss, nodes, placements=placements.own), parts.make_inner(placements)
+    gradients, inner_step = node_grads(loss, nodes, placements=placements.own), make_inner(parts, placements)
 
     def inner(params, state, batch):
         losses, grads = gradients(params, batch)
@@ -61,7 +62,7 @@ def build_rounds(name: str, nodes: Nodes, params: PyTree, loss: Callable[..., An
     if parts.every == NEVER:
         return Rounds(every, compiled, None, arrays, 0.0, 0.0, {}, "")
     phase = parts.compressor.schedule[-1].value
-    exchange = parts.make_exchange(placements, parts.leaves(params)[0], 0, phase)
+    exchange = make_exchange(parts, placements, parts.leaves(params)[0], 0, phase)
 
     def on_step(arrays, step):
         return exchange(jax.random.fold_in(jax.random.key(0), step), arrays)[0]

@@ -1,0 +1,256 @@
+"""The loop of `make_step`: its state, and `init` and `step` with their compiled programs."""
+
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jgc.checks.misuse import check_loop, check_restored
+from jgc.checks.optax_states import holds_state, warn_of_momentum
+from jgc.checks.states import check_fits
+from jgc.loops.buffers import copied, device_of, donatable, lies_elsewhere, wait_on_cpu
+from jgc.loops.loop import Loop, shape_of
+from jgc.loops.optimizers import check_supported
+from jgc.loops.step_program import (
+    Arrays,
+    Metrics,
+    Settings,
+    SplitProgram,
+    make_diagnosis,
+    make_gradients,
+    placements_of_step,
+    prepare_program,
+    step_program,
+)  # fmt: skip
+from jgc.method.phases import phase_after, phase_at
+from jgc.method.shards import shards_of
+from jgc.method.signature import check_state
+from jgc.nodes.placement import ByShards
+from jgc.types import Array, Key, Phase, PyTree, State
+
+
+class LoopState(NamedTuple):
+    """The state that a loop carries from step to step. `step` donates its arrays: use the returned
+    state alone.
+
+    Attributes:
+      step: steps so far, skipped ones included, on the host.
+      phase: the phase of the last step, on the host; before the first step, that of the first.
+      params: the parameters, equal on all nodes.
+      opt_state: the optimiser's state, equal on all nodes.
+      compressor: the compressor's state; its local leaves have a leading axis [K].
+      key: the random key of all steps; step s uses `fold_in(key, s)`.
+      model_state: each node's own, such as batch statistics, leaves [K, ...]; () if `init` got
+        none.
+    """
+
+    step: int
+    phase: Phase
+    params: PyTree
+    opt_state: PyTree
+    compressor: State
+    key: Key
+    model_state: PyTree = ()
+
+
+Init = Callable[..., LoopState]
+
+
+class Step:
+    """The function `step` of `jgc.make_step`, and access to its programs.
+
+    Each method takes the arguments of the coming step, and none but `step` itself changes the
+    state.
+    """
+
+    def __init__(self, settings: Settings, ahead: bool):
+        self._settings = settings
+        self._loop = Loop(settings.nodes, self._check_state)
+        self._coming: dict[Hashable, Future] = {}  # programs that a thread compiles
+        ahead = ahead and settings.compressor.next_phase is None
+        self._thread = ThreadPoolExecutor(1) if ahead else None
+        self._entered: tuple[Any, ...] = (None, None, None)  # see `upcoming`
+
+    def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
+        """The state before the first step. See `jgc.make_step`."""
+        compressor, optimizer, nodes = self._settings[1:4]
+        placed_key, model_state = self._loop.begin(key, params, model_state)
+        if nodes.mesh is not None:
+            shards_of(params, nodes)  # names a leaf that is divided over another axis
+        put = self._loop.putter(device_of(params))
+        params = put(copied(params))
+        opt_state = put(copied(optimizer.init(params)))
+        if holds_state(opt_state):
+            raise ValueError(
+                "the optimiser holds as_optax, and make_step compresses by itself: "
+                "give it without as_optax"
+            )
+        check_supported(opt_state)
+        if compressor.owns_momentum:
+            warn_of_momentum(opt_state)
+        state = put(copied(compressor.init(key, params, nodes)))
+        self._loop.remember(params, model_state)
+        phase = phase_at(compressor.schedule, 0)
+        return LoopState(0, phase, params, opt_state, state, placed_key, model_state)
+
+    def __call__(
+        self, state: LoopState, batch: PyTree, frozen: PyTree = None
+    ) -> tuple[LoopState, Metrics]:
+        """One update. See `jgc.make_step`."""
+        call = self._prepared(state, batch, frozen)
+        program = self._program(call)
+        self._compile_next(state.step, call)
+        if call.name in self._coming:
+            self._coming.pop(call.name).exception()  # waits; the call raises an error itself
+        self._entered = None, None, None
+        arrays, metrics = program(*call.args)
+        self._loop.warn_of_skips(state.step, metrics.info.finite)
+        return LoopState(
+            state.step + 1, call.phase, arrays.params, arrays.opt_state, arrays.compressor,
+            call.args[1], arrays.model_state,
+        ), metrics  # fmt: skip
+
+    def upcoming(self, state: LoopState) -> tuple[Phase, State]:
+        """The phase of the coming step, and the compressor's state after the transition to it."""
+        if self._entered[0] is not state:  # each transition runs once
+            self._entered = state, *self._enter(state)
+        return self._entered[1:]
+
+    def lower(self, state: LoopState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
+        """The program of the coming step: `step.lower(state, batch).compile()` compiles it.
+
+        The step then finds it compiled. Its text, memory and cost are those of `jax.stages`; the
+        collectives are in `jgc.Wire.physical` (`compressor.wire`) and in the compiled text. With
+        `split` the gradients are compiled, and the program is that of what follows them.
+        """
+        program, args = self.program(state, batch, frozen)
+        return program.lower(*jax.tree.map(shape_of, args))
+
+    def program(
+        self, state: LoopState, batch: PyTree, frozen: PyTree = None
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """The program of the coming step, and its arguments on the devices.
+
+        `program(*args)` returns the arrays of the next state and the metrics, and donates the first
+        argument. To call it again and again, without the checks of `step`, as `bench loop` does.
+        """
+        call = self._prepared(state, batch, frozen)
+        return self._program(call), call.args
+
+    def gradients(self, state: LoopState, batch: PyTree, frozen: PyTree = None) -> PyTree:
+        """All nodes' gradients of the coming step, [K, ...], after `prepare`."""
+        return self._gradients(self._prepared(state, batch, frozen))
+
+    def diagnose(self, state: LoopState, batch: PyTree, frozen: PyTree = None) -> dict[str, Array]:
+        """Compare the aggregate of the coming step with the true mean; see `jgc.diagnose`.
+
+        Computes the gradients anew and sends them uncompressed, in two programs apart from the
+        step's, so it costs more than a step. Call it now and then.
+        """
+        call = self._prepared(state, batch, frozen)
+        arrays, key, number, *_ = call.args
+        grads, nodes = self._gradients(call), self._settings.nodes
+        wait_on_cpu(grads, nodes)
+        where = placements_of_step(arrays)
+        name = ("diagnose", *call.name)
+        if name not in self._loop.programs:
+            compare = make_diagnosis(
+                self._settings.compressor, call.phase.value, nodes, where.params, where.compressor
+            )
+            self._loop.programs[name] = jax.jit(compare)
+        return self._loop.programs[name](key, number, grads, arrays.compressor)
+
+    def _gradients(self, call: "_Call") -> PyTree:
+        """All nodes' gradients, as they enter the compressor."""
+        arrays, _, _, batch, fixed = call.args
+        program, nodes = self._gradients_program(call), self._settings.nodes
+        _, grads = program(arrays.params, arrays.model_state, batch, fixed)
+        if self._settings.prepare is None:
+            return grads
+        wait_on_cpu(grads, nodes)
+        name = ("prepare", *call.name[1:])
+        if name not in self._loop.programs:
+            self._loop.programs[name] = prepare_program(self._settings, arrays.params)
+        return self._loop.programs[name](grads, arrays.params)
+
+    def _gradients_program(self, call: "_Call") -> Any:
+        """The gradients alone: for `diagnose`, and with `split` for the steps of all phases."""
+        name = ("gradients", *call.name[1:])
+        if name not in self._loop.programs:
+            gradients = make_gradients(self._settings, call.args[0], call.frozen)
+            self._loop.programs[name] = jax.jit(gradients)
+        return self._loop.programs[name]
+
+    def _prepared(self, state: LoopState, batch: PyTree, frozen: PyTree) -> "_Call":
+        """The arguments of the coming step, checked and on the devices."""
+        loop, nodes = self._loop, self._settings.nodes
+        check_loop(state, LoopState, batch, nodes)
+        arrays = Arrays(state.params, state.opt_state, state.compressor, state.model_state)
+        structure = jax.tree.structure(arrays)  # the same in every phase
+        loop.check_fits(state, structure)
+        phase, compressor = self.upcoming(state)
+        device = device_of(state.params)
+        put, key = loop.putter(device), state.key
+        arrays = donatable(
+            arrays._replace(compressor=compressor), batch=batch, key=key, frozen=frozen
+        )
+        fixed = loop.put_frozen(frozen, device)
+        name = phase.value, structure, fixed.name
+        if name not in loop.programs or lies_elsewhere((*arrays, key), nodes):
+            if isinstance(arrays.compressor.shared, ByShards):
+                check_restored((state.params, state.opt_state))
+            # moves only restored arrays
+            arrays, key = put(arrays, placements=placements_of_step(arrays)), put(key)
+        batch = loop.place_batch(batch, put)
+        wait_on_cpu(arrays, nodes)
+        args = arrays, key, np.int32(state.step), batch, fixed.arrays
+        return _Call(phase, name, fixed.placements, args)
+
+    def _enter(self, state: LoopState) -> tuple[Phase, State]:
+        _, compressor, _, nodes, *_ = self._settings
+        phase = phase_after(compressor, state.phase, state.step, state.compressor, nodes)
+        if phase.value == state.phase.value:
+            return phase, state.compressor
+        after = compressor.transition(state.phase.value, phase.value, state.compressor, nodes)
+        return phase, self._loop.putter(device_of(state.params))(copied(after))
+
+    def _program(self, call: "_Call") -> Any:
+        programs = self._loop.programs
+        if call.name not in programs:
+            settings, phase, arrays = self._settings, call.phase.value, call.args[0]
+            if settings.split:
+                gradients = self._gradients_program(call)
+                programs[call.name] = SplitProgram(settings, phase, arrays, gradients)
+            else:
+                programs[call.name] = step_program(settings, phase, arrays, call.frozen)
+        return programs[call.name]
+
+    def _compile_next(self, step: int, call: "_Call") -> None:
+        """Let the thread compile the next phase of the schedule, if there is a thread."""
+        if self._thread is None:
+            return
+        schedule = self._settings.compressor.schedule
+        phase = next((phase for phase in schedule if phase.start > step), None)
+        if phase is None or (phase.value, *call.name[1:]) in self._loop.programs:
+            return
+        coming = call._replace(phase=phase, name=(phase.value, *call.name[1:]))
+        program, shapes = self._program(coming), jax.tree.map(shape_of, call.args)
+        self._coming[coming.name] = self._thread.submit(lambda: program.lower(*shapes).compile())
+
+    def _check_state(self, state: LoopState) -> None:
+        _, compressor, optimizer, nodes, *_ = self._settings
+        check_state(compressor.init, state.params, state.compressor, nodes, "compressor")
+        made = jax.eval_shape(optimizer.init, state.params)
+        reason = "of another optimiser, or of other parameters"
+        check_fits("opt_state", state.opt_state, made, reason)
+
+
+class _Call(NamedTuple):
+    """A step's arguments on the devices, and the name of its program."""
+
+    phase: Phase
+    name: tuple[Hashable, ...]
+    frozen: PyTree  # placements
+    args: tuple[Any, ...]
