@@ -45,6 +45,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "topk", {"momentum_correction": True, "factor_masking": True, "warmup_steps": 5, "track_age": True}
     ),
     "topk/bf16 residual": ("topk", {"residual_dtype": "bfloat16"}),
+    "topk/mxfp4": ("topk", {"value_code": "mxfp4"}),
     "topk/chunks": ("topk", {"selection": "chunks", "chunk": 16, "warmup_steps": 5, "layers.dense": "^Conv_0/"}),
     "topk/chunks coded": (
         "topk", {"selection": "chunks", "chunk": 64, "min_values": 7, "value_code": "2bit", "momentum_correction": True}
@@ -83,12 +84,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qsgd/l2": ("qsgd", {"norm": "l2", "bits": 3, "bucket": 0}),
     "qsgd/feedback": ("qsgd", {"bits": 2, "error_feedback": True}),
+    "qsgd/rotated": ("qsgd", {"bits": 4, "bucket": 16, "hadamard": 32, "error_feedback": True}),
     "qsgd/ring": ("qsgd", {"exchange": "ring", "bits": 8, "bucket": 16}),
     "qsgd/ring feedback": ("qsgd", {"exchange": "ring", "bits": 8, "bucket": 16, "error_feedback": True}),
     "terngrad/feedback": ("terngrad", {"error_feedback": True, "scaler_sharing": False}),
     "signsgd/feedback": ("signsgd", {"combine": "feedback"}),
     "powersgd/rank 2": ("powersgd", {"rank": 2, "warm_start": False, "warmup_steps": 5, "algorithm": "ring"}),
     "cast/fp8": ("cast", {"format": "float8_e4m3", "error_feedback": True}),
+    "cast/mxfp8": ("cast", {"format": "mxfp8_e5m2", "rounding": "stochastic", "error_feedback": True}),
+    "cast/mxfp4": ("cast", {"format": "mxfp4", "hadamard": 16, "error_feedback": True}),
+    "cast/nvfp4": ("cast", {"format": "nvfp4", "error_feedback": True}),
     "silent/policy": ("silent", {**POLICY, "momentum_correction": False}),
     "lgc_ps/leader": (
         "lgc_ps",
@@ -107,6 +112,7 @@ MECHANISMS = (
     "topk/chunks coded",  # selection in chunks, coded values
     "learned_topk/coded",  # values of one bit, a layer sent dense
     "scalecom/low-pass",  # a low-pass memory, layers by rules
+    "cast/mxfp4",  # scales of a byte, a rotation before coding
     "klt/at once",  # momentum at once, codes in integers
     "qsgd/ring feedback",  # a ring of codes, a residual of a quantiser
 )

@@ -30,6 +30,18 @@ _COLUMNS = 512  # values of a row
 _UNROLLED = 4  # nodes whose payloads are decoded in one fused loop
 
 
+class ScaleCode(NamedTuple):
+    """How scales travel that are no f32.
+
+    Attributes:
+      write: the scales that `quantise` returns -> fields of the payload.
+      read: the payload, or all nodes' payloads -> f32[..., G] for each scale that `value` takes.
+    """
+
+    write: Callable[..., Payload]
+    read: Callable[[Payload], list[Array]]
+
+
 class Quantiser(NamedTuple):
     """A code of a few bits for every value, and the scales that groups of values share.
 
@@ -46,6 +58,7 @@ class Quantiser(NamedTuple):
       in_parts: whether codes are computed part by part; needs buckets.
       finish: `(sum over nodes, K) -> mean`, elementwise.
       agree: see `jgc.method.compose.Codec`.
+      scale_code: None, or how the scales travel; `scales` is then not read.
     """
 
     name: str
@@ -59,6 +72,7 @@ class Quantiser(NamedTuple):
     in_parts: bool = False
     finish: Callable[[Array, int], Array] = lambda total, nodes: total / nodes
     agree: Callable[[Array, Layers], Array] | None = None
+    scale_code: ScaleCode | None = None
 
 
 def encode(q: Quantiser, key: Key, v: Array, layers: Layers, *agreed: Array) -> Payload:
@@ -87,7 +101,9 @@ def plain_encode(q: Quantiser, key: Key, v: Array, layers: Layers, *agreed: Arra
         # Else XLA on CPU computes codes where it packs them, in an order that it cannot vectorise.
         codes = lax.optimization_barrier(codes)
     payload = {q.field: _packed(q, codes.reshape(-1))}
-    if q.scales:
+    if q.scale_code is not None:
+        payload |= q.scale_code.write(*scales)
+    elif q.scales:
         payload["scales"] = jnp.concatenate(scales) if q.scales > 1 else scales[0]
     return payload
 
@@ -111,6 +127,8 @@ def plain_decode(q: Quantiser, payload: Payload, layers: Layers) -> Array:
 
 def scales_of(q: Quantiser, payload: Payload) -> list[Array]:
     """The scales of a payload, or of all nodes' payloads: f32[..., G] each."""
+    if q.scale_code is not None:
+        return q.scale_code.read(payload)
     if q.scales < 2:
         return [payload["scales"]] if q.scales else []
     return jnp.split(payload["scales"], q.scales, axis=-1)
@@ -189,7 +207,7 @@ def _mean_in_parts(q: Quantiser, payloads: Payload, n: int) -> Array:
         return lax.dynamic_update_slice_in_dim(out, mean, row, 0)
 
     # Zeros that vary over the devices that the payloads vary over.
-    zero = 0 * jnp.sum(jax.tree.leaves(payloads)[0].reshape(-1)[:1]).astype(jnp.float32)
+    zero = 0 * jnp.sum(jax.tree.leaves(payloads)[0].reshape(-1)[:1].astype(jnp.float32))
     out = jnp.full((-(-n // columns), columns), zero)
     out = lax.fori_loop(0, count, lambda i, out: write(i, out, size), out)
     out = write(jnp.int32(count), out, n - count * size) if n > count * size else out

@@ -4,9 +4,12 @@
     "float16", "bfloat16"            rounded; values beyond the dtype's range are clipped to it
     "8bit", "4bit", "2bit", "1bit"   a sign and one of L = 2^(bits - 1) magnitudes s (l + 1/2) / L
     "2bit-codebook"                  one of four values, two of either sign, listed in f32
+    "mxfp8_e4m3", "mxfp8_e5m2",      floats of 8 or 4 bits with a scale for 32 or 16 values, of
+    "mxfp4", "nvfp4"                 whatever layers (`jgc.wire.blocks`); rounded to the nearest
 
-Each layer has two scales s > 0: one for its positive and one for its negative values. The level l of a
-value is its magnitude over the largest of that layer and sign, rounded down to a multiple of 1 / L.
+With codes of a few bits each layer has two scales s > 0: one for its positive and one for its
+negative values. The level l of a value is its magnitude over the largest of that layer and sign,
+rounded down to a multiple of 1 / L.
 Then s minimises the squared error, so the error never exceeds the values in norm. With 1 bit, the
 decoded magnitude is the mean. The sender's residual keeps the error. The codebook divides a layer's
 values of one sign into the smaller and the larger, by Lloyd's algorithm, and lists the mean of
@@ -21,16 +24,21 @@ Lloyd 1982; SparseLoCo (Sarfi et al. 2025) has one of bins of equal width.
 
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 
 from jgc.comm import narrowed
+from jgc.layout.pack import whole
 from jgc.types import Array
+from jgc.wire import quantized_words
 from jgc.wire.bits import pack_bits, unpack_bits
+from jgc.wire.blocks import BLOCK_FORMATS, in_blocks
 from jgc.wire.sums import group_ids, range_maxima, range_sums
 
 ValueCode = Literal[
-    "float32", "float16", "bfloat16", "8bit", "4bit", "2bit", "1bit", "2bit-codebook"
-]
+    "float32", "float16", "bfloat16", "8bit", "4bit", "2bit", "1bit", "2bit-codebook",
+    "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4",
+]  # fmt: skip
 CODEBOOK = "2bit-codebook"
 LLOYD = 4  # iterations; the error then falls by less than 1 % with each
 
@@ -53,8 +61,12 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
 
     Returns:
       "values": [mu] of a float dtype, or u32 words; for codes of a few bits also "scales", f32[2 *
-      layers], or the codebooks, f32[4 * layers].
+      layers], or the codebooks, f32[4 * layers]; for block formats the blocks' scales, u8 or f8.
     """
+    if code in BLOCK_FORMATS:
+        q = in_blocks(code, field="values")
+        # the key is not used: to the nearest
+        return quantized_words.encode(q, jax.random.key(0), x, (whole(x.size),))
     if code == CODEBOOK:
         return _encode_by_codebook(x, counts)
     if not code.endswith("bit"):
@@ -81,6 +93,8 @@ def bytes_per_value(code: ValueCode) -> float:
       >>> bytes_per_value("bfloat16"), bytes_per_value("4bit")
       (2.0, 0.5)
     """
+    if code in BLOCK_FORMATS:
+        return in_blocks(code).bits / 8
     if code == CODEBOOK:
         return 2 / 8
     return int(code[:-3]) / 8 if code.endswith("bit") else float(jnp.dtype(code).itemsize)
@@ -88,6 +102,9 @@ def bytes_per_value(code: ValueCode) -> float:
 
 def decode_values(code: ValueCode, payload: dict[str, Array], counts: tuple[int, ...]) -> Array:
     """The inverse of `encode_values` up to its rounding error, f32[mu]."""
+    if code in BLOCK_FORMATS:
+        q = in_blocks(code, field="values")
+        return quantized_words.decode(q, payload, (whole(sum(counts)),))
     if code == CODEBOOK:
         codes = unpack_bits(payload["values"], 2, sum(counts))
         size = payload["scales"][_class(codes, counts)]

@@ -35,6 +35,8 @@ def example(name: str):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_is_short_runs_and_prints(name):
+    if name == "drjax_diloco":
+        pytest.importorskip("drjax")
     assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 120
     environment = {k: x for k, x in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     done = subprocess.run([sys.executable, FOLDER / f"{name}.py"], env=environment, capture_output=True, text=True)
@@ -102,6 +104,19 @@ def test_local_steps_learn_and_compile_once(layout, monkeypatch):
     assert state.step == STEPS and unseen < 4.5  # of 4.87 at first, after three exchanges
     (sent,) = local.bytes_per_round(state.params).values()
     assert sent.uncompressed > 900 * sent.node
+
+
+def test_drjaxs_mean_is_that_of_jgc_and_four_bits_learn_as_well():
+    pytest.importorskip("drjax")
+    module, steps = example("drjax_diloco"), 40
+    with compilations("train_step") as compiled:
+        plain, sent = module.train(None, steps)
+        dense, _ = module.train(jgc.compress.dense(), steps)
+        coded, fewer = module.train(jgc.compress.cast(format="mxfp4", error_feedback=True), steps)
+    assert len(compiled) == 3  # once each
+    np.testing.assert_allclose(dense, plain, rtol=1e-4)
+    assert plain[-1] < plain[0] - 1.5 and abs(coded[-1] - plain[-1]) < 0.1
+    assert sent / fewer == pytest.approx(32 / 4.25, rel=1e-3)
 
 
 @every_layout

@@ -49,6 +49,9 @@ UNBIASED = {
     "terngrad": terngrad(clip=0.0),
     "terngrad, own scales": terngrad(clip=0.0, scaler_sharing=False),
     "natural": natural(),
+    "float8_e5m2": cast(format="float8_e5m2", rounding="stochastic"),
+    "mxfp4, rotated": cast(format="mxfp4", rounding="stochastic", hadamard=64),
+    "nvfp4": cast(format="nvfp4", rounding="stochastic"),
 }
 
 
@@ -111,6 +114,10 @@ CONTRACTIONS = {
     "float16": cast(format="float16"),
     "float8_e4m3": cast(format="float8_e4m3"),
     "float8_e5m2": cast(format="float8_e5m2"),
+    "mxfp8_e4m3": cast(format="mxfp8_e4m3"),
+    "mxfp4": cast(format="mxfp4"),
+    "mxfp4, at random": cast(format="mxfp4", rounding="stochastic"),
+    "nvfp4, rotated": cast(format="nvfp4", hadamard=64),
 }
 
 

@@ -21,6 +21,8 @@ ROUNDING = {
     "cast/f16": {"format": "float16", "error_feedback": True},
     "cast/fp8": {"format": "float8_e4m3", "error_feedback": True},
     "cast/e5m2 ring": {"format": "float8_e5m2", "scaled": False, "exchange": "ring"},
+    "cast/mxfp8": {"format": "mxfp8_e4m3", "rounding": "stochastic", "error_feedback": True},
+    "cast/nvfp4": {"format": "nvfp4", "error_feedback": True},
     "topk/f16": {"alpha": 0.1, "value_code": "float16", "momentum_correction": True},
     "topk/bf16": {"alpha": 0.1, "value_code": "bfloat16", "residual_dtype": "bfloat16"},
     "egc/f16": {"value_code": "float16"},

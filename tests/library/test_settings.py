@@ -57,6 +57,8 @@ BAD = {
     "clip": (-1.0, NAN),
     "combine": ("mean",),
     "format": ("int8",),
+    "rounding": ("up",),
+    "hadamard": (-2, 1, 48, 2**17),
     "loss": (-0.1, 1.0, NAN),
     "rank": (-1,),
     "slice_taps": (0,),

@@ -1,24 +1,34 @@
-"""Casts: all values in a shorter floating-point format, gathered and averaged in f32.
+"""Casts: all values in a shorter floating-point format, or in a block format; averaged in f32.
 
 Values beyond a format's range are clipped to it. float8_e4m3 holds magnitudes from 2^-9 to 448,
 float8_e5m2 from 2^-16 to 57,344; many gradients are smaller. So `scaled` first multiplies each
 layer by the power of two, from 2^-100 to 2^100, that brings its largest value close to the
-format's. The powers cost 4 bytes per layer.
+format's. The powers cost 4 bytes per layer. Block formats (`jgc.wire.blocks`) have a scale for
+every 16 or 32 values.
 
 Source: Micikevicius et al. 2018, "Mixed Precision Training", ICLR, Section 3.2 (scaling, there of
 the loss); Micikevicius et al. 2022, "FP8 Formats for Deep Learning", Section 3 (the two formats,
-scaling by tensor).
+scaling by tensor); Rouhani et al. 2023, "OCP Microscaling Formats (MX) Specification"; NVIDIA 2025,
+"Pretraining Large Language Models with NVFP4".
+
+Differs from the papers
+  1. Gradients are sent in these formats, and added up in f32. The papers compute in them.
+  2. The block formats differ from their specifications as `jgc.wire.blocks` says.
 """
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
 from jgc.compress.registry import Method, settings_of
+from jgc.compress.unused_settings import check_idle
 from jgc.types import Compressor
+from jgc.wire.blocks import BLOCK_FORMATS, in_blocks
+from jgc.wire.floats import round_to
+from jgc.wire.noise import noise
 from jgc.wire.quantized_words import Quantiser
 from jgc.wire.scales import each_group, largest, over_groups
 
@@ -29,19 +39,33 @@ FORMATS = {
     "float8_e5m2": jnp.float8_e5m2,
 }
 
+Format = Literal[
+    "bfloat16",
+    "float16",
+    "float8_e4m3",
+    "float8_e5m2",
+    "mxfp8_e4m3",
+    "mxfp8_e5m2",
+    "mxfp4",
+    "nvfp4",
+]
 
-def rounded(name: str, scaled: bool) -> Quantiser:
+
+def rounded(name: str, scaled: bool, at_random: bool = False) -> Quantiser:
     """Every value in that format; if `scaled`, also each layer's power of two."""
     dtype = jnp.dtype(FORMATS[name])
     room = math.frexp(float(jnp.finfo(dtype).max))[1] - 1  # exponent of the largest power of two
 
+    def narrow(key, v):  # to the nearest by the conversion itself
+        return round_to(v, dtype, noise(key, v.shape)) if at_random else v
+
     def quantise(key, v, layers):
         if not scaled:
-            return v, ()
+            return narrow(key, v), ()
         exponents = jnp.frexp(each_group(largest, jnp.abs(v), layers, 0))[1] - room
         exponents = jnp.clip(exponents, -100, 100)
         up, down = (jnp.ldexp(jnp.float32(1), sign * exponents) for sign in (-1, 1))
-        return v * over_groups(up, layers, 0), (down,)
+        return narrow(key, v * over_groups(up, layers, 0)), (down,)
 
     def value(x, *scale):
         return math.prod(scale, start=x)
@@ -54,34 +78,51 @@ def rounded(name: str, scaled: bool) -> Quantiser:
 class Cast(Quantising):
     """Settings of `cast`."""
 
-    format: Literal["bfloat16", "float16", "float8_e4m3", "float8_e5m2"] = "bfloat16"
-    """floating-point format in which values are sent"""
+    format: Format = "bfloat16"
+    """floating-point format in which values are sent; mxfp8, mxfp4 and nvfp4 are block formats"""
     scaled: bool = True
     """a power of two per layer, so that its values use the format's range; bfloat16 never has
-    one"""
+    one, block formats have their scales"""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """nearest: least error; stochastic: up or down at random, so that the mean over many draws is
+    the value"""
 
 
 def cast(config: Cast | None = None, **overrides) -> Compressor:
-    """All n values in 8 or 16 bits, rounded to the nearest.
+    """All n values in 16, 8 or 4 bits, rounded to the nearest or at random.
+
+    mxfp8 takes 8.25 bits a value, mxfp4 4.25, nvfp4 4.51, their scales included.
 
     Args:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: an unknown format or exchange.
+      ValueError: an unknown format, rounding or exchange, `scaled=False` with a block format, a
+        size of `hadamard` that does not fit.
 
     Example:
       >>> cast(format="float16").schedule[0].name
       'float16'
+      >>> cast(format="mxfp4", hadamard=64, error_feedback=True).schedule[0].name
+      'mxfp4'
 
     References:
       Micikevicius et al. 2018, "Mixed Precision Training", ICLR; 2022, "FP8 Formats for Deep
-      Learning".
+      Learning"; Rouhani et al. 2023, "OCP Microscaling Formats (MX) Specification"; NVIDIA 2025,
+      "Pretraining Large Language Models with NVFP4".
     """
     config = settings_of(Cast, config, overrides)
-    if config.format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {config.format!r}")
-    return quantized(rounded(config.format, config.scaled and config.format != "bfloat16"), config)
+    if config.format not in get_args(Format):
+        formats = ", ".join(get_args(Format))
+        raise ValueError(f"format must be one of {formats}, got {config.format!r}")
+    if config.rounding not in ("nearest", "stochastic"):
+        raise ValueError(f"rounding must be 'nearest' or 'stochastic', got {config.rounding!r}")
+    at_random = config.rounding == "stochastic"
+    if config.format in BLOCK_FORMATS:
+        check_idle(config, f"with format {config.format!r}, whose blocks have scales", "scaled")
+        return quantized(in_blocks(config.format, at_random), config)
+    scaled = config.scaled and config.format != "bfloat16"
+    return quantized(rounded(config.format, scaled, at_random), config)
 
 
 CITATION = """@inproceedings{micikevicius2018mixed,
@@ -99,10 +140,24 @@ CITATION = """@inproceedings{micikevicius2018mixed,
   eprint = {2209.05433},
   archiveprefix = {arXiv},
   year = {2022},
+}
+@misc{rouhani2023microscaling,
+  title = {Microscaling Data Formats for Deep Learning},
+  author = {Rouhani, Bita Darvish and others},
+  eprint = {2310.10537},
+  archiveprefix = {arXiv},
+  year = {2023},
+}
+@misc{nvidia2025nvfp4,
+  title = {Pretraining Large Language Models with {NVFP4}},
+  author = {{NVIDIA}},
+  eprint = {2509.25149},
+  archiveprefix = {arXiv},
+  year = {2025},
 }"""
 
 METHOD = Method(
-    "cast", Cast, cast, "Micikevicius et al. 2018, 2022", lossless=None,
+    "cast", Cast, cast, "Micikevicius et al. 2018, 2022; Rouhani et al. 2023; NVIDIA 2025", lossless=None,
     exempt={
         "conservation": "what rounding loses is not kept",
     },

@@ -7,6 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc import comm
+from jgc.compress.quantized.rotated import rotated
 from jgc.layout.pack import values_of, whole
 from jgc.method import phases
 from jgc.method.compose import compose
@@ -28,17 +29,20 @@ class Quantising:
     exchange: Literal["gather", "ring"] = "gather"
     """gather: every node gets all nodes' codes; ring: every hop decodes, adds and quantises partial
     sums"""
+    hadamard: int = 0
+    """consecutive values that are rotated together before they are coded, a power of two, so that a
+    few large ones do not take the scale from the others; 0 for none"""
 
 
 def quantized(quantiser: Quantiser, config: Quantising) -> Compressor:
     """The method that sends a code of every value, with or without error feedback.
 
     Raises:
-      ValueError: an unknown exchange.
+      ValueError: an unknown exchange, a size of `hadamard` that does not fit.
     """
     if config.exchange not in ("gather", "ring"):
         raise ValueError(f"exchange must be 'gather' or 'ring', got {config.exchange!r}")
-    codec = codec_of(quantiser)
+    codec = rotated(codec_of(quantiser), config.hadamard, quantiser.bucket)
     memory = error_feedback() if config.error_feedback else no_memory()
     if config.exchange == "ring":
         return ring(codec, memory, quantiser.bucket)

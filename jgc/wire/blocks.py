@@ -1,0 +1,139 @@
+"""Block formats: narrow floats, and a scale for every few consecutive values.
+
+    format      element                            values of a scale   scale              bits a value
+    mxfp8_e4m3  8 bits, up to 448                  32                  power of two, E8M0 8.25
+    mxfp8_e5m2  8 bits, up to 57,344               32                  E8M0               8.25
+    mxfp4       E2M1: 0 1/2 1 3/2 2 3 4 6, signed  32                  E8M0               4.25
+    nvfp4       E2M1                               16                  E4M3, and an f32   4.51
+                                                                       of 4,096 values
+
+With x the values of a block, a = max |x| and e the exponent of the element's largest value (E2M1: 2):
+
+    MX     X = 2^(floor(log2 a) - e);                 codes of x / X, clipped to the element's range
+    NVFP4  S = A / (6 448), A the largest of 4,096 values;  s = E4M3(a / (6 S));  codes of x / (s S)
+
+Elements are rounded to the nearest, ties to even, or at random so that x is the mean. E8M0 is the
+exponent plus 127. The last block may be shorter: then its scale is that of the values there are.
+
+Source: Rouhani et al. 2023, "OCP Microscaling Formats (MX) Specification", version 1.0, Sections 5
+and 6.3; NVIDIA 2025, "Pretraining Large Language Models with NVFP4", Appendix C.
+
+Differs from the specifications
+  1. Rounding at random must clip nothing, or it would be biased. So X is twice as large where
+     a / X would exceed the largest element (as Mishra et al. 2025, "Recipes for Pre-training LLMs
+     with MXFP8"), and s is rounded up. The messages have the same format.
+  2. S of NVFP4 is that of 4,096 consecutive values, not of a tensor: layers whose gradients differ
+     10,000-fold share a message. It has 16 significant bits, so that products of an element, s and S
+     are exact, and decoders that fuse a product with a sum decode to the same bits.
+  3. There is no code for NaN: steps with NaN or Inf are skipped before.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc.comm import narrowed
+from jgc.types import Array
+from jgc.wire.floats import e2m1_codes, e2m1_values, exponent_of, power_of_two, round_to
+from jgc.wire.noise import noise
+from jgc.wire.quantized_words import Payload, Quantiser, ScaleCode
+from jgc.wire.scales import aligned, each_group, largest
+
+E2M1, E4M3, E5M2 = (jnp.dtype(x) for x in (jnp.float4_e2m1fn, jnp.float8_e4m3fn, jnp.float8_e5m2))
+_MX = {"mxfp8_e4m3": E4M3, "mxfp8_e5m2": E5M2, "mxfp4": E2M1}
+BLOCK_FORMATS = (*_MX, "nvfp4")
+MX_BLOCK, NV_BLOCK, NV_GROUP = 32, 16, 4096
+_LARGEST = float(jnp.finfo(E2M1).max) * float(jnp.finfo(E4M3).max)  # 6 x 448
+_TINY = float(jnp.finfo(jnp.float32).tiny)
+
+
+def in_blocks(name: str, at_random: bool = False, field: str = "codes") -> Quantiser:
+    """The quantiser of a block format.
+
+    Args:
+      name: of the format, in `BLOCK_FORMATS`.
+      at_random: round without bias, not to the nearest.
+      field: name of the codes in the payload.
+    """
+    element = _MX.get(name, E2M1)
+    block = MX_BLOCK if name in _MX else NV_BLOCK
+    scaled = partial(_mx, element) if name in _MX else _nv
+
+    def quantise(key, v, layers):
+        at_most = each_group(largest, jnp.abs(v), layers, block)  # f32[blocks]
+        factor, scales = scaled(at_most, at_random)
+        v, (factor,) = aligned(v, [factor], layers, block)
+        v = round_to(v * factor, element, noise(key, v.shape) if at_random else None)
+        return e2m1_codes(v) if element == E2M1 else v, scales
+
+    def value(codes, scale):
+        # an element times twice the scale's half: 2^-127 itself is no normal f32
+        return (e2m1_values(codes) if element == E2M1 else codes) / 2 * scale
+
+    return Quantiser(
+        name, jnp.finfo(element).bits, quantise, value, bucket=block, field=field, in_parts=True,
+        float_dtype=None if element == E2M1 else element,
+        scale_code=_E8M0 if name in _MX else _TWO_LEVELS,
+    )  # fmt: skip
+
+
+def _mx(element: Any, at_most: Array, at_random: bool) -> tuple[Array, tuple[Array, ...]]:
+    """1 / X of every block, and its exponent i32."""
+    top = float(jnp.finfo(element).max)
+    exponent = exponent_of(at_most) - int(np.log2(top))
+    if at_random:
+        exponent += at_most > top * power_of_two(jnp.maximum(exponent, -126))
+    exponent = jnp.clip(exponent, -127, 126)
+    return power_of_two(-exponent), (exponent,)
+
+
+def _nv(at_most: Array, at_random: bool) -> tuple[Array, tuple[Array, ...]]:
+    """1 / (s S) of every block; s of every block and S of every group of blocks."""
+    group = largest(jnp.pad(at_most, (0, -at_most.size % _GROUP)).reshape(-1, _GROUP))
+    of_group = jnp.maximum(_short(group * np.float32(1 / _LARGEST)), _TINY)
+    s = at_most * np.float32(1 / 6) / _spread(of_group, at_most.size)
+    s = narrowed(s, E4M3).astype(jnp.float32) if not at_random else round_to(s, E4M3, _UP)
+    scale = s * _spread(of_group, at_most.size)
+    return jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0), (s, of_group)
+
+
+_GROUP = NV_GROUP // NV_BLOCK  # blocks
+_UP = 0.0  # noise below every remainder: rounds up what is no value of the format
+
+
+def _short(x: Array) -> Array:
+    """x f32 with 16 significant bits, rounded towards zero."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0xFFFFFF00)
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _spread(of_group: Array, blocks: int) -> Array:
+    """The value of every block's group: [..., groups] -> [..., blocks]."""
+    wide = jnp.broadcast_to(of_group[..., None], (*of_group.shape, _GROUP))
+    return wide.reshape(*of_group.shape[:-1], -1)[..., :blocks]
+
+
+def _write_e8m0(exponent: Array) -> Payload:
+    return {"scales": (exponent + 127).astype(jnp.uint8)}
+
+
+def _read_e8m0(payload: Payload) -> list[Array]:
+    """2 X of every block."""
+    return [power_of_two(payload["scales"].astype(jnp.int32) - 126)]
+
+
+def _write_two_levels(s: Array, of_group: Array) -> Payload:
+    return {"scales": narrowed(s, E4M3), "group_scales": of_group}
+
+
+def _read_two_levels(payload: Payload) -> list[Array]:
+    """2 s S of every block."""
+    s = payload["scales"].astype(jnp.float32)
+    return [2 * s * _spread(payload["group_scales"], s.shape[-1])]
+
+
+_E8M0 = ScaleCode(_write_e8m0, _read_e8m0)
+_TWO_LEVELS = ScaleCode(_write_two_levels, _read_two_levels)

@@ -1,0 +1,86 @@
+"""A rotation that spreads outliers: signs drawn once, then the Hadamard transform of every block.
+
+    rotate(v, m) = H D v,  block by block of m consecutive values;  rotate_back inverts it
+
+D: signs, the same on all nodes and in all steps. H: Sylvester's Hadamard matrix, H H = m I. A block
+with one large value becomes m values of the same magnitude. So a code that gives a block of values
+one scale loses less of the small ones. The values after the last whole block stay as they are.
+
+All nodes rotate alike, so the mean of rotated vectors is the rotated mean.
+
+Source: Suresh et al. 2017, "Distributed Mean Estimation with Limited Communication", ICML, Section 3;
+Tseng et al. 2025, "Training LLMs with MXFP4", AISTATS, Section 3.2 (blocks).
+
+Differs from the papers
+  1. Both directions multiply by powers of two whose product is 1 / m, not by 1 / sqrt(m) each: no
+     product rounds, and rotated values are sqrt(2) times smaller where m is no power of four. Codes
+     with scales do not notice.
+  2. The signs are those of a fixed seed. Papers draw them anew in each step; here a message can be
+     decoded without the step's key.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jgc.types import Array
+
+MOST = 2**16  # values of a block
+_SEED = 0
+
+
+def check_block(block: int) -> None:
+    """Raise ValueError unless a block is 0 (no rotation) or a power of two, 2 to 65,536."""
+    if block and not (2 <= block <= MOST and block & (block - 1) == 0):
+        raise ValueError(f"hadamard must be a power of two, 2 to {MOST}, or 0 for none, got {block}")
+
+
+def rotate(v: Array, block: int) -> Array:
+    """H D of every block of v f32[n], divided by 2^ceil(log2(m) / 2)."""
+    return _of_blocks(v, block, lambda x: _transformed(x * _signs(block), -(-_log2(block) // 2)))
+
+
+def rotate_back(v: Array, block: int) -> Array:
+    """The inverse of `rotate`, f32[n].
+
+    Example:
+      >>> v = jnp.array([8.0, 0.0, 0.0, 0.0, 3.0])
+      >>> jnp.abs(rotate(v, 4))
+      Array([4., 4., 4., 4., 3.], dtype=float32)
+      >>> jnp.abs(rotate_back(rotate(v, 4), 4))
+      Array([8., 0., 0., 0., 3.], dtype=float32)
+    """
+    # The barrier keeps products of a decoder out of the sums below: a fused multiply-add would round
+    # otherwise, and nodes on different processors would hold other bits.
+    v = lax.optimization_barrier(v)
+    return _of_blocks(v, block, lambda x: _transformed(x, _log2(block) // 2) * _signs(block))
+
+
+def _of_blocks(v: Array, block: int, transform) -> Array:
+    """v f32[n] with its whole blocks, f32[m, n / m], transformed."""
+    whole = v.size // block * block
+    if not whole:
+        return v
+    # blocks as columns: every step of the transform then adds whole rows
+    blocks = transform(v[:whole].reshape(-1, block).T).T.reshape(-1)
+    return jnp.concatenate([blocks, v[whole:]]) if whole < v.size else blocks
+
+
+def _transformed(x: Array, halvings: int) -> Array:
+    """H x / 2^halvings for x f32[m, columns], by log2(m) steps of sums and differences."""
+    shape, half = x.shape, 1
+    while half < shape[0]:
+        x = x.reshape(-1, 2, half, shape[1])
+        x = jnp.stack([x[:, 0] + x[:, 1], x[:, 0] - x[:, 1]], axis=1)
+        half *= 2
+    return x.reshape(shape) * np.float32(2.0**-halvings)
+
+
+def _signs(block: int) -> np.ndarray:
+    """D of a block, f32[m, 1]."""
+    negative = np.random.default_rng(_SEED).random((MOST, 1)) < 0.5
+    return np.where(negative[:block], np.float32(-1), np.float32(1))
+
+
+def _log2(block: int) -> int:
+    return block.bit_length() - 1
