@@ -23,8 +23,7 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Method, settings_of
-from jgc.compress.unused_settings import check_idle
+from jgc.compress.registry import Method, check_idle, settings_of
 from jgc.types import Compressor
 from jgc.wire.blocks import BLOCK_FORMATS, in_blocks
 from jgc.wire.floats import round_to

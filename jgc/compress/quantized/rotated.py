@@ -1,7 +1,7 @@
 """A codec behind a Hadamard rotation, which spreads outliers before a code of a few bits."""
 
 from jgc.layout.pack import Layers
-from jgc.method.compose import Codec, Payload
+from jgc.method.exchange import Codec, Payload
 from jgc.types import Array, Key
 from jgc.wire.hadamard import check_block, rotate, rotate_back
 
