@@ -22,7 +22,7 @@ from jgc.compress.quantized.onebit import METHOD as _onebit, OneBit, onebit
 from jgc.compress.quantized.qsgd import METHOD as _qsgd, Qsgd, qsgd
 from jgc.compress.quantized.signsgd import METHOD as _signsgd, SignSgd, signsgd
 from jgc.compress.quantized.terngrad import METHOD as _terngrad, TernGrad, terngrad
-from jgc.compress.registry import Method
+from jgc.compress.registry import Entry
 from jgc.compress.silent import METHOD as _silent, Silent, silent
 from jgc.compress.sparse.demo import METHOD as _demo, Demo, demo
 from jgc.compress.sparse.dgc import METHOD as _dgc, Dgc, dgc
@@ -46,11 +46,11 @@ from jgc.method.stacked import stacked
 from jgc.method.whole_step import step_of_shapes, step_on_nodes
 from jgc.types import Compressor
 
-METHODS: dict[str, Method] = {x.name: x for x in list(globals().values()) if isinstance(x, Method)}
+METHODS: dict[str, Entry] = {x.name: x for x in list(globals().values()) if isinstance(x, Entry)}
 """All methods by name, in the order of the imports above."""
 
 
-def method_of(settings: Any) -> Method:
+def method_of(settings: Any) -> Entry:
     """The registered method of a settings object.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import Method, check_idle, settings_of
+from jgc.compress.registry import Entry, check_idle, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import compose
 from jgc.method.exchange import Codec, Exchange, all_reduce, server
@@ -78,4 +78,4 @@ def dense(config: Dense | None = None, **overrides) -> Compressor:
     return compose(identity(), memory, exchange, form="joined" if in_vector else "leaves")
 
 
-METHOD = Method("dense", Dense, dense, "uncompressed baseline", lossless={})
+METHOD = Entry("dense", Dense, dense, "uncompressed baseline", lossless={})

@@ -1,5 +1,5 @@
-"""The registry entry of a method, and checks of its settings. Each method's file defines an entry as
-`METHOD`; `jgc.compress` collects them.
+"""The entry of a method, and checks of its settings. Each method's file defines an entry as `METHOD`;
+`jgc.compress` collects them.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from jgc.types import Compressor
 T = TypeVar("T")
 
 
-class Method(NamedTuple):
+class Entry(NamedTuple):
     """A registered method.
 
     Attributes:

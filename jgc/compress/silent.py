@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc.compress.dense import identity
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, check_idle, settings_of
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, check_idle, settings_of
 from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.layout.pack import values_of
 from jgc.method import phases
@@ -57,7 +57,7 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
     return compose_phases(stages, memory_of(config), schedule)
 
 
-METHOD = Method(
+METHOD = Entry(
     "silent",
     Silent,
     silent,

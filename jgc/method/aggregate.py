@@ -194,9 +194,11 @@ def finish(job: Job, v: Any, kept: PyTree, step: Step, nodes: Nodes, skip: Array
     before = state.shared
     if step.onto is not None:
         step, before = step._replace(shared=settled.total), settled.total
-    shared, own = unless(skip, (before, local.own), (step.shared, step.own))
+    shared, per_node = unless(
+        skip, (before, local.per_node), (step.shared, step.per_node)
+    )
     info = Info(settled.norm, jnp.float32(step.elements), jnp.int32(step.overflow), jnp.bool_(True))
-    after = State(shared, Local(settled.kept, own, local.signature))
+    after = State(shared, Local(settled.kept, per_node, local.signature))
     return Result(jax.tree.leaves(settled.leaves), after, info)
 
 
@@ -220,8 +222,8 @@ def check_step(step: Any, v: Any, n: int, state: State) -> None:
             raise ValueError(
                 f"the step's {name} must be f32[{n}], as v is, got the shape {list(jnp.shape(x))}"
             )
-    before = {"shared": state.shared, "own": state.local.own}
-    after = {"shared": step.shared, "own": step.own}
+    before = {"shared": state.shared, "per_node": state.local.per_node}
+    after = {"shared": step.shared, "per_node": step.per_node}
     for name, x in before.items():
         made: Any = jax.tree.structure(x)
         returned: Any = jax.tree.structure(after[name])

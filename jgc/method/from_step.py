@@ -27,9 +27,9 @@ __all__ = ["Layers", "Step", "as_vector", "dense_step", "from_step"]
 
 
 def dense_step(v: Array, state: State, nodes: Nodes, algorithm: str = "psum") -> Step:
-    """The step of an uncompressed phase: the exact mean. The method's own state does not change."""
+    """The step of an uncompressed phase: the exact mean. The method's state does not change."""
     return Step(
-        comm.mean_by(algorithm)(v, nodes, "dense"), v, state.shared, state.local.own, v.size
+        comm.mean_by(algorithm)(v, nodes, "dense"), v, state.shared, state.local.per_node, v.size
     )
 
 

@@ -73,10 +73,10 @@ def of_group(group: Group, key: Key, nodes: Nodes) -> State:
     method, packing = group.method, group.packing
     for i in group.path:
         key = jax.random.fold_in(key, i)
-    shared, own = method.init(key, packing.layers, nodes)
+    shared, per_node_state = method.init(key, packing.layers, nodes)
     kept: Any = ()
     if method.form != "leaves":
         form: Any = by_layer if method.form == "layers" else vector
         kept = form.first(method.memory, packing, nodes)
-    local = Local(kept, own, group.signature)
+    local = Local(kept, per_node_state, group.signature)
     return State(shared, jax.tree.map(lambda x: per_node(x, nodes), local))

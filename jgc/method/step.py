@@ -21,7 +21,7 @@ class Step(NamedTuple):
       mean: f32[n] or SparseSum, the aggregate, equal on all nodes.
       sent: f32[n] or Sparse, the part of v that counts as sent; the residual becomes v - sent.
       shared: the method's shared state after the step.
-      own: the method's per-node state after the step, without the memory's.
+      per_node: the method's per-node state after the step, without the memory's.
       elements: how many values this node's message encodes.
       overflow: how many selected values did not fit into a buffer of fixed size.
       onto: f32[n] or None. The aggregate is the mean added to it, and becomes the method's shared
@@ -33,7 +33,7 @@ class Step(NamedTuple):
     mean: Any
     sent: Any
     shared: PyTree = ()
-    own: PyTree = ()
+    per_node: PyTree = ()
     elements: int | Array = 0
     overflow: int | Array = 0
     onto: Array | None = None
@@ -44,7 +44,7 @@ class Local(NamedTuple):
     parameters it was made for."""
 
     memory: PyTree
-    own: PyTree
+    per_node: PyTree
     signature: Signature
 
 
@@ -55,7 +55,7 @@ class StepFn(Protocol):
       phase: value of the phase.
       key: the same on all nodes; `comm.node_key` derives a node's key from it.
       v: f32[n], this node's gradient plus its residual.
-      state: the state before the step: `state.shared`, and `state.local.own` of this node.
+      state: the state before the step: `state.shared`, and `state.local.per_node` of this node.
       layers: the ranges of v, with names and shapes.
       nodes: the layout.
     """
@@ -66,7 +66,7 @@ class StepFn(Protocol):
 
 
 class InitFn(Protocol):
-    """`init(key, layers, nodes) -> (shared, own)`: the method's state before the first step; `own`
+    """`init(key, layers, nodes) -> (shared, per_node)`: the method's first state; `per_node` is
     of one node."""
 
     def __call__(self, key: Key, layers: Layers, nodes: Nodes, /) -> tuple[PyTree, PyTree]: ...

@@ -154,7 +154,7 @@ def test_steps_are_those_of_the_algorithm_with_residuals(settings):
         kept = v - sent
         np.testing.assert_allclose(aggregated, sent.mean(0), atol=1e-6)
         np.testing.assert_allclose(state.local.memory, kept, atol=1e-6)
-        np.testing.assert_array_equal(state.local.own, limits)
+        np.testing.assert_array_equal(state.local.per_node, limits)
         np.testing.assert_array_equal(info.elements_sent, used)
         np.testing.assert_array_equal(info.overflow, overflow)
         kept = np.asarray(state.local.memory)

@@ -50,7 +50,7 @@ from jgc.compress.lgc.normalise import (
 )  # fmt: skip
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, Lgc, check_choices, check_common
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, settings_of
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
 from jgc.selection.entries import Sparse, SparseSum, scatter
@@ -308,7 +308,7 @@ class Ring(NamedTuple):
         }
 
 
-METHOD = Method(
+METHOD = Entry(
     "lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None,
     layers=FIRST_DENSE_LAST_TOP_K,
     citation=CITATION,

@@ -50,7 +50,7 @@ from jgc.compress.low_rank.gradiveq_settings import Gradiveq, check, kept_sample
 from jgc.compress.low_rank.slices import Rows, Sliced
 from jgc.compress.quantized.qsgd import levels_of
 from jgc.compress.quantized.quantize import codec_of, ring_quantized_mean, ring_sizes
-from jgc.compress.registry import Method, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.layout.pack import values_of
 from jgc.method import phases
 from jgc.method.compressor import compressor_of
@@ -300,7 +300,7 @@ CITATION = """@inproceedings{yu2018gradiveq,
   year = {2018},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "gradiveq", Gradiveq, gradiveq, "Yu et al. 2018", lossless=None,
     exempt={
         "conservation": "what components and rounding lose is not kept, as in the paper",

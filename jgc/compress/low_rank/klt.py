@@ -54,7 +54,7 @@ from jgc.compress.low_rank.klt_bases import (
     nothing_learned,
     rotate,
 )  # fmt: skip
-from jgc.compress.registry import FIRST_DENSE, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
@@ -279,4 +279,4 @@ def _steps(coefficients: Array, groups: Array, largest: float, nodes: Nodes) -> 
     return (jnp.exp2(highest.astype(jnp.float32) / FINE) / largest)[groups]
 
 
-METHOD = Method("klt", Klt, klt, "ours", lossless=None, layers=FIRST_DENSE)
+METHOD = Entry("klt", Klt, klt, "ours", lossless=None, layers=FIRST_DENSE)

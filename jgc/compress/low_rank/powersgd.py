@@ -53,7 +53,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
-from jgc.compress.registry import Method, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.layout.batches import in_batches, stacked
 from jgc.layout.by_layer import joined
 from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
@@ -246,7 +246,7 @@ CITATION = """@inproceedings{vogels2019powersgd,
 
 # lossless at a rank so large that no layer's factors are smaller than the layer: all layers go
 # uncompressed
-METHOD = Method(
+METHOD = Entry(
     "powersgd", PowerSgd, powersgd, "Vogels et al. 2019", lossless={"rank": 65_536},
     citation=CITATION,
 )  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Method, check_idle, settings_of
+from jgc.compress.registry import Entry, check_idle, settings_of
 from jgc.types import Compressor
 from jgc.wire.blocks import BLOCK_FORMATS, in_blocks
 from jgc.wire.floats import round_to
@@ -155,7 +155,7 @@ CITATION = """@inproceedings{micikevicius2018mixed,
   year = {2025},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "cast", Cast, cast, "Micikevicius et al. 2018, 2022; Rouhani et al. 2023; NVIDIA 2025", lossless=None,
     exempt={
         "conservation": "what rounding loses is not kept",

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Method, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.types import Compressor
 from jgc.wire.quantized_words import Quantiser
 
@@ -84,7 +84,7 @@ CITATION = r"""@misc{horvath2019natural,
   year = {2019},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "natural", Natural, natural, "Horvath et al. 2019", lossless=None,
     exempt={
         "conservation": "unbiased, and what is lost is not kept",

@@ -20,7 +20,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Method, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.types import Compressor
 from jgc.wire.quantized_words import Quantiser
 from jgc.wire.scales import check_bucket, each_group, summed
@@ -84,4 +84,4 @@ CITATION = """@inproceedings{seide2014onebit,
   year = {2014},
 }"""
 
-METHOD = Method("onebit", OneBit, onebit, "Seide et al. 2014", lossless=None, citation=CITATION)
+METHOD = Entry("onebit", OneBit, onebit, "Seide et al. 2014", lossless=None, citation=CITATION)

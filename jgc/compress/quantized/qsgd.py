@@ -31,7 +31,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Method, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.types import Array, Compressor
 from jgc.wire.noise import noise
 from jgc.wire.quantized_words import Quantiser
@@ -134,7 +134,7 @@ CITATION = """@inproceedings{alistarh2017qsgd,
   year = {2017},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "qsgd", Qsgd, qsgd, "Alistarh et al. 2017", lossless=None,
     exempt={
         "conservation": "unbiased, and what is lost is not kept",

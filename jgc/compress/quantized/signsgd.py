@@ -24,7 +24,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import codec_of
-from jgc.compress.registry import Method, check_idle, settings_of
+from jgc.compress.registry import Entry, check_idle, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import compose
 from jgc.method.exchange import Codec, gather, server
@@ -126,7 +126,7 @@ CITATION = """@inproceedings{bernstein2018signsgd,
   year = {2019},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "signsgd", SignSgd, signsgd, "Bernstein et al. 2018; Karimireddy et al. 2019", lossless=None,
     exempt={
         "conservation": "a vote, not a mean",

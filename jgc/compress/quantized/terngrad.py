@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Method, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.types import Compressor
 from jgc.wire.quantized_words import Quantiser
 from jgc.wire.scales import each_group, fraction, largest, over_groups, root_mean_square
@@ -108,7 +108,7 @@ CITATION = """@inproceedings{wen2017terngrad,
   year = {2017},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "terngrad", TernGrad, terngrad, "Wen et al. 2017", lossless=None,
     exempt={
         "conservation": "unbiased but for the clipping, and what is lost is not kept",

@@ -41,7 +41,7 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.compress.registry import Method, check_idle, settings_of
+from jgc.compress.registry import Entry, check_idle, settings_of
 from jgc.layout.batches import searched_together
 from jgc.layout.devices import each
 from jgc.layout.pack import Layer
@@ -274,7 +274,7 @@ CITATION = """@misc{peng2024demo,
   year = {2024},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "demo",
     Demo,
     demo,

@@ -21,7 +21,7 @@ Differs from the paper
 
 import dataclasses
 
-from jgc.compress.registry import FIRST_DENSE, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Selecting
 from jgc.compress.sparse.sparsity import Strategy
 from jgc.compress.sparse.topk import of_largest
@@ -75,7 +75,7 @@ CITATION = """@inproceedings{lin2018deep,
   year = {2018},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "dgc", Dgc, dgc, "Lin et al. 2018",
     # masking would restart every value's momentum in every step
     lossless={"alpha": 1.0, "factor_masking": False},

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import FIRST_DENSE, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, selector_of
 from jgc.compress.sparse.sparsity import sparse_schedule
 from jgc.compress.sparse.topk import selected
@@ -151,7 +151,7 @@ CITATION = r"""@inproceedings{richtarik2021ef21,
   year = {2023},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "ef21",
     Ef21,
     ef21,

@@ -51,7 +51,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
-from jgc.compress.registry import Method, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse import entropy
 from jgc.compress.sparse.topk import selected
@@ -213,7 +213,7 @@ def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> 
             decode_values(config.value_code, payload, slots),
         ),
         shared=state.shared + 1,
-        own=choice.thresholds,
+        per_node=choice.thresholds,
         elements=used,
         overflow=choice.reaching - used,
     )
@@ -224,7 +224,7 @@ def _choose(
 ) -> Choice:
     """Choose which of the slots' values f32[mu] to send. Measures entropy and thresholds if that is
     due."""
-    magnitudes, ids, old = jnp.abs(values), layer_ids(slots), state.local.own
+    magnitudes, ids, old = jnp.abs(values), layer_ids(slots), state.local.per_node
     # at most; the slots if not literal
     asked = selector_of(config, most(config), config.min_values).counts(layers)
 
@@ -288,4 +288,4 @@ CITATION = """@misc{kuang2020entropy,
   year = {2020},
 }"""
 
-METHOD = Method("egc", Egc, egc, "Kuang et al. 2020", lossless=None, citation=CITATION)
+METHOD = Entry("egc", Egc, egc, "Kuang et al. 2020", lossless=None, citation=CITATION)

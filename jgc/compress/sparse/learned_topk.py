@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.registry import FIRST_DENSE, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import share_of
 from jgc.layout.devices import cut, each
@@ -125,6 +125,6 @@ def learned_topk(config: LearnedTopK | None = None, **overrides) -> Compressor:
     )
 
 
-METHOD = Method(
+METHOD = Entry(
     "learned_topk", LearnedTopK, learned_topk, "ours", lossless={"alpha": 1.0}, layers=FIRST_DENSE
 )

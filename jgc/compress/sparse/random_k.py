@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.compress.registry import FIRST_DENSE, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.compress.sparse.topk import STICH
@@ -107,7 +107,7 @@ def random_positions() -> Chooser:
     return Chooser(choose, sizes, ascending=False)
 
 
-METHOD = Method(
+METHOD = Entry(
     "random_k", RandomK, random_k, "Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
     citation=STICH,
 )  # fmt: skip

@@ -36,7 +36,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import FIRST_DENSE, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import (
     FIXED_POINT,
@@ -173,7 +173,7 @@ CITATION = """@inproceedings{chen2020scalecom,
   year = {2020},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
     citation=CITATION,
 )  # fmt: skip

@@ -22,7 +22,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.registry import FIRST_DENSE, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import STROM, selected
 from jgc.method import phases
@@ -138,7 +138,7 @@ GRACE = """@inproceedings{xu2021grace,
   year = {2021},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021",
     lossless={"threshold": 0.0,
         "capacity": 1.0},

@@ -19,7 +19,7 @@ Differs from the paper
 
 import dataclasses
 
-from jgc.compress.registry import FIRST_DENSE, Method, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.devices import each
@@ -129,7 +129,7 @@ STICH = """@inproceedings{stich2018sparsified,
   year = {2018},
 }"""
 
-METHOD = Method(
+METHOD = Entry(
     "topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0},
     layers=FIRST_DENSE,
     citation=f"{STROM}\n{STICH}",

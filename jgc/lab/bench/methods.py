@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from jgc import compress
-from jgc.compress import Method, method_of
+from jgc.compress import Entry, method_of
 from jgc.lab.bench import beside_pmean, sharded
 from jgc.lab.bench.costs import AGGREGATE, BEFORE, DENSE, GRADIENTS, OPTIMIZER, UPDATE, Costs, Row, markdown
 from jgc.lab.bench.lgc_pieces import lgc_pieces
@@ -171,7 +171,7 @@ def names_of(wanted: Sequence[str]) -> list[str]:
     return list(wanted) or known
 
 
-def chosen(names: Sequence[str]) -> list[Method]:
+def chosen(names: Sequence[str]) -> list[Entry]:
     """The methods of those names, or all; always with the dense one, first.
 
     Raises:
@@ -180,7 +180,7 @@ def chosen(names: Sequence[str]) -> list[Method]:
     return [compress.METHODS[name] for name in dict.fromkeys((DENSE, *names_of(names)))]
 
 
-def configured(method: Method, workload: str, nodes: int, alpha: float | None) -> Config:
+def configured(method: Entry, workload: str, nodes: int, alpha: float | None) -> Config:
     """A run of a method with the workload's settings, but all layers compressed alike.
 
     Raises:

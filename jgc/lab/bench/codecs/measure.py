@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jgc import compress
-from jgc.compress import Method, step_on_nodes
+from jgc.compress import Entry, step_on_nodes
 from jgc.lab.bench.codecs import basis as bases, trivial
 from jgc.lab.bench.codecs.trivial import Code
 from jgc.lab.shared.progress import each
@@ -123,7 +123,7 @@ def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passe
     return each(wanted, lambda choice: row(*choice), lambda choice: f"{choice[0].name} {choice[2]}".rstrip())
 
 
-def _row(recording: Recording, hold_out: int, passes: int, method: Method, change: dict[str, Any], words: str) -> Row:
+def _row(recording: Recording, hold_out: int, passes: int, method: Entry, change: dict[str, Any], words: str) -> Row:
     nodes, steps = recording.nodes, len(recording.flat)
     compressor = method.factory(_settings(method, change))
     step = _steps(compressor, nodes)
@@ -142,7 +142,7 @@ def _row(recording: Recording, hold_out: int, passes: int, method: Method, chang
     return Row("method", name, words, bits / recording.flat[0].size, float(error), float(cosine))
 
 
-def variants(method: Method, alphas: Sequence[float], g: np.ndarray) -> list[tuple[dict[str, Any], str]]:
+def variants(method: Entry, alphas: Sequence[float], g: np.ndarray) -> list[tuple[dict[str, Any], str]]:
     """Settings of a method to measure, and their names. A threshold is one that a share of g f32[K, n] exceeds."""
     names = {field.name for field in dataclasses.fields(method.settings)}
     if method.name in SETTINGS:
@@ -160,7 +160,7 @@ def variants(method: Method, alphas: Sequence[float], g: np.ndarray) -> list[tup
     return [({}, "")]
 
 
-def _settings(method: Method, change: dict[str, Any]) -> Any:
+def _settings(method: Entry, change: dict[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(method.settings)}
     return method.settings(**{k: v for k, v in OURS.items() if k in names} | change)
 
