@@ -17,8 +17,8 @@ from jgc.lab.plan.shapes import divided, number, transformer
 from jgc.lab.plan.target_files import known_of, write_csv, write_json
 from jgc.lab.plan.target_page import TargetPlan, draw, markdown, slow_ms
 from jgc.lab.plan.targets import CHIPS, Target, spec_of, target_of
+from jgc.lab.shared.hlo import UnknownCollectiveError, collectives
 from jgc.training.errors import UserError
-from jgc.wire.hlo import UnknownCollectiveError, collectives
 
 HERE = Target("h100:4x2", CHIPS["h100"], 4, tuple(jax.devices()))  # CPU devices in the place of four hosts' GPUs
 ONE = HERE._replace(name="h100:8", groups=1)

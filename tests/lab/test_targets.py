@@ -24,7 +24,7 @@ from jgc.lab.bench.beside_pmean import shapes_of
 from jgc.lab.bench.network.methods import settings
 from jgc.lab.plan.kernels import kernels_of
 from jgc.lab.plan.targets import CHIPS, Target, compiled_for, missing_packages, spec_of, stay_on_cpu, target_of
-from jgc.wire.hlo import Collective, collectives, parse
+from jgc.lab.shared.hlo import Collective, collectives, parse
 
 pytestmark = pytest.mark.targets
 

@@ -13,7 +13,7 @@ from jgc.layout.pack import Layer
 from jgc.selection import chunks as chunked
 from jgc.selection.chunks import cut_in_chunks, largest_of_rows
 from jgc.selection.selector import make_selector, position_bytes
-from jgc.wire.positions import entropy_bound_bits
+from jgc.training.steps.positions import entropy_bound_bits
 
 TAKING = ("topk", "dgc", "scalecom", "egc", "ef21", "threshold_v", "klt", "lgc_ps", "lgc_ring")
 

@@ -17,10 +17,10 @@ from jgc.backend import plain_operations
 from jgc.comm import words
 from jgc.comm.jaxprs import all_sent
 from jgc.comm.ledger import UnknownCollectiveError
+from jgc.lab.shared.hlo import collectives, table
 from jgc.nodes.layouts import as_one_per_device, from_mesh
 from jgc.nodes.placement import LOCAL, SHARED
 from jgc.types import Nodes
-from jgc.wire.hlo import collectives, table
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8", "int16", "uint32", "float8_e4m3fn")
 SPECIAL = np.array([0x80000000, 0x7FC12345, 0xFF800001, 0x00000001, 0x3F800000], np.uint32)  # -0, NaNs, denormal, 1

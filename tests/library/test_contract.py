@@ -49,10 +49,10 @@ import jgc
 import jgc.backend
 from jgc.comm.jaxprs import called
 from jgc.compress import METHODS, step_on_nodes
+from jgc.lab.shared.hlo import collectives, table
 from jgc.layout.leaves import LARGEST_NORM
 from jgc.layout.pack import leaf_paths, make_packing
 from jgc.selection import entries
-from jgc.wire.hlo import collectives, table
 
 NAMES = (*METHODS, *VARIANTS)
 assert set(MECHANISMS) <= set(VARIANTS) and set(KINDS) <= set(METHODS)

@@ -14,11 +14,11 @@ from hypothesis import given, settings, strategies as st
 import jgc
 from jgc.compress import gradiveq, step_on_nodes
 from jgc.compress.low_rank.slices import Sliced, code_size, codes, decoded, dimensions, no_rows, plan, principal
+from jgc.lab.shared.hlo import parse
 from jgc.layout.pack import make_packing, pack
 from jgc.method import phases
 from jgc.nodes.layouts import as_one_per_device
 from jgc.types import Phase, State
-from jgc.wire.hlo import parse
 
 K = 8
 PARAMS = {

@@ -7,8 +7,8 @@ import pytest
 
 import jgc
 from jgc.compress import dense, dgc, per_layer, step_on_nodes, topk
+from jgc.lab.shared.hlo import collectives
 from jgc.wire.account import logical_bytes
-from jgc.wire.hlo import collectives
 
 SHAPES = {
     "large": jnp.zeros((512, 513)),

@@ -13,10 +13,10 @@ from make_step_process import compilations
 
 import jgc
 from jgc.compress import METHODS, build, dense, per_layer, qsgd, topk
+from jgc.lab.shared.hlo import collectives
 from jgc.loops.local_programs import exchange_program, inner_program
 from jgc.loops.outer import Arrays
 from jgc.method.plan import any_residual
-from jgc.wire.hlo import collectives
 
 SHAPES = {"a": (6, 8), "bias": (8,), "conv": {"kernel": (3, 3, 2, 4)}, "s": ()}
 RATE = 0.25

@@ -12,10 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jgc
 from jgc.compress import dense, topk
+from jgc.lab.shared.hlo import collectives
 from jgc.loops.norms import norm_of_aggregate
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import SHARED, placements_of
-from jgc.wire.hlo import collectives
 
 K, B = 2, 8
 SPECS = {"in": P(None, "fsdp"), "bias": P(), "out": P("fsdp", None)}

@@ -8,9 +8,9 @@ from contract import nodes_of, same_bits, some_by_default
 
 import jgc
 from jgc.compress import dense, per_layer, topk
+from jgc.lab.shared.hlo import collectives, table
 from jgc.method.compressor import compressor_of
 from jgc.types import State
-from jgc.wire.hlo import collectives, table
 
 PARAMS = {
     "Conv_0": {"kernel": jnp.zeros((3, 4))},

@@ -14,10 +14,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jgc
 from jgc.compress import METHODS, dense, per_layer, stacked, step_on_nodes, topk
+from jgc.lab.shared.hlo import collectives
 from jgc.method.shards import whole
 from jgc.nodes.placement import Sharded, Stacked, placements_of, spec
 from jgc.types import PyTree, State
-from jgc.wire.hlo import collectives
 
 K, F = 2, 4
 SPECS = {"a": P("fsdp"), "b": P(None, "fsdp"), "c": P(), "d": P(None, None, "fsdp")}

@@ -12,8 +12,8 @@ from flax import nnx
 
 import jgc
 from jgc.compress import build, dense, per_layer, powersgd, stacked, topk
+from jgc.lab.shared.hlo import collectives, table
 from jgc.types import State
-from jgc.wire.hlo import collectives, table
 
 L = 3
 PARAMS = {

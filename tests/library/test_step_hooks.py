@@ -9,7 +9,7 @@ from make_step_process import compilations
 
 import jgc
 from jgc.compress import dense, topk
-from jgc.wire.hlo import collectives
+from jgc.lab.shared.hlo import collectives
 
 K = 2
 PARAMS = {"w": jnp.linspace(-1.0, 1.0, 40), "b": jnp.ones(3)}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from jgc.training.steps.positions import entropy_bound_bits
 from jgc.wire.elias_fano import decode, elias_fano_bits, encode, words
-from jgc.wire.positions import entropy_bound_bits
 
 LARGEST = 2**31 - 1
 

@@ -1,4 +1,4 @@
-"""The audit of `jgc.wire.hlo` counts what XLA really compiled, and fails on what it does not know.
+"""The audit of `jgc.lab.shared.hlo` counts what XLA really compiled, and fails on what it does not know.
 
 First real programs over 8 CPU devices, then HLO text: what a GPU prints, and what must be refused.
 """
@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jgc.wire.hlo import Total, UnknownCollectiveError, UnknownCountError, bytes_sent, collectives, table
+from jgc.lab.shared.hlo import Total, UnknownCollectiveError, UnknownCountError, bytes_sent, collectives, table
 
 REPLICATED = P()
 RING = [(i, (i + 1) % 8) for i in range(8)]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from jgc.training.steps.positions import deflate_bytes, entropy_bound_bits
 from jgc.wire.elias_fano import elias_fano_bits
-from jgc.wire.positions import deflate_bytes, entropy_bound_bits
 
 N, K = 2_400_000, 2_400
 

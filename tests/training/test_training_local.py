@@ -17,6 +17,7 @@ from training_helpers import tiny_config
 
 from jgc.compress import Demo, Dense, Gradiveq, TopK
 from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
+from jgc.lab.shared.hlo import collectives
 from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError
 from jgc.training.output.announce import notes
@@ -27,7 +28,6 @@ from jgc.training.run.loop import batches
 from jgc.training.settings.config import LayersConfig, RecordConfig, check
 from jgc.training.settings.local_config import LocalConfig
 from jgc.training.steps.step import arrays_by_name
-from jgc.wire.hlo import collectives
 
 SPARSE = TopK(alpha=0.1, warmup_steps=1)
 STREAMING = LocalConfig(every=4, fragments=2, overlap=1)

@@ -10,6 +10,7 @@ from training_helpers import tiny_config
 from jgc import comm
 from jgc.compress import Dense, TopK
 from jgc.lab.chaos.tiny import tiny_model
+from jgc.lab.shared.hlo import collectives
 from jgc.lab.shared.programs import make_gradients
 from jgc.loops.buffers import copied
 from jgc.method.phases import single
@@ -18,7 +19,6 @@ from jgc.training.run import setup as building
 from jgc.training.run.loop import batches
 from jgc.training.steps.step import arrays_by_name, init_state, make_steps, with_arrays
 from jgc.types import Compressor, Info, State, Wire
-from jgc.wire.hlo import collectives
 
 
 def parts_of(config, monkeypatch, devices=1):

@@ -9,7 +9,7 @@ from collections import Counter
 from math import prod
 from typing import NamedTuple
 
-from jgc.wire.hlo import Module, Op, parse
+from jgc.lab.shared.hlo import Module, Op, parse
 
 TILE = 8 * 128  # values of a register: an operation on fewer costs nothing beside the rest
 _FREE = frozenset("parameter constant bitcast tuple get-tuple-element after-all partition-id iota broadcast".split())

@@ -7,7 +7,7 @@ costs a copy to the host, and the GPU waits for it.
 import re
 from typing import Any, NamedTuple
 
-from jgc.wire.hlo import Module, Op, parse, trip_count
+from jgc.lab.shared.hlo import Module, Op, parse, trip_count
 
 # Instructions that launch nothing: they name, group or view buffers, or finish what another instruction started.
 _FREE = frozenset("""add-dependency after-all bitcast constant domain get-tuple-element opt-barrier parameter

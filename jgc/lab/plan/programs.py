@@ -17,10 +17,10 @@ from jgc.compress import step_of_shapes
 from jgc.lab.plan.cycles import Cycles, cycles_of
 from jgc.lab.plan.kernels import Kernels, kernels_of
 from jgc.lab.plan.targets import GPU, Target, compiled_for, versions
+from jgc.lab.shared.hlo import Collective, UnknownCollectiveError, collectives
 from jgc.lab.shared.progress import left
 from jgc.nodes.placement import SHARED, spec
 from jgc.types import Compressor, Nodes, PyTree
-from jgc.wire.hlo import Collective, UnknownCollectiveError, collectives
 
 READ = "one read"  # the row of a program that reads every gradient once
 

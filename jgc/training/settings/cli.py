@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jgc.checks.argument_types import wrong_value
 from jgc.compress import METHODS
 from jgc.compress.registry import FIRST
 from jgc.training.data import MissingDataError
@@ -19,6 +18,7 @@ from jgc.training.errors import FAILED, UserError, briefly, did_you_mean, leave_
 from jgc.training.models import MODELS, make_model
 from jgc.training.requirements import explain
 from jgc.training.settings.config import Config, layers_of, method_name, resolve
+from jgc.training.settings.field_types import wrong_value
 from jgc.training.settings.options import read
 from jgc.training.settings.workloads import workload_named
 from jgc.training.steps.deterministic import set_flags

@@ -6,7 +6,7 @@ import numpy as np
 
 from jgc.training.settings.config import Config
 from jgc.training.steps.costs import PhaseCost
-from jgc.wire.positions import deflate_bytes, entropy_bound_bits
+from jgc.training.steps.positions import deflate_bytes, entropy_bound_bits
 
 
 def is_due(config: Config, number: int, cost: PhaseCost) -> bool:

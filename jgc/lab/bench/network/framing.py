@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+from jgc.lab.shared.hlo import Collective, collectives
 from jgc.nodes.layouts import NODE
 from jgc.types import Array, Nodes
-from jgc.wire.hlo import Collective, collectives
 
 LARGE = 1 << 16  # bytes; from here on the number of messages is constant, except for segments of very large ones
 CALLS = 20

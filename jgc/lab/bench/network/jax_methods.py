@@ -18,10 +18,10 @@ from jgc.compress import step_on_nodes
 from jgc.lab.bench.network import twenty_lines
 from jgc.lab.bench.network.framing import counted
 from jgc.lab.bench.network.methods import LABELS, SHARE, phase_of, settings
+from jgc.lab.shared.hlo import UnknownCollectiveError, collectives
 from jgc.nodes.layouts import NODE, from_mesh
 from jgc.nodes.placement import LOCAL, placements_of
 from jgc.types import Nodes, PyTree, State
-from jgc.wire.hlo import UnknownCollectiveError, collectives
 
 Run = Callable[[PyTree, Any, PyTree], tuple[PyTree, PyTree]]
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jgc.comm.ledger import OPS, UnknownCollectiveError, bytes_sent
-from jgc.wire.mesh_groups import groups_of_axes
+from jgc.lab.shared.mesh_groups import groups_of_axes
 
 # Opcodes known not to communicate. A list of those that do would let an opcode pass that XLA adds tomorrow.
 LOCAL = frozenset("""
@@ -153,7 +153,7 @@ def _found(module: Module, ops: dict[str, Op], op: Op) -> tuple[Collective, ...]
     known = sends or op.opcode in LOCAL or op.opcode in _CALLERS or op.opcode in OPS
     a_step = _IN_STEPS.search(op.line) and any(ops[name].opcode in OPS for name in _operands(ops, op))
     if not known or (op.opcode == "custom-call" and _TALKS.search(op.line) and not a_step):
-        raise UnknownCollectiveError(f"may communicate (jgc.wire.hlo.LOCAL lists what does not): {op.line}")
+        raise UnknownCollectiveError(f"may communicate (jgc.lab.shared.hlo.LOCAL lists what does not): {op.line}")
     if op.stage in ("update", "done") or op.opcode == "recv":  # counted at its start, or at its send
         return ()
     if sends:
