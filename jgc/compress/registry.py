@@ -1,4 +1,4 @@
-"""The entry of a method, and checks of its settings. Each method's file defines an entry as `METHOD`;
+"""The entry of a method, and checks of its settings. Each method's file defines one as `METHOD`;
 `jgc.compress` collects them.
 """
 

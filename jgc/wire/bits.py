@@ -74,7 +74,8 @@ def unpack_bits(words: Array, bits: int, n: int) -> Array:
     for start, width in fields_of(bits):
         count = words.size // bits * width
         shifts = np.arange(0, _WIDTH, width, dtype=np.uint32)[:, None, None]
-        rows = words[at : at + count].reshape(1, -1, _columns(count)) >> shifts  # [32 / width, ., m]
+        part = words[at : at + count].reshape(1, -1, _columns(count))
+        rows = part >> shifts  # [32 / width, ., m]
         fields.append(((rows & np.uint32(2**width - 1)) << np.uint32(start)).reshape(-1))
         at += count
     return reduce(jnp.bitwise_or, fields)[:n]
@@ -105,7 +106,8 @@ def unpack_plain(words: Array, bits: int, n: int) -> Array:
 def ones_at(words: Array, n: int) -> Array:
     """How many of K messages have a one as their i-th code of one bit: u32[K, words] -> i32[n]."""
     if plain():
-        return sum((unpack_plain(x, 1, n).astype(jnp.int32) for x in words), jnp.zeros(n, jnp.int32))
+        ones = (unpack_plain(x, 1, n).astype(jnp.int32) for x in words)
+        return sum(ones, jnp.zeros(n, jnp.int32))
     shifts = np.arange(_WIDTH, dtype=np.uint32)[:, None]
 
     def of_node(k):

@@ -1,13 +1,13 @@
 """Block formats: narrow floats, and a scale for every few consecutive values.
 
-    format      element                            values of a scale   scale              bits a value
-    mxfp8_e4m3  8 bits, up to 448                  32                  power of two, E8M0 8.25
-    mxfp8_e5m2  8 bits, up to 57,344               32                  E8M0               8.25
-    mxfp4       E2M1: 0 1/2 1 3/2 2 3 4 6, signed  32                  E8M0               4.25
-    nvfp4       E2M1                               16                  E4M3, and an f32   4.51
-                                                                       of 4,096 values
+    format      element                            values  scale               bits a value
+    mxfp8_e4m3  8 bits, up to 448                  32      power of two, E8M0  8.25
+    mxfp8_e5m2  8 bits, up to 57,344               32      E8M0                8.25
+    mxfp4       E2M1: 0 1/2 1 3/2 2 3 4 6, signed  32      E8M0                4.25
+    nvfp4       E2M1                               16      E4M3, and an f32    4.51
+                                                           of 4,096 values
 
-With x the values of a block, a = max |x| and e the exponent of the element's largest value (E2M1: 2):
+With x the values of a block, a = max |x|, e the exponent of the element's largest value (E2M1: 2):
 
     MX     X = 2^(floor(log2 a) - e);                 codes of x / X, clipped to the element's range
     NVFP4  S = A / (6 448), A the largest of 4,096 values;  s = E4M3(a / (6 S));  codes of x / (s S)
@@ -23,8 +23,8 @@ Differs from the specifications
      a / X would exceed the largest element (as Mishra et al. 2025, "Recipes for Pre-training LLMs
      with MXFP8"), and s is rounded up. The messages have the same format.
   2. S of NVFP4 is that of 4,096 consecutive values, not of a tensor: layers whose gradients differ
-     10,000-fold share a message. It has 16 significant bits, so that products of an element, s and S
-     are exact, and decoders that fuse a product with a sum decode to the same bits.
+     10,000-fold share a message. It has 16 significant bits, so that products of an element, s and
+     S are exact, and decoders that fuse a product with a sum decode to the same bits.
   3. There is no code for NaN: steps with NaN or Inf are skipped before.
 """
 

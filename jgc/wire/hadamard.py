@@ -8,8 +8,8 @@ one scale loses less of the small ones. The values after the last whole block st
 
 All nodes rotate alike, so the mean of rotated vectors is the rotated mean.
 
-Source: Suresh et al. 2017, "Distributed Mean Estimation with Limited Communication", ICML, Section 3;
-Tseng et al. 2025, "Training LLMs with MXFP4", AISTATS, Section 3.2 (blocks).
+Source: Suresh et al. 2017, "Distributed Mean Estimation with Limited Communication", ICML, Section
+3; Tseng et al. 2025, "Training LLMs with MXFP4", AISTATS, Section 3.2 (blocks).
 
 Differs from the papers
   1. Both directions multiply by powers of two whose product is 1 / m, not by 1 / sqrt(m) each: no
@@ -32,7 +32,9 @@ _SEED = 0
 def check_block(block: int) -> None:
     """Raise ValueError unless a block is 0 (no rotation) or a power of two, 2 to 65,536."""
     if block and not (2 <= block <= MOST and block & (block - 1) == 0):
-        raise ValueError(f"hadamard must be a power of two, 2 to {MOST}, or 0 for none, got {block}")
+        raise ValueError(
+            f"hadamard must be a power of two, 2 to {MOST}, or 0 for none, got {block}"
+        )
 
 
 def rotate(v: Array, block: int) -> Array:
@@ -50,8 +52,8 @@ def rotate_back(v: Array, block: int) -> Array:
       >>> jnp.abs(rotate_back(rotate(v, 4), 4))
       Array([8., 0., 0., 0., 3.], dtype=float32)
     """
-    # The barrier keeps products of a decoder out of the sums below: a fused multiply-add would round
-    # otherwise, and nodes on different processors would hold other bits.
+    # The barrier keeps products of a decoder out of the sums below: a fused multiply-add would
+    # round otherwise, and nodes on different processors would hold other bits.
     v = lax.optimization_barrier(v)
     return _of_blocks(v, block, lambda x: _transformed(x, _log2(block) // 2) * _signs(block))
 

@@ -156,7 +156,8 @@ CITATION = """@inproceedings{micikevicius2018mixed,
 }"""
 
 METHOD = Entry(
-    "cast", Cast, cast, "Micikevicius et al. 2018, 2022; Rouhani et al. 2023; NVIDIA 2025", lossless=None,
+    "cast", Cast, cast, "Micikevicius et al. 2018, 2022; Rouhani et al. 2023; NVIDIA 2025",
+    lossless=None,
     exempt={
         "conservation": "what rounding loses is not kept",
     },
