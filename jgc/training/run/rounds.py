@@ -23,7 +23,7 @@ import optax
 import jgc.rounds
 from jgc.loops.local_loop import LocalState
 from jgc.method.phases import phase_at
-from jgc.nodes.placement import place_parts
+from jgc.nodes.placing import place_parts
 from jgc.rounds.bucket import BucketError
 from jgc.training.data import prefetch
 from jgc.training.errors import FAILED, UserError, values_of_the_user
