@@ -33,6 +33,10 @@ COMMANDS = {
     "advise": "jgc.lab.advise.command.Advise",
     "doctor": "jgc.lab.doctor.command.Doctor",
     "chaos": "jgc.lab.chaos.command.Chaos",
+    "rounds show": "jgc.lab.rounds.show.Show",
+    "rounds demo": "jgc.lab.rounds.demo.Demo",
+    "rounds close": "jgc.lab.rounds.by_hand.Close",
+    "rounds clean": "jgc.lab.rounds.by_hand.Clean",
 }
 """Class by the words of the command."""
 
@@ -81,7 +85,7 @@ def groups() -> list[str]:
 
     Example:
       >>> groups()
-      ['bench', 'analyze']
+      ['bench', 'analyze', 'rounds']
     """
     return list(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 

@@ -16,10 +16,10 @@ the rules, and `closing`, `replay` and `opening` their parts, as generators of `
 from jgc.rounds.arithmetic import AdamW, Sgd
 from jgc.rounds.bucket import BucketError, NoBucket, open_bucket
 from jgc.rounds.context import RoundsError, Rules, Timeout, Twin
-from jgc.rounds.loop import Rounds, join
+from jgc.rounds.loop import Rounds, check, join
 from jgc.rounds.protocol import Outcome
 
 __all__ = [
     "AdamW", "BucketError", "NoBucket", "Outcome", "Rounds", "RoundsError", "Rules", "Sgd", "Timeout", "Twin",
-    "join", "open_bucket",
+    "check", "join", "open_bucket",
 ]  # fmt: skip

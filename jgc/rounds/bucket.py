@@ -156,7 +156,7 @@ class ObjectStore:
         line = str(error).split("\n")[0][:400]
         if re.search(r"NoSuchBucket|bucket does not exist|Unable to canonicalize", str(error)):
             return NoBucket(f"{self.url}: there is no such bucket; create it first ({line})")
-        if re.search(r"No space left|StorageFull|QuotaExceeded|Disk quota", str(error)):
+        if re.search(r"No space left|File too large|StorageFull|QuotaExceeded|Disk quota", str(error)):
             return BucketError(
                 f"{self.url}: the bucket is full; delete old rounds or make room ({line})"
             )

@@ -120,6 +120,12 @@ class CompressorCoder:
     def first(self) -> Arrays:
         return dict(self._first)
 
+    def compile(self) -> None:
+        """Compile the programs of all phases, so that no round waits for that."""
+        for phase in self.compressor.schedule:
+            fields, _ = self.encode(phase.start, self.first(), np.zeros(self.size, np.float32), 0)
+            self.decode(phase.start, fields)
+
     def encode(
         self, number: int, memory: Arrays, difference: Vector, noise: int
     ) -> tuple[Arrays, Arrays]:

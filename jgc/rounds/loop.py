@@ -2,10 +2,10 @@
 
 import logging
 import os
-import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,76 @@ from jgc.rounds.context import Context, Rules, check_rules
 from jgc.rounds.messages import secret_of_environment
 from jgc.rounds.names import check_node
 from jgc.rounds.node_disk import Disk, NoDisk
+from jgc.rounds.opening import compared_run
 from jgc.rounds.protocol import Member, Outcome
 from jgc.rounds.requests import Requests, perform
 from jgc.types import Compressor, PyTree
 
 log = logging.getLogger("jgc.rounds")
+
+
+class Arguments(NamedTuple):
+    """The arguments of `join`, checked.
+
+    Attributes:
+      store: the bucket.
+      context: of this node.
+      coder: how its differences become messages.
+      alike: what all nodes must have alike, plain values by name.
+    """
+
+    store: Bucket
+    context: Context
+    coder: CompressorCoder
+    alike: Mapping[str, Any]
+
+
+def arguments_of(
+    bucket: str | os.PathLike | Bucket,
+    *,
+    node: str,
+    params: PyTree,
+    compressor: Compressor,
+    outer: Outer | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    **rules: Any,
+) -> Arguments:
+    """The arguments of `join`, checked without a request."""
+    check_node(node)
+    rules.setdefault("start", rules.get("quorum", 1))
+    unknown = sorted(rules.keys() - set(Rules._fields))
+    if unknown:
+        raise TypeError(
+            f"join has no argument {unknown[0]!r}; rules are {', '.join(Rules._fields)}"
+        )
+    chosen, outer = Rules(**rules), outer or Sgd()
+    check_rules(chosen)
+    coder = CompressorCoder(compressor, params, seed)
+    alike = {**coder.settings, **settings_of(outer), "quorum": chosen.quorum, **(settings or {})}
+    store = open_bucket(bucket) if isinstance(bucket, str | os.PathLike) else bucket
+    context = Context(node, coder, outer, chosen, secret_of_environment(), seed, say=log.warning)
+    return Arguments(store, context, coder, alike)
+
+
+def check(bucket: str | os.PathLike | Bucket, **arguments: Any) -> str | None:
+    """The token of the run in which `join` with the same arguments would take part.
+
+    One request, which changes nothing: call it before a long compilation.
+
+    Args:
+      bucket: as in `join`.
+      arguments: of `join`, without `overlap`, `merge`, `folder` and `pause`. The parameters may be
+        shapes.
+
+    Returns:
+      None if no run has begun there, so that this node would begin one.
+
+    Raises:
+      NoBucket, RoundsError, ValueError: as in `join`.
+    """
+    store, context, _, alike = arguments_of(bucket, **arguments)
+    return perform(compared_run(context, alike), store)
 
 
 def join(
@@ -35,6 +100,7 @@ def join(
     folder: str | os.PathLike | None = None,
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
+    pause: Callable[[float], Any] = time.sleep,
     **rules: Any,
 ) -> "Rounds":
     """Take part in a run that lives in a bucket; the first node begins it.
@@ -53,6 +119,7 @@ def join(
       folder: where the node keeps its residual, so that it survives a kill; None for nowhere.
       settings: further plain values that all nodes must have alike, such as local steps a round.
       seed: of random rounding; the same on all nodes.
+      pause: waits for some seconds. What it raises ends `join` or `exchange`; `leave` after that.
       rules: `quorum`, `grace`, `start`, `timeout`, ... of `jgc.rounds.Rules`.
 
     Raises:
@@ -60,7 +127,6 @@ def join(
       RoundsError: a run with other settings, a bucket that forgets, two processes with one name.
       ValueError: a setting out of range, or a method that communicates while it encodes.
     """
-    check_node(node)
     if overlap not in (0, 1):
         raise ValueError(f"overlap must be 0 or 1 round, got {overlap!r}")
     if merge is not None and not overlap:
@@ -68,20 +134,12 @@ def join(
     merge = 1.0 if merge is None else merge
     if not 0 <= merge <= 1:
         raise ValueError(f"merge must be in [0, 1], got {merge}")
-    rules.setdefault("start", rules.get("quorum", 1))
-    unknown = sorted(rules.keys() - set(Rules._fields))
-    if unknown:
-        raise TypeError(
-            f"join has no argument {unknown[0]!r}; rules are {', '.join(Rules._fields)}"
-        )
-    chosen, outer = Rules(**rules), outer or Sgd()
-    check_rules(chosen)
-    coder = CompressorCoder(compressor, params, seed)
-    alike = {**coder.settings, **settings_of(outer), "quorum": chosen.quorum, **(settings or {})}
-    store = open_bucket(bucket) if isinstance(bucket, str | os.PathLike) else bucket
-    context = Context(node, coder, outer, chosen, secret_of_environment(), seed, say=log.warning)
+    store, context, coder, alike = arguments_of(
+        bucket, node=node, params=params, compressor=compressor, outer=outer, settings=settings,
+        seed=seed, **rules,
+    )  # fmt: skip
     member = Member(context, lambda run: NoDisk() if folder is None else Disk(folder, run, node))
-    return Rounds(store, member, coder, params, alike, bool(overlap), merge)
+    return Rounds(store, member, coder, params, alike, bool(overlap), merge, pause)
 
 
 class Rounds:
@@ -90,24 +148,28 @@ class Rounds:
     Attributes:
       params: the shared parameters as this node knows them, a tree like those that `join` got.
       last: the `Outcome` of the newest exchange that has ended; None before the first.
+      coming: the round that the next local steps belong to; with overlap, an exchange of the round
+        before it may be under way.
     """
 
     def __init__(
         self, bucket: Bucket, member: Member, coder: CompressorCoder, params: PyTree,
-        settings: Mapping[str, Any], overlap: bool, merge: float,
+        settings: Mapping[str, Any], overlap: bool, merge: float, pause: Callable[[float], Any],
     ):  # fmt: skip
         self.bucket, self.member, self.leaves = bucket, member, coder.leaves
         self.overlap, self.merge = overlap, np.float32(merge)
-        self._like, self._stopped = params, threading.Event()
+        self._like, self._pause, self._settled = params, pause, True
         # one thread for exchanges, another for checkpoints, which are never in the way of messages
         self._exchanges = ThreadPoolExecutor(1, "jgc-rounds")
         self._background = ThreadPoolExecutor(1, "jgc-rounds-checkpoint")
         member.context.spawn = lambda steps: self._background.submit(self._quietly, steps)
+        coder.compile()  # before joining: from then on the others wait
         self._flying: Future[Outcome] | None = None
         self.last: Outcome | None = perform(
-            member.join(self.leaves.vector(params), settings), bucket, self._stopped.wait
+            member.join(self.leaves.vector(params), settings), bucket, pause
         )
         self._start = member.shared.theta  # where the local steps of this round began
+        self.coming = member.shared.number
 
     @property
     def params(self) -> PyTree:
@@ -124,6 +186,16 @@ class Rounds:
     def number(self) -> int:
         """Closed rounds, of all nodes, that the shared parameters come after."""
         return self.member.shared.number
+
+    def payload_bytes(self, number: int) -> int:
+        """Bytes of the payload of a message of round `number`; its header comes on top."""
+        shapes = self.member.context.coder.shapes(number).values()
+        return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in shapes)
+
+    @property
+    def run(self) -> str:
+        """The run's token, in `run.json`."""
+        return self.member.context.run
 
     def exchange(self, params: PyTree, tokens: int) -> tuple[PyTree, Outcome | None]:
         """Send how far this node has come, and get what all nodes have done.
@@ -146,21 +218,28 @@ class Rounds:
         self._like = params
         if not self.overlap:
             self.last = self._exchanged(moved, int(tokens))
-            self._start = self.member.shared.theta
+            self._start, self.coming = self.member.shared.theta, self.member.shared.number
             return self.params, self.last
         outcome = self._landed()
-        theta = self.member.shared.theta
+        theta, self.coming = self.member.shared.theta, self.member.shared.number + 1
         self._flying = self._exchanges.submit(self._exchanged, moved, int(tokens))
         self._start = theta - self.merge * moved if np.isfinite(moved).all() else theta
         return self.leaves.tree(self._start, self._like), outcome
 
-    def leave(self) -> None:
+    def leave(self, params: PyTree = None) -> None:
         """End: wait for the exchange that is under way, and tell the others not to wait any
-        longer."""
+        longer. After an exchange that raised, its message stays on the node's disk.
+
+        Args:
+          params: parameters after local steps that no exchange has had. How far they have come
+            stays on the node's disk, and goes with its next message.
+        """
         try:
             self._landed()
             self._background.shutdown(wait=True)  # a checkpoint that is being written
-            perform(self.member.leave(), self.bucket, self._stopped.wait)
+            moved = None if params is None else self._start - self.leaves.vector(params)
+            steps = self.member.leave(self._settled, moved)
+            perform(steps, self.bucket, self._pause)
         finally:
             self.member.disk.close()
             self._exchanges.shutdown(wait=False)
@@ -176,7 +255,10 @@ class Rounds:
 
     def _exchanged(self, moved: np.ndarray, tokens: int) -> Outcome:
         steps: Requests[Outcome] = self.member.exchange(moved, tokens)
-        return perform(steps, self.bucket, self._stopped.wait)
+        self._settled = False
+        outcome = perform(steps, self.bucket, self._pause)
+        self._settled = True
+        return outcome
 
     def _landed(self) -> Outcome | None:
         """The outcome of the exchange that is under way; an error of its thread is raised here."""
@@ -188,6 +270,6 @@ class Rounds:
 
     def _quietly(self, steps: Requests[None]) -> None:
         try:
-            perform(steps, self.bucket, self._stopped.wait)
+            perform(steps, self.bucket, self._pause)
         except Exception as error:  # a checkpoint that fails must not end the training
             log.warning("checkpoint: %s", error)

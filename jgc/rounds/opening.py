@@ -12,30 +12,42 @@ from jgc.rounds.names import CHECKPOINTS, ROUNDS, RUN, checkpoint_name
 from jgc.rounds.replay import pack_checkpoint
 from jgc.rounds.requests import Create, Get, List, Requests
 
+SHOWN = 60  # characters of a value in a message
 
-def opened_run(context: Context, theta: Vector, settings: Mapping[str, Any]) -> Requests[str]:
-    """The run's token. The first node makes it, with checkpoint 0 from its theta.
+
+def compared_run(context: Context, settings: Mapping[str, Any]) -> Requests[str | None]:
+    """The run's token if the run has begun, else None.
 
     Raises:
       RoundsError: the run has other settings, or is another program's.
       NoBucket: the bucket does not exist or does not let this process in.
     """
-    settings = json.loads(json.dumps(settings))  # tuples are lists, as in the bucket
     (data,) = yield from persistently(context, Get((RUN,)))
     if data is None:
-        run = {"kind": "run", "run": secrets.token_hex(8), "settings": settings}
-        data = sealed(run, {}, context.secret)
-        if not (yield from persistently(context, Create(RUN, data))):
-            (data,) = yield from persistently(context, Get((RUN,)))
-    if data is None:
-        raise RoundsError(f"the bucket forgets: {RUN} exists and cannot be read")
+        return None
     try:
         header = opened(data, context.secret)[0]
     except BadObject as error:
         raise RoundsError(f"{RUN}: {error}") from None
     if header.get("kind") != "run":
         raise RoundsError(f"{RUN} is not of a run of jgc.rounds")
-    _compare(header["settings"], settings)
+    _compare(header["settings"], json.loads(json.dumps(settings)))  # tuples are lists there, too
+    return header["run"]
+
+
+def opened_run(context: Context, theta: Vector, settings: Mapping[str, Any]) -> Requests[str]:
+    """The run's token. The first node makes it, with checkpoint 0 from its theta.
+
+    Raises:
+      RoundsError, NoBucket: see `compared_run`.
+    """
+    token = yield from compared_run(context, settings)
+    if token is None:
+        run = {"kind": "run", "run": secrets.token_hex(8), "settings": settings}
+        yield from persistently(context, Create(RUN, sealed(run, {}, context.secret)))
+        token = yield from compared_run(context, settings)  # this node's, or that of a faster one
+    if token is None:
+        raise RoundsError(f"the bucket forgets: {RUN} was written and cannot be read")
     # Also if this node did not make run.json: the one that did may have been killed in between.
     if not (yield from persistently(context, List(CHECKPOINTS))):
         # in this order: who announces itself in a round has seen a checkpoint
@@ -43,13 +55,19 @@ def opened_run(context: Context, theta: Vector, settings: Mapping[str, Any]) -> 
         if begun and not (yield from persistently(context, List(CHECKPOINTS))):
             raise RoundsError("the bucket forgets: it has rounds, and no checkpoint")
         first = shared_state(0, theta, context.outer.init(theta.size))
-        data = pack_checkpoint(header["run"], first, context.secret)
+        data = pack_checkpoint(token, first, context.secret)
         yield from persistently(context, Create(checkpoint_name(0), data))
-    return header["run"]
+    return token
 
 
 def _compare(run: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     different = [name for name in sorted({*run, *settings}) if run.get(name) != settings.get(name)]
     if different:
-        values = "; ".join(f"{x}={run.get(x)!r}, here {settings.get(x)!r}" for x in different)
+        pairs = [(x, _shown(run.get(x)), _shown(settings.get(x))) for x in different]
+        values = "; ".join(f"{name}={there}, here {here}" for name, there, here in pairs)
         raise RoundsError(f"the bucket has a run with other settings: {values}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

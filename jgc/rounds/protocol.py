@@ -126,9 +126,17 @@ class Member:
         """
         return (yield from self._finish(self._begin(difference, tokens)))
 
-    def leave(self) -> Requests[None]:
-        """Nobody waits for this node any longer. What it has not sent stays on its disk."""
-        self._stored(Pending(self.shared.number, None, self.memory, self.memory, self.carry))
+    def leave(self, settled: bool = True, moved: Vector | None = None) -> Requests[None]:
+        """Nobody waits for this node any longer. What it has not sent stays on its disk.
+
+        Args:
+          settled: False after an exchange that did not end: the disk has its message.
+          moved: f32[n], a further difference that no message has carried.
+        """
+        if settled:
+            if moved is not None and usable(moved):
+                self.carry = self.carry + moved
+            self._stored(Pending(self.shared.number, None, self.memory, self.memory, self.carry))
         yield from self._announce("left")
         self.disk.close()
 

@@ -66,6 +66,7 @@ def sent(op, count):
     ([sent("all-gather", 1000)], 8, Link(math.inf, 0.0, 0.01, 1.0, contention=4.0), 0.04),
     ([sent("all-gather", 1000)], 8, Link(1e6, 0.0, 0.0, 1.0, limit=2e6, contention=4.0), 0.002),  # processors limit
     ([sent("all-gather", 1000)], 8, Link(1e6, 0.0, 0.0, 1.0, limit=8e6, contention=4.0), 0.001),  # the cable does
+    ([sent("bucket", 1000)], 4, Link(1e6, 0.1, 0.0, 0.5), 5 * 0.1 + 4 * 0.002),  # one up, then three down
     ([], 4, Link(1e6), 0.0),
 ])  # fmt: skip
 def test_communication_by_hand(messages, hosts, link, seconds):
@@ -388,6 +389,9 @@ CONFIG = ["--method", "topk"]
     (["--check", "none.json"], "no results of bench network at none.json"),
     ([*CONFIG, "--calibrate", "none"], "no results of bench network at none"),
     (["--run-dir", "none"], "no results of bench network at none"),
+    (["--run-dir", "none", "--link", "bucket"], "--run-dir does not go with --link bucket"),
+    (["--check", "none", "--link", "bucket"], "--check does not go with --link bucket"),
+    ([*CONFIG, "--link", "bukket"], "--link must be one of 'network', 'bucket', got 'bukket'"),
 ])  # fmt: skip
 def test_wrong_option_is_one_line(words, line, capsys, monkeypatch):
     monkeypatch.setattr("jgc.lab.advise.measure.interleaved", lambda *_: pytest.fail("measured all the same"))
@@ -441,3 +445,13 @@ def test_measured_on_this_device(tmp_path, monkeypatch):
     rounds = {row["method"]: row for row in told["rows"]}
     assert rounds["topk"]["bytes"] == by_name["topk"]["bytes"] / 10 and list(told["failed"]) == ["dgc"]
     assert rounds["psum_f32"]["bytes"] == by_name["psum_f32"]["bytes"] and "outer optimiser" in told["failed"]["dgc"]
+    words[words.index("topk,dgc")] = "topk,powersgd"
+    bucket = ["--link", "bucket", "--every", "10", "--computation", "0.1", "--output", str(tmp_path)]
+    assert main(["advise", *words, *bucket]) == 0
+    told = json.loads((tmp_path / "advise.json").read_text())
+    found = {row["method"]: row for row in told["rows"]}
+    message = 10 * found["topk"]["bytes"]
+    assert found["topk"]["collectives"] == [{"op": "bucket", "kind": "message", "bytes": message}]
+    assert found["topk"]["communication"] == pytest.approx((5 * 0.05 + 4 * message / (0.9415 * 125e3)) / 10, rel=1e-3)
+    assert list(told["failed"]) == ["powersgd"] and "for rounds, use topk" in told["failed"]["powersgd"]
+    assert found["psum_f32"]["bytes"] == 2 * found["psum_f16"]["bytes"] > message

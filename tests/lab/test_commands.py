@@ -23,7 +23,7 @@ def test_command_help(name, capsys):
     assert outputs or name == "bench loader"  # whose speed no page has measured
 
 
-@pytest.mark.parametrize("group", ["", "bench", "analyze"])
+@pytest.mark.parametrize("group", ["", "bench", "analyze", "rounds"])
 def test_group_help_lists_commands(group, capsys):
     assert main([*group.split(), "--help"]) == 0
     usage, *lines = capsys.readouterr().out.splitlines()
@@ -42,7 +42,7 @@ def test_module_runs():
 @pytest.mark.parametrize(
     "argv, said",
     [
-        ([], "{report,compare,sweep,plan,bench,analyze,advise,doctor,chaos}"),
+        ([], "{report,compare,sweep,plan,bench,analyze,advise,doctor,chaos,rounds}"),
         (["reprot"], "did you mean report?"),
         (["report"], "give the folders"),
         (["report", "nowhere"], "nowhere is not a folder"),

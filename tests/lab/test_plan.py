@@ -12,7 +12,7 @@ from training_helpers import tiny_config
 from jgc.compress import METHODS, Dense, LgcPs, PowerSgd, Qsgd, TopK
 from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.commands import main
-from jgc.lab.plan import needs, tables
+from jgc.lab.plan import bucket, needs, tables
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED, most_alive
 from jgc.lab.plan.whole_run import whole_run
 from jgc.lab.shared.choices import variants_of
@@ -226,3 +226,23 @@ def test_page_shows_papers_beside_ours(resnet50):
     (line,) = [line for line in page.splitlines() if line.startswith("| lgc_ps") and "8,616x" in line]
     assert "5,709x / 8,616x" in line
     assert "| baseline | dense | - | - | 102,228,128 | 1x | 0 |" in page
+
+
+def test_an_exchange_through_a_bucket(capsys):
+    words = "--workload digits_convnet5 --methods topk,powersgd --nodes 4 --measure nothing --link bucket"
+    assert main(["plan", *words.split(), "--bandwidth", "1mbit"]) == 0
+    said = capsys.readouterr().out
+    options = {name: ["--batch-size=16"] for name in ("topk", "powersgd")}
+    topk, powersgd = needs.plans_of({name: VARIANTS[name] for name in options}, "digits_convnet5", 4, None, "nothing",
+                                    options, bucket=True)  # fmt: skip
+    head, rows = bucket.round_costs([topk, powersgd], 125e3, str)
+    dense, sparse = topk.messages
+    assert dense == topk.dense > sparse and [row[:4] for row in rows] == [
+        ["topk", "dense", str(dense), str(3 * dense)], ["topk", "top-k", str(sparse), str(3 * sparse)]
+    ]  # fmt: skip
+    assert float(rows[0][-1]) == pytest.approx(5 * 0.05 + 4 * dense / (125e3 * 1448 / 1538), rel=0.01)
+    assert float(rows[0][4]) == pytest.approx(0.018 + 3.6 * 4e-4, abs=5e-4)  # two digits
+    assert "An exchange through a bucket" in said and "not through a bucket: powersgd" in said and len(head) == 7
+    assert "use topk, qsgd" in powersgd.messages
+    assert main(["plan", "--bandwidth", "1mbit"]) == 2
+    assert "--bandwidth goes with --target or --link bucket only" in capsys.readouterr().err

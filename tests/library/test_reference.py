@@ -10,7 +10,7 @@ import pytest
 import jgc
 
 PAGES = Path(__file__).parents[2] / "docs" / "api"
-MODULES = ("jgc", "jgc.compress", "jgc.method", "jgc.comm")
+MODULES = ("jgc", "jgc.compress", "jgc.method", "jgc.comm", "jgc.rounds")
 ELSEWHERE = {"jgc.compress.Compressor", "jgc.compress.Codec", "jgc.compress.Exchange", "jgc.compress.compose"}
 ELSEWHERE |= {"jgc.compress.compose_phases", "jgc.compress.Any"}  # under the module that defines them
 

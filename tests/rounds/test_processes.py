@@ -42,10 +42,6 @@ def _ends(process):
     return text
 
 
-def test_example_is_short():
-    assert len(EXAMPLE.read_text().splitlines()) <= 80
-
-
 def test_a_killed_process_comes_back(tmp_path):
     a, b = (_start(tmp_path / "bucket", node, tmp_path, rounds=60) for node in "ab")
     while not list(tmp_path.glob("bucket/rounds/00000003/close")):

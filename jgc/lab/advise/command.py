@@ -4,13 +4,14 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from jgc.lab.advise import check as predictions, measure, page, results
 from jgc.lab.advise.advice import Advice, advise
 from jgc.lab.advise.evidence import kind_of
-from jgc.lab.advise.model import LATENCY, Link, rate_of
+from jgc.lab.advise.model import BUCKET_LATENCY, LATENCY, Link, rate_of
 from jgc.lab.bench.methods import names_of
 from jgc.lab.bench.network.models import task_named
 from jgc.lab.shared.choices import refuse_given, words
@@ -32,6 +33,10 @@ class Advise:
 
         python -m jgc advise --run-dir docs/results/network --bandwidth 100mbit --hosts 2
 
+    With `--link bucket`, hosts meet in a bucket, as `train.py --rounds.bucket` does; `--every` is H:
+
+        python -m jgc advise --workload ptb_gpt --link bucket --bandwidth 10mbit --hosts 4 --every 30
+
         yes: topk takes 0.264 s a step, 15.5 times faster than uncompressed f32 (4.1 s) and 8.12 times faster than
         uncompressed f16 (2.15 s). On record for topk on images: test accuracy -0.49 points (...)
 
@@ -44,12 +49,15 @@ class Advise:
     """config file in place of it; its settings count for its method, the workload's for the others"""
     workload: str | None = None
     """model, data set, batch and settings; that of --method or --config if not given"""
+    link: Literal["network", "bucket"] = "network"
+    """what connects the hosts: collectives over a network, or a bucket (docs/rounds.md)"""
     bandwidth: str = "1gbit"
     """of each host's link in both directions, such as 100mbit or 1gbit, or unlimited"""
     hosts: int = 4
     """how many, one node each"""
     latency: float | None = None
-    """seconds that a message travels; if not given, 0.0001 or fitted by --calibrate"""
+    """seconds that a message travels, or of a request to the bucket; if not given, 0.0001, of a bucket 0.05, or
+    fitted by --calibrate"""
     computation: float | None = None
     """seconds of a host's gradients and update, if the hosts have other devices; measured on this one if not given"""
     methods: tuple[str, ...] = ()
@@ -59,7 +67,7 @@ class Advise:
     every: int | None = None
     """H, local steps from one exchange to the next; the config's --local.every if not given"""
     overhead: float | None = None
-    """seconds of a collective of any size; if not given, 0.001 or fitted by --calibrate"""
+    """seconds of a collective of any size; if not given, 0.001, of a bucket 0, or fitted by --calibrate"""
     efficiency: float | None = None
     """share of the bandwidth left for messages; if not given, 0.9415, TCP's over Ethernet, or fitted by --calibrate"""
     host_limit: str = "unlimited"
@@ -79,6 +87,9 @@ class Advise:
 
     def run(self, line: str) -> None:
         """Print the advice, or with --check the errors of predictions."""
+        if self.link == "bucket":
+            no_bucket = "does not go with --link bucket: a run of bench network has collectives"
+            refuse_given(self, ("run_dir", "calibrate", "check"), no_bucket)
         if self.check is not None:
             tell_check(self.check, self.calibrate_on, self.output, line)
         else:
@@ -97,7 +108,8 @@ def predict(asked: Advise) -> Advice:
     if asked.run_dir is not None:
         return _from_run(asked, asked.run_dir, names, link)
     config = config_of(asked)
-    measured = measure.measure(config, asked.hosts, names, asked.repeats, asked.computation)
+    bucket = asked.link == "bucket"
+    measured = measure.measure(config, asked.hosts, names, asked.repeats, asked.computation, bucket)
     origin = "measured" if asked.computation is None else "given"
     about = (
         f"Workload {config.workload}: {measured.values:,} parameters, {measured.batch} examples a host in a step, "
@@ -137,7 +149,10 @@ def link_of(asked: Advise) -> Link:
     names = ("latency", "overhead", "efficiency")
     options = {name: value for name in names if (value := getattr(asked, name)) is not None}
     if asked.calibrate is None:
-        return Link(rate, limit=limit, **{"latency": LATENCY, **options})
+        defaults = {"latency": LATENCY}
+        if asked.link == "bucket":
+            defaults = {"latency": BUCKET_LATENCY, "overhead": 0.0}
+        return Link(rate, limit=limit, **{**defaults, **options})
     measured = results.read(asked.calibrate)
     on = results.place_of(asked.calibrate_on)
     sent_of = results.sent_in(measured)

@@ -7,6 +7,7 @@ local steps it is that of an exchange, whose pseudo-gradients have the gradients
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jgc import comm, compress
 from jgc.comm.ledger import bytes_sent
 from jgc.compress import Dense
-from jgc.lab.advise.model import Row
+from jgc.lab.advise.model import BUCKET, Row
 from jgc.lab.bench.network.jax_methods import alone_on
 from jgc.lab.bench.network.twenty_lines import psum
 from jgc.lab.bench.pieces import aggregated, updated
@@ -28,12 +29,13 @@ from jgc.layout.pack import make_packing
 from jgc.nodes.layouts import as_one_per_device
 from jgc.nodes.placement import LOCAL, SHARED
 from jgc.nodes.placing import place
+from jgc.rounds.coder import CompressorCoder
 from jgc.training.errors import UserError, say, values_of_the_user
 from jgc.training.run.setup import make_compressor, model_of
 from jgc.training.settings.config import Config, check, method_name, resolve
 from jgc.training.settings.local_config import LocalConfig
 from jgc.training.steps.step import Parts, TrainState
-from jgc.types import Nodes, PyTree, Sent, State
+from jgc.types import Compressor, Nodes, PyTree, Sent, State
 
 BASELINES = {"psum_f32": jnp.float32, "psum_f16": jnp.float16}
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
@@ -56,8 +58,9 @@ class Measured(NamedTuple):
 
 
 def measure(
-    chosen: Config, hosts: int, methods: Sequence[str], repeats: int, computation: float | None = None
-) -> Measured:
+    chosen: Config, hosts: int, methods: Sequence[str], repeats: int, computation: float | None = None,
+    bucket: bool = False,
+) -> Measured:  # fmt: skip
     """Time one host's part of a step for the baselines and methods, one after another: all at once may not fit.
 
     Ctrl-C keeps the methods that are done.
@@ -69,6 +72,7 @@ def measure(
       methods: registered names.
       repeats: rounds; medians are taken.
       computation: seconds of gradients and update, instead of measuring them.
+      bucket: hosts meet in a bucket (`jgc.rounds`), not by collectives.
 
     Raises:
       UserError: a batch that the hosts do not divide, or an unknown workload.
@@ -95,7 +99,7 @@ def measure(
 
     def row(name: str) -> Row | None:
         try:
-            work, sent = _method(name, chosen, parts, state, gradients, nodes)
+            work, sent = _method(name, chosen, parts, state, gradients, nodes, bucket)
         except (ValueError, UserError) as error:
             failed[name] = " ".join(str(error).split())[:300]
             return None
@@ -109,12 +113,13 @@ def measure(
 
 
 def _method(
-    name: str, chosen: Config, parts: Parts, state: TrainState, gradients: Gradients, nodes: Nodes
+    name: str, chosen: Config, parts: Parts, state: TrainState, gradients: Gradients, nodes: Nodes, bucket: bool
 ) -> tuple[Callable[[], Any], tuple[Sent, ...]]:
     """A method's compiled work on this host, and its collectives."""
     hosts = nodes.count
     if name in BASELINES:
-        return _baseline(BASELINES[name], hosts, gradients.grads), baseline_sent(name, state.params, hosts)
+        sent = baseline_message(name, state.params) if bucket else baseline_sent(name, state.params, hosts)
+        return _baseline(BASELINES[name], hosts, gradients.grads), sent
     registered = compress.METHODS[name]
     settings = chosen.compressor if method_name(chosen.compressor) == name else registered.settings()
     config = resolve(dataclasses.replace(chosen, compressor=settings, nodes=hosts))
@@ -125,10 +130,23 @@ def _method(
         raise UserError("local.fragments must be 1 here: an exchange of all fragments is what is measured")
     phase = compressor.schedule[-1].value
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
-    sent = compressor.wire(phase, shapes, as_one_per_device(nodes)).physical
+    sent = through_bucket(compressor, shapes) if bucket else _collectives(compressor, phase, shapes, nodes)
     alone = parts._replace(nodes=nodes, compressor=compressor)
     with comm.local_copies():
         return aggregated(alone, phase, _first(alone, state.params), gradients.grads), sent
+
+
+def _collectives(compressor: Compressor, phase: Any, shapes: PyTree, nodes: Nodes) -> tuple[Sent, ...]:
+    return compressor.wire(phase, shapes, as_one_per_device(nodes)).physical
+
+
+def through_bucket(compressor: Compressor, shapes: PyTree) -> tuple[Sent, ...]:
+    """The message of a method's last phase, as `jgc.rounds` writes it into a bucket, without its header.
+
+    Raises:
+      ValueError: a method that communicates while it encodes.
+    """
+    return (Sent(BUCKET, "message", Fraction(4 * CompressorCoder(compressor, shapes, 0).lengths[-1])),)
 
 
 def _first(parts: Parts, params: PyTree) -> State:
@@ -148,6 +166,17 @@ def _baseline(dtype: Any, hosts: int, grads: PyTree) -> Callable[[], Any]:
         return psum(jax.tree.map(lambda g: g[0], grads), dtype, hosts, jax.lax.optimization_barrier)
 
     return partial(jax.jit(run).lower(grads).compile(), grads)
+
+
+def baseline_message(name: str, shapes: PyTree) -> tuple[Sent, ...]:
+    """All values as one message.
+
+    Example:
+      >>> baseline_message("psum_f16", {"w": jnp.zeros((10, 10))})[0].bytes
+      Fraction(200, 1)
+    """
+    size = sum(x.size for x in jax.tree.leaves(shapes)) * jnp.dtype(BASELINES[name]).itemsize
+    return (Sent(BUCKET, "message", Fraction(size)),)
 
 
 def baseline_sent(name: str, shapes: PyTree, hosts: int) -> tuple[Sent, ...]:

@@ -5,6 +5,9 @@
 
 With local steps compression and collectives come once in H steps, and a step has a part in H of their time.
 
+Through a bucket (`jgc.rounds`) an exchange is an upload of a message, REQUESTS in series, and downloads of the K - 1
+messages of the others; its overhead is 0. It is in the place of a collective, with the op `BUCKET`.
+
 Bytes and collectives are those of `Wire.physical`. Hops are messages that wait for each other: 2(K-1) in an all-reduce,
 which is a ring, K-1 in a gather, 1 in a permute. Nothing overlaps: neither two collectives nor communication and
 computation. If `contention` hosts share a processor, its work takes `contention` times as long.
@@ -21,8 +24,11 @@ from jgc.types import Sent
 
 UNLIMITED = "unlimited"
 ETHERNET = 1448 / 1538  # share of a cable's bytes that are payload: TCP with time stamps, MTU 1500
+BUCKET_LATENCY = 0.05  # seconds of a request to a bucket; assumed
 LATENCY, OVERHEAD = 1e-4, 1e-3  # seconds: a message within a data centre; a collective of Gloo (measured)
+BUCKET, REQUESTS = "bucket", 5  # an exchange through a bucket, and its requests that wait for each other
 _HOPS = {
+    BUCKET: lambda hosts: REQUESTS,
     "all-reduce": lambda hosts: 2 * (hosts - 1),
     "all-gather": lambda hosts: hosts - 1,
     "reduce-scatter": lambda hosts: hosts - 1,
@@ -123,8 +129,12 @@ def hops(sent: Sequence[Sent], hosts: int) -> int:
 
 
 def bytes_in_turn(sent: Sequence[Sent], hosts: int) -> float:
-    """Bytes sent one after another. A permute between two hosts sends its two directions in turn (Gloo)."""
-    return float(sum(s.bytes * (2 if s.op == "collective-permute" and hosts == 2 else 1) for s in sent))
+    """Bytes sent one after another. A permute between two hosts sends its two directions in turn (Gloo).
+
+    Through a bucket a host reads what the others have sent after its upload.
+    """
+    times = {BUCKET: hosts, "collective-permute": 2 if hosts == 2 else 1}
+    return float(sum(s.bytes * times.get(s.op, 1) for s in sent))
 
 
 def communication(sent: Sequence[Sent], hosts: int, link: Link) -> float:

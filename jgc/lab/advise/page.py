@@ -11,7 +11,7 @@ from rich.table import Table
 
 from jgc.lab.advise.advice import CONTROL, F32, UNCOMPRESSED, Advice, bits, conclusion, name, paying
 from jgc.lab.advise.evidence import keeps_accuracy, on_record
-from jgc.lab.advise.model import Row, communication, step
+from jgc.lab.advise.model import BUCKET, REQUESTS, Row, communication, step
 from jgc.lab.shared.page import write_page
 from jgc.lab.shared.tables import table
 from jgc.training.data.score import NATS
@@ -49,10 +49,15 @@ def notes(advice: Advice) -> list[str]:
     """Notes on the figures."""
     link = advice.link
     limit = "" if link.limit == math.inf else f", a host sends at most {bits(link.limit)}"
+    what = f"latency {link.latency:.3g} s a message, overhead {link.overhead:.3g} s a collective"
+    if any(s.op == BUCKET for row in advice.rows for s in row.sent):
+        what = (
+            f"they meet in a bucket: a message up, {advice.hosts - 1} down, and {REQUESTS} requests of "
+            f"{link.latency:.3g} s in series"
+        )
+    share = f"{100 * link.efficiency:.1f} % of the bandwidth are messages"
     lines = [
-        f"{advice.hosts} hosts at {bits(link.rate)}; latency {link.latency:.3g} s a message, overhead "
-        f"{link.overhead:.3g} s a collective, {100 * link.efficiency:.1f} % of the bandwidth are messages{limit}. "
-        + advice.about,
+        f"{advice.hosts} hosts at {bits(link.rate)}; {what}, {share}{limit}. {advice.about}",
         "Computation and compression are measured, unless they are said to be given; communication, and with it the "
         "step, is an estimate without overlap of communication with computation. Bytes are those of `Wire.physical`. "
         "Every method is in its last phase, which has most steps of a run; an uncompressed step before it takes as "

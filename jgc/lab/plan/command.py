@@ -1,5 +1,6 @@
 """`python -m jgc plan`."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,10 @@ class Plan:
         dgc      top-k             -        -      178 kB   574.3x
         lgc_ps   compressed   122 kB   840.7x     98.1 kB   1,042x
 
+    With `--link bucket`, also what an exchange through a bucket sends, takes and costs:
+
+        python -m jgc plan --workload ptb_gpt --methods topk,qsgd --link bucket --bandwidth 10mbit --measure nothing
+
     With `--target`, every phase of every method is compiled for machines that are not here, by their own compiler:
 
         python -m jgc plan --target h100:4x8,v5e:2x4x2slices --params 25M --bandwidth 100gbit
@@ -67,8 +72,11 @@ class Plan:
     """with --target: a transformer with so many parameters, such as 25M, in place of the workload's model"""
     shard: bool = False
     """with --target: the devices of a host or slice divide the parameters (FSDP), and each compresses its own shards"""
+    link: Literal["network", "bucket"] = "network"
+    """bucket: also what an exchange through a bucket sends, takes and costs (docs/rounds.md)"""
     bandwidth: str = ""
-    """with --target: of the link out of a host or slice, such as 100gbit, for the time that it needs"""
+    """with --target: of the link out of a host or slice, such as 100gbit, for the time that it needs; with --link
+    bucket: of a node's link"""
     phases: Literal["all", "last"] = "all"
     """with --target: compile all phases of every method, or the last one only"""
     json: Path = Path("plan.json")
@@ -83,14 +91,20 @@ class Plan:
         if self.target:
             self._compile(line, variants, options)
             return
-        refuse_given(self, ("params", "shard", "bandwidth", "phases", "json"), "goes with --target only")
-        plans = plans_of(variants, self.workload, self.nodes, self.devices, self.measure, options, self.alpha)
-        show(plans)
+        refuse_given(self, ("params", "shard", "phases", "json"), "goes with --target only")
+        bucket = self.link == "bucket"
+        if not bucket:
+            refuse_given(self, ("bandwidth",), "goes with --target or --link bucket only")
+        with values_of_the_user():
+            rate = bytes_per_second(self.bandwidth) if self.bandwidth else math.inf
+        plans = plans_of(variants, self.workload, self.nodes, self.devices, self.measure, options, self.alpha, bucket)
+        show(plans, rate=rate)
         if self.output is not None:
-            write_page(self.output, f"Plan of {self.workload}", line, markdown(plans))
+            write_page(self.output, f"Plan of {self.workload}", line, markdown(plans, rate))
 
     def _compile(self, line: str, variants: dict[str, Any], options: dict[str, list[str]]) -> None:
         """Compile for the targets, and print their tables."""
+        refuse_given(self, ("link",), "does not go with --target, whose hosts have a network")
         useful = ("nodes", "devices") if self.measure == "nothing" else ("nodes", "devices", "measure")
         refuse_given(self, useful, "does not go with --target, which has its own nodes and devices")
         if self.measure == "nothing" and self.shard:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jgc.lab.plan.bucket import messages_of
 from jgc.lab.plan.memory import Measure, Measured, Temporary, size_of, temporaries
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import evaluated_at_once, random_source
@@ -56,6 +57,7 @@ class Plan(NamedTuple):
       temporary: bytes on top of these, for each program of a step; the programs run one after another.
       phases: as planned; upper bounds where a method finds its sizes in the run.
       starts: first step of each phase, with local steps first round; None if the method chooses its phases in the run.
+      messages: with `bucket`, see `jgc.lab.plan.bucket.messages_of`; else None.
     """
 
     method: str
@@ -67,6 +69,7 @@ class Plan(NamedTuple):
     temporary: tuple[Temporary, ...]
     phases: tuple[PhaseBytes, ...]
     starts: tuple[int, ...] | None
+    messages: tuple[int, ...] | str | None = None
 
     @property
     def peak(self) -> float:
@@ -82,6 +85,7 @@ def plans_of(
     measure: Measure = "node",
     options: dict[str, list[str]] | None = None,
     alpha: float | None = None,
+    bucket: bool = False,
 ) -> list[Plan]:
     """The plan of each method.
 
@@ -93,6 +97,7 @@ def plans_of(
       measure: which programs to compile, see `jgc.lab.plan.memory`.
       options: words of `train.py`'s command line by the method's name.
       alpha: share of each layer that is selected, for the methods that select; the workload's if None.
+      bucket: also plan messages through a bucket.
 
     Raises:
       UserError: a setting that no run can have, or nodes that do not divide among the devices.
@@ -107,7 +112,7 @@ def plans_of(
         if config.devices_per_node > 1:
             raise UserError("--set devices_per_node: a plan for nodes of several devices needs --target, and --shard")
         with values_of_the_user():
-            return plan_of(name, config, layout_of(config.nodes, devices, measure), measure, measured)
+            return plan_of(name, config, layout_of(config.nodes, devices, measure), measure, measured, bucket)
 
     return [plan(name) for name in variants] if measure == "nothing" else each(list(variants), plan)
 
@@ -153,7 +158,9 @@ def layout_of(count: int, devices: int | None, measure: Measure) -> Nodes:
     return Nodes(count, count // devices)
 
 
-def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, measured: Measured) -> Plan:
+def plan_of(
+    name: str, config: Config, nodes: Nodes, measure: Measure, measured: Measured, bucket: bool = False
+) -> Plan:
     """The plan of one run.
 
     Args:
@@ -162,6 +169,7 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, measured:
       nodes: the layout; without a mesh `nodes.per_device` of them share a device, and the others are not here.
       measure: which programs to compile.
       measured: programs measured for other methods; this method's are added.
+      bucket: also plan messages through a bucket.
 
     Raises:
       ValueError: a setting of the model or the method that is out of range.
@@ -174,7 +182,10 @@ def plan_of(name: str, config: Config, nodes: Nodes, measure: Measure, measured:
     values = sum(x.size for x in jax.tree.leaves(state.params))
     held = bytes_held(state, batch, nodes)
     temporary = temporaries(parts, state, batch, evaluated, measure, measured)
-    return Plan(name, config, values, gradient_bytes(state.params), nodes.per_device, held, temporary, phases, starts)
+    messages = messages_of(method, state.params) if bucket else None
+    return Plan(
+        name, config, values, gradient_bytes(state.params), nodes.per_device, held, temporary, phases, starts, messages
+    )
 
 
 def logical_of(parts: Parts, phase: Any, state: TrainState, nodes: Nodes) -> Wire:

@@ -1,11 +1,13 @@
 """Plans as tables: memory of a device by its use, and bytes of a step by role."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
 
+from jgc.lab.plan import bucket
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED
 from jgc.lab.plan.needs import PhaseBytes, Plan
 from jgc.lab.plan.whole_run import NOTE as WHOLE_RUN, whole_run
@@ -15,6 +17,7 @@ from jgc.lab.shared.tables import paper_bytes, ratio, table
 from jgc.training.output.table import size
 
 COLUMNS = 6  # methods side by side
+BUCKET_TITLE = "An exchange through a bucket"
 WIDTH = 140  # where the output is not a terminal
 Rows = tuple[list[str], list[list[str]]]  # headings, and the cells of each row
 
@@ -29,12 +32,13 @@ NOTE = (
 )
 
 
-def show(plans: Sequence[Plan], console: Console | None = None) -> None:
+def show(plans: Sequence[Plan], console: Console | None = None, rate: float = math.inf) -> None:
     """Print the tables.
 
     Args:
       plans: one for each method, of one workload.
       console: where to print; standard output by default.
+      rate: bytes a second of a node's link to the bucket, for plans that have one.
     """
     console = console or Console(markup=False)
     if not console.is_terminal:
@@ -46,6 +50,10 @@ def show(plans: Sequence[Plan], console: Console | None = None) -> None:
         console.print(remark, highlight=False)
     console.print(_grid(bytes_title(plans), sent_bytes(plans)))
     console.print(NOTE, highlight=False, soft_wrap=True)
+    if plans[0].messages is not None:
+        console.print(_grid(BUCKET_TITLE, bucket.round_costs(plans, rate)))
+        for remark in (bucket.NOTE, *bucket.remarks(plans)):
+            console.print(remark, highlight=False, soft_wrap=True)
     if (whole := whole_run(plans))[1]:
         console.print(_grid(f"Bytes of the whole run, {plans[0].config.steps:,} steps", whole))
         console.print(WHOLE_RUN, highlight=False, soft_wrap=True)
@@ -53,10 +61,13 @@ def show(plans: Sequence[Plan], console: Console | None = None) -> None:
         console.print(_grid("The last phase beside the papers' figures", beside))
 
 
-def markdown(plans: Sequence[Plan]) -> str:
-    """The tables as a page, bytes to the last digit."""
+def markdown(plans: Sequence[Plan], rate: float = math.inf) -> str:
+    """The tables as a page, bytes to the last digit; see `show`."""
     beside = beside_papers(plans)
     parts = [heading(plans[0]), f"## {bytes_title(plans)}", table(*sent_bytes(plans, _exact)), NOTE]
+    if plans[0].messages is not None:
+        costs = table(*bucket.round_costs(plans, rate, _exact))
+        parts += [f"## {BUCKET_TITLE}", costs, bucket.NOTE, *bucket.remarks(plans)]
     if beside:
         parts += ["## The last phase beside the papers' figures", table(*beside)]
     if (whole := whole_run(plans, _exact))[1]:

@@ -13,7 +13,7 @@ CONFIGS: dict[str, type] = {"baseline": Dense, "control": Silent}
 NAMES = {method_of(settings()).name: name for name, settings in CONFIGS.items()}
 """The config's name by the method's own."""
 ALL = "all"
-FIXED = ("workload", "seed", "run_dir", "resume", "compressor", "distributed")
+FIXED = ("workload", "seed", "run_dir", "resume", "compressor", "distributed", "rounds")
 
 
 def known_methods() -> dict[str, type]:

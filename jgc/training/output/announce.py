@@ -23,11 +23,14 @@ def heading(setup: Setup, folder: Path, start: int) -> str:
         where = f"{config.devices_per_node} devices each, parameters {parameters}"
     if jax.process_count() > 1:
         where += f" of {jax.process_count()} processes"
+    who = f"{config.nodes} nodes ({where})"
+    if config.rounds.bucket:
+        who = f"node {config.rounds.node} of {config.rounds.bucket} ({where})"
     begin = f", from step {start}" if start else ""
     epochs = config.steps / setup.source.epoch_steps(config.batch_size)
     return (
-        f"{method_name(config.compressor)} on {config.workload}: {setup.values:,} parameters, {config.nodes} "
-        f"nodes ({where}), batch {config.batch_size}, {config.steps} steps ({epochs:.3g} epochs){begin}\n"
+        f"{method_name(config.compressor)} on {config.workload}: {setup.values:,} parameters, {who}, "
+        f"batch {config.batch_size}, {config.steps} steps ({epochs:.3g} epochs){begin}\n"
         f"run folder {folder}"
     )
 

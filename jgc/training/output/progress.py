@@ -13,7 +13,9 @@ from jgc.training.output.table import size
 class Display:
     """The bar or the lines. A context manager that restores the terminal."""
 
-    def __init__(self, console: Console, steps: int, start: int, log_every: int, score: Score):
+    def __init__(self, console: Console, steps: int, start: int, log_every: int, score: Score, lines: bool = True):
+        """`lines`: print steps where there is no bar."""
+        self._lines = lines
         self.console, self.steps, self.log_every, self.score = console, steps, log_every, score
         self._bar = _bar(console) if console.is_terminal else None
         self._task = (
@@ -42,6 +44,9 @@ class Display:
             self._bar.update(
                 self._task, completed=line["step"], description=line["phase"], loss=loss, sent=size(line["bytes"])
             )
+        elif not self._lines:
+            if evaluated:
+                self.say(f"step {line['step']}  {line['phase']}  loss {loss}{evaluated}")
         elif line["step"] % self.log_every == 0 or line["step"] == self.steps or evaluated:
             self.say(
                 f"step {line['step']}/{self.steps}  {line['phase']}  loss {loss}  "

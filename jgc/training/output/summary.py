@@ -15,7 +15,7 @@ from jgc.training.errors import UserError
 from jgc.training.output.metrics import Line
 from jgc.training.run.folder import SUMMARY, read_object
 from jgc.training.run.setup import Setup
-from jgc.training.settings.config import method_name
+from jgc.training.settings.config import Config, method_name
 from jgc.training.settings.local_config import LocalConfig
 from jgc.training.steps.costs import PhaseCost, as_json, ratios
 from jgc.types import Nodes
@@ -51,7 +51,7 @@ def summarise(
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
     last, steps = reached[-1], lines[-1]["step"] if lines else 0
     final = [line for line in lines if line["phase"] == last.phase.name]
-    exchanges = config.local.fragments / (config.local.every or 1)  # in a step
+    exchanges = _exchanges(config, lines)
     elements = exchanges * (_mean(final, "elements_sent") or 0.0)
     return {
         "method": method_name(config.compressor),
@@ -65,7 +65,7 @@ def summarise(
         KEY: score.name,
         **({FURTHER: [figure.name for figure in further]} if further else {}),
         **_newest(lines[-1:], (score, *further)),
-        "phases": [_phase(cost, lines, nodes, (score, *further), config.local) for cost in reached],
+        "phases": [_phase(cost, lines, nodes, (score, *further), config.local, exchanges) for cost in reached],
         "compression_ratio": _ratios(last, final, exchanges),
         "element_ratio": values / elements if elements else None,
         **{name: _mean(final, name) for name in (*POSITIONS, *SLOTS)},
@@ -97,7 +97,7 @@ def sent_by_a_node(setup: Setup, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _phase(
-    cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequence[Score], local: LocalConfig
+    cost: PhaseCost, lines: Sequence[Line], nodes: Nodes, scores: Sequence[Score], local: LocalConfig, exchanges: float
 ) -> dict[str, Any]:
     """A phase's figures; its scores are those after its last exchange, which H - 1 further steps may follow."""
     every = local.every or 1
@@ -109,10 +109,17 @@ def _phase(
         "steps": len(of_phase),
         **_newest(of_phase[-every:], scores),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
-        "compression_ratio": _ratios(cost, of_phase, local.fragments / every),
+        "compression_ratio": _ratios(cost, of_phase, exchanges),
         "wire": as_json(cost, nodes),
         **{name: _mean(of_phase, name) for name in DIAGNOSTICS},
     }
+
+
+def _exchanges(config: Config, lines: Sequence[Line]) -> float:
+    """Exchanges in a step. In rounds through a bucket a node may take its own number of steps."""
+    if config.rounds.bucket:
+        return sum("round" in line for line in lines) / max(1, len(lines))
+    return config.local.fragments / (config.local.every or 1)
 
 
 def _newest(lines: Sequence[Line], scores: Sequence[Score]) -> dict[str, float | None]:
@@ -128,7 +135,7 @@ def _ratios(cost: PhaseCost, lines: Sequence[Line], exchanges: float) -> dict[st
       lines: of the phase. With local steps, those before its first exchange are lines of the phase before.
       exchanges: in a step.
     """
-    exchanged = [line for line in lines if line.get("elements_sent") is not None]
+    exchanged = [line for line in lines if line.get("elements_sent") is not None or "round" in line]
     means = {role: _mean(exchanged, f"bytes_up_{role}") for role in ("leader", "worker")}
     sent = {role: exchanges * (mean or 0.0) for role, mean in means.items()}
     return {role: cost.dense / size if size else None for role, size in sent.items()} if lines else ratios(cost)

@@ -10,6 +10,7 @@ from jgc.training.data import further_of, score_of
 from jgc.training.output.summary import CORRECTED, POSITIONS, SLOTS, uplink
 
 ROLES = ("leader", "worker")
+REQUESTS = {"create": "PUT", "list": "LIST", "get": "GET", "delete": "DELETE"}
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -35,7 +36,7 @@ def _ratio(value: float | None) -> str:
 def show(summary: dict[str, Any], console: Console) -> None:
     """Print the closing table of a run."""
     score = score_of(summary)
-    title = f"{summary['method']} on {summary['workload']}, {summary['nodes']} nodes"
+    title = f"{summary['method']} on {summary['workload']}, {nodes_of(summary)}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     evaluated, every = score.title.split()[-1], _every(summary) or 1
     up = "up a round" if _every(summary) else "up"
@@ -57,15 +58,25 @@ def show(summary: dict[str, Any], console: Console) -> None:
         console.print(line, highlight=False)
 
 
+def nodes_of(summary: dict[str, Any]) -> str:
+    """The nodes of a run in words."""
+    return f"node {summary['rounds']['node']}" if "rounds" in summary else f"{summary['nodes']} nodes"
+
+
 def _totals(summary: dict[str, Any]) -> list[str]:
     sent, dense, score = summary["total_bytes"], summary["dense_total_bytes"], score_of(summary)
     times = f", {dense / sent:.1f} times as much" if sent and sent != dense else ""
     lines = [
         f"{score.title} after {summary['steps']} steps: {score.text(summary[score.name])}",
         *(f"{figure.title}: {figure.text(summary[figure.name])}" for figure in further_of(summary)),
-        f"sent up by all nodes in the whole run, trained weights included: {size(sent)}, "
-        f"uncompressed {size(dense)}{times}",
     ]
+    if "rounds" in summary:
+        lines += rounds_lines(summary["rounds"])
+    else:
+        lines.append(
+            f"sent up by all nodes in the whole run, trained weights included: {size(sent)}, "
+            f"uncompressed {size(dense)}{times}"
+        )
     if missing := summary.get("steps_without_metrics"):
         lines.append(f"metrics.jsonl lacks {missing} of {summary['steps']} steps: all figures count the others alone")
     if _every(summary) or summary.get("sent", {}).get("unit") == "token":
@@ -80,6 +91,33 @@ def _totals(summary: dict[str, Any]) -> list[str]:
     if summary["reconstruction_cosine"] is not None:
         lines.append(f"last phase, cosine with the true mean where values were sent: {_reconstruction(summary)}")
     return lines
+
+
+def rounds_lines(rounds: dict[str, Any]) -> list[str]:
+    """What a node's rounds through a bucket came to."""
+    if not rounds["exchanges"]:
+        return [f"no exchange of node {rounds['node']} has ended"]
+    reasons = ", ".join(f"{n} {why}" for why, n in rounds["not_counted"].items())
+    others = ", ".join(f"{node} {n} times" for node, n in rounds["others_left_out"].items())
+    longest, dollars = rounds["longest_wait"], rounds["dollars"]
+    requests = ", ".join(f"{rounds[name]} {verb}" for name, verb in REQUESTS.items() if rounds[name])
+    return [
+        f"utilisation {rounds['utilisation']:.3f}: {rounds['local_seconds']:.1f} s in local steps of "
+        f"{rounds['wall_seconds']:.1f} s without joining, compiling and evaluations",
+        f"rounds: {rounds['closed']} closed, this node counted in {rounds['counted']} of {rounds['exchanges']}"
+        + (f" ({reasons})" if reasons else "") + (f"; others left out: {others}" if others else "")
+        + f"; members at the end: {' '.join(rounds['members'])}; {_times(rounds['starts'])} started",
+        f"waited {rounds['waited_seconds']:.1f} s for others, at most {longest['seconds']:.1f} s, in round "
+        f"{longest['round']}",
+        f"bucket: {size(rounds['up'])} up, {size(rounds['down'])} down; {requests}; USD {dollars['requests']:.2g} for "
+        f"requests, USD {dollars['egress']:.2g} for downloads if this node is outside of the bucket's region (S3's "
+        "prices as in docs/rounds.md)",
+        f"digest of the shared parameters: {rounds['digest']}",
+    ]  # fmt: skip
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _every(summary: dict[str, Any]) -> int | None:

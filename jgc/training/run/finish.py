@@ -4,8 +4,9 @@ from typing import Any
 
 from jgc.training.output import curves, masks, summary, table
 from jgc.training.output.metrics import read
-from jgc.training.run.folder import CURVES, MASKS, METRICS, SAMPLE, SUMMARY, write_json, write_whole
+from jgc.training.run.folder import CURVES, MASKS, METRICS, ROUNDS, SAMPLE, SUMMARY, write_json, write_whole
 from jgc.training.run.record import Run
+from jgc.training.run.rounds_file import summarised
 from jgc.training.steps.evaluate import Shown
 from jgc.training.steps.overhead import other_bytes
 from jgc.training.steps.step import TrainState
@@ -19,10 +20,12 @@ def finish(run: Run, state: TrainState, shown: Shown | None, sample: str | None 
     costs = tuple(reversed(first.values()))  # one a name: cycles enter a phase more than once
     other = other_bytes(run.setup, state, costs, lines, pictures=shown is not None)
     result: dict[str, Any] = summary.summarise(run.setup, lines, costs, other)
+    if how := config.rounds.bucket:
+        result["rounds"] = summarised(read(run.folder / ROUNDS), how, config.rounds.node)
     write_json(run.folder / SUMMARY, result)
-    title = f"{result['method']} on {config.workload}, {config.nodes} nodes, seed {config.seed}"
+    title = f"{result['method']} on {config.workload}, {table.nodes_of(result)}, seed {config.seed}"
     curves.draw(run.folder, title, lines, costs, source.score, *source.further)
-    files = [SUMMARY, CURVES, METRICS]
+    files = [SUMMARY, CURVES, METRICS, *([ROUNDS] if how else [])]
     if shown is not None:
         masks.draw(run.folder, f"{title}, after {result['steps']} steps", shown.pictures, shown.labels)
         files.insert(2, MASKS)

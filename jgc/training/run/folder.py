@@ -14,8 +14,8 @@ from jgc.training.settings.config import Config, as_json, method_name
 from jgc.training.settings.saved_config import completed, differences
 
 CONFIG, METRICS, SUMMARY, CURVES, MASKS = "config.json", "metrics.jsonl", "summary.json", "curves.png", "masks.png"
-GRADIENTS, SAMPLE = "gradients", "sample.txt"
-_TRACES = (CONFIG, METRICS, SUMMARY, "checkpoints", GRADIENTS)
+GRADIENTS, SAMPLE, ROUNDS = "gradients", "sample.txt", "rounds.jsonl"
+_TRACES = (CONFIG, METRICS, SUMMARY, "checkpoints", GRADIENTS, ROUNDS)
 
 
 def choose_run_dir(config: Config) -> Path:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from jgc.training.output.recording import Recording
 from jgc.training.output.sample import sample_of
 from jgc.training.processes.distributed import Team, join
 from jgc.training.processes.drift import Replicas
-from jgc.training.run import checkpoint, local
+from jgc.training.run import checkpoint, local, rounds
 from jgc.training.run.finish import finish
 from jgc.training.run.folder import CONFIG, METRICS, SUMMARY, check_run_dir, choose_run_dir, mark_run_dir
 from jgc.training.run.lock import sole_writer
@@ -57,6 +58,8 @@ def run(
     Raises:
       UserError: one line on why the run cannot start or continue.
     """
+    if config.rounds.bucket:
+        config = rounds.begun(config)
     check(config)
     with join(config) as team:
         console = console or Output(width=None if sys.stdout.isatty() else WIDTH, markup=False)
@@ -89,6 +92,8 @@ def run_in_folder(
     team.require_equal({"data": setup.source.facts})
     first = {"a first state of checksum": team.checksum(arrays_by_name(setup.state))}
     team.require_equal(first, "JAX_ variables, XLA_FLAGS or processors differ")
+    if config.rounds.bucket:
+        rounds.check(setup, folder)
     if team.leads and not (folder / CONFIG).exists():
         mark_run_dir(folder, config)
     team.resume = resume_command.replace("{run_dir}", shlex.quote(str(folder)))
@@ -98,6 +103,8 @@ def run_in_folder(
         manager = checkpoint.open_manager(folder)
         found = checkpoint.restore(manager, partial(check_own, setup)) if config.resume else None
     state, start, entered = resume_or_start(setup, found, console)
+    if config.rounds.bucket:
+        start = rounds.steps_so_far(folder, start)
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
     team.require_equal(so_far, f"all processes must see the same folder {folder}")
     if team.leads:
@@ -110,7 +117,8 @@ def run_in_folder(
         console.print(note, highlight=False, soft_wrap=True)
 
     # --- the loop
-    display = Display(console, config.steps, start, config.log_every, setup.source.score)
+    lines = not config.rounds.bucket  # which has a line a round
+    display = Display(console, config.steps, start, config.log_every, setup.source.score, lines)
     costs = {phase.value: cost_of(setup, phase) for phase in entered}
     with Metrics(folder, start) if team.leads else NoMetrics() as metrics, Interrupts() as interrupts, display:
         proof = checkpoint.proof_of(manager, found)
@@ -125,7 +133,7 @@ def run_in_folder(
         )  # fmt: skip
         try:
             with checkpoint.completed(manager, proof):
-                state, done = (local.train if setup.parts.local else train)(run, state, start)
+                state, done = trainer(config)(run, state, start)
         except MissingDataError as error:  # an image turns out to be broken, in a thread that reads ahead of the steps
             recorder.write()
             raise UserError(f"{error}; {kept()}", FAILED) from error
@@ -139,6 +147,13 @@ def run_in_folder(
     if team.leads:
         finish(run, state, shown, sample)
     return 0
+
+
+def trainer(config: Config) -> Callable[[Run, TrainState, int], tuple[TrainState, int]]:
+    """The training loop of a config."""
+    if config.rounds.bucket:
+        return rounds.train
+    return train if config.local.every is None else local.train
 
 
 def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:

@@ -1,11 +1,12 @@
 """Build a run's parts from its config: nodes, data, model, compressor, optimiser, first state."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jgc import compress
 from jgc.compress.registry import FIRST, LAST
@@ -23,9 +24,6 @@ from jgc.training.steps.local_costs import costs_of
 from jgc.training.steps.optimizer import make_inner, make_optimizer, make_outer, make_schedule
 from jgc.training.steps.step import Parts, TrainState, init_state, make_steps, model_state_of
 from jgc.types import Compressor, Key, Nodes, PyTree
-
-if TYPE_CHECKING:
-    import optax
 
 OF_SOME_DATA: dict[str, tuple[Any, str]] = {
     "window": (Text, "texts"),
@@ -123,11 +121,13 @@ def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: 
     else:
         optimizer = make_inner(config)
         local = local_parts(config, optimizer, compressor, nodes)
+        if config.rounds.bucket:  # which has the memory of the method and the outer optimiser's
+            local = local_steps(optimizer, optax.sgd(1.0), compress.dense(), local.every, nodes).parts
     return Parts(config, nodes, model.module.apply, compressor, optimizer, schedule, key, source.void, local)
 
 
 def local_parts(
-    config: Config, inner: "optax.GradientTransformation", compressor: Compressor, nodes: Nodes
+    config: Config, inner: optax.GradientTransformation, compressor: Compressor, nodes: Nodes
 ) -> LocalParts:
     """Local steps as a config has them.
 

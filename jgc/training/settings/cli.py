@@ -125,9 +125,14 @@ def parse(argv: Sequence[str]) -> Config:
         method = DEFAULT_METHOD if wants_help else None
     config = given_config(None if path is None else Path(path), method)
     workload, _ = _take(rest, "--workload")
+    bucket, _ = _take(rest, "--rounds.bucket")
     of_file = config.layers.dense
+    if workload is not None:
+        config = dataclasses.replace(config, workload=workload)
+    if bucket is not None:
+        config = dataclasses.replace(config, rounds=dataclasses.replace(config.rounds, bucket=bucket))
     with values_of_the_user():
-        config = resolve(dataclasses.replace(config, workload=workload) if workload is not None else config)
+        config = resolve(config)
     return with_options(config, rest, of_file)
 
 

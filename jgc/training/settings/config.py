@@ -21,6 +21,7 @@ import tyro
 from jgc import compress
 from jgc.training.errors import UserError
 from jgc.training.settings.local_config import LocalConfig, check_local
+from jgc.training.settings.rounds_config import RoundsConfig, check_rounds
 from jgc.training.settings.workloads import DEFAULT, Schedule, Workload, workload_named
 from jgc.wire.values import ValueCode
 
@@ -158,6 +159,7 @@ class Config(Generic[M]):
     seed: int = 0
     """of the parameters, the order of the data and all other random choices"""
     local: LocalConfig = field(default_factory=LocalConfig)
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
     optimizer: Literal["workload", "sgd", "adam"] = "workload"
     """adam decays weights decoupled from the gradient (AdamW); if not given, the workload's"""
     adam_beta2: float = OPEN
@@ -226,6 +228,9 @@ def resolve(config: Config) -> Config:
     changes: dict[str, Any] = {
         name: getattr(workload, name) for name in open_fields() if getattr(config, name) in (OPEN, "workload")
     }
+    if config.rounds.bucket:  # this process is one node
+        of_one = {"nodes": 1, "batch_size": max(1, workload.batch_size // workload.nodes)}
+        changes |= {name: value for name, value in of_one.items() if name in changes}
     return dataclasses.replace(
         config,
         **changes,
@@ -272,6 +277,7 @@ def _with_workload(settings: Any, workload: Workload) -> Any:
 
 def check(config: Config) -> None:
     """Raise UserError for a setting out of range. The compressor checks its own when it is built."""
+    check_rounds(config)
     for name in ("nodes", "devices_per_node", "steps", "batch_size", "schedule_steps", "log_every"):
         _require(getattr(config, name) >= 1, config, name, "at least 1")
     for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "check_replicas_every",

@@ -11,7 +11,9 @@ from jgc.training.settings.workloads import WORKLOADS
 # gaps that its reader cannot see.
 FREE = frozenset(
     "steps run_dir resume compile_cache nodes distributed data.dir data.threads log_every evaluate_every "
-    "diagnose_every checkpoint_every check_replicas_every record.max_megabytes".split()
+    "diagnose_every checkpoint_every check_replicas_every record.max_megabytes "
+    "rounds.start rounds.grace rounds.timeout rounds.end rounds.checkpoint_every rounds.retained rounds.seconds "
+    "rounds.overlap rounds.merge".split()
 )
 
 # Settings that are gone, with the defaults that they had: a run that had these may go on.

@@ -25,7 +25,7 @@ def cost_of_exchange(parts: Parts, fragment: int, phase: Phase, state: TrainStat
     """The cost of the exchange of one fragment."""
     assert parts.local is not None
     part = take(state.params, parts.local.leaves(state.params)[fragment])
-    return phase_cost(parts.local.method(), phase, part, parts.nodes)
+    return phase_cost(parts.exchanged, phase, part, parts.nodes)
 
 
 def joined(costs: Sequence[PhaseCost]) -> PhaseCost:

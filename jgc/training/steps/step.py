@@ -48,8 +48,8 @@ class Parts(NamedTuple):
 
     @property
     def exchanged(self) -> Compressor:
-        """The compressor as exchanges use it: with local steps that of a fragment."""
-        return self.compressor if self.local is None else self.local.method()
+        """The compressor as exchanges use it: with fragments that of one."""
+        return self.local.method() if self.local and self.local.fragments > 1 else self.compressor
 
 
 # images f32[K, b, h, w, c], labels i32[K, b], or i32[K, b, h, w] of pixels; or windows of text, labels i32[K, b, T]

@@ -1,0 +1,117 @@
+"""What a bucket holds of a run: its newest rounds, its checkpoints, and the round that is open."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jgc.rounds.bucket import Bucket
+from jgc.rounds.context import RoundsError
+from jgc.rounds.lists import RoundList, read_list
+from jgc.rounds.messages import BadObject, opened
+from jgc.rounds.names import CHECKPOINTS, CLOSE, ROUNDS, RUN, before_round, by_round, close_name, node_name, nodes_with
+
+
+class Run(NamedTuple):
+    """`run.json`.
+
+    Attributes:
+      token: the run's name, in all of its objects.
+      settings: what its nodes have alike.
+    """
+
+    token: str
+    settings: Mapping[str, Any]
+
+    def shapes(self, number: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of the fields of a message of round `number`."""
+        starts = [start for _, start in self.settings["phases"]]
+        phase = max(i for i, start in enumerate(starts) if start <= number)
+        return {"words": jax.ShapeDtypeStruct((self.settings["words"][phase],), jnp.uint32)}
+
+
+class History(NamedTuple):
+    """The newest part of a run.
+
+    Attributes:
+      run: the run.
+      number: closed rounds, so that this is the number of the open one.
+      lists: of the newest closed rounds, in order.
+      objects: names and sizes in the folders of these rounds and of the open one, by round.
+      checkpoints: rounds that a checkpoint comes after, in order.
+    """
+
+    run: Run
+    number: int
+    lists: tuple[RoundList, ...]
+    objects: Mapping[int, Mapping[str, int]]
+    checkpoints: tuple[int, ...]
+
+    @property
+    def senders(self) -> list[str]:
+        """The nodes with a message in the open round."""
+        return nodes_with(self.objects.get(self.number, {}), "msg")
+
+    @property
+    def missing(self) -> list[str]:
+        """The nodes that the open round waits for: members of the last list, and who has announced itself."""
+        names = self.objects.get(self.number, {})
+        expected = {*(self.lists[-1].nodes if self.lists else ()), *nodes_with(names, "here")}
+        return sorted(expected - {*nodes_with(names, "left"), *self.senders})
+
+
+def read_run(bucket: Bucket, secret: bytes | None) -> Run:
+    """The run of a bucket.
+
+    Raises:
+      RoundsError: there is none, or it cannot be read.
+    """
+    (data,) = bucket.get([RUN])
+    if data is None:
+        raise RoundsError(f"there is no run: the bucket has no {RUN}")
+    try:
+        header = opened(data, secret)[0]
+        return Run(header["run"], header["settings"])
+    except (BadObject, KeyError) as error:
+        raise RoundsError(f"{RUN}: {error}") from None
+
+
+def read_history(bucket: Bucket, secret: bytes | None, last: int) -> History:
+    """The newest `last` closed rounds and the open one.
+
+    Raises:
+      RoundsError: no run, or a list that cannot be read.
+      BucketError: the bucket does not answer.
+    """
+    run = read_run(bucket, secret)
+    names = (name.rpartition("/")[2] for name in bucket.list(CHECKPOINTS))
+    checkpoints = sorted(int(name) for name in names if name.isdigit())
+    newest = checkpoints[-1] if checkpoints else 0  # all rounds before it are closed
+    objects = by_round(bucket.list(ROUNDS, before_round(max(0, newest - last))))
+    closed = sorted(number for number, inside in objects.items() if CLOSE in inside)
+    number = closed[-1] + 1 if closed else newest
+    wanted = [i for i in closed if i >= number - last]
+    try:
+        data = zip(wanted, bucket.get([close_name(i) for i in wanted]), strict=True)
+        lists = tuple(read_list(x or b"", run.token, i, secret) for i, x in data)
+    except BadObject as error:
+        raise RoundsError(f"a list of the run cannot be read: {error}") from None
+    inside = {i: x for i, x in objects.items() if i >= number - last}
+    return History(run, number, lists, inside, tuple(checkpoints))
+
+
+def tokens_sent(bucket: Bucket, secret: bytes | None, history: History) -> tuple[int, int]:
+    """Tokens of the messages of closed rounds that are still in the bucket: (counted, not counted)."""
+    counted, others = 0, []
+    for closed in history.lists:
+        senders = nodes_with(history.objects[closed.round], "msg")
+        counted += sum(entry.tokens for entry in closed.members if entry.node in senders)
+        others += [node_name(closed.round, node, "msg") for node in senders if not closed.counts(node)]
+    lost = 0
+    for data in bucket.get(others):
+        try:
+            lost += int(opened(data or b"", secret)[0].get("tokens", 0))
+        except (BadObject, TypeError, ValueError):
+            continue  # nobody knows how many it had
+    return counted, lost

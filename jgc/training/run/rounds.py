@@ -1,0 +1,393 @@
+"""The training loop of one node of rounds through a bucket (`jgc.rounds`).
+
+The inner steps are those of `jgc.local_steps` with one node; the exchange goes through the bucket. How many nodes
+there are is unknown, and a node may miss rounds, so two counts differ: `done` has the local steps of this node, which
+number the lines of metrics.jsonl; the learning rate's schedule and --steps count H steps for every round of all nodes.
+"""
+
+import dataclasses
+import logging
+import time
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from itertools import chain, count
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jgc.rounds
+from jgc.loops.local_loop import LocalState
+from jgc.method.phases import phase_at
+from jgc.nodes.placing import place_parts
+from jgc.rounds.bucket import BucketError
+from jgc.training.data import prefetch
+from jgc.training.errors import FAILED, UserError, values_of_the_user
+from jgc.training.output.metrics import read
+from jgc.training.output.table import size
+from jgc.training.run import checkpoint
+from jgc.training.run.folder import CONFIG, ROUNDS
+from jgc.training.run.local import NOTHING
+from jgc.training.run.periodic import check_replicas, save, steps_between_validations
+from jgc.training.run.record import Run, compile_once, cost_of
+from jgc.training.run.rounds_file import append, exchange_line, join_line, round_text
+from jgc.training.run.setup import Setup
+from jgc.training.run.signals import Interrupts
+from jgc.training.settings.config import Config, as_json
+from jgc.training.settings.rounds_config import outer_of
+from jgc.training.settings.saved_config import FREE
+from jgc.training.steps.evaluate import LOSS
+from jgc.training.steps.step import Batch, outputs_of
+from jgc.types import Phase, PyTree
+
+# Settings that nodes need not have alike, besides those that may change on --resume. Those of the outer optimiser and
+# the quorum are compared by `jgc.rounds`.
+OF_A_NODE = frozenset(
+    "rounds batch_size devices_per_node unroll_nodes deterministic local.outer_learning_rate "
+    "local.outer_momentum".split()
+)
+FOREVER = 2**62  # steps
+
+
+class Stopped(Exception):
+    """A signal came while the node waited."""
+
+
+class Seconds(NamedTuple):
+    """Of a round: in local steps, in the exchange, and from its beginning to its end without evaluations."""
+
+    local: float
+    exchange: float
+    wall: float
+
+
+class Stretch(NamedTuple):
+    """The local steps of a round.
+
+    Attributes:
+      state: after them.
+      steps: how many.
+      tokens: labels in them.
+      seconds: from the first to the end of the last.
+      whole: False if a signal cut them short.
+    """
+
+    state: LocalState
+    steps: int
+    tokens: int
+    seconds: float
+    whole: bool
+
+
+def begun(config: Config) -> Config:
+    """The config with its run folder, and resumed if that holds a run: the same line starts and resumes a node."""
+    last = PurePosixPath(config.rounds.bucket).name or "bucket"
+    path = Path(config.run_dir or f"runs/{last}-{config.rounds.node}")
+    return dataclasses.replace(config, run_dir=str(path), resume=(path / CONFIG).exists())
+
+
+def check(setup: Setup, folder: Path) -> None:
+    """Raise UserError, before anything is compiled, if the bucket has a run that this node cannot take part in."""
+    with one_line(), values_of_the_user():
+        token = jgc.rounds.check(**_arguments(setup, setup.state.params))
+    before = {line["run"] for line in read(folder / ROUNDS)}
+    if before and before != {token}:
+        there = f"the run {token}" if token else "no run"
+        raise UserError(
+            f"{folder} is of the run {', '.join(sorted(before))}, and {setup.parts.config.rounds.bucket} has {there}: "
+            "give another --run-dir"
+        )
+
+
+def steps_so_far(folder: Path, saved: int) -> int:
+    """Local steps of this node before this start; `saved` are those of its checkpoint."""
+    return max([saved, *(line["step"] for line in read(folder / ROUNDS))])
+
+
+def train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
+    """Take part from the newest shared parameters on, until all rounds are closed or a signal comes.
+
+    Returns:
+      The state, and the number of steps: at least --steps if all rounds are closed, and fewer otherwise.
+
+    Raises:
+      UserError: the bucket's run cannot go on with this node, or the loss is not finite.
+    """
+    setup, steps = run.setup, run.config.steps
+    with closing(batches(setup, start)) as arriving, events(run), one_line():
+        batch = next(arriving)
+        lower = partial(setup.step.lower, state, batch)
+        compile_once(run, "inner", "inner step", lower)  # before joining: from then on others wait
+        try:
+            rounds = join(run, state.params, start)
+        except Stopped:
+            return state, min(start, steps - 1)
+        try:
+            return _train(run, rounds, state._replace(step=start), chain([batch], arriving))
+        except jgc.rounds.Twin:
+            raise
+        except Exception:
+            with suppress(Exception):
+                rounds.leave()  # so that the others need not wait
+            raise
+
+
+def _train(
+    run: Run, rounds: jgc.rounds.Rounds, state: LocalState, arriving: Iterator[Batch]
+) -> tuple[LocalState, int]:
+    every = run.config.local.every or 1
+    total, params, unsent, start = run.config.steps // every, rounds.params, False, state.step
+    while rounds.coming < total and not run.interrupts.received:
+        run.recorder.write()
+        began, number, counts = time.perf_counter(), rounds.coming, rounds.bucket.counts
+        enter(run, number)
+        state = placed(state, rounds.params, params, number * every)
+        stretch = local_steps(run, state, number, arriving)
+        state, unsent = stretch.state, True
+        if not stretch.whole:
+            break
+        try:
+            with run.recorder.untimed(state.own):
+                exchanging = time.perf_counter()
+                params, outcome = rounds.exchange(node_params(state), stretch.tokens)
+                exchanging = time.perf_counter() - exchanging
+        except Stopped:
+            break
+        state, unsent = placed(state, rounds.params, params, rounds.coming * every), False
+        sent = rounds.bucket.counts.since(counts)
+        payload = float(rounds.payload_bytes(number))
+        run.recorder.add(bytes=float(sent.up), bytes_up_leader=payload, bytes_up_worker=payload, round=number)
+        beside = look(run, number, rounds.coming, total, state)
+        if rounds.coming < total:  # else at the end
+            save_inner(run, state, stretch.steps)
+        seconds = Seconds(stretch.seconds, exchanging, time.perf_counter() - began - beside)
+        record(run, exchange_line(rounds, state.step, stretch.steps, stretch.tokens, outcome, seconds, sent))
+    return end(run, rounds, state, total, unsent, start)
+
+
+def end(
+    run: Run, rounds: jgc.rounds.Rounds, state: LocalState, total: int, unsent: bool, start: int
+) -> tuple[LocalState, int]:
+    """Leave the run, evaluate the shared parameters if it is over, and save the node's inner state.
+
+    Args:
+      run, rounds, state: see there.
+      total: rounds of the run.
+      unsent: whether the node has taken local steps since the last exchange.
+      start: steps before this start.
+    """
+    every, counts, began = run.config.local.every or 1, rounds.bucket.counts, time.perf_counter()
+    before = rounds.last
+    try:
+        rounds.leave(node_params(state) if unsent else None)
+    except Stopped:  # the exchange that is under way stays open
+        with suppress(Stopped):
+            rounds.leave()
+    if rounds.last is not before:  # with overlap
+        seconds, sent = Seconds(0.0, 0.0, time.perf_counter() - began), rounds.bucket.counts.since(counts)
+        record(run, exchange_line(rounds, state.step, 0, 0, rounds.last, seconds, sent))
+    state = placed(state, rounds.params, rounds.params, rounds.number * every)
+    over = rounds.number >= total
+    if over and state.step > start:
+        with run.recorder.untimed():
+            run.recorder.add(**run.evaluate(state))
+    save(run, state.step, state)
+    return state, max(state.step, run.config.steps) if over else min(state.step, run.config.steps - 1)
+
+
+def local_steps(run: Run, state: LocalState, number: int, arriving: Iterator[Batch]) -> Stretch:
+    """The local steps of round `number`: H of them, or as many as fit into --rounds.seconds."""
+    config, step, began, tokens = run.config, run.setup.step, time.perf_counter(), 0
+    every, limit, phase = config.local.every or 1, config.rounds.seconds, run.entered[-1]
+    for i in count(1):
+        batch = next(arriving)
+        rate = jnp.asarray(run.setup.parts.schedule(number * every + min(i, every) - 1), jnp.float32)
+        state, metrics = step.inner(state, batch)
+        outputs = {**outputs_of(metrics), "learning_rate": rate}
+        run.recorder.push(state.step - 1, phase, outputs, **NOTHING)  # waits for the step before
+        tokens += batch[1].size
+        elapsed = time.perf_counter() - began
+        whole = elapsed * (i + 1) / i > limit if limit else i >= every
+        if whole or run.interrupts.received:
+            break
+    jax.block_until_ready(state.own)
+    return Stretch(state, i, tokens, time.perf_counter() - began, whole)
+
+
+def placed(state: LocalState, shared: PyTree, own: PyTree, step: int) -> LocalState:
+    """The state with other parameters, shared and the node's, and the learning rate's schedule at a step."""
+
+    def like(x, old):
+        return jax.device_put(x, old.sharding)
+
+    def at_step(x):
+        return x._replace(count=like(jnp.full_like(x.count, step), x.count)) if _scheduled(x) else x
+
+    return state._replace(
+        params=jax.tree.map(like, shared, state.params),
+        own=jax.tree.map(lambda x, old: like(x[None], old), own, state.own),
+        inner=jax.tree.map(at_step, state.inner, is_leaf=_scheduled),
+    )
+
+
+def _scheduled(x: Any) -> bool:
+    return isinstance(x, optax.ScaleByScheduleState)
+
+
+def node_params(state: LocalState) -> PyTree:
+    """The node's parameters after its local steps."""
+    return jax.tree.map(lambda x: x[0], state.own)
+
+
+def enter(run: Run, number: int) -> Phase:
+    """The phase of a round; where it is new, its line."""
+    phase = phase_at(run.setup.parts.compressor.schedule, number)
+    if phase.value not in run.costs:
+        run.costs[phase.value] = cost_of(run.setup, phase)
+    if phase != run.entered[-1]:
+        run.entered.append(phase)
+        cost = run.costs[phase.value]
+        run.recorder.display.say(f"phase {phase.name} from round {number}: {size(cost.worker)} from a node in a round")
+    return phase
+
+
+def look(run: Run, before: int, number: int, total: int, state: LocalState) -> float:
+    """Validation loss and scores of the shared parameters where a round has passed a multiple of their intervals, and
+    scores before each new phase; seconds that they took."""
+    config, began = run.config, time.perf_counter()
+    upcoming = phase_at(run.setup.parts.compressor.schedule, number)
+    new_kind = all(upcoming.name != phase.name for phase in run.entered)
+    every = config.local.every or 1
+
+    def is_due(interval: int) -> bool:
+        return passed(interval, before * every, number * every)
+
+    with run.recorder.untimed():
+        if run.validate is not None and is_due(steps_between_validations(config, run.setup)):
+            run.recorder.add(**{LOSS: run.validate(state)})
+        if number < total and (new_kind or is_due(config.evaluate_every)):
+            run.recorder.add(**run.evaluate(state))
+    return time.perf_counter() - began
+
+
+def save_inner(run: Run, state: LocalState, steps: int) -> None:
+    """Compare what devices hold alike, and save the node's inner state, where a round has passed their intervals."""
+    config, done = run.config, state.step
+    checkpoint.check(run.manager, run.proof)
+    saves = passed(config.checkpoint_every, done - steps, done)
+    if saves or passed(config.check_replicas_every, done - steps, done):
+        check_replicas(run, done, state)
+    if saves:
+        save(run, done, state)
+
+
+def passed(interval: int, before: int, after: int) -> bool:
+    """Whether a multiple of the interval, 0 for none, lies in (before, after].
+
+    Example:
+      >>> passed(100, 90, 120), passed(100, 100, 130), passed(0, 0, 9)
+      (True, False, False)
+    """
+    return interval > 0 and after // interval > before // interval
+
+
+def join(run: Run, params: PyTree, start: int) -> jgc.rounds.Rounds:
+    """Take part in the bucket's run from now on. Raises Stopped if a signal comes meanwhile."""
+    how, began = run.config.rounds, time.perf_counter()
+    rounds = jgc.rounds.join(
+        **_arguments(run.setup, params), overlap=int(how.overlap), merge=how.merge, folder=run.folder / "node",
+        pause=partial(pause, run.interrupts),
+    )  # fmt: skip
+    append(run.folder, join_line(rounds, start, time.perf_counter() - began))
+    run.recorder.display.say(f"joined {how.bucket} as {how.node} after {rounds.number} rounds")
+    return rounds
+
+
+def record(run: Run, line: dict[str, Any]) -> None:
+    """Write a line of rounds.jsonl; print it every --log-every steps, if a message does not count, and at the end."""
+    append(run.folder, line)
+    config, steps, done = run.config, line["steps"], line["step"]
+    unusual = line.get("left_out") or not line.get("counted", True)
+    over = line.get("number", 0) >= config.steps // (config.local.every or 1)
+    due = unusual or over or passed(config.log_every, done - steps, done)
+    if due and (text := round_text(line)):
+        run.recorder.display.say(text)
+
+
+def batches(setup: Setup, start: int) -> Generator[Batch]:
+    """The batches of this node's steps from `start` on, without an end: a function of seed, node and step.
+
+    Every node has an order of the data of its own. In a text that keeps its order it begins in another place.
+    """
+    config, source = setup.parts.config, setup.source
+    seed = zlib.crc32(f"{config.seed} {config.rounds.node}".encode())
+    first = seed % max(1, int(source.epoch_steps(config.batch_size)))
+
+    def batch_of(step: int) -> Batch:
+        make = partial(source.batch, seed, first + step, 1, config.batch_size)
+        return place_parts(make, setup.parts.nodes)
+
+    yield from prefetch(batch_of, start, FOREVER)
+
+
+def pause(interrupts: Interrupts, seconds: float) -> None:
+    """Wait. Raises Stopped once a signal has come."""
+    time.sleep(seconds)
+    if interrupts.received:
+        raise Stopped
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn what a bucket or a run cannot do into a UserError."""
+    try:
+        yield
+    except (jgc.rounds.RoundsError, BucketError) as error:
+        raise UserError(str(error), FAILED) from error
+
+
+@contextmanager
+def events(run: Run) -> Iterator[None]:
+    """Print what `jgc.rounds` says, such as who is missing."""
+    handler, log = logging.Handler(), logging.getLogger("jgc.rounds")
+
+    def emit(record: logging.LogRecord) -> None:
+        run.recorder.display.say(record.getMessage())
+
+    handler.emit = emit  # type: ignore[method-assign]
+    log.addHandler(handler)
+    before, log.propagate = log.propagate, False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = before
+
+
+def _arguments(setup: Setup, params: PyTree) -> dict[str, Any]:
+    """What `jgc.rounds.check` and `join` have in common."""
+    config = setup.parts.config
+    return {
+        "bucket": config.rounds.bucket, "node": config.rounds.node, "params": params,
+        "compressor": setup.parts.compressor, "outer": outer_of(config), "settings": alike(setup), "seed": config.seed,
+        **config.rounds.rules(),
+    }  # fmt: skip
+
+
+def alike(setup: Setup) -> dict[str, Any]:
+    """What all nodes must have alike, by the names of train.py's options."""
+    return {"data": setup.source.facts, **_flat(as_json(setup.parts.config), "")}
+
+
+def _flat(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in settings.items():
+        path = f"{prefix}{name}"
+        if path in FREE | OF_A_NODE:
+            continue
+        out |= _flat(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return out

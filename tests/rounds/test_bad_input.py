@@ -1,0 +1,130 @@
+"""What a node is refused, and what it says of a full disk and of a bucket that forgets: one line each."""
+
+import logging
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import jax.numpy as jnp
+import pytest
+from training_helpers import small_files
+
+pytest.importorskip("obstore")
+
+from jgc import compress, rounds
+from jgc.rounds.bucket import BucketError, open_bucket
+
+PARAMS = {"w": jnp.zeros(500)}
+
+
+def _arguments(**more):
+    return {"node": "a", "params": PARAMS, "compressor": compress.dense(), "quorum": 1, "grace": 30} | more
+
+
+def _join(path, **more):
+    return rounds.join(path / "bucket", **_arguments(**more))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A bucket with a run of one node."""
+    path = tmp_path_factory.mktemp("run")
+    run = _join(path, settings={"every": 30, "data": "x" * 500})
+    run.exchange(run.params, 1)
+    run.leave()
+    return path
+
+
+@pytest.mark.parametrize("changes, text", [
+    ({"settings": {"every": 10, "data": "x" * 500}}, "every=30, here 10"),
+    ({"settings": {"every": 30, "data": "y"}}, "data='xxxx.*xxx\\.\\.\\., here 'y'"),
+    ({"settings": {"data": "x" * 500}}, "every=30, here None"),
+    ({"quorum": 2}, "quorum=1, here 2"),
+    ({"seed": 3}, "seed=0, here 3"),
+    ({"outer": rounds.Sgd(0.5)}, "rate=0.7, here 0.5"),
+    ({"outer": rounds.AdamW()}, "outer='Sgd', here 'AdamW'"),
+    ({"compressor": compress.cast()}, "phases=.*words="),
+    ({"params": {"w": jnp.zeros(7)}}, "params=.*500.*, here .*7"),
+])  # fmt: skip
+def test_a_setting_that_differs_is_named_with_both_values(begun, changes, text):
+    arguments = _arguments(settings={"every": 30, "data": "x" * 500}, node="b") | changes
+    for refused in (rounds.check, rounds.join):
+        with pytest.raises(rounds.RoundsError, match=text) as error:
+            refused(begun / "bucket", **arguments)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+def test_check_says_which_run_there_is_and_writes_nothing(begun, tmp_path):
+    arguments = _arguments(settings={"every": 30, "data": "x" * 500})
+    before = sorted(begun.rglob("*"))
+    assert len(rounds.check(begun / "bucket", **arguments) or "") == 16
+    assert sorted(begun.rglob("*")) == before
+    assert rounds.check(tmp_path / "bucket", **arguments) is None and not list(tmp_path.glob("bucket/*"))
+
+
+def test_an_unknown_argument_names_the_rules(tmp_path):
+    with pytest.raises(TypeError, match="join has no argument 'quorm'; rules are quorum, grace"):
+        _join(tmp_path, quorm=2)
+
+
+def test_a_full_bucket_is_one_line(tmp_path):
+    bucket = open_bucket(tmp_path)
+    with small_files(1000), pytest.raises(BucketError, match="is full; delete old rounds") as error:
+        bucket.create("a", bytes(5000))
+    assert "\n" not in str(error.value) and bucket.get(["a"]) == [None]
+
+
+def test_a_full_disk_costs_the_residual_and_is_said(tmp_path, caplog):
+    run = _join(tmp_path, folder=tmp_path / "disk", params={"w": jnp.zeros(5000)}, compressor=compress.onebit())
+    with small_files(4000), caplog.at_level(logging.WARNING, "jgc.rounds"):
+        _, outcome = run.exchange({"w": jnp.ones(5000)}, 1)
+    assert outcome.counted and "a cannot keep its residual on disk: File too large" in caplog.text
+    assert not (tmp_path / "disk" / "a.rounds").exists()
+
+
+@pytest.mark.parametrize("lost, text", [
+    (["checkpoint"], "the bucket forgets: it has rounds, and no checkpoint"),
+    (["rounds"], "the bucket forgets: this node was in round 3, and the bucket ends before round 1"),
+    (["rounds/00000001/close"], "the bucket forgets: round 1 has no list, and later rounds exist"),
+])  # fmt: skip
+def test_a_bucket_that_forgets_is_one_line(tmp_path, lost, text):
+    run = _join(tmp_path, folder=tmp_path / "disk", poll=(0.001, 0.01))
+    for _ in range(3):
+        run.exchange(run.params, 1)
+    run.leave()
+    for name in lost:
+        path = tmp_path / "bucket" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(rounds.RoundsError, match=text) as error:
+        _join(tmp_path, folder=tmp_path / "disk", poll=(0.001, 0.01))
+    assert "\n" not in str(error.value)
+
+
+def test_local_steps_without_an_exchange_are_sent_later(tmp_path):
+    first = _join(tmp_path, folder=tmp_path / "disk", outer=rounds.Sgd(1.0, 0.0))
+    first.leave({"w": jnp.full(500, 2.0)})
+    again = _join(tmp_path, folder=tmp_path / "disk", outer=rounds.Sgd(1.0, 0.0))
+    params, outcome = again.exchange({"w": jnp.ones(500)}, 1)
+    assert outcome.counted and float(params["w"][0]) == 3.0
+    again.leave()
+
+
+def test_after_an_exchange_that_was_cut_short_the_message_counts_once(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def pause(seconds):
+        raise Stop
+
+    how = {"folder": tmp_path / "disk", "outer": rounds.Sgd(1.0, 0.0), "quorum": 2}
+    run = _join(tmp_path, pause=pause, **how)
+    with pytest.raises(Stop):  # while it waits for a second node
+        run.exchange({"w": jnp.full(500, 2.0)}, 1)
+    run.leave({"w": jnp.full(500, 9.0)})
+    assert list(tmp_path.glob("bucket/rounds/00000000/a.left"))
+
+
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(lambda: _join(tmp_path, node="b", quorum=2, outer=how["outer"]).exchange(PARAMS, 1))
+        again = pool.submit(lambda: _join(tmp_path, **how)).result()  # finishes round 0 first
+        other.result()
+    assert again.last is not None and again.last.counted and float(again.params["w"][0]) == 1.0
