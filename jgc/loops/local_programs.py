@@ -1,4 +1,4 @@
-"""The programs of local steps: the inner step of every node, a fragment's exchange, its outer step."""
+"""The programs of local steps: every node's inner step, a fragment's exchange, its outer step."""
 
 from collections.abc import Callable, Hashable
 from typing import Any

@@ -3,7 +3,7 @@
 With the symbols of `powersgd`, for a matrix M whose other factor was averaged in the step before:
 
     Q = orthonormal columns of Q        P = orthonormal columns of P      on every node
-    P = mean over nodes of M Q          Q = mean over nodes of M' P       one all-reduce of all layers
+    P = mean over nodes of M Q          Q = mean over nodes of M' P       one all-reduce
     aggregated = P Q'                   aggregated = P Q'
     residual: M - (M Q) Q'              residual: M - P (M' P)'           M is the node's own
 

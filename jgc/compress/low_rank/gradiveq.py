@@ -288,9 +288,9 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
     def check_and_warn(params):
         if any(tuple(sharding_spec(x)) for x in params.values()):
             raise ValueError(
-                "gradiveq finds the sizes of its phases in whole vectors during the run, and cannot "
-                "compress shards: use a method with a fixed schedule, or parameters that no device "
-                "of a node divides"
+                "gradiveq finds the sizes of its phases in whole vectors during the run, and "
+                "cannot compress shards: use a method with a fixed schedule, or parameters that no "
+                "device of a node divides"
             )
         method.check(params)
         warn_of_wide(config, params)

@@ -238,6 +238,6 @@ CITATION = """@inproceedings{vogels2019powersgd,
 # lossless at a rank so large that no layer's factors are smaller than the layer: all layers go
 # uncompressed
 METHOD = Method(
-    "powersgd", PowerSgd, powersgd, "Vogels et al. 2019; Zhang et al. 2023", lossless={"rank": 65_536},
-    citation=CITATION,
+    "powersgd", PowerSgd, powersgd, "Vogels et al. 2019; Zhang et al. 2023",
+    lossless={"rank": 65_536}, citation=CITATION,
 )  # fmt: skip

@@ -82,10 +82,10 @@ def reduced(codec: Codec, memory: Memory, bucket: int, exchange: str) -> Compres
     A node sends 2 (K - 1) / K payloads instead of the K - 1 of a gather.
 
     In a ring, every hop decodes, adds and quantises the sum: K roundings, of ever larger sums, and
-    2 (K - 1) transfers in a row. Random rounding stays unbiased. With a gather its variance falls as
-    1 / K. In rings of 4 and of 16 nodes its variance, measured, is 0.5 to 1.3 times that of a single
-    node if gradients are unrelated. If they are equal it is 0.8 to 1.5 times, but with `natural`
-    2.5 times on 4 nodes and 5 times on 16.
+    2 (K - 1) transfers in a row. Random rounding stays unbiased. With a gather its variance falls
+    as 1 / K. In rings of 4 and of 16 nodes its variance, measured, is 0.5 to 1.3 times that of a
+    single node if gradients are unrelated. If they are equal it is 0.8 to 1.5 times, but with
+    `natural` 2.5 times on 4 nodes and 5 times on 16.
 
     In two shots, every node reduces its share of the values: two roundings and two collectives. The
     second rounding is that of a mean. If gradients are unrelated, the mean is smaller than they are

@@ -77,8 +77,8 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a negative clip, an unknown exchange, shared scales with other exchanges than a gather,
-        error feedback in a ring.
+      ValueError: a negative clip, an unknown exchange, shared scales with another exchange than a
+        gather, error feedback in a ring.
 
     Example:
       >>> terngrad().schedule[0].name
