@@ -61,9 +61,9 @@ def check_first_process(process: int) -> None:
     """All processes get the array of the first, whatever they computed themselves."""
     import contract as contract
 
-    from jgc.nodes import placement
+    from jgc.nodes import placing
 
-    agreed = placement.of_first_process(np.float32([[process, 7 - process]]), contract.nodes_of(LAYOUT))
+    agreed = placing.of_first_process(np.float32([[process, 7 - process]]), contract.nodes_of(LAYOUT))
     np.testing.assert_array_equal(agreed, np.float32([[0, 7]]), strict=True)
 
 
