@@ -87,9 +87,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qsgd/rotated": ("qsgd", {"bits": 4, "bucket": 16, "hadamard": 32, "error_feedback": True}),
     "qsgd/ring": ("qsgd", {"exchange": "ring", "bits": 8, "bucket": 16}),
     "qsgd/ring feedback": ("qsgd", {"exchange": "ring", "bits": 8, "bucket": 16, "error_feedback": True}),
+    "qsgd/two-shot": ("qsgd", {"exchange": "two_shot", "bits": 4, "bucket": 16}),
+    "qsgd/two-shot feedback": ("qsgd", {"exchange": "two_shot", "bits": 2, "error_feedback": True}),
+    "natural/two-shot": ("natural", {"exchange": "two_shot"}),
+    "terngrad/two-shot": ("terngrad", {"exchange": "two_shot", "scaler_sharing": False}),
+    "terngrad/two-shot feedback": (
+        "terngrad", {"exchange": "two_shot", "scaler_sharing": False, "error_feedback": True}
+    ),
+    "onebit/two-shot": ("onebit", {"exchange": "two_shot"}),
+    "cast/two-shot": ("cast", {"exchange": "two_shot"}),
+    "cast/fp8 two-shot": ("cast", {"exchange": "two_shot", "format": "float8_e5m2", "error_feedback": True}),
     "terngrad/feedback": ("terngrad", {"error_feedback": True, "scaler_sharing": False}),
     "signsgd/feedback": ("signsgd", {"combine": "feedback"}),
     "powersgd/rank 2": ("powersgd", {"rank": 2, "warm_start": False, "warmup_steps": 5, "algorithm": "ring"}),
+    "powersgd/alternate": ("powersgd", {"rank": 2, "alternate": True, "warmup_steps": 5}),
     "cast/fp8": ("cast", {"format": "float8_e4m3", "error_feedback": True}),
     "cast/mxfp8": ("cast", {"format": "mxfp8_e5m2", "rounding": "stochastic", "error_feedback": True}),
     "cast/mxfp4": ("cast", {"format": "mxfp4", "hadamard": 16, "error_feedback": True}),
@@ -115,6 +126,15 @@ MECHANISMS = (
     "cast/mxfp4",  # scales of a byte, a rotation before coding
     "klt/at once",  # momentum at once, codes in integers
     "qsgd/ring feedback",  # a ring of codes, a residual of a quantiser
+    "qsgd/two-shot feedback",  # codes of shares and of their means
+)
+# Variants with other collectives than their methods: several processes, GPUs' and TPUs' compilers take them, too.
+COLLECTIVES = (
+    "dense/ring",
+    "gradiveq/ring feedback",
+    "powersgd/alternate",
+    "qsgd/ring",
+    *(name for name in VARIANTS if "two-shot" in name),
 )
 # One method for each kind of exchange: properties that need another program, or another layout, by default.
 KINDS = ("dense", "topk", "scalecom", "powersgd", "qsgd")
@@ -125,6 +145,10 @@ KINDS = ("dense", "topk", "scalecom", "powersgd", "qsgd")
 LAW_EXEMPT: dict[tuple[str, str], str] = {
     ("qsgd/l2", "qsgd, 3 bits"): "unbiased, and what is lost is not kept",
     ("qsgd/ring", "qsgd, 8 bits"): "unbiased, and what is lost is not kept",
+    ("qsgd/two-shot", "qsgd, 4 bits"): "unbiased, and what is lost is not kept",
+    ("natural/two-shot", "natural"): "unbiased, and what is lost is not kept",
+    ("terngrad/two-shot", "ternary"): "unbiased but for the clipping, and what is lost is not kept",
+    ("cast/two-shot", "bfloat16"): "what rounding loses is not kept",
     ("klt/at once", "compressed"): "the common part is spread over the steps that follow, as momentum has it",
     ("lgc_ps/paper recipe", "compressed"): 'feedback="paper": what decoding loses is lost, as Algorithm 1 has it',
 }
@@ -158,6 +182,8 @@ LAYOUT_EXEMPT: dict[tuple[str, str], tuple[str, float]] = {
     ("gradiveq/ring feedback", "compressed"): (_ORDER, 1e-6),
     ("powersgd", "low rank"): (_ORDER, 1e-6),
     ("powersgd/rank 2", "low rank"): (_ORDER, 1e-6),
+    ("powersgd/alternate", "low rank, even steps"): (_ORDER, 1e-6),
+    ("powersgd/alternate", "low rank, odd steps"): (f"{_ORDER}; a factor of small gradients has length 1", 1e-5),
     ("qsgd/ring", "qsgd, 8 bits"): (_RING, 0.005),
     ("qsgd/ring feedback", "qsgd, 8 bits"): (_RING, 0.005),
 }

@@ -3,6 +3,7 @@
     python tests/contract_process.py FOLDER PORT PROCESSES PROCESS METHOD ...
 
 What this process holds after each step goes into FOLDER/METHOD-PROCESS.npz, under PHASE/STEP/PART/LEAF.
+METHOD may be a variant, `qsgd/ring`.
 """
 
 import sys
@@ -13,6 +14,11 @@ import jax
 import numpy as np
 
 LAYOUT = "4 devices"  # of all processes together
+
+
+def file_of(folder: Path, method: str, process: int) -> Path:
+    """The file of what a process held."""
+    return folder / f"{method.replace('/', ', ')}-{process}.npz"
 
 
 def named(phase: int, step: int, aggregated: Any, state: Any, info: Any) -> dict[str, Any]:
@@ -55,9 +61,9 @@ def check_first_process(process: int) -> None:
     """All processes get the array of the first, whatever they computed themselves."""
     import contract as contract
 
-    from jgc.nodes import placement
+    from jgc.nodes import placing
 
-    agreed = placement.of_first_process(np.float32([[process, 7 - process]]), contract.nodes_of(LAYOUT))
+    agreed = placing.of_first_process(np.float32([[process, 7 - process]]), contract.nodes_of(LAYOUT))
     np.testing.assert_array_equal(agreed, np.float32([[0, 7]]), strict=True)
 
 
@@ -67,7 +73,7 @@ def main(folder: str, port: str, processes: str, process: str, *methods: str) ->
     jax.distributed.initialize(f"127.0.0.1:{port}", int(processes), int(process))
     check_first_process(int(process))
     for method in methods:
-        np.savez(Path(folder) / f"{method}-{process}.npz", **arrays(method))
+        np.savez(file_of(Path(folder), method, int(process)), **arrays(method))
     jax.distributed.shutdown()
 
 

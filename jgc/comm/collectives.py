@@ -144,6 +144,25 @@ def gather_rows(x: Array, nodes: Nodes) -> Array:
     return x
 
 
+def all_to_all(x: Array, nodes: Nodes, field: str) -> Array:
+    """Row k of x to node k: the rows of all nodes for this one, in the order of their index.
+
+    Both are [K, ...]. With several nodes on a device, one collective carries the rows of all.
+    """
+    index, here = node_index(nodes), nodes.per_device
+    rows = emulated_gather(here)(x, index) if is_emulated(nodes) else x[None]  # [here, K, ...]
+    rows = rows.reshape(here, len(x) // here, here, *x.shape[1:])
+    rows = jnp.swapaxes(rows, 0, 1)  # [device, from, to, ...]
+    if nodes.slow:
+        record("all-to-all", field, rows, devices_of(nodes))
+        if are_local_copies():
+            rows = lax.optimization_barrier(rows)
+        else:
+            rows = vary_over(rows, nodes.slow)
+            rows = lax.all_to_all(rows, nodes.slow, split_axis=0, concat_axis=0, tiled=True)
+    return rows[:, :, index % here].reshape(x.shape)
+
+
 def broadcast(x: PyTree, leader: Array, nodes: Nodes, field: str) -> PyTree:
     """x of node `leader`, equal on every node; zeros if there is no such node.
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "bench scaling": "jgc.lab.bench.scaling.Scaling",
     "bench autoencoder": "jgc.lab.bench.recipes.Autoencoder",
     "bench codecs": "jgc.lab.bench.codecs.command.Codecs",
+    "bench exchanges": "jgc.lab.bench.exchanges.Exchanges",
     "bench select": "jgc.lab.bench.select.Select",
     "bench loader": "jgc.lab.bench.loader.Loader",
     "bench loop": "jgc.lab.bench.loop.Loop",

@@ -57,10 +57,18 @@ def wait_on_cpu(tree: PyTree, nodes: Nodes) -> None:
         jax.block_until_ready(tree)
 
 
-def copied(tree: PyTree) -> PyTree:
+def copied(tree: PyTree, unless_of: PyTree = ()) -> PyTree:
     """The arrays in buffers of their own, which a step donates, and without weak types, which would
-    compile anew."""
-    return jax.tree.map(lambda x: jnp.array(x, dtype=jnp.result_type(x)), tree)
+    compile anew.
+
+    Arrays of `unless_of`, a state that the step donates anyway, are not copied.
+    """
+    donated = {id(x) for x in jax.tree.leaves(unless_of)}
+
+    def copy(x):
+        return x if id(x) in donated else jnp.array(x, dtype=jnp.result_type(x))
+
+    return jax.tree.map(copy, tree)
 
 
 def check_params(params: PyTree) -> None:

@@ -270,8 +270,8 @@ class LocalStep:
         method, number = parts.method(), parts.round_of(fragment, state.step)
         phase = phase_after(method, before, number, after, parts.nodes)
         if phase.value != before.value:
-            after = copied(method.transition(before.value, phase.value, after, parts.nodes))
-            after = self._loop.putter(device_of(state.params))(after)
+            new = method.transition(before.value, phase.value, after, parts.nodes)
+            after = self._loop.putter(device_of(state.params))(copied(new, unless_of=after))
         self._entered = state, phase, after
         return phase, after
 

@@ -214,7 +214,8 @@ class Step:
         if phase.value == state.phase.value:
             return phase, state.compressor
         after = compressor.transition(state.phase.value, phase.value, state.compressor, nodes)
-        return phase, self._loop.putter(device_of(state.params))(copied(after))
+        after = copied(after, unless_of=state.compressor)
+        return phase, self._loop.putter(device_of(state.params))(after)
 
     def _program(self, call: "_Call") -> Any:
         programs = self._loop.programs

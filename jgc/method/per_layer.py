@@ -15,9 +15,9 @@ import jax
 from jgc.checks.misuse import check_compressor
 from jgc.method import phases
 from jgc.method.compressor import compressor_of
-from jgc.method.plan import Combination, Parts
+from jgc.method.plan import Combination, Parts, part_of, shard_states
 from jgc.nodes.placement import sharding_spec
-from jgc.types import Compressor, State
+from jgc.types import Compressor
 
 Matcher = Callable[[str, Any], bool]
 Rule = str | Matcher  # a pattern of paths, or a function of a leaf's path and the leaf
@@ -82,15 +82,16 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
     schedules = [member.schedule for member in members]
 
     def next_phase(before, step, state, nodes):
+        whole = shard_states(state)[0]  # a method that reads its state refuses shards
         parts = [
-            phases.phase_after(
-                member, before.parts[i], step, State(state.shared[i], state.local[i]), nodes
-            )
+            phases.phase_after(member, before.parts[i], step, part_of(whole, (i,)), nodes)
             for i, member in enumerate(members)
         ]
         if tuple(part.value for part in parts) == before.value:
             return before
-        return phases.combined(parts, step, phases.leader_of(schedules))
+        # phases in turn keep their first step, so that each pair of them is one phase
+        start = max(part.start for part in parts)
+        return phases.combined(parts, start, phases.leader_of(schedules))
 
     return compressor_of(
         Combination(

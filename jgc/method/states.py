@@ -35,12 +35,6 @@ def plan_of(design: Design, params: PyTree, nodes: Nodes, check: bool = True) ->
     shards = shards_of(params, nodes)
     if shards is None:
         return make_plan(design, params)
-    if design.next_phase is not None:
-        raise ValueError(
-            "this method, like gradiveq, finds the sizes of its phases in whole vectors during the "
-            "run, and cannot compress shards: use a method with a fixed schedule, or parameters "
-            "that no device of a node divides"
-        )
     return make_plan(design, shards.shapes, shards.axes, shards.group_of)
 
 

@@ -21,7 +21,7 @@ from jgc import comm
 from jgc.lab.bench.network import methods, models, plot, results, tables
 from jgc.lab.bench.network.figures import Interval, median, of_cells
 from jgc.lab.bench.network.jax_local import build_rounds, take_round
-from jgc.lab.bench.network.namespaces import HEADERS, _bucket, check_rate, remove_leftovers, why_not
+from jgc.lab.bench.network.namespaces import HEADERS, _bucket, check_rate, network, remove_leftovers, why_not
 from jgc.lab.bench.network.plan import plan_of
 from jgc.lab.bench.network.rounds import _lacking
 from jgc.lab.bench.network.stopping import go_on, stoppable
@@ -69,7 +69,8 @@ def test_plan_of():
     [({"hosts": ["1"]}, "--hosts"), ({"hosts": ["many"]}, "many"), ({"rates": ["fast"]}, "'fast'"),
      ({"methods": ["topkk"]}, "did you mean topk"), ({"methods": ["topk:alfa=1"]}, "alpha"),
      ({"methods": ["topk:alpha=x"]}, "'x'"), ({"methods": ["topk:alpha=5"]}, "alpha"),
-     ({"steps": 0}, "--steps"), ({"model": "vgg"}, "'vgg'"), ({"methods": ["topk:every=0"]}, "at least 1 step"),
+     ({"delay_ms": -1}, "--delay-ms must be from 0 to 1000, got -1"), ({"steps": 0}, "--steps"),
+     ({"model": "vgg"}, "'vgg'"), ({"methods": ["topk:every=0"]}, "at least 1 step"),
      ({"methods": ["diloco"]}, "diloco:every=30"), ({"methods": ["ddp_f32:every=30"]}, "no local steps"),
      ({"methods": ["dgc:every=30"]}, "owns a momentum"), ({"methods": ["sparseloco:every=30:alfa=1"]}, "alpha"),
      ({"methods": ["gradiveq:phase=code"]}, "dense, sampling, compressed"), ({"methods": ["topk:phase="]}, "must be"),
@@ -360,6 +361,21 @@ def namespaces(pid: int) -> list[str]:
 def test_needs_root(tmp_path):
     done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1 and "root" in done.stderr
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_delayed_packets_take_as_long_as_asked(tmp_path):
+    """A TCP connection needs a packet there and one back."""
+    serve = "import socket; s = socket.create_server(('10.77.0.1', 9999)); print('up', flush=True); s.accept()"
+    connect = ("import socket, time; t = time.monotonic(); socket.create_connection(('10.77.0.1', 9999), 10); "
+               "print(time.monotonic() - t)")  # fmt: skip
+    with network(2, tmp_path, delay=0.1) as net:
+        with subprocess.Popen(net.command(0, [sys.executable, "-c", serve]), stdout=subprocess.PIPE) as server:
+            assert server.stdout.readline() == b"up\n"
+            done = subprocess.run(net.command(1, [sys.executable, "-c", connect]), capture_output=True, check=True)
+        assert float(done.stdout) >= 0.2
+    assert not namespaces(os.getpid())
 
 
 @needs_namespaces

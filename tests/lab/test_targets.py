@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
-from contract import PARAMS, VARIANTS, compressor_of
+from contract import COLLECTIVES, PARAMS, VARIANTS, compressor_of
 
 import jgc
 from jgc.compress import METHODS, step_of_shapes
@@ -29,7 +29,6 @@ from jgc.lab.shared.hlo import Collective, collectives, parse
 pytestmark = pytest.mark.targets
 
 TARGETS = ("h100:8", "v5e:2x4", "v5e:2x4x2slices")
-RINGS = ("dense/ring", "qsgd/ring", "gradiveq/ring feedback")  # further exchanges: explicit rings
 SHAPES = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
 TILE = 1024  # values
 # The only exceptions from equality, in bytes of one collective's operand: what the transfer between two slices of TPUs
@@ -124,7 +123,7 @@ def every_case(names: tuple[str, ...], targets: tuple[str, ...]):
     return pytest.mark.parametrize(("name", "phase", "target"), params)
 
 
-@every_case((*METHODS, *RINGS), TARGETS)
+@every_case((*METHODS, *COLLECTIVES), TARGETS)
 def test_collectives_of_target_equal_physical_bytes(name, phase, target, record_property):
     devices, compressor = devices_of(target), compressor_of(name)
     found = collectives(program_of(name, phase, target).text)
@@ -138,7 +137,7 @@ def test_collectives_of_target_equal_physical_bytes(name, phase, target, record_
     record_property("audited", target)
 
 
-@every_case((*METHODS, *RINGS, *CODED), (GPUS,))
+@every_case((*METHODS, *COLLECTIVES, *CODED), (GPUS,))
 def test_equal_values_of_all_nodes_do_not_depend_on_an_order(name, phase, target, record_property):
     """Each GPU computes means, scales, codebooks, weights and thresholds for itself: atomics would make them differ."""
     program = program_of(name, phase, target)
@@ -304,4 +303,4 @@ def test_step_on_a_gpu_has_few_kernels(name, target, most, record_property):
 
 
 def test_all_variants_named_here_exist():
-    assert set(RINGS) <= set(VARIANTS)
+    assert set(CODED) <= set(VARIANTS)

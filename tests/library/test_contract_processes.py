@@ -8,8 +8,8 @@ from pathlib import Path
 import contract_process
 import numpy as np
 import pytest
-from contract import LAYOUT_EXEMPT, PROCESSES_EXEMPT, Case, compressor_of, history
-from contract_process import LAYOUT, named
+from contract import COLLECTIVES, LAYOUT_EXEMPT, PROCESSES_EXEMPT, Case, compressor_of, history
+from contract_process import LAYOUT, file_of, named
 from process_helpers import LIMIT, QUICK, free_port
 
 from jgc.compress import METHODS
@@ -17,8 +17,9 @@ from jgc.compress import METHODS
 pytestmark = pytest.mark.slow
 
 PROCESSES, DEVICES = 2, 2
-REPRESENTATIVES = ("topk", "scalecom", "powersgd", "lgc_ps", "qsgd")  # one of each kind of exchange
-PARAMS = [pytest.param(m, marks=[] if m in REPRESENTATIVES else [pytest.mark.exhaustive]) for m in METHODS]
+REPRESENTATIVES = ("topk", "scalecom", "powersgd", "lgc_ps", "qsgd", "qsgd/two-shot feedback")  # of each exchange
+NAMES = (*METHODS, *COLLECTIVES)
+PARAMS = [pytest.param(m, marks=[] if m in REPRESENTATIVES else [pytest.mark.exhaustive]) for m in NAMES]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def folder(tmp_path_factory, request):
 
 @pytest.mark.parametrize("method", PARAMS)
 def test_two_processes_equal_one(folder: Path, method: str):
-    held = [dict(np.load(folder / f"{method}-{process}.npz")) for process in range(PROCESSES)]
+    held = [dict(np.load(file_of(folder, method, process))) for process in range(PROCESSES)]
     for phase, own in enumerate(compressor_of(method).schedule):
         _, tolerance = LAYOUT_EXEMPT.get((method, own.name), PROCESSES_EXEMPT.get(method, ("", 0.0)))
         for number, step in enumerate(history(Case(method, phase, LAYOUT))):

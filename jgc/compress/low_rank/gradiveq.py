@@ -49,7 +49,7 @@ from jgc.compress.low_rank import slices
 from jgc.compress.low_rank.gradiveq_settings import Gradiveq, check, kept_samples, warn_of_wide
 from jgc.compress.low_rank.slices import Rows, Sliced
 from jgc.compress.quantized.qsgd import levels_of
-from jgc.compress.quantized.quantize import codec_of, ring_quantized_mean, ring_sizes
+from jgc.compress.quantized.quantize import codec_of, reduced_mean, segment_sizes
 from jgc.compress.registry import Entry, settings_of
 from jgc.layout.pack import values_of
 from jgc.method import phases
@@ -60,6 +60,7 @@ from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways, to_all
 from jgc.method.per_layer import per_layer
 from jgc.method.phases import DENSE
+from jgc.nodes.placement import sharding_spec
 from jgc.types import Array, Compressor, Nodes, Phase, State
 from jgc.wire.segments import segments_of
 
@@ -109,7 +110,7 @@ def convolutions(config: Gradiveq) -> Compressor:
         if name == DENSE or qsgd is None:
             mean = comm.mean_by(config.algorithm)(v, nodes, "dense")
         elif config.algorithm == "ring":
-            mean = ring_quantized_mean(qsgd, BUCKET, key, v, nodes)[0]
+            mean = reduced_mean(qsgd, BUCKET, "ring", key, v, nodes)[0]
         else:
             mean = gather().run([encoded(qsgd, key, v, layers, nodes)], nodes)[0]
         return Step(mean, v, _with_sample(mean, learned, cut), elements=v.size)
@@ -124,7 +125,7 @@ def convolutions(config: Gradiveq) -> Compressor:
         if qsgd is None:
             return both_ways({"dense": 4.0 * values_of(layers)})
         if config.algorithm == "ring":
-            return both_ways(ring_sizes(qsgd, BUCKET, values_of(layers), nodes.count))
+            return both_ways(segment_sizes(qsgd, BUCKET, values_of(layers), nodes.count))
         return to_all(payload_sizes(qsgd, layers), nodes)
 
     *before, last = phases.in_sequence(
@@ -285,6 +286,12 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
     method = per_layer([(goes_otherwise, others)], default=convolutions(config)).method
 
     def check_and_warn(params):
+        if any(tuple(sharding_spec(x)) for x in params.values()):
+            raise ValueError(
+                "gradiveq finds the sizes of its phases in whole vectors during the run, and "
+                "cannot compress shards: use a method with a fixed schedule, or parameters that no "
+                "device of a node divides"
+            )
         method.check(params)
         warn_of_wide(config, params)
 

@@ -100,7 +100,7 @@ def check(config: Gradiveq) -> None:
 
 
 def warn_of_wide(config: Gradiveq, params: PyTree) -> None:
-    """Warn if there are no kernels, or some too wide to compress: most values may be in them."""
+    """Warn if there are no kernels, or some too wide to compress: they may hold most values."""
     sizes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     kernels = {path: x for path, x in sizes.items() if is_convolution(x, 2**62)}
     most = config.max_slice

@@ -38,39 +38,53 @@ Differs from the paper
      authors and of PyTorch subtracts the aggregate. The mean of residuals, on which alone the
      aggregate depends, is the same. But then each residual grows in every step by the difference of
      the node's gradient from the mean.
-  5. `warmup_steps` uncompressed steps can come first, as with PyTorch's `start_powerSGD_iter`. The
+  5. `alternate` sends P and Q in turn, one all-reduce a step: see `jgc.compress.low_rank.acp_sgd`.
+  6. `warmup_steps` uncompressed steps can come first, as with PyTorch's `start_powerSGD_iter`. The
      paper has none.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
+from jgc.compress.low_rank.acp_sgd import (
+    EVEN,
+    ODD,
+    Factors,
+    first_factors,
+    in_turn,
+    one_factor,
+    values_sent,
+)
+from jgc.compress.low_rank.factors import (
+    Averaged,
+    Plan,
+    elements_of,
+    make_plan,
+    random_factors,
+)
 from jgc.compress.registry import Entry, settings_of
 from jgc.layout.batches import in_batches, stacked
 from jgc.layout.by_layer import joined
 from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
-from jgc.layout.pack import Layer, values_of
+from jgc.layout.pack import values_of
 from jgc.method import phases
 from jgc.method.from_step import Step, from_step
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways
 from jgc.method.phases import DENSE
-from jgc.types import Array, Compressor, Key
+from jgc.types import Array, Compressor
 
-Averaged = Callable[[Sequence[Array], str], list[Array]]
 LOW_RANK = "low rank"
 
 
 def low_rank(
-    plan: "Plan", v: Sequence[Array], start: Sequence[Array], averaged: Averaged
+    plan: Plan, v: Sequence[Array], start: Sequence[Array], averaged: Averaged
 ) -> tuple[list[Array], list[Array], tuple[Array, ...]]:
     """Algorithm 1 of the PowerSGD paper on all matrices of a node's layers.
 
@@ -113,57 +127,6 @@ def low_rank(
     return mean, sent, tuple(cut(warm, apart=False))
 
 
-class Matrix(NamedTuple):
-    """A layer, by its place among the layers, as a matrix [rows, cols]."""
-
-    layer: int
-    rows: int
-    cols: int
-
-
-class Plan(NamedTuple):
-    """Layers sent as factors, and places of layers sent uncompressed, each in order. Static."""
-
-    matrices: tuple[Matrix, ...]
-    dense: tuple[int, ...]
-
-
-def make_plan(layers: Sequence[Layer], rank: int) -> Plan:
-    """Send a layer as factors if it has more values than its factors of that rank.
-
-    Example:
-      >>> from jgc.layout.pack import make_packing
-      >>> shapes = {"bias": (64,), "conv": (3, 3, 8, 64), "head": (64, 2)}
-      >>> tree = {name: jnp.zeros(shape) for name, shape in shapes.items()}
-      >>> make_plan(make_packing(tree).layers, rank=2)
-      Plan(matrices=(Matrix(layer=0, rows=72, cols=64),), dense=(1, 2))
-    """
-    matrices, dense = [], []
-    for i, layer in enumerate(layers):
-        *others, cols = layer.shape
-        rows = math.prod(others)
-        if (rows + cols) * rank < layer.size:
-            matrices.append(Matrix(i, rows, cols))
-        else:
-            dense.append(i)
-    return Plan(tuple(matrices), tuple(dense))
-
-
-def elements_of(plan: Plan, layers: Sequence[Layer], rank: int) -> tuple[int, int]:
-    """Numbers of values that a node sends: in the factors P and Q, and uncompressed."""
-    factors = rank * sum(matrix.rows + matrix.cols for matrix in plan.matrices)
-    return factors, sum(layers[i].size for i in plan.dense)
-
-
-def random_factors(key: Key, plan: Plan, rank: int) -> tuple[Array, ...]:
-    """Q of every matrix for a first step, f32[cols, r]: normally distributed, columns of length
-    1."""
-    return tuple(
-        unit(jax.random.normal(jax.random.fold_in(key, i), (matrix.cols, rank), jnp.float32))
-        for i, matrix in enumerate(plan.matrices)
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class PowerSgd:
     """Settings of `powersgd`."""
@@ -177,37 +140,48 @@ class PowerSgd:
     warmup_steps: int = 0
     """uncompressed steps before the first compressed one"""
     algorithm: Literal["psum", "ring"] = "psum"
-    """algorithm of both all-reduces: the runtime's, or an explicit ring by `ppermute`"""
+    """algorithm of the all-reduces: the runtime's, or an explicit ring by `ppermute`"""
+    alternate: bool = False
+    """one factor of each layer a step, P and Q in turn (ACP-SGD): one all-reduce a step, half as
+    many values of factors"""
 
 
 def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
     """Two thin factors of every layer, P f32[rows, r] and Q f32[cols, r], each averaged by one
-    all-reduce.
+    all-reduce; with `alternate` one of them a step.
 
     Args:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a rank below 1, negative `warmup_steps`, an unknown algorithm.
+      ValueError: a rank below 1, negative `warmup_steps`, an unknown algorithm, `alternate` without
+        `warm_start`.
 
     Example:
       >>> [phase.name for phase in powersgd(rank=4, warmup_steps=100).schedule]
       ['dense', 'low rank']
+      >>> [phase.name for phase in powersgd(alternate=True).schedule]
+      ['low rank, even steps', 'low rank, odd steps']
 
     References:
-      Vogels, Karimireddy, Jaggi 2019, "PowerSGD", NeurIPS.
+      Vogels, Karimireddy, Jaggi 2019, "PowerSGD", NeurIPS; Zhang, Zhang, Shi, Chu, Li 2023,
+      "Evaluation and Optimization of Gradient Compression for Distributed Deep Learning", ICDCS.
     """
     config = settings_of(PowerSgd, config, overrides)
     if config.rank < 1:
         raise ValueError(f"rank must be at least 1, got {config.rank}")
+    if config.alternate and not config.warm_start:
+        raise ValueError(
+            "warm_start must be True with alternate=True, got False: a step computes one factor "
+            "from the other one of the step before"
+        )
     average = comm.mean_by(config.algorithm)
     memory = error_feedback() if config.error_feedback else no_memory()
-
-    def start(key, layers):
-        return random_factors(key, make_plan(layers, config.rank), config.rank)
+    start = first_factors if config.alternate else random_factors
 
     def init(key, layers, nodes):
-        return (start(key, layers) if config.warm_start else ()), ()
+        plan = make_plan(layers, config.rank)
+        return (start(key, plan, config.rank) if config.warm_start else ()), ()
 
     def step(phase, key, v, state, layers, nodes):
         def averaged(parts, field):  # in one all-reduce; in none, if there are no arrays
@@ -220,21 +194,32 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
 
         if phase == DENSE:
             return Step(averaged(v, "dense"), v, state.shared, elements=values_of(layers))
-        plan = make_plan(layers, config.rank)
-        before = stacked(state.shared) if config.warm_start else start(key, layers)
+        plan, elements = make_plan(layers, config.rank), sum(sizes_of(phase, layers))
+        if config.alternate:
+            factors = Factors(*(tuple(stacked(x)) for x in state.shared))
+            return Step(*one_factor(plan, v, phase, factors, averaged), elements=elements)
+        before = stacked(state.shared) if config.warm_start else start(key, plan, config.rank)
         mean, sent, q = low_rank(plan, v, before, averaged)
-        elements = sum(elements_of(plan, layers, config.rank))
         return Step(mean, sent, q if config.warm_start else (), elements=elements)
 
-    def messages(phase, layers, nodes):
-        factors, dense = elements_of(make_plan(layers, config.rank), layers, config.rank)
-        sizes = {"factors": 4.0 * factors, "dense": 4.0 * dense}
-        return both_ways({field: size for field, size in sizes.items() if size})
+    def sizes_of(phase, layers):
+        plan = make_plan(layers, config.rank)
+        if config.alternate:
+            return values_sent(plan, layers, config.rank, phase)
+        return elements_of(plan, layers, config.rank)
 
-    schedule = phases.in_sequence((DENSE, config.warmup_steps), (LOW_RANK, 0))
-    return from_step(
-        step, memory=memory, schedule=schedule, messages=messages, init=init, form="layers"
+    def messages(phase, layers, nodes):
+        sizes = zip(("factors", "dense"), sizes_of(phase, layers), strict=True)
+        return both_ways({field: 4.0 * size for field, size in sizes if size})
+
+    last = (EVEN, 1), (ODD, 0)
+    schedule = phases.in_sequence(
+        (DENSE, config.warmup_steps), *(last if config.alternate else [(LOW_RANK, 0)])
     )
+    return from_step(
+        step, memory=memory, schedule=schedule, messages=messages, init=init, form="layers",
+        next_phase=in_turn(schedule) if config.alternate else None,
+    )  # fmt: skip
 
 
 CITATION = """@inproceedings{vogels2019powersgd,
@@ -242,11 +227,17 @@ CITATION = """@inproceedings{vogels2019powersgd,
   author = {Vogels, Thijs and Karimireddy, Sai Praneeth and Jaggi, Martin},
   booktitle = {Advances in Neural Information Processing Systems},
   year = {2019},
+}
+@inproceedings{zhang2023acp,
+  title = {Evaluation and Optimization of Gradient Compression for Distributed Deep Learning},
+  author = {Zhang, Lin and Zhang, Longteng and Shi, Shaohuai and Chu, Xiaowen and Li, Bo},
+  booktitle = {IEEE International Conference on Distributed Computing Systems},
+  year = {2023},
 }"""
 
 # lossless at a rank so large that no layer's factors are smaller than the layer: all layers go
 # uncompressed
 METHOD = Entry(
-    "powersgd", PowerSgd, powersgd, "Vogels et al. 2019", lossless={"rank": 65_536},
-    citation=CITATION,
+    "powersgd", PowerSgd, powersgd, "Vogels et al. 2019; Zhang et al. 2023",
+    lossless={"rank": 65_536}, citation=CITATION,
 )  # fmt: skip

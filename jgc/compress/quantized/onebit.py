@@ -10,8 +10,8 @@ Differs from the paper
   1. Two scales per layer, or per `bucket` of consecutive values; the paper has two per column of a
      weight matrix.
   2. All nodes gather all codes. In the paper each node owns a part of the gradient: it adds up that
-     part, quantises the sum with its own residual, and sends the result. `exchange="ring"` also
-     quantises sums, at every hop.
+     part, quantises the sum with its own residual, and sends the result, as
+     `exchange="two_shot"` does. `exchange="ring"` quantises sums at every hop.
   3. No AdaGrad and no warm start in full precision; they belong to the paper's training recipe.
 """
 

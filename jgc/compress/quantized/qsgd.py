@@ -22,7 +22,8 @@ Differs from the paper
   5. Random numbers for rounding are a hash of the position and of two words of the step's key
      (`noise`): 24 bits each, in an eighth of the time of JAX's own.
   6. `exchange="ring"`, the baseline of the GradiVeQ paper, is not in the QSGD paper: every hop
-     quantises the sum again.
+     quantises the sum again. Nor is `exchange="two_shot"`, in which each node quantises the mean
+     of a share.
 """
 
 import dataclasses

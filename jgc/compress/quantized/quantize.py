@@ -1,6 +1,7 @@
-"""Shared by the scalar quantisers: their settings, a gather or a ring of codes, error feedback."""
+"""Shared by the scalar quantisers: their settings, the exchanges of codes, error feedback."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -26,9 +27,9 @@ class Quantising:
 
     error_feedback: bool = False
     """add the quantisation error to the next gradient"""
-    exchange: Literal["gather", "ring"] = "gather"
+    exchange: Literal["gather", "ring", "two_shot"] = "gather"
     """gather: every node gets all nodes' codes; ring: every hop decodes, adds and quantises partial
-    sums"""
+    sums; two_shot: every node adds up a share of the values in f32 and quantises the mean"""
     hadamard: int = 0
     """consecutive values that are rotated together before they are coded, a power of two, so that a
     few large ones do not take the scale from the others; 0 for none"""
@@ -40,12 +41,13 @@ def quantized(quantiser: Quantiser, config: Quantising) -> Compressor:
     Raises:
       ValueError: an unknown exchange, a size of `hadamard` that does not fit.
     """
-    if config.exchange not in ("gather", "ring"):
-        raise ValueError(f"exchange must be 'gather' or 'ring', got {config.exchange!r}")
+    if config.exchange not in ("gather", *REDUCING):
+        choices = ", ".join(map(repr, ("gather", *REDUCING)))
+        raise ValueError(f"exchange must be one of {choices}, got {config.exchange!r}")
     codec = rotated(codec_of(quantiser), config.hadamard, quantiser.bucket)
     memory = error_feedback() if config.error_feedback else no_memory()
-    if config.exchange == "ring":
-        return ring(codec, memory, quantiser.bucket)
+    if config.exchange in REDUCING:
+        return reduced(codec, memory, quantiser.bucket, config.exchange)
     return compose(codec, memory, gather())
 
 
@@ -65,52 +67,68 @@ def codec_of(q: Quantiser) -> Codec:
     )
 
 
-# --- a ring of codes that cannot be added up ------------------------------------------------------
+# --- codes of sums, which cannot be added up ------------------------------------------------------
+
+# the mean of segments by exchange, and the number of its segments
+REDUCING: dict[str, tuple[Callable[..., tuple[Array, Array]], Callable[[Nodes], int]]] = {
+    "ring": (comm.ring_quantized_mean, comm.ring_size),
+    "two_shot": (comm.two_shot_quantized_mean, lambda nodes: nodes.count),
+}
 
 
-def ring(codec: Codec, memory: Memory, bucket: int) -> Compressor:
-    """The method whose codes travel around a ring; every hop decodes, adds and quantises the sum.
+def reduced(codec: Codec, memory: Memory, bucket: int, exchange: str) -> Compressor:
+    """The method whose nodes send codes of their values and codes of sums: a ring, or two shots.
 
-    A node sends 2 (K - 1) / K payloads instead of the K - 1 of a gather. In return a value is
-    quantised K times, in ever larger sums. Random rounding stays unbiased. With a gather its
-    variance falls as 1 / K. In rings of 4 and of 16 nodes its variance, measured, is 0.5 to 1.3
-    times that of a single node if gradients are unrelated. If they are equal it is 0.8 to 1.5
-    times, but with `natural` 2.5 times on 4 nodes and 5 times on 16.
+    A node sends 2 (K - 1) / K payloads instead of the K - 1 of a gather.
+
+    In a ring, every hop decodes, adds and quantises the sum: K roundings, of ever larger sums, and
+    2 (K - 1) transfers in a row. Random rounding stays unbiased. With a gather its variance falls
+    as 1 / K. In rings of 4 and of 16 nodes its variance, measured, is 0.5 to 1.3 times that of a
+    single node if gradients are unrelated. If they are equal it is 0.8 to 1.5 times, but with
+    `natural` 2.5 times on 4 nodes and 5 times on 16.
+
+    In two shots, every node reduces its share of the values: two roundings and two collectives. The
+    second rounding is that of a mean. If gradients are unrelated, the mean is smaller than they are
+    by the square root of K, so the variance is twice that of a gather at any K. If they are equal,
+    it is that of a single node, and a gather's is K times smaller.
 
     Differs from the same quantiser with a gather
       1. Segments hold whole buckets, and a segment smaller than a bucket is one bucket. One scale
          per layer becomes one scale per segment.
-      2. A node's residual takes the error of the sums that it quantised, not of its own gradient.
-         The mean over nodes of residual plus aggregate is the same.
-      3. Several nodes on one device are summed uncompressed before the ring between devices.
+      2. A node's residual takes the error of the sums that it quantised, too; in a ring, these
+         errors only. The mean over nodes of residual plus aggregate is the same.
+      3. In a ring, several nodes on one device are summed uncompressed before the ring between
+         devices. In two shots every node sends, in all layouts.
     """
 
     def step(phase, key, v, state, layers, nodes):
-        mean, lost = ring_quantized_mean(codec, bucket, key, v, nodes)
+        mean, lost = reduced_mean(codec, bucket, exchange, key, v, nodes)
         return Step(mean, v - lost, elements=v.size)
 
     def messages(phase, layers, nodes):
-        return both_ways(ring_sizes(codec, bucket, values_of(layers), nodes.count))
+        return both_ways(segment_sizes(codec, bucket, values_of(layers), nodes.count))
 
     return from_step(step, memory=memory, schedule=phases.single(codec.name), messages=messages)
 
 
-def ring_quantized_mean(
-    codec: Codec, bucket: int, key: Key, v: Array, nodes: Nodes
+def reduced_mean(
+    codec: Codec, bucket: int, exchange: str, key: Key, v: Array, nodes: Nodes
 ) -> tuple[Array, Array]:
-    """Mean of v f32[n] over nodes by a ring of codes, and this node's quantisation errors, f32[n].
+    """Mean of v f32[n] over nodes by codes of sums, and this node's quantisation errors, f32[n].
 
     Args:
       codec: a codec without `agree`.
       bucket: number of values that share a scale, or 0.
+      exchange: "ring" or "two_shot".
       key: the same on all nodes.
       v: f32[n].
       nodes: the layout.
     """
-    places = comm.ring_size(nodes)
+    mean_of_segments, count = REDUCING[exchange]
+    places = count(nodes)
     layers = (whole(segment_size(v.size, places, bucket), "segment"),)
     segments = jnp.pad(v, (0, places * values_of(layers) - v.size)).reshape(places, -1)
-    mean, lost = comm.ring_quantized_mean(
+    mean, lost = mean_of_segments(
         key,
         segments,
         encode=lambda key, x: codec.encode(key, x, layers),
@@ -131,7 +149,7 @@ def segment_size(n: int, places: int, bucket: int) -> int:
     return -(-size // bucket) * bucket if 0 < bucket <= size else size
 
 
-def ring_sizes(codec: Codec, bucket: int, n: int, places: int) -> dict[str, float]:
+def segment_sizes(codec: Codec, bucket: int, n: int, places: int) -> dict[str, float]:
     """Bytes by field of the codes of n values in segments, without the last ones' padding."""
     size = segment_size(n, places, bucket)
     full, rest = divmod(n, size) if n else (0, 0)

@@ -15,8 +15,9 @@ Differs from the paper
      integer per value.
   5. `error_feedback` is ours. It rounds values to the nearest of -s, 0, s: the residual of random
      rounding would grow.
-  6. With `exchange="ring"`, every hop clips and rounds the sum again, with one scale per segment.
-     Scales cannot be shared, because sums exceed the scale of single values.
+  6. With `exchange="ring"`, every hop clips and rounds the sum again, with `exchange="two_shot"`
+     each node the mean of its share, both with one scale per segment. Scales cannot be shared,
+     because sums and means have others than single values.
 """
 
 import dataclasses
@@ -76,7 +77,8 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
       config: settings; `overrides` replace single fields.
 
     Raises:
-      ValueError: a negative clip, an unknown exchange, shared scales or error feedback in a ring.
+      ValueError: a negative clip, an unknown exchange, shared scales with another exchange than a
+        gather, error feedback in a ring.
 
     Example:
       >>> terngrad().schedule[0].name
@@ -86,10 +88,10 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
       Wen, Xu, Yan, Wu, Wang, Chen, Li 2017, "TernGrad", NeurIPS.
     """
     config = settings_of(TernGrad, config, overrides)
-    if config.exchange == "ring" and config.scaler_sharing:
+    if config.exchange != "gather" and config.scaler_sharing:
         raise ValueError(
-            "scaler_sharing must be False with exchange 'ring', got True: sums exceed a shared "
-            "scale"
+            f"scaler_sharing must be False with exchange {config.exchange!r}, got True: each code "
+            "of a sum has a scale of its segment"
         )
     if config.exchange == "ring" and config.error_feedback:
         raise ValueError(

@@ -234,7 +234,7 @@ def _between_slices(ops: dict[str, Op], op: Op) -> Collective:
     """A collective over several slices of TPUs: the compiler hands its operand to the runtime by a `send`."""
     kind = "".join(re.findall(r'_xla_megascale_transfer_type="(\w+)"', op.line)).lower().replace("_", "-")
     pairs = {pair for pair in re.findall(r"(\d+)\d{5}->(\d+)\d{5}", op.line) if pair[0] != pair[1]}
-    slices = re.search(r'_xla_megascale_target="\{([\d,]+)\}x', op.line)
+    slices = re.search(r'_xla_megascale_target="?\{\{?([\d,]+)\}', op.line)  # "{1,2}x..", {{100000,200000},..}
     arrays = _arrays(op, ops[_operands(ops, op)[0]])  # the other operand is a token
     if kind in OPS and slices:
         found = _counted(op, kind, arrays, slices[1].count(",") + 1)

@@ -187,12 +187,11 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
 
 def enter(run: Run, phase: Phase, state: TrainState, batch: Batch) -> None:
     """Where a phase is new, its transition, its bytes and its compiled program, outside of the step's time."""
-    old = run.entered[-1]
-    if phase.value == old.value and phase.value in run.compiled:
+    if phase in run.entered and phase.value in run.compiled:  # the newest, or one of two in turn
         return
     with run.recorder.untimed(state.params):
         run.recorder.write()
-        if phase != old:
+        if phase not in run.entered:
             run.entered.append(phase)
         if phase.value not in run.costs:
             run.costs[phase.value] = cost_of(run.setup, phase)

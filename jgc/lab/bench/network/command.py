@@ -43,13 +43,16 @@ class Network:
     """ptb_gpt or ptb_gpt_3m in the model's place: a GPT on windows of 128 characters"""
     batch: int | None = None
     """examples of a host in a step; if not given 2 images, or as many windows as the workload has"""
+    delay_ms: float = 0.0
+    """milliseconds that the switch keeps every packet: distant hosts. A process forwards them, which keeps up with
+    rates of about 100mbit"""
     short: bool = False
     """a quick look instead: two hosts, two rates, three methods, a small model"""
 
     def run(self, line: str) -> None:
         """Measure, and print the page."""
         plan = plan_of(self.hosts, self.rates, self.methods, self.steps, self.workload or self.model,
-                       self.batch)  # fmt: skip
+                       self.batch, self.delay_ms)  # fmt: skip
         if self.short:
             unused = ("hosts", "rates", "steps", "model", "workload", "batch")
             refuse_given(self, unused, "does not go with --short, which has its own")

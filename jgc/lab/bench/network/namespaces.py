@@ -17,11 +17,14 @@ import shutil
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
+from jgc.lab.bench.network import delay as delay_program
+from jgc.lab.bench.network.channel import die_with_parent
 from jgc.lab.shared.rate import bytes_per_second
 from jgc.training.errors import FAILED, UserError
 
@@ -34,6 +37,7 @@ BURST_SECONDS, LEAST_BURST = 0.0005, 32_000  # size of a bucket: half a millisec
 
 _SIOCETHTOOL, _CLONE_NEWNET = 0x8946, 0x40000000
 _OFFLOADS = {"tso": 0x1F, "gso": 0x24, "gro": 0x2C}  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO of linux/ethtool.h
+_CHECKSUMS = {"checksums": 0x17}  # ETHTOOL_STXCSUM: a process that forwards packets would forward unfinished ones
 _NAME = re.compile(r"^jgc(\d+)-\w+$")
 
 
@@ -45,12 +49,14 @@ class Network(NamedTuple):
       hosts: K.
       offloads: which offloads are off, in words.
       folder: of the hosts' /etc/hosts files.
+      delay: seconds that the switch keeps every packet.
     """
 
     prefix: str
     hosts: int
     offloads: str
     folder: Path
+    delay: float = 0.0
 
     def name(self, host: int) -> str:
         """The namespace of a host."""
@@ -121,19 +127,22 @@ def remove_leftovers() -> list[str]:
 
 
 @contextmanager
-def network(hosts: int, folder: Path) -> Iterator[Network]:
+def network(hosts: int, folder: Path, delay: float = 0.0) -> Iterator[Network]:
     """Hosts that can reach each other without a rate limit; removed after the block, however it ends.
 
     Args:
       hosts: K, at least 2.
       folder: for the hosts' /etc/hosts files.
+      delay: seconds that the switch keeps every packet, in either direction.
 
     Raises:
       UserError: a tool refused.
     """
     prefix = f"jgc{os.getpid()}"
     try:
-        yield _made(prefix, hosts, folder)
+        net = _made(prefix, hosts, folder)
+        with _delayed(net, delay) if delay else nullcontext(net) as reachable:
+            yield reachable
     finally:
         for name in _names():
             if name.startswith(f"{prefix}-"):
@@ -162,6 +171,25 @@ def _made(prefix: str, hosts: int, folder: Path) -> Network:
         warnings += [offloads_off(name, INTERFACE), offloads_off(switch, port)]
         (folder / f"hosts-{host}").write_text(f"127.0.0.1 localhost\n{address(host)} {socket.gethostname()}\n")
     return Network(prefix, hosts, "; ".join(dict.fromkeys(warnings)), folder)
+
+
+@contextmanager
+def _delayed(net: Network, delay: float) -> Iterator[Network]:
+    """The network with a process in the place of its bridge, which keeps every packet for `delay` seconds."""
+    switch, ends = f"{net.prefix}-switch", []
+    for host in range(net.hosts):
+        offloads_off(net.name(host), INTERFACE, _CHECKSUMS)
+        _ip("-n", switch, "link", "set", f"port{host}", "nomaster")
+        ends += [f"port{host}", _card(host)]
+    argv = [sys.executable, delay_program.__file__, str(delay), *ends]
+    command = ["ip", "netns", "exec", switch, *argv]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=die_with_parent) as process:
+        try:
+            if process.stdout.readline() != b"ready\n":  # type: ignore[union-attr]
+                raise UserError(f"this machine does not let a process forward packets: {' '.join(argv)}", FAILED)
+            yield net._replace(delay=delay)
+        finally:
+            process.kill()
 
 
 def _card(host: int) -> str:
@@ -202,7 +230,7 @@ def _bucket(rate: str) -> list[str]:
     return ["tbf", "rate", f"{round(8 * speed)}bit", "burst", str(burst), "limit", str(limit)]
 
 
-def offloads_off(name: str, device: str) -> str:
+def offloads_off(name: str, device: str, features: dict[str, int] = _OFFLOADS) -> str:
     """Switch segmentation and receive offloads of an interface off; return in words which are off.
 
     Uses `ioctl` from inside the namespace, so that ethtool need not be installed.
@@ -210,10 +238,10 @@ def offloads_off(name: str, device: str) -> str:
     with open("/proc/self/ns/net") as here, open(f"/run/netns/{name}") as there:
         _enter(there.fileno())
         try:
-            refused = [feature for feature, command in _OFFLOADS.items() if not _ethtool(device, command, 0)]
+            refused = [feature for feature, command in features.items() if not _ethtool(device, command, 0)]
         finally:
             _enter(here.fileno())
-    done = [feature for feature in _OFFLOADS if feature not in refused]
+    done = [feature for feature in features if feature not in refused]
     return f"{', '.join(done)} off" + (f" ({', '.join(refused)} could not be switched off)" if refused else "")
 
 

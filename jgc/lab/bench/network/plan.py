@@ -10,6 +10,7 @@ from jgc.lab.shared.choices import words
 from jgc.training.errors import UserError, values_of_the_user
 
 MOST_HOSTS = 100  # addresses of one network
+LONGEST_DELAY = 1000.0  # milliseconds; a step waits for many packets in a row
 
 
 class Plan(NamedTuple):
@@ -23,6 +24,7 @@ class Plan(NamedTuple):
       model: of `MODELS`.
       batch: images, or windows of tokens, of a host in a step.
       short: a quick look.
+      delay_ms: milliseconds that the switch keeps every packet.
     """
 
     hosts: tuple[int, ...]
@@ -33,10 +35,11 @@ class Plan(NamedTuple):
     model: str = "resnet18"
     batch: int = 2
     short: bool = False
+    delay_ms: float = 0.0
 
 
 def plan_of(hosts: Sequence[str], rates: Sequence[str], methods: Sequence[str], steps: int, model: str,
-            batch: int | None = None) -> Plan:  # fmt: skip
+            batch: int | None = None, delay_ms: float = 0.0) -> Plan:  # fmt: skip
     """A plan from a command line.
 
     Raises:
@@ -54,13 +57,17 @@ def plan_of(hosts: Sequence[str], rates: Sequence[str], methods: Sequence[str], 
     batch = task_named(model).batch if batch is None else batch
     if steps < 1 or batch < 1:
         raise UserError(f"--steps and --batch must be at least 1, got {steps} and {batch}")
+    if not 0 <= delay_ms <= LONGEST_DELAY:
+        raise UserError(f"--delay-ms must be from 0 to {LONGEST_DELAY:g}, got {delay_ms:g}")
     with values_of_the_user():
         speeds = tuple(dict.fromkeys(check_rate(rate) for rate in words(rates)))
     if not speeds:
         raise UserError("--rates must be such as 100mbit,unlimited, got none")
     names = tuple(words(methods))
     rows(names, 2, torch=True)
-    return Plan(tuple(map(int, counts)), speeds, names, steps, min(4, steps), model, batch)
+    return Plan(
+        tuple(map(int, counts)), speeds, names, steps, min(4, steps), model, batch, delay_ms=delay_ms
+    )
 
 
 def short(plan: Plan) -> Plan:

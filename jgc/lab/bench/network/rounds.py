@@ -52,7 +52,8 @@ def measure(plan: Plan, folder: Path) -> Results:
     text = bool(task_named(plan.model).window)
     wanted = {hosts: rows(plan.methods, hosts, torch, plan.short, text) for hosts in plan.hosts}
     folder.mkdir(parents=True, exist_ok=True)
-    measured = results.load(folder, {"model": plan.model, "batch": plan.batch, "machine": machine()})
+    settings = {"model": plan.model, "batch": plan.batch, "machine": machine(), "delay_ms": plan.delay_ms or None}
+    measured = results.load(folder, settings)
     remove_leftovers()
     with stoppable():
         for hosts, rows_at in wanted.items():
@@ -70,7 +71,7 @@ def _measure_hosts(plan: Plan, hosts: int, chosen: Sequence[Row], folder: Path, 
     if not any(_lacking(measured, hosts, rate, row, plan) for rate in plan.rates for row in chosen):
         return
     with ExitStack() as stack:
-        net = stack.enter_context(network(hosts, stack.enter_context(scratch())))
+        net = stack.enter_context(network(hosts, stack.enter_context(scratch()), plan.delay_ms / 1000))
         measured["settings"]["offloads"] = net.offloads
         options = {"model": plan.model, "batch": plan.batch}
         teams = {name: stack.enter_context(workers(name, net, options))
@@ -194,7 +195,7 @@ def _steps(team: Workers, method: str, part: str, count: int) -> list[dict[str, 
 
 
 def _counted(team: Workers) -> list[dict[str, int]]:
-    time.sleep(SETTLE)
+    time.sleep(SETTLE + 4 * team.delay)
     return ask(team, "counters")
 
 

@@ -34,11 +34,13 @@ class Workers(NamedTuple):
       framework: "jax" or "torch".
       processes: by host.
       logs: what each wrote to standard error.
+      delay: seconds that a packet waits at the switch.
     """
 
     framework: str
     processes: tuple[subprocess.Popen, ...]
     logs: tuple[Path, ...]
+    delay: float = 0.0
 
 
 @contextmanager
@@ -67,7 +69,7 @@ def workers(framework: str, net: Network, options: dict[str, Any]) -> Iterator[W
                     net.command(host, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0,
                     env=environment, start_new_session=True, preexec_fn=die_with_parent,
                 ))  # fmt: skip
-        yield Workers(framework, tuple(processes), logs)
+        yield Workers(framework, tuple(processes), logs, net.delay)
     finally:
         _end(processes)
 
