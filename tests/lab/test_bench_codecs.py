@@ -57,6 +57,15 @@ def test_top_k_error_and_bytes(rows):
     assert found["topk"].bits == pytest.approx((10 + 2) * 32 / 200)  # values; positions in 63 bits, two words
 
 
+def test_chosen_methods_have_rows_by_their_settings():
+    recording = Recording("", make_nodes(K), {"kernel": jnp.zeros(SHAPE)}, RNG.standard_normal((2, K, 200), np.float32))
+    names = ("cast:format=mxfp4", "cast:format=mxfp4:rounding=stochastic", "qsgd:bits=8:bucket=200")
+    block, at_random, integers = measure.measure_methods(recording, 1, names, 1)
+    assert (block.name, at_random.setting) == ("cast", "format mxfp4, rounding stochastic")
+    assert block.bits == at_random.bits == (7 * 16 + 7) * 8 / 200  # words of 224 codes, a byte for 32 values
+    assert integers.error < block.error < at_random.error
+
+
 def test_front_is_pareto():
     figures = [(1.0, 0.5, 0.9), (2.0, 0.4, 0.8), (2.0, 0.6, 0.95), (3.0, 0.6, 0.7), (0.5, 0.1, 1.2)]
     rows = [Row("method", "x", "", bits, error=error, cosine=cosine) for bits, cosine, error in figures]

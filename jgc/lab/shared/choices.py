@@ -64,6 +64,44 @@ def check_method(name: str, known: Sequence[str]) -> None:
         raise UserError(f"unknown method {name!r}{did_you_mean(name, list(known))} (one of {', '.join(known)})")
 
 
+def settings_from(text: str, others: Sequence[str] = ()) -> Any:
+    """The settings of a method from its name, with changes after colons.
+
+    Args:
+      text: such as "topk:alpha=0.01:momentum_correction=true".
+      others: further names that an error lists.
+
+    Raises:
+      UserError: an unknown method or setting, or a value that does not fit.
+
+    Example:
+      >>> settings_from("topk:alpha=0.01").alpha
+      0.01
+    """
+    method, *changes = text.split(":")
+    if method not in METHODS:
+        check_method(method, [*METHODS, *others])
+    default = METHODS[method].settings()
+    return dataclasses.replace(default, **dict(_change(default, change) for change in changes))
+
+
+def _change(default: Any, text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    fields = [field.name for field in dataclasses.fields(default)]
+    if not equals or name not in fields:
+        known = f"{did_you_mean(name, fields)}; write one of {', '.join(fields)} as name=value"
+        raise UserError(f"unknown setting {text!r}{known}")
+    kind = type(getattr(default, name))
+    if kind is bool:
+        if value not in ("true", "false"):
+            raise UserError(f"{name} must be true or false, got {value!r}")
+        return name, value == "true"
+    try:
+        return name, kind(value) if kind in (int, float) else value
+    except ValueError:
+        raise UserError(f"{name} must be a number such as {getattr(default, name)}, got {value!r}") from None
+
+
 def registered_name(name: str) -> str:
     """The registry's name of a method, from any name that `--methods` takes.
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from jgc.lab.bench.codecs.measure import Row, front, measure
+from jgc import compress
+from jgc.lab.bench.codecs.measure import Row, front, measure, measure_methods
 from jgc.lab.bench.codecs.plot import draw
 from jgc.lab.bench.codecs.recorded import load
+from jgc.lab.shared.choices import refuse_given, settings_from
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.record import Recording, record
@@ -50,6 +52,9 @@ class Codecs:
     """the last of them are held out and compressed; codes learn from the others"""
     alphas: tuple[float, ...] = (0.001, 0.005, 0.02, 0.1)
     """shares of each layer that are selected"""
+    methods: tuple[str, ...] = ()
+    """only these, with settings after colons, such as qsgd:bits=4:bucket=128; without any, all methods,
+    trivial codes and learned bases"""
     passes: int = 1
     """how often a method that learns sees the steps to learn from"""
     data_dir: str | None = None
@@ -62,8 +67,14 @@ class Codecs:
         with values_of_the_user():
             for alpha in self.alphas:
                 check_alpha(alpha)
+            for text in self.methods:
+                refuse_given(self, ["alphas"], "does nothing with --methods, which name their shares")
+                compress.build(settings_from(text))
         recording = self._recording()
-        rows = measure(recording, self.hold_out, self.alphas, self.passes)
+        if self.methods:
+            rows = measure_methods(recording, self.hold_out, self.methods, self.passes)
+        else:
+            rows = measure(recording, self.hold_out, self.alphas, self.passes)
         page = markdown(rows, recording, self.hold_out, describe())
         title = f"What a code makes of one step's gradients, and what it costs\n{recording.title}"
         publish("Bytes against error", page, self.output, line, partial(draw, rows=rows, title=title),

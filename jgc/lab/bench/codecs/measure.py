@@ -8,7 +8,6 @@ their rows through `jgc.compress.METHODS`.
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from jgc import compress
 from jgc.compress import Entry, step_on_nodes
 from jgc.lab.bench.codecs import basis as bases, trivial
 from jgc.lab.bench.codecs.trivial import Code
+from jgc.lab.shared.choices import settings_from
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.record import Recording, flat
 from jgc.layout.pack import make_packing
@@ -71,6 +71,26 @@ class Row(NamedTuple):
     cosine: float
 
 
+def measure_methods(recording: Recording, hold_out: int, methods: Sequence[str], passes: int) -> list[Row]:
+    """The rows of methods with settings after colons, as "qsgd:bits=4:bucket=128".
+
+    Args:
+      recording, hold_out, passes: see `measure`.
+      methods: their names.
+
+    Raises:
+      UserError: an unknown method or setting.
+      ValueError: a setting outside its range.
+    """
+    wanted = [(settings_from(text), text) for text in dict.fromkeys(methods)]
+
+    def row(choice: tuple[Any, str]) -> Row:
+        name, _, setting = choice[1].partition(":")
+        return _row(recording, hold_out, passes, choice[0], name, setting.replace(":", ", ").replace("=", " "))
+
+    return each(wanted, row, lambda choice: choice[1])
+
+
 def measure(recording: Recording, hold_out: int, alphas: Sequence[float], passes: int) -> list[Row]:
     """All rows.
 
@@ -119,13 +139,17 @@ def against(got: np.ndarray, true: np.ndarray) -> tuple[float, float]:
 def _methods(recording: Recording, hold_out: int, alphas: Sequence[float], passes: int) -> list[Row]:
     wanted = [(method, *variant) for method in compress.METHODS.values() if method.name not in SKIPPED
               for variant in variants(method, alphas, recording.flat[0])]  # fmt: skip
-    row = partial(_row, recording, hold_out, passes)
+
+    def row(method: Entry, change: dict[str, Any], words: str) -> Row:
+        name = f"{method.name}, chunks" if change.get("selection") == "chunks" else method.name
+        return _row(recording, hold_out, passes, _settings(method, change), name, words)
+
     return each(wanted, lambda choice: row(*choice), lambda choice: f"{choice[0].name} {choice[2]}".rstrip())
 
 
-def _row(recording: Recording, hold_out: int, passes: int, method: Entry, change: dict[str, Any], words: str) -> Row:
+def _row(recording: Recording, hold_out: int, passes: int, settings: Any, name: str, words: str) -> Row:
     nodes, steps = recording.nodes, len(recording.flat)
-    compressor = method.factory(_settings(method, change))
+    compressor = compress.build(settings)
     step = _steps(compressor, nodes)
     state = compressor.init(jax.random.key(0), recording.params, nodes)
     if jax.tree.leaves(state.shared):
@@ -138,7 +162,6 @@ def _row(recording: Recording, hold_out: int, passes: int, method: Entry, change
         decoded = flat(jax.tree.map(lambda x: np.asarray(x)[None], got))[0]
         errors.append(against(decoded, recording.flat[i].mean(0)))
     error, cosine = np.mean(errors, axis=0)
-    name = f"{method.name}, chunks" if change.get("selection") == "chunks" else method.name
     return Row("method", name, words, bits / recording.flat[0].size, float(error), float(cosine))
 
 

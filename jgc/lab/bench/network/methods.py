@@ -4,7 +4,6 @@
 stands for the steps of an earlier phase; without it those of the last one are measured.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +11,9 @@ import optax
 
 from jgc import compress
 from jgc.lab.bench.network.models import LEARNING_RATE, MOMENTUM
-from jgc.lab.shared.choices import check_method
+from jgc.lab.shared.choices import settings_from
 from jgc.loops.local_steps import LocalSteps, local_steps
-from jgc.training.errors import UserError, did_you_mean, values_of_the_user
+from jgc.training.errors import UserError, values_of_the_user
 from jgc.types import Compressor, Nodes, Phase
 
 JAX, TORCH = "jax", "torch"
@@ -181,10 +180,7 @@ def settings(name: str) -> Any:
         raise UserError(f"{method} is a row of `bench network` alone, with no settings and no local steps, got {name}")
     if method in LOCAL:
         raise UserError(f"{method} has local steps, which `bench network` measures as {method}:every=30, got {name}")
-    if method not in compress.METHODS:
-        check_method(method, [*compress.METHODS, *LOCAL, *LABELS])
-    default = compress.METHODS[method].settings()
-    return dataclasses.replace(default, **dict(_change(default, change) for change in changes))
+    return settings_from(":".join([method, *changes]), [*LOCAL, *LABELS])
 
 
 def phase_of(name: str, compressor: Compressor) -> Phase:
@@ -205,20 +201,3 @@ def phase_of(name: str, compressor: Compressor) -> Phase:
         known = ", ".join(phase.name for phase in compressor.schedule)
         raise UserError(f"phase must be one of {known}, got {asked[-1]!r} in {name}")
     return phases[0]
-
-
-def _change(default: Any, text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    fields = [field.name for field in dataclasses.fields(default)]
-    if not equals or name not in fields:
-        known = f"{did_you_mean(name, fields)}; write one of {', '.join(fields)} as name=value"
-        raise UserError(f"unknown setting {text!r}{known}")
-    kind = type(getattr(default, name))
-    if kind is bool:
-        if value not in ("true", "false"):
-            raise UserError(f"{name} must be true or false, got {value!r}")
-        return name, value == "true"
-    try:
-        return name, kind(value) if kind in (int, float) else value
-    except ValueError:
-        raise UserError(f"{name} must be a number such as {getattr(default, name)}, got {value!r}") from None
