@@ -4,8 +4,10 @@ Rules
 
   a. The list of a round is the only authority on who counts.
   b. A round is closed once all who are expected have come (the members of the last list, and who
-     has announced itself), or a quorum has and the grace is over on the closer's clock.
-  c. A list names one digest of theta, that of most messages. A node with another one heals.
+     has announced itself), or a quorum has and the grace is over on the closer's clock. Round 0 has
+     no last list: its grace begins once `start` nodes have announced themselves or sent.
+  c. A list names one digest of theta, that of most messages; of two nodes that differ, that of the
+     writer of checkpoints. A node with another one heals.
   d. Anyone may close a round, also a node that is in no list.
   e. A node that does not count gets its message back, exactly, and applies all lists that exist
      before it goes on. Then it announces itself.
@@ -69,6 +71,7 @@ class Member:
       memory: the method's memory (a residual, or nothing).
       carry: f32[n], differences that no message has carried, besides the memory.
       members: the nodes of the newest list that it knows.
+      lost: how often a part of this node's work was lost, which is said each time.
     """
 
     def __init__(
@@ -82,7 +85,8 @@ class Member:
         self.memory = context.coder.first()
         self.carry = np.zeros(context.coder.size, np.float32)
         self.members: frozenset[str] = frozenset()
-        self.twins, self.has_sent, self.outliers = 0, False, 0
+        self.twins, self.has_sent, self.outliers, self.lost = 0, False, 0, 0
+        self.began = context.clock()  # local steps
 
     def join(self, theta: Vector, settings: Mapping[str, Any]) -> Requests[Outcome | None]:
         """Take part from now on: the newest shared state, and what this node's disk says.
@@ -109,7 +113,7 @@ class Member:
             outcome = yield from self._resume(pending)
         if self.context.node not in self.members:
             yield from self._announce("here")
-        self.context.joined = True
+        self.context.joined, self.began = True, self.context.clock()
         return outcome
 
     def exchange(self, difference: Vector, tokens: int) -> Requests[Outcome]:
@@ -162,7 +166,7 @@ class Member:
         context = self.context
         try:
             closed = yield from closed_round(
-                context, pending.round, pending.data, self.members, self.shared.digest
+                context, pending.round, pending.data, self.members, context.clock() - self.began
             )
         except Forgotten as error:
             return (yield from self._begin_anew(pending, str(error)))
@@ -215,14 +219,14 @@ class Member:
             self.outliers += 1
             self.carry = np.zeros_like(self.carry)
             self.memory = pending.before if self.outliers < 2 else self.context.coder.first()
+            self.lost += 1
             return False, reason, True
         self._kept(pending, counted=False)
         if pending.data is None:
+            self.lost += 1
             return False, "its parameters were not finite", True
-        if closed.foreign:
-            reason = "something else was under the name of its message"
-            if closed.twin:
-                reason = "an earlier process of this node had sent in this round"
+        if closed.twin:
+            reason = "an earlier process of this node had sent in this round"
         elif not closed.sent:
             reason = "not sent"
         return False, reason or "late", False
@@ -309,6 +313,7 @@ class Member:
         context = self.context
         context.say(f"{context.node} was away too long: {why}; its residual is lost")
         self.memory, self.carry = context.coder.first(), np.zeros_like(self.carry)
+        self.lost += 1
         yield from self._load()
         if context.node not in self.members:
             yield from self._announce("here")
@@ -338,6 +343,7 @@ class Member:
                 f"before round {self.shared.number + 1}"
             )
         if pending.difference.size != context.coder.size:
+            self.lost += 1
             return None
         if pending.round == self.shared.number and pending.data is not None:
             return (yield from self._finish(pending))
@@ -348,10 +354,12 @@ class Member:
                 context.say(
                     f"{node} comes back without its residual: its disk is of round {pending.round}"
                 )
+                self.lost += 1
                 return None
             if number == pending.round:
                 counted = pending.data is not None and closed.counts(node, pending.sha256)
                 if not counted and closed.left_out.get(node, "").startswith(OUTLIER):
+                    self.lost += 1
                     return None
         self._kept(pending, counted)
         return None
