@@ -183,8 +183,9 @@ class Closed(NamedTuple):
 
 
 def closed_round(
-    context: Context, number: int, data: bytes | None, expected: frozenset[str], seconds: float
-) -> Requests[Closed]:
+    context: Context, number: int, data: bytes | None, expected: frozenset[str], seconds: float,
+    unless_left: bool = False,
+) -> Requests[Closed | None]:  # fmt: skip
     """Take part in a round until its list exists; make the list if nobody else does.
 
     Args:
@@ -193,6 +194,7 @@ def closed_round(
       data: this node's message; None if it has none.
       expected: the members of the last list.
       seconds: that this node's local steps took.
+      unless_left: whether to return None once nobody else is expected.
 
     Raises:
       Forgotten: the round was deleted long ago.
@@ -222,6 +224,8 @@ def closed_round(
                     found = yield from _close(context, arrivals, reason == "full", pauses.waited)
             if found is not None:
                 return Closed(found, arrivals.data, pauses.waited, twin, sent)
+            if unless_left and not reason and not arrivals.expected - {context.node}:
+                return None
             what = what or arrivals.waiting_for()
         except BucketError as error:
             pauses.failed(error)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jgc.rounds.messages import BadObject, Message, check_header, opened, sealed
 
+DISSENT = "dissent"  # why a message does not count that comes from another theta
 OUTLIER = "outlier"  # how the reason begins for which a message does not go back into the residual
 
 
@@ -57,7 +58,7 @@ class RoundList(NamedTuple):
     @property
     def dissent(self) -> bool:
         """Whether a node started from another theta."""
-        return "dissent" in self.left_out.values()
+        return DISSENT in self.left_out.values()
 
 
 def make_list(
@@ -83,7 +84,7 @@ def make_list(
     # is right; but every closer must say the same, or two nodes correct each other in turns.
     chosen = min(votes, key=lambda digest: (-len(votes[digest]), min(votes[digest])))
     alike = {node: x for node, x in sorted(messages.items()) if x.theta == chosen}
-    left_out = dict(broken) | {node: "dissent" for node in messages if node not in alike}
+    left_out = dict(broken) | {node: DISSENT for node in messages if node not in alike}
     middle = median(norms[node] for node in alike)
     if multiple and len(alike) > 2 and middle > 0:
         for node in [node for node in alike if norms[node] > multiple * middle]:

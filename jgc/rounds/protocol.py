@@ -25,13 +25,15 @@ import numpy as np
 from jgc.rounds.arithmetic import Shared, Vector, usable
 from jgc.rounds.closing import Closed, closed_round
 from jgc.rounds.context import Context, Forgotten, Pauses, RoundsError, Twin, persistently
-from jgc.rounds.lists import OUTLIER, RoundList
+from jgc.rounds.lists import DISSENT, OUTLIER, RoundList
 from jgc.rounds.messages import packed_message, sealed, sha256_of
 from jgc.rounds.names import node_name
 from jgc.rounds.node_disk import Disk, NoDisk, Pending
 from jgc.rounds.opening import opened_run
 from jgc.rounds.replay import Diverged, advanced, list_of, lists_from, loaded, write_checkpoint
 from jgc.rounds.requests import Create, Requests
+
+LATE = "late"  # why a message does not count that came after the list was made
 
 
 class Outcome(NamedTuple):
@@ -71,6 +73,8 @@ class Member:
       memory: the method's memory (a residual, or nothing).
       carry: f32[n], differences that no message has carried, besides the memory.
       members: the nodes of the newest list that it knows.
+      flying: a message whose round nobody has closed, because all others had left; memory and carry
+        are those without it.
       lost: how often a part of this node's work was lost, which is said each time.
     """
 
@@ -87,6 +91,7 @@ class Member:
         self.members: frozenset[str] = frozenset()
         self.twins, self.has_sent, self.outliers, self.lost = 0, False, 0, 0
         self.began = context.clock()  # local steps
+        self.flying: Pending | None = None
 
     def join(self, theta: Vector, settings: Mapping[str, Any]) -> Requests[Outcome | None]:
         """Take part from now on: the newest shared state, and what this node's disk says.
@@ -119,6 +124,10 @@ class Member:
     def exchange(self, difference: Vector, tokens: int) -> Requests[Outcome]:
         """One round: send what this node has moved, and apply what all have.
 
+        A message that came too late for its round goes into the next at once, without local steps
+        before it. Otherwise a node that is behind by more than the grace stays behind: it needs as
+        long for its steps as the others.
+
         Args:
           difference: f32[n], the shared parameters minus this node's.
           tokens: the weight of this node's message.
@@ -128,11 +137,19 @@ class Member:
           Timeout: below the quorum for longer than the limit, if the rules say to end then.
           RoundsError: the bucket does not hold what the lists say.
         """
-        return (yield from self._finish(self._begin(difference, tokens)))
+        if self.flying is not None:
+            yield from self._finish(self.flying)
+        outcome = yield from self._finish(self._begin(difference, tokens))
+        assert outcome is not None
+        if outcome.reason == LATE:
+            again = self._begin(np.zeros_like(difference), tokens)
+            outcome = (yield from self._finish(again, unless_left=True)) or outcome
+        return outcome
 
     def leave(self) -> Requests[None]:
         """Nobody waits for this node any longer. What it has not sent stays on its disk."""
-        self._stored(Pending(self.shared.number, None, self.memory, self.memory, self.carry))
+        if self.flying is None:
+            self._stored(Pending(self.shared.number, None, self.memory, self.memory, self.carry))
         yield from self._announce("left")
         self.disk.close()
 
@@ -161,15 +178,22 @@ class Member:
         )
         return self._stored(Pending(number, data, self.memory, after, total, sha256_of(data)))
 
-    def _finish(self, pending: Pending) -> Requests[Outcome]:
-        """From a message to the next shared state."""
+    def _finish(self, pending: Pending, unless_left: bool = False) -> Requests[Outcome | None]:
+        """From a message to the next shared state; None if all others have left meanwhile, and
+        `unless_left`. Its message then waits for them."""
         context = self.context
         try:
             closed = yield from closed_round(
-                context, pending.round, pending.data, self.members, context.clock() - self.began
+                context, pending.round, pending.data, self.members, context.clock() - self.began, unless_left
             )
         except Forgotten as error:
+            self.flying = None
             return (yield from self._begin_anew(pending, str(error)))
+        if closed is None:
+            self.flying = pending
+            self._kept(pending, counted=False)
+            return None
+        self.flying = None
         self._check_twin(closed)
         self.members = frozenset(closed.list.nodes)
         heard = yield from self._apply(closed)
@@ -225,11 +249,11 @@ class Member:
         if pending.data is None:
             self.lost += 1
             return False, "its parameters were not finite", True
+        if reason == DISSENT:
+            return False, reason, False
         if closed.twin:
-            reason = "an earlier process of this node had sent in this round"
-        elif not closed.sent:
-            reason = "not sent"
-        return False, reason or "late", False
+            return False, "an earlier process of this node had sent in this round", False
+        return False, LATE if closed.sent else "not sent", False
 
     def _kept(self, pending: Pending, counted: bool) -> None:
         """Memory and carry, from the two possibilities that were made before the message was
@@ -346,7 +370,7 @@ class Member:
             self.lost += 1
             return None
         if pending.round == self.shared.number and pending.data is not None:
-            return (yield from self._finish(pending))
+            return (yield from self._finish(pending, unless_left=True))
         counted = False
         for number in range(pending.round, self.shared.number):
             closed = yield from list_of(context, number)

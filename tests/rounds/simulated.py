@@ -151,6 +151,7 @@ class World:
         self.lossy: set[str] = set()  # nodes that lost something, and said so
         self.counted_cache: dict[int, Any] = {}
         self.waits, self.nodes = defaultdict(list), set()
+        self.spread = 1.0  # of the time that local steps take, relative to their mean
 
     # --- nodes -----------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class World:
         outcome = yield from member.join(np.zeros(N, np.float32), settings)
         self._note(process, outcome)
         while member.shared.number < rounds:
-            yield Wait(pace * (0.5 + self.random.random()))
+            yield Wait(pace * (1 + self.spread * (self.random.random() - 0.5)))
             if self._flips(node, member.shared.number):
                 theta = np.nextafter(member.shared.theta, np.float32(9))
                 member.shared = member.shared._replace(theta=theta, digest=f"wrong {self.now}")

@@ -171,14 +171,19 @@ def test_exactly_one_of_two_processes_with_one_name_goes_on(seed):
 
 
 @EXAMPLES
-@given(seed=seeds)
-def test_a_newcomer_is_counted_within_two_rounds(seed):
+@given(seed=seeds, pace=st.sampled_from([1.0, 60.0]))
+def test_a_newcomer_is_counted_within_two_rounds_and_stays(seed, pace):
+    """Also where local steps take longer than the grace, and it begins in the middle of a round."""
     world = World(seed, rounds=12, rules=Rules(quorum=2, start=2, grace=10, checkpoint_every=3))
-    world.start("a")
-    world.start("b")
-    world.start("c", at=5.0)
+    world.spread = 0.1
+    world.start("a", pace=pace)
+    world.start("b", pace=pace)
+    world.start("c", at=pace * world.random.uniform(3, 5), pace=pace)
     world.run().check()
-    assert any(x.counted for x in world.outcomes["c"][:2])
+    assert all(x.counted for x in world.outcomes["c"][:-1])  # the others may have left before its last
+    first = min(x.round for x in world.outcomes["c"])
+    joined = min(int(x.split("/")[1]) for x in world.bucket.history if x.endswith("/c.here"))
+    assert first - joined <= 1
 
 
 @EXAMPLES
