@@ -8,41 +8,65 @@ import numpy as np
 from jgc.rounds.arithmetic import usable
 from jgc.rounds.bucket import BucketError
 from jgc.rounds.context import Context, Forgotten, Pauses
-from jgc.rounds.lists import RoundList, make_list, pack_list
+from jgc.rounds.lists import OUTLIER, RoundList, make_list, pack_list
 from jgc.rounds.messages import BadObject, Message, check_header, opened, read_message
-from jgc.rounds.names import ROUNDS, before_round, by_round, close_name, node_name, nodes_with
+from jgc.rounds.names import (
+    ATTEMPTS,
+    CLOSE,
+    ROUNDS,
+    before_round,
+    by_round,
+    close_name,
+    message_name,
+    messages_in,
+    node_name,
+    nodes_with,
+)
 from jgc.rounds.replay import list_of
 from jgc.rounds.requests import Create, Get, List, Requests
 
 
 class Foreign(Exception):
-    """Something else is under the name of this node's message.
-
-    Attributes:
-      twin: whether it is a message of another process of this run.
-    """
-
-    def __init__(self, twin: bool):
-        self.twin = twin
+    """Another process of this run has sent under this node's name."""
 
 
 class Arrivals:
-    """What has come into a round so far, as one node sees it."""
+    """What has come into a round so far, as one node sees it.
 
-    def __init__(self, context: Context, number: int, expected: frozenset[str]):
+    Attributes:
+      data: the valid messages, by node, as they lie in the bucket.
+      messages: the same, read.
+      broken: what nodes have sent that cannot count, and why.
+      rubbish: what else is under the name of a message, and why, by the object's name. Nobody
+        need wait less because of it: the node takes its next name.
+      notices: names of .here and .left objects, and whether they are valid.
+      norms: of the messages, decoded.
+      gathered: when the grace began; in round 0 that is once `start` nodes are known.
+    """
+
+    def __init__(
+        self, context: Context, number: int, expected: frozenset[str], seconds: float = 0.0
+    ):
         self.context, self.number, self.before = context, number, expected
-        self.data: dict[str, bytes] = {}  # messages, also this node's
-        self.messages: dict[str, Message] = {}  # the valid ones
-        self.broken: dict[str, str] = {}  # why the others are not
-        self.notices: dict[
-            str, bool
-        ] = {}  # names of valid .here and .left objects; False: not valid
+        self.seconds = 0.0 if number else seconds  # that local steps take
+        self.data: dict[str, bytes] = {}
+        self.messages: dict[str, Message] = {}
+        self.broken: dict[str, str] = {}
+        self.rubbish: dict[tuple[str, int], str] = {}
+        self.notices: dict[str, bool] = {}
         self.norms: dict[str, float] = {}
+        self.gathered = context.clock() if number else None
 
     @property
     def came(self) -> set[str]:
-        """The nodes that have a message, valid or not: nobody waits for them any longer."""
+        """The nodes that have sent: nobody waits for them any longer."""
         return self.messages.keys() | self.broken.keys()
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why objects do not count that are no valid messages, by node."""
+        rubbish = {node: why for (node, _), why in self.rubbish.items() if node not in self.came}
+        return rubbish | self.broken
 
     @property
     def expected(self) -> set[str]:
@@ -62,37 +86,57 @@ class Arrivals:
         """The nodes that are waited for."""
         return sorted(self.expected - self.came)
 
+    @property
+    def grace_ends(self) -> float:
+        """When a quorum no longer waits.
+
+        In round 0 that is later by the time of this node's local steps: the last who came has its
+        steps still to do.
+        """
+        if self.gathered is None:
+            return float("inf")
+        return self.gathered + self.seconds + self.context.rules.grace
+
     def fetch(self, names: Mapping[str, int]) -> Requests[None]:
         """Read what is new among the names of the round's folder."""
-        messages = [node for node in nodes_with(names, "msg") if node not in self.came]
+        messages = [
+            (node, attempt) for node, attempt in messages_in(names)
+            if node not in self.came and (node, attempt) not in self.rubbish
+        ]  # fmt: skip
         notices = [
             f"{node}.{kind}" for kind in ("here", "left") for node in nodes_with(names, kind)
             if f"{node}.{kind}" not in self.notices
         ]  # fmt: skip
-        wanted = [node_name(self.number, node, "msg") for node in messages if node not in self.data]
+        wanted = [message_name(self.number, *message) for message in messages]
         wanted += [node_name(self.number, *name.split(".")) for name in notices]
         objects = dict(zip(wanted, (yield Get(tuple(wanted))) if wanted else (), strict=True))
-        for node in messages:
-            self._add(node, self.data.get(node) or objects[node_name(self.number, node, "msg")])
+        for node, attempt in messages:
+            self.add(node, attempt, objects[message_name(self.number, node, attempt)])
         for name in notices:
             self.notices[name] = self._valid(objects[node_name(self.number, *name.split("."))])
+        known = len(self.expected | self.came)
+        if self.gathered is None and known >= self.context.rules.start:
+            self.gathered = self.context.clock()
 
-    def _add(self, node: str, data: bytes | None) -> None:
-        context = self.context
-        if data is None:
+    def add(self, node: str, attempt: int, data: bytes | None) -> None:
+        """Take in what is under one name of a node's message."""
+        context, number = self.context, self.number
+        if data is None or node in self.came:
             return  # a bucket that lists more than it has: asked again at the next look
-        shapes = context.coder.shapes(self.number)
+        shapes = context.coder.shapes(number)
         try:
-            message = read_message(data, context.run, node, self.number, shapes, context.secret)
-            vector = context.coder.decode(self.number, message.fields)
-            if not usable(vector):
-                raise BadObject("outlier: not finite, or as large as 1e15")
+            message = read_message(data, context.run, node, number, shapes, context.secret)
         except BadObject as error:
-            self.broken[node] = str(error)
-            context.say(f"round {self.number}: the message of {node} is left out: {error}")
+            self.rubbish[node, attempt] = str(error)
+            context.say(f"{message_name(number, node, attempt)} is left out: {error}")
             return
-        self.data[node], self.messages[node] = data, message
-        self.norms[node] = float(np.linalg.norm(vector.astype(np.float64)))  # for the closer alone
+        vector = context.coder.decode(number, message.fields)
+        if not usable(vector):
+            self.broken[node] = f"{OUTLIER}: not finite, or as large as 1e15"
+            context.say(f"round {number}: the message of {node} is left out: {self.broken[node]}")
+            return
+        self.data[node], self.messages[node] = data, message._replace(attempt=attempt)
+        self.norms[node] = float(np.linalg.norm(vector.astype(np.float64)))  # only for the closer
 
     def _valid(self, data: bytes | None) -> bool:
         try:
@@ -101,14 +145,13 @@ class Arrivals:
             return False
         return True
 
-    def ready(self, waited: float) -> str:
+    def ready(self) -> str:
         """Why the round can be closed, "full" or "grace"; "" if it cannot."""
-        rules = self.context.rules
-        if len(self.messages) < rules.quorum:
+        if len(self.messages) < self.context.rules.quorum or self.gathered is None:
             return ""
-        if self.number == 0:  # every node of the start is needed, however long its compiling takes
-            return "full" if len(self.came) >= rules.start and not self.missing else ""
-        return "full" if not self.missing else "grace" if waited >= rules.grace else ""
+        if not self.missing:
+            return "full"
+        return "grace" if self.context.clock() >= self.grace_ends else ""
 
     def waiting_for(self) -> str:
         """What the round waits for, in words."""
@@ -128,22 +171,21 @@ class Closed(NamedTuple):
       list: its list.
       data: the messages that this node has read or sent, by node.
       waited: seconds.
-      foreign: whether something else was under the name of this node's message.
-      twin: whether that was a message of another process of this run.
+      twin: whether a message of another process was under the name of this node's.
       sent: whether this node's message came into the bucket, as far as it knows.
     """
 
     list: RoundList
     data: Mapping[str, bytes]
     waited: float
-    foreign: bool
     twin: bool
     sent: bool
 
 
 def closed_round(
-    context: Context, number: int, data: bytes | None, expected: frozenset[str], theta: str
-) -> Requests[Closed]:
+    context: Context, number: int, data: bytes | None, expected: frozenset[str], seconds: float,
+    unless_left: bool = False,
+) -> Requests[Closed | None]:  # fmt: skip
     """Take part in a round until its list exists; make the list if nobody else does.
 
     Args:
@@ -151,58 +193,70 @@ def closed_round(
       number: the round.
       data: this node's message; None if it has none.
       expected: the members of the last list.
-      theta: digest of this node's shared state.
+      seconds: that this node's local steps took.
+      unless_left: whether to return None once nobody else is expected.
 
     Raises:
       Forgotten: the round was deleted long ago.
       Timeout: see `Rules.end`.
       RoundsError: a list that cannot be read.
     """
-    pauses, arrivals = Pauses(context), Arrivals(context, number, expected)
-    sent, foreign, twin, turn = False, False, False, None
+    pauses, arrivals = Pauses(context), Arrivals(context, number, expected, seconds)
+    sent, twin, turn = False, False, None
     while True:
+        what = ""
+        if data is not None and not (sent or twin):
+            try:
+                yield from _put(context, arrivals, data)
+                sent = True
+            except Foreign:
+                twin = True
+            except BucketError as error:  # others may close the round without this node
+                pauses.failed(error)
+                what = str(error)
         try:
-            if data is not None and not (sent or foreign):
-                try:
-                    sent = yield from _put(context, number, data)
-                    arrivals.data[context.node] = data
-                except Foreign as other:
-                    foreign, twin = True, other.twin
             found = yield from _look(context, number, arrivals, only_list=turn is not None)
-            reason = arrivals.ready(pauses.waited)
+            reason = arrivals.ready()
             if found is None and reason:
                 if turn is None:
                     turn = context.clock() + context.rules.patience * _rank(context.node, arrivals)
                 if context.clock() >= turn:
-                    closer = theta, reason == "full", pauses.waited
-                    found = yield from _close(context, arrivals, *closer)
+                    found = yield from _close(context, arrivals, reason == "full", pauses.waited)
             if found is not None:
-                return Closed(found, arrivals.data, pauses.waited, foreign, twin, sent)
-            what = arrivals.waiting_for()
+                return Closed(found, arrivals.data, pauses.waited, twin, sent)
+            if unless_left and not reason and not arrivals.expected - {context.node}:
+                return None
+            what = what or arrivals.waiting_for()
         except BucketError as error:
             pauses.failed(error)
             what = str(error)
         # no longer than until this node may close: by its turn, or by the grace
-        until = (turn or pauses.began + context.rules.grace) - context.clock()
+        until = (turn or arrivals.grace_ends) - context.clock()
         yield from pauses.next(what, until if until > 0 else float("inf"))
 
 
-def _put(context: Context, number: int, data: bytes) -> Requests[bool]:
-    """Send this node's message. Raises Foreign if the name has another content."""
-    name = node_name(number, context.node, "msg")
-    if (yield Create(name, data)):
-        return True
-    (there,) = yield Get((name,))  # a PUT whose answer was lost has succeeded all the same
-    if there is None:
-        raise BucketError(f"{name} exists and is not there")
-    if there != data:
-        try:
-            shapes = context.coder.shapes(number)
-            read_message(there, context.run, context.node, number, shapes, context.secret)
-        except BadObject:
-            raise Foreign(twin=False) from None
-        raise Foreign(twin=True)
-    return True
+def _put(context: Context, arrivals: Arrivals, data: bytes) -> Requests[None]:
+    """Send this node's message, under the first name that no rubbish has.
+
+    Raises:
+      Foreign: a message of another process of this run is there.
+    """
+    number, node = arrivals.number, context.node
+    shapes = context.coder.shapes(number)
+    for attempt in range(ATTEMPTS):
+        name = message_name(number, node, attempt)
+        there = data if (yield Create(name, data)) else (yield Get((name,)))[0]
+        if there is None:
+            raise BucketError(f"{name} exists and is not there")
+        if there != data:  # equal if a PUT has succeeded whose answer was lost
+            try:
+                read_message(there, context.run, node, number, shapes, context.secret)
+            except BadObject:
+                arrivals.add(node, attempt, there)
+                continue
+            raise Foreign
+        return arrivals.add(node, attempt, data)
+    raise BucketError(f"other objects have all {ATTEMPTS} names of this node's message, {name} the last")
 
 
 def _look(
@@ -213,9 +267,9 @@ def _look(
         return (yield from list_of(context, number))
     rounds = by_round((yield List(ROUNDS, before_round(number))))
     here = rounds.get(number, {})
-    if "close" in here:
+    if CLOSE in here:
         return (yield from list_of(context, number))
-    if any(later > number for later in rounds):
+    if any(later > number and CLOSE in names for later, names in rounds.items()):
         found = yield from list_of(context, number)  # the listing may have begun before it was made
         if found is None:
             raise Forgotten(f"round {number} has no list, and later rounds exist")
@@ -231,13 +285,13 @@ def _rank(node: str, arrivals: Arrivals) -> int:
 
 
 def _close(
-    context: Context, arrivals: Arrivals, theta: str, full: bool, waited: float
+    context: Context, arrivals: Arrivals, full: bool, waited: float
 ) -> Requests[RoundList | None]:
     """Make the round's list, or read the one that another node has made."""
     number = arrivals.number
     made = make_list(
-        number, arrivals.messages, arrivals.norms, arrivals.broken, context.rules.outliers, context.node, theta,
-        full, waited,
+        number, arrivals.messages, arrivals.norms, arrivals.left_out, context.rules.outliers, context.node,
+        arrivals.before, full, waited,
     )  # fmt: skip
     created = yield Create(close_name(number), pack_list(context.run, made, context.secret))
     if not created:

@@ -4,7 +4,7 @@ Shared parameters and differences are vectors f32[n]: the float leaves of the pa
 order. Other leaves, such as counts of steps, are not exchanged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from jgc.method.encode import decode, encode
 from jgc.method.phases import phase_at
 from jgc.nodes.layouts import make_nodes
 from jgc.rounds.arithmetic import Arrays, Vector
+from jgc.rounds.shards import Shard, cut, fill, shards_of
 from jgc.types import Compressor, PyTree, State
 
 USE = "use topk, qsgd, natural, onebit, cast or dense"
@@ -26,7 +27,6 @@ class Leaves:
     """How a tree of parameters lies in a vector.
 
     Attributes:
-      like: a tree of shapes, with f32 for every float leaf: what messages are made of.
       size: n.
 
     Example:
@@ -47,11 +47,8 @@ class Leaves:
             int(np.prod(s)) if f else 0 for s, f in zip(self.shapes, self.floats, strict=True)
         ]
         self.size = sum(self.sizes)
-        kinds = zip(self.shapes, self.dtypes, self.floats, strict=True)
-        like = [
-            jax.ShapeDtypeStruct(shape, jnp.float32 if f else dtype) for shape, dtype, f in kinds
-        ]
-        self.like = jax.tree.unflatten(self.treedef, like)
+        # of what lies in a vector; a leaf that is not exchanged takes no part of it
+        self.vector_shapes = [s if f else (0,) for s, f in zip(self.shapes, self.floats, strict=True)]
 
     def vector(self, tree: PyTree) -> Vector:
         """f32[n]: the float leaves of a tree, on the host.
@@ -73,12 +70,15 @@ class Leaves:
         specs = zip(
             parts, self.shapes, self.dtypes, self.floats, jax.tree.leaves(like), strict=True
         )
-        flat = [jnp.asarray(x.reshape(s), d) if f else old for x, s, d, f, old in specs]
+        flat = [_placed(x.reshape(s).astype(d), old) if f else old for x, s, d, f, old in specs]
         return jax.tree.unflatten(self.treedef, flat)
 
 
 class CompressorCoder:
     """See `jgc.rounds.context.Coder`. A round's phase is the phase of that step.
+
+    Each device encodes its shards of the difference, and a message is one payload after another
+    (see `shards`). All nodes of a run divide their parameters alike.
 
     Raises:
       ValueError: a method that needs the other nodes while it encodes, or whose mean is none.
@@ -89,13 +89,7 @@ class CompressorCoder:
         self.compressor, self.seed = compressor, seed
         self.leaves = Leaves(params)
         self.size = self.leaves.size
-        self._zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.leaves.like)
-        state = compressor.init(jax.random.key(seed), self._zeros, make_nodes(1, jax.devices()[:1]))
-        local = jax.tree.map(lambda x: x[0], state.local)
-        flat, self._treedef = jax.tree.flatten(State(state.shared, local))
-        self._dtypes = [np.dtype(x.dtype) for x in flat]
-        self._first = self._arrays(flat)
-        self._programs: dict[Any, tuple[Any, Any]] = {}
+        self.shards = shards_of(jax.tree.leaves(params), self.leaves.floats)
         name = compressor.schedule[-1].name
         if compressor.owns_momentum:
             raise ValueError(
@@ -103,8 +97,14 @@ class CompressorCoder:
             )
         if compressor.next_phase is not None or name == "majority vote":
             raise ValueError(f"the method {name!r} decides together with all nodes: {USE}")
+        likes = [self._like(shard) for shard in self.shards]
+        parts: dict[Any, Part] = {}  # shards of equal shapes have the same programs
+        for like in likes:
+            key = str(like)
+            parts[key] = parts.get(key) or Part(compressor, like, seed)
+        self.parts = [parts[str(like)] for like in likes]
         try:
-            self.lengths = [self._shape(phase.value).shape[0] for phase in compressor.schedule]
+            self.lengths = [sum(self._counts(phase.value)) for phase in compressor.schedule]
         except ValueError as error:
             raise ValueError(f"{error}; for rounds, {USE}") from None
 
@@ -115,10 +115,15 @@ class CompressorCoder:
         shapes = [
             [list(s), d.name] for s, d in zip(self.leaves.shapes, self.leaves.dtypes, strict=True)
         ]
-        return {"phases": schedule, "words": self.lengths, "params": shapes, "seed": self.seed}
+        alike = {"phases": schedule, "words": self.lengths, "params": shapes, "seed": self.seed}
+        if len(self.shards) > 1:
+            alike["shards"] = [_described(shard) for shard in self.shards]
+        return alike
 
     def first(self) -> Arrays:
-        return dict(self._first)
+        return {
+            f"{i:03d}/{name}": x for i, part in enumerate(self.parts) for name, x in part.first.items()
+        }
 
     def compile(self) -> None:
         """Compile the programs of all phases, so that no round waits for that."""
@@ -129,40 +134,99 @@ class CompressorCoder:
     def encode(
         self, number: int, memory: Arrays, difference: Vector, noise: int
     ) -> tuple[Arrays, Arrays]:
-        key = jax.random.fold_in(jax.random.key(self.seed), noise)
-        run = self._program(self._phase(number))[0]
-        words, state = run(key, self.leaves.tree(difference, self._zeros), self._state(memory))
-        return {"words": np.asarray(words)}, self._arrays(jax.tree.leaves(state))
+        phase, key = self._phase(number), jax.random.fold_in(jax.random.key(self.seed), noise)
+        results = []
+        for i, (shard, part) in enumerate(zip(self.shards, self.parts, strict=True)):
+            tree = self._tree(cut(difference, shard, self.leaves.vector_shapes), shard)
+            state = {x[4:]: y for x, y in memory.items() if x.startswith(f"{i:03d}/")}
+            # all devices are at work before the first result is waited for
+            results.append(part.encode(phase, jax.random.fold_in(key, i) if i else key, tree, state))
+        words = [np.asarray(words) for words, _ in results]
+        after = {
+            f"{i:03d}/{name}": x
+            for i, (part, (_, state)) in enumerate(zip(self.parts, results, strict=True))
+            for name, x in part.arrays(jax.tree.leaves(state)).items()
+        }
+        return {"words": words[0] if len(words) == 1 else np.concatenate(words)}, after
 
     def decode(self, number: int, fields: Arrays) -> Vector:
-        run = self._program(self._phase(number))[1]
-        return self.leaves.vector(run(jnp.asarray(fields["words"], jnp.uint32)))
+        phase, vector = self._phase(number), np.zeros(self.size, np.float32)
+        payloads = np.split(fields["words"], np.cumsum(self._counts(phase))[:-1])
+        trees = [
+            part.decode(phase, jax.device_put(words.astype(np.uint32), shard.device))
+            for shard, part, words in zip(self.shards, self.parts, payloads, strict=True)
+        ]
+        for shard, tree in zip(self.shards, trees, strict=True):
+            pieces = iter(jax.tree.leaves(tree))
+            new = [None if piece is None else np.asarray(next(pieces)) for piece in shard.pieces]
+            fill(vector, shard, self.leaves.vector_shapes, new)
+        return vector
 
     def shapes(self, number: int) -> Mapping[str, Any]:
-        return {"words": self._shape(self._phase(number))}
+        count = sum(self._counts(self._phase(number)))
+        return {"words": jax.ShapeDtypeStruct((count,), jnp.uint32)}
 
     def _phase(self, number: int) -> Any:
         return phase_at(self.compressor.schedule, number).value
 
-    def _program(self, phase: Any) -> tuple[Any, Any]:
-        """The compiled functions of a phase: encode, and decode of one message."""
-        if phase not in self._programs:
-            method, like = self.compressor, self.leaves.like
-            self._programs[phase] = (
-                jax.jit(partial(_encoded, method, phase)),
-                jax.jit(lambda words: decode(method, phase, [words], like)),
-            )
-        return self._programs[phase]
+    def _counts(self, phase: Any) -> list[int]:
+        """Words of each shard's payload."""
+        return [part.count(phase) for part in self.parts]
 
-    def _shape(self, phase: Any) -> jax.ShapeDtypeStruct:
-        return jax.eval_shape(
-            partial(_encoded, self.compressor, phase),
-            jax.random.key(0),
-            self._zeros,
-            self._state(self._first),
-        )[0]
+    def _like(self, shard: Shard) -> PyTree:
+        return self._unflatten(
+            None if piece is None else jax.ShapeDtypeStruct([s.stop - s.start for s in piece], jnp.float32)
+            for piece in shard.pieces
+        )
 
-    def _arrays(self, leaves: list[Any]) -> Arrays:
+    def _tree(self, pieces: Iterable[np.ndarray | None], shard: Shard) -> PyTree:
+        return jax.device_put(self._unflatten(pieces), shard.device)
+
+    def _unflatten(self, leaves: Iterable[Any]) -> PyTree:
+        return jax.tree.unflatten(self.leaves.treedef, list(leaves))
+
+
+class Part:
+    """The programs for shards of some shapes.
+
+    Attributes:
+      like: a tree of shapes.
+      first: the memory before the first message.
+    """
+
+    def __init__(self, compressor: Compressor, like: PyTree, seed: int):
+        self.compressor, self.like = compressor, like
+        self._zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        state = compressor.init(jax.random.key(seed), self._zeros, make_nodes(1, jax.devices()[:1]))
+        local = jax.tree.map(lambda x: x[0], state.local)
+        flat, self._treedef = jax.tree.flatten(State(state.shared, local))
+        self._dtypes = [np.dtype(x.dtype) for x in flat]
+        self.first = self.arrays(flat)
+        self._encoders: dict[Any, Any] = {}
+        self._decoders: dict[Any, Any] = {}
+        self._lengths: dict[Any, int] = {}
+
+    def encode(self, phase: Any, key: Any, tree: PyTree, memory: Arrays) -> Any:
+        """The payload u32[m] and the state after it, on the device of the tree."""
+        if phase not in self._encoders:
+            self._encoders[phase] = jax.jit(partial(_encoded, self.compressor, phase))
+        return self._encoders[phase](key, tree, self._state(memory))
+
+    def decode(self, phase: Any, words: Any) -> PyTree:
+        """What a payload says."""
+        if phase not in self._decoders:
+            self._decoders[phase] = jax.jit(partial(_decoded, self.compressor, phase, self.like))
+        return self._decoders[phase](words)
+
+    def count(self, phase: Any) -> int:
+        """m, the words of a payload."""
+        if phase not in self._lengths:
+            run = partial(_encoded, self.compressor, phase)
+            shape = jax.eval_shape(run, jax.random.key(0), self._zeros, self._state(self.first))[0]
+            self._lengths[phase] = shape.shape[0]
+        return self._lengths[phase]
+
+    def arrays(self, leaves: list[Any]) -> Arrays:
         """A state's leaves for the node's disk, which has no bfloat16: by their bits."""
         arrays = [np.asarray(x) for x in leaves]
         bits = [x.view(np.uint16) if x.dtype == jnp.bfloat16 else x for x in arrays]
@@ -178,3 +242,19 @@ def _encoded(compressor: Compressor, phase: Any, key: Any, tree: PyTree, state: 
     """The message and the state after it. The difference was found usable on the host."""
     words, after, _ = encode(compressor, phase, key, tree, state, node=0, count=1)
     return words, after
+
+
+def _decoded(compressor: Compressor, phase: Any, like: PyTree, words: Any) -> PyTree:
+    return decode(compressor, phase, [words], like)
+
+
+def _described(shard: Shard) -> list[Any]:
+    """A shard's pieces as plain values."""
+    return [None if x is None else [[s.start, s.stop] for s in x] for x in shard.pieces]
+
+
+def _placed(x: np.ndarray, old: Any) -> Any:
+    """An array where an older one is: divided over devices, or on JAX's default one."""
+    sharding = getattr(old, "sharding", None)
+    divided = sharding is not None and len(sharding.device_set) > 1
+    return jax.device_put(x, sharding) if divided else jnp.asarray(x)

@@ -52,7 +52,7 @@ class Rules(NamedTuple):
     Attributes:
       quorum: fewest messages that close a round.
       grace: seconds that a quorum waits for nodes that are expected and do not come.
-      start: nodes that round 0 waits for.
+      start: nodes that must have announced themselves before the grace of round 0 begins.
       timeout: seconds after which a node says who is missing.
       end: whether it then also stops with `Timeout`.
       outliers: see `make_list`; 0 for no such rule.
@@ -90,6 +90,11 @@ def check_rules(rules: Rules) -> None:
     if rules.start < rules.quorum:
         raise ValueError(
             f"start={rules.start} is below quorum={rules.quorum}: round 0 could not close"
+        )
+    if rules.retained < rules.checkpoint_every:
+        raise ValueError(
+            f"retained={rules.retained} is below checkpoint_every={rules.checkpoint_every}: a newcomer "
+            "would have nothing to begin from if the newest checkpoint cannot be read"
         )
     if rules.outliers and rules.outliers <= 1:
         raise ValueError(f"outliers must be above 1, or 0 for no such rule, got {rules.outliers}")

@@ -1,13 +1,14 @@
 """The list of a round: who counts. It is made once, by whoever is first, and is the only
 authority."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
 from jgc.rounds.messages import BadObject, Message, check_header, opened, sealed
 
+DISSENT = "dissent"  # why a message does not count that comes from another theta
 OUTLIER = "outlier"  # how the reason begins for which a message does not go back into the residual
 
 
@@ -19,6 +20,7 @@ class Entry(NamedTuple):
     sha256: str
     size: int
     tokens: int
+    attempt: int
 
 
 class RoundList(NamedTuple):
@@ -56,12 +58,12 @@ class RoundList(NamedTuple):
     @property
     def dissent(self) -> bool:
         """Whether a node started from another theta."""
-        return "dissent" in self.left_out.values()
+        return DISSENT in self.left_out.values()
 
 
 def make_list(
     number: int, messages: Mapping[str, Message], norms: Mapping[str, float], broken: Mapping[str, str],
-    multiple: float, by: str, theta: str, full: bool, waited: float,
+    multiple: float, by: str, before: Collection[str], full: bool, waited: float,
 ) -> RoundList:  # fmt: skip
     """The list of the messages that came.
 
@@ -71,14 +73,18 @@ def make_list(
       norms: of what each of them decodes to.
       broken: why the others are not valid, by node.
       multiple: a message whose norm exceeds this multiple of the median does not count; 0 for all.
-      by, theta: the node that makes the list, and the digest of its shared state.
+      by: the node that makes the list.
+      before: the members of the last list; the first of them writes checkpoints.
       full, waited: see `RoundList`.
     """
-    votes = Counter(message.theta for message in messages.values())
-    # of equally many nodes, those that agree with this one; without it, the smallest digest
-    chosen = min(votes, key=lambda digest: (-votes[digest], digest != theta, digest))
+    votes = defaultdict(list)
+    for node, message in messages.items():
+        votes[message.theta].append((node not in before, node))
+    # Of equally many, those with the writer of checkpoints, or the first name. Nobody can say who
+    # is right; but every closer must say the same, or two nodes correct each other in turns.
+    chosen = min(votes, key=lambda digest: (-len(votes[digest]), min(votes[digest])))
     alike = {node: x for node, x in sorted(messages.items()) if x.theta == chosen}
-    left_out = dict(broken) | {node: "dissent" for node in messages if node not in alike}
+    left_out = dict(broken) | {node: DISSENT for node in messages if node not in alike}
     middle = median(norms[node] for node in alike)
     if multiple and len(alike) > 2 and middle > 0:
         for node in [node for node in alike if norms[node] > multiple * middle]:
@@ -87,7 +93,7 @@ def make_list(
             )
             del alike[node]
     members = tuple(
-        Entry(x.node, x.incarnation, x.sha256, x.size, x.tokens) for x in alike.values()
+        Entry(x.node, x.incarnation, x.sha256, x.size, x.tokens, x.attempt) for x in alike.values()
     )
     return RoundList(number, chosen, members, left_out, members[0].node, by, full, round(waited, 3))
 

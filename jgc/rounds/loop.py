@@ -22,6 +22,7 @@ from jgc.rounds.requests import Requests, perform
 from jgc.types import Compressor, PyTree
 
 log = logging.getLogger("jgc.rounds")
+EAGER = "eager"
 
 
 class Arguments(NamedTuple):
@@ -96,7 +97,7 @@ def join(
     compressor: Compressor,
     outer: Outer | None = None,
     overlap: int = 0,
-    merge: float | None = None,
+    merge: float | str | None = None,
     folder: str | os.PathLike | None = None,
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -114,8 +115,9 @@ def join(
       compressor: of `jgc.compress`: topk, qsgd, natural, onebit, cast or dense.
       outer: `Sgd` or `AdamW` of `jgc.rounds`; by default `Sgd(0.7, momentum=0.9)`.
       overlap: 1 to exchange in a thread while the next round's steps run.
-      merge: with overlap, the fraction of a round's own movement that a node keeps until the mean
-        with it arrives; by default 1.
+      merge: with overlap, the fraction of its movement in a round that a node keeps until the mean
+        with it arrives, by default 1; or "eager": its share of the mean goes through the outer step
+        at once, and the others' shares follow when they arrive.
       folder: where the node keeps its residual, so that it survives a kill; None for nowhere.
       settings: further plain values that all nodes must have alike, such as local steps a round.
       seed: of random rounding; the same on all nodes.
@@ -132,8 +134,12 @@ def join(
     if merge is not None and not overlap:
         raise ValueError(f"merge={merge} does nothing without overlap=1")
     merge = 1.0 if merge is None else merge
-    if not 0 <= merge <= 1:
-        raise ValueError(f"merge must be in [0, 1], got {merge}")
+    if merge == EAGER and not isinstance(outer or Sgd(), Sgd):
+        raise ValueError(
+            f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}'
+        )
+    if merge != EAGER and (isinstance(merge, str) or not 0 <= merge <= 1):
+        raise ValueError(f'merge must be in [0, 1] or "eager", got {merge!r}')
     store, context, coder, alike = arguments_of(
         bucket, node=node, params=params, compressor=compressor, outer=outer, settings=settings,
         seed=seed, **rules,
@@ -154,10 +160,12 @@ class Rounds:
 
     def __init__(
         self, bucket: Bucket, member: Member, coder: CompressorCoder, params: PyTree,
-        settings: Mapping[str, Any], overlap: bool, merge: float, pause: Callable[[float], Any],
+        settings: Mapping[str, Any], overlap: bool, merge: float | str,
+        pause: Callable[[float], Any],
     ):  # fmt: skip
         self.bucket, self.member, self.leaves = bucket, member, coder.leaves
-        self.overlap, self.merge = overlap, np.float32(merge)
+        self.overlap, self.merge = overlap, merge
+        self._eager = member.context.outer.init(coder.size)  # momentum of this node's shares
         self._like, self._pause, self._settled = params, pause, True
         # one thread for exchanges, another for checkpoints, which are never in the way of messages
         self._exchanges = ThreadPoolExecutor(1, "jgc-rounds")
@@ -223,8 +231,27 @@ class Rounds:
         outcome = self._landed()
         theta, self.coming = self.member.shared.theta, self.member.shared.number + 1
         self._flying = self._exchanges.submit(self._exchanged, moved, int(tokens))
-        self._start = theta - self.merge * moved if np.isfinite(moved).all() else theta
+        self._start = self._ahead(theta, moved) if np.isfinite(moved).all() else theta
         return self.leaves.tree(self._start, self._like), outcome
+
+    def _ahead(self, theta: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        """f32[n]: where local steps go on while the mean with `moved` is on its way.
+
+        "eager" is Kale et al. 2025, "Eager Updates for Overlapped Communication and Computation in
+        DiLoCo" (arXiv 2502.12996): a node's outer gradient has its share of this round and the
+        others' of the round before. SGD's steps add up, so that is an outer step from the shared
+        parameters, which have all shares of the rounds before, with this node's share only.
+
+        Differs from the paper:
+          1. The momentum of the shares is one vector a node more; the shared one stays the same on
+             all nodes.
+          2. A share is one of as many as the last list has members, whatever their tokens.
+        """
+        if self.merge != EAGER:
+            return theta - np.float32(self.merge) * moved
+        share = moved / np.float32(max(1, len(self.member.members)))
+        start, self._eager = self.member.context.outer.step(theta, share, self._eager)
+        return start
 
     def leave(self, params: PyTree = None) -> None:
         """End: wait for the exchange that is under way, and tell the others not to wait any

@@ -44,6 +44,7 @@ class Message(NamedTuple):
       fields: the payload's arrays.
       sha256: of the whole object, in hexadecimal.
       size: of the whole object in bytes.
+      attempt: which of the node's names it has (see `names.message_name`).
     """
 
     node: str
@@ -54,6 +55,7 @@ class Message(NamedTuple):
     fields: Arrays
     sha256: str
     size: int
+    attempt: int = 0
 
 
 def secret_of_environment() -> bytes | None:

@@ -3,6 +3,7 @@
 run.json                     the run's settings, by its first node
 checkpoint/00000020          the shared state after 20 rounds
 rounds/00000003/paris.msg    a node's message of round 3
+rounds/00000003/paris.1.msg  the same, where something else has the name before it
 rounds/00000003/paris.here   "wait for me in this round"
 rounds/00000003/paris.left   "do not wait for me"
 rounds/00000003/close        the list of round 3: who counts
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 
 RUN, CHECKPOINTS, ROUNDS, CLOSE = "run.json", "checkpoint", "rounds", "close"
 _NODE = re.compile(r"[A-Za-z0-9_-]{1,60}")
+_MESSAGE = re.compile(rf"({_NODE.pattern})(?:\.([1-9]))?\.msg")
+ATTEMPTS = 10  # names that a node tries for its message
 
 
 def check_node(node: str) -> None:
@@ -32,8 +35,18 @@ def close_name(number: int) -> str:
 
 
 def node_name(number: int, node: str, suffix: str) -> str:
-    """The name of a node's object in a round; kind is "msg", "here" or "left"."""
+    """The name of a node's object in a round; the suffix is "here" or "left"."""
     return f"{round_folder(number)}/{node}.{suffix}"
+
+
+def message_name(number: int, node: str, attempt: int = 0) -> str:
+    """The name of a node's message in a round. Attempt 1 is for a node that cannot have name 0.
+
+    Example:
+      >>> message_name(3, "paris"), message_name(3, "paris", 1)
+      ('rounds/00000003/paris.msg', 'rounds/00000003/paris.1.msg')
+    """
+    return f"{round_folder(number)}/{node}.{f'{attempt}.' if attempt else ''}msg"
 
 
 def checkpoint_name(number: int) -> str:
@@ -72,11 +85,22 @@ def by_round(names: dict[str, int]) -> dict[int, dict[str, int]]:
 
 
 def nodes_with(names: Iterable[str], suffix: str) -> list[str]:
-    """The nodes that have an object of this kind among the names of a round, sorted.
+    """The nodes that have a notice of this suffix among the names of a round, sorted.
 
     Example:
-      >>> nodes_with({"b.msg": 1, "a.msg": 1, "a.here": 1, "close": 1}, "msg")
+      >>> nodes_with({"b.here": 1, "a.here": 1, "a.left": 1, "close": 1}, "here")
       ['a', 'b']
     """
     nodes = (name.rpartition(".") for name in names)
     return sorted(node for node, _, end in nodes if end == suffix and _NODE.fullmatch(node))
+
+
+def messages_in(names: Iterable[str]) -> list[tuple[str, int]]:
+    """Node and attempt of the messages among the names of a round, sorted.
+
+    Example:
+      >>> messages_in({"b.msg": 1, "a.1.msg": 1, "a.msg": 1, "a.here": 1, "close": 1})
+      [('a', 0), ('a', 1), ('b', 0)]
+    """
+    found = (_MESSAGE.fullmatch(name) for name in names)
+    return sorted((x[1], int(x[2] or 0)) for x in found if x)

@@ -4,8 +4,10 @@ Rules
 
   a. The list of a round is the only authority on who counts.
   b. A round is closed once all who are expected have come (the members of the last list, and who
-     has announced itself), or a quorum has and the grace is over on the closer's clock.
-  c. A list names one digest of theta, that of most messages. A node with another one heals.
+     has announced itself), or a quorum has and the grace is over on the closer's clock. Round 0 has
+     no last list: its grace begins once `start` nodes have announced themselves or sent.
+  c. A list names one digest of theta, that of most messages; of two nodes that differ, that of the
+     writer of checkpoints. A node with another one heals.
   d. Anyone may close a round, also a node that is in no list.
   e. A node that does not count gets its message back, exactly, and applies all lists that exist
      before it goes on. Then it announces itself.
@@ -23,13 +25,15 @@ import numpy as np
 from jgc.rounds.arithmetic import Shared, Vector, usable
 from jgc.rounds.closing import Closed, closed_round
 from jgc.rounds.context import Context, Forgotten, Pauses, RoundsError, Twin, persistently
-from jgc.rounds.lists import OUTLIER, RoundList
+from jgc.rounds.lists import DISSENT, OUTLIER, RoundList
 from jgc.rounds.messages import packed_message, sealed, sha256_of
 from jgc.rounds.names import node_name
 from jgc.rounds.node_disk import Disk, NoDisk, Pending
 from jgc.rounds.opening import opened_run
 from jgc.rounds.replay import Diverged, advanced, list_of, lists_from, loaded, write_checkpoint
 from jgc.rounds.requests import Create, Requests
+
+LATE = "late"  # why a message does not count that came after the list was made
 
 
 class Outcome(NamedTuple):
@@ -69,6 +73,9 @@ class Member:
       memory: the method's memory (a residual, or nothing).
       carry: f32[n], differences that no message has carried, besides the memory.
       members: the nodes of the newest list that it knows.
+      flying: a message whose round nobody has closed, because all others had left; memory and carry
+        are those without it.
+      lost: how often a part of this node's work was lost, which is said each time.
     """
 
     def __init__(
@@ -82,7 +89,9 @@ class Member:
         self.memory = context.coder.first()
         self.carry = np.zeros(context.coder.size, np.float32)
         self.members: frozenset[str] = frozenset()
-        self.twins, self.has_sent, self.outliers = 0, False, 0
+        self.twins, self.has_sent, self.outliers, self.lost = 0, False, 0, 0
+        self.began = context.clock()  # local steps
+        self.flying: Pending | None = None
 
     def join(self, theta: Vector, settings: Mapping[str, Any]) -> Requests[Outcome | None]:
         """Take part from now on: the newest shared state, and what this node's disk says.
@@ -109,11 +118,15 @@ class Member:
             outcome = yield from self._resume(pending)
         if self.context.node not in self.members:
             yield from self._announce("here")
-        self.context.joined = True
+        self.context.joined, self.began = True, self.context.clock()
         return outcome
 
     def exchange(self, difference: Vector, tokens: int) -> Requests[Outcome]:
         """One round: send what this node has moved, and apply what all have.
+
+        A message that came too late for its round goes into the next at once, without local steps
+        before it. Otherwise a node that is behind by more than the grace stays behind: it needs as
+        long for its steps as the others.
 
         Args:
           difference: f32[n], the shared parameters minus this node's.
@@ -124,7 +137,14 @@ class Member:
           Timeout: below the quorum for longer than the limit, if the rules say to end then.
           RoundsError: the bucket does not hold what the lists say.
         """
-        return (yield from self._finish(self._begin(difference, tokens)))
+        if self.flying is not None:
+            yield from self._finish(self.flying)
+        outcome = yield from self._finish(self._begin(difference, tokens))
+        assert outcome is not None
+        if outcome.reason == LATE:
+            again = self._begin(np.zeros_like(difference), tokens)
+            outcome = (yield from self._finish(again, unless_left=True)) or outcome
+        return outcome
 
     def leave(self, settled: bool = True, moved: Vector | None = None) -> Requests[None]:
         """Nobody waits for this node any longer. What it has not sent stays on its disk.
@@ -133,7 +153,7 @@ class Member:
           settled: False after an exchange that did not end: the disk has its message.
           moved: f32[n], a further difference that no message has carried.
         """
-        if settled:
+        if settled and self.flying is None:
             if moved is not None and usable(moved):
                 self.carry = self.carry + moved
             self._stored(Pending(self.shared.number, None, self.memory, self.memory, self.carry))
@@ -165,15 +185,22 @@ class Member:
         )
         return self._stored(Pending(number, data, self.memory, after, total, sha256_of(data)))
 
-    def _finish(self, pending: Pending) -> Requests[Outcome]:
-        """From a message to the next shared state."""
+    def _finish(self, pending: Pending, unless_left: bool = False) -> Requests[Outcome | None]:
+        """From a message to the next shared state; None if all others have left meanwhile, and
+        `unless_left`. Its message then waits for them."""
         context = self.context
         try:
             closed = yield from closed_round(
-                context, pending.round, pending.data, self.members, self.shared.digest
+                context, pending.round, pending.data, self.members, context.clock() - self.began, unless_left
             )
         except Forgotten as error:
+            self.flying = None
             return (yield from self._begin_anew(pending, str(error)))
+        if closed is None:
+            self.flying = pending
+            self._kept(pending, counted=False)
+            return None
+        self.flying = None
         self._check_twin(closed)
         self.members = frozenset(closed.list.nodes)
         heard = yield from self._apply(closed)
@@ -223,17 +250,17 @@ class Member:
             self.outliers += 1
             self.carry = np.zeros_like(self.carry)
             self.memory = pending.before if self.outliers < 2 else self.context.coder.first()
+            self.lost += 1
             return False, reason, True
         self._kept(pending, counted=False)
         if pending.data is None:
+            self.lost += 1
             return False, "its parameters were not finite", True
-        if closed.foreign:
-            reason = "something else was under the name of its message"
-            if closed.twin:
-                reason = "an earlier process of this node had sent in this round"
-        elif not closed.sent:
-            reason = "not sent"
-        return False, reason or "late", False
+        if reason == DISSENT:
+            return False, reason, False
+        if closed.twin:
+            return False, "an earlier process of this node had sent in this round", False
+        return False, LATE if closed.sent else "not sent", False
 
     def _kept(self, pending: Pending, counted: bool) -> None:
         """Memory and carry, from the two possibilities that were made before the message was
@@ -317,6 +344,7 @@ class Member:
         context = self.context
         context.say(f"{context.node} was away too long: {why}; its residual is lost")
         self.memory, self.carry = context.coder.first(), np.zeros_like(self.carry)
+        self.lost += 1
         yield from self._load()
         if context.node not in self.members:
             yield from self._announce("here")
@@ -346,9 +374,10 @@ class Member:
                 f"before round {self.shared.number + 1}"
             )
         if pending.difference.size != context.coder.size:
+            self.lost += 1
             return None
         if pending.round == self.shared.number and pending.data is not None:
-            return (yield from self._finish(pending))
+            return (yield from self._finish(pending, unless_left=True))
         counted = False
         for number in range(pending.round, self.shared.number):
             closed = yield from list_of(context, number)
@@ -356,10 +385,12 @@ class Member:
                 context.say(
                     f"{node} comes back without its residual: its disk is of round {pending.round}"
                 )
+                self.lost += 1
                 return None
             if number == pending.round:
                 counted = pending.data is not None and closed.counts(node, pending.sha256)
                 if not counted and closed.left_out.get(node, "").startswith(OUTLIER):
+                    self.lost += 1
                     return None
         self._kept(pending, counted)
         return None

@@ -18,7 +18,7 @@ from jgc.rounds.names import (
     by_round,
     checkpoint_name,
     close_name,
-    node_name,
+    message_name,
 )
 from jgc.rounds.requests import Create, Delete, Get, List, Requests
 
@@ -162,7 +162,7 @@ def _messages(
     missing = [x for x in closed.members if x.node not in data]
     pauses = Pauses(context)
     for tries in range(TRIES if missing else 0):
-        names = tuple(node_name(closed.round, x.node, "msg") for x in missing)
+        names = tuple(message_name(closed.round, x.node, x.attempt) for x in missing)
         objects = yield from persistently(context, Get(names))
         if None not in objects:
             break
@@ -173,9 +173,10 @@ def _messages(
         yield from pauses.next(f"messages of round {closed.round}")
     for entry, content in zip(missing, objects if missing else (), strict=True):
         if sha256_of(content) != entry.sha256:
+            name = message_name(closed.round, entry.node, entry.attempt)
             raise RoundsError(
-                f"{node_name(closed.round, entry.node, 'msg')} is not what the list of its round names: it was "
-                "overwritten, so the nodes can no longer agree"
+                f"{name} is not what the list of its round names: it was overwritten, so the nodes can "
+                "no longer agree"
             )
         data[entry.node] = content
     return data
@@ -190,8 +191,10 @@ def lists_from(context: Context, number: int) -> Requests[list[RoundList]]:
     names = yield from persistently(context, List(ROUNDS, before_round(number)))
     rounds = by_round(names)
     lists: list[RoundList] = []
-    # Objects of later rounds show that a list was made, even if the listing began before it was.
-    while CLOSE in rounds.get(number, {}) or any(later > number for later in rounds):
+    # A later list shows that this one was made, even if the listing began before it was. Other
+    # objects show nothing: anybody may have written them.
+    last = max((r for r, inside in rounds.items() if CLOSE in inside), default=-1)
+    while number <= last:
         closed = yield from list_of(context, number)
         if closed is None:
             raise Forgotten(f"round {number} has no list, and later rounds exist")

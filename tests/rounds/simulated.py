@@ -12,11 +12,11 @@ from jgc.rounds.bucket import BucketError
 from jgc.rounds.context import Context, RoundsError, Rules
 from jgc.rounds.lists import read_list
 from jgc.rounds.messages import opened, packed_message
-from jgc.rounds.names import by_round
+from jgc.rounds.names import by_round, close_name, message_name
 from jgc.rounds.node_disk import NoDisk
 from jgc.rounds.protocol import Member
 from jgc.rounds.replay import advanced, read_checkpoint
-from jgc.rounds.requests import Create, Delete, Get, List, Wait, perform
+from jgc.rounds.requests import Wait, answer, perform
 
 N = 6
 SETTINGS = {"method": "halves", "size": N}
@@ -151,6 +151,7 @@ class World:
         self.lossy: set[str] = set()  # nodes that lost something, and said so
         self.counted_cache: dict[int, Any] = {}
         self.waits, self.nodes = defaultdict(list), set()
+        self.spread = 1.0  # of the time that local steps take, relative to their mean
 
     # --- nodes -----------------------------------------------------------------------------------------
 
@@ -178,8 +179,8 @@ class World:
         outcome = yield from member.join(np.zeros(N, np.float32), settings)
         self._note(process, outcome)
         while member.shared.number < rounds:
-            yield Wait(pace * (0.5 + self.random.random()))
-            if node == "a" and self.random.random() < self.faults.ulp:
+            yield Wait(pace * (1 + self.spread * (self.random.random() - 0.5)))
+            if self._flips(node, member.shared.number):
                 theta = np.nextafter(member.shared.theta, np.float32(9))
                 member.shared = member.shared._replace(theta=theta, digest=f"wrong {self.now}")
             difference = self._difference(node)
@@ -189,6 +190,9 @@ class World:
             self.waits[node].append(self.now - began)
             self._note(process, outcome)
         yield from member.leave()
+
+    def _flips(self, node, number):
+        return node == "a" and self.random.random() < self.faults.ulp
 
     def _difference(self, node):
         return np.array([self.random.gauss(0, 1) for _ in range(N)], np.float32)
@@ -252,15 +256,10 @@ class World:
     def _carry_out(self, process):
         slow, process.carried_out = not process.carried_out, True
         chance = self.random.random
-        match process.request:
-            case Create(name, data):
-                process.value = self.bucket.create(name, data)
-            case Get(names):
-                process.value = self.bucket.get(names)
-            case List(folder, after):
-                process.value = self.bucket.list(folder, after)
-            case Delete(names):
-                self.bucket.delete(names)
+        try:
+            process.value = answer(process.request, self.bucket)
+        except BucketError as error:
+            process.error = error
         if process.node is None:
             process.alive = False  # the request of a process that was killed
         if chance() < self.faults.unanswered:
@@ -307,8 +306,8 @@ class World:
         """f64[n]: what the lists before round `number` count of a node."""
         total = np.zeros(N)
         for closed in self.lists()[:number]:
-            if closed.counts(node):
-                data = self.bucket.history[f"rounds/{closed.round:08d}/{node}.msg"]
+            for entry in (x for x in closed.members if x.node == node):
+                data = self.bucket.history[message_name(closed.round, node, entry.attempt)]
                 total += Halves().decode(closed.round, opened(data, None)[1])
         return total
 
@@ -329,6 +328,7 @@ class World:
         """The invariants that need the whole history."""
         lists = self.lists()
         assert [x.round for x in lists] == list(range(len(lists))), "invariant 4: a list a round"
+        assert all(close_name(x.round) in self.bucket.objects for x in lists), "lists are kept"
         seen = set()
         for closed in lists:
             assert list(closed.nodes) == sorted(set(closed.nodes)), "invariant 4: each node once"
@@ -351,9 +351,8 @@ class World:
         if self.random.random() >= self.faults.rubbish:
             return
         messages = [name for name in self.bucket.objects if name.endswith(".msg")]
-        folder = f"rounds/{number:08d}"
-        name = f"{folder}/{'a' if len(self.nodes) > 2 else 'mallory'}.msg"
-        kind = self.random.randrange(6)
+        kind, node = self.random.randrange(7), self.random.choice(sorted(self.nodes))
+        name = message_name(number, node, self.random.randrange(2))
         other = self.bucket.objects[self.random.choice(messages)] if messages else b""
         fields = {
             "positions": np.arange(3, dtype=np.int32),
@@ -361,7 +360,9 @@ class World:
         }
         data = {
             0: other[: len(other) // 2], 1: other, 2: b"", 3: b"x" * 500,
-            4: packed_message("other run", "mallory", "1", number, 1, "", fields, None),
+            4: packed_message("other run", node, "1", number, 1, "", fields, None),
             5: packed_message(self.run_token, "mallory", "1", number, 1, "", fields, None),
+            6: b"of a round that nobody is in",
         }[kind]  # fmt: skip
-        self.bucket.create(f"{folder}/mallory.msg" if kind > 3 else name, data)
+        other = {5: message_name(number, "mallory"), 6: message_name(number + 9, node)}
+        self.bucket.create(other.get(kind, name), data)

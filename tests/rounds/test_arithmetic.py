@@ -1,4 +1,4 @@
-"""The shared state: against optax, and bit for bit against digests recorded on another machine."""
+"""The shared state: against optax, and bit for bit against recorded digests."""
 
 import jax
 import jax.numpy as jnp

@@ -66,11 +66,40 @@ def test_all_nodes_have_the_same_bits(name, tmp_path):
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a.params, b.params))
 
 
-@pytest.mark.parametrize("merge", [1.0, 0.0])
+@pytest.mark.parametrize("merge", [1.0, 0.0, "eager"])
 def test_overlap_exchanges_while_steps_run(merge, tmp_path):
     (a, of_a), (b, of_b) = _both(tmp_path, overlap=1, merge=merge)
     assert [x.digest for x in of_a] == [x.digest for x in of_b] and len(of_a) == 4
     assert a.number == b.number == 4
+
+
+def test_eager_overlap_is_that_of_the_paper(tmp_path):
+    """The outer gradient of a node: its share of this round, and the other's of the round before."""
+    count, rate, m = 5, np.float32(0.7), np.float32(0.5)
+    moves = np.random.default_rng(0).normal(size=(2, count, 40)).astype(np.float32)
+
+    def node(k):
+        run = rounds.join(
+            tmp_path / "bucket", node="ab"[k], params={"w": jnp.zeros(40)}, quorum=2, start=2, overlap=1,
+            compressor=compress.dense(), outer=rounds.Sgd(0.7, 0.5), merge="eager",
+        )  # fmt: skip
+        run.member.members = frozenset("ab")  # as after round 0: its share is a half from the beginning
+        theta, starts = run.params, []
+        for move in moves[k]:
+            theta, _ = run.exchange({"w": theta["w"] - move}, 1)
+            starts.append(np.asarray(theta["w"]))
+        run.leave()
+        return starts
+
+    with ThreadPoolExecutor(2) as pool:
+        starts = list(pool.map(node, range(2)))
+    for k in range(2):
+        theta, u, before = np.zeros(40, np.float32), np.zeros(40, np.float32), np.zeros(40, np.float32)
+        for i in range(count):
+            gradient = (moves[k, i] + before) / 2
+            u = gradient + m * u
+            theta, before = theta - rate * (gradient + m * u), moves[1 - k, i]
+            np.testing.assert_allclose(starts[k][i], theta, atol=1e-5)
 
 
 def test_an_error_in_the_thread_reaches_the_loop(tmp_path):
@@ -129,7 +158,8 @@ def test_methods_that_need_the_other_nodes_are_refused(method, text, tmp_path):
 
 @pytest.mark.parametrize("setting, text", [
     ({"grace": 0}, "grace must be positive"), ({"quorum": 0}, "quorum"), ({"overlap": 2}, "overlap"),
-    ({"merge": 0.5}, "does nothing"), ({"node": "a/b"}, "letters"), ({"start": 1}, "below quorum"),
+    ({"merge": 0.5}, "does nothing"), ({"merge": "late", "overlap": 1}, "eager"),
+    ({"merge": "eager", "overlap": 1, "outer": rounds.AdamW()}, "steps add up"), ({"node": "a/b"}, "letters"), ({"start": 1}, "below quorum"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_one_line(setting, text, tmp_path):
     node = setting.pop("node", "a")

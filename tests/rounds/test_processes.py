@@ -1,25 +1,21 @@
 """Processes on a folder and on a real SeaweedFS (extra `rounds-test`): examples/rounds.py, killed and back."""
 
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
-from jgc.lab.chaos.processes import free_port
+from jgc.lab.shared.seaweed import Seaweed, find_weed
 
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rounds.py"
-WEED = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 LIMIT = 300
 
 
@@ -58,44 +54,10 @@ def test_a_killed_process_comes_back(tmp_path):
 @pytest.fixture
 def server(tmp_path):
     """An S3 server with an empty bucket, as environment variables."""
-    if WEED is None:
+    if find_weed() is None:
         pytest.skip("SeaweedFS is not installed: pip install 'jgc[rounds-test]'")
-    keys = {"accessKey": "key", "secretKey": "secret"}
-    actions = ["Admin", "Read", "Write", "List", "Tagging"]
-    config = tmp_path / "s3.json"
-    config.write_text(json.dumps({"identities": [{"name": "jgc", "credentials": [keys], "actions": actions}]}))
-    (tmp_path / "data").mkdir()
-    s3, master, volume, filer = (free_port() for _ in range(4))
-    log = (tmp_path / "weed.log").open("w")
-    process = subprocess.Popen(
-        [WEED, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={tmp_path / 'data'}", "-s3", f"-s3.port={s3}",
-         f"-s3.config={config}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
-         f"-master.port.grpc={free_port()}", f"-volume.port.grpc={free_port()}",
-         f"-filer.port.grpc={free_port()}", f"-s3.port.grpc={free_port()}",
-         "-volume.max=20", "-master.volumeSizeLimitMB=64"],
-        stdout=log, stderr=log,
-    )  # fmt: skip
-    try:
-        _make_bucket(filer)
-        yield {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}", "AWS_ACCESS_KEY_ID": "key", "AWS_REGION": "us-east-1",
-            "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ALLOW_HTTP": "true",
-        }  # fmt: skip
-    finally:
-        process.terminate()
-        process.wait()
-        log.close()
-
-
-def _make_bucket(filer):
-    """A folder of the filer's /buckets, once the server answers: no S3 client that makes buckets is here."""
-    request = urllib.request.Request(f"http://127.0.0.1:{filer}/buckets/runs/", method="POST")
-    for _ in range(120):
-        try:
-            return urllib.request.urlopen(request, timeout=10).close()
-        except OSError:
-            time.sleep(0.5)
-    raise AssertionError("the server does not answer")
+    with Seaweed(tmp_path) as seaweed:
+        yield seaweed.environment()
 
 
 def test_three_processes_on_a_real_server(server, tmp_path):

@@ -14,7 +14,7 @@ from jgc.lab.chaos.campaign import Found, Plan
 from jgc.lab.chaos.flips import flips
 from jgc.lab.chaos.table import FAULTS, FLIPS
 from jgc.lab.chaos.verdict import KINDS
-from jgc.lab.shared.choices import words
+from jgc.lab.shared.choices import refuse_given, words
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.progress import clock
 from jgc.lab.shared.tables import table
@@ -34,6 +34,10 @@ class Chaos:
         python -m jgc chaos --minutes 60 --seed 1 --output chaos.md
         python -m jgc chaos --faults kill,resume --count 20 --methods lgc_ps,dgc --processes 1
         python -m jgc chaos --faults flips --count 200
+        python -m jgc chaos --rounds --seconds 3600 --seed 1
+
+With --rounds there is one long run of nodes that meet in a bucket (`jgc.rounds`), and a fault each 15 s on average;
+the table says also which share of an undisturbed run's tokens the nodes counted that no fault hit.
 
     It prints a line on each try, then how many there were, and how many of each kind:
 
@@ -58,6 +62,16 @@ class Chaos:
     """seconds after which a process that should have ended counts as hanging; more on a busy machine"""
     timeout: float = 20.0
     """--distributed.timeout of the runs, in seconds: stops last from 5 to 150"""
+    rounds: bool = False
+    """a run of `jgc.rounds` instead; --faults are then those of `jgc.lab.chaos.rounds.faults`"""
+    seconds: float | None = None
+    """with --rounds, instead of --minutes"""
+    between: float = 15.0
+    """with --rounds: seconds from one fault to the next, on average"""
+    server: str = "folder"
+    """with --rounds: the bucket, folder or seaweedfs (extra rounds-test)"""
+    overlap: int = 1
+    """with --rounds: 1 to exchange while the next round's steps run, or 0"""
     run_dir: Path | None = None
     """folder for the runs; those of tries that went badly stay there. A new folder of the system's if not given"""
     output: Path | None = None
@@ -65,6 +79,9 @@ class Chaos:
 
     def run(self, line: str) -> None:
         """Run the campaign, and print the table."""
+        if self.rounds:
+            return self.run_rounds(line)
+        refuse_given(self, ("seconds", "between", "server", "overlap"), "needs --rounds")
         plan, findings = self.plan(), Found()
         if self.run_dir is not None:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -83,6 +100,19 @@ class Chaos:
         if findings.bad:
             raise UserError(f"{len(findings.bad)} of {findings.tried} tries were silent, hung or ended in a traceback; "
                             f"their folders are in {folder}", FAILED)  # fmt: skip
+
+    def run_rounds(self, line: str) -> None:
+        """The same with a run of `jgc.rounds`."""
+        from jgc.lab.chaos.rounds import command as rounds
+
+        refuse_given(self, ("count", "methods", "timeout"), "does not go with --rounds")
+        if self.minutes is not None and self.seconds is not None:
+            raise UserError("--minutes and --seconds both say how long: give one of them")
+        seconds = 60 * (self.minutes or DEFAULT_MINUTES) if self.seconds is None else self.seconds
+        plan = rounds.plan_of(
+            words(self.faults), seconds, self.between, self.processes, self.seed, self.limit, self.overlap
+        )
+        rounds.campaign(plan, self.server, self.run_dir, self.output, line)
 
     def plan(self) -> Plan:
         """The plan, checked.

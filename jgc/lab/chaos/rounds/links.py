@@ -1,0 +1,168 @@
+"""What can be wrong between a node and its bucket: by a wrapper of a folder, or by a relay before a server.
+
+Modes, each until a moment of the machine's monotonic clock:
+
+    unreachable   no request is answered
+    silent        requests are taken, and answered when it is over
+    full          nothing can be written
+    slow          every request takes longer
+    half          every other PUT is cut after half of its body, or carried out and not answered
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from jgc.rounds import BucketError
+from jgc.rounds.bucket import Counts
+
+MODES = ("unreachable", "silent", "full", "slow", "half")
+SLOW = 0.7  # seconds a request
+_FULL = b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class Switch:
+    """A node's mode in a file, so that its process sees it; one writer."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def set(self, mode: str, seconds: float) -> None:
+        """Begin a mode, for some seconds."""
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps([mode, time.monotonic() + seconds]))
+        os.replace(new, self.path)
+
+    def get(self) -> tuple[str, float]:
+        """The mode, "" for none, and when it ends."""
+        try:
+            mode, until = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return "", 0.0
+        return (mode, until) if time.monotonic() < until else ("", 0.0)
+
+
+class FaultyBucket:
+    """A bucket with the modes of a switch."""
+
+    def __init__(self, bucket: Any, switch: Switch):
+        self.bucket, self.switch, self._puts = bucket, switch, count()
+
+    @property
+    def counts(self) -> Counts:
+        """Of the bucket behind it."""
+        return self.bucket.counts
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Bucket`."""
+        mode = self._mode()
+        if mode == "full":
+            raise BucketError("the bucket is full; delete old rounds or make room")
+        if mode == "half" and (number := next(self._puts)) % 2:
+            if number % 4 == 3:
+                self.bucket.create(name, data)
+            raise BucketError("connection reset in the middle of a PUT")
+        return self.bucket.create(name, data)
+
+    def get(self, names: Sequence[str]) -> list[bytes | None]:
+        """See `Bucket`."""
+        self._mode()
+        return self.bucket.get(names)
+
+    def list(self, folder: str, after: str = "") -> dict[str, int]:
+        """See `Bucket`."""
+        self._mode()
+        return self.bucket.list(folder, after)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See `Bucket`."""
+        self._mode()
+        self.bucket.delete(names)
+
+    def _mode(self) -> str:
+        mode, until = self.switch.get()
+        if mode == "unreachable":
+            raise BucketError("connection refused")
+        if mode == "silent":
+            time.sleep(max(0.0, until - time.monotonic()))
+        if mode == "slow":
+            time.sleep(SLOW)
+        return mode
+
+
+class Relay:
+    """A port of this machine that passes connections on to another, with the modes of a switch.
+
+    It knows of HTTP only where a PUT begins and how long its body is. A signature covers the name under which the
+    client called, and the server checks it against that, so requests pass unchanged.
+    """
+
+    def __init__(self, target: int, switch: Switch):
+        self.target, self.switch, self._puts = target, switch, count()
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._server.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self._server.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            if self.switch.get()[0] == "unreachable":
+                return
+            with socket.create_connection(("127.0.0.1", self.target), timeout=10) as server:
+                server.settimeout(None)
+                threading.Thread(target=_copy, args=(server, client), daemon=True).start()
+                while data := client.recv(1 << 16):
+                    if not self._pass(data, client, server):
+                        return
+        except OSError:
+            pass
+        finally:
+            client.close()
+
+    def _pass(self, data: bytes, client: socket.socket, server: socket.socket) -> bool:
+        """Send on what a client sends; False to end the connection."""
+        mode, until = self.switch.get()
+        put = data.startswith(b"PUT ")
+        if mode == "unreachable":
+            return False
+        if mode == "silent":
+            time.sleep(max(0.0, until - time.monotonic()))
+        if mode == "slow":
+            time.sleep(SLOW)
+        if mode == "full" and put:
+            client.sendall(_FULL)
+            return False
+        if mode == "half" and put and (number := next(self._puts)) % 2:
+            if number % 4 == 1:  # its headers, and some of its body
+                server.sendall(data[: max(1, len(data) - 100)])
+                return False
+            client.shutdown(socket.SHUT_RD)
+            server.sendall(data)
+            time.sleep(0.2)
+            return False
+        server.sendall(data)
+        return True
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)

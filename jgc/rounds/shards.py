@@ -1,0 +1,115 @@
+"""How a node's devices divide its parameters: each device encodes what it holds.
+
+    w (8, 6) over 4 devices, b (6,) on all of them:
+    shard 0: w[0:2], b    shard 1: w[2:4]    shard 2: w[4:6]    shard 3: w[6:8]
+
+What several devices hold belongs to the first of them. A node whose parameters are on one device,
+or whole on all, has one shard.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jgc.rounds.arithmetic import Vector
+
+Piece = tuple[slice, ...]
+
+
+class Shard(NamedTuple):
+    """What one device holds.
+
+    Attributes:
+      device: the device; None for JAX's default.
+      pieces: of each leaf; None for leaves without floats, and for what an earlier shard has.
+    """
+
+    device: jax.Device | None
+    pieces: tuple[Piece | None, ...]
+
+
+def shards_of(leaves: Sequence[Any], floats: Sequence[bool]) -> list[Shard]:
+    """The shards of parameters.
+
+    Args:
+      leaves: arrays, or their shapes; without a sharding they are whole on every device.
+      floats: whether each is exchanged.
+
+    Raises:
+      ValueError: a leaf is divided over devices of other processes.
+
+    Example:
+      >>> shards_of([np.zeros((2, 3)), np.zeros(3)], [True, True])[0].pieces
+      ((slice(0, 2, None), slice(0, 3, None)), (slice(0, 3, None),))
+    """
+    divided = [_pieces_of(x) if is_float else {} for x, is_float in zip(leaves, floats, strict=True)]
+    if all(len(set(map(_key, pieces.values()))) <= 1 for pieces in divided):
+        whole = tuple(
+            tuple(slice(0, n) for n in x.shape) if is_float else None
+            for x, is_float in zip(leaves, floats, strict=True)
+        )
+        return [Shard(_only_device(divided), whole)]
+    devices = sorted({d for pieces in divided for d in pieces if d is not None}, key=lambda d: d.id)
+    seen: list[set[Any]] = [set() for _ in leaves]
+    shards = []
+    for device in devices:
+        held = []
+        for pieces, before in zip(divided, seen, strict=True):
+            piece = pieces.get(device, pieces.get(None) if device is devices[0] else None)
+            new = piece is not None and _key(piece) not in before
+            held.append(piece if new else None)
+            if new:
+                before.add(_key(piece))
+        if any(piece is not None for piece in held):
+            shards.append(Shard(device, tuple(held)))
+    return shards
+
+
+def cut(vector: Vector, shard: Shard, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray | None]:
+    """A shard's pieces of f32[n], as views; the leaves lie in the vector one after another."""
+    return [part if part is None else part[piece] for part, piece in _parts(vector, shard, shapes)]
+
+
+def fill(
+    vector: Vector, shard: Shard, shapes: Sequence[tuple[int, ...]], pieces: Sequence[Any]
+) -> None:
+    """Write a shard's pieces into f32[n]."""
+    for (part, piece), new in zip(_parts(vector, shard, shapes), pieces, strict=True):
+        if part is not None:
+            part[piece] = new
+
+
+def _parts(vector: Vector, shard: Shard, shapes: Sequence[tuple[int, ...]]) -> Any:
+    at = 0
+    for shape, piece in zip(shapes, shard.pieces, strict=True):
+        size = int(np.prod(shape))
+        yield (vector[at : at + size].reshape(shape), piece) if piece is not None else (None, None)
+        at += size
+
+
+def _pieces_of(x: Any) -> dict[jax.Device | None, Piece]:
+    """What each device holds of a leaf; all under None if nobody has said."""
+    shape, sharding = tuple(x.shape), getattr(x, "sharding", None)
+    if sharding is None:
+        return {None: tuple(slice(0, n) for n in shape)}
+    if not sharding.is_fully_addressable:
+        raise ValueError(
+            "params are divided over devices of several processes; rounds take a node of one process so far: "
+            "gather them in one process, or let each process be a node"
+        )
+    pieces = sharding.addressable_devices_indices_map(shape)
+    return {
+        device: tuple(slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True))
+        for device, index in pieces.items()
+    }
+
+
+def _only_device(divided: Sequence[dict[jax.Device | None, Piece]]) -> jax.Device | None:
+    devices = {d for pieces in divided for d in pieces if d is not None}
+    return min(devices, key=lambda d: d.id) if devices else None
+
+
+def _key(piece: Piece | None) -> Any:
+    return None if piece is None else tuple((s.start, s.stop) for s in piece)
