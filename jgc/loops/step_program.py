@@ -91,13 +91,13 @@ def step_program(
       frozen: placements of the parameters that are not trained; None if there are none.
     """
     gradients = make_gradients(settings, arrays, frozen)
-    update = make_update(settings, phase, arrays)
+    update_by = make_update(settings, phase, arrays)
 
-    def run(arrays, key, step, batch, fixed):
+    def update(arrays, key, step, batch, fixed):  # the name that profiles and logs of compilations show
         results = gradients(arrays.params, arrays.model_state, batch, fixed)
-        return update(arrays, key, step, results)
+        return update_by(arrays, key, step, results)
 
-    return jax.jit(run, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
+    return jax.jit(update, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
 
 
 def update_program(
