@@ -10,6 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax._src.config import _check_vma  # no public name: see `all_gather_at_once`
 from jax.custom_batching import custom_vmap
 
 from jgc.backend import backend, plain
@@ -142,6 +143,23 @@ def gather_rows(x: Array, nodes: Nodes) -> Array:
         # without the barrier XLA would decode one message instead of K
         x = lax.optimization_barrier(jnp.broadcast_to(x, (nodes.count, *x.shape[1:])))
     return x
+
+
+def all_gather_at_once(x: Array, nodes: Nodes, field: str) -> Array:
+    """`all_gather` by a message from each device to each, for as many bytes.
+
+    Gloo's all-gather is a ring: K - 1 messages that wait for each other. Its all-to-all is not, so
+    on CPU every device sends copies by it.
+    """
+    if plain() or backend() != "cpu" or not nodes.slow or are_local_copies():
+        return all_gather(x, nodes, field)
+    index, devices = node_index(nodes), devices_of(nodes)
+    x = emulated_gather(nodes.per_device)(x, index) if is_emulated(nodes) else x[None]
+    copies = vary_over(jnp.broadcast_to(x, (devices, *x.shape)), nodes.slow)
+    record("all-to-all", field, copies, devices)
+    with _check_vma(False):  # all devices get the same rows, which JAX cannot know
+        rows = lax.all_to_all(copies, nodes.slow, split_axis=0, concat_axis=0, tiled=True)
+    return rows.reshape(nodes.count, *x.shape[1:])
 
 
 def all_to_all(x: Array, nodes: Nodes, field: str) -> Array:

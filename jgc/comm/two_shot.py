@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jgc.comm.axis import node_index, node_key
-from jgc.comm.collectives import all_gather, all_to_all
+from jgc.comm.collectives import all_gather_at_once, all_to_all
 from jgc.comm.words import from_words, to_words
 from jgc.types import Array, Key, Nodes
 
@@ -73,7 +73,7 @@ def two_shot_quantized_mean(
     # one node after another: [K, m] decoded at once would not fit for a large model
     total, _ = lax.scan(add, jnp.zeros_like(x[0]), (jnp.arange(nodes.count), received))
     payload = encode(jax.random.fold_in(key, nodes.count), total / nodes.count)
-    words = all_gather(to_words(payload), nodes, field)
+    words = all_gather_at_once(to_words(payload), nodes, field)
     # every node decodes its share too, so that all nodes hold the same values
     means = jax.vmap(lambda words: decode(from_words(words, names)))(words)
     means = lax.optimization_barrier(means)  # likewise

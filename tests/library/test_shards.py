@@ -4,6 +4,7 @@ import contextlib
 import functools
 from typing import NamedTuple
 
+import contract
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,8 +25,11 @@ SPECS = {"a": P("fsdp"), "b": P(None, "fsdp"), "c": P(), "d": P(None, None, "fsd
 SHAPES = {"a": (32, 24), "b": (10, 40), "c": (7,), "d": (3, 3, 16)}
 SHARDS = {"a": (8, 24), "b": (10, 10), "d": (3, 3, 4)}  # of the group that is divided; "c" is the other
 REFUSED = ("gradiveq",)
-SUM_DIFFERS = {"klt": 1e-6, "powersgd": 1e-6, "lgc_ps": 1e-5, "lgc_ring": 1e-5}  # matrix products of other batches
-NAMES = [name for name in METHODS if name not in REFUSED]
+SUM_DIFFERS = {  # matrix products of other batches
+    "klt": 1e-6, "powersgd": 1e-6, "powersgd/alternate": 1e-6, "lgc_ps": 1e-5, "lgc_ring": 1e-5
+}  # fmt: skip
+TURNS = ("qsgd/two-shot feedback", "powersgd/alternate")  # variants with other collectives
+NAMES = [*(name for name in METHODS if name not in REFUSED), *TURNS]
 SETTINGS = {  # so that small shards send something, and gradients are conserved
     "dgc": {"momentum": 0.0, "factor_masking": False, "alpha": 0.05},
     "qsgd": {"error_feedback": True},
@@ -58,6 +62,8 @@ def gradients(seed: int) -> PyTree:
 
 
 def compressor_of(name: str) -> jgc.Compressor:
+    if name in TURNS:
+        return contract.compressor_of(name)
     method = METHODS[name]
     return method.factory(method.settings(**SETTINGS.get(name, {})))
 
@@ -119,7 +125,7 @@ def _state_of(state: State, group: int, f: int | None) -> State:
     return State(jax.tree.map(lambda x: x[f], shared), jax.tree.map(lambda x: x[:, f], local))
 
 
-CONSERVING = [name for name in NAMES if "conservation" not in METHODS[name].exempt or name == "qsgd"]
+CONSERVING = [x for x in NAMES if x in (*TURNS, "qsgd") or "conservation" not in METHODS[x].exempt]
 
 
 @pytest.mark.parametrize("name", some_by_default(CONSERVING, SOME))

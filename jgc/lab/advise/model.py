@@ -9,8 +9,9 @@ Through a bucket (`jgc.rounds`) an exchange is an upload of a message, REQUESTS 
 messages of the others; its overhead is 0. It is in the place of a collective, with the op `BUCKET`.
 
 Bytes and collectives are those of `Wire.physical`. Hops are messages that wait for each other: 2(K-1) in an all-reduce,
-which is a ring, K-1 in a gather, 1 in a permute. Nothing overlaps: neither two collectives nor communication and
-computation. If `contention` hosts share a processor, its work takes `contention` times as long.
+which is a ring, K-1 in a gather, 1 in a permute and in an all-to-all, as Gloo has them. Nothing overlaps: neither two
+collectives nor communication and computation. If `contention` hosts share a processor, its work takes `contention`
+times as long.
 """
 
 import math
@@ -32,7 +33,7 @@ _HOPS = {
     "all-reduce": lambda hosts: 2 * (hosts - 1),
     "all-gather": lambda hosts: hosts - 1,
     "reduce-scatter": lambda hosts: hosts - 1,
-    "all-to-all": lambda hosts: hosts - 1,
+    "all-to-all": lambda hosts: 1,
     "collective-permute": lambda hosts: 1,
 }
 
