@@ -159,7 +159,8 @@ def test_methods_that_need_the_other_nodes_are_refused(method, text, tmp_path):
 @pytest.mark.parametrize("setting, text", [
     ({"grace": 0}, "grace must be positive"), ({"quorum": 0}, "quorum"), ({"overlap": 2}, "overlap"),
     ({"merge": 0.5}, "does nothing"), ({"merge": "late", "overlap": 1}, "eager"),
-    ({"merge": "eager", "overlap": 1, "outer": rounds.AdamW()}, "steps add up"), ({"node": "a/b"}, "letters"), ({"start": 1}, "below quorum"),
+    ({"merge": "eager", "overlap": 1, "outer": rounds.AdamW()}, "steps add up"), ({"node": "a/b"}, "letters"),
+    ({"start": 1}, "below quorum"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_one_line(setting, text, tmp_path):
     node = setting.pop("node", "a")
