@@ -14,7 +14,6 @@ from jgc import comm
 from jgc.checks.misuse import check_compressor
 from jgc.layout.by_layer import joined
 from jgc.layout.pack import leaf_paths, pack
-from jgc.layout.vector import as_vector
 from jgc.method.ages import ages
 from jgc.method.aggregate import FORMS, Job, check_step, jobs_of, means_inside, method_step, run
 from jgc.method.compressor import check_phase
@@ -25,7 +24,7 @@ from jgc.method.plan import Plan, layers_of_leaf, make_plan
 from jgc.method.shards import whole
 from jgc.method.states import of_shard
 from jgc.nodes.placement import ByShards, sharding_spec
-from jgc.selection.entries import Sparse
+from jgc.selection.entries import Sparse, as_vector
 from jgc.types import Array, Compressor, Key, Nodes, PyTree, State
 
 
@@ -80,12 +79,11 @@ def diagnose(
       phase, key, grads, state, nodes: see `Aggregate`.
 
     Returns:
-      f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of v,
-      gradient plus residual; `true_cosine` against the mean of the gradients. Also the method's
+      f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of
+      v, gradient plus residual; `true_cosine` against the mean of the gradients. Also the method's
       diagnostics, of sparse methods `positions`, i32[mu]. Of a combination, those of the default's
-      leaves, but `true_cosine` of all leaves. Where devices of a node
-      divide the gradients: the mean over these devices, for their shards in the largest group of
-        leaves.
+      leaves, but `true_cosine` of all leaves. Where devices of a node divide the gradients: the
+      mean over these devices, for their shards in the largest group of leaves.
 
     Raises:
       TypeError: something else in place of a compressor, or a `Phase` in place of its value.

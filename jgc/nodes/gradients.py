@@ -18,13 +18,14 @@ from jgc import comm
 from jgc.backend import backend_of
 from jgc.checks.misuse import check_loss, check_nodes
 from jgc.comm.jaxprs import evaluated
-from jgc.nodes.axis import check_arguments, map_placed, on_nodes, varying, without_others
+from jgc.nodes.axis import check_arguments, on_nodes, varying, without_others
 from jgc.nodes.placement import (
     BATCH,
     LOCAL,
     SHARED,
     any_divided,
     locally,
+    map_placed,
     on_node_axis,
     sharding_of,
 )  # fmt: skip
@@ -40,8 +41,8 @@ def node_grads(
     """Make a function of node-local gradients, for your own training loop.
 
     Args:
-      loss: `(params, batch) -> scalar`, the mean loss over a node's examples, or with `has_aux` `->
-        (scalar, aux)`. It may contain any loop or branch.
+      loss: `(params, batch) -> scalar`, the mean loss over a node's examples, or with `has_aux`
+        `-> (scalar, aux)`. It may contain any loop or branch.
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`; `aux` on nodes of several devices: see `jgc.Metrics`.
       unroll: whether the nodes of one device are computed one after another (True), or together
