@@ -87,6 +87,12 @@ def check_rounds(config: Any) -> None:
         raise UserError(f"--rounds.seconds must be at least 0, got {rounds.seconds}")
     if rounds.outer == "sgd" and rounds.outer_beta2 != type(rounds).outer_beta2:
         raise UserError(f"--rounds.outer-beta2 {rounds.outer_beta2} does nothing without --rounds.outer adamw")
+    rate = config.local.outer_learning_rate
+    if rounds.outer == "adamw" and rate == type(config.local).outer_learning_rate:
+        raise UserError(
+            f"--rounds.outer adamw would move every parameter by up to --local.outer-learning-rate {rate:g} a round, "
+            "which is meant for sgd: give a rate such as 0.001"
+        )
     try:
         check_node(rounds.node)
         check_rules(Rules(**rounds.rules()))
