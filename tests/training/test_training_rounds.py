@@ -54,6 +54,9 @@ def test_a_bucket_makes_the_process_one_node():
     assert (config.nodes, config.batch_size) == (1, 16)  # 128 of 8 nodes
     assert config.rounds.retained == 9 and config.rounds.overlap and config.rounds.merge == 0.5
     assert rounds_setup.begun(config).run_dir == "runs/run-paris"
+    assert parse([*line, "--rounds.overlap", "--rounds.merge", "eager"]).rounds.merge == "eager"
+    with pytest.raises(UserError, match=r"--rounds.merge must be a number"):
+        parse([*line, "--rounds.merge", "late"])
     assert parse(["--method", "topk"]).nodes == 8 and parse([*line, "--batch-size", "3"]).batch_size == 3
 
 
@@ -66,7 +69,9 @@ MISTAKES = [
     ({"retained": 0}, {}, "--rounds.keep must be a whole number of at least 1, got 0"),
     ({"timeout": -1.0}, {}, "--rounds.timeout must be positive"),
     ({"merge": 0.5}, {}, "--rounds.merge 0.5 does nothing without --rounds.overlap"),
-    ({"merge": 2.0, "overlap": True}, {}, "--rounds.merge must be in [0, 1], got 2.0"),
+    ({"merge": 2.0, "overlap": True}, {}, "--rounds.merge must be in [0, 1] or eager, got 2.0"),
+    ({"merge": "eager", "overlap": True, "outer": "adamw"}, {"local": LocalConfig(every=2, outer_learning_rate=0.1)},
+     "--rounds.merge eager needs --rounds.outer sgd"),
     ({"seconds": -1.0}, {}, "--rounds.seconds must be at least 0"),
     ({"outer_beta2": 0.9}, {}, "--rounds.outer-beta2 0.9 does nothing without --rounds.outer adamw"),
     ({"outer_beta2": 1.0, "outer": "adamw"}, {"local": LocalConfig(every=2, outer_learning_rate=0.1)}, "b2 must be in"),
