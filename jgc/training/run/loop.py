@@ -61,6 +61,8 @@ def run(
     if config.rounds.bucket:
         config = rounds_setup.begun(config)
     check(config)
+    if config.rounds.bucket:
+        rounds_setup.check_bucket(config)
     with join(config) as team:
         console = console or Output(width=None if sys.stdout.isatty() else WIDTH, markup=False)
         return run_in(team, config, resume_command, team.console(console), source)

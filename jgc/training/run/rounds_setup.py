@@ -10,7 +10,8 @@ from typing import Any
 
 import jgc.rounds
 from jgc.nodes.placing import place_parts
-from jgc.rounds.bucket import BucketError
+from jgc.rounds.bucket import BucketError, NoBucket
+from jgc.rounds.names import CHECKPOINTS
 from jgc.training.data import prefetch
 from jgc.training.errors import FAILED, UserError, values_of_the_user
 from jgc.training.output.metrics import read
@@ -36,6 +37,17 @@ def begun(config: Config) -> Config:
     last = PurePosixPath(config.rounds.bucket).name or "bucket"
     path = Path(config.run_dir or f"runs/{last}-{config.rounds.node}")
     return dataclasses.replace(config, run_dir=str(path), resume=(path / CONFIG).exists())
+
+
+def check_bucket(config: Config) -> None:
+    """Raise UserError, before data and model are made, without a bucket or credentials. A listing, which says so."""
+    with one_line():
+        try:
+            jgc.rounds.open_bucket(config.rounds.bucket).list(CHECKPOINTS)
+        except NoBucket:
+            raise
+        except BucketError:
+            return  # it does not answer now: the node waits for it when it joins
 
 
 def check(setup: Setup, folder: Path) -> None:
