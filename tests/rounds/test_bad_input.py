@@ -125,6 +125,7 @@ def test_after_an_exchange_that_was_cut_short_the_message_counts_once(tmp_path):
 
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(lambda: _join(tmp_path, node="b", quorum=2, outer=how["outer"]).exchange(PARAMS, 1))
-        again = pool.submit(lambda: _join(tmp_path, **how)).result()  # finishes round 0 first
-        other.result()
-    assert again.last is not None and again.last.counted and float(again.params["w"][0]) == 1.0
+        again = pool.submit(lambda: _join(tmp_path, **how)).result()
+        assert other.result()[1].members == ("a", "b")
+    assert again.number == 1 and float(again.params["w"][0]) == 1.0  # (2 + 0) / 2
+    assert not again.member.carry.any()

@@ -22,7 +22,7 @@ from jgc.rounds.bucket import open_bucket
 from jgc.training.errors import UserError
 from jgc.training.output.metrics import read
 from jgc.training.output.table import rounds_lines
-from jgc.training.run import loop, rounds, setup as building
+from jgc.training.run import loop, rounds_setup, setup as building
 from jgc.training.run.rounds_file import summarised
 from jgc.training.run.setup import Setup
 from jgc.training.settings.cli import parse
@@ -53,7 +53,10 @@ def test_a_bucket_makes_the_process_one_node():
     config = parse([*line, "--rounds.keep", "9", "--rounds.overlap", "--rounds.merge", "0.5"])
     assert (config.nodes, config.batch_size) == (1, 16)  # 128 of 8 nodes
     assert config.rounds.retained == 9 and config.rounds.overlap and config.rounds.merge == 0.5
-    assert rounds.begun(config).run_dir == "runs/run-paris"
+    assert rounds_setup.begun(config).run_dir == "runs/run-paris"
+    assert parse([*line, "--rounds.overlap", "--rounds.merge", "eager"]).rounds.merge == "eager"
+    with pytest.raises(UserError, match=r"--rounds.merge must be a number"):
+        parse([*line, "--rounds.merge", "late"])
     assert parse(["--method", "topk"]).nodes == 8 and parse([*line, "--batch-size", "3"]).batch_size == 3
 
 
@@ -66,10 +69,13 @@ MISTAKES = [
     ({"retained": 0}, {}, "--rounds.keep must be a whole number of at least 1, got 0"),
     ({"timeout": -1.0}, {}, "--rounds.timeout must be positive"),
     ({"merge": 0.5}, {}, "--rounds.merge 0.5 does nothing without --rounds.overlap"),
-    ({"merge": 2.0, "overlap": True}, {}, "--rounds.merge must be in [0, 1], got 2.0"),
+    ({"merge": 2.0, "overlap": True}, {}, "--rounds.merge must be in [0, 1] or eager, got 2.0"),
+    ({"merge": "eager", "overlap": True, "outer": "adamw"}, {"local": LocalConfig(every=2, outer_learning_rate=0.1)},
+     "--rounds.merge eager needs --rounds.outer sgd"),
     ({"seconds": -1.0}, {}, "--rounds.seconds must be at least 0"),
     ({"outer_beta2": 0.9}, {}, "--rounds.outer-beta2 0.9 does nothing without --rounds.outer adamw"),
-    ({"outer_beta2": 1.0, "outer": "adamw"}, {}, "b2 must be in [0, 1), got 1.0"),
+    ({"outer_beta2": 1.0, "outer": "adamw"}, {"local": LocalConfig(every=2, outer_learning_rate=0.1)}, "b2 must be in"),
+    ({"outer": "adamw"}, {}, "--rounds.outer adamw would move every parameter by up to --local.outer-learning-rate"),
     ({"bucket": ""}, {}, "--rounds.node a does nothing without --rounds.bucket"),
     ({"bucket": "", "node": "", "quorum": 2}, {}, "--rounds.quorum 2 does nothing without --rounds.bucket"),
     ({}, {"nodes": 2}, "--nodes 2 does not go with --rounds.bucket: a process is one node"),
@@ -110,7 +116,8 @@ def test_a_method_that_cannot_is_named_before_anything_is_written(tmp_path, meth
     ("/nowhere/at/all", "/nowhere/at/all: No such file or directory; give an existing folder or a URL"),
     ("az://container/run", "AZURE_STORAGE_ACCOUNT_NAME"), ("bogus://x", "bogus"),
 ])  # fmt: skip
-def test_no_bucket_and_no_credentials_are_one_line(tmp_path, bucket, named):
+def test_no_bucket_and_no_credentials_are_one_line(tmp_path, bucket, named, monkeypatch):
+    monkeypatch.setattr(loop, "build", lambda *_: pytest.fail("built all the same"))
     with pytest.raises(UserError, match=named) as error:
         loop.run(config_of(tmp_path, more={"bucket": bucket}))
     assert "\n" not in str(error.value) and not (tmp_path / "a" / "config.json").exists()
@@ -119,7 +126,7 @@ def test_no_bucket_and_no_credentials_are_one_line(tmp_path, bucket, named):
 def test_nodes_have_other_batches_and_each_the_same_again(tmp_path):
     def batches(node, seed=0):
         setup = building.build(config_of(tmp_path, node, seed=seed))
-        made = rounds.batches(setup, 0)
+        made = rounds_setup.batches(setup, 0)
         return [np.asarray(next(made)[0]) for _ in range(3)]
 
     first = batches("a")
@@ -130,7 +137,7 @@ def test_nodes_have_other_batches_and_each_the_same_again(tmp_path):
 
 def test_all_settings_that_must_be_alike_are_compared(tmp_path):
     def settings(**changes):
-        return rounds.alike(_setup(config_of(tmp_path, **changes)))
+        return rounds_setup.alike(_setup(config_of(tmp_path, **changes)))
 
     own = {"batch_size": 4, "steps": 20, "evaluate_every": 7, "node": "b", "more": {"seconds": 3.0, "grace": 1.0}}
     assert settings(**own) == settings()
@@ -214,11 +221,21 @@ def test_a_run_of_one_node_is_resumed_by_the_same_line(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_overlap_records_every_round(tmp_path):
-    config = config_of(tmp_path, more={"overlap": True, "outer": "adamw", "seconds": 0.05}, learning_rate=1e-3)
+    outer = LocalConfig(every=2, outer_learning_rate=1e-3)
+    config = config_of(tmp_path, more={"overlap": True, "outer": "adamw", "seconds": 0.05}, local=outer)
     assert loop.run(config) == 0
     found = [line for line in lines(tmp_path / "a") if "steps" in line]
     assert [line.get("round") for line in found] == [None, 0, 1, 2, 3] and found[-1]["steps"] == 0
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["rounds"]["closed"] == 4
+
+
+@pytest.mark.slow
+def test_a_node_of_two_devices_is_one_node(tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "make_nodes", make_nodes)
+    assert loop.run(config_of(tmp_path, devices_per_node=2, optimizer="sgd", learning_rate=0.05)) == 0
+    assert loop.run(config_of(tmp_path, "b", steps=10, optimizer="sgd", learning_rate=0.05)) == 0  # has one
+    found = [line for node in "ab" for line in lines(tmp_path / node) if "round" in line]
+    assert [(line["members"], line["counted"]) for line in found] == [(["a"], True)] * 4 + [(["b"], True)]
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from jgc.rounds.names import (
     ROUNDS,
     checkpoint_name,
     close_name,
-    node_name,
+    message_name,
+    messages_in,
 )
 from jgc.training.errors import FAILED, UserError
 from jgc.training.output.table import size
@@ -58,18 +59,21 @@ def close_open(bucket: Bucket, secret: bytes | None, history: History) -> RoundL
     number, run = history.number, history.run
     messages: dict[str, Message] = {}
     broken: dict[str, str] = {}
-    objects = bucket.get([node_name(number, node, "msg") for node in history.senders])
-    for node, data in zip(history.senders, objects, strict=True):
+    names = messages_in(history.objects.get(number, {}))
+    objects = bucket.get([message_name(number, *name) for name in names])
+    for (node, attempt), data in zip(names, objects, strict=True):
         try:
-            messages[node] = read_message(data or b"", run.token, node, number, run.shapes(number), secret)
+            message = read_message(data or b"", run.token, node, number, run.shapes(number), secret)
+            messages.setdefault(node, message._replace(attempt=attempt))
         except BadObject as error:
             broken[node] = str(error)
+    broken = {node: why for node, why in broken.items() if node not in messages}
     if not messages:
         why = "".join(f"; {node}: {text}" for node, text in broken.items())
         raise UserError(f"round {number} has no message to close it with{why}", FAILED)
     # without the method nothing is decoded, so nobody is an outlier; nodes skip what is not finite themselves
-    norms = dict.fromkeys(messages, 0.0)
-    made = make_list(number, messages, norms, broken, 0.0, PERSON, "", False, 0.0)
+    norms, before = dict.fromkeys(messages, 0.0), history.lists[-1].nodes if history.lists else ()
+    made = make_list(number, messages, norms, broken, 0.0, PERSON, before, False, 0.0)
     if not bucket.create(close_name(number), pack_list(run.token, made, secret)):
         raise UserError(f"round {number} was closed by a node meanwhile; nothing was done", FAILED)
     return made

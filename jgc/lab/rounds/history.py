@@ -1,6 +1,6 @@
 """What a bucket holds of a run: its newest rounds, its checkpoints, and the round that is open."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,18 @@ from jgc.rounds.bucket import Bucket
 from jgc.rounds.context import RoundsError
 from jgc.rounds.lists import RoundList, read_list
 from jgc.rounds.messages import BadObject, opened
-from jgc.rounds.names import CHECKPOINTS, CLOSE, ROUNDS, RUN, before_round, by_round, close_name, node_name, nodes_with
+from jgc.rounds.names import (
+    CHECKPOINTS,
+    CLOSE,
+    ROUNDS,
+    RUN,
+    before_round,
+    by_round,
+    close_name,
+    message_name,
+    messages_in,
+    nodes_with,
+)
 
 
 class Run(NamedTuple):
@@ -51,7 +62,7 @@ class History(NamedTuple):
     @property
     def senders(self) -> list[str]:
         """The nodes with a message in the open round."""
-        return nodes_with(self.objects.get(self.number, {}), "msg")
+        return senders_in(self.objects.get(self.number, {}))
 
     @property
     def missing(self) -> list[str]:
@@ -59,6 +70,11 @@ class History(NamedTuple):
         names = self.objects.get(self.number, {})
         expected = {*(self.lists[-1].nodes if self.lists else ()), *nodes_with(names, "here")}
         return sorted(expected - {*nodes_with(names, "left"), *self.senders})
+
+
+def senders_in(names: Iterable[str]) -> list[str]:
+    """The nodes with a message among the names of a round, sorted."""
+    return sorted({node for node, _ in messages_in(names)})
 
 
 def read_run(bucket: Bucket, secret: bytes | None) -> Run:
@@ -105,9 +121,9 @@ def tokens_sent(bucket: Bucket, secret: bytes | None, history: History) -> tuple
     """Tokens of the messages of closed rounds that are still in the bucket: (counted, not counted)."""
     counted, others = 0, []
     for closed in history.lists:
-        senders = nodes_with(history.objects[closed.round], "msg")
-        counted += sum(entry.tokens for entry in closed.members if entry.node in senders)
-        others += [node_name(closed.round, node, "msg") for node in senders if not closed.counts(node)]
+        there = messages_in(history.objects[closed.round])
+        counted += sum(entry.tokens for entry in closed.members if (entry.node, entry.attempt) in there)
+        others += [message_name(closed.round, *message) for message in there if not closed.counts(message[0])]
     lost = 0
     for data in bucket.get(others):
         try:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jgc.lab.rounds.history import History, read_history, tokens_sent
+from jgc.lab.rounds.history import History, read_history, senders_in, tokens_sent
 from jgc.lab.rounds.opened import opened_bucket
 from jgc.lab.shared.tables import table
 from jgc.rounds.bucket import Bucket
@@ -83,7 +83,7 @@ def figures(history: History, counted: int, lost: int) -> dict[str, Any]:
 
 def left_out(history: History, closed: Any) -> dict[str, str]:
     """Nodes whose message does not count, with the reason; "late" if it came after the list."""
-    late = [x for x in nodes_with(history.objects.get(closed.round, {}), "msg") if not closed.counts(x)]
+    late = [x for x in senders_in(history.objects.get(closed.round, {})) if not closed.counts(x)]
     return dict.fromkeys(late, "late") | dict(closed.left_out)
 
 

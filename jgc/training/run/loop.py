@@ -22,7 +22,7 @@ from jgc.training.output.recording import Recording
 from jgc.training.output.sample import sample_of
 from jgc.training.processes.distributed import Team, join
 from jgc.training.processes.drift import Replicas
-from jgc.training.run import checkpoint, local, rounds
+from jgc.training.run import checkpoint, local, rounds, rounds_setup
 from jgc.training.run.finish import finish
 from jgc.training.run.folder import CONFIG, METRICS, SUMMARY, check_run_dir, choose_run_dir, mark_run_dir
 from jgc.training.run.lock import sole_writer
@@ -59,8 +59,10 @@ def run(
       UserError: one line on why the run cannot start or continue.
     """
     if config.rounds.bucket:
-        config = rounds.begun(config)
+        config = rounds_setup.begun(config)
     check(config)
+    if config.rounds.bucket:
+        rounds_setup.check_bucket(config)
     with join(config) as team:
         console = console or Output(width=None if sys.stdout.isatty() else WIDTH, markup=False)
         return run_in(team, config, resume_command, team.console(console), source)
@@ -93,7 +95,7 @@ def run_in_folder(
     first = {"a first state of checksum": team.checksum(arrays_by_name(setup.state))}
     team.require_equal(first, "JAX_ variables, XLA_FLAGS or processors differ")
     if config.rounds.bucket:
-        rounds.check(setup, folder)
+        rounds_setup.check(setup, folder)
     if team.leads and not (folder / CONFIG).exists():
         mark_run_dir(folder, config)
     team.resume = resume_command.replace("{run_dir}", shlex.quote(str(folder)))
@@ -104,7 +106,7 @@ def run_in_folder(
         found = checkpoint.restore(manager, partial(check_own, setup)) if config.resume else None
     state, start, entered = resume_or_start(setup, found, console)
     if config.rounds.bucket:
-        start = rounds.steps_so_far(folder, start)
+        start = rounds_setup.steps_so_far(folder, start)
     so_far = {"first step": start, "phases so far": [phase.name for phase in entered]}
     team.require_equal(so_far, f"all processes must see the same folder {folder}")
     if team.leads:

@@ -5,15 +5,12 @@ there are is unknown, and a node may miss rounds, so two counts differ: `done` h
 number the lines of metrics.jsonl; the learning rate's schedule and --steps count H steps for every round of all nodes.
 """
 
-import dataclasses
 import logging
 import time
-import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain, count
-from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import jax
@@ -23,34 +20,17 @@ import optax
 import jgc.rounds
 from jgc.loops.local_loop import LocalState
 from jgc.method.phases import phase_at
-from jgc.nodes.placing import place_parts
-from jgc.rounds.bucket import BucketError
-from jgc.training.data import prefetch
-from jgc.training.errors import FAILED, UserError, values_of_the_user
-from jgc.training.output.metrics import read
 from jgc.training.output.table import size
 from jgc.training.run import checkpoint
-from jgc.training.run.folder import CONFIG, ROUNDS
 from jgc.training.run.local import NOTHING
 from jgc.training.run.periodic import check_replicas, save, steps_between_validations
 from jgc.training.run.record import Run, compile_once, cost_of
 from jgc.training.run.rounds_file import append, exchange_line, join_line, round_text
-from jgc.training.run.setup import Setup
+from jgc.training.run.rounds_setup import arguments_of, batches, one_line
 from jgc.training.run.signals import Interrupts
-from jgc.training.settings.config import Config, as_json
-from jgc.training.settings.rounds_config import outer_of
-from jgc.training.settings.saved_config import FREE
 from jgc.training.steps.evaluate import LOSS
-from jgc.training.steps.step import Batch, outputs_of
-from jgc.types import Phase, PyTree
-
-# Settings that nodes need not have alike, besides those that may change on --resume. Those of the outer optimiser and
-# the quorum are compared by `jgc.rounds`.
-OF_A_NODE = frozenset(
-    "rounds batch_size devices_per_node unroll_nodes deterministic local.outer_learning_rate "
-    "local.outer_momentum".split()
-)
-FOREVER = 2**62  # steps
+from jgc.training.steps.step import Batch, make_rate_of, outputs_of
+from jgc.types import Array, Phase, PyTree
 
 
 class Stopped(Exception):
@@ -81,31 +61,6 @@ class Stretch(NamedTuple):
     tokens: int
     seconds: float
     whole: bool
-
-
-def begun(config: Config) -> Config:
-    """The config with its run folder, and resumed if that holds a run: the same line starts and resumes a node."""
-    last = PurePosixPath(config.rounds.bucket).name or "bucket"
-    path = Path(config.run_dir or f"runs/{last}-{config.rounds.node}")
-    return dataclasses.replace(config, run_dir=str(path), resume=(path / CONFIG).exists())
-
-
-def check(setup: Setup, folder: Path) -> None:
-    """Raise UserError, before anything is compiled, if the bucket has a run that this node cannot take part in."""
-    with one_line(), values_of_the_user():
-        token = jgc.rounds.check(**_arguments(setup, setup.state.params))
-    before = {line["run"] for line in read(folder / ROUNDS)}
-    if before and before != {token}:
-        there = f"the run {token}" if token else "no run"
-        raise UserError(
-            f"{folder} is of the run {', '.join(sorted(before))}, and {setup.parts.config.rounds.bucket} has {there}: "
-            "give another --run-dir"
-        )
-
-
-def steps_so_far(folder: Path, saved: int) -> int:
-    """Local steps of this node before this start; `saved` are those of its checkpoint."""
-    return max([saved, *(line["step"] for line in read(folder / ROUNDS))])
 
 
 def train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
@@ -141,12 +96,13 @@ def _train(
 ) -> tuple[LocalState, int]:
     every = run.config.local.every or 1
     total, params, unsent, start = run.config.steps // every, rounds.params, False, state.step
+    rate_of = make_rate_of(run.setup.parts)
     while rounds.coming < total and not run.interrupts.received:
         run.recorder.write()
         began, number, counts = time.perf_counter(), rounds.coming, rounds.bucket.counts
         enter(run, number)
         state = placed(state, rounds.params, params, number * every)
-        stretch = local_steps(run, state, number, arriving)
+        stretch = local_steps(run, state, number, arriving, rate_of)
         state, unsent = stretch.state, True
         if not stretch.whole:
             break
@@ -199,13 +155,15 @@ def end(
     return state, max(state.step, run.config.steps) if over else min(state.step, run.config.steps - 1)
 
 
-def local_steps(run: Run, state: LocalState, number: int, arriving: Iterator[Batch]) -> Stretch:
+def local_steps(
+    run: Run, state: LocalState, number: int, arriving: Iterator[Batch], rate_of: Callable[[LocalState], Array]
+) -> Stretch:
     """The local steps of round `number`: H of them, or as many as fit into --rounds.seconds."""
     config, step, began, tokens = run.config, run.setup.step, time.perf_counter(), 0
     every, limit, phase = config.local.every or 1, config.rounds.seconds, run.entered[-1]
     for i in count(1):
         batch = next(arriving)
-        rate = jnp.asarray(run.setup.parts.schedule(number * every + min(i, every) - 1), jnp.float32)
+        rate = rate_of(state._replace(step=number * every + i - 1))  # as `placed` sets the schedule
         state, metrics = step.inner(state, batch)
         outputs = {**outputs_of(metrics), "learning_rate": rate}
         run.recorder.push(state.step - 1, phase, outputs, **NOTHING)  # waits for the step before
@@ -299,7 +257,7 @@ def join(run: Run, params: PyTree, start: int) -> jgc.rounds.Rounds:
     """Take part in the bucket's run from now on. Raises Stopped if a signal comes meanwhile."""
     how, began = run.config.rounds, time.perf_counter()
     rounds = jgc.rounds.join(
-        **_arguments(run.setup, params), overlap=int(how.overlap), merge=how.merge, folder=run.folder / "node",
+        **arguments_of(run.setup, params), overlap=int(how.overlap), merge=how.merge, folder=run.folder / "node",
         pause=partial(pause, run.interrupts),
     )  # fmt: skip
     append(run.folder, join_line(rounds, start, time.perf_counter() - began))
@@ -318,36 +276,11 @@ def record(run: Run, line: dict[str, Any]) -> None:
         run.recorder.display.say(text)
 
 
-def batches(setup: Setup, start: int) -> Generator[Batch]:
-    """The batches of this node's steps from `start` on, without an end: a function of seed, node and step.
-
-    Every node has an order of the data of its own. In a text that keeps its order it begins in another place.
-    """
-    config, source = setup.parts.config, setup.source
-    seed = zlib.crc32(f"{config.seed} {config.rounds.node}".encode())
-    first = seed % max(1, int(source.epoch_steps(config.batch_size)))
-
-    def batch_of(step: int) -> Batch:
-        make = partial(source.batch, seed, first + step, 1, config.batch_size)
-        return place_parts(make, setup.parts.nodes)
-
-    yield from prefetch(batch_of, start, FOREVER)
-
-
 def pause(interrupts: Interrupts, seconds: float) -> None:
     """Wait. Raises Stopped once a signal has come."""
     time.sleep(seconds)
     if interrupts.received:
         raise Stopped
-
-
-@contextmanager
-def one_line() -> Iterator[None]:
-    """Turn what a bucket or a run cannot do into a UserError."""
-    try:
-        yield
-    except (jgc.rounds.RoundsError, BucketError) as error:
-        raise UserError(str(error), FAILED) from error
 
 
 @contextmanager
@@ -366,28 +299,3 @@ def events(run: Run) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.propagate = before
-
-
-def _arguments(setup: Setup, params: PyTree) -> dict[str, Any]:
-    """What `jgc.rounds.check` and `join` have in common."""
-    config = setup.parts.config
-    return {
-        "bucket": config.rounds.bucket, "node": config.rounds.node, "params": params,
-        "compressor": setup.parts.compressor, "outer": outer_of(config), "settings": alike(setup), "seed": config.seed,
-        **config.rounds.rules(),
-    }  # fmt: skip
-
-
-def alike(setup: Setup) -> dict[str, Any]:
-    """What all nodes must have alike, by the names of train.py's options."""
-    return {"data": setup.source.facts, **_flat(as_json(setup.parts.config), "")}
-
-
-def _flat(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in settings.items():
-        path = f"{prefix}{name}"
-        if path in FREE | OF_A_NODE:
-            continue
-        out |= _flat(value, f"{path}.") if isinstance(value, dict) else {path: value}
-    return out

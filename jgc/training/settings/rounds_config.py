@@ -27,7 +27,7 @@ class RoundsConfig:
     quorum: int = 1
     """fewest messages that close a round; the same on all nodes"""
     start: int = 0
-    """nodes that the first round waits for, however long; 0: the quorum"""
+    """nodes that the first round waits for before its grace begins; 0: the quorum"""
     grace: float = 60.0
     """seconds that a quorum waits for nodes that are expected and do not come"""
     timeout: float = 3600.0
@@ -42,8 +42,9 @@ class RoundsConfig:
     """as many local steps a round as fit into these seconds, at least one; 0: --local.every. Nodes may differ"""
     overlap: bool = False
     """exchange while the next round's local steps run; costs loss, see docs/rounds.md"""
-    merge: float | None = None
-    """with overlap, the share of a round's own movement that a node keeps until the mean arrives, in [0, 1]"""
+    merge: float | Literal["eager"] | None = None
+    """with overlap, the share of its movement in a round that a node keeps until the mean arrives, in [0, 1]; or eager:
+    its share of the mean goes through the outer step at once, and is corrected when the mean arrives"""
     outer: Literal["sgd", "adamw"] = "sgd"
     """outer optimiser. Its rate is --local.outer-learning-rate, its (Nesterov) momentum or beta1
     --local.outer-momentum"""
@@ -81,12 +82,21 @@ def check_rounds(config: Any) -> None:
     _check_others(config)
     if rounds.merge is not None and not rounds.overlap:
         raise UserError(f"--rounds.merge {rounds.merge} does nothing without --rounds.overlap")
-    if rounds.merge is not None and not 0 <= rounds.merge <= 1:
-        raise UserError(f"--rounds.merge must be in [0, 1], got {rounds.merge}")
+    if rounds.merge == "eager":
+        if rounds.outer != "sgd":
+            raise UserError("--rounds.merge eager needs --rounds.outer sgd, whose steps add up")
+    elif rounds.merge is not None and not 0 <= rounds.merge <= 1:
+        raise UserError(f"--rounds.merge must be in [0, 1] or eager, got {rounds.merge}")
     if not 0 <= rounds.seconds < float("inf"):
         raise UserError(f"--rounds.seconds must be at least 0, got {rounds.seconds}")
     if rounds.outer == "sgd" and rounds.outer_beta2 != type(rounds).outer_beta2:
         raise UserError(f"--rounds.outer-beta2 {rounds.outer_beta2} does nothing without --rounds.outer adamw")
+    rate = config.local.outer_learning_rate
+    if rounds.outer == "adamw" and rate == type(config.local).outer_learning_rate:
+        raise UserError(
+            f"--rounds.outer adamw would move every parameter by up to --local.outer-learning-rate {rate:g} a round, "
+            "which is meant for sgd: give a rate such as 0.001"
+        )
     try:
         check_node(rounds.node)
         check_rules(Rules(**rounds.rules()))

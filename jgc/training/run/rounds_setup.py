@@ -1,0 +1,118 @@
+"""What a node of rounds through a bucket begins with: its folder, its data, and what all nodes must have alike."""
+
+import dataclasses
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import jgc.rounds
+from jgc.nodes.placing import place_parts
+from jgc.rounds.bucket import BucketError, NoBucket
+from jgc.rounds.names import CHECKPOINTS
+from jgc.training.data import prefetch
+from jgc.training.errors import FAILED, UserError, values_of_the_user
+from jgc.training.output.metrics import read
+from jgc.training.run.folder import CONFIG, ROUNDS
+from jgc.training.run.setup import Setup
+from jgc.training.settings.config import Config, as_json
+from jgc.training.settings.rounds_config import outer_of
+from jgc.training.settings.saved_config import FREE
+from jgc.training.steps.step import Batch
+from jgc.types import PyTree
+
+# Settings that nodes need not have alike, besides those that may change on --resume. Those of the outer optimiser and
+# the quorum are compared by `jgc.rounds`.
+OF_A_NODE = frozenset(
+    "rounds batch_size devices_per_node unroll_nodes deterministic local.outer_learning_rate "
+    "local.outer_momentum".split()
+)
+FOREVER = 2**62  # steps
+
+
+def begun(config: Config) -> Config:
+    """The config with its run folder, and resumed if that holds a run: the same line starts and resumes a node."""
+    last = PurePosixPath(config.rounds.bucket).name or "bucket"
+    path = Path(config.run_dir or f"runs/{last}-{config.rounds.node}")
+    return dataclasses.replace(config, run_dir=str(path), resume=(path / CONFIG).exists())
+
+
+def check_bucket(config: Config) -> None:
+    """Raise UserError, before data and model are made, without a bucket or credentials. A listing, which says so."""
+    with one_line():
+        try:
+            jgc.rounds.open_bucket(config.rounds.bucket).list(CHECKPOINTS)
+        except NoBucket:
+            raise
+        except BucketError:
+            return  # it does not answer now: the node waits for it when it joins
+
+
+def check(setup: Setup, folder: Path) -> None:
+    """Raise UserError, before anything is compiled, if the bucket has a run that this node cannot take part in."""
+    with one_line(), values_of_the_user():
+        token = jgc.rounds.check(**arguments_of(setup, setup.state.params))
+    before = {line["run"] for line in read(folder / ROUNDS)}
+    if before and before != {token}:
+        there = f"the run {token}" if token else "no run"
+        raise UserError(
+            f"{folder} is of the run {', '.join(sorted(before))}, and {setup.parts.config.rounds.bucket} has {there}: "
+            "give another --run-dir"
+        )
+
+
+def steps_so_far(folder: Path, saved: int) -> int:
+    """Local steps of this node before this start; `saved` are those of its checkpoint."""
+    return max([saved, *(line["step"] for line in read(folder / ROUNDS))])
+
+
+def batches(setup: Setup, start: int) -> Generator[Batch]:
+    """The batches of this node's steps from `start` on, without an end: a function of seed, node and step.
+
+    Every node has an order of the data of its own. In a text that keeps its order it begins in another place.
+    """
+    config, source = setup.parts.config, setup.source
+    seed = zlib.crc32(f"{config.seed} {config.rounds.node}".encode())
+    first = seed % max(1, int(source.epoch_steps(config.batch_size)))
+
+    def batch_of(step: int) -> Batch:
+        make = partial(source.batch, seed, first + step, 1, config.batch_size)
+        return place_parts(make, setup.parts.nodes)
+
+    yield from prefetch(batch_of, start, FOREVER)
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn what a bucket or a run cannot do into a UserError."""
+    try:
+        yield
+    except (jgc.rounds.RoundsError, BucketError) as error:
+        raise UserError(str(error), FAILED) from error
+
+
+def arguments_of(setup: Setup, params: PyTree) -> dict[str, Any]:
+    """What `jgc.rounds.check` and `join` have in common."""
+    config = setup.parts.config
+    return {
+        "bucket": config.rounds.bucket, "node": config.rounds.node, "params": params,
+        "compressor": setup.parts.compressor, "outer": outer_of(config), "settings": alike(setup), "seed": config.seed,
+        **config.rounds.rules(),
+    }  # fmt: skip
+
+
+def alike(setup: Setup) -> dict[str, Any]:
+    """What all nodes must have alike, by the names of train.py's options."""
+    return {"data": setup.source.facts, **_flat(as_json(setup.parts.config), "")}
+
+
+def _flat(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in settings.items():
+        path = f"{prefix}{name}"
+        if path in FREE | OF_A_NODE:
+            continue
+        out |= _flat(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return out
