@@ -89,6 +89,6 @@ def values_of_codes(codes: Array, dtype: DTypeLike) -> Array:
 
 
 def _layout(dtype: DTypeLike) -> tuple[Any, int, np.uint32]:
-    """Of a narrow dtype: its `finfo`, by how many bits an f32 is shifted, and what is then subtracted."""
+    """Of a narrow dtype: its `finfo`, how far an f32 is shifted, what is then subtracted."""
     narrow = jnp.finfo(dtype)
     return narrow, _MANTISSA - narrow.nmant, np.uint32((_BIAS - 1 + narrow.minexp) << narrow.nmant)
