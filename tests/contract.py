@@ -96,6 +96,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "onebit/two-shot": ("onebit", {"exchange": "two_shot"}),
     "cast/two-shot": ("cast", {"exchange": "two_shot"}),
+    "cast/mxfp4 two-shot": (
+        "cast", {"exchange": "two_shot", "format": "mxfp4", "hadamard": 16, "error_feedback": True}
+    ),
+    "cast/nvfp4 two-shot": ("cast", {"exchange": "two_shot", "format": "nvfp4", "error_feedback": True}),
     "cast/fp8 two-shot": ("cast", {"exchange": "two_shot", "format": "float8_e5m2", "error_feedback": True}),
     "terngrad/feedback": ("terngrad", {"error_feedback": True, "scaler_sharing": False}),
     "signsgd/feedback": ("signsgd", {"combine": "feedback"}),

@@ -28,16 +28,19 @@ Differs from the specifications
   3. There is no code for NaN: steps with NaN or Inf are skipped before.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jgc.comm import narrowed
-from jgc.types import Array
-from jgc.wire.floats import e2m1_codes, e2m1_values, exponent_of, power_of_two, round_to
+from jgc.backend import backend, plain
+from jgc.layout.pack import Layers, whole
+from jgc.types import Array, Key
+from jgc.wire.floats import codes_of, exponent_of, power_of_two, round_to, values_of_codes
 from jgc.wire.noise import noise
 from jgc.wire.quantized_words import Payload, Quantiser, ScaleCode
 from jgc.wire.scales import aligned, each_group, largest
@@ -63,21 +66,49 @@ def in_blocks(name: str, at_random: bool = False, field: str = "codes") -> Quant
     scaled = partial(_mx, element) if name in _MX else _nv
 
     def quantise(key, v, layers):
+        if backend() == "cpu" and not plain():
+            return _row_by_row(at_once, key, v, layers)
+        return at_once(key, v, layers)
+
+    def at_once(key, v, layers):
         at_most = each_group(largest, jnp.abs(v), layers, block)  # f32[blocks]
         factor, scales = scaled(at_most, at_random)
         v, (factor,) = aligned(v, [factor], layers, block)
         v = round_to(v * factor, element, noise(key, v.shape) if at_random else None)
-        return e2m1_codes(v) if element == E2M1 else v, scales
+        return codes_of(v, element), scales
 
     def value(codes, scale):
-        # an element times twice the scale's half: 2^-127 itself is no normal f32
-        return (e2m1_values(codes) if element == E2M1 else codes) / 2 * scale
+        # half an element times twice the scale: 2^-127 is no normal f32
+        return values_of_codes(codes, element) / 2 * scale
 
     return Quantiser(
         name, jnp.finfo(element).bits, quantise, value, bucket=block, field=field, in_parts=True,
-        float_dtype=None if element == E2M1 else element,
         scale_code=_E8M0 if name in _MX else _TWO_LEVELS,
     )  # fmt: skip
+
+
+def _row_by_row(at_once: Callable[..., Any], key: Key, v: Array, layers: Layers) -> Any:
+    """`at_once` of rows of 4,096 values, which are whole blocks and groups, and of the rest.
+
+    XLA on CPU would fuse all of it with the packing of codes, in whose order it vectorises nothing.
+    The codes of a loop it writes first.
+    """
+    count = v.size // NV_GROUP
+    if not count:
+        return at_once(key, v, layers)
+
+    def row(i):
+        cut = lax.dynamic_slice_in_dim(v, i * NV_GROUP, NV_GROUP)
+        codes, scales = at_once(jax.random.fold_in(key, i), cut, (whole(NV_GROUP),))
+        return codes.reshape(-1).astype(jnp.uint8), scales
+
+    rows = jax.tree.map(lambda x: x.reshape(-1), lax.map(row, jnp.arange(count)))
+    rest = v[count * NV_GROUP :]
+    if not rest.size:
+        return rows
+    codes, scales = at_once(jax.random.fold_in(key, count), rest, (whole(rest.size),))
+    last = codes.reshape(-1)[: rest.size].astype(jnp.uint8), scales
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), rows, last)
 
 
 def _mx(element: Any, at_most: Array, at_random: bool) -> tuple[Array, tuple[Array, ...]]:
@@ -95,7 +126,7 @@ def _nv(at_most: Array, at_random: bool) -> tuple[Array, tuple[Array, ...]]:
     group = largest(jnp.pad(at_most, (0, -at_most.size % _GROUP)).reshape(-1, _GROUP))
     of_group = jnp.maximum(_short(group * np.float32(1 / _LARGEST)), _TINY)
     s = at_most * np.float32(1 / 6) / _spread(of_group, at_most.size)
-    s = narrowed(s, E4M3).astype(jnp.float32) if not at_random else round_to(s, E4M3, _UP)
+    s = round_to(s, E4M3, _UP if at_random else None)
     scale = s * _spread(of_group, at_most.size)
     return jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0), (s, of_group)
 
@@ -126,12 +157,12 @@ def _read_e8m0(payload: Payload) -> list[Array]:
 
 
 def _write_two_levels(s: Array, of_group: Array) -> Payload:
-    return {"scales": narrowed(s, E4M3), "group_scales": of_group}
+    return {"scales": codes_of(s, E4M3).astype(jnp.uint8), "group_scales": of_group}
 
 
 def _read_two_levels(payload: Payload) -> list[Array]:
     """2 s S of every block."""
-    s = payload["scales"].astype(jnp.float32)
+    s = values_of_codes(payload["scales"].astype(jnp.uint32), E4M3)
     return [2 * s * _spread(payload["group_scales"], s.shape[-1])]
 
 

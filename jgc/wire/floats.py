@@ -4,6 +4,8 @@ Every step is an operation on f32 or on bits: no conversion that XLA may remove 
 says which it does), and none that a device lacks, as most lack 4-bit floats.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -51,25 +53,42 @@ def round_to(x: Array, dtype: DTypeLike, noise: Array | float | None = None) -> 
     return jnp.copysign(jnp.minimum(level * unit, float(narrow.max)), x)
 
 
-def e2m1_codes(x: Array) -> Array:
-    """The bits of 4-bit floats E2M1, u32 below 16: sign, two bits of exponent, one of mantissa.
+def codes_of(x: Array, dtype: DTypeLike) -> Array:
+    """The bits of values of a float dtype of 4 or 8 bits: sign, exponent, mantissa; u32.
 
     Args:
-      x: f32 values of the format: 0, 1/2, 1, 3/2, 2, 3, 4 and 6 with either sign.
-    """
-    size = jnp.abs(x)
-    index = jnp.where(size < 2, 2 * size, jnp.where(size < 4, size + 2, size / 2 + 4))
-    negative = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31)
-    return index.astype(jnp.uint32) | negative << np.uint32(3)
-
-
-def e2m1_values(codes: Array) -> Array:
-    """The inverse of `e2m1_codes`: u32 -> f32.
+      x: f32, finite values of the dtype (`round_to`).
+      dtype: such as float4_e2m1fn, float8_e4m3fn, float8_e5m2.
 
     Example:
-      >>> e2m1_values(jnp.arange(16, dtype=jnp.uint32)).tolist()[6:10]
+      >>> codes_of(jnp.array([0.5, 6.0, -0.0]), jnp.float4_e2m1fn).tolist()
+      [1, 7, 8]
+    """
+    narrow, shift, offset = _layout(dtype)
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    size = lax.bitcast_convert_type(bits & np.uint32(0x7FFFFFFF), jnp.float32)
+    subnormal = (size * (1 / float(narrow.smallest_subnormal))).astype(jnp.uint32)
+    normal = (bits & np.uint32(0x7FFFFFFF)) >> np.uint32(shift)
+    size_code = jnp.where(size < float(narrow.smallest_normal), subnormal, normal - offset)
+    return size_code | bits >> np.uint32(31) << np.uint32(narrow.bits - 1)
+
+
+def values_of_codes(codes: Array, dtype: DTypeLike) -> Array:
+    """The inverse of `codes_of`: u32 -> f32.
+
+    Example:
+      >>> values_of_codes(jnp.arange(16, dtype=jnp.uint32), jnp.float4_e2m1fn).tolist()[6:10]
       [4.0, 6.0, -0.0, -0.5]
     """
-    index = (codes & np.uint32(7)).astype(jnp.int32).astype(jnp.float32)
-    size = jnp.where(index < 4, index / 2, jnp.where(index < 6, index - 2, 2 * index - 8))
-    return jnp.where(codes >= 8, -size, size)
+    narrow, shift, offset = _layout(dtype)
+    size_code = codes & np.uint32((1 << narrow.bits - 1) - 1)
+    normal = lax.bitcast_convert_type((size_code + offset) << np.uint32(shift), jnp.float32)
+    subnormal = size_code.astype(jnp.int32).astype(jnp.float32) * float(narrow.smallest_subnormal)
+    size = jnp.where(size_code < np.uint32(1 << narrow.nmant), subnormal, normal)
+    return jnp.where(codes >> np.uint32(narrow.bits - 1) > 0, -size, size)
+
+
+def _layout(dtype: DTypeLike) -> tuple[Any, int, np.uint32]:
+    """Of a narrow dtype: its `finfo`, how far an f32 is shifted, what is then subtracted."""
+    narrow = jnp.finfo(dtype)
+    return narrow, _MANTISSA - narrow.nmant, np.uint32((_BIAS - 1 + narrow.minexp) << narrow.nmant)

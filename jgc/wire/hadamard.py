@@ -19,13 +19,17 @@ Differs from the papers
      decoded without the step's key.
 """
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jgc.backend import backend, plain
 from jgc.types import Array
 
 MOST = 2**16  # values of a block
+_AT_ONCE = 64  # blocks that a processor transforms together
 _SEED = 0
 
 
@@ -58,24 +62,44 @@ def rotate_back(v: Array, block: int) -> Array:
     return _of_blocks(v, block, lambda x: _transformed(x, _log2(block) // 2) * _signs(block))
 
 
-def _of_blocks(v: Array, block: int, transform) -> Array:
-    """v f32[n] with its whole blocks, f32[m, n / m], transformed."""
+def _of_blocks(v: Array, block: int, transform: Callable[[Array], Array]) -> Array:
+    """v f32[n] with its whole blocks, as columns f32[m, blocks], transformed."""
     whole = v.size // block * block
     if not whole:
         return v
-    # blocks as columns: every step of the transform then adds whole rows
-    blocks = transform(v[:whole].reshape(-1, block).T).T.reshape(-1)
-    return jnp.concatenate([blocks, v[whole:]]) if whole < v.size else blocks
+
+    def turned(blocks):  # as columns: every step of the transform then adds whole rows
+        return transform(blocks.T).T
+
+    blocks = v[:whole].reshape(-1, block)
+    few = len(blocks) % _AT_ONCE if backend() == "cpu" and not plain() else len(blocks)
+    parts = [turned(blocks[len(blocks) - few :]).reshape(-1)] if few else []
+    if few < len(blocks):  # in a processor's cache
+        rest = blocks[: len(blocks) - few].reshape(-1, _AT_ONCE, block)
+        parts = [lax.map(turned, rest).reshape(-1), *parts]
+    return jnp.concatenate([*parts, v[whole:]]) if len(parts) > 1 or whole < v.size else parts[0]
 
 
 def _transformed(x: Array, halvings: int) -> Array:
-    """H x / 2^halvings for x f32[m, columns], by log2(m) steps of sums and differences."""
+    """H x / 2^halvings for x f32[m, columns], in passes of up to three of its log2(m) steps."""
     shape, half = x.shape, 1
     while half < shape[0]:
-        x = x.reshape(-1, 2, half, shape[1])
-        x = jnp.stack([x[:, 0] + x[:, 1], x[:, 0] - x[:, 1]], axis=1)
-        half *= 2
+        width = min(8, shape[0] // half)
+        x = x.reshape(-1, width, half, shape[1])
+        x = jnp.stack(_sums_and_differences([x[:, i] for i in range(width)]), axis=1)
+        half *= width
     return x.reshape(shape) * np.float32(2.0**-halvings)
+
+
+def _sums_and_differences(parts: list[Array]) -> list[Array]:
+    """H of a list of arrays, step by step."""
+    half = 1
+    while half < len(parts):
+        parts = [
+            parts[i - half] - x if i & half else x + parts[i + half] for i, x in enumerate(parts)
+        ]
+        half *= 2
+    return parts
 
 
 def _signs(block: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from jgc.compress import cast, qsgd, terngrad, topk
 from jgc.layout.pack import whole
 from jgc.wire import quantized_words
 from jgc.wire.blocks import BLOCK_FORMATS, in_blocks
-from jgc.wire.floats import e2m1_codes, e2m1_values, round_to
+from jgc.wire.floats import codes_of, round_to, values_of_codes
 from jgc.wire.hadamard import _signs, rotate, rotate_back
 
 F32, E2M1, E4M3, E5M2 = np.float32, ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -91,8 +91,6 @@ def test_codes_and_scales_match_numpy_bit_for_bit(name, vector):
     v = VECTORS[vector]
     codes, payload, decoded = coded(name, False, v.size)(jax.random.key(0), v)
     bits, scales, values = numpys_nv(v) if name == "nvfp4" else numpys_mx(v, name)
-    if name.startswith("mxfp8"):
-        codes = np.asarray(payload["codes"]).view(np.uint8)
     assert np.array_equal(codes, bits)
     assert np.array_equal(np.asarray(payload["scales"]).view(np.uint8), scales)
     normal = (np.abs(values) >= np.finfo(F32).tiny) | (values == 0)
@@ -113,11 +111,13 @@ def test_rounding_to_the_nearest_is_the_cast(dtype):
     assert got.tobytes() == near.astype(dtype).astype(F32).tobytes()
 
 
-def test_codes_of_four_bits_are_those_of_ml_dtypes():
-    codes = np.arange(16, dtype=np.uint32)
-    values = codes.astype(np.uint8).view(E2M1).astype(F32)
-    assert np.asarray(e2m1_values(codes)).tobytes() == values.tobytes()
-    assert np.array_equal(e2m1_codes(values), codes)
+@pytest.mark.parametrize("dtype", [E2M1, E4M3, E5M2])
+def test_bits_of_elements_are_those_of_ml_dtypes(dtype):
+    codes = np.arange(16 if dtype == E2M1 else 256, dtype=np.uint32)
+    values = codes.astype(np.uint8).view(dtype).astype(F32)
+    codes, values = codes[np.isfinite(values)], values[np.isfinite(values)]
+    assert np.asarray(values_of_codes(codes, dtype)).tobytes() == values.tobytes()
+    assert np.array_equal(codes_of(values, dtype), codes)
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
@@ -152,7 +152,7 @@ def test_long_vectors_are_coded_part_by_part_as_at_once(name):
 
 
 @pytest.mark.parametrize("method, bytes_of", [
-    (cast(format="mxfp8_e4m3"), {"codes": 5000, "scales": 157}),
+    (cast(format="mxfp8_e4m3"), {"codes": 157 * 32, "scales": 157}),
     (cast(format="mxfp4", hadamard=64), {"codes": 157 * 16, "scales": 157}),
     (cast(format="nvfp4"), {"codes": 157 * 16, "scales": 313, "group_scales": 8}),
     (topk(alpha=0.02, value_code="mxfp4"), {"values": 64, "scales": 4}),
@@ -180,7 +180,7 @@ def numpys_rotation(v: np.ndarray, m: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("m", [2, 32, 64])
-@pytest.mark.parametrize("n", [1, 64, 1000])
+@pytest.mark.parametrize("n", [1, 64, 1000, 5000])
 def test_rotation_is_hadamards_and_comes_back(m, n):
     v = (np.random.default_rng(0).integers(-64, 65, n) / 1024).astype(F32)  # sums are exact
     turned = jax.jit(rotate, static_argnums=1)(v, m)

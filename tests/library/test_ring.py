@@ -30,9 +30,11 @@ KEEPING = {
     "onebit, buckets": {"exchange": "ring", "bucket": 64},
     "bfloat16": {"exchange": "ring", "error_feedback": True},
     "float8_e4m3": {"exchange": "ring", "format": "float8_e4m3", "error_feedback": True},
+    "mxfp4": {"exchange": "ring", "format": "mxfp4", "error_feedback": True},
+    "nvfp4": {"exchange": "ring", "format": "nvfp4", "hadamard": 32, "error_feedback": True},
 }
 FACTORIES = {"qsgd": qsgd, "natural": natural, "terngrad": terngrad, "onebit": onebit, "bfloat16": cast,
-             "float8_e4m3": cast}  # fmt: skip
+             "float8_e4m3": cast, "mxfp4": cast, "nvfp4": cast}  # fmt: skip
 
 
 def built(name: str):
@@ -168,7 +170,7 @@ def test_a_cast_is_as_near_to_the_mean_as_its_digits_at_every_hop(format, digits
     assert 0 < np.abs(got - v.astype(float).mean(0)).max() <= bound
 
 
-MESHES = ("natural", "terngrad", "onebit, buckets", "float8_e4m3")
+MESHES = ("natural", "terngrad", "onebit, buckets", "float8_e4m3", "nvfp4")
 
 
 @pytest.mark.parametrize("name", some_by_default(MESHES, ["terngrad"]))

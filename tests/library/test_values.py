@@ -82,7 +82,7 @@ def test_zeros_and_empty_vectors_roundtrip(code):
 
 @pytest.mark.parametrize("code, values, scales", [
     ("float32", 4 * 1000, 0), ("float16", 2 * 1000, 0), ("bfloat16", 2 * 1000, 0), ("8bit", 1024, 8), ("1bit", 128, 8),
-    ("2bit-codebook", 256, 16), ("mxfp8_e4m3", 1000, 32), ("mxfp4", 512, 32), ("nvfp4", 512, 63),
+    ("2bit-codebook", 256, 16), ("mxfp8_e4m3", 1024, 32), ("mxfp4", 512, 32), ("nvfp4", 512, 63),
 ])  # fmt: skip
 def test_values_cost_their_width(code, values, scales):
     sizes = payload_sizes(top_k(0.01, value_code=code), (whole(100_000),))
