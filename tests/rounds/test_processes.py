@@ -1,5 +1,6 @@
 """Processes on a folder and on a real SeaweedFS (extra `rounds-test`): examples/rounds.py, killed and back."""
 
+import json
 import os
 import re
 import signal
@@ -8,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import member
+import numpy as np
 import pytest
 
 from jgc.lab.shared.seaweed import Seaweed, find_weed
@@ -65,3 +68,27 @@ def test_three_processes_on_a_real_server(server, tmp_path):
     digests = [_digests(_ends(process)) for process in nodes]
     both = set.intersection(*(set(x) for x in digests))
     assert len(both) >= 10 and all(len({x[i] for x in digests}) == 1 for i in both)
+
+
+@pytest.mark.parametrize("count", [4])
+def test_a_hundred_rounds_of_four_processes_are_local_steps(count, server, tmp_path):
+    """One of them runs on the Python of JGC_OTHER_PYTHON, with another JAX, if that is set."""
+    rounds, other = 100, os.environ.get("JGC_OTHER_PYTHON", sys.executable)
+    pythons = [other, *[sys.executable] * (count - 1)]
+    environment = {k: x for k, x in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"} | server
+    processes = [
+        subprocess.Popen(
+            [python, member.__file__, "s3://runs/hundred", f"n{i}", str(count), str(rounds), tmp_path / f"{i}.json"],
+            env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ) for i, python in enumerate(pythons)
+    ]  # fmt: skip
+    for process in processes:
+        _ends(process)
+    found = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(count)]
+    print([{k: x[k] for k in x if k not in ("rounds", "theta")} for x in found])
+    first = found[0]["rounds"]
+    assert [x[0] for x in first] == list(range(rounds)) and all(x[2] and x[3] == count for x in first)
+    assert all(x["rounds"] == first and x["theta"] == found[0]["theta"] for x in found)
+    expected = member.as_local_steps(count, rounds)
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[0]["theta"][name], x, atol=2e-5)

@@ -21,6 +21,7 @@ RUN = "the run"  # where an outcome belongs to no fault
 TICK, LOOK = 0.1, 0.3  # seconds between two turns of the campaign, and between two looks of the audit
 AGAIN = 2  # lists in which a node must count after a fault: the first may count what it sent before
 CALM = 15.0  # seconds before the first fault
+FIRST = 4  # rounds that no figure has: nodes start one after another, and the lists after that catch up
 
 
 class Plan(NamedTuple):
@@ -287,9 +288,9 @@ def run(plan: Plan, place: Place, folder: Path, found: Found, tell: Callable[[st
     quiet = Run(plan, place._replace(prefix="undisturbed"), folder / "undisturbed-nodes", tell)
     try:
         quiet.begin()
-        _wait_for_rounds(quiet, 2)
+        _wait_for_rounds(quiet, FIRST)
         time.sleep(calm)
-        found.undisturbed = goodput(quiet.audit.rounds[1:], quiet.names, lambda *_: False)
+        found.undisturbed = goodput(quiet.audit.rounds[FIRST - 1 :], quiet.names, lambda *_: False)
         quiet.end(Found())
     finally:
         quiet.stop()
@@ -297,11 +298,11 @@ def run(plan: Plan, place: Place, folder: Path, found: Found, tell: Callable[[st
     begun = time.monotonic()
     try:
         faulty.begin()
-        _wait_for_rounds(faulty, 2)
+        _wait_for_rounds(faulty, FIRST)
         faulty.deadline = time.monotonic() + plan.seconds
         _faults(faulty, found, tell)
         found.seconds = time.monotonic() - begun
-        rounds = faulty.audit.rounds[1:]
+        rounds = faulty.audit.rounds[FIRST - 1 :]
         found.spared = goodput(rounds, faulty.names, faulty.was_hit)
         found.everyone = goodput(rounds, faulty.names, lambda *_: False)
         faulty.end(found)
