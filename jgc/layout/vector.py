@@ -17,7 +17,7 @@ from jax.custom_batching import custom_vmap
 
 from jgc.backend import backend, backend_of, plain
 from jgc.layout.devices import as_flat, dynamic_part, filled, hidden, in_tiles, sealed, with_part
-from jgc.layout.pack import Layers, Packing, joined, pack, pieces, unpack
+from jgc.layout.pack import Packing, joined, pack, pieces, unpack
 from jgc.selection.entries import Sparse, SparseSum, added, entries_at, scatter_layers
 from jgc.types import Array, Key, Nodes, PyTree
 from jgc.wire.noise import to_bfloat16
@@ -60,18 +60,6 @@ def accumulated(memory: Memory, local: PyTree, g: Array, complete: bool) -> PyTr
     for add in memory.accumulate:
         local = add(local, g, complete)
     return local if memory.advance is None else memory.advance(local)
-
-
-def has_residual(memory: Memory) -> bool:
-    """Whether a memory has a residual. Makes a state of one value."""
-    return memory.residual(memory.init(1)) is not None
-
-
-def subtract(v: Array, sent: Array | Sparse) -> Array:
-    """v - sent, f32[n]."""
-    if isinstance(sent, Sparse):
-        return added(v, sent._replace(values=-sent.values))
-    return v - sent
 
 
 def unless(skip: Array | bool, old: PyTree, new: PyTree) -> PyTree:
@@ -201,11 +189,6 @@ def _norm(residual: Array | None, v: Array, entries: Array | None, sent: Array |
     # is not exactly what is left.
     removed = jnp.where(sent.positions < v.size, (2 * entries - sent.values) * sent.values, 0)
     return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(removed), 0))
-
-
-def as_vector(mean: Array | SparseSum, layers: Layers) -> Array:
-    """A mean over nodes as f32[n]."""
-    return scatter_layers(mean, layers) if isinstance(mean, SparseSum) else mean
 
 
 def residual(memory: Memory, kept: PyTree, packing: Packing) -> PyTree | None:

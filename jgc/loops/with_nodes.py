@@ -14,8 +14,7 @@ from jgc.layout.devices import in_form
 from jgc.loops.local_loop import LocalState
 from jgc.loops.step_loop import LoopState
 from jgc.method.signature import signed
-from jgc.nodes.axis import placed_leaves
-from jgc.nodes.placement import LOCAL, Placement, Stacked, on_node_axis, placements_of
+from jgc.nodes.placement import LOCAL, Placement, Stacked, on_node_axis, placed_leaves, placements_of
 from jgc.nodes.placing import place_array, to_host
 from jgc.types import Array, PyTree
 

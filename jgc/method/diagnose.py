@@ -14,7 +14,6 @@ from jgc import comm
 from jgc.checks.misuse import check_compressor
 from jgc.layout.by_layer import joined
 from jgc.layout.pack import leaf_paths, pack
-from jgc.layout.vector import as_vector
 from jgc.method.ages import ages
 from jgc.method.aggregate import FORMS, Job, check_step, jobs_of, means_inside, method_step, run
 from jgc.method.compressor import check_phase
@@ -25,7 +24,7 @@ from jgc.method.plan import Plan, layers_of_leaf, make_plan
 from jgc.method.shards import whole
 from jgc.method.states import of_shard
 from jgc.nodes.placement import ByShards, sharding_spec
-from jgc.selection.entries import Sparse
+from jgc.selection.entries import Sparse, as_vector
 from jgc.types import Array, Compressor, Key, Nodes, PyTree, State
 
 

@@ -29,7 +29,7 @@ from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
 from jgc.method.plan import Plan, make_plan, phases_of
 from jgc.nodes.placement import ByShards
-from jgc.selection.entries import Sparse
+from jgc.selection.entries import Sparse, as_vector
 from jgc.types import Array, Compressor, Key, Nodes, PyTree, State
 
 
@@ -134,7 +134,7 @@ def decode(
     for i, group in enumerate(plan.groups):
         codec, exchange = stages[i]
         layers, own = group.packing.layers, _of_group(i, payloads)
-        mean = vector.as_vector(exchange.mean(codec, own, layers), layers)
+        mean = as_vector(exchange.mean(codec, own, layers), layers)
         results.append(jax.tree.leaves(unpack(mean, group.packing)))
     return plan.joined(results, shapes)
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from jgc import comm
 from jgc.layout.pack import Layers
-from jgc.layout.vector import as_vector
 from jgc.method.compressor import compressor_of
 from jgc.method.memory import Memory
 from jgc.method.step import FiguresFn, InitFn, MessagesFn, Method, Step, StepFn
+from jgc.selection.entries import as_vector
 from jgc.types import Array, Compressor, NextPhase, Nodes, Phase, State, Transition
 
 __all__ = ["Layers", "Step", "as_vector", "dense_step", "from_step"]

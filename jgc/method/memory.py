@@ -17,13 +17,12 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.layout.leaves import squared_norm
-from jgc.layout.vector import Memory, accumulated, has_residual, stored, subtract
-from jgc.selection.entries import Sparse, cleared
+from jgc.layout.vector import Memory, accumulated, stored
+from jgc.selection.entries import Sparse, cleared, subtract
 from jgc.types import Array, Nodes, PyTree
 
 __all__ = [
-    "Memory", "accumulated", "clip_local", "error_feedback", "has_residual", "make_memory",
-        "momentum_at_once",
+    "Memory", "accumulated", "clip_local", "error_feedback", "make_memory", "momentum_at_once",
     "momentum_correction", "momentum_only", "no_memory", "stored", "subtract",
 ]  # fmt: skip
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout.pack import Packing, leaf_paths, make_packing
-from jgc.layout.vector import has_residual
 from jgc.method.signature import Signature, signature_of
 from jgc.method.step import Method
 from jgc.nodes.placement import ByShards, sharding_spec
@@ -216,7 +215,8 @@ def unchecked(design: Design) -> Design:
 
 def any_residual(design: Design) -> bool:
     """Whether a node has a residual. Makes states of one value."""
-    return any(has_residual(method.memory) for method, *_ in walk(design, {}))
+    memories = (method.memory for method, *_ in walk(design, {}))
+    return any(memory.residual(memory.init(1)) is not None for memory in memories)
 
 
 def part_of(state: State, path: tuple[int, ...]) -> State:

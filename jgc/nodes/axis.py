@@ -18,27 +18,23 @@ from jgc.checks.misuse import check_arrays, check_nodes, path_of
 from jgc.comm.axis import without_collectives
 from jgc.comm.jaxprs import evaluated
 from jgc.nodes.placement import (
-    Placement,
     Sharded,
     Stacked,
     axes_of,
     check_node_axes,
     check_placements,
+    map_placed,
     on_node_axis,
+    placed_leaves,
     spec,
 )  # fmt: skip
 from jgc.types import EMULATED, Nodes, PyTree
 
 
 def on_nodes(
-    fn: Callable,
-    nodes: Nodes,
-    ins: tuple,
-    outs: PyTree,
-    unroll: bool = False,
-    partitioned: bool = False,
-    communicates: bool = True,
-) -> Callable:
+    fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool = False,
+    partitioned: bool = False, communicates: bool = True,
+) -> Callable:  # fmt: skip
     """Run `fn` once per node, on the node axis that `jgc.comm` communicates over.
 
     Args:
@@ -127,12 +123,9 @@ def on_nodes(
         if mesh is not None:
             specs = (jax.tree.map(partial(spec, nodes=nodes), tree) for tree in (ins, outs))
             on_mesh = jax.shard_map(
-                on_device,
-                mesh=mesh,
-                in_specs=next(specs),
-                out_specs=next(specs),
+                on_device, mesh=mesh, in_specs=next(specs), out_specs=next(specs),
                 check_vma=communicates,
-            )
+            )  # fmt: skip
 
     def checked(*args):
         check_arguments(args, ins, nodes)
@@ -214,13 +207,9 @@ def _partitioned(
     slow = P(nodes.slow)
     specs = (jax.tree.map(lambda x: slow if on_node_axis(x) else P(), tree) for tree in (ins, outs))
     on_slow: Callable = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=next(specs),
-        out_specs=next(specs),
-        axis_names=set(nodes.slow),
-        check_vma=communicates,
-    )
+        on_device, mesh=mesh, in_specs=next(specs), out_specs=next(specs),
+        axis_names=set(nodes.slow), check_vma=communicates,
+    )  # fmt: skip
     if not communicates:
         on_slow = jax.jit(on_slow)  # without the check JAX runs such a map under jit only
     if explicit:
@@ -289,24 +278,6 @@ def varying(traced: Any, ins: PyTree, args: PyTree, nodes: Nodes) -> list[frozen
     """
     placements = jax.tree.leaves(jax.tree.broadcast(ins, args))
     return comm.varying_axes(traced, [axes_of(placement, nodes) for placement in placements])
-
-
-def placed_leaves(placements: PyTree, tree: PyTree) -> list[tuple[str, Placement, Any]]:
-    """The leaves of a tree, in tree order, with their paths and placements.
-
-    Example:
-      >>> from jgc.nodes.placement import LOCAL, SHARED
-      >>> placed_leaves((LOCAL, SHARED), ({"a": 1, "b": 2}, 3))
-      [('0/a', 'local', 1), ('0/b', 'local', 2), ('1', 'shared', 3)]
-    """
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
-    return [(path_of(path), where, x) for (path, x), where in zip(leaves, each, strict=True)]
-
-
-def map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
-    """`f(placement, leaf)` of all leaves."""
-    return jax.tree.map(lambda where, sub: jax.tree.map(partial(f, where), sub), placements, tree)
 
 
 def _not_shared(name: str = "") -> str:

@@ -18,13 +18,14 @@ from jgc import comm
 from jgc.backend import backend_of
 from jgc.checks.misuse import check_loss, check_nodes
 from jgc.comm.jaxprs import evaluated
-from jgc.nodes.axis import check_arguments, map_placed, on_nodes, varying, without_others
+from jgc.nodes.axis import check_arguments, on_nodes, varying, without_others
 from jgc.nodes.placement import (
     BATCH,
     LOCAL,
     SHARED,
     any_divided,
     locally,
+    map_placed,
     on_node_axis,
     sharding_of,
 )  # fmt: skip

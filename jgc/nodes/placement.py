@@ -6,6 +6,7 @@ A placement is SHARED, LOCAL or BATCH, or a tree of them. Where a node has sever
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -268,3 +269,21 @@ def _of_state(tree: PyTree, kind: str) -> PyTree:
         for axes, part in zip(tree.axes, tree.parts, strict=True)
     ]
     return dataclasses.replace(tree, parts=tuple(parts))
+
+
+def placed_leaves(placements: PyTree, tree: PyTree) -> list[tuple[str, Placement, Any]]:
+    """The leaves of a tree, in tree order, with their paths and placements.
+
+    Example:
+      >>> from jgc.nodes.placement import LOCAL, SHARED
+      >>> placed_leaves((LOCAL, SHARED), ({"a": 1, "b": 2}, 3))
+      [('0/a', 'local', 1), ('0/b', 'local', 2), ('1', 'shared', 3)]
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
+    return [(path_of(path), where, x) for (path, x), where in zip(leaves, each, strict=True)]
+
+
+def map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
+    """`f(placement, leaf)` of all leaves."""
+    return jax.tree.map(lambda where, sub: jax.tree.map(partial(f, where), sub), placements, tree)

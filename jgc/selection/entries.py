@@ -168,3 +168,15 @@ def _windows(counts: tuple[int, ...]) -> list[int]:
         if sum(joined[count] for count in counts) <= 1.25 * sum(counts):
             windows = joined
     return [windows[count] for count in counts]
+
+
+def subtract(v: Array, sent: Array | Sparse) -> Array:
+    """v - sent, f32[n]."""
+    if isinstance(sent, Sparse):
+        return added(v, sent._replace(values=-sent.values))
+    return v - sent
+
+
+def as_vector(mean: Array | SparseSum, layers: Layers) -> Array:
+    """A mean over nodes as f32[n]."""
+    return scatter_layers(mean, layers) if isinstance(mean, SparseSum) else mean

@@ -29,9 +29,8 @@ masking, 4 and 5)
      account counts are never sent between devices.
 """
 
-import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +48,13 @@ from jgc.compress.lgc.normalise import (
     unpacked_signs,
 )  # fmt: skip
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
-from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, Lgc, check_choices, check_common
+from jgc.compress.lgc.settings import (
+    CITATION,
+    RING_PAPER_RECIPE,
+    LgcRing,
+    check_choices,
+    check_common,
+)
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, settings_of
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
@@ -62,28 +67,6 @@ if TYPE_CHECKING:
     import optax
 
 __all__ = ["RING_PAPER_RECIPE", "LgcRing", "lgc_ring"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LgcRing(Lgc):
-    """Settings of `lgc_ring`."""
-
-    algorithm: Literal["psum", "ring"] = "ring"
-    """how codes are averaged: an explicit ring by ppermute, or the runtime's all-reduce"""
-    decoder: Literal["linear", "leaky_relu"] = "linear"
-    """linear: the mean of codes decodes to the mean of the decoded vectors; leaky_relu: the
-    paper's"""
-    code_dtype: Literal["int32", "int16", "float32"] = "int32"
-    """dtype of codes and means: fixed point in steps of 2**-16 or 2**-8 of a scale, or the paper's
-    floats"""
-
-
-RING_PAPER_RECIPE: dict[str, Any] = {
-    name: value
-    for name, value in PAPER_RECIPE.items()
-    if name not in ("innovation_by", "overwrite")
-} | {"decoder": "leaky_relu", "code_dtype": "float32"}
-"""The autoencoder as the paper trains and uses it: `lgc_ring(**RING_PAPER_RECIPE)`."""
 
 
 def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:

@@ -1,5 +1,4 @@
-"""Settings of LGC: those of both variants and those of the parameter server. `LgcRing` is in
-ring.py."""
+"""Settings of LGC: of both variants, of the parameter server and of the ring."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal, get_args
@@ -92,6 +91,28 @@ positions of its own.
 SGD on sums over raw values diverges where gradients are large: with values of the order of 1 its
 weights, and with them the aggregate, become NaN.
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class LgcRing(Lgc):
+    """Settings of `lgc_ring`."""
+
+    algorithm: Literal["psum", "ring"] = "ring"
+    """how codes are averaged: an explicit ring by ppermute, or the runtime's all-reduce"""
+    decoder: Literal["linear", "leaky_relu"] = "linear"
+    """linear: the mean of codes decodes to the mean of the decoded vectors; leaky_relu: the
+    paper's"""
+    code_dtype: Literal["int32", "int16", "float32"] = "int32"
+    """dtype of codes and means: fixed point in steps of 2**-16 or 2**-8 of a scale, or the paper's
+    floats"""
+
+
+RING_PAPER_RECIPE: dict[str, Any] = {
+    name: value
+    for name, value in PAPER_RECIPE.items()
+    if name not in ("innovation_by", "overwrite")
+} | {"decoder": "leaky_relu", "code_dtype": "float32"}
+"""The autoencoder as the paper trains and uses it: `lgc_ring(**RING_PAPER_RECIPE)`."""
 
 
 def check_common(config: Lgc) -> None:

@@ -46,7 +46,13 @@ import numpy as np
 from jgc import comm
 from jgc.compress.dense import dense
 from jgc.compress.low_rank import slices
-from jgc.compress.low_rank.gradiveq_settings import Gradiveq, check, kept_samples, warn_of_wide
+from jgc.compress.low_rank.gradiveq_settings import (
+    CITATION,
+    Gradiveq,
+    check,
+    kept_samples,
+    warn_of_wide,
+)
 from jgc.compress.low_rank.slices import Rows, Sliced
 from jgc.compress.quantized.qsgd import levels_of
 from jgc.compress.quantized.quantize import codec_of, reduced_mean, segment_sizes
@@ -297,15 +303,6 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
 
     return compressor_of(method._replace(check=check_and_warn))
 
-
-CITATION = """@inproceedings{yu2018gradiveq,
-  title = {{GradiVeQ}: Vector Quantization for Bandwidth-Efficient Gradient Aggregation in
-    Distributed {CNN} Training},
-  author = {Yu, Mingchao and Lin, Zhifeng and Narra, Krishna and Li, Songze and Li, Youjie and
-    Kim, Nam Sung and Schwing, Alexander and Annavaram, Murali and Avestimehr, Salman},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2018},
-}"""
 
 METHOD = Entry(
     "gradiveq", Gradiveq, gradiveq, "Yu et al. 2018", lossless=None,

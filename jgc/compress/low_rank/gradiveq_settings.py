@@ -124,3 +124,13 @@ def warn_of_wide(config: Gradiveq, params: PyTree) -> None:
         "state on every device",
         stacklevel=2,
     )
+
+
+CITATION = """@inproceedings{yu2018gradiveq,
+  title = {{GradiVeQ}: Vector Quantization for Bandwidth-Efficient Gradient Aggregation in
+    Distributed {CNN} Training},
+  author = {Yu, Mingchao and Lin, Zhifeng and Narra, Krishna and Li, Songze and Li, Youjie and
+    Kim, Nam Sung and Schwing, Alexander and Annavaram, Murali and Avestimehr, Salman},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2018},
+}"""

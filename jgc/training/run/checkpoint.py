@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 
 from jgc.checks.misuse import is_key, leaves_by_path
 from jgc.loops.with_nodes import redistributed
-from jgc.nodes.axis import placed_leaves
+from jgc.nodes.placement import placed_leaves
 from jgc.nodes.placing import to_host
 from jgc.training.errors import FAILED, NonFinite, UserError, cannot_write
 from jgc.training.run.sane import Proof
