@@ -163,11 +163,9 @@ def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
     for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
         is_array = hasattr(x, "shape") and hasattr(x, "dtype")
         if not (is_array or (or_numbers and isinstance(x, numbers.Number))):
-            name, found, cure = (
-                path_of(path),
-                getattr(x, "__name__", repr(x)),
-                "give the arrays alone",
-            )
+            name = path_of(path)
+            found = getattr(x, "__name__", repr(x))
+            cure = "give the arrays alone"
             if isinstance(x, numbers.Number):
                 cure = f"give jnp.asarray({x!r}), or of a train state its parameters alone"
             elif callable(x):

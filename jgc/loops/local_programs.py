@@ -155,10 +155,8 @@ def make_exchange(
     aggregate = on_nodes(
         one, parts.nodes, (SHARED, shared, own, state), (Waiting(shared, SHARED), state, LOCAL)
     )
-    apply, reset_nodes = (
-        make_apply(parts, placements, leaves, fragment),
-        make_reset(parts, placements, leaves),
-    )
+    apply = make_apply(parts, placements, leaves, fragment)
+    reset_nodes = make_reset(parts, placements, leaves)
 
     def exchange(key, arrays):
         part, own = take(arrays.params, leaves), take(arrays.own, leaves)

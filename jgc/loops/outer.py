@@ -169,10 +169,8 @@ class Parts(NamedTuple):
             put(copied(Waiting(jax.tree.map(jnp.zeros_like, part), jnp.bool_(True))))
             for part in parts
         )
-        copies, norms = (
-            _for_every_node((params, inner), self.nodes),
-            jnp.zeros(self.nodes.count, jnp.float32),
-        )
+        copies = _for_every_node((params, inner), self.nodes)
+        norms = jnp.zeros(self.nodes.count, jnp.float32)
         arrays = Arrays(
             params, outer, waiting if self.overlap else (), states, copies[0], copies[1], norms
         )
