@@ -204,7 +204,7 @@ class NextPhase(Protocol):
     step.
 
     Runs on the host. It should read arrays in few steps only: each read makes the host wait for the
-      devices.
+    devices.
     """
 
     def __call__(self, before: Phase, step: int, state: State, nodes: Nodes) -> Phase: ...

@@ -81,7 +81,7 @@ def squares_of_new(arrays: Sequence[Array]) -> Array:
     """As `squared_norm`, of f32 arrays with at least one dimension that are being computed.
 
     The operation that computes an array also sums its squares: on GPU row by row, for one more
-      kernel to add up.
+    kernel to add up.
     """
     if backend() != "gpu":
         return sum([jnp.sum(jnp.square(x)) for x in arrays], jnp.float32(0))

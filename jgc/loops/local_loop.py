@@ -93,8 +93,8 @@ class LocalStep:
     """The function `step` of `jgc.local_steps`, and its two halves, `inner` and `exchange`.
 
     `step(state, batch)` is `step.exchange(*step.inner(state, batch))`. Call the halves to do
-    something
-    between them: to time or record an exchange, or to compare it with the true mean (`diagnose`).
+    something between them: to time or record an exchange, or to compare it with the true mean
+    (`diagnose`).
     """
 
     def __init__(self, parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: bool | None):

@@ -26,8 +26,8 @@ def inner_program(
     has_aux: bool,
     unroll: bool | None,
 ) -> Callable[..., tuple[tuple, tuple]]:  # fmt: skip
-    """A step of every node, `(own, inner, model_state, batch, largest_norm, frozen) -> (new,
-    of_step)`.
+    """A step of every node,
+    `(own, inner, model_state, batch, largest_norm, frozen) -> (new, of_step)`.
 
     `new` is `(own, inner, model_state, largest_norm)`, `of_step` is `(loss, finite, aux, norms)`.
     Compiled at the first call; donates what `new` replaces.
@@ -103,9 +103,9 @@ def make_inner(
     """`(own, inner, grads, loss, limit) -> (own, inner, usable bool[K], norms f32[K])`: each
     node's step.
 
-    All arguments are [K, ...]. A node whose gradient is not finite, or has a norm of `limit`
-    and more, leaves its parameters and its inner state as they are. `limit`, f32[K] or a
-    number, is by default `LARGEST_NORM`.
+    All arguments are [K, ...]. A node whose gradient is not finite, or has a norm of `limit` and
+    more, leaves its parameters and its inner state as they are. `limit`, f32[K] or a number, is by
+    default `LARGEST_NORM`.
     """
     import optax  # here: `import jgc` must not wait for it
 

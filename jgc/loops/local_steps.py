@@ -89,18 +89,19 @@ class LocalSteps(NamedTuple):
 
         Args:
           loss: as in `jgc.make_step`: `(params, batch) -> scalar`, the mean loss over a node's own
-            examples; with `has_aux` `-> (scalar, aux)`. With a model state `(params, batch,
-            model_state) -> (scalar, model_state)`, with `has_aux`, too, `-> (scalar, (model_state,
-            aux))`.
+            examples; with `has_aux` `-> (scalar, aux)`. With a model state
+            `(params, batch, model_state) -> (scalar, model_state)`, with `has_aux`, too,
+            `-> (scalar, (model_state, aux))`.
           has_aux: as in `jax.value_and_grad`.
           unroll: see `jgc.node_grads`.
 
         Returns:
-          `init(key, params, model_state=()) -> LocalState` and `step(state, batch, frozen=None) ->
-          (LocalState, LocalMetrics)`. The leaves of `batch` have leading axes [K, b]: b examples
-          for each of the K nodes. With several processes, `key`, `params`, `batch` and `frozen` are
-          equal in all of them, or global arrays (`jgc.place_parts`). `step` also has its two
-          halves, `inner` and `exchange`, and `diagnose`; see `jgc.loops.local_loop.LocalStep`.
+          `init(key, params, model_state=()) -> LocalState` and
+          `step(state, batch, frozen=None) -> (LocalState, LocalMetrics)`. The leaves of `batch`
+          have leading axes [K, b]: b examples for each of the K nodes. With several processes,
+          `key`, `params`, `batch` and `frozen` are equal in all of them, or global arrays
+          (`jgc.place_parts`). `step` also has its two halves, `inner` and `exchange`, and
+          `diagnose`; see `jgc.loops.local_loop.LocalStep`.
 
         Raises:
           TypeError: something else in place of the loss; in `init`, of a random key, a leaf of the

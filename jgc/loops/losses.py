@@ -15,8 +15,9 @@ def in_one_form(
 
     Args:
       loss: `(params, batch) -> scalar`; with `has_aux` `-> (scalar, aux)`. With `has_state`
-        `(params, batch, model_state) -> (scalar, model_state)`; with both `-> (scalar,
-        (model_state, aux))`. With `has_frozen` one more argument at the end, of the result, too.
+        `(params, batch, model_state) -> (scalar, model_state)`; with both
+        `-> (scalar, (model_state, aux))`. With `has_frozen` one more argument at the end, of the
+        result, too.
       has_aux: whether the loss returns more than a scalar; else `aux` is None.
       has_state: whether the model has a state that is no parameter; else `model_state` stays what
         it is, ().

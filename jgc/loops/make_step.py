@@ -7,7 +7,7 @@ program for each phase.
         state, metrics = step(state, batch)
 
 Its parts are public: `jgc.node_grads`, `Compressor.aggregate` inside `jgc.on_nodes`,
-  `jgc.phase_after`, `jgc.place`.
+`jgc.phase_after`, `jgc.place`.
 """
 
 from collections.abc import Callable
@@ -38,22 +38,22 @@ def make_step(
 
     `init(key, params)` copies the parameters to the devices and makes the states of optimiser and
     compressor. `init(key, params, model_state)` does so for a model with a state that is no
-    parameter (batch statistics): the loss is then `(params, batch, model_state) -> (scalar, new
-    model_state)`, and every node keeps its model state. Typed random keys in it differ between
-    nodes (`jax.random.fold_in` of the node's index). `step(state, batch)` makes one update, in the
-    phase that the step belongs to. It compiles one program for each phase, calls the compressor's
-    transition between two phases, and donates the state. If a gradient is not finite on any node,
-    or has a norm of 1e15 and more, nothing changes on any node but `state.step`. `step(state,
-    batch, frozen)` does so for a loss with parameters that are not trained: the base weights under
-    LoRA, a target network, a teacher. The loss gets them as its last argument. They are equal on
-    all nodes, divided among the devices of a node as their shardings say, and not donated. New
-    values in a later step do not recompile.
+    parameter (batch statistics): the loss is then
+    `(params, batch, model_state) -> (scalar, new model_state)`, and every node keeps its model
+    state. Typed random keys in it differ between nodes (`jax.random.fold_in` of the node's index).
+    `step(state, batch)` makes one update, in the phase that the step belongs to. It compiles one
+    program for each phase, calls the compressor's transition between two phases, and donates the
+    state. If a gradient is not finite on any node, or has a norm of 1e15 and more, nothing changes
+    on any node but `state.step`. `step(state, batch, frozen)` does so for a loss with parameters
+    that are not trained: the base weights under LoRA, a target network, a teacher. The loss gets
+    them as its last argument. They are equal on all nodes, divided among the devices of a node as
+    their shardings say, and not donated. New values in a later step do not recompile.
 
     Args:
       loss: `(params, batch) -> scalar`, the mean loss over a node's own examples; with `has_aux`
-        `-> (scalar, aux)`. With a model state `(params, batch, model_state) -> (scalar,
-        model_state)`, with `has_aux`, too, `-> (scalar, (model_state, aux))`. With `frozen` in
-        `step` one more argument at the end.
+        `-> (scalar, aux)`. With a model state
+        `(params, batch, model_state) -> (scalar, model_state)`, with `has_aux`, too,
+        `-> (scalar, (model_state, aux))`. With `frozen` in `step` one more argument at the end.
       compressor: any of `jgc.compress`.
       optimizer: any optax optimiser; it gets the mean over nodes, and must have no momentum if the
         compressor owns it. It also gets `value`, the mean loss over nodes, and `grad`, if it takes
@@ -73,11 +73,11 @@ def make_step(
         gradients in memory.
 
     Returns:
-      `init(key, params, model_state=()) -> LoopState` and `step(state, batch, frozen=None) ->
-      (LoopState, Metrics)`. `step` also has the methods `upcoming`, `lower`, `program`, `gradients`
-      and `diagnose`, see `Step`. The leaves of `batch` have leading axes [K, b]: b examples for
-      each of the K nodes. With several processes, `key`, `params`, `batch` and `frozen` are equal
-      in all of them, or global arrays (`jgc.place_parts`).
+      `init(key, params, model_state=()) -> LoopState` and
+      `step(state, batch, frozen=None) -> (LoopState, Metrics)`. `step` also has the methods
+      `upcoming`, `lower`, `program`, `gradients` and `diagnose`, see `Step`. The leaves of `batch`
+      have leading axes [K, b]: b examples for each of the K nodes. With several processes, `key`,
+      `params`, `batch` and `frozen` are equal in all of them, or global arrays (`jgc.place_parts`).
 
     Raises:
       TypeError: something else in place of the loss, of a compressor, such as settings, of an
@@ -98,7 +98,7 @@ def make_step(
         all nodes share.
 
     Example:
-      >>> import jax.numpy as jnp, jgc, optax
+      >>> import jax, jax.numpy as jnp, jgc, optax
       >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
       >>> loss = lambda w, x: jnp.mean((w - x) ** 2)
       >>> init, step = jgc.make_step(loss, jgc.compress.dense(), optax.sgd(0.25), nodes)

@@ -14,7 +14,14 @@ from jgc.layout.devices import in_form
 from jgc.loops.local_loop import LocalState
 from jgc.loops.step_loop import LoopState
 from jgc.method.signature import signed
-from jgc.nodes.placement import LOCAL, Placement, Stacked, on_node_axis, placed_leaves, placements_of
+from jgc.nodes.placement import (
+    LOCAL,
+    Placement,
+    Stacked,
+    on_node_axis,
+    placed_leaves,
+    placements_of,
+)
 from jgc.nodes.placing import place_array, to_host
 from jgc.types import Array, PyTree
 
@@ -40,6 +47,7 @@ def with_nodes(state: S, fresh: S) -> S:
 
     Every node goes on from the mean over the old nodes, so the mean residual and the mean momentum
     do not change:
+
       - floats of each node, [K, ...], become their mean over the old nodes: residuals, momenta, the
         model state, and in local steps each node's parameters and inner state;
       - other values of each node (counters, random keys) are repeated in turn; every repeat of a
@@ -53,10 +61,11 @@ def with_nodes(state: S, fresh: S) -> S:
     Args:
       state: of `jgc.make_step` or `jgc.local_steps`, also one that `jgc.from_arrays` returned; or
         the state of an optimiser that holds `as_optax`. Its arrays are not donated.
-      fresh: a state of the new nodes, of which only shapes and devices are used: `init(key,
-        state.params)`, with a model state `init(key, state.params, jax.tree.map(lambda x: x[0],
-        state.model_state))`, of an optimiser's state `jgc.init_optax(tx, params, nodes)`. The
-        compressor and the optimisers must be the same.
+      fresh: a state of the new nodes, of which only shapes and devices are used:
+        `init(key, state.params)`, with a model state
+        `init(key, state.params, jax.tree.map(lambda x: x[0], state.model_state))`, of an
+        optimiser's state `jgc.init_optax(tx, params, nodes)`. The compressor and the optimisers
+        must be the same.
 
     Returns:
       The state in new buffers, on the devices of `fresh`.

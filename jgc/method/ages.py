@@ -2,7 +2,7 @@
 never sent.
 
 A memory with ages keeps one more i32 per value on each node: the steps since the value was last
-  sent.
+sent.
 """
 
 from typing import NamedTuple

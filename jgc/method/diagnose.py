@@ -79,12 +79,11 @@ def diagnose(
       phase, key, grads, state, nodes: see `Aggregate`.
 
     Returns:
-      f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of v,
-      gradient plus residual; `true_cosine` against the mean of the gradients. Also the method's
+      f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of
+      v, gradient plus residual; `true_cosine` against the mean of the gradients. Also the method's
       diagnostics, of sparse methods `positions`, i32[mu]. Of a combination, those of the default's
-      leaves, but `true_cosine` of all leaves. Where devices of a node
-      divide the gradients: the mean over these devices, for their shards in the largest group of
-        leaves.
+      leaves, but `true_cosine` of all leaves. Where devices of a node divide the gradients: the
+      mean over these devices, for their shards in the largest group of leaves.
 
     Raises:
       TypeError: something else in place of a compressor, or a `Phase` in place of its value.

@@ -31,8 +31,9 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
     the groups' phases; the default's is the last.
 
     Args:
-      rules: pairs of a rule and a compressor. A rule is a regular expression, or a function `(path,
-        leaf) -> bool` for rules about shapes. An expression must match a leaf; a function need not.
+      rules: pairs of a rule and a compressor. A rule is a regular expression, or a function
+        `(path, leaf) -> bool` for rules about shapes. An expression must match a leaf; a function
+        need not.
       default: compressor of all other leaves.
 
     Raises:

@@ -1,10 +1,9 @@
 """Compress gradients whose leaves are divided among the devices of a node (FSDP, tensor parallel).
 
 Each device compresses its own shards and meets the same device of the other nodes over the slow
-axes. Leaves that are
-divided over the same fast axes form a group with a state of its own: a vector, its residual, its
-layers, which are shards of leaves. Leaves that no device divides are a group, too; every device of
-a node computes it alike.
+axes. Leaves that are divided over the same fast axes form a group with a state of its own: a
+vector, its residual, its layers, which are shards of leaves. Leaves that no device divides are a
+group, too; every device of a node computes it alike.
 """
 
 import math

@@ -32,8 +32,8 @@ def stacked(rule: Rule, compressor: Compressor) -> Compressor:
     parameters' shapes.
 
     Args:
-      rule: a regular expression that is searched for in leaf paths, or a function `(path, leaf) ->
-        bool`. An expression must match a leaf; a function need not.
+      rule: a regular expression that is searched for in leaf paths, or a function
+        `(path, leaf) -> bool`. An expression must match a leaf; a function need not.
       compressor: a method, or a combination of methods.
 
     Raises:

@@ -41,8 +41,8 @@ def node_grads(
     """Make a function of node-local gradients, for your own training loop.
 
     Args:
-      loss: `(params, batch) -> scalar`, the mean loss over a node's examples, or with `has_aux` `->
-        (scalar, aux)`. It may contain any loop or branch.
+      loss: `(params, batch) -> scalar`, the mean loss over a node's examples, or with `has_aux`
+        `-> (scalar, aux)`. It may contain any loop or branch.
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`; `aux` on nodes of several devices: see `jgc.Metrics`.
       unroll: whether the nodes of one device are computed one after another (True), or together

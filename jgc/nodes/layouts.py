@@ -31,10 +31,10 @@ def make_nodes(
     """Lay out `count` nodes on the devices that are present.
 
     With one device, all nodes are emulated on it, on a mesh if it is not JAX's default device. With
-    fewer devices than nodes, every device gets equally many nodes. With at least `count *
-    devices_per_node` devices, every node gets its own. With several processes (`jax.distributed`),
-    every process gets equally many nodes. Devices of several TPU slices are taken slice after
-    slice, equally many of each.
+    fewer devices than nodes, every device gets equally many nodes. With at least
+    `count * devices_per_node` devices, every node gets its own. With several processes
+    (`jax.distributed`), every process gets equally many nodes. Devices of several TPU slices are
+    taken slice after slice, equally many of each.
 
     Args:
       count: K, at least 1.

@@ -17,7 +17,7 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     """Put whole arrays where `on_nodes` expects them, so that the second step does not recompile.
 
     As with `jax.device_put`, an array that lies there already is not copied: a step that donates
-      the result deletes it.
+    the result deletes it.
 
     Raises:
       TypeError: something else in place of the nodes; a leaf is neither an array nor a number.

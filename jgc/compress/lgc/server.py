@@ -44,9 +44,8 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
      selected values (Algorithm 1). Here it is 10 %; what each would send stands in
      docs/results/papers_numbers.md.
  11. The residual counts once. In Algorithms 1 and 2 a value that is not sent, g = gradient + g_acc,
-    is added to g_acc,
-     which it already contains: to the letter g_acc doubles in every step, and after 128 of them has
-       no f32.
+     is added to g_acc, which it already contains: to the letter g_acc doubles in every step, and
+     after 128 of them has no f32.
  12. The paper accumulates "using a momentum correlation similar to" DGC's, which clears the
      velocity where values were sent. Here that is a setting, off by default (`factor_masking`);
      local clipping is not the method's.

@@ -31,9 +31,8 @@ Differs from the paper
   2. The columns of Q are scaled to length 1 for the next step. P's directions, and so the
      aggregate, do not change, but small gradients do not underflow in products of small numbers.
   3. Gram-Schmidt makes two passes per column, so columns stay orthogonal even if P is nearly
-     singular. A column that
-     depends on earlier ones becomes zero, and its column of Q is kept for the next step: no
-     direction is lost for good while gradients are zero or of lower rank.
+     singular. A column that depends on earlier ones becomes zero, and its column of Q is kept for
+     the next step: no direction is lost for good while gradients are zero or of lower rank.
   4. The residual is M less the node's own product P (M' P)', as in Algorithm 2. The code of the
      authors and of PyTorch subtracts the aggregate. The mean of residuals, on which alone the
      aggregate depends, is the same. But then each residual grows in every step by the difference of
