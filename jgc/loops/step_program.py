@@ -93,7 +93,7 @@ def step_program(
     gradients = make_gradients(settings, arrays, frozen)
     update_by = make_update(settings, phase, arrays)
 
-    def update(arrays, key, step, batch, fixed):  # the name that profiles and logs of compilations show
+    def update(arrays, key, step, batch, fixed):  # the name that profiles show
         results = gradients(arrays.params, arrays.model_state, batch, fixed)
         return update_by(arrays, key, step, results)
 
