@@ -104,7 +104,7 @@ def leave_out_other_parts(config, items, part):
         return zlib.crc32(name.encode()) % count != number - 1
 
     left_out = [item for item in items if is_left_out(item)]
-    config.hook.pytest_deselected(left_out)
+    config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not is_left_out(item)]
 
 

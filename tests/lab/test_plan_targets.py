@@ -309,7 +309,7 @@ def test_transfers_between_slices_are_collectives(shape, to, kind, op, sent):
 
 
 def test_unknown_transfers_fail_the_audit():
-    text = SLICES.format(shape="f32[1,1,128]", to="{{100000,200000}}", kind="ALL_TO_ALL")
+    text = SLICES.format(shape="f32[1,1,128]", to="{{100000,200000}}", kind="BROADCAST")
     with pytest.raises(UnknownCollectiveError, match="unknown form of a transfer between slices"):
         collectives(text)
     with pytest.raises(UnknownCollectiveError, match="may communicate"):

@@ -18,7 +18,7 @@ def items_of(part: str, marker: str | None) -> list[str]:
         return SimpleNamespace(nodeid=nodeid, get_closest_marker=lambda name: name == marker)
 
     left_out = []
-    config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=left_out.extend))
+    config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items)))
     items = [item(nodeid) for nodeid in NODE_IDS]
     conftest.leave_out_other_parts(config, items, part)
     assert len(items) + len(left_out) == len(NODE_IDS)
