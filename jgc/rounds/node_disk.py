@@ -25,6 +25,8 @@ class Pending(NamedTuple):
       after: the memory, if it does.
       difference: f32[n], what the next message must contain, too, if this one does not count.
       sha256: of the message, "" without one.
+      further: f32[n], what the node has moved since, which the next message must contain in any
+        case; None for nothing.
     """
 
     round: int
@@ -33,6 +35,11 @@ class Pending(NamedTuple):
     after: Arrays
     difference: Vector
     sha256: str = ""
+    further: Vector | None = None
+
+    def with_further(self, moved: Vector) -> "Pending":
+        """The same with further movement."""
+        return self._replace(further=moved if self.further is None else self.further + moved)
 
 
 class Disk:
@@ -54,6 +61,8 @@ class Disk:
         arrays: Arrays = {"difference": pending.difference}
         arrays |= {f"before/{name}": x for name, x in pending.before.items()}
         arrays |= {f"after/{name}": x for name, x in pending.after.items()}
+        if pending.further is not None:
+            arrays["further"] = pending.further
         if pending.data is not None:
             arrays["data"] = np.frombuffer(pending.data, np.uint8)
         header = {
@@ -84,13 +93,14 @@ class Disk:
             return None
         data = arrays.pop("data", None)
         difference = np.array(arrays.pop("difference"))
+        further = np.array(arrays.pop("further")) if "further" in arrays else None
         memory: dict[str, Arrays] = {"before": {}, "after": {}}
         for name, x in arrays.items():
             when, _, field = name.partition("/")
             memory[when][field] = np.array(x)
         return Pending(
             header["round"], None if data is None else data.tobytes(), memory["before"], memory["after"], difference,
-            header["sha256"],
+            header["sha256"], further,
         )  # fmt: skip
 
     def remove(self) -> None:

@@ -138,7 +138,11 @@ class Member:
           RoundsError: the bucket does not hold what the lists say.
         """
         if self.flying is not None:
-            yield from self._finish(self.flying)
+            flying = self.flying
+            if usable(difference):  # on disk before anything is awaited, like every movement
+                flying = self._stored(flying.with_further(difference))
+                difference = np.zeros_like(difference)
+            yield from self._finish(flying)
         outcome = yield from self._finish(self._begin(difference, tokens))
         assert outcome is not None
         if outcome.reason == LATE:
@@ -153,10 +157,12 @@ class Member:
           settled: False after an exchange that did not end: the disk has its message.
           moved: f32[n], a further difference that no message has carried.
         """
+        moved = moved if moved is not None and usable(moved) else np.zeros_like(self.carry)
         if settled and self.flying is None:
-            if moved is not None and usable(moved):
-                self.carry = self.carry + moved
+            self.carry = self.carry + moved
             self._stored(Pending(self.shared.number, None, self.memory, self.memory, self.carry))
+        elif settled and self.flying is not None:
+            self._stored(self.flying.with_further(moved))
         yield from self._announce("left")
         self.disk.close()
 
@@ -267,6 +273,8 @@ class Member:
         sent."""
         self.memory = pending.after if counted else pending.before
         self.carry = np.zeros_like(self.carry) if counted else pending.difference
+        if pending.further is not None:
+            self.carry = self.carry + pending.further
 
     def _check_twin(self, closed: Closed) -> None:
         """Stop if another process sends under this node's name.
