@@ -39,7 +39,11 @@ class Pending(NamedTuple):
 
     def with_further(self, moved: Vector) -> "Pending":
         """The same with further movement."""
-        return self._replace(further=moved if self.further is None else self.further + moved)
+        return self._replace(further=self.since() + moved)
+
+    def since(self) -> Vector:
+        """f32[n]: the further movement."""
+        return np.zeros_like(self.difference) if self.further is None else self.further
 
 
 class Disk:

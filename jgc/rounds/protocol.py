@@ -158,11 +158,11 @@ class Member:
           moved: f32[n], a further difference that no message has carried.
         """
         moved = moved if moved is not None and usable(moved) else np.zeros_like(self.carry)
-        if settled and self.flying is None:
+        if settled and self.flying is not None:
+            self._stored(self.flying.with_further(moved))
+        elif settled:
             self.carry = self.carry + moved
             self._stored(Pending(self.shared.number, None, self.memory, self.memory, self.carry))
-        elif settled and self.flying is not None:
-            self._stored(self.flying.with_further(moved))
         yield from self._announce("left")
         self.disk.close()
 
@@ -251,10 +251,9 @@ class Member:
         reason = skipped.get(node) or closed.list.left_out.get(node, "")
         if node in skipped or reason.startswith(OUTLIER):
             # Back into the residual it would be an outlier in every round. A second one in a row
-            # shows
-            # that the residual itself is at fault.
+            # shows that the residual itself is at fault.
             self.outliers += 1
-            self.carry = np.zeros_like(self.carry)
+            self.carry = pending.since()
             self.memory = pending.before if self.outliers < 2 else self.context.coder.first()
             self.lost += 1
             return False, reason, True
@@ -272,9 +271,7 @@ class Member:
         """Memory and carry, from the two possibilities that were made before the message was
         sent."""
         self.memory = pending.after if counted else pending.before
-        self.carry = np.zeros_like(self.carry) if counted else pending.difference
-        if pending.further is not None:
-            self.carry = self.carry + pending.further
+        self.carry = pending.since() if counted else pending.difference + pending.since()
 
     def _check_twin(self, closed: Closed) -> None:
         """Stop if another process sends under this node's name.
@@ -347,11 +344,10 @@ class Member:
 
     def _begin_anew(self, pending: Pending, why: str) -> Requests[Outcome]:
         """Go on from a checkpoint. Nobody knows any more whether the last message counts, so
-        neither
-        it nor the memory behind it is sent again."""
+        neither it nor the memory behind it is sent again."""
         context = self.context
         context.say(f"{context.node} was away too long: {why}; its residual is lost")
-        self.memory, self.carry = context.coder.first(), np.zeros_like(self.carry)
+        self.memory, self.carry = context.coder.first(), pending.since()
         self.lost += 1
         yield from self._load()
         if context.node not in self.members:
