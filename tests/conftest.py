@@ -91,8 +91,8 @@ def pytest_collection_modifyitems(config, items):
 
 def leave_out_other_parts(config, items, part):
     """Deselect slow and exhaustive tests, and those for targets, of other parts. A variant's tests share a part."""
-    given = re.fullmatch(r"(\d+)/(\d+)", part)
-    number, count = map(int, given.groups()) if given else (0, 0)
+    match = re.fullmatch(r"(\d+)/(\d+)", part)
+    number, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= count:
         raise pytest.UsageError(f"JGC_TESTS_PART={part!r} must name a part and how many there are, as 3/12")
 
@@ -103,9 +103,11 @@ def leave_out_other_parts(config, items, part):
         name = item.nodeid if scope == item.nodeid.partition("::")[0] else scope
         return zlib.crc32(name.encode()) % count != number - 1
 
-    left_out = [item for item in items if is_left_out(item)]
+    left_out, remaining = [], []
+    for item in items:
+        (left_out if is_left_out(item) else remaining).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not is_left_out(item)]
+    items[:] = remaining
 
 
 _ended = itertools.count(1)  # tests of this process

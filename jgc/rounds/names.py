@@ -102,5 +102,5 @@ def messages_in(names: Iterable[str]) -> list[tuple[str, int]]:
       >>> messages_in({"b.msg": 1, "a.1.msg": 1, "a.msg": 1, "a.here": 1, "close": 1})
       [('a', 0), ('a', 1), ('b', 0)]
     """
-    found = (_MESSAGE.fullmatch(name) for name in names)
-    return sorted((x[1], int(x[2] or 0)) for x in found if x)
+    matches = (_MESSAGE.fullmatch(name) for name in names)
+    return sorted((x[1], int(x[2] or 0)) for x in matches if x)

@@ -58,9 +58,9 @@ class Exchanges:
     def run(self, line: str) -> None:
         """Measure, and print the page."""
         for name, least in (("nodes", 2), ("draws", 1), ("values", 1)):
-            given = np.atleast_1d(getattr(self, name))
-            if not given.size or given.min() < least:
-                raise UserError(f"--{name} must be at least {least}, got {' '.join(map(str, given)) or 'none'}")
+            values = np.atleast_1d(getattr(self, name))
+            if not values.size or values.min() < least:
+                raise UserError(f"--{name} must be at least {least}, got {' '.join(map(str, values)) or 'none'}")
         if not self.common or not all(0 <= share <= 1 for share in self.common):
             raise UserError(f"--common must be shares from 0 to 1, got {' '.join(map(str, self.common)) or 'none'}")
         for method in self.methods:

@@ -21,8 +21,8 @@ _PARTS = ("s3", "master", "volume", "filer")
 
 def find_weed() -> Path | None:
     """SeaweedFS's program: next to this Python, or on the PATH."""
-    found = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-    return Path(found) if found else None
+    program = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    return Path(program) if program else None
 
 
 class Seaweed:

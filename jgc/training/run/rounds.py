@@ -117,10 +117,10 @@ def _train(
         sent = rounds.bucket.counts.since(counts)
         payload = float(rounds.payload_bytes(number))
         run.recorder.add(bytes=float(sent.up), bytes_up_leader=payload, bytes_up_worker=payload, round=number)
-        beside = look(run, number, rounds.coming, total, state)
+        looking = look(run, number, rounds.coming, total, state)
         if rounds.coming < total:  # else at the end
             save_inner(run, state, stretch.steps)
-        seconds = Seconds(stretch.seconds, exchanging, time.perf_counter() - began - beside)
+        seconds = Seconds(stretch.seconds, exchanging, time.perf_counter() - began - looking)
         record(run, exchange_line(rounds, state.step, stretch.steps, stretch.tokens, outcome, seconds, sent))
     return end(run, rounds, state, total, unsent, start)
 

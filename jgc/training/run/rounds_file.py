@@ -67,10 +67,10 @@ def round_text(line: Line) -> str:
     if "round" not in line:
         return ""
     members = " ".join(line["members"]) or "none"
-    mine = "" if line["counted"] else f"; this node's message did not count: {line['reason']}"
+    reason = "" if line["counted"] else f"; this node's message did not count: {line['reason']}"
     others = "".join(f"; {node} left out: {why}" for node, why in line["left_out"].items())
     return (
-        f"round {line['round']}: members {members}{mine}{others}; waited {line['waited']:.1f} s; "
+        f"round {line['round']}: members {members}{reason}{others}; waited {line['waited']:.1f} s; "
         f"{size(line['up'])} up, {size(line['down'])} down; digest {line['digest'][:8]}"
     )
 

@@ -71,7 +71,7 @@ def steps_so_far(folder: Path, saved: int) -> int:
 def batches(setup: Setup, start: int) -> Generator[Batch]:
     """The batches of this node's steps from `start` on, without an end: a function of seed, node and step.
 
-    Every node has an order of the data of its own. In a text that keeps its order it begins in another place.
+    Every node shuffles the data differently. In a text that keeps its order, nodes start at different places.
     """
     config, source = setup.parts.config, setup.source
     seed = zlib.crc32(f"{config.seed} {config.rounds.node}".encode())

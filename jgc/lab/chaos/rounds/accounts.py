@@ -106,11 +106,11 @@ def round_on_disk(folder: Path, node: str) -> int | None:
 
 def read_balance(path: Path) -> Balance:
     """A balance from its file."""
-    found = _read(path)
-    if found is None:
+    arrays = _read(path)
+    if arrays is None:
         raise FileNotFoundError(path)
-    start, number, incarnations = json.loads(str(found["facts"]))
-    return Balance(start, number, found["opening"], found["moved"], found["left"], tuple(incarnations))
+    start, number, incarnations = json.loads(str(arrays["facts"]))
+    return Balance(start, number, arrays["opening"], arrays["moved"], arrays["left"], tuple(incarnations))
 
 
 def _left(member: Member) -> Vector:
