@@ -66,16 +66,20 @@ def emulated():
 # --- the collective -----------------------------------------------------------------------------------------------
 
 
-def ringing(nodes, encode, decode):
-    """`x f32[n] -> (mean, lost)` of a ring with that code."""
-    places = comm.ring_size(nodes)
+def mean_by(collective, segments, nodes, encode, decode):
+    """`x f32[n] -> (mean, lost)` of a collective that takes x in segments."""
 
-    def around(x):
-        segments = jnp.pad(x, (0, -x.size % places)).reshape(places, -1)
-        mean, lost = comm.ring_quantized_mean(jax.random.key(3), segments, encode, decode, nodes)
+    def mean_of(x):
+        cut = jnp.pad(x, (0, -x.size % segments)).reshape(segments, -1)
+        mean, lost = collective(jax.random.key(3), cut, encode, decode, nodes)
         return mean.reshape(-1)[: x.size], lost.reshape(-1)[: x.size]
 
-    return around
+    return mean_of
+
+
+def ringing(nodes, encode, decode):
+    """`x f32[n] -> (mean, lost)` of a ring with that code."""
+    return mean_by(comm.ring_quantized_mean, comm.ring_size(nodes), nodes, encode, decode)
 
 
 @every_layout

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from contract import some_by_default
 from test_comm import _integers, _nodes, _run, every_layout
-from test_ring import FACTORIES, N, stepper, vectors
+from test_ring import FACTORIES, N, mean_by, stepper, vectors
 
 import jgc
 from jgc import comm
@@ -63,13 +63,7 @@ def test_all_gather_at_once_is_an_all_gather(layout):
 
 def two_shots(nodes, encode, decode):
     """`x f32[n] -> (mean, lost)` in two shots of that code."""
-
-    def mean_of(x):
-        shares = jnp.pad(x, (0, -x.size % nodes.count)).reshape(nodes.count, -1)
-        mean, lost = comm.two_shot_quantized_mean(jax.random.key(3), shares, encode, decode, nodes)
-        return mean.reshape(-1)[: x.size], lost.reshape(-1)[: x.size]
-
-    return mean_of
+    return mean_by(comm.two_shot_quantized_mean, nodes.count, nodes, encode, decode)
 
 
 @every_layout
