@@ -122,10 +122,11 @@ def test_after_an_exchange_that_was_cut_short_the_message_counts_once(tmp_path):
     run.leave({"w": jnp.full(500, 9.0)})
     assert list(tmp_path.glob("bucket/rounds/00000000/a.left"))
 
-
+    # b has announced itself: a node that is alone would go on, and its message would wait
+    other = _join(tmp_path, node="b", quorum=2, outer=how["outer"])
     with ThreadPoolExecutor(2) as pool:
-        other = pool.submit(lambda: _join(tmp_path, node="b", quorum=2, outer=how["outer"]).exchange(PARAMS, 1))
+        exchanged = pool.submit(other.exchange, PARAMS, 1)
         again = pool.submit(lambda: _join(tmp_path, **how)).result()
-        assert other.result()[1].members == ("a", "b")
+        assert exchanged.result()[1].members == ("a", "b")
     assert again.number == 1 and float(again.params["w"][0]) == 1.0  # (2 + 0) / 2
     assert not again.member.carry.any()
