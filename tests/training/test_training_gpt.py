@@ -121,6 +121,29 @@ def test_optimisers_are_adamw_and_clip_each_nodes_gradient(folder):
     np.testing.assert_allclose(updates["w"], -coupled["w"] * 0.5 / norm, rtol=1e-5)
 
 
+def test_muon_moves_kernels_and_adamw_the_rest(folder):
+    config = config_of(folder, learning_rate_warmup=0, schedule="constant", clip_norm=0.0, optimizer="muon")
+    shapes = {"block": {"kernel": (3, 5)}, "conv": {"kernel": (2, 2, 3, 4)}, "head": {"kernel": (3, 4), "bias": (4,)},
+              "embed": {"embedding": (6, 3)}}  # fmt: skip
+    draw = lambda seed: jax.tree.map(  # noqa: E731
+        lambda shape: jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32), shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )  # fmt: skip
+    params, ours = draw(0), make_inner(config)
+    adamw = optax.adamw(2e-3, b2=0.95, weight_decay=0.1, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree))
+    flat = lambda tree: {"block": tree["block"]["kernel"], "conv": tree["conv"]["kernel"].reshape(-1, 4)}  # noqa: E731
+    muon = optax.contrib.muon(2e-3, consistent_rms=0.2, weight_decay=0.1)
+    states = [ours.init(params), adamw.init(params), muon.init(flat(params))]
+    for i in range(3):
+        grads = draw(i + 1)
+        updates, states[0] = ours.update(grads, states[0], params)
+        of_adamw, states[1] = adamw.update(grads, states[1], params)
+        of_muon, states[2] = muon.update(flat(grads), states[2], flat(params))
+        pairs = (flat(updates), of_muon), *((updates[name], of_adamw[name]) for name in ("head", "embed"))
+        for a, b in pairs:
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), a, b)
+
+
 def test_sample_follows_the_model():
     """A model that always continues 0, 1, 2, 3, 0 ..., also past its window."""
 

@@ -160,8 +160,9 @@ class Config(Generic[M]):
     """of the parameters, the order of the data and all other random choices"""
     local: LocalConfig = field(default_factory=LocalConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
-    optimizer: Literal["workload", "sgd", "adam"] = "workload"
-    """adam decays weights decoupled from the gradient (AdamW); if not given, the workload's"""
+    optimizer: Literal["workload", "sgd", "adam", "muon"] = "workload"
+    """adam decays weights decoupled from the gradient (AdamW); muon: optax's for kernels, with steps of Adam's size, and
+    AdamW for embeddings, the last layer, biases and norms; if not given, the workload's"""
     adam_beta2: float = OPEN
     """of Adam: decay of the mean of squared gradients, in [0, 1)"""
     learning_rate: float = OPEN
@@ -178,7 +179,7 @@ class Config(Generic[M]):
     momentum: float = OPEN
     """of SGD: in the optimiser, or in the compressor's memory if the method has momentum correction"""
     weight_decay: float = OPEN
-    """sgd: added to each node's gradient; adam: decoupled"""
+    """sgd: added to each node's gradient; adam and muon: decoupled"""
     decay_all: bool = False
     """decay biases and norm parameters too, not only parameters of two or more dimensions"""
     clip_norm: float = OPEN
@@ -335,8 +336,8 @@ def check(config: Config) -> None:
 
 def _check_optimizer(config: Config) -> None:
     """Raise UserError for a setting of the other optimiser."""
-    adam, workload = config.optimizer == "adam", workload_named(config.workload)
-    name, kind = ("momentum", "sgd") if adam else ("adam_beta2", "adam")
+    sgd, workload = config.optimizer == "sgd", workload_named(config.workload)
+    name, kind = ("adam_beta2", "adam") if sgd else ("momentum", "sgd")
     if getattr(config, name) != getattr(workload, name):
         raise UserError(f"--{name.replace('_', '-')} {getattr(config, name):g} does nothing without --optimizer {kind}")
     if config.decay_all and not config.weight_decay:

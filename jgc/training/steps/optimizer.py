@@ -1,6 +1,7 @@
 """The optimiser and the learning rate's schedule."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,24 +73,50 @@ def make_outer(config: Config) -> optax.GradientTransformation:
 
 
 def make_optimizer(config: Config, owns_momentum: bool) -> optax.GradientTransformation:
-    """SGD or AdamW; SGD without momentum if the compressor owns the momentum.
+    """SGD, AdamW or Muon; SGD without momentum if the compressor owns the momentum.
 
     Raises:
-      ValueError: Adam together with a compressor that owns the momentum; a setting of `correction` out of range.
+      ValueError: Adam or Muon with a compressor that owns the momentum; a setting of `correction` out of range.
     """
     rate = make_rate(config)
-    if config.optimizer == "adam":
+    if config.optimizer != "sgd":
         if owns_momentum:
             corrects = getattr(config.compressor, "momentum_correction", False)
             raise ValueError(
-                "the compressor's memory has the momentum, and adam has one of its own: use --optimizer sgd"
+                f"the compressor's memory has the momentum, and so does {config.optimizer}: use --optimizer sgd"
                 + (" or --compressor.no-momentum-correction" if corrects else "")
             )
         decay = optax.add_decayed_weights(config.weight_decay, mask=lambda params: decayed(params, config.decay_all))
-        return optax.chain(optax.scale_by_adam(b2=config.adam_beta2), decay, rate)
+        adam = config.optimizer == "adam"
+        return optax.chain(optax.scale_by_adam(b2=config.adam_beta2) if adam else muon(config), decay, rate)
     if owns_momentum or config.momentum == 0:
         return rate
     return optax.chain(optax.trace(config.momentum), rate)
+
+
+def muon(config: Config) -> optax.GradientTransformation:
+    """Directions of `optax.contrib.muon` for kernels, as large as Adam's, so that Adam's learning rate fits; Adam for
+    embeddings, the last layer, biases and norms.
+
+    Source: Liu et al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982), Section 2.2: updates of a root mean
+    square of 0.2.
+    """
+    # The rate, with its sign, comes later. Adam is a part by itself: in optax's `muon` it has Nesterov momentum.
+    kernels = optax.contrib.muon(-1.0, consistent_rms=0.2, muon_weight_dimension_numbers=_matrices)
+    return optax.partition({True: kernels, False: optax.scale_by_adam(b2=config.adam_beta2)}, _is_kernel)
+
+
+def _is_kernel(params: PyTree) -> PyTree:
+    def is_kernel(path: Any, x: Array) -> bool:
+        names = [key.key for key in path]
+        return names[-1] == "kernel" and "head" not in names and x.ndim > 1
+
+    return jax.tree_util.tree_map_with_path(is_kernel, params)
+
+
+def _matrices(kernels: PyTree) -> PyTree:
+    """Each kernel as a matrix [all axes but the last, outputs]."""
+    return jax.tree.map(lambda x: optax.contrib.MuonDimensionNumbers(tuple(range(x.ndim - 1)), (x.ndim - 1,)), kernels)
 
 
 def make_rate(config: Config) -> optax.GradientTransformation:
