@@ -1,4 +1,4 @@
-"""`python -m jgc COMMAND`: experiments and reports. `python -m jgc --help` lists the commands."""
+"""`python -m jgc COMMAND`, also as `jgc COMMAND`; `jgc --help` lists the commands."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command line of `python -m jgc`: help, errors, and the registry of commands."""
+"""The command lines of `python -m jgc` and `python -m experiments`: help, errors, and the registries of commands."""
 
 import dataclasses
 import subprocess
@@ -6,24 +6,29 @@ import sys
 
 import pytest
 
-from jgc.lab.commands import COMMANDS, load, main
+import experiments.commands
+from jgc.lab.commands import COMMANDS, PROGRAM, main
+from jgc.training.settings.cli import resume_command
+
+EXPERIMENTS = experiments.commands.PROGRAM
+ALL = [(program, name) for program in (PROGRAM, EXPERIMENTS) for name in program.commands if name != "train"]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_command_help(name, capsys):
+@pytest.mark.parametrize("program, name", ALL, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_command_help(program, name, capsys):
     """A frozen dataclass whose help has a summary in one line, an example and what it prints or writes."""
-    kind = load(name)
+    kind = program.load(name)
     assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen
-    assert main([*name.split(), "--help"]) == 0
+    assert program.main([*name.split(), "--help"]) == 0
     said = capsys.readouterr().out
-    assert f"usage: python -m jgc {name} " in said and f"    python -m jgc {name} " in said
+    assert f"usage: {program.name} {name} " in said and f"    {program.name} {name} " in said
     assert (kind.__doc__ or "").splitlines()[0].endswith(".") and (kind.__doc__ or "").splitlines()[0] in said
     indented = [line.strip() for line in (kind.__doc__ or "").splitlines() if line.startswith(" " * 8)]
-    outputs = [line for line in indented if not line.startswith("python -m jgc")]
-    assert outputs or name == "bench loader"  # whose speed no page has measured
+    outputs = [line for line in indented if not line.startswith(program.name)]
+    assert outputs or name == "loader"  # whose speed no page has measured
 
 
-@pytest.mark.parametrize("group", ["", "bench", "analyze", "rounds"])
+@pytest.mark.parametrize("group", ["", "bench", "rounds"])
 def test_group_help_lists_commands(group, capsys):
     assert main([*group.split(), "--help"]) == 0
     usage, *lines = capsys.readouterr().out.splitlines()
@@ -31,7 +36,16 @@ def test_group_help_lists_commands(group, capsys):
     names = [name for name in COMMANDS if name.startswith(group)]
     assert len(lines) == len(names)
     for name, line in zip(names, lines, strict=True):
-        assert line.split() == [*name.split(), *(load(name).__doc__ or "").splitlines()[0].split()]
+        assert line.split() == [*name.split(), *(PROGRAM.load(name).__doc__ or "").splitlines()[0].split()]
+
+
+def test_train_is_train_py_under_the_name_of_the_command(capsys):
+    assert main(["train", "--method", "topp"]) == 2
+    assert "unknown method 'topp'; did you mean topk?" in capsys.readouterr().err
+    assert main(["train", "--method", "topk", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "usage: python -m jgc train " in said and "    python -m jgc train --method lgc_ps" in said
+    assert resume_command(["--method", "topk"], "jgc train") == "jgc train --method topk --run-dir {run_dir} --resume"
 
 
 def test_module_runs():
@@ -42,7 +56,7 @@ def test_module_runs():
 @pytest.mark.parametrize(
     "argv, said",
     [
-        ([], "{report,compare,sweep,plan,bench,analyze,advise,doctor,chaos,rounds}"),
+        ([], "{train,compare,sweep,report,plan,advise,bench,doctor,chaos,rounds}"),
         (["reprot"], "did you mean report?"),
         (["report"], "give the folders"),
         (["report", "nowhere"], "nowhere is not a folder"),
@@ -65,7 +79,6 @@ def test_module_runs():
         (["bench", "method"], "unknown command 'bench method'; did you mean bench methods?"),
         (["bench", "methods", "--repeats", "0"], "--repeats must be at least 1"),
         (["bench", "methods", "--nodes", "0"], "node"),
-        (["bench", "codecs", "--run-dir", "x", "--alphas", "2"], "alpha must be in (0, 1]"),
         (["compare", "--run-dir", "x", "--set", "alpha"], "METHOD.FIELD=VALUE, got 'alpha'"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dg.alpha=1"], "did you mean dgc?"),
         (["compare", "--run-dir", "x", "--set", "learning_rat=0.1"], "did you mean learning_rate?"),

@@ -119,7 +119,7 @@ def nodes_on(devices: int) -> Nodes:
 
 
 def devices_for(count: int) -> list[jax.Device]:
-    """So many devices; virtual ones on CPU, if JAX has not started yet.
+    """`count` devices; on CPU virtual ones, if JAX has not started yet.
 
     Raises:
       UserError: there are fewer devices.
@@ -128,7 +128,7 @@ def devices_for(count: int) -> list[jax.Device]:
         jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices()
     if not 1 <= count <= len(devices):
-        raise UserError(f"--devices and --shards ask for {count} devices; there are {len(devices)}")
+        raise UserError(f"asked for {count} devices; there are {len(devices)}")
     return devices[:count]
 
 
