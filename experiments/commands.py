@@ -1,20 +1,56 @@
 """The commands of `python -m experiments`."""
 
-from jgc.lab.program import Program
+from jgc.lab.program import Entry, Program
 
 COMMANDS = {
-    "codecs": "experiments.codecs.command.Codecs",
-    "correlation": "experiments.analysis.commands.Correlation",
-    "information": "experiments.analysis.commands.Information",
-    "worth": "experiments.analysis.commands.Worth",
-    "exchanges": "experiments.exchanges.Exchanges",
-    "select": "experiments.select.Select",
-    "scaling": "experiments.scaling.Scaling",
-    "sharded": "experiments.sharded.Shards",
-    "step_time": "experiments.step_time.StepTime",
-    "autoencoder": "experiments.recipes.Autoencoder",
-    "loader": "experiments.loader.Loader",
-    "loop": "experiments.loop.Loop",
+    "codecs": Entry(
+        "experiments.codecs.command.Codecs",
+        "Bytes against error of every method and of trivial codes, on recorded gradients.",
+    ),
+    "correlation": Entry(
+        "experiments.analysis.commands.Correlation",
+        "Linear correlation within a convolution's gradients: GradiVeQ's Figures 4 and 5, and the age of a basis.",
+    ),
+    "information": Entry(
+        "experiments.analysis.commands.Information",
+        "Information that two nodes' gradients share: the LGC paper's Figures 3, 4 and 12, with controls.",
+    ),
+    "worth": Entry(
+        "experiments.analysis.commands.Worth",
+        "When one node's values predict the mean gradient, so that learned compression can help.",
+    ),
+    "exchanges": Entry(
+        "experiments.exchanges.Exchanges",
+        "Error of the mean of codes by gather, ring and two shots, and bytes, as nodes are added.",
+    ),
+    "select": Entry(
+        "experiments.select.Select",
+        "Time to select the largest values, next to lax.top_k, lax.approx_max_k, torch.topk and one read.",
+    ),
+    "scaling": Entry(
+        "experiments.scaling.Scaling",
+        "Bytes that a node sends in a step as nodes are added: rings, all-reduce and gathers.",
+    ),
+    "sharded": Entry(
+        "experiments.sharded.Shards",
+        "Memory and compile time of every method where the devices of a node divide the parameters (FSDP).",
+    ),
+    "step_time": Entry(
+        "experiments.step_time.StepTime",
+        "Seconds of a step in each phase of LGC next to the paper's Table V, and of the pieces of `lgc_ps`.",
+    ),
+    "autoencoder": Entry(
+        "experiments.recipes.Autoencoder",
+        "Reconstruction by the LGC paper's recipe for the autoencoder, by jgc's and by those between.",
+    ),
+    "loader": Entry(
+        "experiments.loader.Loader",
+        "Images per second that a workload's loader makes, by the number of threads that decode.",
+    ),
+    "loop": Entry(
+        "experiments.loop.Loop",
+        "Milliseconds of a step of train.py over those of its compiled program.",
+    ),
 }
 PROGRAM = Program("python -m experiments", COMMANDS)
 

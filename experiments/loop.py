@@ -38,7 +38,7 @@ FIRST = 3  # steps of a run that do not count: caches and threads start
 
 @dataclass(frozen=True)
 class Loop:
-    """Milliseconds a step of train.py over those of its compiled program alone.
+    """Milliseconds of a step of train.py over those of its compiled program.
 
     Without --data-dir a run reads random images in memory, which are not augmented.
 

@@ -34,7 +34,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """Reconstruction by the paper's autoencoder recipe, by jgc's and by those between, each in runs of its own.
+    """Reconstruction by the LGC paper's recipe for the autoencoder, by jgc's and by those between.
     In all of them the leader's positions serve for all nodes.
 
     The runs differ in nothing but the recipe. Those that have finished are not trained again.

@@ -38,7 +38,7 @@ READ = "one read (max of magnitudes)"
 
 @dataclass(frozen=True)
 class Select:
-    """Time of selecting the largest values, beside lax.top_k, lax.approx_max_k, torch.topk and one read.
+    """Time to select the largest values, next to lax.top_k, lax.approx_max_k, torch.topk and one read.
 
     jgc's selections give positions in ascending order, and their values. Selection by chunks is measured for shares of
     at least 1/4096.

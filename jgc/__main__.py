@@ -2,12 +2,7 @@
 
 import sys
 
-from jgc.training.requirements import explain
-
-try:
-    from jgc.lab.commands import main
-except ModuleNotFoundError as error:  # after `pip install jgc` without [train]
-    sys.exit(explain(error))
+from jgc.lab.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

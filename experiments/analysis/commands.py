@@ -10,7 +10,7 @@ from experiments.analysis import correlation_page, information_page, mean_gradie
 
 @dataclass(frozen=True)
 class Correlation:
-    """How far a convolution's gradients are linearly correlated: GradiVeQ's Figures 4 and 5, and the age of a basis.
+    """Linear correlation within a convolution's gradients: GradiVeQ's Figures 4 and 5, and the age of a basis.
 
     Trains without compression, records one layer, and measures the recording.
 

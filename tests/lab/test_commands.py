@@ -3,11 +3,12 @@
 import dataclasses
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 import experiments.commands
-from jgc.lab.commands import COMMANDS, PROGRAM, main
+from jgc.lab.commands import COMMANDS, PROGRAM, main, train
 from jgc.training.settings.cli import resume_command
 
 EXPERIMENTS = experiments.commands.PROGRAM
@@ -17,12 +18,14 @@ ALL = [(program, name) for program in (PROGRAM, EXPERIMENTS) for name in program
 @pytest.mark.parametrize("program, name", ALL, ids=lambda x: x if isinstance(x, str) else x.name)
 def test_command_help(program, name, capsys):
     """A frozen dataclass whose help has a summary in one line, an example and what it prints or writes."""
-    kind = program.load(name)
+    entry = program.commands[name]
+    kind = entry.load()
     assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen
     assert program.main([*name.split(), "--help"]) == 0
     said = capsys.readouterr().out
     assert f"usage: {program.name} {name} " in said and f"    {program.name} {name} " in said
-    assert (kind.__doc__ or "").splitlines()[0].endswith(".") and (kind.__doc__ or "").splitlines()[0] in said
+    assert (kind.__doc__ or "").splitlines()[0] == entry.summary
+    assert entry.summary.endswith(".") and entry.summary in said
     indented = [line.strip() for line in (kind.__doc__ or "").splitlines() if line.startswith(" " * 8)]
     outputs = [line for line in indented if not line.startswith(program.name)]
     assert outputs or name == "loader"  # whose speed no page has measured
@@ -36,16 +39,27 @@ def test_group_help_lists_commands(group, capsys):
     names = [name for name in COMMANDS if name.startswith(group)]
     assert len(lines) == len(names)
     for name, line in zip(names, lines, strict=True):
-        assert line.split() == [*name.split(), *(PROGRAM.load(name).__doc__ or "").splitlines()[0].split()]
+        assert line.split() == [*name.split(), *COMMANDS[name].summary.split()]
 
 
 def test_train_is_train_py_under_the_name_of_the_command(capsys):
+    assert train.__doc__ == COMMANDS["train"].summary
     assert main(["train", "--method", "topp"]) == 2
     assert "unknown method 'topp'; did you mean topk?" in capsys.readouterr().err
     assert main(["train", "--method", "topk", "--help"]) == 0
     said = capsys.readouterr().out
     assert "usage: python -m jgc train " in said and "    python -m jgc train --method lgc_ps" in said
     assert resume_command(["--method", "topk"], "jgc train") == "jgc train --method topk --run-dir {run_dir} --resume"
+
+
+def test_help_needs_no_package_of_an_extra():
+    """After `pip install jgc` without [train]; a command then says in one line what to install."""
+    program = "import sys; sys.modules.update(tyro=None); from jgc.lab.commands import main; sys.exit(main())"
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
+    shown = run([sys.executable, "-c", program, "--help"])
+    assert shown.returncode == 0 and COMMANDS["plan"].summary in shown.stdout
+    refused = run([sys.executable, "-c", program, "plan"])
+    assert refused.returncode == 1 and refused.stderr.startswith("error: tyro is not installed: pip install")
 
 
 def test_module_runs():

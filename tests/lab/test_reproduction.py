@@ -74,7 +74,7 @@ def check(command: str) -> None:
         depth = next(n for n in (2, 1) if " ".join(words[3 : 3 + n]) in program.commands)
         name, given = " ".join(words[3 : 3 + depth]), words[3 + depth :]
         if given[-1:] != ["..."]:
-            assert read(program.load(name), given, command)
+            assert read(program.commands[name].load(), given, command)
     elif words[1:3] == ["-m", "pytest"]:
         assert [file for file in words[3:] if file.startswith("tests/") and not (ROOT / file).exists()] == []
     else:

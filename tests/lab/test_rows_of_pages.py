@@ -70,7 +70,7 @@ def config_of(folder, tmp_path, monkeypatch):
         monkeypatch.setattr(jax, "devices", lambda *_: one)
         where = ["--run-dir", str(tmp_path / name), "--data-dir", str(folder)]
         with pytest.raises(Reached):
-            read(PROGRAM.load(command), [*words, *where], f"jgc {command}").run("")
+            read(PROGRAM.commands[command].load(), [*words, *where], f"jgc {command}").run("")
         return trained[0]
 
     return of
@@ -184,7 +184,7 @@ def test_benchmark_for_a_gpu_is_one(row):
     _, command, words = row
     experiment = command == "experiments"
     program, name = (experiments.commands.PROGRAM, words[0]) if experiment else (PROGRAM, f"{command} {words[0]}")
-    assert read(program.load(name), words[1:], name)
+    assert read(program.commands[name].load(), words[1:], name)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from jgc.training.settings.config import Config, method_name, resolve
 
 @dataclass(frozen=True)
 class Advise:
-    """Does compression pay? Time per step and bytes of every method on a network that need not be there.
+    """Does compression pay? Seconds and bytes of a step with every method, on a network that you describe.
 
     Computation and compression are measured on this device; communication is estimated.
 

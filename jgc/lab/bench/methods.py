@@ -43,7 +43,7 @@ from jgc.wire.account import sent_by
 
 @dataclass(frozen=True)
 class Methods:
-    """Time of every method and phase compared with the dense step; bytes of its state and of its messages.
+    """Time of every method and phase compared with the dense step; bytes of its state and its messages.
 
     No data set is needed.
 

@@ -25,19 +25,19 @@ DEFAULT_MINUTES = 10.0
 
 @dataclass(frozen=True)
 class Chaos:
-    """Kills, stops, strangers, full disks and flipped bits against real runs of several processes, counted.
+    """Kill, stop and corrupt real runs of several processes, and count how each try ends.
 
-    Each try starts train.py with a tiny network in processes of this machine, does one thing to it, and compares how it
-    ends, or how it ends once it is resumed, with a run that nobody disturbed, bit for bit. Exit code 1 if one went on
-    wrongly without a word (silent), did not end (hang), or ended in a traceback. Ctrl-C ends it with the table so far.
+    Each try starts train.py with a tiny network in processes of this machine, injects one fault, and compares how the
+    run ends, or how it ends once resumed, with an undisturbed run, bit for bit. Exit code 1 if one went on with wrong
+    values and no message (silent), did not end (hang), or ended in a traceback. Ctrl-C ends it with the table so far.
 
         python -m jgc chaos --minutes 60 --seed 1 --output chaos.md
         python -m jgc chaos --faults kill,resume --count 20 --methods lgc_ps,dgc --processes 1
         python -m jgc chaos --faults flips --count 200
         python -m jgc chaos --rounds --seconds 3600 --seed 1
 
-With --rounds there is one long run of nodes that meet in a bucket (`jgc.rounds`), and a fault each 15 s on average;
-the table says also which share of an undisturbed run's tokens the nodes counted that no fault hit.
+    With --rounds there is one long run of nodes that meet in a bucket (`jgc.rounds`), with a fault every 15 s on
+    average; the table also has the share of an undisturbed run's tokens that nodes without a fault counted.
 
     It prints a line on each try, then how many there were, and how many of each kind:
 
@@ -49,7 +49,7 @@ the table says also which share of an undisturbed run's tokens the nodes counted
     minutes: float | None = None
     """how long new faults are begun; 10 if neither this nor --count is given"""
     count: int | None = None
-    """how often each fault is tried with each method, in place of --minutes"""
+    """how often each fault is tried with each method, instead of --minutes"""
     seed: int = 0
     """the same seed gives the same faults in the same order"""
     processes: int = 4

@@ -21,7 +21,7 @@ from jgc.training.settings.workloads import DEFAULT
 
 @dataclass(frozen=True)
 class Doctor:
-    """Devices, versions, run folder, data, and every collective checked for right values and timed.
+    """Check devices, versions, run folder and data, and that every collective computes the right values.
 
     With the options that train.py gets on each host, all processes check together, and process 0 prints a line on each
     thing. Exit code 0 if all is well, 1 if something is wrong.

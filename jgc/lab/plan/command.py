@@ -25,7 +25,7 @@ from jgc.training.settings.workloads import DEFAULT
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will need: memory of a device, bytes of a step and of the whole run, beside the papers' figures.
+    """Memory of a device, bytes of a step and of a whole run, before it starts.
 
     Nothing is trained, and no data is read.
 

@@ -29,7 +29,7 @@ FLAT = 0.1  # bits; entropies no further apart are not drawn
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Runs):
-    """Train with several values of one setting, unless that has been done: a table and a picture.
+    """Train with several values of one setting: a table and a picture.
 
     The folder of the runs, {method}-{setting}={value}-seed{seed}, gets sweep.md and sweep.png.
 

@@ -27,7 +27,7 @@ PERSON = "a-person"  # in the place of the node that made a list
 
 @dataclass(frozen=True)
 class Close:
-    """Close the open round with the messages that have come, whatever quorum and grace say.
+    """Close the open round with the messages that have arrived, whatever quorum and grace say.
 
     For a run that waits below its quorum for nodes that will not come back. The nodes that run go on at once; in the
     next round they wait for the quorum again.

@@ -26,7 +26,7 @@ MOST = 9  # nodes
 
 @dataclass(frozen=True)
 class Demo:
-    """Nodes of a run as processes that share a folder; one is killed with SIGKILL and comes back.
+    """Train in processes that share a folder; one is killed and comes back.
 
     A minute, without a network, a server or downloads. Prints what happens, and ends with exit code 0 only if all
     nodes had the same parameters after every round.

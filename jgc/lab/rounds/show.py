@@ -20,7 +20,7 @@ from jgc.training.output.table import size
 
 @dataclass(frozen=True)
 class Show:
-    """Who was in which round of a bucket, who is late, goodput and digests.
+    """List a bucket's rounds: which nodes took part, which are late, goodput and digests.
 
     Reads lists and names, and the messages that did not count; changes nothing. With a secret, set JGC_ROUNDS_SECRET.
 

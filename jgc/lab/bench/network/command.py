@@ -14,7 +14,7 @@ PAGE = "network.md"
 
 @dataclass(frozen=True)
 class Network:
-    """Time and bytes of every method between real processes, beside PyTorch's and plain JAX; needs root and iproute2.
+    """Time and bytes of every method between real processes, next to PyTorch's; needs root and iproute2.
 
     Hosts are network namespaces of this machine. What the folder already holds is not measured again.
 
