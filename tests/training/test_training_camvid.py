@@ -233,7 +233,7 @@ def test_polynomial_schedule(folder):
 def test_bad_options(folder, options, said, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(request.config.rootpath)
     words = ["--workload", "camvid_pspnet", *options.format(tmp=tmp_path, data=folder).split()]
-    assert cli.main(["--config", "configs/baseline.py", "--run-dir", str(tmp_path / "run"), *words]) == 2
+    assert cli.main(["--method", "dense", "--run-dir", str(tmp_path / "run"), *words]) == 2
     error = capsys.readouterr().err
     assert said.format(tmp=tmp_path) in error and len(error.splitlines()) == 1
     assert not (tmp_path / "run").exists()
