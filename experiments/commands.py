@@ -43,6 +43,14 @@ COMMANDS = {
         "experiments.recipes.Autoencoder",
         "Reconstruction by the LGC paper's recipe for the autoencoder, by jgc's and by those between.",
     ),
+    "papers": Entry(
+        "experiments.papers.command.Papers",
+        "Finished runs next to the papers' tables and figures; runs that differ only in their seed are one row.",
+    ),
+    "papers_bytes": Entry(
+        "experiments.papers.planned.PapersBytes",
+        "Ratios of the last phase, and bytes of a whole run, next to the papers'.",
+    ),
     "loader": Entry(
         "experiments.loader.Loader",
         "Images per second that a workload's loader makes, by the number of threads that decode.",

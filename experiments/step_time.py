@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.papers.reported import SECONDS
 from jgc.compress import METHODS
 from jgc.compress.lgc import autoencoder as ae
 from jgc.lab.bench import methods
 from jgc.lab.bench.costs import Costs, milliseconds, whole_step
-from jgc.lab.shared import paper
 from jgc.lab.shared.machine import describe
 from jgc.lab.shared.page import check_repeats, publish
 from jgc.lab.shared.random_data import variables_of
@@ -59,7 +59,7 @@ class StepTime:
         """Measure, and print the page."""
         check_repeats(self.repeats)
         with values_of_the_user():
-            costs = methods.measure(self.workload, self.nodes, self.repeats, tuple(paper.SECONDS), self.alpha)
+            costs = methods.measure(self.workload, self.nodes, self.repeats, tuple(SECONDS), self.alpha)
             config = methods.configured(METHODS["lgc_ps"], self.workload, self.nodes, self.alpha)
             packing = make_packing(variables_of(config)["params"])
             pieces = rounds_shown(lgc_pieces(packing, self.nodes, config.compressor.alpha), self.repeats)
@@ -82,7 +82,7 @@ def table_v(costs: Costs) -> str:
     """The phases that the paper timed, in multiples of its dense step and of ours."""
     rows, dense = [], np.median(whole_step(costs.rows[0], costs))
     for row in costs.rows:
-        reported = paper.SECONDS.get(row.method, {})
+        reported = SECONDS.get(row.method, {})
         if row.phase in reported:
             step, seconds = np.median(whole_step(row, costs)), reported[row.phase]
             ratios = [f"{step / dense:.2f}", f"{seconds / reported['dense']:.2f}"]

@@ -77,7 +77,7 @@ def test_module_runs():
         (["report", "empty"], "empty holds no run"),
         (["report", "started"], "started has no summary.json"),
         (["report", "list"], "cannot read list/config.json: it should be an object in braces, and is a list"),
-        (["report", ".", "--figure", "12"], "--figure"),
+        (["report", ".", "--figur", "12"], "unknown option --figur"),
         (["compare", "--run-dir", "x", "--methods", "baselin"], "did you mean baseline?"),
         (["compare", "--run-dir", "x", "--workload", "digit_convnet5"], "did you mean digits_convnet5?"),
         (["compare", "--methods", "baseline"], "run-dir"),

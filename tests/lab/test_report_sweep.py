@@ -88,12 +88,6 @@ def test_page_names_different_steps():
     assert "2 or 3 steps, one seed" in page
 
 
-def test_page_explains_paper_columns():
-    pages = [markdown([Point("egc", k, (fake_run(2),))], "compressor.ratio", "digits_convnet5", [0], "")
-             for k in ("1024", "64")]  # fmt: skip
-    assert ["Tables I and III give K = 1024" in page for page in pages] == [True, False]
-
-
 def fake_run(steps):
     summary = {"steps": steps, "score": "test_accuracy", "test_accuracy": 0.5, "element_ratio": 2.0,
                "compression_ratio": {"worker": 2.0}}  # fmt: skip

@@ -24,10 +24,6 @@ IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"{part}.{f.name}" for part, 
 ABSENT = "absent"  # in place of a setting that a run does not have
 
 
-class DoesNotFit(UserError):
-    """A figure needs other runs than these."""
-
-
 class Run(NamedTuple):
     """A finished run: the settings, the summary and the metrics that its folder holds."""
 

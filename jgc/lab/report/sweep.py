@@ -13,7 +13,6 @@ from jgc.lab.launch import Runs, launch
 from jgc.lab.report.ages import last_ages
 from jgc.lab.report.runs import Run, Spread, read_run, spread
 from jgc.lab.report.tables import plus_minus
-from jgc.lab.shared import paper
 from jgc.lab.shared.choices import fields_of_runs, known_methods, option_word, options_of, seeds_of, variants_of, words
 from jgc.lab.shared.pictures import COLOURS, MARKERS, new_figure, save_figure
 from jgc.lab.shared.tables import filled_table, ratio
@@ -179,11 +178,10 @@ def markdown(
             point.method, point.value or "-", plus_minus(point.result),
             "" if point.elements is None else ratio(point.elements), ratio(point.bytes),
             "" if point.entropy is None else f"{point.entropy:.3f}",
-            "" if oldest is None else f"{oldest[1]:.0f} ({oldest[0]})", *_paper(name, point),
+            "" if oldest is None else f"{oldest[1]:.0f} ({oldest[0]})",
         ])  # fmt: skip
     head = ["method", name, points[0].runs[0].score.heading, "ratio in elements", "ratio in bytes, worker up",
-            "entropy of a layer, bits", "oldest residual, steps (layer)", "EGC paper, AlexNet on CIFAR-10: accuracy, %",
-            "its ratio in elements"]  # fmt: skip
+            "entropy of a layer, bits", "oldest residual, steps (layer)"]  # fmt: skip
     steps = " or ".join(dict.fromkeys(str(run.summary["steps"]) for point in points for run in point.runs))
     many = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± standard deviation"
     fewer = [f"{p.method}, {p.value or '-'}: {len(p.runs)}" for p in points if len(p.runs) < len(seeds)]
@@ -194,17 +192,10 @@ def markdown(
         f"{steps} steps, {many}. Ratios are of the last phase: in elements as papers count; in bytes with "
         "positions and with what of a message is not used.",
         filled_table(head, rows),
-        *([paper.EGC_SWEEP_NOTE] if any(any(_paper(name, point)) for point in points) else []),
         *remarks,
         f"![{name}]({PICTURE})",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _paper(name: str, point: Point) -> tuple[str, str]:
-    """The EGC paper's figures at this value. Its model and runs are larger: only trends compare."""
-    reported = paper.EGC_SWEEPS.get(name, {}).get(point.method, {}).get(str(point.value))
-    return ("", "") if reported is None else (f"{reported[0]}", f"{reported[1]:g}x")
 
 
 # --- the picture ----------------------------------------------------------------------------------------------------

@@ -92,11 +92,6 @@ EGC_SWEEPS: dict[str, dict[str, dict[str, tuple[float, float]]]] = {
 }
 """AlexNet on CIFAR-10 by setting, method and value: accuracy in percent and ratio in elements. Tables I and III."""
 
-EGC_SWEEP_NOTE = (
-    "The paper's columns are of far longer runs of another model, to be held against in shape only. Its Tables I and "
-    "III give K = 1024 on 4 nodes 74.62 and 72.62 %, by the text the same run."
-)
-
 SECONDS: dict[str, dict[str, float]] = {
     "lgc_ps": {"dense": 1.0, "top-k": 1.6, "compressed": 0.6},
     "lgc_ring": {"dense": 1.0, "top-k": 0.9, "compressed": 0.4},
@@ -131,10 +126,10 @@ NOTES = (
 )
 
 EGC_NOTES = (
-    "Tables I and III, AlexNet by K and by number of nodes, stand beside what `python -m jgc sweep` measures.",
+    "Tables I and III are of AlexNet in far longer runs than those of docs/results/egc: compare their shape only.",
     "EGC's ratios count values, not bytes: positions are not in them.",
     "Tables I and II give AlexNet with K = 1024 on 4 nodes 0.7462 and 0.7262, by the text the same run.",
-    "Table III: the difference printed beside Gradient Dropping on 2 nodes (+0.38) is not that of its accuracies "
+    "Table III: the difference printed next to Gradient Dropping on 2 nodes (+0.38) is not that of its accuracies "
     "(73.34 - 72.92 = 0.42).",
     "Table IV is for 2 nodes by its title, for 4 by the text. 69.48 is far less than the 120.7 of Zaremba et al. "
     "(2014) with an LSTM of 200 units on validation data, so it probably is no validation perplexity.",
@@ -153,11 +148,11 @@ def figure(workload: str) -> str:
     return "perplexity, probably not of validation data" if workload == "ptb_lstm" else "accuracy, %"
 
 
-def reported(workload: str, method: str) -> tuple[Reported, ...]:
+def rows_of(workload: str, method: str) -> tuple[Reported, ...]:
     """The papers' rows for a workload and a method; there may be rows of two papers.
 
     Example:
-      >>> [(row.paper, row.accuracy) for row in reported("cifar10_resnet50", "dense")]
+      >>> [(row.paper, row.accuracy) for row in rows_of("cifar10_resnet50", "dense")]
       [('LGC', 91.88), ('EGC', 86.08)]
     """
     return tuple(row for row in REPORTED if (row.workload, row.method) == (workload, method))

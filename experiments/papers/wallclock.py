@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jgc.lab.report.runs import DoesNotFit, Group, Run, baseline_of
-from jgc.lab.shared import paper
+from experiments.papers.figures import DoesNotFit
+from experiments.papers.reported import GRADIVEQ
+from jgc.lab.report.runs import Group, Run, baseline_of
 from jgc.lab.shared.pictures import look, new_figure, save_figure
 
 CYCLE = 500  # steps of the paper's breakdown
@@ -168,4 +169,4 @@ def section(groups: Sequence[Group], rate: float) -> str:
         "step takes longer than an uncompressed one, of the same run where it has some; runs trained at other times or "
         "beside other work differ by more than that."
     )
-    return "\n".join([lines, "", *rows, "", paper.GRADIVEQ])
+    return "\n".join([lines, "", *rows, "", GRADIVEQ])

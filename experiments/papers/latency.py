@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import jax
 
+from experiments.papers.reported import DECODER_MS, ENCODER_MS, SPEED_UP
 from jgc.compress.lgc import autoencoder as ae
 from jgc.lab.report.runs import Group, baseline_of
 from jgc.lab.report.tables import figures
-from jgc.lab.shared import paper
 from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import interleaved
 from jgc.wire.values import bytes_per_value
@@ -56,7 +56,7 @@ def latency_table(groups: Sequence[Group]) -> str:
             continue
         measured = milliseconds(m, group.settings.get("compressor.decoder"))
         reported = [
-            f"{ms[group.method]:g}" if group.method in ms else "" for ms in (paper.ENCODER_MS, paper.DECODER_MS)
+            f"{ms[group.method]:g}" if group.method in ms else "" for ms in (ENCODER_MS, DECODER_MS)
         ]
         rows.append(
             [group.label, f"{m:,}", f"{measured['encode']:.3f}", reported[0], f"{measured['decode']:.3f}", reported[1]]
@@ -74,7 +74,7 @@ def speed_up_table(groups: Sequence[Group]) -> str:
             continue
         before, after = (list(figures(g, groups).seconds.values()) for g in (baseline, group))
         if before and after:
-            reported = f"{paper.SPEED_UP[group.method]}x" if group.method in paper.SPEED_UP else ""
+            reported = f"{SPEED_UP[group.method]}x" if group.method in SPEED_UP else ""
             measured = [f"{before[-1]:.3f}", f"{after[-1]:.3f}", f"{before[-1] / after[-1]:.2f}x"]
             rows.append([group.label, *measured, reported])
     head = ["method", "baseline, s a step", "last phase, s a step", "speed-up on this machine, without a network",
