@@ -43,6 +43,10 @@ COMMANDS = {
         "experiments.recipes.Autoencoder",
         "Reconstruction by the LGC paper's recipe for the autoencoder, by jgc's and by those between.",
     ),
+    "predictions": Entry(
+        "experiments.predictions.Predictions",
+        "Errors of the predictions of `jgc advise` against a run of `jgc bench network`.",
+    ),
     "papers": Entry(
         "experiments.papers.command.Papers",
         "Finished runs next to the papers' tables and figures; runs that differ only in their seed are one row.",
