@@ -1,4 +1,4 @@
-"""`python -m experiments predictions`: errors of the predictions of `jgc advise` against measurements of `bench network`.
+"""`python -m experiments predictions`: errors of the predictions of `jgc advise` against runs of `bench network`.
 
 A link fitted to one place, a rate and a number of hosts, predicts all others. Times of computing come from steps
 without a network: of the fitted place, or for another number of hosts from a place with that number.
@@ -165,7 +165,7 @@ def check(measured: Results, on: Place, sent_of: SentOf) -> Check:
 
 
 def winners(cells: Sequence[Cell]) -> tuple[Winner, ...]:
-    """The fastest method of each place among those that `jgc advise` recommends; places with one method are left out."""
+    """The fastest method of each place, measured and predicted; places with one method are left out."""
     out = []
     for at in dict.fromkeys(cell.at for cell in cells):
         candidates = [cell for cell in cells if cell.at == at and cell.method not in (CONTROL, TWENTY)]
