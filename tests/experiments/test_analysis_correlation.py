@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tiny import tiny_conv_model
 
 from experiments.analysis import correlation, mean_gradients
 from experiments.analysis.correlation import basis, dimension, lost, pca, shares, size, sizes, slices, two_axes
@@ -12,7 +13,6 @@ from experiments.analysis.correlation_conclusions import on_age
 from experiments.analysis.correlation_page import measure, write
 from experiments.analysis.mean_gradients import MeanGradients, choose
 from experiments.commands import main
-from jgc.lab.chaos.tiny import tiny_conv_model
 from jgc.training.errors import UserError
 from jgc.training.run import setup
 

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 from contract import some_by_default
+from tiny import tiny_model
 from training_helpers import tiny_config
 
 from jgc.compress import METHODS, Dense, LgcPs, PowerSgd, Qsgd, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.commands import main
 from jgc.lab.plan import bucket, needs, tables
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED, most_alive

@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 from report_helpers import made_up
+from tiny import tiny_model
 
 from jgc.compress import Dense, Dgc, LgcPs, TopK
 from jgc.lab import launch
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report import page as page_module, plots
 from jgc.lab.report.ages import age_table
 from jgc.lab.report.compare import Compare, compare

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny import tiny_model
 
 from jgc.compress import Dense, Egc, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.runs import Run, read_run
 from jgc.lab.report.sweep import PAGE, PICTURE, Point, Sweep, draw, markdown, plan, sweep
 from jgc.training.errors import NonFinite, UserError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from image_helpers import bomb
 from PIL import Image
+from tiny import tiny_conv_model
 
-from jgc.lab.chaos.tiny import tiny_conv_model
 from jgc.training import data
 from jgc.training.data import Augment, MissingDataError, load_tiny_imagenet, make_batch
 from jgc.training.run import setup

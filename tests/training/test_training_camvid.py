@@ -13,9 +13,9 @@ import numpy as np
 import optax
 import pytest
 from camvid_helpers import write_camvid
+from tiny import tiny_model
 
 from jgc.compress import Dense, LgcPs
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.page import write
 from jgc.nodes.layouts import make_nodes
 from jgc.training import data

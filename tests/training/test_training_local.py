@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from process_helpers import free_port, start, start_all, wait_for_step
+from tiny import tiny_conv_model, tiny_model
 from training_helpers import tiny_config
 
 from jgc.compress import Demo, Dense, Gradiveq, TopK
-from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
 from jgc.lab.shared.hlo import collectives
 from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError

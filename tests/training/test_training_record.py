@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from process_helpers import start_all
+from tiny import tiny_model
 from training_helpers import tiny_config
 
 from jgc import compress
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.shared.programs import compile_gradients
 from jgc.layout.pack import make_packing, pack
 from jgc.method.diagnose import residual

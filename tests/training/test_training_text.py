@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from text_helpers import write_text
+from tiny import tiny_model
 
 from jgc.compress import Dense, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.page import write
 from jgc.lab.shared.programs import make_gradients
 from jgc.nodes.layouts import make_nodes

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 from text_helpers import write_text
+from tiny import tiny_model
 from training_helpers import tiny_config
 
 from jgc.compress import Dense, Egc, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.nodes.layouts import make_nodes
 from jgc.training import data
 from jgc.training.output.metrics import read
