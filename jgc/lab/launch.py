@@ -1,4 +1,4 @@
-"""Launch whole runs: one for each variant and seed, each in a folder of its own, none trained twice."""
+"""Launch whole runs: one for each variant and seed, each in its folder, none trained twice."""
 
 import dataclasses
 import gc
@@ -59,7 +59,7 @@ class Runs:
     """data-parallel nodes"""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """any other option of train.py, for all runs (learning_rate=0.1) or for one method (dgc.learning_rate=0.05, or a
-    setting of its own, dgc.clip_norm=1); repeat for several; overrides the options above"""
+    setting of the method, dgc.clip_norm=1); repeat for several; overrides the options above"""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def train_all(
       workload: a name in `jgc.training.settings.workloads`.
       seeds: one run of every variant for each.
       data_dir: folder of prepared data sets.
-      changes: settings of the run, or of the methods that have them, in place of the workload's.
+      changes: settings of the run, or of the methods that have them, instead of the workload's.
       options: words of `train.py`'s command line by the name of the variant; they override `changes`.
       say: called with a line when a run starts and when it ends.
       failed: if given, the error of a run that diverges is put there by its folder, and the others are trained.
@@ -244,12 +244,12 @@ def check_parts(jobs: Sequence[Job]) -> None:
 
 
 def check_folder(job: Job) -> None:
-    """Raise UserError if a run's folder holds another experiment. A setting that the old run did not know is no
+    """Raise UserError if a run's folder holds a different experiment. A setting that the old run did not know is no
     difference."""
     path = job.folder / CONFIG
     if not path.exists():
         if (job.folder / SUMMARY).exists():
-            raise UserError(f"{job.folder} has a {SUMMARY} and no {CONFIG}: give another --run-dir")
+            raise UserError(f"{job.folder} has a {SUMMARY} and no {CONFIG}: give a new --run-dir")
         return
     old = read_object(path)
     changed = changes_since(old, job.config)
@@ -257,7 +257,7 @@ def check_folder(job: Job) -> None:
         if old.get(name) != getattr(job.config, name):
             changed.append(f"{name} was {old.get(name)}, is {getattr(job.config, name)}")
     if changed:
-        raise UserError(f"{job.folder} holds a run with other settings: {'; '.join(changed)}; give another --run-dir")
+        raise UserError(f"{job.folder} holds a run with other settings: {'; '.join(changed)}; give a new --run-dir")
 
 
 def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: str = "", rest: str = "") -> Summary:

@@ -93,7 +93,7 @@ class Program(NamedTuple):
         return list(dict.fromkeys(name.split()[0] for name in self.commands if " " in name))
 
     def usage(self, group: str = "") -> str:
-        """How to call the commands, or those of a group."""
+        """How to call the commands, or a group's commands."""
         if group:
             words = [name.split()[1] for name in self.commands if name.split()[0] == group]
         else:

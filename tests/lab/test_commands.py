@@ -82,7 +82,7 @@ def test_module_runs():
         (["compare", "--run-dir", "x", "--workload", "digit_convnet5"], "did you mean digits_convnet5?"),
         (["compare", "--methods", "baseline"], "run-dir"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.alpha=5"], "alpha must be in (0, 1]"),
-        (["compare", "--run-dir", "x", "--set", "seed=5"], "seed is not to be set: the command has its own"),
+        (["compare", "--run-dir", "x", "--set", "seed=5"], "seed is not to be set: the command sets it"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.seed=5"], "seed is not to be set"),
         (["compare", "--run-dir", "x", "--set", "distributed.auto=true"], "is one process"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.run-dir=y"], "run-dir is not to be set"),

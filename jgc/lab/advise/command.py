@@ -29,7 +29,7 @@ class Advise:
 
         python -m jgc advise --workload cifar10_resnet20 --bandwidth 1gbit --hosts 16
 
-    With `--run-dir`, computation and compression are those of a run of `bench network`:
+    With `--run-dir`, computation and compression are read from a run of `bench network`:
 
         python -m jgc advise --run-dir docs/results/network --bandwidth 100mbit --hosts 2
 
@@ -46,7 +46,7 @@ class Advise:
     method: str | None = None
     """name of a method; it brings its workload along, digits_convnet5, unless --workload is given"""
     config: Path | None = None
-    """config file instead of it; its settings count for its method, the workload's for the others"""
+    """config file instead of --method; its settings count for its method, the workload's for the others"""
     workload: str | None = None
     """model, data set, batch and settings; that of --method or --config if not given"""
     link: Literal["network", "bucket"] = "network"
@@ -61,7 +61,7 @@ class Advise:
     computation: float | None = None
     """seconds of a host's gradients and update, if the hosts have other devices; measured on this one if not given"""
     methods: tuple[str, ...] = ()
-    """separated by commas or spaces; all if not given. Compiling those of LGC takes minutes for large models"""
+    """separated by commas or spaces; all if not given. Compiling LGC's takes minutes for large models"""
     batch_size: int | None = None
     """examples of all hosts in a step; the workload's if not given"""
     every: int | None = None

@@ -1,4 +1,4 @@
-"""What is on record about accuracy: by method and kind of data, the difference from the uncompressed runs beside it.
+"""Accuracy on record, by method and kind of data: the difference from uncompressed runs of the same seeds.
 
 A fast method that trains badly is no advice. So `advise` recommends only methods whose accuracy is on record here for
 data of the same kind; a new record is a line, with the page that measures it.

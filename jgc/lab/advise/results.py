@@ -97,8 +97,8 @@ def seconds(
 ) -> float | None:
     """Median seconds of a part of a step that does not use the network.
 
-    The cell of the preferred rate is used first, then another with as many hosts, then one with the nearest number of
-    hosts, scaled by the hosts that share a processor.
+    The cell of the preferred rate comes first, then a cell with as many hosts, then the one with the nearest number
+    of hosts, scaled by the hosts that share a processor.
 
     Args:
       measured: the results.
@@ -143,7 +143,7 @@ def sent_in(measured: Results) -> SentOf:
             compressor = compress.build(settings_of(name))
             phase = phase_of(name, compressor).value
             return compressor.wire(phase, shapes, as_one_per_device(Nodes(hosts, 1))).physical
-        except (UserError, ValueError):  # a method of another version of jgc
+        except (UserError, ValueError):  # a method of a different version of jgc
             return None
 
     return sent_of

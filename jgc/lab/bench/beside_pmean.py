@@ -1,4 +1,4 @@
-"""`python -m jgc bench methods --model gpt25m`: every method's compression alone, beside plain `pmean` of the tree.
+"""`python -m jgc bench methods --model gpt25m`: every method's compression, next to a plain `pmean` of the tree.
 
 Random gradients have the shapes of a model's parameters; every node is a device, on CPU a virtual one. Each phase of a
 method is compiled by itself and timed in turn with plain `lax.pmean`, so that a drifting machine changes both alike.
@@ -45,7 +45,7 @@ class Program(NamedTuple):
     Attributes:
       call: runs it once.
       compile_seconds: to trace, lower and compile it.
-      temporary: bytes that it allocates on a device, beside arguments and results.
+      temporary: bytes that it allocates on a device, besides arguments and results.
     """
 
     call: Callable[[], Any]
@@ -54,7 +54,7 @@ class Program(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One phase of one method: f64[repeats] seconds, and those of `pmean` in the same rounds."""
+    """One phase of one method: f64[repeats] seconds, and the seconds of `pmean` in the same rounds."""
 
     method: str
     phase: str
@@ -114,7 +114,7 @@ def measure(model: str, devices: int, repeats: int, methods: Sequence[str] = (),
 
 
 def nodes_on(devices: int) -> Nodes:
-    """One node on each of so many devices."""
+    """One node on each of `devices` devices."""
     return from_mesh(Mesh(np.array(devices_for(devices)), (NODE,)), (NODE,))
 
 
@@ -207,7 +207,7 @@ def method_program(compressor: Compressor, phase: Any, nodes: Nodes, shapes: PyT
 
 
 def place_state(state: State, nodes: Nodes) -> State:
-    """The state on the devices, in buffers of its own."""
+    """The state on the devices, in new buffers."""
     placed = State(place(state.shared, SHARED, nodes), place(state.local, LOCAL, nodes))
     return jax.tree.map(jnp.copy, placed)
 
@@ -221,8 +221,8 @@ def markdown(measured: Beside, machine: str) -> str:
     spread = "; after ± half the distance between the quartiles" if measured.repeats > 1 else ""
     return "\n\n".join([
         f"`{measured.model}`, {measured.values:,} parameters in {measured.leaves} leaves, {measured.devices} nodes, "
-        f"each on a device of its own; all layers alike; {machine}.",
-        f"Compression alone, on random gradients of the model's shapes: medians of {measured.repeats} rounds, each "
+        f"one on each device; all layers alike; {machine}.",
+        f"Only the compression, on random gradients of the model's shapes: medians of {measured.repeats} rounds, each "
         f"method in turn with plain `lax.pmean` of the tree{spread}. The ratio is the median of the ratios of the "
         "rounds. Temporary memory is the compiled program's on one device, and its share of the gradient of "
         f"{megabytes(gradient)} MB. Compiling includes tracing.",

@@ -17,7 +17,7 @@ class Row(NamedTuple):
 
     Attributes:
       method, phase: their names.
-      seconds: f64[repeats] each of UPDATE (everything after the gradients), AGGREGATE (the compressor alone), BEFORE
+      seconds: f64[repeats] each of UPDATE (everything after the gradients), AGGREGATE (the compressor), BEFORE
         (memory and encoder, part of AGGREGATE) and OPTIMIZER. No BEFORE if the method is not composed.
       up: logical bytes that a worker and a leader send up in a step; equal if there is no leader.
     """
@@ -98,7 +98,7 @@ def milliseconds(seconds: Times | None) -> str:
 
 
 def shown(values: Times, digits: int | None = None) -> str:
-    """Median and half the distance between the quartiles, with so many decimals; None: three significant digits.
+    """Median and half the distance between the quartiles, with `digits` decimals; None: three significant digits.
 
     Example:
       >>> shown(np.array([1.0, 2.0, 3.0, 4.0, 9.0]), 1), shown(np.array([1.0]), 1)

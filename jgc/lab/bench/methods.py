@@ -2,7 +2,7 @@
 
 All pieces run in turn in one process, round after round, each compiled by itself. After the gradients, which are the
 same for all methods, a step is the compressor's aggregate and the optimiser's update. The aggregate of a composed
-method has two parts: memory and encoder before the exchange, and the rest. Gradients are those of random images, and
+method has two parts: memory and encoder before the exchange, and the rest. Gradients are of random images, and
 every phase starts from the state before a run's first step. All layers are compressed alike.
 
 With `--model`, see beside_pmean.py.
@@ -88,7 +88,7 @@ class Methods:
         with values_of_the_user():
             if self.model:
                 measured = beside_pmean.measure(self.model, devices, self.repeats, names)
-                title, page = "Every method beside plain pmean", beside_pmean.markdown(measured, describe())
+                title, page = "Every method next to a plain pmean", beside_pmean.markdown(measured, describe())
             else:
                 nodes = 8 if self.nodes is None else self.nodes
                 costs = measure(self.workload or DEFAULT, nodes, self.repeats, names, self.alpha)

@@ -1,4 +1,4 @@
-"""The campaign: faults in an order that the seed alone decides, and what became of each."""
+"""The campaign: faults in an order that depends only on the seed, and the outcome of each."""
 
 import contextlib
 import shutil

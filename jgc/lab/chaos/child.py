@@ -41,7 +41,7 @@ def child(argv: list[str], output: str, environment: dict[str, str], change: Cal
 
 
 def prepare(output: str, environment: dict[str, str]) -> None:
-    """What the module says, for `cli.main` or another thing that a process of a run does."""
+    """Set up the process as the module's docstring says, for `cli.main` or any other program of a run."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)

@@ -43,7 +43,7 @@ class Chaos:
 
         [8, 8:15, 51:44 left]  rename (topk): survived: checkpoint 11 renamed 5: bit-equal
         | fault | tried | survived | said | silent | hang | traceback | what |
-        | rename | 1 | 1 | 0 | 0 | 0 | 0 | The newest checkpoint's folder has the name of another step |
+        | rename | 1 | 1 | 0 | 0 | 0 | 0 | The newest checkpoint's folder has the name of a different step |
     """
 
     minutes: float | None = None
@@ -63,7 +63,7 @@ class Chaos:
     timeout: float = 20.0
     """--distributed.timeout of the runs, in seconds: stops last from 5 to 150"""
     rounds: bool = False
-    """a run of `jgc.rounds` instead; --faults are then those of `jgc.lab.chaos.rounds.faults`"""
+    """a run of `jgc.rounds` instead; --faults are then names from `jgc.lab.chaos.rounds.faults`"""
     seconds: float | None = None
     """with --rounds, instead of --minutes"""
     between: float = 15.0
@@ -73,7 +73,7 @@ class Chaos:
     overlap: int = 1
     """with --rounds: 1 to exchange while the next round's steps run, or 0"""
     run_dir: Path | None = None
-    """folder for the runs; those of tries that went badly stay there. A new folder of the system's if not given"""
+    """folder for the runs; tries that went badly stay there. A new temporary folder if not given"""
     output: Path | None = None
     """Markdown file to write as well"""
 
@@ -133,7 +133,7 @@ class Chaos:
         if self.count is not None and self.count < 1:
             raise UserError(f"--count must be at least 1, got {self.count}")
         if FLIPS in faults and (self.count is None or len(faults) > 1):
-            raise UserError("--faults flips goes alone, with --count N")
+            raise UserError("--faults flips goes with no other fault, and with --count N")
         if not all(10 <= seconds < math.inf for seconds in (self.limit, self.timeout)):
             raise UserError(f"--limit and --timeout must be at least 10, got {self.limit:g} and {self.timeout:g}")
         minutes = (self.minutes or DEFAULT_MINUTES) if self.count is None else None

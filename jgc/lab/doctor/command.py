@@ -58,7 +58,7 @@ class Doctor:
             for lines_of_check in examine(team, config, self.run_dir):
                 lines.append(lines_of_check)
                 if team.leads:
-                    print(lines_of_check, flush=True)  # at once: a later check may end all processes
+                    print(lines_of_check, flush=True)  # now: a later check may end all processes
         wrong = sum(lines_of_check.startswith("WRONG") for lines_of_check in lines)
         if wrong:
             raise UserError(f"{wrong} of {len(lines)} checks failed", FAILED)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jgc.lab.shared.hlo import Module, Op, parse, trip_count
 
-# Instructions that launch nothing: they name, group or view buffers, or finish what another instruction started.
+# Instructions that launch nothing: they name, group or view buffers, or finish an operation that was started elsewhere.
 _FREE = frozenset("""add-dependency after-all bitcast constant domain get-tuple-element opt-barrier parameter
     partition-id replica-id tuple""".split())
 _BODIES = re.compile(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)")

@@ -113,7 +113,7 @@ def memory(plans: Sequence[Plan], shown: Callable[[float | None], str] = size) -
 
 
 def bytes_title(plans: Sequence[Plan]) -> str:
-    """What the bytes are those of: one step, or one round of local steps."""
+    """Title of the bytes: of one step, or of one round of local steps."""
     rounds = {plan.config.local.every for plan in plans}
     if rounds == {None}:
         return "Bytes of one step"
@@ -155,7 +155,7 @@ def cells(phase: PhaseBytes, dense: float, shown: Callable[[float | None], str] 
 
 
 def sent(phase: PhaseBytes, role: str, direction: str, kind: str = "") -> float:
-    """Bytes of one node of a role, of one kind or of all; the server's are those of all nodes together."""
+    """Bytes of one node of a role, of one kind or of all; the server's are of all nodes together."""
     by_role = phase.logical
     ways = by_role.get(role, by_role.get("worker", {}) if role == "leader" else {})
     return sum(count for name, count in ways.get(direction, {}).items() if kind in name)

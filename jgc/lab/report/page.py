@@ -154,22 +154,22 @@ def tables(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         f"{FEWEST} pairs or more. The first cosine compares what was "
         "decoded with the mean over nodes of what they held, at the positions that were sent (of all values where a "
         "method sends a code of all): 1 by nature for exact values at shared positions, so it tells codes of the same "
-        "positions apart and not methods. The second compares the aggregate with the mean gradient of that step "
-        "alone, of which error feedback sends the rest later.",
+        "positions apart and not methods. The second compares the aggregate with the mean gradient of that "
+        "step; error feedback sends the rest later.",
         *reconstruction(shown),
         "### Settings",
         settings_table(shown, groups),
         "The settings in which rows of one method differ.",
         "### Bytes",
         bytes_table(shown, groups),
-        "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "
+        "Bytes and ratios of a step are of the last phase, logical: a node's message in the paper's topology, "
         "every value, position and scale counted. Where a method has no leader its column shows a worker. The whole "
-        "run has the uncompressed and the top-k phases in it, and what is sent once, such as trained weights. "
+        "run includes the uncompressed and the top-k phases, and one-off messages such as trained weights. "
         "Positions: of a node that sends some.",
     ]
     if emulated:
         blocks.append("Physical bytes are empty where all nodes are emulated on one device: nothing was sent between "
-                      "devices. The column beside it is what a device would send with a node on each.")  # fmt: skip
+                      "devices. The next column is what a device would send with a node on each.")  # fmt: skip
     blocks += _fewest_bytes(shown, groups)
     ages = age_table(shown)
     if ages:

@@ -60,7 +60,7 @@ def step_bytes_against_score(groups: Sequence[Group], path: Path) -> None:
 def _against_score(
     groups: Sequence[Group], path: Path, title: str, bytes_of: Callable[[Run], float | None], across: str
 ) -> None:
-    views: dict[str, tuple[list[Group], list[Group]]] = {}  # by title: the rows of a panel, and all rows beside it
+    views: dict[str, tuple[list[Group], list[Group]]] = {}  # by title: the rows of a panel, and all rows
     for workload, rows in by(groups, lambda group: group.workload).items():
         views[workload] = rows, rows
         if len(rows) > CROWDED and (near := near_baseline(rows)):

@@ -81,7 +81,7 @@ def _said(path: Path) -> tuple[dict[str, str], Path]:
 
 
 def _steps(results: Path) -> dict[tuple[int, str], dict[str, float]]:
-    """Median seconds of a step by number of hosts and method, then by rate; without those of no limited rate.
+    """Median seconds of a step by number of hosts and method, then by rate, of limited rates only.
 
     Raises:
       UserError: no results of `bench network`.

@@ -21,7 +21,7 @@ from jgc.training.run.folder import write_whole
 from jgc.training.settings.workloads import workload_named
 
 PAGE, PICTURE = "sweep.md", "sweep.png"
-OWN = "compressor."  # before a setting of the method's own
+OWN = "compressor."  # before a setting of a method
 ENTROPY = "entropy_bits"  # in the lines of diagnose steps
 FLAT = 0.1  # bits; entropies no further apart are not drawn
 
@@ -40,8 +40,8 @@ class Sweep(Runs):
     """
 
     field: str
-    """a setting of train.py, such as nodes, or one of the methods' own, such as compressor.ratio; a method that does
-    not have it is trained once, to compare with"""
+    """a setting of train.py, such as nodes, or of the methods, such as compressor.ratio; a method that does not
+    have it is trained once, to compare with"""
     values: tuple[str, ...]
     """values of the setting, separated by commas or spaces"""
     methods: tuple[str, ...] = ("egc",)
@@ -202,7 +202,7 @@ def markdown(
 
 
 def draw(points: Sequence[Point], field: str, path: Path) -> None:
-    """Draw the score over the setting's value, and beside it the entropy if that varies, else the ratio."""
+    """Draw the score over the setting's value, and next to it the entropy if that varies, else the ratio."""
     name = field.removeprefix(OWN)
     values = list(dict.fromkeys(point.value for point in points if point.value is not None))
     places = _places(values)

@@ -111,7 +111,7 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     head = ["method", "seeds", score.heading, *(figure.heading for figure in further),
             *(["before compression"] if any(before) else []),
             f"against the baseline{points}", f"within {score.tolerance}{point}",
-            "cosine with the mean, at what is sent", "cosine with the step's mean gradient"]  # fmt: skip
+            "cosine with the mean, at the positions sent", "cosine with the step's mean gradient"]  # fmt: skip
     rows = []
     for group, first in zip(groups, before, strict=True):
         f = figures(group, everything)
@@ -139,7 +139,7 @@ def _spread_of(group: Group, figure: Score) -> Spread | None:
 
 
 def reconstruction_table(groups: Sequence[Group]) -> str:
-    """How close decoded values are to the true mean, beside trivial codes; empty if no method has a code."""
+    """How close decoded values are to the true mean, next to trivial codes; empty if no method has a code."""
     rows = []
     for group in groups:
         summaries = [run.summary for run in group.runs]
@@ -165,7 +165,7 @@ def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         changed += [f"{name} {group.settings.get(name, ABSENT)}" for name in varying(others)
                     if name != "method" and not name.startswith("compressor.")]  # fmt: skip
         if not group.baseline and baseline is not None and rate != baseline.settings.get("learning_rate"):
-            changed.append(f"its own learning rate, {rate} (the baseline's: {baseline.settings['learning_rate']})")
+            changed.append(f"learning rate {rate} (the baseline's: {baseline.settings['learning_rate']})")
         rows.append([group.label, ", ".join(changed) or "none"])
     return table(["method", "settings other than its defaults"], rows)
 

@@ -29,8 +29,8 @@ PERSON = "a-person"  # in the place of the node that made a list
 class Close:
     """Close the open round with the messages that have arrived, whatever quorum and grace say.
 
-    For a run that waits below its quorum for nodes that will not come back. The nodes that run go on at once; in the
-    next round they wait for the quorum again.
+    For a run that waits below its quorum for nodes that will not come back. The nodes that run go on; in the next round
+    they wait for the quorum again.
 
         python -m jgc rounds close s3://bucket/run7
 

@@ -1,4 +1,4 @@
-"""`python -m jgc rounds show`: who was in which round, who is late, and whether all agree."""
+"""`python -m jgc rounds show`: which nodes were in which round, which are late, and whether all agree."""
 
 import json
 from collections import Counter

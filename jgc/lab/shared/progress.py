@@ -32,7 +32,7 @@ def each(items: Sequence[T], work: Callable[[T], R], name: Callable[[T], str] = 
         except KeyboardInterrupt:
             if not done:
                 raise
-            say(f"interrupted at {name(item)}: the results are those of the {len(done)} before it")
+            say(f"interrupted at {name(item)}: results are of the {len(done)} before it")
             cut_short.append(f"Stopped by Ctrl-C at {name(item)}: {len(done)} of {len(items)} are here.")
             break
     return done

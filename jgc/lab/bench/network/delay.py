@@ -4,7 +4,7 @@
 
 Runs in the switch's namespace, whose ports it takes packets from and gives them to; CARD is the
 hardware address of the host behind a port. Prints a line when it is ready. Imports only the
-standard library, so that it starts at once.
+standard library, so that it starts fast.
 """
 
 import asyncio

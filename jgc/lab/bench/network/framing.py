@@ -53,7 +53,7 @@ def make(name: str, nodes: Nodes) -> tuple[Callable[[], None], float]:
     Returns:
       `run()`, which calls it `CALLS` times, and the bytes of one call.
     """
-    assert nodes.mesh is not None, "every host has a device of its own"
+    assert nodes.mesh is not None, "every host has a device"
     kind, size = name.split()
     values = int(size) // 4 or 1
     if kind in ("reduce-scatter", "all-to-all"):

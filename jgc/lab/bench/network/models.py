@@ -44,7 +44,7 @@ class Task(NamedTuple):
         return "a token" if self.window else "an image"
 
     def units(self, batch: int) -> int:
-        """Tokens or images of so many examples."""
+        """Tokens or images of `count` examples."""
         return batch * (self.window or 1)
 
 

@@ -19,7 +19,7 @@ class Plan(NamedTuple):
     Attributes:
       hosts, rates: each combination of them.
       methods: names; if there are none, the default ones of each number of hosts.
-      steps: of each method, or rounds of local steps; slow_steps: if sending its bytes alone takes more than `SLOW`
+      steps: of each method, or rounds of local steps; slow_steps: if sending its bytes takes more than `SLOW`
         seconds.
       model: of `MODELS`.
       batch: images, or windows of tokens, of a host in a step.

@@ -2,8 +2,8 @@
 
     python -m jgc.lab.bench.network.worker_torch '{"host": 0, "hosts": 4, "coordinator": "10.77.0.1:9001", ...}'
 
-Every method is a DDP model of its own; they share the parameters' memory and the momentum. "alone" is the same step
-with a group of this process only: its collectives are local, and it gathers its own message K times.
+Every method is a separate DDP model; they share the parameters' memory and the momentum. "alone" is the same step
+with a group of this process only: its collectives are local, and it gathers its message K times.
 """
 
 import json
