@@ -273,7 +273,7 @@ def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: s
         exit_code = run(job.config, console=Console(quiet=True))
         if exit_code:  # stopped by a signal, with its checkpoint saved
             raise Stopped(f"stopped; {job.folder} is kept, and the same command goes on", exit_code)
-        jax.clear_caches()  # the next run compiles its own steps
+        jax.clear_caches()  # the next run compiles other steps
         gc.collect()
     summary = read_summary(job.folder)
     score = score_of(summary)

@@ -40,7 +40,7 @@ class Advise:
         yes: topk takes 0.264 s a step, 15.5 times faster than uncompressed f32 (4.1 s) and 8.12 times faster than
         uncompressed f16 (2.15 s). On record for topk on images: test accuracy -0.49 points (...)
 
-    Recommended is only what keeps its accuracy on record for data of the workload's kind, however fast others are.
+    Recommended are only methods whose accuracy is on record for data of the workload's kind, however fast others are.
     """
 
     method: str | None = None

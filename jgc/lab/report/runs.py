@@ -171,7 +171,7 @@ def pool(runs: Sequence[Run], by_folder: bool = False, baseline: str = "") -> li
       runs: finished ones.
       by_folder: name groups after the folders that hold their runs.
       baseline: name of the group that all are compared with; if not given, the uncompressed runs that differ in the
-        method alone.
+        method.
 
     Raises:
       UserError: two folders hold the same experiment with the same seed, which would count it twice; or no group has

@@ -219,9 +219,9 @@ def draw(points: Sequence[Point], field: str, path: Path) -> None:
             continue
         at = [places[str(point.value)] for point in series]
         left.errorbar(at, [r.mean for r in results], [r.std or 0.0 for r in results], capsize=3, **look)
-        beside = [point.entropy if entropy else point.elements for point in series]
-        if all(value is not None for value in beside):
-            right.plot(at, beside, **look)
+        shown = [point.entropy if entropy else point.elements for point in series]
+        if all(value is not None for value in shown):
+            right.plot(at, shown, **look)
     low, high = right.dataLim.intervaly
     if not entropy and high > 4 * low > 0:
         right.set_yscale("log")

@@ -58,15 +58,15 @@ def about(measured: Results) -> str:
         "in its last phase, its state as initialised (an autoencoder untrained); all layers are treated alike.\n\n"
         "A step begins on all hosts at the same moment and ends when the slowest is done. Medians, with the range of "
         "90 % of bootstrap draws, of whole blocks of steps, in brackets. Computation: gradients and update, of that "
-        "framework. Compression: the step with local copies in the place of collectives, less computation (PyTorch: "
+        "framework. Compression: the step with local copies instead of collectives, less computation (PyTorch: "
         "with a group of one process). Communication: the rest, waiting for other hosts included. Added: the step "
         "less computation. Processor: processor time of a host over that of its computation. Bytes are those that a "
         "host's interface counts, acknowledgements and retransmissions included; what Gloo adds to a collective was "
         "measured on single ones of the same kind and size. DDP f32 and fp16 send while they still compute, so that "
         "less may be added than their bytes need.\n\n"
-        "H local steps (H = 30) are measured as whole rounds, which begin on all hosts at the same moment: H steps of "
-        "each host's own and then the exchange. All figures are a round's, divided by H. Their computation is "
-        "that of as many steps without any exchange, if that row was measured."
+        "H local steps (H = 30) are measured as whole rounds, which begin on all hosts together: H steps of "
+        "each host and then the exchange. All figures are a round's, divided by H. Their computation is "
+        "measured on as many steps without any exchange, if that row was measured."
     )
 
 
