@@ -55,10 +55,6 @@ COMMANDS = {
         "experiments.papers.planned.PapersBytes",
         "Ratios of the last phase, and bytes of a whole run, next to the papers'.",
     ),
-    "loader": Entry(
-        "experiments.loader.Loader",
-        "Images per second that a workload's loader makes, by the number of threads that decode.",
-    ),
     "loop": Entry(
         "experiments.loop.Loop",
         "Milliseconds of a step of train.py over those of its compiled program.",

@@ -28,7 +28,7 @@ def test_command_help(program, name, capsys):
     assert entry.summary.endswith(".") and entry.summary in said
     indented = [line.strip() for line in (kind.__doc__ or "").splitlines() if line.startswith(" " * 8)]
     outputs = [line for line in indented if not line.startswith(program.name)]
-    assert outputs or name == "loader"  # whose speed no page has measured
+    assert outputs
 
 
 @pytest.mark.parametrize("group", ["", "bench", "rounds"])

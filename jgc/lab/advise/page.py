@@ -69,8 +69,8 @@ def notes(advice: Advice) -> list[str]:
         lines.append(
             f"Methods exchange pseudo-gradients every {every} steps, uncompressed f32 and f16 gradients in every step: "
             f"a step has one part in {every} of an exchange's bytes and seconds. The outer step is not counted. "
-            "Accuracies on record are of local steps, too, compared with exchanges in every step. Recommended are methods "
-            "that keep the accuracy of equally rare uncompressed exchanges."
+            "Accuracies on record are of local steps, too, compared with exchanges in every step. Recommended are "
+            "methods that keep the accuracy of equally rare uncompressed exchanges."
         )
     return lines + [f"Left out: {method}: {why}" for method, why in advice.failed.items()]
 
