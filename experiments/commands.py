@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "loop": Entry(
         "experiments.loop.Loop",
-        "Milliseconds of a step of train.py over those of its compiled program.",
+        "Milliseconds of a step of train.py over its compiled program's.",
     ),
 }
 PROGRAM = Program("python -m experiments", COMMANDS)

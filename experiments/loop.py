@@ -1,7 +1,7 @@
 """`python -m experiments loop`: how much longer a step of train.py takes than its compiled program.
 
 In turn, round after round: a run of train.py with its loader, metrics, progress and checkpoint, and the same compiled
-program on one batch that lies on the devices. The run's milliseconds are those of metrics.jsonl, which leave out
+program on one batch that lies on the devices. The run's milliseconds come from metrics.jsonl, which leaves out
 evaluations, checkpoints and compiling.
 """
 
@@ -38,7 +38,7 @@ FIRST = 3  # steps of a run that do not count: caches and threads start
 
 @dataclass(frozen=True)
 class Loop:
-    """Milliseconds of a step of train.py over those of its compiled program.
+    """Milliseconds of a step of train.py over its compiled program's.
 
     Without --data-dir a run reads random images in memory, which are not augmented.
 

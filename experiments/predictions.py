@@ -1,7 +1,7 @@
 """`python -m experiments predictions`: errors of the predictions of `jgc advise` against runs of `bench network`.
 
 A link fitted to one place, a rate and a number of hosts, predicts all others. Times of computing come from steps
-without a network: of the fitted place, or for another number of hosts from a place with that number.
+without a network: of the fitted place, or for a different number of hosts from a place with that number.
 """
 
 from collections.abc import Sequence
@@ -136,7 +136,7 @@ class Check(NamedTuple):
 
 
 def check(measured: Results, on: Place, sent_of: SentOf) -> Check:
-    """Predict all cells except those of one place.
+    """Predict all cells except one place's.
 
     Args:
       measured: a run of `bench network`; cells may be missing.
@@ -219,7 +219,7 @@ def markdown(outcome: Check, measured: Results) -> str:
     how = (
         f"Fitted only to {outcome.on} (hosts/rate): efficiency {link.efficiency:.3f}, overhead {link.overhead:.3g} s "
         f"a collective, latency {link.latency:.3g} s a message, what a processor can send {limit}. Computation and "
-        f"compression are those of {outcome.on}, for other numbers of hosts those measured without a network with as "
+        f"compression were measured at {outcome.on}, for other numbers of hosts without a network and with as "
         f"many. The hosts share {cores:g} processors."
     )
     times = [[str(c.at.hosts), c.at.rate, name(c.method), f"{c.measured.middle:.4f}",

@@ -35,6 +35,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class Autoencoder:
     """Reconstruction by the LGC paper's recipe for the autoencoder, by jgc's and by those between.
+
     In all of them the leader's positions serve for all nodes.
 
     The runs differ in nothing but the recipe. Those that have finished are not trained again.
@@ -86,6 +87,6 @@ def markdown(summaries: dict[str, list[Summary]], workload: str, seeds: Sequence
     return "\n\n".join([
         f"`{workload}`, seeds {', '.join(map(str, seeds))}; {machine}.",
         "Cosines with the true mean at the leader's positions, which all nodes use, means over phase 3 and over seeds. "
-        "Ceiling: with the leader's exact values in place of its code. `n/a`: values were not finite.",
+        "Ceiling: with the leader's exact values instead of its code. `n/a`: values were not finite.",
         table(["recipe", *FIGURES.values(), score.title], rows),
     ]) + "\n"  # fmt: skip

@@ -88,7 +88,7 @@ def record(
     about["config"]["data"].pop("dir")  # the same data may lie elsewhere
     if (run_dir / ABOUT).exists():
         if json.loads((run_dir / ABOUT).read_text()) != json.loads(json.dumps(about)):
-            raise UserError(f"{run_dir} holds a recording of something else: give another --run-dir or remove it")
+            raise UserError(f"{run_dir} holds a recording of something else: give a new --run-dir or remove it")
     else:
         run_dir.mkdir(parents=True, exist_ok=True)
         _run(config, setup, start, run_dir / GRADIENTS)

@@ -1,8 +1,8 @@
 """`python -m experiments scaling`: bytes that a node sends in a step as nodes are added.
 
-N nodes, each on a device of its own, have a payload P each. A ring sends 2 (N - 1) / N P: codes are summed, or decoded,
+N nodes, one on each device, have a payload P each. A ring sends 2 (N - 1) / N P: codes are summed, or decoded,
 summed and encoded again, at every hop. A gather sends (N - 1) P: every node gets every code. A ring pads its N segments
-to equal lengths; the padding has a column of its own.
+to equal lengths; the padding has a separate column.
 """
 
 import math
@@ -90,7 +90,7 @@ class Scheme(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A scheme with so many nodes: bytes in a step."""
+    """A scheme with `nodes` nodes: bytes in a step."""
 
     scheme: Scheme
     nodes: int
@@ -99,7 +99,7 @@ class Point(NamedTuple):
 
     @property
     def padding(self) -> float:
-        """Bytes sent beyond those of the payload."""
+        """Bytes sent beyond the payload."""
         return float(self.sent - self.scheme.ideal(self.payload, self.nodes))
 
 
@@ -206,14 +206,14 @@ def draw(path: Path, points: Sequence[Point], title: str) -> None:
         colour = COLOURS[i % len(COLOURS)]
         if scheme.unit or scheme.gathers:
             axes.plot(counts, sent, color=colour, linewidth=1.4, marker=MARKERS[i], markersize=6, label=name)
-        else:  # a marker alone: the line would hide a ring's
+        else:  # only a marker: the line would hide a ring's
             axes.plot(counts, sent, color=colour, linestyle="", marker="o", markersize=11, label=name,
                       markerfacecolor="none")  # fmt: skip
         if scheme.unit:
             ideal = [float(scheme.ideal(point.payload, point.nodes)) for point in series]
             axes.plot(counts, ideal, color="black", linewidth=0.9, linestyle=":", zorder=5)
     axes.plot([], [], color="black", linewidth=0.9, linestyle=":", label="2 (N - 1) / N payload, of each ring")
-    axes.set(title=title, xlabel="nodes, N, each on a device of its own", ylabel="bytes that a node sends in a step")
+    axes.set(title=title, xlabel="nodes, N, one on each device", ylabel="bytes that a node sends in a step")
     axes.set_yscale("log")
     axes.set_xticks(counts)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))

@@ -1,8 +1,8 @@
-"""`python -m experiments select`: time of selecting the k largest of n values, beside other libraries.
+"""`python -m experiments select`: time of selecting the k largest of n values, next to other libraries.
 
 All candidates take the same normally distributed values and run in turn in one process. Ratios are taken round by
 round, so that a machine that slows down changes none of them. The floor is one read of the values: the largest
-magnitude. `lax.approx_max_k` is exact on CPU alone. `torch.topk` runs on JAX's GPU if torch can
+magnitude. `lax.approx_max_k` is exact only on CPU. `torch.topk` runs on JAX's GPU if torch can
 use it, else on the CPU.
 """
 

@@ -1,6 +1,6 @@
 """`python -m experiments sharded`: compression where the devices of a node divide the parameters (FSDP).
 
-Nothing is run: each method's programs are compiled for virtual devices and weighed, the compression alone by its
+Nothing is run: each method's programs are compiled for virtual devices and weighed, the compression by its
 temporary memory, and a whole training step by the seconds that it takes to compile, in turn with the same step with
 plain `pmean`.
 """
@@ -83,9 +83,9 @@ class Row(NamedTuple):
 
     Attributes:
       method: its name.
-      temporary: bytes that the compression alone allocates on a device.
+      temporary: bytes that the compression allocates on a device.
       step: seconds to compile a whole training step, one for each repeat.
-      plain: those of the step with `pmean`, compiled just after.
+      plain: seconds of the step with `pmean`, compiled just after.
     """
 
     method: str
@@ -179,7 +179,7 @@ class Aggregation(NamedTuple):
 
 
 def compression(case: Case, compressor: Compressor | None) -> tuple[Aggregation, Any]:
-    """The last phase of a method, or `pmean` if it is None, and its program alone."""
+    """The last phase of a method, or `pmean` if it is None, and its program."""
     nodes, placements = case.nodes, case.placements
     if compressor is None:
 
@@ -215,7 +215,7 @@ def seconds_to_compile(case: Case, aggregation: Aggregation) -> float:
 
 
 def temporary(program: Any) -> int:
-    """Bytes that a compiled program allocates on a device, beside arguments and results."""
+    """Bytes that a compiled program allocates on a device, besides arguments and results."""
     return program.memory_analysis().temp_size_in_bytes
 
 
@@ -231,7 +231,7 @@ def markdown(measured: Sharded, machine: str) -> str:
     return "\n\n".join([
         f"`{measured.model}`, {measured.values:,} parameters, {measured.nodes} nodes of {measured.shards} devices that "
         f"divide the parameters; the gradient's shard of a device has {megabytes(measured.shard)} MB; {machine}.",
-        "Nothing was run. Temporary memory: the compression alone, on one device. Compiling: a whole training step of "
+        "Nothing was run. Temporary memory: of the compression, on one device. Compiling: a whole training step of "
         "the method's last phase, tracing included, over the same step with plain `pmean`, compiled in turn; medians.",
         table(["method", "temporary, MB", "of the shard", "step, compile s", "of the step with pmean"],
               [cells(row) for row in measured.rows]),

@@ -1,1 +1,1 @@
-"""Measurements of recorded gradients, beside the pictures of the papers that rely on them."""
+"""Measurements of recorded gradients, next to the pictures of the papers that rely on them."""

@@ -16,7 +16,7 @@ class Correlation:
 
         python -m experiments correlation --workload cifar10_resnet20 --steps 350 --output correlation
 
-        - A slice's own basis loses far more on the next steps than on its samples. First slice: 0.8% lost on the
+        - A slice's basis loses far more on the next steps than on its samples. First slice: 0.8% lost on the
           samples (lambda = 0.01), 66.4% at ages 1 to 10.
     """
 
@@ -92,7 +92,7 @@ class Worth:
 
         python -m experiments worth runs/digits-8 runs/cifar-16 --output worth
 
-        - With 2 nodes and alpha = 0.10% the correlation adds nothing to what the leader's own share in the mean gives
+        - With 2 nodes and alpha = 0.10% the correlation adds nothing to what the leader's share in the mean gives
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]

@@ -5,7 +5,7 @@ L_t steps, its samples. U, K x d: the d principal axes of the samples. s: their 
 the samples, from which d follows by (6). The decoded slice is U U'(g - mu) + mu, (3) to (5); its loss is
 |decoded - g|^2 / |g|^2.
 
-Two bounds hold for any data and are shown beside the measurements. L_t samples minus their mean have at most L_t - 1
+Two bounds hold for any data and are shown next to the measurements. L_t samples minus their mean have at most L_t - 1
 axes, so K/d is at least K / (L_t - 1). A random U of d columns keeps d/K of the energy.
 
 References:
@@ -27,7 +27,7 @@ from jgc.compress.low_rank.slices import dimension
 
 POINTS = 150  # steps in Figure 4
 TRIPLES = 20_000  # of a layer in Figure 4's histogram, spread evenly over it
-_CHUNK = 32  # steps converted to f64 at once
+_CHUNK = 32  # steps converted to f64 together
 
 
 class Pca(NamedTuple):
@@ -117,7 +117,7 @@ def energy(x: np.ndarray) -> np.ndarray:
 
 
 def lost(x: np.ndarray, mean: np.ndarray, *bases: np.ndarray) -> np.ndarray:
-    """|decoded - g|^2 in each step, all slices together, (3) to (5): with mu alone, and with each of some bases.
+    """|decoded - g|^2 in each step, all slices together, (3) to (5): with only mu, and with each of some bases.
 
     U's columns are orthonormal, so the decoded slice loses |g - mu|^2 - |U'(g - mu)|^2.
 
@@ -151,7 +151,7 @@ class Losses(NamedTuple):
     """Share of |g|^2 that is lost, over all steps and slices of a group.
 
     Attributes:
-      mean_only: with mu alone, d = 0.
+      mean_only: with only mu, d = 0.
       basis: with U of the first slice.
       random: with a random U of the same d.
     """
@@ -204,7 +204,7 @@ def sweep(flat: np.ndarray, shape: Sequence[int], samples: int, loss: float, ks:
       shape: (H, W, D, F).
       samples: L_t, the first steps.
       loss: lambda.
-      ks: slice sizes; those of `sizes` if not given.
+      ks: slice sizes; `sizes` if not given.
     """
     return [size(flat, shape, samples, loss, k) for k in ks or sizes(shape)]
 

@@ -18,7 +18,7 @@ class Ageing(NamedTuple):
     Attributes:
       k: slice size.
       d: axes of the first slice.
-      d_own: number of axes of the other slices' own bases, their mean.
+      d_own: number of axes of the other slices' bases, their mean.
       age: steps since the last sample, i[S]; the samples have ages up to 0.
       energy: |g|^2 in each step of the first slice and of the others, {"first", "others"}: f64[S].
       lost: |decoded - g|^2 in each step, {curve: f64[S]}; curves are named in `CURVES`. NaN where a curve has no value.

@@ -182,7 +182,7 @@ def _samples_needed(d: dict[int, int], k: int, loss: float) -> str:
 
 
 def _commands(recording: MeanGradients, command: str) -> str:
-    """The command line without the data's folder, and the command of the recording if that was another."""
+    """The command line without the data's folder, and the command of the recording if that was a different one."""
     config = recording.config
     lines = [without_places(command)]
     if "--from-recording" in command.replace("_", "-"):

@@ -10,7 +10,7 @@ up to 32). The share I / H(g_2) is what the paper calls common information.
 
 Such a histogram depends on n. With far fewer samples than cells nearly every sample has a cell to itself. Then H(g_1),
 H(g_2) and H(g_1, g_2) are all close to log2 n for any data, so I is close to log2 n and the share close to 1, even for
-independent vectors. Therefore each estimate has controls beside it:
+independent vectors. Therefore each estimate has controls:
 
     the same estimate of a shuffled pair, which shares nothing;
     Miller and Madow's correction of the bias, (occupied cells - 1) / 2n nats for each entropy, good to first order;

@@ -137,7 +137,7 @@ def cells(path: Path, measured: Measured, title: str) -> None:
 
 
 def similarity(path: Path, cosines: Sequence[Cosine], title: str) -> None:
-    """Draw the mean cosine of two nodes' residuals over the steps, by layer, beside that of their gradients."""
+    """Draw the mean cosine of two nodes' residuals over the steps, by layer, next to the cosine of their gradients."""
     kinds = [kind for kind in ("residual", "gradient") if any(c.kind == kind for c in cosines)]
     figure = new_figure(6.6 * len(kinds) + 2.2, 5.6, title)
     panels = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
@@ -159,7 +159,7 @@ def similarity(path: Path, cosines: Sequence[Cosine], title: str) -> None:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("cosine between two nodes, mean over all pairs\n(band: lowest to highest pair, all layers)")
     handles, labels = panels[-1].get_legend_handles_labels()
-    if len(labels) > 14:  # more would not fit beside the panels
+    if len(labels) > 14:  # more would not fit next to the panels
         keep = sorted({round(x) for x in np.linspace(0, len(labels) - 2, 12)} | {len(labels) - 1})
         handles, labels = [handles[i] for i in keep], [labels[i] for i in keep]
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
@@ -179,7 +179,7 @@ def _plain(axes: Axes) -> None:
 
 
 def _legends(grid: np.ndarray) -> None:
-    """One legend for the upper row, one for the lower, each beside its row."""
+    """One legend for the upper row, one for the lower, each next to its row."""
     for axes, label in zip(grid[:, 0], (ABOVE, BELOW), strict=True):
         axes.set_ylabel(label)
     for row, note in zip(grid, ("", NOTE), strict=True):

@@ -14,7 +14,7 @@ PAPER = 32
 LEAST = 100
 """Values below which a layer, such as a norm's, is left out: no estimator says anything of so few."""
 MOST = 2**20
-"""Values of a layer that histograms take; of more, so many at random places, the same on both nodes."""
+"""Values of a layer that histograms take; of more, this number at random places, the same on both nodes."""
 ALL = "all layers"
 FIRST = (0, 1)
 """The pair of nodes that every step has measured in full."""

@@ -108,7 +108,7 @@ def read(run: Recorded) -> Iterator[Step]:
     """The recorded steps, one after another.
 
     Raises:
-      UserError: a file cannot be read, holds non-finite values, or is of another number of nodes than the first.
+      UserError: a file cannot be read, holds non-finite values, or is of a different number of nodes than the first.
     """
     for path in files(run.folder / GRADIENTS):
         arrays = _read(path)
@@ -119,7 +119,7 @@ def read(run: Recorded) -> Iterator[Step]:
         nodes = len(gradients[run.layers[0]])
         if nodes != run.nodes:
             raise UserError(f"{path} is of {nodes} nodes, and the files before it of {run.nodes}: the run went on with "
-                            "another number of nodes; move the files of one number elsewhere", FAILED)  # fmt: skip
+                            "a different number of nodes; move the files of one number elsewhere", FAILED)  # fmt: skip
         yield Step(int(arrays["step"]), str(arrays["phase"]), gradients, residuals)
 
 

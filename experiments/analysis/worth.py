@@ -6,11 +6,11 @@ Symbols: x_k, node k's values at these positions; s, the leader's signs; m_k = m
 these signs; t, the mean of x_k over all nodes. Predictions of t, each scored by its cosine with t; cosine^2 is the
 share of |t|^2 that it can explain:
 
-    leader        the leader's own values, exact;
+    leader        the leader's values, exact;
     signs         s times the mean of m_k: the leader's signs and one number a node and layer, no values at all;
     innovations   node k is s m_k + f_k (x_leader - s m_leader), f_k = m_k / m_leader between 0 and 1, with the tenth of
                   its values that this misses most exact; the leader exact: LGC there with a lossless code;
-    chance        the leader's own values, if the other nodes' have random signs: the leader's share in the mean,
+    chance        the leader's values, if the other nodes' have random signs: the leader's share in the mean,
                   without correlation.
 
 Also: the share of the mean gradient's energy at the leader's positions, and at the best positions of equal number.
@@ -36,7 +36,7 @@ INNOVATIONS = 0.1
 DRAWS = 4
 """Random subsets of nodes, and with them leaders, for each setting."""
 FEWEST = 10
-"""Picked values below which a layer has no row of its own: a cosine of so few is chance."""
+"""Picked values below which a layer has no separate row: a cosine of fewer is chance."""
 
 
 class Setting(NamedTuple):
@@ -57,7 +57,7 @@ class Worth(NamedTuple):
       picked: number of values selected.
       leader, signs, innovations, chance: cosines with the true mean at the leader's positions.
       covered: share of the mean gradient's energy at the leader's positions.
-      best: the same at the mean's own largest values.
+      best: the same at the mean's largest values.
     """
 
     step: int

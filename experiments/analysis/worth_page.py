@@ -63,7 +63,7 @@ def _base(rows: Sequence[Worth], alpha: float) -> list[Worth]:
 
 
 def layers_of(run: Recorded, rows: Sequence[Worth]) -> list[str]:
-    """Layers with rows of their own, in the model's order."""
+    """Layers with separate rows, in the model's order."""
     return [layer for layer in run.layers if select(rows, layer=layer)]
 
 

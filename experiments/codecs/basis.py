@@ -3,11 +3,11 @@
 A layer's gradient is a matrix G [r, c] (inputs by outputs). U [r, r] and V [c, c] are the eigenvectors of sum G G' and
 sum G' G over the mean gradients of the steps learned from, and C = U' G V. Each node sends the coefficients that were
 largest on average in those steps: the same on all nodes, so positions cost nothing. They are quantised to a few bits,
-relative to their root mean square in those steps and to the node's own scale of each of 8 groups. The decoder takes
+relative to their root mean square in those steps and to the node's scale of each of 8 groups. The decoder takes
 their mean, times a gain for each group, fitted to the true mean on a few of those steps.
 
 All nodes hold those mean gradients after an uncompressed phase, so each can compute bases, positions and spreads, and
-none are sent. Only the gains need the nodes' own messages on a few such steps: 8 numbers, once.
+none are sent. Only the gains need the nodes' messages on a few such steps: 8 numbers, once.
 """
 
 from collections.abc import Callable
@@ -103,7 +103,7 @@ def words(share: float, bits: int) -> tuple[str, str]:
 def code(basis: Basis, share: float, bits: int) -> Callable[[np.ndarray], tuple[np.ndarray, float]]:
     """The code of a share of the coefficients in `bits` bits each: coefficients f32[K, n] -> (their mean, bits).
 
-    It stays in coefficients: the bases are orthonormal, so errors and cosines equal those of the gradients.
+    It stays in coefficients: the bases are orthonormal, so errors and cosines equal the gradients'.
     """
     coefficients = basis.order[: max(GROUPS, round(share * len(basis.order)))]
     group = np.arange(coefficients.size) * GROUPS // coefficients.size

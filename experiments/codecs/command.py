@@ -1,4 +1,4 @@
-"""`python -m experiments codecs`: bytes against error on recorded gradients, methods beside trivial codes."""
+"""`python -m experiments codecs`: bytes against error on recorded gradients, methods next to trivial codes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from jgc.training.settings.workloads import DEFAULT
 class Codecs:
     """Bytes against error of every method and of trivial codes, on recorded gradients.
 
-    They come from an uncompressed run that this command starts (--run-dir), or from any run that recorded its own
+    They come from an uncompressed run that this command starts (--run-dir), or from any run with a recording
     (--recorded).
 
         python -m experiments codecs --run-dir runs/codecs --alphas 0.001 0.01

@@ -144,7 +144,7 @@ def at_leaders(layers, alpha, bits, g):
 
 
 def at_own(layers, alpha, bits, g):
-    """Each node's largest values at its own positions in `bits` bits."""
+    """Each node's largest values, at positions that differ by node, in `bits` bits."""
     total, sent = np.zeros(g.shape[1]), 0.0
     for node in g:
         chosen = _Chosen(node, layers, alpha)

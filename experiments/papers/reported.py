@@ -117,8 +117,8 @@ NOTES = (
     "and 8,616, its ring 202 and 3,193, DGC 277 and 1,000. Row by row: docs/results/papers_numbers.md.",
     "Table VI, CIFAR-10: the baseline's 102.2 MB is the size of the ResNet50 with 1,000 classes, not of one with 10; "
     "the ratios are taken against it.",
-    "Table VI: the 0.102 MB of DGC and Sparse GD are the values alone, 0.1 % of 102.2 MB, without their positions.",
-    "Table VI: LGC's 0.017 MB is less than its own code in 32-bit floats (a quarter of the values selected, 0.0256 "
+    "Table VI: the 0.102 MB of DGC and Sparse GD are only the values, 0.1 % of 102.2 MB, without their positions.",
+    "Table VI: LGC's 0.017 MB is less than its code in 32-bit floats (a quarter of the values selected, 0.0256 "
     "MB), before any position.",
     "Table VI, CamVid: 120 MB are 30 million values. PSPNet with ResNet-50 has 46.6 million (186 MB), and 49.0 million "
     "with its auxiliary head.",
@@ -126,7 +126,7 @@ NOTES = (
 )
 
 EGC_NOTES = (
-    "Tables I and III are of AlexNet in far longer runs than those of docs/results/egc: compare their shape only.",
+    "Tables I and III are of AlexNet in far longer runs than docs/results/egc: compare their shape only.",
     "EGC's ratios count values, not bytes: positions are not in them.",
     "Tables I and II give AlexNet with K = 1024 on 4 nodes 0.7462 and 0.7262, by the text the same run.",
     "Table III: the difference printed next to Gradient Dropping on 2 nodes (+0.38) is not that of its accuracies "
@@ -140,7 +140,7 @@ PAPERS = {
     "LGC": ("Abrahamyan et al. 2021, IEEE TNNLS, Section VI.", NOTES),
     "EGC": ("Kuang et al. 2020, Section V.", EGC_NOTES),
 }
-"""Where the rows of `REPORTED` come from, and what is to be known of them."""
+"""Where the rows of `REPORTED` come from, and notes on them."""
 
 
 def figure(workload: str) -> str:

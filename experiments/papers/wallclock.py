@@ -41,11 +41,11 @@ def step_times(run: Run, baseline: Run, rate: float) -> dict[str, StepTime]:
       rate: of the link, bytes a second.
     """
     seconds, share = _seconds(baseline, "dense"), _nodes_in_turn(run)
-    beside = _seconds(run, "dense") or seconds
+    plain = _seconds(run, "dense") or seconds
     times = {}
     for phase in run.summary["phases"]:
         physical = phase["wire"]["physical_one_node_per_device"]
-        longer = max(_seconds(run, phase["name"]) - beside, 0.0)
+        longer = max(_seconds(run, phase["name"]) - plain, 0.0)
         times[phase["name"]] = StepTime(seconds / share, longer / share, sum(physical.values()) / run.every / rate)
     return times
 
@@ -83,7 +83,7 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
     """Draw the score over estimated time, and the breakdown of 500 steps.
 
     Raises:
-      DoesNotFit: several workloads, or a row without an uncompressed one that differs in the method alone.
+      DoesNotFit: several workloads, or a row without an uncompressed one that differs only in the method.
     """
     if len({group.workload for group in groups}) > 1:
         raise DoesNotFit("figure 7 needs runs of one workload")
@@ -125,18 +125,18 @@ def draw(groups: Sequence[Group], path: Path, rate: float, rate_name: str) -> No
 
 
 def _baselines(groups: Sequence[Group]) -> dict[str, Group]:
-    """The uncompressed row beside each row, by its label."""
+    """The uncompressed row to compare each row with, by its label."""
     baselines = {}
     for group in groups:
         baseline = baseline_of(group._replace(baseline=""), groups)
         if baseline is None:
-            raise DoesNotFit(f"figure 7 needs an uncompressed run (--method dense) beside {group.label}, set alike")
+            raise DoesNotFit(f"figure 7 needs an uncompressed run (--method dense) set like {group.label}")
         baselines[group.label] = baseline
     return baselines
 
 
 def _parts(groups: Sequence[Group], baselines: dict[str, Group], rate: float) -> dict[str, StepTime]:
-    """The breakdown of each row, by its label: the mean over its runs, each beside one of the baseline's."""
+    """The breakdown of each row, by its label: the mean over its runs, each compared with one of the baseline's."""
     parts = {}
     for group in groups:
         each = [breakdown(run, step_times(run, baseline, rate)) for run, baseline in _pairs(group, baselines)]
@@ -146,12 +146,12 @@ def _parts(groups: Sequence[Group], baselines: dict[str, Group], rate: float) ->
 
 def _pairs(group: Group, baselines: dict[str, Group]) -> list[tuple[Run, Run]]:
     """Each run of a row with a run of its baseline, in order; the last one again where the baseline has fewer."""
-    beside = baselines[group.label].runs
-    return [(run, beside[min(i, len(beside) - 1)]) for i, run in enumerate(group.runs)]
+    plain = baselines[group.label].runs
+    return [(run, plain[min(i, len(plain) - 1)]) for i, run in enumerate(group.runs)]
 
 
 def section(groups: Sequence[Group], rate: float) -> str:
-    """The breakdown of 500 steps as a table, beside the paper's."""
+    """The breakdown of 500 steps as a table, next to the paper's."""
     baselines = _baselines(groups)
     parts = _parts(groups, baselines, rate)
     head = "| method | computation, s | compression, s | sending, s | aggregation against the baseline's | whole step |"
@@ -167,6 +167,6 @@ def section(groups: Sequence[Group], rate: float) -> str:
         f"Seconds of {CYCLE} steps after the warm-up, of one node; means over seeds. Sending is an estimate: the "
         "bytes that a node sends with a node on each device, over the rate. Compression is what the method's median "
         "step takes longer than an uncompressed one, of the same run where it has some; runs trained at other times or "
-        "beside other work differ by more than that."
+        "during other work differ by more than that."
     )
     return "\n".join([lines, "", *rows, "", GRADIVEQ])

@@ -30,7 +30,7 @@ def test_figures_13_and_14(tmp_path):
 def test_figure_7_has_an_uncompressed_run_of_the_same_settings(tmp_path):
     lines = [{"step": 1, "bytes": 1.0, "phase": "last", "seconds": 1.0}]
     groups = pool([made_up("a", 0.5, lines=lines), made_up("b", 0.5, "topk", nodes=4, lines=lines)])
-    with pytest.raises(UserError, match=r"figure 7 needs an uncompressed run .* beside topk, set alike"):
+    with pytest.raises(UserError, match=r"figure 7 needs an uncompressed run .* set like topk"):
         wallclock.draw(groups, tmp_path / "no.png", 1e6, "8mbit")
     with pytest.raises(UserError, match=r"figure 7 needs metrics\.jsonl of every run"):
         wallclock.draw(pool([made_up("a", 0.5)]), tmp_path / "no.png", 1e6, "8mbit")
