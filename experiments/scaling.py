@@ -90,7 +90,7 @@ class Scheme(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A scheme with `nodes` nodes: bytes in a step."""
+    """Bytes of a scheme in a step."""
 
     scheme: Scheme
     nodes: int

@@ -31,7 +31,7 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Which runs to train: the options that `compare` and `sweep` have in common."""
+    """The runs to train: the options that `compare` and `sweep` have in common."""
 
     run_dir: Path
     """folder of the runs and of the page on them; finished runs in it are not trained again"""

@@ -160,7 +160,7 @@ def link_of(asked: Advise) -> Link:
 
 
 def config_of(asked: Advise) -> Config:
-    """The method's or the config file's, with what the command line changes, not yet resolved."""
+    """The method's or the config file's, with the command line's changes, not yet resolved."""
     config = given_config(asked.config, asked.method or (None if asked.config else "dense"))
     changes = {name: getattr(asked, name) for name in ("workload", "batch_size") if getattr(asked, name) is not None}
     if asked.every is not None:
@@ -169,7 +169,7 @@ def config_of(asked: Advise) -> Config:
 
 
 def given_settings(config: Config) -> str:
-    """Which settings count."""
+    """The settings in effect, in words."""
     return f"{method_name(config.compressor)} as given, other methods with the workload's settings"
 
 

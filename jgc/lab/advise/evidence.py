@@ -19,7 +19,7 @@ class Evidence(NamedTuple):
     Attributes:
       method: its name.
       kind: of the data: "images", "scenes" or "text".
-      score: what was compared.
+      score: the figure that was compared.
       difference: of the score, method less uncompressed.
       seeds: pairs of runs.
       runs: workload, steps and settings.
@@ -88,7 +88,7 @@ def kind_of(dataset: str) -> str:
 
 
 def on_record(method: str, kind: str, local: bool = False) -> Evidence | None:
-    """What is known of a method on a kind of data, with local steps or with an exchange in every step.
+    """The record of a method on a kind of data, with local steps or with an exchange in every step.
 
     Settings after a colon, as of bench network, do not matter.
 

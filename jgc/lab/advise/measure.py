@@ -127,7 +127,7 @@ def _method(
     if config.local.every is not None and compressor.owns_momentum:
         raise UserError("its memory owns a momentum, and with local steps the outer optimiser does")
     if config.local.fragments > 1:
-        raise UserError("local.fragments must be 1 here: an exchange of all fragments is what is measured")
+        raise UserError("local.fragments must be 1 here: an exchange of all fragments is measured")
     phase = compressor.schedule[-1].value
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
     sent = through_bucket(compressor, shapes) if bucket else _collectives(compressor, phase, shapes, nodes)

@@ -132,7 +132,7 @@ def hops(sent: Sequence[Sent], hosts: int) -> int:
 def bytes_in_turn(sent: Sequence[Sent], hosts: int) -> float:
     """Bytes sent one after another. A permute between two hosts sends its two directions in turn (Gloo).
 
-    Through a bucket a host reads what the others have sent after its upload.
+    Through a bucket a host reads the others' messages after its upload.
     """
     times = {BUCKET: hosts, "collective-permute": 2 if hosts == 2 else 1}
     return float(sum(s.bytes * times.get(s.op, 1) for s in sent))

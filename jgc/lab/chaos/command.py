@@ -155,7 +155,7 @@ def _names(option: str, chosen: Sequence[str], known: list[str]) -> list[str]:
 
 
 def markdown(plan: Plan, findings: Found) -> str:
-    """The table, what went badly, and what was left out."""
+    """The table, the bad outcomes, and the faults left out."""
     several = len(plan.methods) > 1
     head = ["fault", *(["method"] if several else []), "tried", *KINDS, "what"]
     rows, total = [], Counter[str]()

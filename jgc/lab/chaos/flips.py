@@ -42,7 +42,7 @@ class Flip(NamedTuple):
       bit: which.
       at_once: the line of a check that follows the flip, "" if it found nothing.
       found: that of a check one to three steps later.
-      healed: whether these steps overwrote it: all devices then hold what they would without it.
+      healed: whether these steps overwrote it: all devices then hold the values of a run without it.
     """
 
     array: str

@@ -1,4 +1,4 @@
-"""How a run ended: survived, said, silent, hang or traceback."""
+"""Verdicts on the end of a run: survived, said, silent, hang or traceback."""
 
 import signal
 from collections.abc import Collection, Sequence

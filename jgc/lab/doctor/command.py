@@ -69,7 +69,7 @@ class Check(NamedTuple):
 
     Attributes:
       name: of the thing.
-      look: returns what is wrong, and what was found.
+      look: returns the error, or "", and the finding.
       show: "each" different statement, the one of process "0", or "equal" ones, where a difference is wrong.
     """
 
@@ -105,7 +105,7 @@ def examine(team: Team, config: Config, run_dir: Path | None) -> Iterator[str]:
 
 
 def _lines(team: Team, check: Check) -> list[str]:
-    """Look at a thing in all processes, and say what they found."""
+    """Run a check in all processes, and print their findings."""
     words = check.look()
     answers = [words] if team.meeting is None else team.meeting.gather(f"doctor {check.name}", words)
     prefixes = [f"{check.name}: " if team.count == 1 else f"{check.name}: process {i}: " for i in range(len(answers))]

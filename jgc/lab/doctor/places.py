@@ -1,4 +1,4 @@
-"""What each process sees: devices, run folder, data, free disk and descriptors."""
+"""The devices, run folder, data, free disk and descriptors of each process."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from jgc.training.settings.config import Config
 FREE = 10**9  # bytes on the run folder's disk
 DESCRIPTORS = 512  # of a process: 64 strangers may wait at the coordinator's port, and files and libraries need some
 
-Words = tuple[str, str]  # what is wrong, "" for nothing; and what was found
+Words = tuple[str, str]  # the error, or ""; and the finding
 
 
 def devices(team: Team) -> Words:
@@ -38,7 +38,7 @@ def data(config: Config) -> Words:
 
 
 def descriptors() -> Words:
-    """How many files and connections this process may have open."""
+    """The number of files and connections that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} of a process"
     return ("" if soft >= DESCRIPTORS else f"{text}, should be at least {DESCRIPTORS} (ulimit -n)"), text

@@ -71,7 +71,7 @@ def _sum(module: Module, name: str) -> tuple[int, Counter[str]]:
 
 
 def _trips(module: Module, op: Op) -> int | None:
-    """How often a loop runs, for counters that start at 0; 1 for what is no loop."""
+    """Trip count of a loop whose counter starts at 0; 1 if it is no loop."""
     if op.opcode != "while":
         return 1
     if match := re.search(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)', op.line):

@@ -21,7 +21,7 @@ OF_MODELS = ("--layers.", "--model.")  # those that do nothing for a transformer
 
 
 class Asked(NamedTuple):
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
       variants: settings by the method's name.

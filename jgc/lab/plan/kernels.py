@@ -1,4 +1,4 @@
-"""How many kernels a program that was compiled for a GPU launches, read from the optimised HLO text.
+"""The number of kernels that a program compiled for a GPU launches, from its optimised HLO text.
 
 Of small kernels the launch, 2 to 5 microseconds, costs more than the work. A loop or branch that the host decides
 costs a copy to the host, and the GPU waits for it.
@@ -18,7 +18,7 @@ _BRANCHES = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}")
 
 
 class Kernels(NamedTuple):
-    """What one call of a program launches on one GPU. Of two branches the larger counts.
+    """Kernels and copies of one call of a program on one GPU. The larger of two branches counts.
 
     Attributes:
       launches: fusions, library calls, sorts, copies and collectives; an instruction that XLA runs as several kernels,

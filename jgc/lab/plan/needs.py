@@ -1,4 +1,4 @@
-"""What a run needs: memory of a device and bytes on the wire, from shapes.
+"""Needs of a run: memory of a device and bytes on the wire, from shapes.
 
 Neither the data set nor a device of the right kind has to be there. The bytes that a device holds from step to step
 follow exactly from shapes; `jgc.lab.plan.memory` estimates the temporaries of its programs.

@@ -1,4 +1,4 @@
-"""Compile every method's step for a target, and read from the program what it sends, needs and takes."""
+"""Compile every method's step for a target, and read bytes, memory and time from the program."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ class Program(NamedTuple):
       cycles: the compiler's estimate; None where it makes none.
       collectives: how many a step runs, by kind.
       kernels: launched in a step, on GPUs; None elsewhere.
-      key: a hash of what was compiled, for which target, and by which versions; "" for a step that was only traced.
+      key: a hash of the program, the target and the versions; "" for a step that was only traced.
     """
 
     method: str
@@ -247,7 +247,7 @@ def by_link(operations: Sequence[Collective], target: Target) -> tuple[dict[str,
 
 
 def leaves_group(operation: Collective, per_group: int) -> bool:
-    """Whether a collective's devices are of several hosts or slices of `size` devices each.
+    """Whether a collective's devices are of several hosts or slices of `per_group` devices each.
 
     Raises:
       UnknownCollectiveError: the program does not list the devices.

@@ -26,7 +26,7 @@ HOW = {
 }
 NOTE = (
     "Logical bytes of one step or round, upper bounds where a method finds its sizes in the run. Positions are part of "
-    "what a node sends up, the leader's first where they differ. Once: on entering the phase, to all nodes together."
+    "a node's uplink, the leader's first where they differ. Once: on entering the phase, to all nodes together."
 )
 
 
@@ -131,7 +131,7 @@ def sent_bytes(plans: Sequence[Plan], shown: Callable[[float | None], str] = siz
 
 
 def _dense(plan: Plan) -> float:
-    """What a node sends uncompressed in a step, or in as many steps as a round has."""
+    """A node's uncompressed bytes in a step, or in the steps of a round."""
     return (plan.config.local.every or 1) * plan.dense
 
 

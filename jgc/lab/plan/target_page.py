@@ -137,7 +137,7 @@ def _share(count: float, dense: float | None) -> str:
 
 
 def notes(plan: TargetPlan) -> list[str]:
-    """What the columns mean on this target."""
+    """The meaning of the columns on this target."""
     told = ["Bytes are those that one device sends in a step, read from the compiled program; temporary memory and "
             "arguments are one device's, too." if is_compiled(plan) else TRACED]  # fmt: skip
     if plan.target.groups > 1 and plan.gbits:
@@ -188,7 +188,7 @@ def markdown(plans: Sequence[TargetPlan], files: str = "") -> str:
 
 
 def bytes_table(plans: Sequence[TargetPlan]) -> tuple[list[str], list[list[str]]]:
-    """What a device sends in the last phase of every method, by target, with its share of dense."""
+    """A device's bytes in the last phase of every method, by target, with their share of dense."""
     sent = [last_sent(plan) for plan in plans]
     rows = []
     for method in dict.fromkeys(row.method for plan in plans for row in plan.rows if row.method != READ):

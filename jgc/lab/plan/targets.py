@@ -78,7 +78,7 @@ class Target(NamedTuple):
 
     @property
     def slow_link(self) -> str:
-        """What the slow link is between."""
+        """The ends of the slow link, in words."""
         return f"between {self.chip.group}s"
 
     def nodes(self) -> Nodes:

@@ -41,7 +41,7 @@ def whole_run(plans: Sequence[Plan], shown: Callable[[float | None], str] = size
 
 
 def steps_of(starts: Sequence[int], total: int) -> tuple[int, ...]:
-    """How many of `total` steps each phase has, from the first steps of the phases.
+    """The number of `total` steps in each phase, from the first steps of the phases.
 
     Example:
       >>> steps_of([0, 200, 500], 450)

@@ -151,11 +151,10 @@ def tables(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         score_table(shown, groups),
         f"Mean ± sample standard deviation over seeds. Against {_baseline(shown[0])}; (means) "
         "where no seed is common, and empty where there is no such baseline. Whether a method is as good is said of "
-        f"{FEWEST} pairs or more. The first cosine compares what was "
-        "decoded with the mean over nodes of what they held, at the positions that were sent (of all values where a "
-        "method sends a code of all): 1 by nature for exact values at shared positions, so it tells codes of the same "
-        "positions apart and not methods. The second compares the aggregate with the mean gradient of that "
-        "step; error feedback sends the rest later.",
+        f"{FEWEST} pairs or more. The first cosine compares decoded values with the mean over nodes of their "
+        "residuals, at the positions that were sent (of all values where a method sends a code of all): 1 for exact "
+        "values at shared positions, so it compares codes of the same positions and not methods. The second compares "
+        "the aggregate with the mean gradient of that step; error feedback sends the rest later.",
         *reconstruction(shown),
         "### Settings",
         settings_table(shown, groups),
@@ -169,7 +168,7 @@ def tables(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     ]
     if emulated:
         blocks.append("Physical bytes are empty where all nodes are emulated on one device: nothing was sent between "
-                      "devices. The next column is what a device would send with a node on each.")  # fmt: skip
+                      "devices. The next column has a device's bytes with a node on each.")  # fmt: skip
     blocks += _fewest_bytes(shown, groups)
     ages = age_table(shown)
     if ages:
@@ -183,7 +182,7 @@ def tables(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
 
 
 def _fewest_bytes(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
-    """Which row of each method is as good as the baseline for the fewest bytes, where rows have one."""
+    """The row of each method that is as good as the baseline for the fewest bytes, where rows have a baseline."""
     least, score = fewest_bytes_table(shown, groups), shown[0].score
     if not least:
         return []
@@ -192,7 +191,7 @@ def _fewest_bytes(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
 
 
 def _baseline(group: Group) -> str:
-    """What groups are compared with."""
+    """The baseline of the groups, in words."""
     pairs = "the mean over pairs of runs with equal seed"
     if group.baseline:
         return f"`{group.baseline}`, whatever else differs: {pairs}"
@@ -201,7 +200,7 @@ def _baseline(group: Group) -> str:
 
 
 def reconstruction(groups: Sequence[Group]) -> list[str]:
-    """How well codes reconstruct, where a method has a code."""
+    """Quality of reconstruction, where a method has a code."""
     coded = reconstruction_table(groups)
     if not coded:
         return []

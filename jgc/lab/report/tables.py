@@ -139,7 +139,7 @@ def _spread_of(group: Group, figure: Score) -> Spread | None:
 
 
 def reconstruction_table(groups: Sequence[Group]) -> str:
-    """How close decoded values are to the true mean, next to trivial codes; empty if no method has a code."""
+    """Cosines of decoded values with the true mean, next to trivial codes; empty if no method has a code."""
     rows = []
     for group in groups:
         summaries = [run.summary for run in group.runs]

@@ -1,4 +1,4 @@
-"""`python -m jgc rounds close` and `clean`: what a person may do to a run."""
+"""`python -m jgc rounds close` and `clean`: a person's interventions in a run."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -71,7 +71,7 @@ def close_open(bucket: Bucket, secret: bytes | None, history: History) -> RoundL
     if not messages:
         why = "".join(f"; {node}: {text}" for node, text in broken.items())
         raise UserError(f"round {number} has no message to close it with{why}", FAILED)
-    # without the method nothing is decoded, so nobody is an outlier; nodes skip what is not finite themselves
+    # without the method nothing is decoded, so there are no outliers; nodes skip non-finite messages themselves
     norms, before = dict.fromkeys(messages, 0.0), history.lists[-1].nodes if history.lists else ()
     made = make_list(number, messages, norms, broken, 0.0, PERSON, before, False, 0.0)
     if not bucket.create(close_name(number), pack_list(run.token, made, secret)):

@@ -1,4 +1,4 @@
-"""What a bucket holds of a run: its newest rounds, its checkpoints, and the round that is open."""
+"""The contents of a bucket: the newest rounds of a run, its checkpoints, and the open round."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

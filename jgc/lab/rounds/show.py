@@ -59,7 +59,7 @@ class Show:
 
 
 def figures(history: History, counted: int, lost: int) -> dict[str, Any]:
-    """What is shown, as plain data."""
+    """The page as plain data."""
     rounds: list[dict[str, Any]] = [
         {
             "round": x.round, "members": list(x.nodes), "left_out": left_out(history, x),

@@ -42,7 +42,7 @@ def give(sock: socket.socket, packet: bytes) -> None:
 
 
 def main(delay: str, *ports: str) -> None:
-    """What the module says."""
+    """Delay packets between two network interfaces."""
     by_card = {bytes.fromhex(card.replace(":", "")): opened(port)
                for port, card in zip(ports[::2], ports[1::2], strict=True)}  # fmt: skip
     loop = asyncio.new_event_loop()

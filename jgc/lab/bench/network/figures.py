@@ -131,7 +131,7 @@ def _computation(measured: Results, cell: dict[str, Any]) -> tuple[list[float], 
 
 
 def _of_step(told: dict[str, Any], steps: int) -> dict[str, Any]:
-    """What a program was found to send, divided by the steps of a round."""
+    """Measured bytes of a program, divided by the steps of a round."""
     shared = {name: told[name] / steps for name in ("physical", "compiled") if told.get(name) is not None}
     counts = {name: times / steps for name, times in told.get("collectives", {}).items()}
     return {**told, **shared, "collectives": counts}

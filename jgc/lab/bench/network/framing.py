@@ -25,7 +25,7 @@ KINDS: dict[str, Callable[[Array, int], Array]] = {
     "reduce-scatter": lambda x, hosts: jax.lax.psum_scatter(x, NODE, tiled=True),
     "all-to-all": lambda x, hosts: jax.lax.all_to_all(x, NODE, 0, 0, tiled=True),
 }
-"""By XLA's name: what a host does with its f32[n]."""
+"""The exchange of a host's f32[n], by XLA's name of the collective."""
 
 
 def counted(operations: Sequence[Collective]) -> dict[str, int]:

@@ -74,7 +74,7 @@ def build(name: str, nodes: Nodes, params: PyTree, grads: PyTree) -> Built:
 
 
 def sent_by(compiled: Any, physical: float | None) -> tuple[float | None, dict[str, int], str]:
-    """What a compiled program's collectives send, their number by kind and size, and how that differs from `Wire`."""
+    """Bytes of a compiled program's collectives, their number by kind and size, and any difference from `Wire`."""
     try:
         operations = collectives(compiled)
     except UnknownCollectiveError as error:

@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Of what is measured in one go: a round of local steps, or a single step."""
+        """Steps that are measured together: a round of local steps, or a single step."""
         return self.every or 1
 
 

@@ -1,4 +1,4 @@
-"""What to measure, from a command line."""
+"""The cells to measure, from a command line."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ LONGEST_DELAY = 1000.0  # milliseconds; a step waits for many packets in a row
 
 
 class Plan(NamedTuple):
-    """What to measure.
+    """The cells to measure.
 
     Attributes:
       hosts, rates: each combination of them.

@@ -43,7 +43,7 @@ def page(measured: Results, pictures: list[Path]) -> str:
 
 
 def about(measured: Results) -> str:
-    """How the figures were measured."""
+    """The method of measurement, in words."""
     s = measured["settings"]
     task, versions = task_named(s["model"]), ", ".join(measured["versions"].values())
     wait = s.get("delay_ms")

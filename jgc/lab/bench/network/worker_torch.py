@@ -80,7 +80,7 @@ class Session:
       batches: each (images f32[b, 3, 32, 32], labels i64[b]), or tokens i64[b, T] of a text.
       hosts: K.
       alone: the group of this process only.
-      task: what is trained.
+      task: the model and its batches.
     """
 
     models: dict[tuple[str, str], Any]
