@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from jgc import compress
 from jgc.compress import step_on_nodes
-from jgc.lab.bench.beside_pmean import PMEAN, TOKENS, devices_for, megabytes, shapes_of
+from jgc.lab.bench.against_pmean import PMEAN, TOKENS, devices_for, megabytes, shapes_of
 from jgc.lab.bench.network.methods import settings
 from jgc.lab.shared.choices import words
 from jgc.lab.shared.machine import describe

@@ -10,7 +10,7 @@ import pytest
 from training_helpers import wide_model
 
 from jgc.compress import METHODS, build
-from jgc.lab.bench import beside_pmean, costs as pages, methods
+from jgc.lab.bench import against_pmean, costs as pages, methods
 from jgc.lab.bench.costs import AGGREGATE, BEFORE, OPTIMIZER, UPDATE, Costs, Row
 from jgc.lab.shared.timing import rounds
 from jgc.nodes.layouts import make_nodes
@@ -100,9 +100,9 @@ def test_ratios_pair_rounds():
     assert pages.bytes_cells(other, costs)[2:] == ["0", "sends nothing"] * 2
 
 
-def test_time_beside_pmean_has_three_digits():
-    row = beside_pmean.Row("topk", "top-k", np.array([0.001234]), np.array([0.0000567]), 1.0, 0)
-    assert beside_pmean.cells(row, 4)[2:4] == ["1.23", "0.0567"]
+def test_time_against_pmean_has_three_digits():
+    row = against_pmean.Row("topk", "top-k", np.array([0.001234]), np.array([0.0000567]), 1.0, 0)
+    assert against_pmean.cells(row, 4)[2:4] == ["1.23", "0.0567"]
 
 
 def test_first_round_is_not_counted():

@@ -5,7 +5,7 @@ same for all methods, a step is the compressor's aggregate and the optimiser's u
 method has two parts: memory and encoder before the exchange, and the rest. Gradients are of random images, and
 every phase starts from the state before a run's first step. All layers are compressed alike.
 
-With `--model`, see beside_pmean.py.
+With `--model`, see against_pmean.py.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import jax
 
 from jgc import compress
 from jgc.compress import Entry, method_of
-from jgc.lab.bench import beside_pmean
+from jgc.lab.bench import against_pmean
 from jgc.lab.bench.costs import AGGREGATE, BEFORE, DENSE, GRADIENTS, OPTIMIZER, UPDATE, Costs, Row, markdown
 from jgc.lab.bench.network.methods import PHASE
 from jgc.lab.bench.pieces import aggregated, encoded, updated, updater
@@ -87,8 +87,8 @@ class Methods:
         names, devices = words(self.methods), 2 if self.devices is None else self.devices
         with values_of_the_user():
             if self.model:
-                measured = beside_pmean.measure(self.model, devices, self.repeats, names)
-                title, page = "Every method next to a plain pmean", beside_pmean.markdown(measured, describe())
+                measured = against_pmean.measure(self.model, devices, self.repeats, names)
+                title, page = "Every method next to a plain pmean", against_pmean.markdown(measured, describe())
             else:
                 nodes = 8 if self.nodes is None else self.nodes
                 costs = measure(self.workload or DEFAULT, nodes, self.repeats, names, self.alpha)

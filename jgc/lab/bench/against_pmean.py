@@ -64,7 +64,7 @@ class Row(NamedTuple):
     temporary: int
 
 
-class Beside(NamedTuple):
+class Outcome(NamedTuple):
     """Outcome of the benchmark. The first row is plain `pmean`'s."""
 
     model: str
@@ -75,7 +75,7 @@ class Beside(NamedTuple):
     rows: tuple[Row, ...]
 
 
-def measure(model: str, devices: int, repeats: int, methods: Sequence[str] = (), phases: bool = True) -> Beside:
+def measure(model: str, devices: int, repeats: int, methods: Sequence[str] = (), phases: bool = True) -> Outcome:
     """Time and compile methods on random gradients, each in turn with plain `pmean`.
 
     Args:
@@ -110,7 +110,7 @@ def measure(model: str, devices: int, repeats: int, methods: Sequence[str] = (),
 
     rows += each(wanted, row, lambda compressor: f"{compressor[0]}, {compressor[1].name}")
     leaves = jax.tree.leaves(shapes)
-    return Beside(model, sum(math.prod(x.shape) for x in leaves), len(leaves), devices, repeats, tuple(rows))
+    return Outcome(model, sum(math.prod(x.shape) for x in leaves), len(leaves), devices, repeats, tuple(rows))
 
 
 def nodes_on(devices: int) -> Nodes:
@@ -215,7 +215,7 @@ def place_state(state: State, nodes: Nodes) -> State:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def markdown(measured: Beside, machine: str) -> str:
+def markdown(measured: Outcome, machine: str) -> str:
     """The page."""
     gradient = 4 * measured.values
     spread = "; after ± half the distance between the quartiles" if measured.repeats > 1 else ""
@@ -240,7 +240,7 @@ def cells(row: Row, gradient: int) -> list[str]:
     return [row.method, row.phase, *times, ratio, f"{row.compile_seconds:.1f}", megabytes(row.temporary), share]
 
 
-def ramps(measured: Beside) -> list[str]:
+def ramps(measured: Outcome) -> list[str]:
     """A sentence on the time to compile all phases of the methods that have several."""
     seconds: dict[str, list[float]] = {}
     for row in measured.rows:
