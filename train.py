@@ -1,7 +1,7 @@
 """Train a network with compressed gradients.
 
-    python train.py --config configs/lgc_ps.py
-    python train.py --config configs/lgc_ps.py --help
+    python train.py --method lgc_ps
+    python train.py --method lgc_ps --help
 """
 
 import sys

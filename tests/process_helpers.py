@@ -12,13 +12,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import tiny
 
 from jgc.lab.chaos import child as children, processes
 from jgc.lab.chaos.child import QUICK as QUICK
 from jgc.lab.chaos.processes import free_port, place
 from jgc.training.output.recorder import Recorder
 from jgc.training.processes import distributed
-from jgc.training.run import loop
+from jgc.training.run import loop, setup
 from jgc.training.steps import step
 
 LIMIT = 900  # seconds after which a process counts as hanging
@@ -68,7 +69,9 @@ def child(argv: list[str], output: str, environment: dict[str, str]) -> None:
 
 
 def _change(environment: dict[str, str]) -> None:
-    """What the module's docstring says."""
+    """What the module's docstring says; runs of text get a tiny model, too."""
+    if setup.make_model is tiny.tiny.tiny_model:
+        setup.make_model = tiny.tiny_model
     if folder := environment.get("JGC_TEST_DUMP"):
         train = loop.train
 

@@ -39,15 +39,16 @@ end() {
 read -r name words <<<"$left"
 echo "$name, and $(($(wc -l <<<"$left") - 1)) rows after it"
 read -ra words <<<"${words//RUNS/$runs}"
-if [ "${words[0]}" = compare ]; then
+[ "${words[0]}" = experiments ] || words=(jgc "${words[@]}")
+if [ "${words[1]}" = compare ]; then
     words+=(--run-dir "$runs/$name" "$@")
 fi
 status=0
-timeout --signal=TERM --kill-after=50 "${SECONDS_A_PIECE:-540}" python -m jgc "${words[@]}" || status=$?
+timeout --signal=TERM --kill-after=50 "${SECONDS_A_PIECE:-540}" python -m "${words[@]}" || status=$?
 case $status in
 0) touch "$runs/$name.done" ;;
 124 | 137)
-    if [ "${words[0]}" = compare ]; then
+    if [ "${words[1]}" = compare ]; then
         echo "$name: saved, not finished; the same line goes on"
         exit 75
     fi

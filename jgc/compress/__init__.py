@@ -1,8 +1,8 @@
 """Gradient compression methods. Each is one file: its settings, its factory, and `METHOD`, its
 registry entry.
 
-A new method is a new file in its family's folder, one line here and one file in configs/. The
-contract tests, the byte audit and every table then include it.
+A new method is a new file in its family's folder and one line here. The contract tests, the byte
+audit and every table then include it.
 """
 
 import dataclasses

@@ -1,112 +1,76 @@
-"""The commands of `python -m jgc`: their registry, and from a command line to one of them.
+"""The commands of `jgc` and `python -m jgc`."""
 
-A command is a frozen dataclass beside the code that it runs. Its fields are its options, its docstring is its help, and
-`run(line)` runs it. A module is imported when its command runs.
-"""
-
-import shlex
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Protocol
+from pathlib import Path
 
-from jgc.training.errors import BAD_INPUT, did_you_mean
-from jgc.training.settings.cli import exit_code_of, in_company, quiet
-from jgc.training.settings.options import read
+from jgc.lab.program import Entry, Program
 
 COMMANDS = {
-    "report": "jgc.lab.report.page.Report",
-    "compare": "jgc.lab.report.compare.Compare",
-    "sweep": "jgc.lab.report.sweep.Sweep",
-    "plan": "jgc.lab.plan.command.Plan",
-    "bench methods": "jgc.lab.bench.methods.Methods",
-    "bench scaling": "jgc.lab.bench.scaling.Scaling",
-    "bench autoencoder": "jgc.lab.bench.recipes.Autoencoder",
-    "bench codecs": "jgc.lab.bench.codecs.command.Codecs",
-    "bench exchanges": "jgc.lab.bench.exchanges.Exchanges",
-    "bench select": "jgc.lab.bench.select.Select",
-    "bench loader": "jgc.lab.bench.loader.Loader",
-    "bench loop": "jgc.lab.bench.loop.Loop",
-    "bench network": "jgc.lab.bench.network.command.Network",
-    "analyze correlation": "jgc.lab.analysis.commands.Correlation",
-    "analyze information": "jgc.lab.analysis.commands.Information",
-    "analyze worth": "jgc.lab.analysis.commands.Worth",
-    "advise": "jgc.lab.advise.command.Advise",
-    "doctor": "jgc.lab.doctor.command.Doctor",
-    "chaos": "jgc.lab.chaos.command.Chaos",
-    "rounds show": "jgc.lab.rounds.show.Show",
-    "rounds demo": "jgc.lab.rounds.demo.Demo",
-    "rounds close": "jgc.lab.rounds.by_hand.Close",
-    "rounds clean": "jgc.lab.rounds.by_hand.Clean",
+    "train": Entry(
+        "jgc.lab.commands.train",
+        "Train a network with compressed gradients, as train.py of a clone does.",
+    ),
+    "compare": Entry(
+        "jgc.lab.report.compare.Compare",
+        "Train each method for each seed, unless that has been done, and report on the runs.",
+    ),
+    "sweep": Entry(
+        "jgc.lab.report.sweep.Sweep",
+        "Train with several values of one setting: a table and a picture.",
+    ),
+    "report": Entry(
+        "jgc.lab.report.page.Report",
+        "Tables and pictures of finished runs; runs that differ only in their seed are one row.",
+    ),
+    "plan": Entry(
+        "jgc.lab.plan.command.Plan",
+        "Memory of a device, bytes of a step and of a whole run, before it starts.",
+    ),
+    "advise": Entry(
+        "jgc.lab.advise.command.Advise",
+        "Does compression pay? Seconds and bytes of a step with every method, on a network that you describe.",
+    ),
+    "bench methods": Entry(
+        "jgc.lab.bench.methods.Methods",
+        "Time of every method and phase compared with the dense step; bytes of its state and its messages.",
+    ),
+    "bench network": Entry(
+        "jgc.lab.bench.network.command.Network",
+        "Time and bytes of every method between real processes, next to PyTorch's; needs root and iproute2.",
+    ),
+    "doctor": Entry(
+        "jgc.lab.doctor.command.Doctor",
+        "Check devices, versions, run folder and data, and that every collective computes the right values.",
+    ),
+    "chaos": Entry(
+        "jgc.lab.chaos.command.Chaos",
+        "Kill, stop and corrupt real runs of several processes, and count how each try ends.",
+    ),
+    "rounds show": Entry(
+        "jgc.lab.rounds.show.Show",
+        "List a bucket's rounds: which nodes took part, which are late, goodput and digests.",
+    ),
+    "rounds demo": Entry(
+        "jgc.lab.rounds.demo.Demo",
+        "Train in processes that share a folder; one is killed and comes back.",
+    ),
+    "rounds close": Entry(
+        "jgc.lab.rounds.by_hand.Close",
+        "Close the open round with the messages that have arrived, whatever quorum and grace say.",
+    ),
+    "rounds clean": Entry(
+        "jgc.lab.rounds.by_hand.Clean",
+        "Delete old messages and checkpoints of a run.",
+    ),
 }
-"""Class by the words of the command."""
+PROGRAM = Program("jgc" if Path(sys.argv[0]).stem == "jgc" else "python -m jgc", COMMANDS)
+
+main = PROGRAM.main
 
 
-class Command(Protocol):
-    """What the classes of the registry have in common."""
+def train(argv: Sequence[str]) -> int:
+    """Train a network with compressed gradients, as train.py of a clone does."""
+    from jgc.training.settings import cli
 
-    def run(self, line: str) -> None:
-        """Run the command; `line` is the command line, for pages of results."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    quiet()
-    depth = 2 if words and words[0] in groups() else 1
-    name, rest = " ".join(words[:depth]), words[depth:]
-    if name in COMMANDS:
-        return in_company(lambda: _run(name, rest))
-    group = words[0] if depth == 2 else ""
-    if words[depth - 1 :] and words[depth - 1] in ("-h", "--help"):
-        text = "\n".join([usage(group), *summaries(group)])
-        return exit_code_of(lambda: print(text, flush=True) or 0)
-    if words[depth - 1 :]:
-        hint = did_you_mean(name, [*COMMANDS, *groups()])
-        print(f"error: unknown command {name!r}{hint}", file=sys.stderr)
-    print(usage(group), file=sys.stderr)
-    return BAD_INPUT
-
-
-def _run(name: str, rest: Sequence[str]) -> int:
-    prog = f"python -m jgc {name}"
-    command: Command = read(load(name), rest, prog)
-    command.run(f"{prog} {shlex.join(rest)}")
-    return 0
-
-
-def load(name: str) -> type[Command]:
-    """The class of a command."""
-    module, _, kind = COMMANDS[name].rpartition(".")
-    return getattr(import_module(module), kind)
-
-
-def groups() -> list[str]:
-    """First words of commands of two words.
-
-    Example:
-      >>> groups()
-      ['bench', 'analyze', 'rounds']
-    """
-    return list(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
-
-
-def usage(group: str = "") -> str:
-    """How to call the commands, or those of a group.
-
-    Example:
-      >>> usage("analyze")
-      'usage: python -m jgc analyze {correlation,information,worth} --help'
-    """
-    if group:
-        words = [name.split()[1] for name in COMMANDS if name.split()[0] == group]
-    else:
-        words = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
-    return f"usage: {' '.join(['python -m jgc', group]).strip()} {{{','.join(words)}}} --help"
-
-
-def summaries(group: str = "") -> list[str]:
-    """A line on each command, or on those of a group: the first of its docstring."""
-    names = [name for name in COMMANDS if name.split()[0] == (group or name.split()[0])]
-    width = max(map(len, names))
-    return [f"  {name:{width}}  {(load(name).__doc__ or '').splitlines()[0]}" for name in names]
+    return cli.main(argv, f"{PROGRAM.name} train")

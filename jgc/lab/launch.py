@@ -1,4 +1,4 @@
-"""Launch whole runs: one for each variant and seed, each in a folder of its own, none trained twice."""
+"""Launch whole runs: one for each variant and seed, each in its folder, none trained twice."""
 
 import dataclasses
 import gc
@@ -31,7 +31,7 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Which runs to train: the options that `compare` and `sweep` have in common."""
+    """The runs to train: the options that `compare` and `sweep` have in common."""
 
     run_dir: Path
     """folder of the runs and of the page on them; finished runs in it are not trained again"""
@@ -59,7 +59,7 @@ class Runs:
     """data-parallel nodes"""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """any other option of train.py, for all runs (learning_rate=0.1) or for one method (dgc.learning_rate=0.05, or a
-    setting of its own, dgc.clip_norm=1); repeat for several; overrides the options above"""
+    setting of the method, dgc.clip_norm=1); repeat for several; overrides the options above"""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def train_all(
       workload: a name in `jgc.training.settings.workloads`.
       seeds: one run of every variant for each.
       data_dir: folder of prepared data sets.
-      changes: settings of the run, or of the methods that have them, in place of the workload's.
+      changes: settings of the run, or of the methods that have them, instead of the workload's.
       options: words of `train.py`'s command line by the name of the variant; they override `changes`.
       say: called with a line when a run starts and when it ends.
       failed: if given, the error of a run that diverges is put there by its folder, and the others are trained.
@@ -244,12 +244,12 @@ def check_parts(jobs: Sequence[Job]) -> None:
 
 
 def check_folder(job: Job) -> None:
-    """Raise UserError if a run's folder holds another experiment. A setting that the old run did not know is no
+    """Raise UserError if a run's folder holds a different experiment. A setting that the old run did not know is no
     difference."""
     path = job.folder / CONFIG
     if not path.exists():
         if (job.folder / SUMMARY).exists():
-            raise UserError(f"{job.folder} has a {SUMMARY} and no {CONFIG}: give another --run-dir")
+            raise UserError(f"{job.folder} has a {SUMMARY} and no {CONFIG}: give a new --run-dir")
         return
     old = read_object(path)
     changed = changes_since(old, job.config)
@@ -257,7 +257,7 @@ def check_folder(job: Job) -> None:
         if old.get(name) != getattr(job.config, name):
             changed.append(f"{name} was {old.get(name)}, is {getattr(job.config, name)}")
     if changed:
-        raise UserError(f"{job.folder} holds a run with other settings: {'; '.join(changed)}; give another --run-dir")
+        raise UserError(f"{job.folder} holds a run with other settings: {'; '.join(changed)}; give a new --run-dir")
 
 
 def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: str = "", rest: str = "") -> Summary:
@@ -273,7 +273,7 @@ def train_one(job: Job, say: Callable[[str], None] = lambda line: None, title: s
         exit_code = run(job.config, console=Console(quiet=True))
         if exit_code:  # stopped by a signal, with its checkpoint saved
             raise Stopped(f"stopped; {job.folder} is kept, and the same command goes on", exit_code)
-        jax.clear_caches()  # the next run compiles its own steps
+        jax.clear_caches()  # the next run compiles other steps
         gc.collect()
     summary = read_summary(job.folder)
     score = score_of(summary)

@@ -134,7 +134,7 @@ class Step:
         """The program of the coming step, and its arguments on the devices.
 
         `program(*args)` returns the arrays of the next state and the metrics, and donates the first
-        argument. To call it again and again, without the checks of `step`, as `bench loop` does.
+        argument. To call it again and again, without the checks of `step`.
         """
         call = self._prepared(state, batch, frozen)
         return self._program(call), call.args

@@ -23,7 +23,7 @@ from jgc.wire.bitmaps import bitmap, first_ones, ones_of, running_sum
 
 LANES = 8
 GROUP = 32 * LANES  # values counted together; 32 is the longest axis that XLA unrolls on CPU
-SHORT = 10_000  # values that `lax.top_k` sorts faster, by `python -m jgc bench select`
+SHORT = 10_000  # values that `lax.top_k` sorts faster, by `python -m experiments select`
 
 
 def largest_on_cpu(values: Array, ranges: Sequence[Range], blocks: bool = False) -> Array:

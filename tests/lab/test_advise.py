@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, strategies as st
 from training_helpers import wide_model
 
+from experiments import predictions as advise_check
+from experiments.commands import main as experiment
 from jgc.comm.ledger import bytes_sent
 from jgc.compress import METHODS
 from jgc.lab.advise import (
     advice as verdicts,
-    check as advise_check,
     evidence,
     page as pages,
     results as advise_results,
@@ -386,11 +387,9 @@ CONFIG = ["--method", "topk"]
     ([*CONFIG, "--hosts", "3"], "3 nodes do not divide a batch of 128"),
     ([*CONFIG, "--repeats", "0"], "--repeats must be at least 1, got 0"),
     (["--config", "configs/none.py"], "no config file configs/none.py"),
-    (["--check", "none.json"], "no results of bench network at none.json"),
     ([*CONFIG, "--calibrate", "none"], "no results of bench network at none"),
     (["--run-dir", "none"], "no results of bench network at none"),
     (["--run-dir", "none", "--link", "bucket"], "--run-dir does not go with --link bucket"),
-    (["--check", "none", "--link", "bucket"], "--check does not go with --link bucket"),
     ([*CONFIG, "--link", "bukket"], "--link must be one of 'network', 'bucket', got 'bukket'"),
 ])  # fmt: skip
 def test_wrong_option_is_one_line(words, line, capsys, monkeypatch):
@@ -402,19 +401,19 @@ def test_wrong_option_is_one_line(words, line, capsys, monkeypatch):
 
 def test_wrong_results_file_or_place(tmp_path, capsys):
     (tmp_path / "results.json").write_text("[]")
-    assert main(["advise", "--check", str(tmp_path)]) == 2
+    assert experiment(["predictions", str(tmp_path)]) == 2
     assert "is not a file of bench network" in capsys.readouterr().err
     (tmp_path / "results.json").write_text(json.dumps(invented(hosts=(4,))))
-    assert main(["advise", "--check", str(tmp_path), "--calibrate-on", "4-1gbit"]) == 2
+    assert experiment(["predictions", str(tmp_path), "--calibrate-on", "4-1gbit"]) == 2
     assert "--calibrate-on must be hosts/rate such as 4/100mbit, got '4-1gbit'" in capsys.readouterr().err
-    assert main(["advise", "--check", str(tmp_path), "--calibrate-on", "2/1gbit"]) == 2
+    assert experiment(["predictions", str(tmp_path), "--calibrate-on", "2/1gbit"]) == 2
     assert "nothing has been measured at 2/1gbit to calibrate on; there is 4/100mbit" in capsys.readouterr().err
 
 
 def test_advice_from_bench_network(tmp_path, capsys):
     """With what the methods really send; the figures are invented for another model, so that errors are large."""
     (tmp_path / "results.json").write_text(json.dumps(invented(hosts=(4,))))
-    assert main(["advise", "--check", str(tmp_path), "--output", str(tmp_path / "check")]) == 0
+    assert experiment(["predictions", str(tmp_path), "--output", str(tmp_path / "check")]) == 0
     assert len(json.loads((tmp_path / "check" / "advise.json").read_text())["cells"]) == 2 * len(COMPUTE)
     run = ["advise", "--run-dir", str(tmp_path), "--calibrate", str(tmp_path), "--hosts", "16", "--methods", "topk"]
     assert main([*run, "--bandwidth", "10mbit", "--output", str(tmp_path / "advice")]) == 0

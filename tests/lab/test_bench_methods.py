@@ -10,7 +10,7 @@ import pytest
 from training_helpers import wide_model
 
 from jgc.compress import METHODS, build
-from jgc.lab.bench import beside_pmean, costs as pages, methods
+from jgc.lab.bench import against_pmean, costs as pages, methods
 from jgc.lab.bench.costs import AGGREGATE, BEFORE, OPTIMIZER, UPDATE, Costs, Row
 from jgc.lab.shared.timing import rounds
 from jgc.nodes.layouts import make_nodes
@@ -28,7 +28,7 @@ def costs():
 
 def measured(names):
     digits = workloads.WORKLOADS["digits_convnet5"]
-    short = {"scalecom": {"warmup_steps": 0}, "lgc_ps": {"warmup_steps": 1, "autoencoder_steps": 1}}
+    short = {"scalecom": {"warmup_steps": 0}}
     tiny = dataclasses.replace(digits, batch_size=4, methods=short)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workloads, "WORKLOADS", {"tiny": tiny})
@@ -79,24 +79,6 @@ def test_page_has_dash_for_missing_part(costs):
     assert "| topk | 0 | 4 |" in sent and "| dense | 0 | 0 |" in sent
 
 
-@pytest.mark.slow
-def test_lgc_pieces():
-    costs = measured(["lgc_ps"])
-    assert len(costs.lgc) == 6 and all(times.shape == (1,) and times > 0 for times in costs.lgc.values())
-    page = pages.markdown(costs, "a machine")
-    assert all(f"| {name} |" in page for name in costs.lgc)
-    assert "| lgc_ps | compressed |" in page.split("Table V")[1]
-
-
-def test_table_v_counts_in_dense_steps():
-    """Multiples of our own dense step, beside multiples of the paper's."""
-    dense, ours = (Row(name, phase, {UPDATE: np.array([update])}, (0.0, 0.0))
-                   for name, phase, update in (("dense", "dense", 0.1), ("lgc_ps", "top-k", 0.3)))  # fmt: skip
-    page = pages.table_v(Costs("w", 8, 1, 1, np.array([0.1]), (dense, ours), {}, {}))
-    (line,) = [line for line in page.splitlines() if line.startswith("| lgc_ps | top-k | 0.400")]
-    assert line == "| lgc_ps | top-k | 0.400 | 1.6 | 2.00 | 1.60 |"
-
-
 @pytest.mark.parametrize(("name", "settings", "held"), [
     ("dense", {}, (0, 0)), ("topk", {}, (0, 4)), ("topk", {"residual_dtype": "bfloat16"}, (0, 2)),
     ("dgc", {"momentum_correction": True}, (0, 8)), ("onebit", {}, (0, 4)), ("scalecom", {}, (4 / 127, 4))])
@@ -111,16 +93,16 @@ def test_ratios_pair_rounds():
     slow = np.array([1.0, 2.0])
     dense = Row("dense", "dense", {UPDATE: slow, AGGREGATE: slow, OPTIMIZER: slow}, (4.0, 4.0))
     other = Row("topk", "top-k", {UPDATE: 3 * slow, AGGREGATE: 3 * slow, BEFORE: slow, OPTIMIZER: slow}, (0.0, 0.0))
-    costs = Costs("w", 2, 2, 1, slow, (dense, other), {}, {})
+    costs = Costs("w", 2, 2, 1, slow, (dense, other), {})
     assert pages.time_cells(other, costs) == [
         "topk", "top-k", "4500.00 ± 750.00", "6000.00 ± 1000.00", "2.000 ± 0.000", "4500.00 ± 750.00",
         "1500.00 ± 250.00", "3000.00 ± 500.00", "1500.00 ± 250.00"]  # fmt: skip
     assert pages.bytes_cells(other, costs)[2:] == ["0", "sends nothing"] * 2
 
 
-def test_time_beside_pmean_has_three_digits():
-    row = beside_pmean.Row("topk", "top-k", np.array([0.001234]), np.array([0.0000567]), 1.0, 0)
-    assert beside_pmean.cells(row, 4)[2:4] == ["1.23", "0.0567"]
+def test_time_against_pmean_has_three_digits():
+    row = against_pmean.Row("topk", "top-k", np.array([0.001234]), np.array([0.0000567]), 1.0, 0)
+    assert against_pmean.cells(row, 4)[2:4] == ["1.23", "0.0567"]
 
 
 def test_first_round_is_not_counted():

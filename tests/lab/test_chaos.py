@@ -127,7 +127,7 @@ def test_minutes_end_it(faked, tmp_path):
         (["--minutes", "nan"], "--minutes must be above 0, got nan"),
         (["--limit", "nan"], "must be at least 10, got nan"),
         (["--count", "0"], "--count must be at least 1, got 0"),
-        (["--faults", "flips"], "--faults flips goes alone, with --count N"),
+        (["--faults", "flips"], "--faults flips goes with no other fault, and with --count N"),
         (["--timeout", "1"], "--limit and --timeout must be at least 10, got 120 and 1"),
     ],
 )

@@ -116,7 +116,7 @@ def test_own_name_on_loopback_is_wrong_where_there_are_other_hosts(own, others, 
     monkeypatch.setattr(socket, "gethostname", lambda: "a")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(2, 1, 6, "", (own, 0))])
     said, found = places.address(team)
-    assert found == f"a is {own}" and (said.startswith("a stands for 127.0.1.1 on its own host: ") == wrong)
+    assert found == f"a is {own}" and (said.startswith("a stands for 127.0.1.1 on that host: ") == wrong)
 
 
 def test_gloo_that_reaches_its_own_host_says_why():

@@ -1,4 +1,4 @@
-"""`jgc plan`: bytes as real runs write them down, memory as the compiler of a real step has it, the papers' figures."""
+"""`jgc plan`: bytes as real runs write them down, memory as the compiler of a real step has it."""
 
 import json
 import re
@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 from contract import some_by_default
+from tiny import tiny_model
 from training_helpers import tiny_config
 
 from jgc.compress import METHODS, Dense, LgcPs, PowerSgd, Qsgd, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.commands import main
 from jgc.lab.plan import bucket, needs, tables
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED, most_alive
@@ -74,7 +74,7 @@ def test_whole_imagenet_run_is_as_long_as_the_papers():
     rows = whole_run(plans, lambda count: count)[1]  # gradiveq has none: it chooses its phases
     assert [(row[1], row[2]) for row in rows] == [
         ("dense", "200"), ("top-k", "300"), ("compressed", "449,911"), ("whole run", "450,411")]  # fmt: skip
-    assert rows[0][7] == 200 * 8 * 4 * 25_557_032 and rows[-1][-1] == "0.4 TB"
+    assert rows[0][7] == 200 * 8 * 4 * 25_557_032
     assert rows[-1][7] == pytest.approx(0.408e12, rel=2e-3)
 
 
@@ -161,11 +161,11 @@ def test_local_steps_are_planned_by_the_round(capsys, fragments):
         assert main([*words.split(), "--set", f"local.fragments={fragments}"]) == 0
         said = capsys.readouterr().out
         assert main([*words.split(), "--set", "local.every=30", "--measure", "step"]) == 2
-    assert "Bytes of one round of 30 steps; ratios beside a gradient in every step" in said and "30x" in said
+    assert "Bytes of one round of 30 steps; ratios compared with a gradient in every step" in said and "30x" in said
     assert re.search(r"method +phase +rounds", said)
     rows = {row.split("  ")[0].strip(): row.split("  ")[-1].strip() for row in said.splitlines() if "  " in row.strip()}
-    assert rows["parameters"] == "3.24 MB" and rows["each node's own parameters"] == "6.48 MB"  # two nodes a device
-    assert rows["each node's own optimiser"] == "13 MB" and "3.24 MB" in rows["optimiser, outer"]
+    assert rows["parameters"] == "3.24 MB" and rows["each node's parameters"] == "6.48 MB"  # two nodes a device
+    assert rows["each node's optimiser"] == "13 MB" and "3.24 MB" in rows["optimiser, outer"]
     assert "--measure step compiles ordinary steps" in capsys.readouterr().err
 
 
@@ -183,7 +183,7 @@ def test_command_needs_no_data(capsys):
         assert message in capsys.readouterr().err
 
 
-# --- beside the papers' figures -------------------------------------------------------------------------------------
+# --- bytes of a model of the papers -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -220,11 +220,9 @@ def test_bytes_count_values_positions_and_first_layer(resnet50):
     assert 8 * topk["positions"] / (topk["values"] / 4) == pytest.approx(12.0, abs=0.1)  # bits each, at 0.1 %
 
 
-def test_page_shows_papers_beside_ours(resnet50):
+def test_page_has_exact_bytes(resnet50):
     page = tables.markdown(list(resnet50.values()))
     assert "with 25,557,032 parameters, 2 nodes on 1 device" in page
-    (line,) = [line for line in page.splitlines() if line.startswith("| lgc_ps") and "8,616x" in line]
-    assert "5,709x / 8,616x" in line
     assert "| baseline | dense | - | - | 102,228,128 | 1x | 0 |" in page
 
 

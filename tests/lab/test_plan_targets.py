@@ -79,9 +79,9 @@ def test_installed_packages_are_found():
     (["--target", "h100:8", "--nodes", "4"], "--nodes does not go with --target"),
     (["--target", "h100:8", "--measure", "step"], "--measure does not go with --target"),
     (["--set", "devices_per_node=2", "--set", "layers.shard=true"], "--set devices_per_node: a plan for nodes of "),
-    (["--target", "h100:8", "--set", "local.every=30"], "--set local.every does nothing beside --target"),
-    (["--target", "h100:8", "--set", "nodes=2"], "--set nodes does nothing beside --target"),
-    (["--target", "h100:8", "--params", "1M", "--set", "layers.dense=qkv"], "--set layers.dense does nothing beside"),
+    (["--target", "h100:8", "--set", "local.every=30"], "--set local.every does nothing with --target"),
+    (["--target", "h100:8", "--set", "nodes=2"], "--set nodes does nothing with --target"),
+    (["--target", "h100:8", "--params", "1M", "--set", "layers.dense=qkv"], "--set layers.dense does nothing with"),
     (["--target", "h100:8", "--output", "plan.csv"], "--output must be a Markdown file, got plan.csv"),
     (["--target", "h100:8", "--set", "layers.shard=true"], "in place of --set layers.shard and devices_per_node give"),
     (["--target", "h100:4x8", "--measure", "nothing", "--shard"], "--measure nothing does not go with --shard"),
@@ -213,7 +213,7 @@ def test_traced_steps_send_what_compiled_ones_send(plan, tmp_path):
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"targets": [{"programs": [{"key": "a"}]}]}'])
 def test_file_that_is_no_plan_is_refused(text, tmp_path):
     (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(UserError, match=r"plan.json is no plan of an earlier call: give another file with --json"):
+    with pytest.raises(UserError, match=r"plan.json is no plan of an earlier call: name a new file by --json"):
         known_of(tmp_path / "plan.json")
     assert known_of(tmp_path / "none.json") == {}
 

@@ -24,7 +24,7 @@ def test_interrupt_keeps_what_is_done(capsys):
     assert each([1, 2, 3, 4], stopped_at(3), lambda x: f"item {x}") == [1, 4]
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "[1/4] item 1" and said[1].startswith("[2/4, 0:0") and said[1].endswith("left] item 2")
-    assert said[3:] == ["interrupted at item 3: the results are those of the 2 before it"]
+    assert said[3:] == ["interrupted at item 3: results are of the 2 before it"]
 
 
 def test_page_says_what_was_cut_short(tmp_path):

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny import tiny_model
 
 from jgc.compress import Dense, Egc, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.runs import Run, read_run
 from jgc.lab.report.sweep import PAGE, PICTURE, Point, Sweep, draw, markdown, plan, sweep
 from jgc.training.errors import NonFinite, UserError
@@ -86,12 +86,6 @@ def test_wrong_value_stops_before_training(tmp_path, monkeypatch):
 def test_page_names_different_steps():
     page = markdown([Point("egc", str(n), (fake_run(n),)) for n in (2, 3)], "steps", "digits_convnet5", [0], "")
     assert "2 or 3 steps, one seed" in page
-
-
-def test_page_explains_paper_columns():
-    pages = [markdown([Point("egc", k, (fake_run(2),))], "compressor.ratio", "digits_convnet5", [0], "")
-             for k in ("1024", "64")]  # fmt: skip
-    assert ["Tables I and III give K = 1024" in page for page in pages] == [True, False]
 
 
 def fake_run(steps):

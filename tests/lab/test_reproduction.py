@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import experiments.commands
+import jgc.lab.commands
 from jgc.compress import METHODS
-from jgc.lab.commands import COMMANDS, load
 from jgc.training.settings.options import read
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS = {"jgc": jgc.lab.commands.PROGRAM, "experiments": experiments.commands.PROGRAM}
 PAGE = ROOT / "docs" / "reproduction.md"
 
 
@@ -67,11 +69,12 @@ def check(command: str) -> None:
     elif words[0] == "docs/results/row.sh":
         _, page, row, runs, *_ = words
         assert row in rows_of(page) and runs == "RUNS", command
-    elif words[1:3] == ["-m", "jgc"]:
-        depth = next(n for n in (2, 1) if " ".join(words[3 : 3 + n]) in COMMANDS)
+    elif words[1] == "-m" and words[2] in PROGRAMS:
+        program = PROGRAMS[words[2]]
+        depth = next(n for n in (2, 1) if " ".join(words[3 : 3 + n]) in program.commands)
         name, given = " ".join(words[3 : 3 + depth]), words[3 + depth :]
         if given[-1:] != ["..."]:
-            assert read(load(name), given, command)
+            assert read(program.commands[name].load(), given, command)
     elif words[1:3] == ["-m", "pytest"]:
         assert [file for file in words[3:] if file.startswith("tests/") and not (ROOT / file).exists()] == []
     else:

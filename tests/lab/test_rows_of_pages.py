@@ -12,11 +12,12 @@ from camvid_helpers import write_camvid
 from image_helpers import png, write_imagenet, write_prepared, write_tiny_imagenet
 from text_helpers import write_text
 
+import experiments.commands
 from jgc.compress import Dense, LearnedTopK, TopK
 from jgc.compress.lgc.ring import RING_PAPER_RECIPE
 from jgc.compress.lgc.server import PAPER_RECIPE
 from jgc.lab import launch
-from jgc.lab.commands import load
+from jgc.lab.commands import PROGRAM
 from jgc.training.settings.options import read
 from jgc.training.settings.workloads import WORKLOADS
 
@@ -69,7 +70,7 @@ def config_of(folder, tmp_path, monkeypatch):
         monkeypatch.setattr(jax, "devices", lambda *_: one)
         where = ["--run-dir", str(tmp_path / name), "--data-dir", str(folder)]
         with pytest.raises(Reached):
-            read(load(command), [*words, *where], f"jgc {command}").run("")
+            read(PROGRAM.commands[command].load(), [*words, *where], f"jgc {command}").run("")
         return trained[0]
 
     return of
@@ -181,8 +182,9 @@ def test_row_for_a_gpu_is_one_that_trains(row, config_of):
 @pytest.mark.parametrize("row", [row for row in rows_of("gpu") if row[1] != "compare"], ids=names)
 def test_benchmark_for_a_gpu_is_one(row):
     _, command, words = row
-    name = f"{command} {words[0]}"
-    assert read(load(name), words[1:], f"jgc {name}")
+    experiment = command == "experiments"
+    program, name = (experiments.commands.PROGRAM, words[0]) if experiment else (PROGRAM, f"{command} {words[0]}")
+    assert read(program.commands[name].load(), words[1:], name)
 
 
 @pytest.fixture
@@ -204,7 +206,7 @@ def gpu(tmp_path):
 def test_gpu_script_goes_on_with_what_is_left(gpu):
     rows = "select resnet50_baseline"
     status, said = gpu("exit 0", rows)
-    assert status == 75 and "-m jgc bench select" in said
+    assert status == 75 and "-m experiments select" in said
     status, said = gpu("exec sleep 30", rows)
     assert status == 75 and "resnet50_baseline: saved, not finished" in said
     status, said = gpu("exit 2", rows)

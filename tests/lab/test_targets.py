@@ -20,7 +20,7 @@ from contract import COLLECTIVES, PARAMS, VARIANTS, compressor_of
 
 import jgc
 from jgc.compress import METHODS, step_of_shapes
-from jgc.lab.bench.beside_pmean import shapes_of
+from jgc.lab.bench.against_pmean import shapes_of
 from jgc.lab.bench.network.methods import settings
 from jgc.lab.plan.kernels import kernels_of
 from jgc.lab.plan.targets import CHIPS, Target, compiled_for, missing_packages, spec_of, stay_on_cpu, target_of

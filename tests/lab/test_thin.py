@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.papers.wallclock import steps_of_lines
 from jgc.lab.report.runs import read_run
-from jgc.lab.report.wallclock import steps_of_lines
 
 THIN = Path(__file__).parents[2] / "docs" / "results" / "thin.py"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = [*sorted((ROOT / "jgc").rglob("*.py")), *sorted((ROOT / "configs").glob("*.py")), ROOT / "train.py"]
+FILES = [*(file for name in ("jgc", "experiments", "configs") for file in sorted((ROOT / name).rglob("*.py"))),
+         ROOT / "train.py"]  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 NAMES = {  # a part of a name between underscores, or of a CamelCase name
@@ -41,7 +42,7 @@ def parsed(path: Path) -> Iterator[ast.AST]:
 
 def names_of(path: Path) -> Iterator[tuple[int, str]]:
     """Public names by line: all of the library; of train.py and the commands settings, fields with a help text."""
-    application = bool({"training", "lab", "configs"} & set(path.relative_to(ROOT).parts))
+    application = bool({"training", "lab", "configs", "experiments"} & set(path.relative_to(ROOT).parts))
     for node in parsed(path):
         if isinstance(node, ast.ClassDef):
             for x, after in zip(node.body, [*node.body[1:], None], strict=True):

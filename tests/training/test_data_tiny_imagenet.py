@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from image_helpers import bomb
 from PIL import Image
+from tiny import tiny_conv_model
 
-from jgc.lab.chaos.tiny import tiny_conv_model
 from jgc.training import data
 from jgc.training.data import Augment, MissingDataError, load_tiny_imagenet, make_batch
 from jgc.training.run import setup
@@ -184,7 +184,7 @@ def test_fetch_command(tmp_path):
 def test_workload_from_command_line(unpacked, tmp_path, monkeypatch, capsys):
     """Replaces resnet18, which is too large for a test, by a small model."""
     monkeypatch.setattr(setup, "make_model", tiny_conv_model)
-    words = "--config configs/topk.py --workload tiny_imagenet_resnet18 --batch-size 8 --steps 2"
+    words = "--method topk --workload tiny_imagenet_resnet18 --batch-size 8 --steps 2"
     monkeypatch.chdir(Path(__file__).parents[2])
     assert cli.main([*words.split(), "--data-dir", str(unpacked.parent), "--run-dir", str(tmp_path / "run")]) == 0
     assert "4 nodes" in capsys.readouterr().out

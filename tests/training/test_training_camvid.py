@@ -13,9 +13,9 @@ import numpy as np
 import optax
 import pytest
 from camvid_helpers import write_camvid
+from tiny import tiny_model
 
 from jgc.compress import Dense, LgcPs
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.page import write
 from jgc.nodes.layouts import make_nodes
 from jgc.training import data
@@ -233,7 +233,7 @@ def test_polynomial_schedule(folder):
 def test_bad_options(folder, options, said, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(request.config.rootpath)
     words = ["--workload", "camvid_pspnet", *options.format(tmp=tmp_path, data=folder).split()]
-    assert cli.main(["--config", "configs/baseline.py", "--run-dir", str(tmp_path / "run"), *words]) == 2
+    assert cli.main(["--method", "dense", "--run-dir", str(tmp_path / "run"), *words]) == 2
     error = capsys.readouterr().err
     assert said.format(tmp=tmp_path) in error and len(error.splitlines()) == 1
     assert not (tmp_path / "run").exists()

@@ -21,7 +21,7 @@ from jgc.training.settings.options import options_of
 from jgc.training.settings.saved_config import differences
 from jgc.training.settings.workloads import WORKLOADS
 
-LGC = ["--config", "configs/lgc_ps.py"]
+LGC = ["--method", "lgc_ps"]
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_precedence(tmp_path):
 
 def test_workload_settings_by_method():
     alphas = {
-        name: cli.parse(["--config", f"configs/{name}.py", "--workload", "cifar10_resnet20"]).compressor.alpha
+        name: cli.parse(["--method", name, "--workload", "cifar10_resnet20"]).compressor.alpha
         for name in ("lgc_ps", "lgc_ring", "scalecom", "topk")
     }
     assert alphas == {"lgc_ps": 0.005, "lgc_ring": 0.02, "scalecom": 0.05, "topk": 0.005}
@@ -112,10 +112,10 @@ def test_public_names():
     assert (method.alpha, method.warmup_steps, method.autoencoder_steps) == (0.2, 5, 6)
 
 
-@pytest.mark.parametrize("name", ["baseline", "topk", "lgc_ps", "control"])
+@pytest.mark.parametrize("name", ["dense", "topk", "lgc_ps", "silent"])
 @pytest.mark.parametrize("workload", list(WORKLOADS))
-def test_configs_with_workloads(name, workload):
-    config = cli.parse(["--config", f"configs/{name}.py", "--workload", workload])
+def test_methods_with_workloads(name, workload):
+    config = cli.parse(["--method", name, "--workload", workload])
     assert config.steps == WORKLOADS[workload].steps
     assert -1 not in as_json(config).values()
 
@@ -138,9 +138,9 @@ def test_help_describes_every_option(capsys):
         (["--methd", "topk"], "unknown option --methd; did you mean --method?"),
         (["--momentum", "0.5"], "give --method NAME or --config FILE; methods are"),
         (["--method", "topp"], "unknown method 'topp'; did you mean topk?"),
-        ([*LGC, "--method", "topk"], "give --config configs/lgc_ps.py or --method topk, not both"),
+        (["--config", "configs/diloco.py", "--method", "topk"], "or --method topk, not both"),
         (["--config"], "--config needs a value"),
-        (["--config", "configs/lgc_sp.py"], "did you mean lgc_ps?"),
+        (["--config", "configs/dilcoo.py"], "did you mean diloco?"),
         ([*LGC, "--stpes", "3"], "unknown option --stpes; did you mean --steps?"),
         ([*LGC, "--compressor.alhpa", "1"], "did you mean --compressor.alpha?"),
         ([*LGC, "-steps", "3"], "unknown option -steps; did you mean --steps?"),
@@ -169,7 +169,7 @@ def test_help_describes_every_option(capsys):
         ([*LGC, "--layers.top-k", "^nope"], "'^nope' matches no parameter"),
         ([*LGC, "--layers.stacked", "^nope"], "'^nope' matches no parameter to stack"),
         ([*LGC, "--layers.stacked", "bias"], "at least two, got head/bias [10]: give a pattern"),
-        (["--config", "configs/baseline.py", "--layers.stacked", "head"], "--layers.stacked head does nothing here"),
+        (["--method", "dense", "--layers.stacked", "head"], "--layers.stacked head does nothing here"),
         (["--method", "qsgd", "--optimizer", "adam", "--momentum", "0.3"], "--momentum 0.3 does nothing without --opt"),
         ([*LGC, "--adam-beta2", "0.5"], "--adam-beta2 0.5 does nothing without --optimizer adam"),
         ([*LGC, "--decay-all", "--weight-decay", "0"], "--decay-all does nothing without --weight-decay"),
@@ -191,9 +191,8 @@ def test_help_describes_every_option(capsys):
 )
 def test_bad_options(words, message, capsys, tmp_path):
     run_dir = tmp_path / "run"
-    code = cli.main(
-        [*words, "--run-dir", str(run_dir)] if "--config" in words[:-1] and "--resume" not in words else words
-    )
+    named = {"--config", "--method"} & {*words[:-1]} and "--resume" not in words
+    code = cli.main([*words, "--run-dir", str(run_dir)] if named else words)
     said = capsys.readouterr()
     assert code == 2
     assert said.err.startswith("error: ") and said.err.count("\n") == 1 and message in said.err

@@ -20,14 +20,14 @@ from jgc.training.processes.meeting import connect
 pytestmark = pytest.mark.slow
 
 COMMON = "--batch-size 24 --evaluate-every 3 --diagnose-every 0"
-SPARSE = f"--config configs/topk.py --compressor.alpha 0.1 --compressor.warmup-steps 2 {COMMON} --nodes 4"
-DENSE = f"--config configs/baseline.py {COMMON}"
+SPARSE = f"--method topk --compressor.alpha 0.1 --compressor.warmup-steps 2 {COMMON} --nodes 4"
+DENSE = f"--method dense {COMMON}"
 LGC = (
-    f"--config configs/lgc_ps.py --compressor.alpha 0.1 --compressor.warmup-steps 1 --compressor.autoencoder-steps 1 "
+    f"--method lgc_ps --compressor.alpha 0.1 --compressor.warmup-steps 1 --compressor.autoencoder-steps 1 "
     f"{COMMON} --nodes 2 --steps 3"
 )
 TEXT = (
-    "--config configs/baseline.py --workload ptb_lstm --data-dir {data} --data.window 9 --batch-size 8 --nodes 4 "
+    "--method dense --workload ptb_lstm --data-dir {data} --data.window 9 --batch-size 8 --nodes 4 "
     "--steps 10 --evaluate-every 3 --diagnose-every 0"
 )
 LONG = f"{DENSE} --nodes 2 --steps 100000 --checkpoint-every 2 --log-every 1000 --evaluate-every 0"

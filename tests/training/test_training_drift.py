@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import tiny_model
 from training_helpers import tiny_config
 
 from jgc.checks.misuse import leaves_by_path
 from jgc.compress import LgcPs, TopK
-from jgc.lab.chaos.tiny import flipped, tiny_model, with_flipped_bit
+from jgc.lab.chaos.tiny import flipped, with_flipped_bit
 from jgc.loops.step_loop import Step
 from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import Drift

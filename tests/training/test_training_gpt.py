@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 from text_helpers import write_text
+from tiny import tiny_model
 
 from jgc.compress import Dense
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.nodes.layouts import make_nodes
 from jgc.training import data
 from jgc.training.data.text import EVALUATED_STREAMS, Window, text_batch

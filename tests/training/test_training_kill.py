@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 18  # six of each phase
 COMMAND = [
-    *("train.py", "--config", "configs/lgc_ps.py", "--nodes", "2", "--batch-size", "16", "--steps", str(STEPS)),
+    *("train.py", "--method", "lgc_ps", "--nodes", "2", "--batch-size", "16", "--steps", str(STEPS)),
     *("--compressor.warmup-steps", "6", "--compressor.autoencoder-steps", "6"),
     *("--checkpoint-every", "2", "--evaluate-every", "0", "--diagnose-every", "0"),
 ]

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from process_helpers import free_port, start, start_all, wait_for_step
+from tiny import tiny_conv_model, tiny_model
 from training_helpers import tiny_config
 
 from jgc.compress import Demo, Dense, Gradiveq, TopK
-from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
 from jgc.lab.shared.hlo import collectives
 from jgc.nodes.layouts import make_nodes
 from jgc.training.errors import UserError
@@ -200,7 +200,7 @@ def test_other_numbers_of_nodes_keep_the_mean(tmp_path, local):
 
 
 COMMAND = [
-    *("train.py", "--config", "configs/topk.py", "--nodes", "2", "--batch-size", "16", "--steps", "18"),
+    *("train.py", "--method", "topk", "--nodes", "2", "--batch-size", "16", "--steps", "18"),
     *("--local.every", "6", "--local.fragments", "2", "--local.overlap", "2", "--optimizer", "adam"),
     *("--compressor.warmup-steps", "1", "--compressor.alpha", "0.05", "--layers.dense", "", "--learning-rate", "0.002"),
     *("--checkpoint-every", "2", "--evaluate-every", "0", "--diagnose-every", "0"),
@@ -240,7 +240,7 @@ def test_kill_and_resume_in_the_middle_of_three_rounds(tmp_path, request):
 # --- several processes ------------------------------------------------------------------------------------------------
 
 DISTRIBUTED = (
-    "--config configs/topk.py --compressor.alpha 0.1 --compressor.warmup-steps 1 --batch-size 24 --nodes 4 "
+    "--method topk --compressor.alpha 0.1 --compressor.warmup-steps 1 --batch-size 24 --nodes 4 "
     "--evaluate-every 3 --diagnose-every 0 --optimizer adam --learning-rate 0.01 --local.every 4 --local.fragments 2"
 )
 

@@ -10,9 +10,9 @@ import threading
 import time
 
 import pytest
+from tiny import tiny_model
 from training_helpers import tiny_config
 
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.training.errors import UserError
 from jgc.training.run import lock, loop, setup
 from jgc.training.run.lock import sole_writer

@@ -11,10 +11,10 @@ import sys
 import jax
 import numpy as np
 import pytest
+from tiny import tiny_conv_model, tiny_model
 from training_helpers import small_files, tiny_config, wide_model
 
 from jgc.compress import Dense, Gradiveq, TopK
-from jgc.lab.chaos.tiny import tiny_conv_model, tiny_model
 from jgc.lab.report.page import write as write_report
 from jgc.lab.report.runs import find
 from jgc.nodes.layouts import make_nodes

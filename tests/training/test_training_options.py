@@ -82,7 +82,7 @@ def test_import_needs_the_base_install_alone():
     assert PACKAGES & set(done.stdout.split()) <= {"rich"}  # which Flax imports
 
 
-TRAIN = "run_path('train.py', run_name='__main__')", "--config", "configs/lgc_ps.py"
+TRAIN = "run_path('train.py', run_name='__main__')", "--method", "lgc_ps"
 REPORT = "run_module('jgc', run_name='__main__')", "report", "runs"
 
 

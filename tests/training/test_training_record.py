@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from process_helpers import start_all
+from tiny import tiny_model
 from training_helpers import tiny_config
 
 from jgc import compress
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.shared.programs import compile_gradients
 from jgc.layout.pack import make_packing, pack
 from jgc.method.diagnose import residual
@@ -181,7 +181,7 @@ def test_recording_marks_run_folder(tmp_path):
 def test_recording_from_two_processes(tmp_path, request, monkeypatch):
     """In one folder, as by one process."""
     monkeypatch.chdir(request.config.rootpath)
-    options = "--config configs/scalecom.py --compressor.alpha 0.1 --compressor.warmup-steps 1 --batch-size 24 "
+    options = "--method scalecom --compressor.alpha 0.1 --compressor.warmup-steps 1 --batch-size 24 "
     options += "--nodes 4 --steps 3 --evaluate-every 0 --diagnose-every 0 --record.every 1 --record.layers kernel "
     options += "--record.residuals --run-dir "
     for count in (1, 2):

@@ -15,8 +15,9 @@ from training_helpers import tiny_config
 
 pytest.importorskip("obstore")
 
+from tiny import tiny_model
+
 from jgc.compress import Dense, Dgc, PowerSgd, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.nodes.layouts import make_nodes
 from jgc.rounds.bucket import open_bucket
 from jgc.training.errors import UserError

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from tiny import tiny_conv_model
 from training_helpers import tiny_config
 
 from jgc.compress import Dense, Dgc, TopK
-from jgc.lab.chaos.tiny import tiny_conv_model
 from jgc.nodes.placement import Sharded
 from jgc.training.errors import UserError
 from jgc.training.output.metrics import read

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contract import some_by_default
+from tiny import tiny_model
 from training_helpers import tiny_config
 
 from jgc import comm
 from jgc.compress import Dense, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.shared.hlo import collectives
 from jgc.lab.shared.programs import make_gradients
 from jgc.loops.buffers import copied

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from text_helpers import write_text
+from tiny import tiny_model
 
 from jgc.compress import Dense, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.lab.report.page import write
 from jgc.lab.shared.programs import make_gradients
 from jgc.nodes.layouts import make_nodes
@@ -320,7 +320,7 @@ def test_halving_schedule(folder):
 def test_bad_options(folder, options, said, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(request.config.rootpath)
     words = ["--workload", "ptb_lstm", *options.format(tmp=tmp_path, text=folder).split()]
-    config = ["--config", "configs/baseline.py", "--run-dir", str(tmp_path / "run")]
+    config = ["--method", "dense", "--run-dir", str(tmp_path / "run")]
     assert cli.main([*config, *words]) == 2
     error = capsys.readouterr().err
     assert said.format(tmp=tmp_path) in error and len(error.splitlines()) == 1

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 from text_helpers import write_text
+from tiny import tiny_model
 from training_helpers import tiny_config
 
 from jgc.compress import Dense, Egc, TopK
-from jgc.lab.chaos.tiny import tiny_model
 from jgc.nodes.layouts import make_nodes
 from jgc.training import data
 from jgc.training.output.metrics import read
@@ -190,7 +190,7 @@ def test_text_validation_split(one_device, tmp_path):
 def test_bad_options(one_device, options, said, tmp_path, monkeypatch, capsys, request):
     monkeypatch.chdir(request.config.rootpath)
     words = options.format(text=write_text(tmp_path / "data")).split()
-    assert cli.main(["--config", "configs/baseline.py", "--run-dir", str(tmp_path / "run"), *words]) == 2
+    assert cli.main(["--method", "dense", "--run-dir", str(tmp_path / "run"), *words]) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1
     assert not (tmp_path / "run").exists()

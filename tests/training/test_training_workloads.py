@@ -67,7 +67,7 @@ def tiny():
 def train(workload: str, data: Path, run_dir: Path, *words: str) -> int:
     name, _, _ = workload.partition(",")
     words = (*STEPS.split(), *PHASES.split(), *WORKLOADS[workload][1].split(), *words)
-    return cli.main(["--config", "configs/lgc_ps.py", "--workload", name, "--data-dir", str(data),
+    return cli.main(["--method", "lgc_ps", "--workload", name, "--data-dir", str(data),
                      "--run-dir", str(run_dir), *words])  # fmt: skip
 
 

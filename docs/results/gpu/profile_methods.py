@@ -18,7 +18,14 @@ from pathlib import Path
 import jax
 
 from jgc import compress
-from jgc.lab.bench.beside_pmean import method_program, nodes_on, pmean_program, random_gradients, shapes_of, with_phases
+from jgc.lab.bench.against_pmean import (
+    method_program,
+    nodes_on,
+    pmean_program,
+    random_gradients,
+    shapes_of,
+    with_phases,
+)
 from jgc.lab.bench.network.methods import settings
 
 CALLS, ROUNDS, PROFILED = 20, 5, 5

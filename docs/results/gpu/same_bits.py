@@ -14,7 +14,7 @@ import numpy as np
 import jgc
 from jgc import compress
 from jgc.compress import step_on_nodes
-from jgc.lab.bench.beside_pmean import with_phases
+from jgc.lab.bench.against_pmean import with_phases
 from jgc.lab.bench.network.methods import settings
 
 NODES, CALLS = 8, 20

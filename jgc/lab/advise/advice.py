@@ -113,7 +113,7 @@ def _nothing(advice: Advice) -> str:
     every = max(row.every for row in others)
     local = f" --set local.every={every}" if every > 1 else ""
     return (
-        f"no advice: {none}. In time alone these are faster than {name(plain.method)} ({shown(uncompressed)} s): "
+        f"no advice: {none}. In time only, these are faster than {name(plain.method)} ({shown(uncompressed)} s): "
         f"{', '.join(faster)}. Train with them before a long run: python -m jgc compare --methods "
         f"{','.join(dict.fromkeys(('dense', *faster)))} --workload {SMALL[advice.kind]}{local}"
     )
@@ -157,7 +157,7 @@ def _between(low: float, high: float) -> str:
 def paying(advice: Advice) -> tuple[tuple[float, float], ...] | None:
     """The ranges of bandwidth, in bytes a second, in which compression pays, to 1 %; 0 and inf mean no bound.
 
-    There are several if one method is quick to compute and another sends little. None if there is nothing to compare.
+    Several if one method is quick to compute and a different one sends little. None if there is nothing to compare.
     """
     if any(best(advice, compressed) is None for compressed in (True, False)):
         return None

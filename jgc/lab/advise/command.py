@@ -8,7 +8,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from jgc.lab.advise import check as predictions, measure, page, results
+from jgc.lab.advise import measure, page, results
 from jgc.lab.advise.advice import Advice, advise
 from jgc.lab.advise.evidence import kind_of
 from jgc.lab.advise.model import BUCKET_LATENCY, LATENCY, Link, rate_of
@@ -23,13 +23,13 @@ from jgc.training.settings.config import Config, method_name, resolve
 
 @dataclass(frozen=True)
 class Advise:
-    """Does compression pay? Time per step and bytes of every method on a network that need not be there.
+    """Does compression pay? Seconds and bytes of a step with every method, on a network that you describe.
 
     Computation and compression are measured on this device; communication is estimated.
 
         python -m jgc advise --workload cifar10_resnet20 --bandwidth 1gbit --hosts 16
 
-    With `--run-dir`, computation and compression are those of a run of `bench network`:
+    With `--run-dir`, computation and compression are read from a run of `bench network`:
 
         python -m jgc advise --run-dir docs/results/network --bandwidth 100mbit --hosts 2
 
@@ -40,13 +40,13 @@ class Advise:
         yes: topk takes 0.264 s a step, 15.5 times faster than uncompressed f32 (4.1 s) and 8.12 times faster than
         uncompressed f16 (2.15 s). On record for topk on images: test accuracy -0.49 points (...)
 
-    Recommended is only what keeps its accuracy on record for data of the workload's kind, however fast others are.
+    Recommended are only methods whose accuracy is on record for data of the workload's kind, however fast others are.
     """
 
     method: str | None = None
     """name of a method; it brings its workload along, digits_convnet5, unless --workload is given"""
     config: Path | None = None
-    """config file in place of it; its settings count for its method, the workload's for the others"""
+    """config file instead of --method; its settings count for its method, the workload's for the others"""
     workload: str | None = None
     """model, data set, batch and settings; that of --method or --config if not given"""
     link: Literal["network", "bucket"] = "network"
@@ -61,7 +61,7 @@ class Advise:
     computation: float | None = None
     """seconds of a host's gradients and update, if the hosts have other devices; measured on this one if not given"""
     methods: tuple[str, ...] = ()
-    """separated by commas or spaces; all if not given. Compiling those of LGC takes minutes for large models"""
+    """separated by commas or spaces; all if not given. Compiling LGC's takes minutes for large models"""
     batch_size: int | None = None
     """examples of all hosts in a step; the workload's if not given"""
     every: int | None = None
@@ -76,8 +76,6 @@ class Advise:
     """results.json of bench network, or its folder: fit overhead, efficiency and host limit to it"""
     calibrate_on: str = "4/100mbit"
     """hosts and rate of that run to fit to"""
-    check: Path | None = None
-    """results.json of bench network, or its folder: only show how far its cells are from predictions"""
     run_dir: Path | None = None
     """a run of bench network to take the times of computing from, instead of measuring"""
     repeats: int = 10
@@ -86,14 +84,14 @@ class Advise:
     """folder of advise.md and advise.json"""
 
     def run(self, line: str) -> None:
-        """Print the advice, or with --check the errors of predictions."""
+        """Print the advice, and write it into a folder."""
         if self.link == "bucket":
             no_bucket = "does not go with --link bucket: a run of bench network has collectives"
-            refuse_given(self, ("run_dir", "calibrate", "check"), no_bucket)
-        if self.check is not None:
-            tell_check(self.check, self.calibrate_on, self.output, line)
-        else:
-            tell(self, line)
+            refuse_given(self, ("run_dir", "calibrate"), no_bucket)
+        advice = predict(self)
+        page.show(advice, Console(markup=False))
+        if self.output is not None:
+            page.write(self.output, "Does it pay?", line, page.markdown(advice), page.as_json(advice))
 
 
 def predict(asked: Advise) -> Advice:
@@ -136,10 +134,10 @@ def check(asked: Advise) -> None:
         raise UserError("give --workload NAME, --method NAME or --config FILE, or --run-dir of a run of bench network")
     if asked.run_dir is not None:
         unused = ("method", "config", "workload", "batch_size", "every")
-        refuse_given(asked, unused, "does not go with --run-dir, which has a model and steps of its own")
+        refuse_given(asked, unused, "does not go with --run-dir, which has a model and steps already")
         refuse_given(asked, ("repeats",), "does not go with --run-dir, which measures nothing")
     elif asked.calibrate is None:
-        refuse_given(asked, ("calibrate_on",), "needs --calibrate, --check or --run-dir")
+        refuse_given(asked, ("calibrate_on",), "needs --calibrate or --run-dir")
 
 
 def link_of(asked: Advise) -> Link:
@@ -162,7 +160,7 @@ def link_of(asked: Advise) -> Link:
 
 
 def config_of(asked: Advise) -> Config:
-    """The method's or the config file's, with what the command line changes, not yet resolved."""
+    """The method's or the config file's, with the command line's changes, not yet resolved."""
     config = given_config(asked.config, asked.method or (None if asked.config else "dense"))
     changes = {name: getattr(asked, name) for name in ("workload", "batch_size") if getattr(asked, name) is not None}
     if asked.every is not None:
@@ -171,7 +169,7 @@ def config_of(asked: Advise) -> Config:
 
 
 def given_settings(config: Config) -> str:
-    """Which settings count."""
+    """The settings in effect, in words."""
     return f"{method_name(config.compressor)} as given, other methods with the workload's settings"
 
 
@@ -184,28 +182,10 @@ def _from_run(asked: Advise, run_dir: Path, names: list[str], link: Link) -> Adv
         rows = [row._replace(computation=asked.computation) for row in rows]
     s = measured["settings"]
     task = task_named(str(s.get("model")))
-    exception = "" if asked.computation is None else ", but for that of the gradients, which was given"
+    exception = "" if asked.computation is None else ", but for the given seconds of the gradients"
     about = (
         f"Times of computing from a run of bench network{exception}: processor seconds of a host on one thread, "
         f"{task.name}, {s.get('batch')} {task.examples} a host in a step, {s.get('machine')}; methods as that "
         "benchmark sets them."
     )
     return advise(rows, asked.hosts, link, about, failed, "text" if task.window else "images")
-
-
-def tell(asked: Advise, line: str) -> None:
-    """Print the advice, and write it into a folder."""
-    advice = predict(asked)
-    page.show(advice, Console(markup=False))
-    if asked.output is not None:
-        page.write(asked.output, "Does it pay?", line, page.markdown(advice), page.as_json(advice))
-
-
-def tell_check(path: Path, calibrate_on: str, output: Path | None, line: str) -> None:
-    """Print how far predictions are from a run of `bench network`, and write every cell into a folder."""
-    measured = results.read(path)
-    outcome = predictions.check(measured, results.place_of(calibrate_on), results.sent_in(measured))
-    text = predictions.markdown(outcome, measured)
-    print(text)
-    if output is not None:
-        page.write(output, "Advice against measurement", line, text, predictions.as_json(outcome))

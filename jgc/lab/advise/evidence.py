@@ -1,4 +1,4 @@
-"""What is on record about accuracy: by method and kind of data, the difference from the uncompressed runs beside it.
+"""Accuracy on record, by method and kind of data: the difference from uncompressed runs of the same seeds.
 
 A fast method that trains badly is no advice. So `advise` recommends only methods whose accuracy is on record here for
 data of the same kind; a new record is a line, with the page that measures it.
@@ -19,7 +19,7 @@ class Evidence(NamedTuple):
     Attributes:
       method: its name.
       kind: of the data: "images", "scenes" or "text".
-      score: what was compared.
+      score: the figure that was compared.
       difference: of the score, method less uncompressed.
       seeds: pairs of runs.
       runs: workload, steps and settings.
@@ -88,7 +88,7 @@ def kind_of(dataset: str) -> str:
 
 
 def on_record(method: str, kind: str, local: bool = False) -> Evidence | None:
-    """What is known of a method on a kind of data, with local steps or with an exchange in every step.
+    """The record of a method on a kind of data, with local steps or with an exchange in every step.
 
     Settings after a colon, as of bench network, do not matter.
 

@@ -1,6 +1,6 @@
 """The measurements of `jgc advise` on this device: a host's gradients and update, and each method's computation.
 
-A host is one node of K. Its gradients are those of its share of the batch, on random data. A method's time is that of
+A host is one node of K. Its gradients are of its share of the batch, on random data. A method's time is that of
 its aggregate with local copies instead of collectives (`comm.local_copies`): it encodes one message and decodes K. With
 local steps it is that of an exchange, whose pseudo-gradients have the gradients' shapes.
 """
@@ -61,7 +61,7 @@ def measure(
     chosen: Config, hosts: int, methods: Sequence[str], repeats: int, computation: float | None = None,
     bucket: bool = False,
 ) -> Measured:  # fmt: skip
-    """Time one host's part of a step for the baselines and methods, one after another: all at once may not fit.
+    """Time one host's part of a step for the baselines and methods, in turn: all together may not fit.
 
     Ctrl-C keeps the methods that are done.
 
@@ -127,7 +127,7 @@ def _method(
     if config.local.every is not None and compressor.owns_momentum:
         raise UserError("its memory owns a momentum, and with local steps the outer optimiser does")
     if config.local.fragments > 1:
-        raise UserError("local.fragments must be 1 here: an exchange of all fragments is what is measured")
+        raise UserError("local.fragments must be 1 here: an exchange of all fragments is measured")
     phase = compressor.schedule[-1].value
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
     sent = through_bucket(compressor, shapes) if bucket else _collectives(compressor, phase, shapes, nodes)

@@ -6,9 +6,9 @@
 With local steps compression and collectives come once in H steps, and a step has a part in H of their time.
 
 Through a bucket (`jgc.rounds`) an exchange is an upload of a message, REQUESTS in series, and downloads of the K - 1
-messages of the others; its overhead is 0. It is in the place of a collective, with the op `BUCKET`.
+messages of the others; its overhead is 0. It replaces a collective, with the op `BUCKET`.
 
-Bytes and collectives are those of `Wire.physical`. Hops are messages that wait for each other: 2(K-1) in an all-reduce,
+Bytes and collectives come from `Wire.physical`. Hops are messages that wait for each other: 2(K-1) in an all-reduce,
 which is a ring, K-1 in a gather, 1 in a permute and in an all-to-all, as Gloo has them. Nothing overlaps: neither two
 collectives nor communication and computation. If `contention` hosts share a processor, its work takes `contention`
 times as long.
@@ -44,9 +44,9 @@ class Link(NamedTuple):
     Attributes:
       rate: bytes a second of a host in each direction; infinite if unlimited.
       latency: seconds that a message of any size travels.
-      overhead: seconds of a collective of any size, on a host with a processor of its own.
+      overhead: seconds of a collective of any size, on a host that shares no processor.
       efficiency: share of the rate left for messages after headers and gaps.
-      limit: the most bytes a second that a host with a processor of its own can send; infinite if not known.
+      limit: the most bytes a second that a host that shares no processor can send; infinite if unknown.
       contention: hosts that share a processor; at least 1.
     """
 
@@ -85,7 +85,7 @@ class Example(NamedTuple):
 
     Attributes:
       sent: its collectives.
-      seconds: of the collectives alone.
+      seconds: of the collectives.
       step: seconds of the whole step; errors count in shares of it.
       processor: processor seconds of the collectives; None if not measured.
     """
@@ -132,7 +132,7 @@ def hops(sent: Sequence[Sent], hosts: int) -> int:
 def bytes_in_turn(sent: Sequence[Sent], hosts: int) -> float:
     """Bytes sent one after another. A permute between two hosts sends its two directions in turn (Gloo).
 
-    Through a bucket a host reads what the others have sent after its upload.
+    Through a bucket a host reads the others' messages after its upload.
     """
     times = {BUCKET: hosts, "collective-permute": 2 if hosts == 2 else 1}
     return float(sum(s.bytes * times.get(s.op, 1) for s in sent))
@@ -142,7 +142,7 @@ def communication(sent: Sequence[Sent], hosts: int, link: Link) -> float:
     """Seconds of a step's collectives.
 
     Args:
-      sent: `Wire.physical` for so many hosts.
+      sent: `Wire.physical` for that number of hosts.
       hosts: K.
       link: between them.
 
@@ -198,7 +198,7 @@ def fit(examples: Sequence[Example], hosts: int, rate: float, contention: float)
 
 
 def _limit(examples: Sequence[Example]) -> float:
-    """Bytes a second that a processor can send, from processor times; each collective has a cost of its own."""
+    """Bytes a second that a processor can send, from processor times; each collective also has a fixed cost."""
     from scipy.optimize import nnls
 
     timed = [(e, e.processor) for e in examples if e.processor is not None]

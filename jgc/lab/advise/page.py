@@ -23,7 +23,7 @@ HEAD = ("method", "sent by a host in a step", "computation, s", "compression, s"
 
 
 def cells(row: Row, advice: Advice, digits: int = 4) -> list[str]:
-    """A row of the table, seconds with so many decimals."""
+    """A row of the table, seconds with `digits` decimals."""
     hosts, link = advice.hosts, advice.link
     step_seconds = step(row, hosts, link)
     f32 = next((step(r, hosts, link) for r in advice.rows if r.method == F32), None)
@@ -40,7 +40,7 @@ def accuracy(row: Row, kind: str) -> str:
     record = on_record(row.method, kind, local)
     if record is None:
         return "" if not kind or row.method == CONTROL or (row.method in UNCOMPRESSED and not local) else "none"
-    unit = " nats" if record.score is NATS else ""  # on text they stand beside perplexities
+    unit = " nats" if record.score is NATS else ""  # on text they stand next to perplexities
     far = not keeps_accuracy(row.method, kind, local)
     return f"{record.difference:+.2f}{unit}" + (", too far" if far else "")
 
@@ -59,18 +59,18 @@ def notes(advice: Advice) -> list[str]:
     lines = [
         f"{advice.hosts} hosts at {bits(link.rate)}; {what}, {share}{limit}. {advice.about}",
         "Computation and compression are measured, unless they are said to be given; communication, and with it the "
-        "step, is an estimate without overlap of communication with computation. Bytes are those of `Wire.physical`. "
+        "step, is an estimate without overlap of communication with computation. Bytes come from `Wire.physical`. "
         "Every method is in its last phase, which has most steps of a run; an uncompressed step before it takes as "
-        "long as uncompressed f32. Recommended is only what keeps its accuracy on record for data of this kind, "
-        "however fast others are.",
+        "long as uncompressed f32. Recommended are only methods that keep their accuracy on record for data of this "
+        "kind, however fast others are.",
     ]
     every = max((row.every for row in advice.rows), default=1)
     if every > 1:
         lines.append(
             f"Methods exchange pseudo-gradients every {every} steps, uncompressed f32 and f16 gradients in every step: "
             f"a step has one part in {every} of an exchange's bytes and seconds. The outer step is not counted. "
-            "Accuracies on record are of local steps, too, less those of exchanges in every step; recommended is what "
-            "keeps that of uncompressed exchanges as rare."
+            "Accuracies on record are of local steps, too, compared with exchanges in every step. Recommended are "
+            "methods that keep the accuracy of equally rare uncompressed exchanges."
         )
     return lines + [f"Left out: {method}: {why}" for method, why in advice.failed.items()]
 
@@ -92,7 +92,7 @@ def show(advice: Advice, console: Console) -> None:
         *figures, record = cells(row, advice, 3)
         grid.add_row(*figures, record.removesuffix(", too far"))
     console.print(grid)
-    key = "* estimates; times faster: than uncompressed f32; accuracy: on record, beside uncompressed runs"
+    key = "* estimates; times faster: than uncompressed f32; accuracy: on record, against uncompressed runs"
     for line in (key, *notes(advice), *conclusion(advice)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -1,7 +1,7 @@
 """From a run of `bench network` to `jgc advise`: times of computing, and a link fitted to one of its cells.
 
-The hosts of such a run share one machine's processors. So its seconds are those of `contention` hosts on a processor.
-Processor seconds are those of a host with a processor of its own (each host computes on one thread).
+The hosts of such a run share one machine's processors: its seconds are of `contention` hosts on a processor.
+Its processor seconds are of a host with one processor, because each host computes on one thread.
 """
 
 import math
@@ -97,11 +97,11 @@ def seconds(
 ) -> float | None:
     """Median seconds of a part of a step that does not use the network.
 
-    The cell of the preferred rate is used first, then another with as many hosts, then one with the nearest number of
-    hosts, scaled by the hosts that share a processor.
+    The cell of the preferred rate comes first, then a cell with as many hosts, then the one with the nearest number
+    of hosts, scaled by the hosts that share a processor.
 
     Args:
-      found: the results.
+      measured: the results.
       hosts: K.
       method: its name, or `OWN`.
       part: "alone" or "computation".
@@ -117,13 +117,8 @@ def seconds(
     return float(np.median(nearest[column])) * factor
 
 
-def alone(measured: Results, hosts: int, method: str, prefer: str) -> float | None:
-    """Seconds of computation and compression together."""
-    return seconds(measured, hosts, method, "alone", prefer)
-
-
 def shapes_of(measured: Results) -> PyTree:
-    """The model's parameters, shapes alone.
+    """The shapes of the model's parameters.
 
     Raises:
       UserError: a model that jgc does not have.
@@ -148,7 +143,7 @@ def sent_in(measured: Results) -> SentOf:
             compressor = compress.build(settings_of(name))
             phase = phase_of(name, compressor).value
             return compressor.wire(phase, shapes, as_one_per_device(Nodes(hosts, 1))).physical
-        except (UserError, ValueError):  # a method of another version of jgc
+        except (UserError, ValueError):  # a method of a different version of jgc
             return None
 
     return sent_of
@@ -204,7 +199,7 @@ def rows_from(
     """Rows for hosts with a processor each, from the processor times of a run.
 
     Args:
-      found: the results.
+      measured: the results.
       hosts: K; if the run does not have it, the nearest number counts.
       sent_of: see `sent_in`.
       prefer: rate of the cells to take first.

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jgc.lab.shared import paper
 from jgc.lab.shared.tables import ratio, table
 from jgc.lab.shared.timing import Times
 
@@ -18,7 +17,7 @@ class Row(NamedTuple):
 
     Attributes:
       method, phase: their names.
-      seconds: f64[repeats] each of UPDATE (everything after the gradients), AGGREGATE (the compressor alone), BEFORE
+      seconds: f64[repeats] each of UPDATE (everything after the gradients), AGGREGATE (the compressor), BEFORE
         (memory and encoder, part of AGGREGATE) and OPTIMIZER. No BEFORE if the method is not composed.
       up: logical bytes that a worker and a leader send up in a step; equal if there is no leader.
     """
@@ -37,8 +36,7 @@ class Costs(NamedTuple):
       values: numbers in the gradient, n.
       gradients: f64[repeats], seconds of all nodes' gradients.
       rows: every phase of every method.
-      held: by method, bytes of its state per parameter: shared, and each node's own.
-      lgc: f64[repeats] of each piece of `lgc_ps`, if that was measured.
+      held: by method, bytes of its state per parameter: shared and per node.
     """
 
     workload: str
@@ -48,7 +46,6 @@ class Costs(NamedTuple):
     gradients: Times
     rows: tuple[Row, ...]
     held: dict[str, tuple[float, float]]
-    lgc: dict[str, Times]
 
 
 def markdown(costs: Costs, machine: str) -> str:
@@ -63,7 +60,7 @@ def markdown(costs: Costs, machine: str) -> str:
         "## Time",
         table(
             ["method", "phase", "after the gradients, ms", "whole step, ms", "of the dense step", "aggregate, ms",
-             "of it before sending (memory, encode)", "of it the rest (exchange, decode, keep)", "optimiser, ms"],
+             "of it before sending (memory, encode)", "of it the rest (exchange, decode, update)", "optimiser, ms"],
             [time_cells(row, costs) for row in costs.rows],
         ),
         "A dash: the method is not composed of a codec, a memory and an exchange. The rest is the difference, round by "
@@ -73,23 +70,10 @@ def markdown(costs: Costs, machine: str) -> str:
         "Logical bytes of one node, from shapes; upper bounds where a method finds its sizes in the run. The "
         "compressor's state, in bytes per parameter:",
         table(
-            ["method", "shared", "each node's own"],
+            ["method", "shared", "per node"],
             [[name, *(f"{size:.4g}" for size in sizes)] for name, sizes in costs.held.items()],
         ),
-        *lgc_section(costs),
     ]) + "\n"  # fmt: skip
-
-
-def lgc_section(costs: Costs) -> list[str]:
-    """The pieces of `lgc_ps`, and the LGC paper's times beside ours, if such methods were measured."""
-    pieces = [[name, milliseconds(times)] for name, times in costs.lgc.items()]
-    beside = table_v(costs)
-    return [
-        *(["## Pieces of `lgc_ps`, each compiled by itself", table(["piece", "ms"], pieces)] if pieces else []),
-        *(["## Beside the LGC paper's Table V",
-           "The paper's: ResNet50 on ImageNet, 8 nodes on four RTX 2080 Ti, sending included. Ours: nothing is sent.",
-           beside] if beside else []),
-    ]  # fmt: skip
 
 
 def time_cells(row: Row, costs: Costs) -> list[str]:
@@ -114,7 +98,7 @@ def milliseconds(seconds: Times | None) -> str:
 
 
 def shown(values: Times, digits: int | None = None) -> str:
-    """Median and half the distance between the quartiles, with so many decimals; None: three significant digits.
+    """Median and half the distance between the quartiles, with `digits` decimals; None: three significant digits.
 
     Example:
       >>> shown(np.array([1.0, 2.0, 3.0, 4.0, 9.0]), 1), shown(np.array([1.0]), 1)
@@ -126,19 +110,6 @@ def shown(values: Times, digits: int | None = None) -> str:
     if digits is None:
         digits = max(0, 2 - math.floor(math.log10(middle))) if middle > 0 else 0
     return f"{middle:.{digits}f}" + (f" ± {(high - low) / 2:.{digits}f}" if values.size > 1 else "")
-
-
-def table_v(costs: Costs) -> str:
-    """Phases that the LGC paper timed, in multiples of its own dense step and of ours; empty if there are none."""
-    rows, dense = [], np.median(whole_step(costs.rows[0], costs))
-    for row in costs.rows:
-        reported = paper.SECONDS.get(row.method, {})
-        if row.phase in reported:
-            step, seconds = np.median(whole_step(row, costs)), reported[row.phase]
-            ratios = [f"{step / dense:.2f}", f"{seconds / reported['dense']:.2f}"]
-            rows.append([row.method, row.phase, f"{step:.3f}", f"{seconds:.1f}", *ratios])
-    head = ["method", "phase", "ours, s", "paper, s", "ours, of the dense step", "paper, of its dense phase"]
-    return table(head, rows) if rows else ""
 
 
 def whole_step(row: Row, costs: Costs) -> Times:

@@ -2,10 +2,10 @@
 
 All pieces run in turn in one process, round after round, each compiled by itself. After the gradients, which are the
 same for all methods, a step is the compressor's aggregate and the optimiser's update. The aggregate of a composed
-method has two parts: memory and encoder before the exchange, and the rest. Gradients are those of random images, and
+method has two parts: memory and encoder before the exchange, and the rest. Gradients are of random images, and
 every phase starts from the state before a run's first step. All layers are compressed alike.
 
-With `--model`, compression alone is timed beside plain `pmean` instead: see beside_pmean.py.
+With `--model`, see against_pmean.py.
 """
 
 import dataclasses
@@ -20,9 +20,8 @@ import jax
 
 from jgc import compress
 from jgc.compress import Entry, method_of
-from jgc.lab.bench import beside_pmean, sharded
+from jgc.lab.bench import against_pmean
 from jgc.lab.bench.costs import AGGREGATE, BEFORE, DENSE, GRADIENTS, OPTIMIZER, UPDATE, Costs, Row, markdown
-from jgc.lab.bench.lgc_pieces import lgc_pieces
 from jgc.lab.bench.network.methods import PHASE
 from jgc.lab.bench.pieces import aggregated, encoded, updated, updater
 from jgc.lab.shared.choices import check_method, refuse_given, words
@@ -41,14 +40,12 @@ from jgc.training.steps.step import Parts, TrainState
 from jgc.types import Compressor, Nodes, PyTree
 from jgc.wire.account import sent_by
 
-LGC, LGC_PIECE = "lgc_ps", "lgc_ps piece: "
-
 
 @dataclass(frozen=True)
 class Methods:
-    """Time of every method and phase beside the dense step, by part; bytes of its state and of its messages.
+    """Time of every method and phase compared with the dense step; bytes of its state and its messages.
 
-    The pieces of lgc_ps are timed by themselves, and times stand beside the LGC paper's Table V. No data set is needed.
+    No data set is needed.
 
         python -m jgc bench methods --workload digits_convnet5 --methods topk,qsgd,onebit
 
@@ -56,13 +53,9 @@ class Methods:
         | dense | dense | 12.21 ± 0.42 | 174.37 ± 3.32 | 1.000 ± 0.000 |
         | topk | top-k | 14.62 ± 1.49 | 178.12 ± 3.05 | 1.011 ± 0.004 |
 
-    With `--model`, the compression alone is timed, compiled and weighed beside plain `pmean`, on virtual devices:
+    With `--model`, only the compression is timed, compiled and weighed, next to a plain `pmean`:
 
         python -m jgc bench methods --model gpt25m --methods dense,topk,powersgd:rank=4
-
-    With `--shards`, devices of each node divide the parameters; programs are compiled and weighed, and not run:
-
-        python -m jgc bench methods --model gpt25m --shards 4 --methods dense,topk,powersgd
     """
 
     methods: tuple[str, ...] = ()
@@ -76,19 +69,15 @@ class Methods:
     alpha: float | None = None
     """share of each layer that is selected; the workload's if not given"""
     model: str = ""
-    """a model of jgc.training.models, such as gpt25m: compression alone, on random gradients of its shapes"""
+    """a model of jgc.training.models, such as gpt25m: only the compression, on random gradients of its shapes"""
     devices: int | None = None
-    """with --model: nodes, each on a device of its own, virtual on CPU; 2 if not given"""
-    shards: int = 1
-    """with --model: devices of each node, which divide the parameters (FSDP)"""
+    """with --model: nodes, one on each device, virtual on CPU; 2 if not given"""
     output: Path | None = None
     """Markdown file to write as well"""
 
     def run(self, line: str) -> None:
         """Measure, and print the page."""
         check_repeats(self.repeats)
-        if self.shards < 1 or (self.shards > 1 and not self.model):
-            raise UserError(f"--shards must be at least 1, and needs --model, got {self.shards}")
         if self.model:
             refuse_given(self, ("workload", "nodes", "alpha"), "does not go with --model")
         else:
@@ -97,12 +86,9 @@ class Methods:
             raise UserError(f"phase= is for `bench network`: here all phases are measured, got {phased[0]}")
         names, devices = words(self.methods), 2 if self.devices is None else self.devices
         with values_of_the_user():
-            if self.shards > 1:
-                compiled = sharded.measure(self.model, devices, self.shards, self.repeats, names)
-                title, page = "Every method on shards", sharded.markdown(compiled, describe())
-            elif self.model:
-                measured = beside_pmean.measure(self.model, devices, self.repeats, names)
-                title, page = "Every method beside plain pmean", beside_pmean.markdown(measured, describe())
+            if self.model:
+                measured = against_pmean.measure(self.model, devices, self.repeats, names)
+                title, page = "Every method next to a plain pmean", against_pmean.markdown(measured, describe())
             else:
                 nodes = 8 if self.nodes is None else self.nodes
                 costs = measure(self.workload or DEFAULT, nodes, self.repeats, names, self.alpha)
@@ -139,9 +125,6 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
             gradients = work[GRADIENTS]()
         held[name] = bytes_held(compressor, state.params, parts.nodes)
         work[f"{name} {OPTIMIZER}"] = updated(parts, state, gradients.grads)
-        if name == LGC:
-            pieces = lgc_pieces(make_packing(state.params), nodes, config.compressor.alpha)
-            work |= {LGC_PIECE + piece: run for piece, run in pieces.items()}
         for phase in compressor.schedule:
             names = {OPTIMIZER: f"{name} {OPTIMIZER}"}
             for piece, run in _pieces(parts, phase.value, state, gradients).items():
@@ -155,8 +138,7 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
         for name, phase_name, names, up in phases
     )
     values = make_packing(variables["params"]).size
-    lgc = {key.removeprefix(LGC_PIECE): times for key, times in seconds.items() if key.startswith(LGC_PIECE)}
-    return Costs(workload, nodes, len(seconds[GRADIENTS]), values, seconds[GRADIENTS], rows, held, lgc)
+    return Costs(workload, nodes, len(seconds[GRADIENTS]), values, seconds[GRADIENTS], rows, held)
 
 
 def names_of(wanted: Sequence[str]) -> list[str]:
@@ -195,7 +177,7 @@ def configured(method: Entry, workload: str, nodes: int, alpha: float | None) ->
 
 
 def bytes_held(compressor: Compressor, params: PyTree, nodes: Nodes) -> tuple[float, float]:
-    """Bytes of a compressor's state per parameter of the model: shared, and of each node's own."""
+    """Bytes of a compressor's state per parameter of the model: shared and per node."""
     state = jax.eval_shape(partial(compressor.init, nodes=nodes), jax.random.key(0), params)
     shared, local = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for tree in state)
     n = make_packing(params).size

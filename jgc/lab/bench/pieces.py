@@ -32,7 +32,7 @@ def updater(parts: Parts, phase: Any, state: TrainState, gradients: Gradients) -
 
 
 def aggregated(parts: Parts, phase: Any, state: State, grads: PyTree) -> Callable[[], Any]:
-    """The compressor alone, with its guard against non-finite gradients."""
+    """The compressor, with its guard against non-finite gradients."""
     on_axis = step_on_nodes(parts.compressor.aggregate, phase, parts.nodes)
 
     def run(state, key, grads):

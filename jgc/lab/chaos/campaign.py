@@ -1,4 +1,4 @@
-"""The campaign: faults in an order that the seed alone decides, and what became of each."""
+"""The campaign: faults in an order that depends only on the seed, and the outcome of each."""
 
 import contextlib
 import shutil
@@ -18,7 +18,7 @@ from jgc.lab.shared.progress import clock, left
 
 
 class Plan(NamedTuple):
-    """What is asked for.
+    """The options of a campaign.
 
     Attributes:
       faults: names.
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
 @dataclass
 class Found:
-    """What a campaign has found so far: outcomes by fault and method, why faults are left out, and remarks."""
+    """Findings so far: outcomes by fault and method, reasons for faults left out, and remarks."""
 
     outcomes: dict[tuple[str, str], list[Outcome]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Found:
 
     @property
     def tried(self) -> int:
-        """How many tries there were."""
+        """The number of tries."""
         return sum(map(len, self.outcomes.values()))
 
 
@@ -129,7 +129,7 @@ def _try(lab: Lab, fault: str, dice: Random, plan: Plan, findings: Found) -> lis
 
 
 def progress(plan: Plan, number: int, findings: Found) -> str:
-    """How far the campaign is: the try's number, and time or tries left."""
+    """Progress: the try's number, and time or tries left."""
     if plan.minutes is not None:
         rest = max(0.0, 60 * plan.minutes - findings.seconds)
         return f"[{number}, {clock(findings.seconds)}, {clock(rest)} left]"

@@ -33,7 +33,7 @@ QUICK = " ".join(f"{name}={value}" for name, value in XLA_FLAGS.items())
 
 
 def child(argv: list[str], output: str, environment: dict[str, str], change: Callable[[], None] | None = None) -> None:
-    """Run train.py with its output in a file, after `change` of what it does."""
+    """Run train.py with its output in a file, after `change` has patched it."""
     prepare(output, environment)
     if change:
         change()
@@ -41,7 +41,7 @@ def child(argv: list[str], output: str, environment: dict[str, str], change: Cal
 
 
 def prepare(output: str, environment: dict[str, str]) -> None:
-    """What the module says, for `cli.main` or another thing that a process of a run does."""
+    """Set up the process as the module's docstring says, for `cli.main` or any other program of a run."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
@@ -52,7 +52,7 @@ def prepare(output: str, environment: dict[str, str]) -> None:
     jax.config.update("jax_platforms", "cpu")
     if programs := environment.get("JGC_CHAOS_PROGRAMS"):
         jax.config.update("jax_compilation_cache_dir", programs)
-    else:  # tries are short: compiling again costs less than the look at what a killed process has left
+    else:  # tries are short: compiling again costs less than checking a killed process's leftovers
         jax.config.update("jax_enable_compilation_cache", False)
     narrow()
     setup.make_model = tiny_conv_model if environment.get("JGC_CHAOS_MODEL") == "conv" else tiny_model

@@ -25,31 +25,31 @@ DEFAULT_MINUTES = 10.0
 
 @dataclass(frozen=True)
 class Chaos:
-    """Kills, stops, strangers, full disks and flipped bits against real runs of several processes, counted.
+    """Kill, stop and corrupt real runs of several processes, and count how each try ends.
 
-    Each try starts train.py with a tiny network in processes of this machine, does one thing to it, and compares how it
-    ends, or how it ends once it is resumed, with a run that nobody disturbed, bit for bit. Exit code 1 if one went on
-    wrongly without a word (silent), did not end (hang), or ended in a traceback. Ctrl-C ends it with the table so far.
+    Each try starts train.py with a tiny network in processes of this machine, injects one fault, and compares how the
+    run ends, or how it ends once resumed, with an undisturbed run, bit for bit. Exit code 1 if one went on with wrong
+    values and no message (silent), did not end (hang), or ended in a traceback. Ctrl-C ends it with the table so far.
 
         python -m jgc chaos --minutes 60 --seed 1 --output chaos.md
         python -m jgc chaos --faults kill,resume --count 20 --methods lgc_ps,dgc --processes 1
         python -m jgc chaos --faults flips --count 200
         python -m jgc chaos --rounds --seconds 3600 --seed 1
 
-With --rounds there is one long run of nodes that meet in a bucket (`jgc.rounds`), and a fault each 15 s on average;
-the table says also which share of an undisturbed run's tokens the nodes counted that no fault hit.
+    With --rounds there is one long run of nodes that meet in a bucket (`jgc.rounds`), with a fault every 15 s on
+    average; the table also has the share of an undisturbed run's tokens that nodes without a fault counted.
 
     It prints a line on each try, then how many there were, and how many of each kind:
 
         [8, 8:15, 51:44 left]  rename (topk): survived: checkpoint 11 renamed 5: bit-equal
         | fault | tried | survived | said | silent | hang | traceback | what |
-        | rename | 1 | 1 | 0 | 0 | 0 | 0 | The newest checkpoint's folder has the name of another step |
+        | rename | 1 | 1 | 0 | 0 | 0 | 0 | The newest checkpoint's folder has the name of a different step |
     """
 
     minutes: float | None = None
     """how long new faults are begun; 10 if neither this nor --count is given"""
     count: int | None = None
-    """how often each fault is tried with each method, in place of --minutes"""
+    """how often each fault is tried with each method, instead of --minutes"""
     seed: int = 0
     """the same seed gives the same faults in the same order"""
     processes: int = 4
@@ -63,7 +63,7 @@ the table says also which share of an undisturbed run's tokens the nodes counted
     timeout: float = 20.0
     """--distributed.timeout of the runs, in seconds: stops last from 5 to 150"""
     rounds: bool = False
-    """a run of `jgc.rounds` instead; --faults are then those of `jgc.lab.chaos.rounds.faults`"""
+    """a run of `jgc.rounds` instead; --faults are then names from `jgc.lab.chaos.rounds.faults`"""
     seconds: float | None = None
     """with --rounds, instead of --minutes"""
     between: float = 15.0
@@ -73,7 +73,7 @@ the table says also which share of an undisturbed run's tokens the nodes counted
     overlap: int = 1
     """with --rounds: 1 to exchange while the next round's steps run, or 0"""
     run_dir: Path | None = None
-    """folder for the runs; those of tries that went badly stay there. A new folder of the system's if not given"""
+    """folder for the runs; tries that went badly stay there. A new temporary folder if not given"""
     output: Path | None = None
     """Markdown file to write as well"""
 
@@ -133,7 +133,7 @@ the table says also which share of an undisturbed run's tokens the nodes counted
         if self.count is not None and self.count < 1:
             raise UserError(f"--count must be at least 1, got {self.count}")
         if FLIPS in faults and (self.count is None or len(faults) > 1):
-            raise UserError("--faults flips goes alone, with --count N")
+            raise UserError("--faults flips goes with no other fault, and with --count N")
         if not all(10 <= seconds < math.inf for seconds in (self.limit, self.timeout)):
             raise UserError(f"--limit and --timeout must be at least 10, got {self.limit:g} and {self.timeout:g}")
         minutes = (self.minutes or DEFAULT_MINUTES) if self.count is None else None
@@ -155,7 +155,7 @@ def _names(option: str, chosen: Sequence[str], known: list[str]) -> list[str]:
 
 
 def markdown(plan: Plan, findings: Found) -> str:
-    """The table, what went badly, and what was left out."""
+    """The table, the bad outcomes, and the faults left out."""
     several = len(plan.methods) > 1
     head = ["fault", *(["method"] if several else []), "tried", *KINDS, "what"]
     rows, total = [], Counter[str]()

@@ -10,7 +10,7 @@ from random import Random
 from jgc.lab.chaos.lab import STEPS, Lab
 from jgc.lab.chaos.verdict import CannotTest, Outcome
 
-LEAST = 4096  # bytes: the file of what the process prints has to fit
+LEAST = 4096  # bytes: the process's output has to fit
 
 
 def size_of(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Checkpoint files with flipped bits, under another step's name, with another key in their JSON; two runs at once."""
+"""Checkpoint files with flipped bits, a wrong step's name or a changed key in their JSON; two runs in one folder."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def cut_file(lab: Lab, dice: Random) -> Outcome:
 
 
 def renamed(lab: Lab, dice: Random) -> Outcome:
-    """The newest checkpoint's folder has the name of another step."""
+    """The newest checkpoint's folder has the name of a different step."""
     folder = _newest(lab.half())
     step = dice.choice([step for step in range(1, STEPS) if not (folder.parent / f"{step}").exists()])
     folder.rename(folder.parent / f"{step}")
@@ -78,7 +78,7 @@ def two_at_once(lab: Lab, dice: Random) -> Outcome:
     """A second run in the folder of one that runs: it is refused, and the first is bit-equal."""
     first = lab.start()
     lab.at_step(first, dice.randrange(1, STEPS - 2 * EVERY))
-    for running in first.running:  # so that the second comes before the first ends: who stands still is not dead
+    for running in first.running:  # so that the second comes before the first ends: a stopped process is alive
         os.kill(running.process.pid, signal.SIGSTOP)
     refused = lab.ends(lab.start(first.run_dir))
     for running in first.running:

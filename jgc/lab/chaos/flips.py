@@ -42,7 +42,7 @@ class Flip(NamedTuple):
       bit: which.
       at_once: the line of a check that follows the flip, "" if it found nothing.
       found: that of a check one to three steps later.
-      healed: whether these steps overwrote it: all devices then hold what they would without it.
+      healed: whether these steps overwrote it: all devices then hold the values of a run without it.
     """
 
     array: str
@@ -54,7 +54,7 @@ class Flip(NamedTuple):
 
 
 def flips(lab: Lab, count: int, seed: int) -> tuple[list[Outcome], str]:
-    """Bits of one device's copy of parameters and residuals flip, one after another in one run.
+    """Bits of one device's copy of parameters and residuals flip in turn in one run.
 
     Returns:
       The outcome of each, and a paragraph with the cost of a check.
@@ -71,14 +71,14 @@ def flips(lab: Lab, count: int, seed: int) -> tuple[list[Outcome], str]:
 
 
 def _outcome(flip: Flip) -> Outcome:
-    """Found at once, and also later unless the steps overwrote it."""
+    """Found by the next check, and by later ones unless the steps overwrote it."""
     kind = SAID if flip.at_once and (flip.found or flip.healed) else SILENT
     what = f"bit {flip.bit} of {flip.array} on device {flip.device}"
     return Outcome(kind, f"{what}: at once {flip.at_once or 'not found'}; later {flip.found or 'not found'}")
 
 
 def _remark(flips: list[Flip], check: float, step: float) -> str:
-    """The flips in a paragraph, and the seconds of a check beside those of a step."""
+    """The flips in a paragraph, and the seconds of a check and of a step."""
     at_once, later = sum(bool(flip.at_once) for flip in flips), sum(bool(flip.found) for flip in flips)
     gone = sum(flip.healed and not flip.found for flip in flips)
     named = sum(flip.array in flip.at_once and f"device {flip.device}" in flip.at_once for flip in flips)

@@ -1,4 +1,4 @@
-"""What a fault works with: runs of several processes, each like one that nobody has disturbed, and their verdicts."""
+"""Runs of several processes for a fault to disturb, and verdicts from comparisons with undisturbed runs."""
 
 import shutil
 import time
@@ -116,7 +116,7 @@ class Lab:
           port: of the coordinator, 0 for a free one.
           only: which processes; all if not given.
           options: further ones.
-          target: what a process does.
+          target: the function that a process runs.
         """
         run_dir, port = run_dir or self.folder / "run", port or free_port()
         name = f"{len(self.started)}"

@@ -15,7 +15,7 @@ from jgc.training.run.folder import METRICS
 
 
 class Ended(NamedTuple):
-    """How a process ended: its exit code, None where it had to be killed because it did not, and what it printed."""
+    """The end of a process: its exit code, None if it hung and was killed, and its output."""
 
     code: int | None
     output: str
@@ -27,7 +27,7 @@ class Ended(NamedTuple):
 
 
 class Running:
-    """A process and what it prints."""
+    """A process and its output."""
 
     def __init__(self, process: Any, output: Path):
         self.process, self.output = process, output
@@ -57,10 +57,10 @@ def start(
     """Call `target(options, output, environment)` in a new process.
 
     Args:
-      output: the file for what it prints.
+      output: the file for its output.
       options: of train.py.
       environment: see `child`.
-      target: what the process does.
+      target: the function that the process runs.
       preload: the module that the server, which it is forked from, imports.
     """
     context = multiprocessing.get_context("forkserver")

@@ -26,7 +26,7 @@ def stop_another(lab: Lab, dice: Random) -> Outcome:
 
 
 def seconds_of(dice: Random, timeout: float, number: int) -> float:
-    """How long: at first those of `FIRST`, then as often below the timeout as above it."""
+    """Seconds of the stop: first the entries of `FIRST`, then as often below the timeout as above it."""
     if number < len(FIRST):
         return FIRST[number]
     if dice.random() < 0.5:

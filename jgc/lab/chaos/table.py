@@ -1,4 +1,4 @@
-"""The table of faults. Each entry is a function `(lab, dice) -> Outcome`; its docstring says what it does."""
+"""The table of faults. Each entry is a function `(lab, dice) -> Outcome`; its docstring describes it on the page."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""Networks that compile in a moment, a quick XLA, and flipped bits: what faults and the tests' own processes share."""
+"""Networks that compile in a moment, a quick XLA, and flipped bits."""
 
 from typing import Any
 
@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc.checks.misuse import leaves_by_path
-from jgc.training.models import Model, WithAuxiliary, gpt, lstm
-from jgc.training.models.pspnet import stretched
+from jgc.training.models import Model
 from jgc.types import Array, PyTree
 
-# XLA's older code generator compiles in 40 % of the time. Later versions have the newer one alone.
+# XLA's older code generator compiles in 40 % of the time. Later versions have only the newer one.
 HAS_OLDER_GENERATOR = jax.__version_info__ < (0, 11)
 
 # The same HLO but for fusions; slower code.
@@ -59,40 +58,18 @@ class TinyConv(nn.Module):
         return nn.Dense(self.classes, name="head")(x.reshape(len(x), -1)).astype(jnp.float32)
 
 
-class TinyScenes(nn.Module):
-    """A convolution with a batch norm, and two heads for every pixel."""
-
-    classes: int
-
-    @nn.compact
-    def __call__(self, x: Array, train: bool) -> Any:
-        """Logits of every pixel; of both heads while training."""
-        size = x.shape[1:3]
-        x = nn.Conv(8, (4, 4), strides=4, name="conv")(x)
-        x = nn.relu(nn.BatchNorm(use_running_average=not train, name="norm")(x))
-        heads = (nn.Conv(self.classes, (1, 1), name=name)(x) for name in ("head", "other"))
-        logits, auxiliary = (stretched(x, *size) for x in heads)
-        return WithAuxiliary(logits, auxiliary) if train else logits
-
-
 def tiny_conv_model(name: str, num_classes: int, **settings: Any) -> Model:
-    """In place of `jgc.training.models.make_model`, where a method needs a convolution."""
+    """Instead of `jgc.training.models.make_model`, where a method needs a convolution."""
     return Model(TinyConv(num_classes), r"^conv/", r"^head/")
 
 
 def tiny_model(name: str, num_classes: int, **settings: Any) -> Model:
-    """In place of `jgc.training.models.make_model`."""
-    if name == "lstm":
-        return lstm(num_classes, units=8, **settings)
-    if name.startswith("gpt"):
-        return gpt(num_classes, units=16, layers=1, heads=2, **settings)
-    if name.startswith("pspnet"):
-        return Model(TinyScenes(num_classes), r"^conv/", r"^head/", "scenes")
+    """Instead of `jgc.training.models.make_model`."""
     return Model(Tiny(num_classes), r"^first/", r"^head/")
 
 
 def with_flipped_bit(x: Array, device: jax.Device, bit: int) -> Array:
-    """An array of which the copy on one device has one bit flipped."""
+    """An array whose copy on one device has one bit flipped."""
     shards = []
     for shard in x.addressable_shards:
         data = shard.data

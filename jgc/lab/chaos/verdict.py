@@ -1,4 +1,4 @@
-"""How a run ended: survived, said, silent, hang or traceback."""
+"""Verdicts on the end of a run: survived, said, silent, hang or traceback."""
 
 import signal
 from collections.abc import Collection, Sequence
@@ -73,7 +73,7 @@ def named(code: int) -> str:
 
 
 def difference(run_dir: Path, whole: Path) -> str:
-    """In what a finished run differs from another, bit for bit: last checkpoint and all losses; "" in nothing."""
+    """How a finished run differs from an undisturbed one, bit for bit: last checkpoint and all losses; "" if not."""
     try:
         got, expected = (checkpoint.restore(checkpoint.open_manager(path)) for path in (run_dir, whole))
     except UserError as error:
@@ -88,7 +88,7 @@ def difference(run_dir: Path, whole: Path) -> str:
     losses, whole_losses = (
         [(line["step"], line["loss"]) for line in read(path / METRICS)] for path in (run_dir, whole)
     )
-    return "" if losses == whole_losses else "losses in metrics.jsonl differ from those of an uninterrupted run"
+    return "" if losses == whole_losses else "losses in metrics.jsonl differ from an uninterrupted run's"
 
 
 def _tail(output: str) -> str:

@@ -102,7 +102,7 @@ def values(kind: Kind, nodes: int, size: int) -> np.ndarray:
 
 
 def check(kind: Kind, nodes: Nodes) -> tuple[str, str]:
-    """What is wrong with a collective on this process's devices, "" for nothing, and what was found in words.
+    """The error of a collective on this process's devices, or "", and the finding in words.
 
     All processes must call it.
     """

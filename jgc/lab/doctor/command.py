@@ -21,7 +21,7 @@ from jgc.training.settings.workloads import DEFAULT
 
 @dataclass(frozen=True)
 class Doctor:
-    """Devices, versions, run folder, data, and every collective checked for right values and timed.
+    """Check devices, versions, run folder and data, and that every collective computes the right values.
 
     With the options that train.py gets on each host, all processes check together, and process 0 prints a line on each
     thing. Exit code 0 if all is well, 1 if something is wrong.
@@ -58,7 +58,7 @@ class Doctor:
             for lines_of_check in examine(team, config, self.run_dir):
                 lines.append(lines_of_check)
                 if team.leads:
-                    print(lines_of_check, flush=True)  # at once: a later check may end all processes
+                    print(lines_of_check, flush=True)  # now: a later check may end all processes
         wrong = sum(lines_of_check.startswith("WRONG") for lines_of_check in lines)
         if wrong:
             raise UserError(f"{wrong} of {len(lines)} checks failed", FAILED)
@@ -69,7 +69,7 @@ class Check(NamedTuple):
 
     Attributes:
       name: of the thing.
-      look: returns what is wrong, and what was found.
+      look: returns the error, or "", and the finding.
       show: "each" different statement, the one of process "0", or "equal" ones, where a difference is wrong.
     """
 
@@ -105,7 +105,7 @@ def examine(team: Team, config: Config, run_dir: Path | None) -> Iterator[str]:
 
 
 def _lines(team: Team, check: Check) -> list[str]:
-    """Look at a thing in all processes, and say what they found."""
+    """Run a check in all processes, and print their findings."""
     words = check.look()
     answers = [words] if team.meeting is None else team.meeting.gather(f"doctor {check.name}", words)
     prefixes = [f"{check.name}: " if team.count == 1 else f"{check.name}: process {i}: " for i in range(len(answers))]

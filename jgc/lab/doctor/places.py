@@ -1,4 +1,4 @@
-"""What each process sees: devices, run folder, data, free disk and descriptors."""
+"""The devices, run folder, data, free disk and descriptors of each process."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from jgc.training.settings.config import Config
 FREE = 10**9  # bytes on the run folder's disk
 DESCRIPTORS = 512  # of a process: 64 strangers may wait at the coordinator's port, and files and libraries need some
 
-Words = tuple[str, str]  # what is wrong, "" for nothing; and what was found
+Words = tuple[str, str]  # the error, or ""; and the finding
 
 
 def devices(team: Team) -> Words:
@@ -38,14 +38,14 @@ def data(config: Config) -> Words:
 
 
 def descriptors() -> Words:
-    """How many files and connections this process may have open."""
+    """The number of files and connections that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} of a process"
     return ("" if soft >= DESCRIPTORS else f"{text}, should be at least {DESCRIPTORS} (ulimit -n)"), text
 
 
 def run_folder(folder: Path, team: Team) -> Words:
-    """Whether this process finds in its run folder what process 0 has just written into its own.
+    """Whether this process's run folder holds what process 0 has just written into its run folder.
 
     Process 0 creates a folder that is not there, and removes it again. All processes must call it.
     """
@@ -84,19 +84,19 @@ def _write(folder: Path) -> dict[str, str]:
 
 
 def address(team: Team) -> Words:
-    """Whether other hosts can reach the address of this host's own name, where Gloo listens. All must call it."""
+    """Whether other hosts can reach the address of this host's name, where Gloo listens. All must call it."""
     name = socket.gethostname()
     hosts = {name} if team.meeting is None else set(team.meeting.gather("doctor hosts", name))
     try:
         ip = str(socket.getaddrinfo(name, None)[0][4][0])
     except OSError:
-        return f"{name} does not know its own name: {OWN_NAME}", ""
+        return f"{name} cannot resolve its name: {OWN_NAME}", ""
     lost = len(hosts) > 1 and jax.default_backend() == "cpu" and (ip.startswith("127.") or ip == "::1")
-    return f"{name} stands for {ip} on its own host: {OWN_NAME}" if lost else "", f"{name} is {ip}"
+    return f"{name} stands for {ip} on that host: {OWN_NAME}" if lost else "", f"{name} is {ip}"
 
 
 def token() -> Words:
     """Whether strangers can join."""
     if os.environ.get(TOKEN):
         return "", f"{TOKEN} is set"
-    return "", f"{TOKEN} is not set: who reaches the coordinator's port can come in the place of a process"
+    return "", f"{TOKEN} is not set: whoever reaches the coordinator's port can pose as a process"

@@ -1,4 +1,4 @@
-"""A round through a bucket (`jgc.rounds`) in a plan: the message of each phase, what it costs, how long it takes."""
+"""A round through a bucket (`jgc.rounds`) in a plan: the message of each phase, its cost and its time."""
 
 import math
 from collections.abc import Callable, Sequence

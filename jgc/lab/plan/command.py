@@ -25,7 +25,7 @@ from jgc.training.settings.workloads import DEFAULT
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will need: memory of a device, bytes of a step and of the whole run, beside the papers' figures.
+    """Memory of a device, bytes of a step and of a whole run, before it starts.
 
     Nothing is trained, and no data is read.
 
@@ -39,7 +39,7 @@ class Plan:
 
         python -m jgc plan --workload ptb_gpt --methods topk,qsgd --link bucket --bandwidth 10mbit --measure nothing
 
-    With `--target`, every phase of every method is compiled for machines that are not here, by their own compiler:
+    With `--target`, every phase of every method is compiled for machines that are not here, by their compiler:
 
         python -m jgc plan --target h100:4x8,v5e:2x4x2slices --params 25M --bandwidth 100gbit
 
@@ -59,19 +59,19 @@ class Plan:
     measure: Measure = "node"
     """what to compile: step, the whole program of each phase, which takes minutes for large models; node, the gradients
     of one node, from which the others' follow; nothing: all temporaries are estimates. With --target nothing:
-    bytes alone, of steps that are only traced"""
+    only bytes, of steps that are traced"""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """any other option of train.py, as in compare"""
     output: Path | None = None
     """Markdown file to write as well, with bytes to the last digit; with --target also a picture and all figures as CSV
-    beside it"""
+    next to it"""
     target: tuple[str, ...] = ()
     """machines to compile for, separated by commas: h100:8 (one host), h100:4x8 (hosts x GPUs), v5e:2x4 (a slice),
     v5e:2x4x2slices, v5p:2x2x1, v6e:2x4 and the like. A node is a device, or one of several hosts or slices"""
     params: str = ""
-    """with --target: a transformer with so many parameters, such as 25M, in place of the workload's model"""
+    """with --target: a transformer with that number of parameters, such as 25M, instead of the workload's model"""
     shard: bool = False
-    """with --target: the devices of a host or slice divide the parameters (FSDP), and each compresses its own shards"""
+    """with --target: the devices of a host or slice divide the parameters (FSDP), and each compresses its shards"""
     link: Literal["network", "bucket"] = "network"
     """bucket: also what an exchange through a bucket sends, takes and costs (docs/rounds.md)"""
     bandwidth: str = ""
@@ -106,13 +106,13 @@ class Plan:
         """Compile for the targets, and print their tables."""
         refuse_given(self, ("link",), "does not go with --target, whose hosts have a network")
         useful = ("nodes", "devices") if self.measure == "nothing" else ("nodes", "devices", "measure")
-        refuse_given(self, useful, "does not go with --target, which has its own nodes and devices")
+        refuse_given(self, useful, "does not go with --target, which has its nodes and devices")
         if self.measure == "nothing" and self.shard:
             raise UserError("--measure nothing does not go with --shard: a traced step does not say which link is used")
         with values_of_the_user():
             gbits = 8 * bytes_per_second(self.bandwidth) / 1e9 if self.bandwidth else 0.0
         if self.output is not None and self.output.suffix in (".png", ".csv"):
-            raise UserError(f"--output must be a Markdown file, got {self.output}: picture and figures lie beside it")
+            raise UserError(f"--output must be a Markdown file, got {self.output}: picture and figures lie next to it")
         stay_on_cpu()
         names = words(self.target)
         if not names:

@@ -1,4 +1,4 @@
-"""The TPU compiler's own estimate of a program's cycles, read from the text of the compiled program.
+"""The TPU compiler's estimate of a program's cycles, read from the text of the compiled program.
 
 Every fusion carries `estimated_cycles`. Loops count as often as they run, and of a conditional the dearest branch.
 What carries no estimate is listed: sorts, gathers and scatters, custom calls, collectives, copies between memories.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jgc.lab.shared.hlo import Module, Op, parse
 
-TILE = 8 * 128  # values of a register: an operation on fewer costs nothing beside the rest
+TILE = 8 * 128  # values of a register: an operation on fewer costs next to nothing
 _FREE = frozenset("parameter constant bitcast tuple get-tuple-element after-all partition-id iota broadcast".split())
 _ESTIMATE = re.compile(r'"estimated_cycles":"?(\d+)')
 _CALLED = re.compile(r"\b(body|condition|to_apply|calls|\w+_computations?)=(%?[\w.-]+|\{[^}]*\})")
@@ -71,7 +71,7 @@ def _sum(module: Module, name: str) -> tuple[int, Counter[str]]:
 
 
 def _trips(module: Module, op: Op) -> int | None:
-    """How often a loop runs, for counters that start at 0; 1 for what is no loop."""
+    """Trip count of a loop whose counter starts at 0; 1 if it is no loop."""
     if op.opcode != "while":
         return 1
     if match := re.search(r'known_trip_count\\?":\s*\{\s*\\?"n\\?":\s*\\?"(\d+)', op.line):

@@ -16,18 +16,18 @@ from jgc.training.errors import UserError, values_of_the_user
 from jgc.types import Compressor, Nodes, PyTree
 
 OF_NODES = ("--layers.shard", "--devices-per-node")  # options of train.py that --shard takes the place of
-DECIDED = ("--nodes", "--batch-size", "--local.")  # a target has nodes of its own, and a plan for it is of one exchange
+DECIDED = ("--nodes", "--batch-size", "--local.")  # a target has nodes, and a plan for it is of one exchange
 OF_MODELS = ("--layers.", "--model.")  # those that do nothing for a transformer of --params
 
 
 class Asked(NamedTuple):
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
       variants: settings by the method's name.
       options: words of `train.py`'s command line by the method's name.
       workload: whose model, and whose settings of methods.
-      params: in place of its model a transformer with so many parameters, such as "25M"; "" for none.
+      params: a transformer with that number of parameters, such as "25M", instead of the workload's model; or "".
       alpha: share of each layer that is selected; None for the workload's.
       shard: whether the devices of a node divide the parameters.
       last: only the last phase of every method.
@@ -88,12 +88,12 @@ def methods_of(asked: Asked, nodes: Nodes) -> tuple[dict[str, Compressor], PyTre
     shapes: PyTree = transformer(number(asked.params)) if asked.params else None
     for name, settings in asked.variants.items():
         if any(word.split("=")[0] in OF_NODES for word in asked.options[name]):
-            raise UserError("a target has devices of its own: in place of --set layers.shard and devices_per_node give "
+            raise UserError("a target has its devices: instead of --set layers.shard and devices_per_node give "
                             "--shard, which divides the parameters among the devices of a host or slice")  # fmt: skip
         idle = (*DECIDED, *(OF_MODELS if asked.params else ()))
         if word := next((word for word in asked.options[name] if word.startswith(idle)), None):
-            beside = "--target" if word.startswith(DECIDED) else "--params"
-            raise UserError(f"--set {word.split('=')[0].lstrip('-')} does nothing beside {beside}")
+            other = "--target" if word.startswith(DECIDED) else "--params"
+            raise UserError(f"--set {word.split('=')[0].lstrip('-')} does nothing with {other}")
         # the batch of a config only has to fit its nodes: nothing but the model and the methods is used
         words = [f"--nodes={nodes.count}", f"--batch-size={nodes.count}", *asked.options[name]]
         config = config_of(settings, asked.workload, words, asked.alpha)

@@ -1,4 +1,4 @@
-"""How many kernels a program that was compiled for a GPU launches, read from the optimised HLO text.
+"""The number of kernels that a program compiled for a GPU launches, from its optimised HLO text.
 
 Of small kernels the launch, 2 to 5 microseconds, costs more than the work. A loop or branch that the host decides
 costs a copy to the host, and the GPU waits for it.
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jgc.lab.shared.hlo import Module, Op, parse, trip_count
 
-# Instructions that launch nothing: they name, group or view buffers, or finish what another instruction started.
+# Instructions that launch nothing: they name, group or view buffers, or finish an operation that was started elsewhere.
 _FREE = frozenset("""add-dependency after-all bitcast constant domain get-tuple-element opt-barrier parameter
     partition-id replica-id tuple""".split())
 _BODIES = re.compile(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)")
@@ -18,7 +18,7 @@ _BRANCHES = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}")
 
 
 class Kernels(NamedTuple):
-    """What one call of a program launches on one GPU. Of two branches the larger counts.
+    """Kernels and copies of one call of a program on one GPU. The larger of two branches counts.
 
     Attributes:
       launches: fusions, library calls, sorts, copies and collectives; an instruction that XLA runs as several kernels,

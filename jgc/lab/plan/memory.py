@@ -1,14 +1,14 @@
 """Temporary memory of a device while it computes: activations and copies.
 
-A step has two parts, the nodes' gradients and the update, which run one after another in one program or two; each is
+A step has two parts, the nodes' gradients and the update, which run in turn in one program or two; each is
 measured as a program by itself, since the memory of one is free when the other runs. Evaluation is a program by itself.
 Evaluation is estimated from its equations, executed in turn: XLA's CPU backend passes a whole forward pass to a library
 whose memory it does not know. `Measure` says how the others are found:
 
 - "step": compile both as training does, and ask the compiler. Minutes for large models.
 - "node": compile the gradients of a single node, without optimising the code, which does not change the buffers. Where
-  a device computes its nodes one after another, as on CPU, the others' finished gradients are added; under vmap, as on
-  GPU and TPU, all activations exist at once. The update is estimated.
+  a device computes its nodes in turn, as on CPU, the others' finished gradients are added; under vmap, as on
+  GPU and TPU, all activations exist together. The update is estimated.
 - "nothing": estimate activations by the values that one node's backward pass needs of its forward pass.
 """
 
@@ -32,7 +32,7 @@ PLACEMENTS = Arrays(SHARED, SHARED, State(SHARED, LOCAL), LOCAL)
 
 MEASURED, FROM_ONE, ESTIMATED = "compiler", "compiler, one node", "estimate"
 
-# Copies of the device's gradients that exist at once in an update: packed, added to the memory, selected from. By the
+# Copies of the device's gradients that exist together in an update: packed, added to the memory, selected from. By the
 # compiler (ConvNet5, 4 nodes, CPU): 2.2 for dense, 3.2 for lgc_ps with the leader's positions.
 UPDATE_COPIES = 3
 
@@ -40,7 +40,7 @@ QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm
 
 
 class Temporary(NamedTuple):
-    """Memory of one program beside its arguments and the results that are held.
+    """Memory of one program besides its arguments and the results that are held.
 
     Attributes:
       name: of the program.
@@ -62,7 +62,7 @@ def temporaries(
     """Temporaries of the gradients, of the update (of each phase, if compiled) and of evaluation.
 
     Args:
-      parts: of the run, in its own layout.
+      parts: of the run, in its layout.
       state: shapes of all nodes.
       batch: likewise.
       evaluated: shapes of the device's part of an evaluated batch.
@@ -95,7 +95,7 @@ def of_evaluation(parts: Parts, state: TrainState, inputs: PyTree) -> Temporary:
 
 
 def most_alive(jaxpr: Any) -> int:
-    """The most bytes of results alive at once, if equations are executed in turn and none are fused.
+    """The most bytes of results alive together, if equations are executed in turn and none are fused.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((10,), np.float32)
@@ -129,7 +129,7 @@ def size_of(tree: PyTree) -> int:
 
 
 def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure) -> Temporary:
-    """Temporaries of the gradients of a device's nodes, and a new copy of the nodes' own collections."""
+    """Temporaries of the gradients of a device's nodes, and a new copy of the nodes' collections."""
     model_state = size_of(state.model_state) * parts.nodes.per_device // parts.nodes.count
     if measure == "step":
         arrays = placed_shapes(arrays_of(state), PLACEMENTS, parts.nodes)
@@ -149,7 +149,7 @@ def of_gradients(parts: Parts, state: TrainState, batch: Batch, measure: Measure
 
 
 def of_one_node(parts: Parts, state: TrainState, batch: Batch) -> int | None:
-    """Bytes for the gradients of the first node alone, by the compiler; None if it does not say."""
+    """Bytes for the gradients of one node, by the compiler; None if it does not say."""
     alone = parts._replace(nodes=Nodes(1, 1))
     model_state, batch = (jax.tree.map(_first, tree) for tree in (state.model_state, batch))
     lowered = jax.jit(make_gradients(alone)).lower(state.params, model_state, batch)
@@ -157,7 +157,7 @@ def of_one_node(parts: Parts, state: TrainState, batch: Batch) -> int | None:
 
 
 def kept_for_backward(parts: Parts, state: TrainState, batch: Batch) -> int:
-    """Bytes that the backward pass of one node needs of its forward pass, beside the parameters and the batch."""
+    """Bytes that the backward pass of one node needs of its forward pass, besides the parameters and the batch."""
     both = state.model_state, batch
     model_state, batch = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), t) for t in both)
 

@@ -1,4 +1,4 @@
-"""What a run needs: memory of a device and bytes on the wire, from shapes alone.
+"""Needs of a run: memory of a device and bytes on the wire, from shapes.
 
 Neither the data set nor a device of the right kind has to be there. The bytes that a device holds from step to step
 follow exactly from shapes; `jgc.lab.plan.memory` estimates the temporaries of its programs.
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
       dense: bytes of one node's uncompressed gradient.
       per_device: nodes on each device.
       held: bytes that a device holds from step to step, by name.
-      temporary: bytes on top of these, for each program of a step; the programs run one after another.
+      temporary: bytes on top of these, for each program of a step; the programs run in turn.
       phases: as planned; upper bounds where a method finds its sizes in the run.
       starts: first step of each phase, with local steps first round; None if the method chooses its phases in the run.
       messages: with `bucket`, see `jgc.lab.plan.bucket.messages_of`; else None.
@@ -189,7 +189,7 @@ def plan_of(
 
 
 def logical_of(parts: Parts, phase: Any, state: TrainState, nodes: Nodes) -> Wire:
-    """The messages of a step in a phase; with local steps those of a round, one exchange of each fragment."""
+    """The messages of a step in a phase; with local steps of a round, one exchange of each fragment."""
     if parts.local is None:
         return logical(parts.compressor, phase, state.params, nodes)
     fragments = [take(state.params, leaves) for leaves in parts.local.leaves(state.params)]
@@ -224,7 +224,7 @@ def shapes_of(config: Config, nodes: Nodes) -> tuple[Parts, TrainState, Batch, P
 
 
 def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:
-    """Bytes that a device holds from step to step. The gradients are those of all its nodes."""
+    """Bytes that a device holds from step to step. The gradients are of all its nodes."""
     here = partial(_share, nodes=nodes)
     held = {
         "parameters": size_of(state.params),
@@ -233,8 +233,8 @@ def bytes_held(state: TrainState, batch: Batch, nodes: Nodes) -> dict[str, int]:
     }
     if not isinstance(state, LoopState):
         held["optimiser, outer"] = held.pop("optimiser") + size_of(state.waiting)
-        held["each node's own parameters"] = here(state.own)
-        held["each node's own optimiser"] = here(state.inner)
+        held["each node's parameters"] = here(state.own)
+        held["each node's optimiser"] = here(state.inner)
     compressors = (state.compressor,) if isinstance(state, LoopState) else state.compressor  # one for each fragment
     for part, tree in by_part([compressor.shared for compressor in compressors], "state").items():
         held[f"compressor, shared: {part}"] = size_of(tree)
@@ -261,6 +261,6 @@ def by_part(tree: PyTree, nameless: str) -> dict[str, list[Any]]:
     out: dict[str, list[Any]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         names = [entry.name for entry in path if isinstance(entry, jax.tree_util.GetAttrKey)]
-        names = [name for name in names if name != "memory"]  # which holds parts of its own
+        names = [name for name in names if name != "memory"]  # which holds its parts
         out.setdefault(names[0] if names else nameless, []).append(leaf)
     return out

@@ -1,4 +1,4 @@
-"""Compile every method's step for a target, and read from the program what it sends, needs and takes."""
+"""Compile every method's step for a target, and read bytes, memory and time from the program."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ READ = "one read"  # the row of a program that reads every gradient once
 
 
 class Program(NamedTuple):
-    """A step of one phase of a method. Figures are those of one device, and of a step that was only traced just bytes.
+    """A step of one phase of a method. Figures are of one device; a step that was only traced has just bytes.
 
     Attributes:
       method, phase: their names.
@@ -38,7 +38,7 @@ class Program(NamedTuple):
       cycles: the compiler's estimate; None where it makes none.
       collectives: how many a step runs, by kind.
       kernels: launched in a step, on GPUs; None elsewhere.
-      key: a hash of what was compiled, for which target, and by which versions; "" for a step that was only traced.
+      key: a hash of the program, the target and the versions; "" for a step that was only traced.
     """
 
     method: str
@@ -121,7 +121,7 @@ def too_large(error: jax.errors.JaxRuntimeError) -> str:
     """Why a program does not fit into a device's memory.
 
     Raises:
-      JaxRuntimeError: the error itself, if it is another one.
+      JaxRuntimeError: the error itself, if it is a different one.
 
     Example:
       >>> memory = "RESOURCE_EXHAUSTED: memory required for HLO temporaries (16.90G) exceeds available HBM (15.75G)."
@@ -228,7 +228,7 @@ def _compiled(
 
 
 def _cpu_seconds() -> float:
-    return sum(os.times()[:4])  # those of processes that ended too: XLA for GPU starts NVIDIA's assembler
+    return sum(os.times()[:4])  # with processes that have ended: XLA for GPU starts NVIDIA's assembler
 
 
 def key_of(text: str, target: Target) -> str:
@@ -247,7 +247,7 @@ def by_link(operations: Sequence[Collective], target: Target) -> tuple[dict[str,
 
 
 def leaves_group(operation: Collective, per_group: int) -> bool:
-    """Whether a collective's devices are of several hosts or slices of so many devices each.
+    """Whether a collective's devices are of several hosts or slices of `per_group` devices each.
 
     Raises:
       UnknownCollectiveError: the program does not list the devices.

@@ -11,9 +11,7 @@ from jgc.lab.plan import bucket
 from jgc.lab.plan.memory import ESTIMATED, FROM_ONE, MEASURED
 from jgc.lab.plan.needs import PhaseBytes, Plan
 from jgc.lab.plan.whole_run import NOTE as WHOLE_RUN, whole_run
-from jgc.lab.shared import paper
-from jgc.lab.shared.choices import registered_name
-from jgc.lab.shared.tables import paper_bytes, ratio, table
+from jgc.lab.shared.tables import ratio, table
 from jgc.training.output.table import size
 
 COLUMNS = 6  # methods side by side
@@ -28,7 +26,7 @@ HOW = {
 }
 NOTE = (
     "Logical bytes of one step or round, upper bounds where a method finds its sizes in the run. Positions are part of "
-    "what a node sends up, the leader's first where they differ. Once: on entering the phase, to all nodes together."
+    "a node's uplink, the leader's first where they differ. Once: on entering the phase, to all nodes together."
 )
 
 
@@ -57,19 +55,14 @@ def show(plans: Sequence[Plan], console: Console | None = None, rate: float = ma
     if (whole := whole_run(plans))[1]:
         console.print(_grid(f"Bytes of the whole run, {plans[0].config.steps:,} steps", whole))
         console.print(WHOLE_RUN, highlight=False, soft_wrap=True)
-    if beside := beside_papers(plans):
-        console.print(_grid("The last phase beside the papers' figures", beside))
 
 
 def markdown(plans: Sequence[Plan], rate: float = math.inf) -> str:
     """The tables as a page, bytes to the last digit; see `show`."""
-    beside = beside_papers(plans)
     parts = [heading(plans[0]), f"## {bytes_title(plans)}", table(*sent_bytes(plans, _exact)), NOTE]
     if plans[0].messages is not None:
         costs = table(*bucket.round_costs(plans, rate, _exact))
         parts += [f"## {BUCKET_TITLE}", costs, bucket.NOTE, *bucket.remarks(plans)]
-    if beside:
-        parts += ["## The last phase beside the papers' figures", table(*beside)]
     if (whole := whole_run(plans, _exact))[1]:
         parts += [f"## Bytes of the whole run, {plans[0].config.steps:,} steps", table(*whole), WHOLE_RUN]
     parts += ["## Memory of one device", table(*memory(plans, _exact)), *remarks(plans)]
@@ -120,12 +113,12 @@ def memory(plans: Sequence[Plan], shown: Callable[[float | None], str] = size) -
 
 
 def bytes_title(plans: Sequence[Plan]) -> str:
-    """What the bytes are those of: one step, or one round of local steps."""
+    """Title of the bytes: of one step, or of one round of local steps."""
     rounds = {plan.config.local.every for plan in plans}
     if rounds == {None}:
         return "Bytes of one step"
     steps = " or ".join(f"{every or 1}" for every in sorted(rounds, key=lambda every: every or 1))
-    return f"Bytes of one round of {steps} steps; ratios beside a gradient in every step"
+    return f"Bytes of one round of {steps} steps; ratios compared with a gradient in every step"
 
 
 def sent_bytes(plans: Sequence[Plan], shown: Callable[[float | None], str] = size) -> Rows:
@@ -138,19 +131,8 @@ def sent_bytes(plans: Sequence[Plan], shown: Callable[[float | None], str] = siz
 
 
 def _dense(plan: Plan) -> float:
-    """What a node sends uncompressed in a step, or in as many steps as a round has."""
+    """A node's uncompressed bytes in a step, or in the steps of a round."""
     return (plan.config.local.every or 1) * plan.dense
-
-
-def beside_papers(plans: Sequence[Plan]) -> Rows | None:
-    """Ratios of the last phase beside the papers'; None if no paper trained a method on this workload."""
-    rows = []
-    for plan in plans:
-        _, leader, _, worker, *_ = cells(plan.phases[-1], _dense(plan))
-        reported = paper_bytes(*paper.reported(plan.config.workload, registered_name(plan.method)))
-        if any(reported):
-            rows.append([plan.method, leader, worker, *reported])
-    return (["method", "leader\nratio", "worker\nratio", "paper:\nMB", "paper:\nratio"], rows) if rows else None
 
 
 def cells(phase: PhaseBytes, dense: float, shown: Callable[[float | None], str] = size) -> list[str]:
@@ -173,7 +155,7 @@ def cells(phase: PhaseBytes, dense: float, shown: Callable[[float | None], str] 
 
 
 def sent(phase: PhaseBytes, role: str, direction: str, kind: str = "") -> float:
-    """Bytes of one node of a role, of one kind or of all; the server's are those of all nodes together."""
+    """Bytes of one node of a role, of one kind or of all; the server's are of all nodes together."""
     by_role = phase.logical
     ways = by_role.get(role, by_role.get("worker", {}) if role == "leader" else {})
     return sum(count for name, count in ways.get(direction, {}).items() if kind in name)

@@ -17,7 +17,7 @@ from jgc.training.output.table import size
 DENSE = "dense"
 LEFT_OUT = (
     "Cycles are the TPU compiler's estimates of fused operations. They leave out sorts, `TopK` calls, gathers, "
-    "scatters and collectives, which carry none: the JSON file counts those of each program."
+    "scatters and collectives, which carry none: the JSON file counts them for each program."
 )
 KERNELS = (
     "Kernels and host copies are counted in the compiled program: an instruction that XLA runs as several kernels "
@@ -109,7 +109,7 @@ def cells(row: Row, plan: TargetPlan) -> list[str]:
 
 
 def reads(row: Program, plan: TargetPlan) -> float | None:
-    """A program's estimated cycles over those of one read of the gradient, if the compiler estimates them."""
+    """A program's estimated cycles over one read of the gradient's, if the compiler estimates them."""
     read = next(
         (program.cycles for program in plan.rows if isinstance(program, Program) and program.method == READ), None
     )
@@ -137,7 +137,7 @@ def _share(count: float, dense: float | None) -> str:
 
 
 def notes(plan: TargetPlan) -> list[str]:
-    """What the columns mean on this target."""
+    """The meaning of the columns on this target."""
     told = ["Bytes are those that one device sends in a step, read from the compiled program; temporary memory and "
             "arguments are one device's, too." if is_compiled(plan) else TRACED]  # fmt: skip
     if plan.target.groups > 1 and plan.gbits:
@@ -146,7 +146,7 @@ def notes(plan: TargetPlan) -> list[str]:
             f"{plan.target.chip.group} at {plan.gbits:g} Gbit/s, without latency."
         )
     if any(isinstance(row, Program) and row.cycles for row in plan.rows):
-        told.append(f"{LEFT_OUT} `reads`: cycles over those of one read of the gradient.")
+        told.append(f"{LEFT_OUT} `reads`: cycles, in multiples of one read of the gradient.")
     if any(isinstance(row, Program) and row.kernels for row in plan.rows):
         told.append(KERNELS)
     return told
@@ -170,7 +170,7 @@ def show(plan: TargetPlan, console: Console) -> None:
 
 
 def markdown(plans: Sequence[TargetPlan], files: str = "") -> str:
-    """The page: the table of one target, or of several what is sent in the last phase of every method.
+    """The page: the table of one target, or of several the bytes of every method's last phase.
 
     Args:
       plans: of the targets.
@@ -188,7 +188,7 @@ def markdown(plans: Sequence[TargetPlan], files: str = "") -> str:
 
 
 def bytes_table(plans: Sequence[TargetPlan]) -> tuple[list[str], list[list[str]]]:
-    """What a device sends in the last phase of every method, by target, with its share of dense."""
+    """A device's bytes in the last phase of every method, by target, with their share of dense."""
     sent = [last_sent(plan) for plan in plans]
     rows = []
     for method in dict.fromkeys(row.method for plan in plans for row in plan.rows if row.method != READ):

@@ -1,6 +1,6 @@
 """Machines that are not here: hosts of H100 GPUs and TPU slices, by the names that `jgc plan --target` takes.
 
-XLA's own compilers for them come from PyPI and need neither driver nor device: libtpu, and JAX's plugin for CUDA.
+XLA's compilers for them come from PyPI and need neither driver nor device: libtpu, and JAX's plugin for CUDA.
 Devices made here can be compiled for (`jax.jit(f).lower(...).compile()`), and nothing can run on them.
 """
 
@@ -78,7 +78,7 @@ class Target(NamedTuple):
 
     @property
     def slow_link(self) -> str:
-        """What the slow link is between."""
+        """The ends of the slow link, in words."""
         return f"between {self.chip.group}s"
 
     def nodes(self) -> Nodes:
@@ -120,7 +120,7 @@ def spec_of(name: str) -> Spec:
     if chip.kind == GPU and form[3] is None and len(grid) == chip.grid + 1:
         groups, *grid = grid
     if (chip.kind == GPU and form[3]) or len(grid) != chip.grid or 0 in (*grid, groups):
-        raise UserError(f"unknown target {name!r}: those of {form[1]} are {', '.join(chip.examples)}, and the like")
+        raise UserError(f"unknown target {name!r}: {form[1]} has {', '.join(chip.examples)}, and the like")
     return Spec(form[1], tuple(grid), groups)
 
 
@@ -135,7 +135,7 @@ def target_of(name: str) -> Target:
     check_installed(name, chip.kind)
     try:
         devices = _gpus(spec) if chip.kind == GPU else _tpus(spec)
-    except Exception as error:  # of the compiler's own kinds: XlaRuntimeError, NotImplementedError, ...
+    except Exception as error:  # errors of the compiler: XlaRuntimeError, NotImplementedError, ...
         reason = " ".join(str(error).split())
         raise UserError(f"the compiler refuses the target {name!r}: {reason[:300]}") from error
     if len(devices) != spec.groups * math.prod(spec.grid):
@@ -161,8 +161,8 @@ def _tpus(spec: Spec) -> list[Any]:
 
 @contextmanager
 def _without_xla_flags() -> Iterator[None]:
-    """libtpu reads XLA_FLAGS when it compiles first, and ends the process if flags are those of another compiler."""
-    jax.devices()  # JAX's own compiler reads them now
+    """libtpu reads XLA_FLAGS when it compiles first, and ends the process at flags of a different compiler."""
+    jax.devices()  # JAX's compiler reads them now
     flags = os.environ.pop("XLA_FLAGS", None)
     try:
         yield
@@ -217,7 +217,7 @@ def versions(targets: Sequence[Target]) -> dict[str, str]:
     for package in dict.fromkeys(name for target in targets for name in PACKAGES[target.chip.kind].values()):
         try:
             names[package] = version(package)
-        except PackageNotFoundError:  # put there in another way
+        except PackageNotFoundError:  # not installed by pip
             names[package] = "unknown"
     return names
 
@@ -237,7 +237,7 @@ def check_installed(name: str, kind: str) -> None:
 
 def stay_on_cpu() -> None:
     """Keep JAX from looking for the devices of the compilers' packages. Call it before JAX starts."""
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # several processes may compile at once
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # several processes may compile together
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else libtpu asks a cloud's metadata server for minutes
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")

@@ -4,13 +4,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from jgc.lab.plan.needs import PhaseBytes, Plan
-from jgc.lab.shared import paper
-from jgc.lab.shared.choices import registered_name
 from jgc.lab.shared.tables import ratio
 from jgc.training.output.table import size
 
 HEAD = ["method", "phase", "steps", "leader\nup", "worker\nup", "leader\ndown", "worker\ndown", "all nodes\nup",
-        "all nodes\ndown", "once", "up and once,\nless than\nuncompressed", "paper"]  # fmt: skip
+        "all nodes\ndown", "once", "up and once,\nless than\nuncompressed"]  # fmt: skip
 WHOLE = "whole run"
 NOTE = (
     "Leader and worker are one node each, the leader the same throughout. Once: on entering the phase, to all nodes "
@@ -20,7 +18,7 @@ NOTE = (
 
 
 def whole_run(plans: Sequence[Plan], shown: Callable[[float | None], str] = size) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows: each phase of each method, and their sum beside the papers'."""
+    """Headings and rows: each phase of each method, and their sum."""
     rows = []
     for plan in plans:
         if plan.starts is None:
@@ -36,15 +34,14 @@ def whole_run(plans: Sequence[Plan], shown: Callable[[float | None], str] = size
             up = sent[4] + sent[6]
             whole = name == WHOLE or len(cells) == 1  # with the steps after the last exchange
             dense = (plan.config.steps if whole else count * every) * plan.config.nodes * plan.dense
-            reported = paper_total(plan) if i == len(cells) - 1 else ""
             rows.append(["" if i else plan.method, name, f"{count:,}", *map(shown, sent),
-                         ratio(dense / up) if up else "-", reported])  # fmt: skip
+                         ratio(dense / up) if up else "-"])  # fmt: skip
     local = any(plan.config.local.every for plan in plans)
     return ["rounds" if local and name == "steps" else name for name in HEAD], rows
 
 
 def steps_of(starts: Sequence[int], total: int) -> tuple[int, ...]:
-    """How many of `total` steps each phase has, from the first steps of the phases.
+    """The number of `total` steps in each phase, from the first steps of the phases.
 
     Example:
       >>> steps_of([0, 200, 500], 450)
@@ -60,9 +57,3 @@ def figures(phase: PhaseBytes, steps: int) -> list[float]:
     leader, worker, everyone = ([steps * sum(way.get(d, {}).values()) for d in ("up", "down")] for way in ways)
     once = sum(sum(kinds.values()) for kinds in phase.once.get("server", {}).values()) if steps else 0.0
     return [leader[0], worker[0], leader[1], worker[1], *everyone, once]
-
-
-def paper_total(plan: Plan) -> str:
-    """The papers' terabytes of the whole training, all nodes."""
-    rows = paper.reported(plan.config.workload, registered_name(plan.method))
-    return ", ".join(f"{row.terabytes} TB" for row in rows if row.terabytes is not None)

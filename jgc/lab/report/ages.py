@@ -36,6 +36,6 @@ def age_table(groups: Sequence[Group]) -> str:
 
 
 def _cell(layer: str, oldest: Sequence[dict[str, float]], mean: Sequence[dict[str, float]]) -> str:
-    """Means over seeds. Runs of older versions have the oldest age alone."""
+    """Means over seeds. Runs of older versions have only the oldest age."""
     first = f"{spread([ages[layer] for ages in oldest]).mean:.0f}"
     return f"{first} / {spread([ages[layer] for ages in mean]).mean:.0f}" if all(mean) else first

@@ -11,7 +11,7 @@ from jgc.training.settings.workloads import workload_named
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Runs):
-    """Train each method for each seed, unless that has been done, and write a report on the runs.
+    """Train each method for each seed, unless that has been done, and report on the runs.
 
     The folder of the runs gets report.md and report.html. A run that was stopped is resumed by the same command.
 

@@ -5,30 +5,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import tyro
 from markdown_it import MarkdownIt
 
-from jgc.lab.report import plots, wallclock
+from jgc.lab.report import plots
 from jgc.lab.report.ages import EXPLANATION, age_table
-from jgc.lab.report.latency import latency_table, speed_up_table
 from jgc.lab.report.runs import Group, find, pool
 from jgc.lab.report.seconds import draw as draw_over_time, measured, seconds_table
 from jgc.lab.report.tables import (
     FEWEST,
     bytes_table,
     fewest_bytes_table,
-    paper_table,
     reconstruction_table,
     score_table,
     settings_table,
     time_table,
 )
-from jgc.lab.shared import paper
-from jgc.lab.shared.choices import refuse_given
-from jgc.lab.shared.rate import bytes_per_second
-from jgc.training.errors import UserError, cannot_write, values_of_the_user
+from jgc.training.errors import UserError, cannot_write
 from jgc.training.run.folder import write_whole
 
 PICTURES = {
@@ -37,14 +31,6 @@ PICTURES = {
     "bytes.png": ("{score} for the bytes sent", plots.bytes_against_score),
     "step_bytes.png": ("{score} for the bytes of a step", plots.step_bytes_against_score),
 }
-FIGURES = {
-    10: ("Learning curves, as the paper's Figure 10", plots.scores),
-    11: ("Learning curves, as the paper's Figure 11", plots.scores),
-    13: ("Sparsification strategies, as the paper's Figure 13", plots.strategies),
-    14: ("Losses of the autoencoder, as the paper's Figure 14", plots.autoencoder),
-}
-"""By their number in the LGC paper."""
-WALL_CLOCK = 7  # of the GradiVeQ paper
 
 STYLE = (  # on a phone tables scroll by themselves, under a first column that stays
     "body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em;line-height:1.45}"
@@ -61,7 +47,7 @@ class Report:
 
     Writes report.md, report.html and the pictures.
 
-        python -m jgc report runs/compare --output report --latency --figure 10
+        python -m jgc report runs/compare --output report
 
         | method | seeds | test accuracy, % | against the baseline, points |
         | baseline | 0, 1, 2 | 59.98 ± 0.71 |  |
@@ -72,18 +58,11 @@ class Report:
     """run folders, or folders of them"""
     output: Path = Path("report")
     """folder of the report"""
-    figure: tyro.conf.UseAppendAction[tuple[Literal[7, 10, 11, 13, 14], ...]] = ()
-    """draw this figure of the LGC paper as well, or 7 of the GradiVeQ paper; repeat for several. One that does not fit
-    the runs is left out, with a line"""
-    latency: bool = False
-    """time the encoder and the decoder of LGC's autoencoder on this machine as well"""
-    bandwidth: str = "1gbit"
-    """of each node's link, such as 100mbit or 1gbit, for figure 7"""
     by_folder: bool = False
     """name rows after the folders that hold their runs, as `compare --run-dir` made them"""
     baseline: str = ""
-    """name of the row that all others are compared with; if not given, the uncompressed runs that differ in the method
-    alone"""
+    """name of the row that all others are compared with; if not given, the uncompressed runs that differ only in
+    the method"""
     seconds: Path | None = None
     """JSON file that says which measurement of `bench network` belongs to which row, for a picture of the score over
     time: {"results": "network/results.json", "rows": {"topk": "topk:alpha=0.01"}}, the path seen from this file"""
@@ -92,19 +71,13 @@ class Report:
         """Write the report, and print where it is."""
         if not self.runs:
             raise UserError("give the folders of runs, or a folder of them: python -m jgc report RUN...")
-        if WALL_CLOCK not in self.figure:
-            refuse_given(self, ("bandwidth",), f"needs --figure {WALL_CLOCK}")
-        print(write(self.runs, self.output, self.figure, self.latency, bandwidth=self.bandwidth,
-                    by_folder=self.by_folder, baseline=self.baseline, seconds=self.seconds))  # fmt: skip
+        print(write(self.runs, self.output, (), self.by_folder, self.baseline, self.seconds))
 
 
 def write(
     paths: Sequence[Path],
     output: Path,
-    figures: Sequence[int] = (),
-    latency: bool = False,
     remarks: Sequence[str] = (),
-    bandwidth: str = "1gbit",
     by_folder: bool = False,
     baseline: str = "",
     seconds: Path | None = None,
@@ -114,16 +87,12 @@ def write(
     Args:
       paths: run folders, or folders of them.
       output: folder for report.md, report.html and the pictures; made if need be.
-      figures: the papers' figures to draw as well: 7 (GradiVeQ), 10, 11, 13, 14 (LGC).
-      latency: time the autoencoder now.
       remarks: lines at the top.
-      bandwidth: of each node's link, for figure 7.
       by_folder, baseline: see `pool`.
       seconds: see `jgc.lab.report.seconds`; None for no picture over time.
 
     Raises:
-      UserError: no finished run, a file that cannot be read, an unknown row, a full disk. A figure that does not fit
-        the runs is left out, with a line that says why.
+      UserError: no finished run, a file that cannot be read, an unknown row, a full disk.
     """
     runs, unfinished = find(paths)
     groups = pool(runs, by_folder, baseline)
@@ -132,32 +101,22 @@ def write(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(output, error) from error
-    with values_of_the_user():
-        rate = bytes_per_second(bandwidth)
-    wall_clock = {WALL_CLOCK: (
-        f"{{score}} against time at {bandwidth}, as Figure 7 of the GradiVeQ paper",
-        partial(wallclock.draw, rate=rate, rate_name=bandwidth),
-    )}  # fmt: skip
     draw_timed = partial(draw_over_time, seconds=timed)
     over_time = {"seconds.png": ("{score} over measured time, by rate", draw_timed)} if timed else {}
-    for name, (_, draw) in (PICTURES | over_time).items():
+    pictures = PICTURES | over_time
+    for name, (_, draw) in pictures.items():
         draw(groups, output / name)
-    asked = {number: (FIGURES | wall_clock)[number] for number in figures}
-    fitting, left_out = plots.draw_fitting(groups, output, asked)
-    pictures = PICTURES | over_time | fitting
     hours = sum(run.hours for run in runs)
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     lines = [f"{count}, {hours:.2f} hours of training steps in all (each phase's median times its steps; "
-            "evaluation and checkpoints come on top).", *remarks, *left_out]  # fmt: skip
+            "evaluation and checkpoints come on top).", *remarks]  # fmt: skip
     for run in runs:
         if missing := run.summary.get("steps_without_metrics"):
-            lines.append(f"`{run.folder}` lacks the metrics of {missing} steps: its totals count the others alone.")
+            lines.append(f"`{run.folder}` lacks the metrics of {missing} steps: its totals count only the others.")
     if unfinished:
         lines.append(f"Left out, because not finished: {', '.join(f'`{folder}`' for folder in unfinished)}.")
     titles = {name: title.format(score=plots.score_name(groups)) for name, (title, _) in pictures.items()}
-    text = markdown(groups, lines, titles, latency)
-    if f"figure{WALL_CLOCK}.png" in pictures:
-        text += f"\n### Time at {bandwidth}\n\n{wallclock.section(groups, rate)}\n"
+    text = markdown(groups, lines, titles)
     if timed:
         text += f"\n### Measured time by rate\n\n{seconds_table(groups, timed)}\n\nMedian steps of `bench network`.\n"
     write_whole(output / "report.md", text.encode())
@@ -165,14 +124,12 @@ def write(
     return output / "report.md"
 
 
-def markdown(groups: Sequence[Group], remarks: Sequence[str], pictures: dict[str, str], latency: bool) -> str:
+def markdown(groups: Sequence[Group], remarks: Sequence[str], pictures: dict[str, str]) -> str:
     """The report. Figures are means over seeds, with the sample standard deviation."""
     blocks = ["# Report", *remarks]
     for workload, shown in plots.by(groups, lambda group: group.workload).items():
         blocks += [f"## {workload}", setting(shown), *tables(shown, groups)]
-        blocks += [*speed_up(shown), *(autoencoder_latency(shown) if latency else [])]
     blocks += ["## Pictures", *(f"### {title}\n\n![{title}]({name})" for name, title in pictures.items())]
-    blocks.append(paper_section({group.workload for group in groups}))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -194,25 +151,24 @@ def tables(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
         score_table(shown, groups),
         f"Mean ± sample standard deviation over seeds. Against {_baseline(shown[0])}; (means) "
         "where no seed is common, and empty where there is no such baseline. Whether a method is as good is said of "
-        f"{FEWEST} pairs or more. The first cosine compares what was "
-        "decoded with the mean over nodes of what they held, at the positions that were sent (of all values where a "
-        "method sends a code of all): 1 by nature for exact values at shared positions, so it tells codes of the same "
-        "positions apart and not methods. The second compares the aggregate with the mean gradient of that step "
-        "alone, of which error feedback sends the rest later.",
+        f"{FEWEST} pairs or more. The first cosine compares decoded values with the mean over nodes of their "
+        "residuals, at the positions that were sent (of all values where a method sends a code of all): 1 for exact "
+        "values at shared positions, so it compares codes of the same positions and not methods. The second compares "
+        "the aggregate with the mean gradient of that step; error feedback sends the rest later.",
         *reconstruction(shown),
         "### Settings",
         settings_table(shown, groups),
         "The settings in which rows of one method differ.",
         "### Bytes",
         bytes_table(shown, groups),
-        "Bytes and ratios of a step are those of the last phase, logical: what a node sends in the paper's topology, "
+        "Bytes and ratios of a step are of the last phase, logical: a node's message in the paper's topology, "
         "every value, position and scale counted. Where a method has no leader its column shows a worker. The whole "
-        "run has the uncompressed and the top-k phases in it, and what is sent once, such as trained weights. "
+        "run includes the uncompressed and the top-k phases, and one-off messages such as trained weights. "
         "Positions: of a node that sends some.",
     ]
     if emulated:
         blocks.append("Physical bytes are empty where all nodes are emulated on one device: nothing was sent between "
-                      "devices. The column beside it is what a device would send with a node on each.")  # fmt: skip
+                      "devices. The next column has a device's bytes with a node on each.")  # fmt: skip
     blocks += _fewest_bytes(shown, groups)
     ages = age_table(shown)
     if ages:
@@ -220,12 +176,13 @@ def tables(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
     local = " With local steps the median step has no exchange: what one takes is not in it." if any(
         run.every > 1 for group in shown for run in group.runs) else ""  # fmt: skip
     blocks += ["### Time", time_table(shown, groups),
-               f"Medians within a run, means over seeds. The paper's: another model, data set and machine.{local}"]
+               f"Medians within a run, means over seeds. Nodes on one device share no network, so their seconds hold "
+               f"what compression costs and not what it saves on a link.{local}"]
     return blocks
 
 
 def _fewest_bytes(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
-    """Which row of each method is as good as the baseline for the fewest bytes, where rows have one."""
+    """The row of each method that is as good as the baseline for the fewest bytes, where rows have a baseline."""
     least, score = fewest_bytes_table(shown, groups), shown[0].score
     if not least:
         return []
@@ -234,7 +191,7 @@ def _fewest_bytes(shown: Sequence[Group], groups: Sequence[Group]) -> list[str]:
 
 
 def _baseline(group: Group) -> str:
-    """What groups are compared with."""
+    """The baseline of the groups, in words."""
     pairs = "the mean over pairs of runs with equal seed"
     if group.baseline:
         return f"`{group.baseline}`, whatever else differs: {pairs}"
@@ -243,48 +200,13 @@ def _baseline(group: Group) -> str:
 
 
 def reconstruction(groups: Sequence[Group]) -> list[str]:
-    """How well codes reconstruct, where a method has a code."""
+    """Quality of reconstruction, where a method has a code."""
     coded = reconstruction_table(groups)
     if not coded:
         return []
     return ["### Reconstruction", coded,
-            "Means over the last phase and over seeds, at the positions that were sent. Ceiling: with exact values in "
-            "place of the code."]  # fmt: skip
-
-
-def speed_up(groups: Sequence[Group]) -> list[str]:
-    """End-to-end speed-up, from the times of the runs."""
-    speed = speed_up_table(groups)
-    if not speed:
-        return ["### End-to-end speed-up", "No method here stands beside a baseline."]
-    return ["### End-to-end speed-up", speed,
-            "The baseline's median step over the method's in its last phase. There is no network here: what "
-            "compression saves on a link is not in it, only what it costs to compute. Runs trained at other times "
-            "or beside other work differ by more than methods do: `bench methods` times them in turn."]  # fmt: skip
-
-
-def autoencoder_latency(groups: Sequence[Group]) -> list[str]:
-    """The times of encoder and decoder."""
-    coded = latency_table(groups)
-    blocks = ["### Latency of the autoencoder", coded or "No method here has one."]
-    if coded:
-        blocks.append("One node's vector, timed on the machine that wrote this report. The paper's: Section VI-B.")
-    return blocks
-
-
-def paper_section(workloads: set[str]) -> str:
-    """The papers' rows, each workload labelled as ours or another."""
-    blocks = ["## The papers' own figures"]
-    for which, (source, notes) in paper.PAPERS.items():
-        blocks.append(source)
-        for name, title in paper.WORKLOADS.items():
-            number = next((r.table for r in paper.REPORTED if (r.workload, r.paper) == (name, which)), None)
-            if number is None:
-                continue
-            other = "" if name in workloads else " (another workload than the runs above: not to be compared)"
-            blocks += [f"### {which}, Table {number}: {title}{other}", paper_table(name, which)]
-        blocks.append("\n".join(f"- {note}" for note in notes))
-    return "\n\n".join(blocks)
+            "Means over the last phase and over seeds, at the positions that were sent. Ceiling: with exact values "
+            "instead of the code."]  # fmt: skip
 
 
 def as_html(text: str) -> str:

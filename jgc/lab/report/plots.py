@@ -11,10 +11,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from jgc.lab.report.runs import DoesNotFit, Group, Run
+from jgc.lab.report.runs import Group, Run
 from jgc.lab.report.tables import FEWEST, fewest_bytes
 from jgc.lab.shared.pictures import look, new_figure, save_figure
-from jgc.training.errors import say
 from jgc.training.output.table import size
 
 BAND = "lines: mean over seeds; bands: lowest to highest seed"
@@ -23,104 +22,25 @@ LEGEND_WIDTH = 34  # letters in a line of the legend; more would leave the curve
 Points = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, mean, lowest, highest
 
 
-def draw_fitting(groups: Sequence[Group], output: Path, asked: dict[int, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Draw the papers' figures that fit the runs.
-
-    Args:
-      groups: of runs.
-      output: folder of the pictures.
-      asked: title and function by number.
-
-    Returns:
-      Title and function by file of those drawn, and a line for each that does not fit, which is printed as well.
-    """
-    drawn, left_out = {}, []
-    for number, (title, draw) in asked.items():
-        name = f"figure{number}.png"
-        try:
-            draw(groups, output / name)
-            drawn[name] = title, draw
-        except DoesNotFit as error:
-            left_out.append(f"Figure {number} is left out: {error}")
-            say(left_out[-1])
-    return drawn, left_out
-
-
 def scores(groups: Sequence[Group], path: Path) -> None:
     """The score over steps, a panel for each workload."""
-    figure, panels, shared = _panels(by(groups, lambda group: group.workload), f"{score_name(groups)} over training")
+    figure, panels, shared = panels_of(by(groups, lambda group: group.workload), f"{score_name(groups)} over training")
     for axes, shown in panels:
         for group in shown:
             data = points(group, group.score.name, group.score.scale)
-            _line(axes, data, *look(shared, group.label), group.label)
+            draw_line(axes, data, *look(shared, group.label), group.label)
         axes.set_ylabel(shown[0].score.heading)
-    _save(figure, panels, path)
+    save(figure, panels, path)
 
 
 def loss(groups: Sequence[Group], path: Path) -> None:
     """Training loss over steps, a panel for each workload."""
-    figure, panels, shared = _panels(by(groups, lambda group: group.workload), "Training loss")
+    figure, panels, shared = panels_of(by(groups, lambda group: group.workload), "Training loss")
     for axes, shown in panels:
         for group in shown:
-            _line(axes, points(group, "loss", smoothed=True), *look(shared, group.label), group.label)
-        _loss_axis(axes)
-    _save(figure, panels, path)
-
-
-def strategies(groups: Sequence[Group], path: Path) -> None:
-    """The paper's Figure 13: training loss by sparsification strategy, a panel for each model.
-
-    Raises:
-      DoesNotFit: the runs do not differ in their strategy.
-    """
-    chosen = [group for group in groups if group.settings.get("compressor.strategy") is not None]
-    if len({group.settings["compressor.strategy"] for group in chosen}) < 2:
-        raise DoesNotFit("figure 13 compares runs that differ in compressor.strategy (fixed, exponential, warmup): "
-                         "these do not")  # fmt: skip
-    parts = by(chosen, lambda group: f"{group.settings['model.name']}, {group.settings['data.name']}")
-    of = {id(group): str(group.settings["compressor.strategy"]) for group in chosen}
-    alone = {
-        id(g) for shown in parts.values() for g in shown if [of[id(other)] for other in shown].count(of[id(g)]) == 1
-    }
-    names = {id(g): of[id(g)] if id(g) in alone else f"{of[id(g)]}, {g.label}" for g in chosen}
-    figure, panels, _ = _panels(parts, "Training loss by sparsification strategy")
-    shared = list(dict.fromkeys(names.values()))
-    for axes, shown in panels:
-        for group in shown:
-            _line(axes, points(group, "loss", smoothed=True), *look(shared, names[id(group)]), names[id(group)])
-        _loss_axis(axes)
-    _save(figure, panels, path)
-
-
-def autoencoder(groups: Sequence[Group], path: Path) -> None:
-    """The paper's Figure 14: the autoencoder's losses over the steps in which it is trained.
-
-    Raises:
-      DoesNotFit: no run has them.
-    """
-    keys = {"autoencoder_reconstruction": "reconstruction loss, equations (6) and (11)",
-            "autoencoder_similarity": "similarity loss, equation (5)"}  # fmt: skip
-    chosen = [group for group in groups if any(len(points(group, key)[0]) for key in keys)]
-    if not chosen:
-        raise DoesNotFit(f"figure 14 needs runs whose metrics have {' or '.join(keys)}: none of these has")
-    models = len({group.settings["model.name"] for group in chosen}) > 1
-    names = [_autoencoder_name(group, models) for group in chosen]
-    labels = [name if names.count(name) == 1 else f"{name}, {g.label}" for name, g in zip(names, chosen, strict=True)]
-    figure, panels, _ = _panels(dict.fromkeys(keys.values(), chosen), "Losses of the autoencoder in training")
-    for (axes, shown), (key, text) in zip(panels, keys.items(), strict=True):
-        for group, label in zip(shown, labels, strict=True):
-            _line(axes, points(group, key), *look(labels, label), label)
-        axes.set_ylabel(f"{text.partition(',')[0]}, mean over terms")
-        if axes.lines and all(np.all(np.asarray(line.get_ydata()) > 0) for line in axes.lines):
-            axes.set_yscale("log")
-    _save(figure, panels, path)
-
-
-def _autoencoder_name(group: Group, models: bool) -> str:
-    settings = group.settings
-    weight = settings.get("compressor.lambda_similarity")
-    words = [group.method, *([] if weight is None else [f"lambda_similarity {weight:g}"]), f"{settings['nodes']} nodes"]
-    return ", ".join([*words, *([str(settings["model.name"])] if models else [])])
+            draw_line(axes, points(group, "loss", smoothed=True), *look(shared, group.label), group.label)
+        loss_axis(axes)
+    save(figure, panels, path)
 
 
 def bytes_against_score(groups: Sequence[Group], path: Path) -> None:
@@ -140,12 +60,12 @@ def step_bytes_against_score(groups: Sequence[Group], path: Path) -> None:
 def _against_score(
     groups: Sequence[Group], path: Path, title: str, bytes_of: Callable[[Run], float | None], across: str
 ) -> None:
-    views: dict[str, tuple[list[Group], list[Group]]] = {}  # by title: the rows of a panel, and all rows beside it
+    views: dict[str, tuple[list[Group], list[Group]]] = {}  # by title: the rows of a panel, and all rows
     for workload, rows in by(groups, lambda group: group.workload).items():
         views[workload] = rows, rows
         if len(rows) > CROWDED and (near := near_baseline(rows)):
             views[f"{workload}, near the baseline"] = near, rows
-    figure, panels, shared = _panels({name: shown for name, (shown, _) in views.items()}, title)
+    figure, panels, shared = panels_of({name: shown for name, (shown, _) in views.items()}, title)
     for (axes, groups_shown), (_, rows) in zip(panels, views.values(), strict=True):
         filled = {id(best.row) for best in fewest_bytes(rows, rows)}
         for group in groups_shown:
@@ -164,7 +84,7 @@ def _against_score(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
         axes.set_ylabel(groups_shown[0].score.heading)
-    _save(figure, panels, path, across, "large: mean over seeds; small: each seed; "
+    save(figure, panels, path, across, "large: mean over seeds; small: each seed; "
           f"filled: fewest bytes in the run; of a method, as good over {FEWEST} pairs")  # fmt: skip
 
 
@@ -255,7 +175,7 @@ def score_name(groups: Sequence[Group]) -> str:
     return titles.pop().capitalize() if len(titles) == 1 else "Score"
 
 
-def _line(axes: Axes, data: Points, colour: str, style: Any, marker: str, label: str) -> None:
+def draw_line(axes: Axes, data: Points, colour: str, style: Any, marker: str, label: str) -> None:
     steps, mean, low, high = data
     if len(steps):
         marker = marker if len(steps) <= 40 else ""  # more of them would hide the line
@@ -263,7 +183,7 @@ def _line(axes: Axes, data: Points, colour: str, style: Any, marker: str, label:
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _loss_axis(axes: Axes) -> None:
+def loss_axis(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=15))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -271,7 +191,7 @@ def _loss_axis(axes: Axes) -> None:
     axes.set_ylabel("training loss, mean over nodes (moving mean)")
 
 
-def _panels(
+def panels_of(
     parts: dict[str, list[Group]], title: str
 ) -> tuple[Figure, list[tuple[Axes, list[Group]]], list[str]]:
     shared = list(dict.fromkeys(group.label for groups in parts.values() for group in groups))
@@ -285,7 +205,7 @@ def _panels(
     return figure, list(zip(panels, parts.values(), strict=True)), shared
 
 
-def _save(
+def save(
     figure: Figure, panels: Sequence[tuple[Axes, list[Group]]], path: Path, across: str = "step", note: str = BAND
 ) -> None:
     handles: dict[str, Any] = {}

@@ -17,15 +17,11 @@ from jgc.training.run.folder import CONFIG, METRICS, SUMMARY, read_object
 from jgc.training.settings.config import DistributedConfig, RecordConfig
 from jgc.training.settings.saved_config import FREE, completed
 
-# Settings that do not make another experiment. Steps and nodes do, though --resume may change them.
+# Settings that do not make a different experiment. Steps and nodes do, though --resume may change them.
 PARTS = {"record": RecordConfig, "distributed": DistributedConfig}  # whose every setting is as good as any other
 IGNORED = (FREE - {"steps", "nodes"}) | {"seed", *(f"{part}.{f.name}" for part, kind in PARTS.items()
                                                    for f in dataclasses.fields(kind))}  # fmt: skip
-ABSENT = "absent"  # in place of a setting that a run does not have
-
-
-class DoesNotFit(UserError):
-    """A figure needs other runs than these."""
+ABSENT = "absent"  # for a setting that a run does not have
 
 
 class Run(NamedTuple):
@@ -79,7 +75,7 @@ class Group(NamedTuple):
     Attributes:
       label: the row's name.
       runs: of one seed each.
-      baseline: label of the group to compare with; "" for the uncompressed runs that differ in the method alone.
+      baseline: label of the group to compare with; "" for the uncompressed runs that differ only in the method.
     """
 
     label: str
@@ -175,7 +171,7 @@ def pool(runs: Sequence[Run], by_folder: bool = False, baseline: str = "") -> li
       runs: finished ones.
       by_folder: name groups after the folders that hold their runs.
       baseline: name of the group that all are compared with; if not given, the uncompressed runs that differ in the
-        method alone.
+        method.
 
     Raises:
       UserError: two folders hold the same experiment with the same seed, which would count it twice; or no group has
@@ -202,7 +198,7 @@ def pool(runs: Sequence[Run], by_folder: bool = False, baseline: str = "") -> li
 
 
 def _label_by_folder(group: Group, groups: Sequence[Group]) -> str:
-    """The name of the folder that holds the runs, with the method's if it holds those of several.
+    """The name of the folder that holds the runs, with the method's if it holds several methods.
 
     Of folders with the same name as much of the path as tells them apart.
     """
@@ -252,8 +248,8 @@ def _telling(group: Group, groups: Sequence[Group]) -> list[str]:
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
     """The group that this one is compared with: the one named as the baseline, if it has the same workload.
 
-    Without such a name: the uncompressed runs that differ in the method alone, else in the learning rate as well, for a
-    method may need its own; else None.
+    Without such a name: the uncompressed runs that differ only in the method, else also in the learning rate, because a
+    method may need a different one; else None.
     """
 
     def outside(g: Group, *skip: str) -> dict[str, Any]:

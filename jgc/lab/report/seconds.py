@@ -81,7 +81,7 @@ def _said(path: Path) -> tuple[dict[str, str], Path]:
 
 
 def _steps(results: Path) -> dict[tuple[int, str], dict[str, float]]:
-    """Median seconds of a step by number of hosts and method, then by rate; without those of no limited rate.
+    """Median seconds of a step by number of hosts and method, then by rate, of limited rates only.
 
     Raises:
       UserError: no results of `bench network`.
@@ -90,7 +90,7 @@ def _steps(results: Path) -> dict[tuple[int, str], dict[str, float]]:
     try:
         for cell in parsed(results)["cells"].values():
             if cell.get("full") and cell["rate"] != UNLIMITED:
-                bytes_per_second(cell["rate"])  # raises for what is no rate
+                bytes_per_second(cell["rate"])  # raises if it is no rate
                 of_method = steps.setdefault((cell["hosts"], cell["method"]), {})
                 of_method[cell["rate"]] = float(np.median(cell["full"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

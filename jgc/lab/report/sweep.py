@@ -13,7 +13,6 @@ from jgc.lab.launch import Runs, launch
 from jgc.lab.report.ages import last_ages
 from jgc.lab.report.runs import Run, Spread, read_run, spread
 from jgc.lab.report.tables import plus_minus
-from jgc.lab.shared import paper
 from jgc.lab.shared.choices import fields_of_runs, known_methods, option_word, options_of, seeds_of, variants_of, words
 from jgc.lab.shared.pictures import COLOURS, MARKERS, new_figure, save_figure
 from jgc.lab.shared.tables import filled_table, ratio
@@ -22,14 +21,14 @@ from jgc.training.run.folder import write_whole
 from jgc.training.settings.workloads import workload_named
 
 PAGE, PICTURE = "sweep.md", "sweep.png"
-OWN = "compressor."  # before a setting of the method's own
+OWN = "compressor."  # before a setting of a method
 ENTROPY = "entropy_bits"  # in the lines of diagnose steps
 FLAT = 0.1  # bits; entropies no further apart are not drawn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Runs):
-    """Train with several values of one setting, unless that has been done: a table and a picture.
+    """Train with several values of one setting: a table and a picture.
 
     The folder of the runs, {method}-{setting}={value}-seed{seed}, gets sweep.md and sweep.png.
 
@@ -41,8 +40,8 @@ class Sweep(Runs):
     """
 
     field: str
-    """a setting of train.py, such as nodes, or one of the methods' own, such as compressor.ratio; a method that does
-    not have it is trained once, to compare with"""
+    """a setting of train.py, such as nodes, or of the methods, such as compressor.ratio; a method that does not
+    have it is trained once, to compare with"""
     values: tuple[str, ...]
     """values of the setting, separated by commas or spaces"""
     methods: tuple[str, ...] = ("egc",)
@@ -179,11 +178,10 @@ def markdown(
             point.method, point.value or "-", plus_minus(point.result),
             "" if point.elements is None else ratio(point.elements), ratio(point.bytes),
             "" if point.entropy is None else f"{point.entropy:.3f}",
-            "" if oldest is None else f"{oldest[1]:.0f} ({oldest[0]})", *_paper(name, point),
+            "" if oldest is None else f"{oldest[1]:.0f} ({oldest[0]})",
         ])  # fmt: skip
     head = ["method", name, points[0].runs[0].score.heading, "ratio in elements", "ratio in bytes, worker up",
-            "entropy of a layer, bits", "oldest residual, steps (layer)", "EGC paper, AlexNet on CIFAR-10: accuracy, %",
-            "its ratio in elements"]  # fmt: skip
+            "entropy of a layer, bits", "oldest residual, steps (layer)"]  # fmt: skip
     steps = " or ".join(dict.fromkeys(str(run.summary["steps"]) for point in points for run in point.runs))
     many = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± standard deviation"
     fewer = [f"{p.method}, {p.value or '-'}: {len(p.runs)}" for p in points if len(p.runs) < len(seeds)]
@@ -194,24 +192,17 @@ def markdown(
         f"{steps} steps, {many}. Ratios are of the last phase: in elements as papers count; in bytes with "
         "positions and with what of a message is not used.",
         filled_table(head, rows),
-        *([paper.EGC_SWEEP_NOTE] if any(any(_paper(name, point)) for point in points) else []),
         *remarks,
         f"![{name}]({PICTURE})",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _paper(name: str, point: Point) -> tuple[str, str]:
-    """The EGC paper's figures at this value. Its model and runs are larger: only trends compare."""
-    reported = paper.EGC_SWEEPS.get(name, {}).get(point.method, {}).get(str(point.value))
-    return ("", "") if reported is None else (f"{reported[0]}", f"{reported[1]:g}x")
-
-
 # --- the picture ----------------------------------------------------------------------------------------------------
 
 
 def draw(points: Sequence[Point], field: str, path: Path) -> None:
-    """Draw the score over the setting's value, and beside it the entropy if that varies, else the ratio."""
+    """Draw the score over the setting's value, and next to it the entropy if that varies, else the ratio."""
     name = field.removeprefix(OWN)
     values = list(dict.fromkeys(point.value for point in points if point.value is not None))
     places = _places(values)
@@ -228,9 +219,9 @@ def draw(points: Sequence[Point], field: str, path: Path) -> None:
             continue
         at = [places[str(point.value)] for point in series]
         left.errorbar(at, [r.mean for r in results], [r.std or 0.0 for r in results], capsize=3, **look)
-        beside = [point.entropy if entropy else point.elements for point in series]
-        if all(value is not None for value in beside):
-            right.plot(at, beside, **look)
+        shown = [point.entropy if entropy else point.elements for point in series]
+        if all(value is not None for value in shown):
+            right.plot(at, shown, **look)
     low, high = right.dataLim.intervaly
     if not entropy and high > 4 * low > 0:
         right.set_yscale("log")

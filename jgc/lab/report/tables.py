@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from jgc.compress import METHODS
 from jgc.lab.report.runs import ABSENT, Group, Spread, against, alike, baseline_of, spread, varying
-from jgc.lab.shared import paper
 from jgc.lab.shared.reconstruction import FIGURES, figures_of
-from jgc.lab.shared.tables import filled_table, paper_bytes, ratio, table
+from jgc.lab.shared.tables import filled_table, ratio, table
 from jgc.training.data import Score, final
 from jgc.training.output.summary import POSITIONS, uplink
 from jgc.training.output.table import size, slots
@@ -104,7 +103,7 @@ def plus_minus(value: Spread | None, digits: int = 2, sign: str = "") -> str:
 
 
 def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """A workload's score beside the baseline's, and the papers' if they trained this workload."""
+    """A workload's score next to the baseline's."""
     score = groups[0].score
     points, point = (f", {score.point}s", f" {score.point}") if score.point else ("", "")
     further = groups[0].further
@@ -112,19 +111,16 @@ def score_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     head = ["method", "seeds", score.heading, *(figure.heading for figure in further),
             *(["before compression"] if any(before) else []),
             f"against the baseline{points}", f"within {score.tolerance}{point}",
-            "cosine with the mean, at what is sent", "cosine with the step's mean gradient",
-            *_if_paper(groups, f"paper: {paper.figure(groups[0].workload)}")]  # fmt: skip
+            "cosine with the mean, at the positions sent", "cosine with the step's mean gradient"]  # fmt: skip
     rows = []
     for group, first in zip(groups, before, strict=True):
-        f, reported = figures(group, everything), paper.reported(group.workload, group.method)
-        text = "; ".join(f"{row.accuracy} ({row.paper}, Table {row.table})" for row in reported)
+        f = figures(group, everything)
         within = "" if f.against is None or f.pairs < FEWEST else "yes" if score.is_as_good(f.against.mean) else "no"
         rows.append([group.label, ", ".join(map(str, group.seeds)), plus_minus(f.result, score.digits),
                      *(plus_minus(_spread_of(group, figure), figure.digits) for figure in further),
                      *([first] if any(before) else []),
                      difference_text(group, f), within,
-                     plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3),
-                     *_if_paper(groups, text)])  # fmt: skip
+                     plus_minus(f.cosine, 3), plus_minus(f.true_cosine, 3)])  # fmt: skip
     return table(head, rows)
 
 
@@ -143,7 +139,7 @@ def _spread_of(group: Group, figure: Score) -> Spread | None:
 
 
 def reconstruction_table(groups: Sequence[Group]) -> str:
-    """How close decoded values are to the true mean, beside trivial codes; empty if no method has a code."""
+    """Cosines of decoded values with the true mean, next to trivial codes; empty if no method has a code."""
     rows = []
     for group in groups:
         summaries = [run.summary for run in group.runs]
@@ -169,7 +165,7 @@ def settings_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
         changed += [f"{name} {group.settings.get(name, ABSENT)}" for name in varying(others)
                     if name != "method" and not name.startswith("compressor.")]  # fmt: skip
         if not group.baseline and baseline is not None and rate != baseline.settings.get("learning_rate"):
-            changed.append(f"its own learning rate, {rate} (the baseline's: {baseline.settings['learning_rate']})")
+            changed.append(f"learning rate {rate} (the baseline's: {baseline.settings['learning_rate']})")
         rows.append([group.label, ", ".join(changed) or "none"])
     return table(["method", "settings other than its defaults"], rows)
 
@@ -180,15 +176,14 @@ def bytes_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
             "ratio in values, as EGC counts", "whole run, all nodes up and once", "less than uncompressed",
             "physical, a device, a step", "one node per device: physical",
             "positions a step: sent / entropy bound / DEFLATE",
-            "message of fixed size", *_if_paper(groups, "paper: MB a step", "paper: ratio")]  # fmt: skip
+            "message of fixed size"]  # fmt: skip
     rows = []
     for group in groups:
-        f, reported = figures(group, everything), paper.reported(group.workload, group.method)
+        f = figures(group, everything)
         rows.append([group.label, size(f.leader), size(f.worker), ratio(f.ratios["leader"]), ratio(f.ratios["worker"]),
                      _in_values(group), size(f.total), ratio(f.dense_total / f.total if f.total else None),
                      "" if f.physical is None else size(f.physical), size(f.physical_apart), _positions(group),
-                     slots(group.runs[0].summary),
-                     *_if_paper(groups, *paper_bytes(*reported))])  # fmt: skip
+                     slots(group.runs[0].summary)])  # fmt: skip
     return filled_table(head, rows)
 
 
@@ -264,25 +259,13 @@ def _positions(group: Group) -> str:
 
 
 def time_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
-    """Seconds of a step in every phase, and the paper's Table V beside them."""
+    """Seconds of a step in every phase."""
     rows = []
     for group in groups:
-        f, reported = figures(group, everything), paper.SECONDS.get(group.method, {})
+        f = figures(group, everything)
         for name, seconds in f.seconds.items():
             steps = next(p["steps"] for p in group.runs[0].summary["phases"] if p["name"] == name)
             rows.append([group.label, name, str(steps), f"{100 * steps / group.runs[0].summary['steps']:.1f} %",
-                         f"{seconds:.3f}", f"{reported[name]:.1f}" if name in reported else ""])  # fmt: skip
-    head = ["method", "phase", "steps", "share of the steps", "seconds a step", "paper: seconds (Table V, ImageNet)"]
+                         f"{seconds:.3f}"])  # fmt: skip
+    head = ["method", "phase", "steps", "share of the steps", "seconds a step"]
     return table(head, rows)
-
-
-def paper_table(workload: str, which: str) -> str:
-    """A paper's own rows for one of its workloads."""
-    rows = [[row.name, f"{row.accuracy}", *paper_bytes(row), "" if row.terabytes is None else f"{row.terabytes} TB"]
-            for row in paper.REPORTED if (row.workload, row.paper) == (workload, which)]  # fmt: skip
-    head = ["method", paper.figure(workload), "MB a node sends in a step", "ratio", "whole training, all nodes"]
-    return filled_table(head, rows)
-
-
-def _if_paper(groups: Sequence[Group], *cells: str) -> tuple[str, ...]:
-    return cells if groups[0].workload in paper.WORKLOADS else ()

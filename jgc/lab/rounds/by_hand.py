@@ -1,4 +1,4 @@
-"""`python -m jgc rounds close` and `clean`: what a person may do to a run."""
+"""`python -m jgc rounds close` and `clean`: a person's interventions in a run."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -27,10 +27,10 @@ PERSON = "a-person"  # in the place of the node that made a list
 
 @dataclass(frozen=True)
 class Close:
-    """Close the open round with the messages that have come, whatever quorum and grace say.
+    """Close the open round with the messages that have arrived, whatever quorum and grace say.
 
-    For a run that waits below its quorum for nodes that will not come back. The nodes that run go on at once; in the
-    next round they wait for the quorum again.
+    For a run that waits below its quorum for nodes that will not come back. The nodes that run go on; in the next round
+    they wait for the quorum again.
 
         python -m jgc rounds close s3://bucket/run7
 
@@ -71,7 +71,7 @@ def close_open(bucket: Bucket, secret: bytes | None, history: History) -> RoundL
     if not messages:
         why = "".join(f"; {node}: {text}" for node, text in broken.items())
         raise UserError(f"round {number} has no message to close it with{why}", FAILED)
-    # without the method nothing is decoded, so nobody is an outlier; nodes skip what is not finite themselves
+    # without the method nothing is decoded, so there are no outliers; nodes skip non-finite messages themselves
     norms, before = dict.fromkeys(messages, 0.0), history.lists[-1].nodes if history.lists else ()
     made = make_list(number, messages, norms, broken, 0.0, PERSON, before, False, 0.0)
     if not bucket.create(close_name(number), pack_list(run.token, made, secret)):

@@ -26,7 +26,7 @@ MOST = 9  # nodes
 
 @dataclass(frozen=True)
 class Demo:
-    """Nodes of a run as processes that share a folder; one is killed with SIGKILL and comes back.
+    """Train in processes that share a folder; one is killed and comes back.
 
     A minute, without a network, a server or downloads. Prints what happens, and ends with exit code 0 only if all
     nodes had the same parameters after every round.
@@ -65,7 +65,7 @@ class Demo:
 
 @dataclass
 class Stage:
-    """The processes, and what they have said.
+    """The processes and their output.
 
     Attributes:
       folder: of the bucket and the disks.
@@ -84,7 +84,7 @@ class Stage:
     lines: "queue.Queue[tuple[str, dict[str, Any]]]" = field(default_factory=queue.Queue)
 
     def start(self, node: str) -> None:
-        """Start a process of a node, and a thread that reads what it prints."""
+        """Start a process of a node, and a thread that reads its output."""
         flags = " ".join(x for x in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in x)
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
         environment.pop("JGC_ROUNDS_SECRET", None)
@@ -102,7 +102,7 @@ class Stage:
         self.lines.put((node, {"ended": process.wait()}))
 
     def said(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What the nodes say, as it comes.
+        """The nodes' output, line by line.
 
         Raises:
           UserError: the time is over, or a process has failed.

@@ -1,4 +1,4 @@
-"""What a bucket holds of a run: its newest rounds, its checkpoints, and the round that is open."""
+"""The contents of a bucket: the newest rounds of a run, its checkpoints, and the open round."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -66,7 +66,7 @@ class History(NamedTuple):
 
     @property
     def missing(self) -> list[str]:
-        """The nodes that the open round waits for: members of the last list, and who has announced itself."""
+        """The nodes that the open round waits for: members of the last list, and newly announced nodes."""
         names = self.objects.get(self.number, {})
         expected = {*(self.lists[-1].nodes if self.lists else ()), *nodes_with(names, "here")}
         return sorted(expected - {*nodes_with(names, "left"), *self.senders})

@@ -1,4 +1,4 @@
-"""`python -m jgc rounds show`: who was in which round, who is late, and whether all agree."""
+"""`python -m jgc rounds show`: which nodes were in which round, which are late, and whether all agree."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ from jgc.training.output.table import size
 
 @dataclass(frozen=True)
 class Show:
-    """Who was in which round of a bucket, who is late, goodput and digests.
+    """List a bucket's rounds: which nodes took part, which are late, goodput and digests.
 
     Reads lists and names, and the messages that did not count; changes nothing. With a secret, set JGC_ROUNDS_SECRET.
 
@@ -59,7 +59,7 @@ class Show:
 
 
 def figures(history: History, counted: int, lost: int) -> dict[str, Any]:
-    """What is shown, as plain data."""
+    """The page as plain data."""
     rounds: list[dict[str, Any]] = [
         {
             "round": x.round, "members": list(x.nodes), "left_out": left_out(history, x),

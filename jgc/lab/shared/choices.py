@@ -11,7 +11,7 @@ from jgc.training.settings.config import GROUPS, Config
 CONFIGS: dict[str, type] = {"baseline": Dense, "control": Silent}
 """Methods that go by their part in a comparison as well, which is the name of their config."""
 NAMES = {method_of(settings()).name: name for name, settings in CONFIGS.items()}
-"""The config's name by the method's own."""
+"""Name of a run's folder by the method's registered name."""
 ALL = "all"
 FIXED = ("workload", "seed", "run_dir", "resume", "compressor", "distributed", "rounds")
 
@@ -126,7 +126,7 @@ def seeds_of(values: Sequence[str]) -> list[int]:
 
 
 def fields_of_runs() -> set[str]:
-    """The settings of train.py that a command may set, groups' by dotted names; not those of methods."""
+    """The settings of train.py that a command may set, groups' by dotted names; not the methods' settings."""
     plain = {f.name for f in dataclasses.fields(Config)} - {*FIXED, *GROUPS}
     return plain | {f"{group}.{f.name}" for group, kind in GROUPS.items() for f in dataclasses.fields(kind)}
 
@@ -135,8 +135,8 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
     """Command lines of the methods' runs from entries of `--set`.
 
     Args:
-      settings: FIELD=VALUE for all methods (data.FIELD and the like too), METHOD.FIELD=VALUE for one method alone:
-        its own setting, or if it has none of that name an option of its run.
+      settings: FIELD=VALUE for all methods (data.FIELD and the like too), METHOD.FIELD=VALUE for one method:
+        a setting of it, or if it has none of that name an option of its run.
       methods: names of the methods that run.
 
     Raises:
@@ -154,7 +154,7 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
             raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
         fixed = next((part for part in (field, setting_name) if part.split(".")[0].replace("-", "_") in FIXED), None)
         if fixed:
-            raise UserError(f"--set {entry}: {fixed} is not to be set: the command has its own, and is one process")
+            raise UserError(f"--set {entry}: {fixed} is not to be set: the command sets it, and is one process")
         if dot and method not in out:
             raise UserError(f"--set {entry}: {method} is none of --methods{did_you_mean(method, list(out))}")
         setting = (setting_name if dot else field).replace("-", "_")

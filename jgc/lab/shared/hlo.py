@@ -182,7 +182,7 @@ def _started(ops: dict[str, Op]) -> list[Op]:
 
 
 def _goes_on(module: Module, op: Op, started: list[Op]) -> bool:
-    """Whether a collective was started, and counted, in another computation."""
+    """Whether a collective was started, and counted, in a different computation."""
     if "chain_id=" not in op.line or op in started:
         return False
     chain = _CHAIN.findall(op.line)
@@ -278,7 +278,7 @@ def _group_size(module: Module, op: Op) -> int:
 
 
 def _groups(module: Module, op: Op) -> tuple[tuple[int, ...], ...]:
-    """The devices of each group; () where the devices of a mesh are in another order than 0, 1, 2, ..."""
+    """The devices of each group; () where the devices of a mesh are not in the order 0, 1, 2, ..."""
     if listed := re.search("replica_groups" + _LISTED, op.rest):
         groups = re.findall(r"\{([^}]*)\}", listed[1])
         return tuple(tuple(map(int, group.split(","))) for group in groups) or (tuple(range(module.devices)),)
@@ -294,7 +294,7 @@ def _groups(module: Module, op: Op) -> tuple[tuple[int, ...], ...]:
 def _listed_pairs(op: Op) -> tuple[tuple[int, ...], ...]:
     """The (source, target) pairs of a collective-permute."""
     listed = re.search("source_target_pairs" + _LISTED, op.rest)
-    if not listed or "slice_sizes=" in op.rest:  # in place: the operand is larger than what is sent
+    if not listed or "slice_sizes=" in op.rest:  # in place: the operand is larger than the payload
         raise UnknownCollectiveError(f"unknown form of collective-permute: {op.line}")
     return tuple((int(source), int(target)) for source, target in re.findall(r"(\d+), ?(\d+)", listed[1]))
 

@@ -23,8 +23,8 @@ def publish(
       text: the page, Markdown.
       output: the file, if any.
       line: the command line that made the page.
-      draw: writes a picture of the given path; it stands beside the file and at its end.
-      alt: text in place of the picture.
+      draw: writes a picture of the given path; it is written next to the file and shown at its end.
+      alt: text for readers without the picture.
     """
     print(text)
     if output is None:

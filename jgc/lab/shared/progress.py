@@ -1,4 +1,4 @@
-"""Progress of long commands: a count and the time left on standard error, and Ctrl-C keeps what is done."""
+"""Progress of long commands: a count and the time left on standard error, and Ctrl-C keeps finished work."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 cut_short: list[str] = []
-"""What Ctrl-C stopped in this process, a sentence each: `jgc.lab.shared.page` writes them into the page."""
+"""A sentence for each piece of work that Ctrl-C stopped in this process, for `jgc.lab.shared.page`."""
 
 
 def each(items: Sequence[T], work: Callable[[T], R], name: Callable[[T], str] = str) -> list[R]:
@@ -32,14 +32,14 @@ def each(items: Sequence[T], work: Callable[[T], R], name: Callable[[T], str] = 
         except KeyboardInterrupt:
             if not done:
                 raise
-            say(f"interrupted at {name(item)}: the results are those of the {len(done)} before it")
+            say(f"interrupted at {name(item)}: results are of the {len(done)} before it")
             cut_short.append(f"Stopped by Ctrl-C at {name(item)}: {len(done)} of {len(items)} are here.")
             break
     return done
 
 
 def count(done: int, of: int, seconds: float) -> str:
-    """How far a command is, and how long it will take if the rest goes as what is done.
+    """Progress of a command, and its time left if the rest takes as long as the work done.
 
     Example:
       >>> count(0, 4, 0.0), count(3, 4, 90.0)
@@ -50,7 +50,7 @@ def count(done: int, of: int, seconds: float) -> str:
 
 
 def left(done: int, of: int, seconds: float) -> str:
-    """The time left if the rest goes as what is done; nothing before anything is done.
+    """The time left if the rest takes as long as the work done; nothing at the start.
 
     Example:
       >>> left(0, 4, 0.0), left(3, 4, 90.0)

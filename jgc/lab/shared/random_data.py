@@ -57,7 +57,7 @@ def evaluated_at_once(config: Config, source: Source) -> int:
 
 
 def random_source(config: Config, examples: int | None = None) -> Source:
-    """Noise in the shapes of a config's data set: a batch of text, or so many images or scenes (a batch by default)."""
+    """Noise in the shapes of a config's data set: a batch of text, or `examples` images or scenes (or a batch)."""
     name, count, rng = config.data.name, examples or config.batch_size, np.random.default_rng(0)
     if name in TEXTS:
         words, window = TEXTS[name][0], config.data.window or TEXTS[name][1]

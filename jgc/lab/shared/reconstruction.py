@@ -1,4 +1,4 @@
-"""How well a code reconstructs the mean gradient, as columns of a table."""
+"""Quality of a code's reconstruction of the mean gradient, as columns of a table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

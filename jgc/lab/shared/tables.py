@@ -1,9 +1,7 @@
-"""Markdown tables, and their cells for ratios and the papers' bytes."""
+"""Markdown tables, and their cells for ratios."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-from jgc.lab.shared import paper
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
@@ -34,10 +32,3 @@ def filled_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def ratio(value: float | None) -> str:
     """A compression ratio for people."""
     return "sends nothing" if value is None else f"{value:,.4g}x" if value < 1000 else f"{value:,.0f}x"
-
-
-def paper_bytes(*rows: paper.Reported) -> tuple[str, str]:
-    """The papers' megabytes and ratios of some rows, leader / worker; EGC's ratios are in values."""
-    megabytes = [" / ".join(map(str, row.megabytes)) for row in rows if row.megabytes]
-    ratios = [" / ".join(f"{value:,}x" for value in row.ratio) + " in values" * (row.paper == "EGC") for row in rows]
-    return "; ".join(megabytes), "; ".join(ratios)

@@ -20,7 +20,7 @@ def rounds(work: Work, repeats: int) -> dict[str, Times]:
 
 
 def rounds_shown(work: Work, repeats: int) -> dict[str, Times]:
-    """`rounds` with lines of progress; after Ctrl-C those of the rounds that are done, if one counts."""
+    """`rounds` with lines of progress; after Ctrl-C the rounds that are done, if one counts."""
     done = each(range(1 + repeats), lambda _: _round(work), lambda i: "round" if i else "a round that does not count")
     if len(done) == 1:
         raise KeyboardInterrupt
@@ -41,7 +41,7 @@ def _times(done: list[dict[str, float]]) -> dict[str, Times]:
 
 
 def interleaved(work: Work, repeats: int) -> dict[str, float]:
-    """Median seconds of each piece of work over so many rounds.
+    """Median seconds of each piece of work over `repeats` rounds.
 
     Example:
       >>> sorted(interleaved({"a": lambda: 1, "b": lambda: 2}, repeats=3))

@@ -24,21 +24,22 @@ from jgc.training.settings.workloads import workload_named
 from jgc.training.steps.deterministic import set_flags
 
 CONFIGS = Path("configs")
+PROGRAM = "python train.py"
 DEFAULT_METHOD = "lgc_ps"  # whose options --help shows if none is named
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for and return the exit code."""
+def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """Run what the command line asks for and return the exit code; `program` is its name in messages."""
     argv = list(sys.argv[1:] if argv is None else argv)
     quiet()
 
     def run_it() -> int:
-        config = parse(argv)
+        config = parse(argv, program)
         if config.deterministic:
             set_flags()
         from jgc.training.run.loop import run
 
-        return run(config, resume_command(argv))
+        return run(config, resume_command(argv, program))
 
     return in_company(run_it)
 
@@ -110,7 +111,7 @@ def _drop_closed_loops(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def parse(argv: Sequence[str]) -> Config:
+def parse(argv: Sequence[str], program: str = PROGRAM) -> Config:
     """The resolved config for a command line.
 
     Raises:
@@ -133,23 +134,26 @@ def parse(argv: Sequence[str]) -> Config:
         config = dataclasses.replace(config, rounds=dataclasses.replace(config.rounds, bucket=bucket))
     with values_of_the_user():
         config = resolve(config)
-    return with_options(config, rest, of_file)
+    return with_options(config, rest, of_file, program)
 
 
-def with_options(config: Config, argv: Sequence[str], dense: str | None = None) -> Config:
+def with_options(
+    config: Config, argv: Sequence[str], dense: str | None = None, program: str = PROGRAM
+) -> Config:
     """A config changed by the options of a command line.
 
     Args:
       config: resolved.
       argv: the options.
       dense: `--layers.dense` as a config file has it; that of the options comes first.
+      program: its name in messages.
 
     Raises:
       UserError: an unknown option, or a value that does not fit it; a first layer of a model that has none.
       SystemExit: after --help.
     """
     kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
-    changed: Config = read(kind, argv, "train.py", config, _about(config))
+    changed: Config = read(kind, argv, program, config, _about(config, program))
     asked, _ = _take(argv, "--layers.dense")
     _check_first_layer(dense if asked is None else asked, changed.model.name)
     workload = workload_named(changed.workload)
@@ -247,7 +251,7 @@ ABOUT = """Train a network with compressed gradients; ends with a table of accur
 --method NAME names the method, one of {methods}. In place of it, --config FILE is a Python file whose get_config()
 returns a Config. The defaults below are those of {method} and of its workload; --method NAME --help shows another's.
 
-    python train.py --method lgc_ps
+    {program} --method lgc_ps
 
                                                leader    worker   leader   worker
      phase        steps   accuracy   s/step        up        up    ratio    ratio
@@ -258,12 +262,12 @@ returns a Config. The defaults below are those of {method} and of its workload; 
 Settings, metrics, checkpoints and pictures go to --run-dir; --resume goes on with a run that was stopped."""
 
 
-def _about(config: Config) -> str:
-    return ABOUT.format(methods=", ".join(METHODS), method=method_name(config.compressor))
+def _about(config: Config, program: str) -> str:
+    return ABOUT.format(program=program, methods=", ".join(METHODS), method=method_name(config.compressor))
 
 
-def resume_command(argv: Sequence[str]) -> str:
-    """The command that resumes this run, with `{run_dir}` in place of its folder."""
+def resume_command(argv: Sequence[str], program: str = PROGRAM) -> str:
+    """The command that resumes this run, with `{run_dir}` for its folder."""
     _, rest = _take(argv, "--run-dir")
     words = [word for word in rest if word not in ("--resume", "--no-resume")]
-    return f"python train.py {shlex.join(words)} --run-dir {{run_dir}} --resume".replace("  ", " ")
+    return f"{program} {shlex.join(words)} --run-dir {{run_dir}} --resume".replace("  ", " ")

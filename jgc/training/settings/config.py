@@ -105,7 +105,7 @@ class CorrectionConfig:
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """Gradients that a run records in its folder, for `jgc analyze`; see jgc/training/output/recording.py."""
+    """Gradients that a run records in its folder; see jgc/training/output/recording.py."""
 
     every: int = 0
     """interval of recorded steps, from the first on; 0: none. On --resume only the limit may differ from before"""

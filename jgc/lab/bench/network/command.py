@@ -14,7 +14,7 @@ PAGE = "network.md"
 
 @dataclass(frozen=True)
 class Network:
-    """Time and bytes of every method between real processes, beside PyTorch's and plain JAX; needs root and iproute2.
+    """Time and bytes of every method between real processes, next to PyTorch's; needs root and iproute2.
 
     Hosts are network namespaces of this machine. What the folder already holds is not measured again.
 
@@ -32,11 +32,11 @@ class Network:
     rates: tuple[str, ...] = ("100mbit", "1gbit", "unlimited")
     """of each host's link in both directions, such as 100mbit, or unlimited"""
     methods: tuple[str, ...] = ()
-    """separated by commas or spaces; settings after colons (topk:alpha=0.01), another phase than the last
+    """separated by commas or spaces; settings after colons (topk:alpha=0.01), an earlier phase than the last
     (gradiveq:phase=sampling), local steps as every=H (diloco:every=30, sparseloco:every=30, topk:every=10;
-    no_exchange:every=30 sends nothing); if not given, all with 4 hosts and a few with another number, or with a GPT"""
+    no_exchange:every=30 sends nothing); if not given, all with 4 hosts and a few with other numbers, or with a GPT"""
     steps: int = 20
-    """of each method, or rounds of local steps; at most 4 if sending its bytes alone takes more than a second"""
+    """of each method, or rounds of local steps; at most 4 if sending its bytes takes more than a second"""
     model: str = "resnet18"
     """resnet18 (11.2 million parameters), resnet20 or convnet5"""
     workload: str | None = None
@@ -55,7 +55,7 @@ class Network:
                        self.batch, self.delay_ms)  # fmt: skip
         if self.short:
             unused = ("hosts", "rates", "steps", "model", "workload", "batch")
-            refuse_given(self, unused, "does not go with --short, which has its own")
+            refuse_given(self, unused, "does not go with --short, which sets it")
         print(write(short(plan) if self.short else plan, self.run_dir, line))
 
 

@@ -4,7 +4,7 @@
 
 Runs in the switch's namespace, whose ports it takes packets from and gives them to; CARD is the
 hardware address of the host behind a port. Prints a line when it is ready. Imports only the
-standard library, so that it starts at once.
+standard library, so that it starts fast.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def give(sock: socket.socket, packet: bytes) -> None:
 
 
 def main(delay: str, *ports: str) -> None:
-    """What the module says."""
+    """Delay packets between two network interfaces."""
     by_card = {bytes.fromhex(card.replace(":", "")): opened(port)
                for port, card in zip(ports[::2], ports[1::2], strict=True)}  # fmt: skip
     loop = asyncio.new_event_loop()

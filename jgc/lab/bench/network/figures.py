@@ -26,20 +26,20 @@ class Interval(NamedTuple):
 class Figures(NamedTuple):
     """A cell in numbers: seconds of the slowest host, bytes of one host's interface in a step.
 
-    With local steps they are those of a round divided by its steps.
+    With local steps they are a round's, divided by its steps.
 
     Attributes:
       method, label: its name, and for people.
       steps: how many, or rounds.
       step: the whole step.
-      added: the step minus the same framework's own computation, with its interval.
+      added: the step minus the same framework's computation, with its interval.
       over: the step divided by that computation.
-      computation: gradients and update of that framework, with local steps those of a round without an exchange.
-      each: seconds of a token or an image: the step divided by those of all hosts.
-      sent_each: bytes that a host sends in a step, headers included, divided by its own tokens or images.
+      computation: gradients and update of that framework, with local steps of a round without an exchange.
+      each: seconds of a token or an image: the step divided by the number on all hosts.
+      sent_each: bytes that a host sends in a step, headers included, divided by its tokens or images.
       compression: the step with local copies instead of collectives, minus computation; None if not measured.
       communication: the rest.
-      cpu: processor seconds of a host over those of its computation.
+      cpu: processor seconds of a host over its computation's.
       sent, received: bytes at the interface without packet headers, with framing.
       headers: bytes of packet headers sent.
       framing: bytes that Gloo adds to the collectives of this method; None if not measured.
@@ -117,7 +117,7 @@ def _figures(measured: Results, cell: dict[str, Any]) -> Figures:
 def _computation(measured: Results, cell: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Seconds and processor seconds of steps that exchange nothing, in the sessions of a row's steps, else in all.
 
-    For local steps those of rounds as long, if they were measured: within a round no host waits for another.
+    For local steps of rounds as long, if they were measured: within a round no host waits for another.
     """
     hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
     rounds = measured["cells"].get(key(hosts, rate, f"{NO_EXCHANGE}:every={split(method)[1]}"), {})
@@ -131,7 +131,7 @@ def _computation(measured: Results, cell: dict[str, Any]) -> tuple[list[float], 
 
 
 def _of_step(told: dict[str, Any], steps: int) -> dict[str, Any]:
-    """What a program was found to send, divided by the steps of a round."""
+    """Measured bytes of a program, divided by the steps of a round."""
     shared = {name: told[name] / steps for name in ("physical", "compiled") if told.get(name) is not None}
     counts = {name: times / steps for name, times in told.get("collectives", {}).items()}
     return {**told, **shared, "collectives": counts}

@@ -25,7 +25,7 @@ KINDS: dict[str, Callable[[Array, int], Array]] = {
     "reduce-scatter": lambda x, hosts: jax.lax.psum_scatter(x, NODE, tiled=True),
     "all-to-all": lambda x, hosts: jax.lax.all_to_all(x, NODE, 0, 0, tiled=True),
 }
-"""By XLA's name: what a host does with its f32[n]."""
+"""The exchange of a host's f32[n], by XLA's name of the collective."""
 
 
 def counted(operations: Sequence[Collective]) -> dict[str, int]:
@@ -53,7 +53,7 @@ def make(name: str, nodes: Nodes) -> tuple[Callable[[], None], float]:
     Returns:
       `run()`, which calls it `CALLS` times, and the bytes of one call.
     """
-    assert nodes.mesh is not None, "every host has a device of its own"
+    assert nodes.mesh is not None, "every host has a device"
     kind, size = name.split()
     values = int(size) // 4 or 1
     if kind in ("reduce-scatter", "all-to-all"):

@@ -1,4 +1,4 @@
-"""A method with local steps as compiled programs on one host: a step of its own, and the exchange after H of them."""
+"""A method with local steps as compiled programs on one host: a local step, and the exchange after H of them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ def build_rounds(name: str, nodes: Nodes, params: PyTree, loss: Callable[..., An
       name: see `methods.Row`.
       nodes: one per host.
       params: the model's, replicated.
-      loss: `(params, batch) -> f32[]` of a node's own examples.
+      loss: `(params, batch) -> f32[]` of a node's examples.
       batch: [K, b, ...].
     """
     _, every = split(name)

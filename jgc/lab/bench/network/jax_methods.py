@@ -49,7 +49,7 @@ class Built(NamedTuple):
 
 
 def alone_on(nodes: Nodes) -> Nodes:
-    """The same number of nodes on a mesh of this process's own device, for local copies."""
+    """The same number of nodes on a mesh of this process's device, for local copies."""
     mesh = Mesh(jax.local_devices()[:1], (NODE,))
     return from_mesh(mesh, (NODE,))._replace(count=nodes.count)
 
@@ -74,7 +74,7 @@ def build(name: str, nodes: Nodes, params: PyTree, grads: PyTree) -> Built:
 
 
 def sent_by(compiled: Any, physical: float | None) -> tuple[float | None, dict[str, int], str]:
-    """What a compiled program's collectives send, their number by kind and size, and how that differs from `Wire`."""
+    """Bytes of a compiled program's collectives, their number by kind and size, and any difference from `Wire`."""
     try:
         operations = collectives(compiled)
     except UnknownCollectiveError as error:
@@ -90,13 +90,13 @@ def local(tree: PyTree) -> PyTree:
 
 
 def copied(tree: PyTree) -> PyTree:
-    """This process's part in buffers of its own, to be donated."""
+    """This process's part in new buffers, to be donated."""
     return jax.tree.map(jnp.copy, local(tree))
 
 
 def _started(start: Callable[[PyTree], PyTree], params: PyTree, nodes: Nodes) -> PyTree:
-    """The first state; each process makes its own part."""
-    assert nodes.mesh is not None, "every host has a device of its own"
+    """The first state; each process makes its part."""
+    assert nodes.mesh is not None, "every host has a device"
     mesh, shapes = nodes.mesh, jax.eval_shape(start, params)
     placements = placements_of(shapes)
     shardings = jax.tree.map(lambda placement: NamedSharding(mesh, P(NODE) if placement == LOCAL else P()), placements)

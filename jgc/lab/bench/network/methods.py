@@ -1,7 +1,7 @@
 """The rows of the benchmark: jgc's methods, and the alternatives of a user of JAX or PyTorch.
 
 `every=H` after a method stands for local steps: the nodes exchange pseudo-gradients after every H of them. `phase=NAME`
-stands for the steps of an earlier phase; without it those of the last one are measured.
+stands for the steps of an earlier phase; without it the last phase is measured.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ LABELS = {
 }
 
 
-# methods with local steps by their own names (configs/diloco.py, configs/sparseloco.py), and steps that send nothing
+# methods with local steps by their names (configs/diloco.py, configs/sparseloco.py), and steps that send nothing
 NO_EXCHANGE = "no_exchange"
 LOCAL = {
     "diloco": "dense",
@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Of what is measured in one go: a round of local steps, or a single step."""
+        """Steps that are measured together: a round of local steps, or a single step."""
         return self.every or 1
 
 
@@ -122,7 +122,7 @@ def rows(names: Sequence[str], hosts: int, torch: bool, short: bool = False, tex
       hosts: K.
       torch: whether PyTorch is installed; if not, its rows are left out.
       short: without names, the few rows of a quick look.
-      text: without names, those of a GPT: local steps beside exchanges in every step.
+      text: without names, a GPT's: local steps, and exchanges in every step.
 
     Raises:
       UserError: an unknown name.
@@ -177,7 +177,7 @@ def settings(name: str) -> Any:
     method, *changes = name.split(":")
     changes = [change for change in changes if not change.startswith(PHASE)]
     if method in LABELS:
-        raise UserError(f"{method} is a row of `bench network` alone, with no settings and no local steps, got {name}")
+        raise UserError(f"{method} is a row of only `bench network`, with no settings and no local steps, got {name}")
     if method in LOCAL:
         raise UserError(f"{method} has local steps, which `bench network` measures as {method}:every=30, got {name}")
     return settings_from(":".join([method, *changes]), [*LOCAL, *LABELS])

@@ -1,4 +1,4 @@
-"""What the benchmark trains: models and random batches, the same sizes in both frameworks."""
+"""The benchmark's models and random batches, the same sizes in both frameworks."""
 
 from typing import Any, NamedTuple
 
@@ -40,11 +40,11 @@ class Task(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """What seconds and bytes are shared among."""
+        """The unit that seconds and bytes are divided by."""
         return "a token" if self.window else "an image"
 
     def units(self, batch: int) -> int:
-        """Tokens or images of so many examples."""
+        """Tokens or images of `batch` examples."""
         return batch * (self.window or 1)
 
 

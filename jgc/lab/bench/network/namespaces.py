@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces joined by a bridge, which has a namespace of its own, at a given rate.
+"""Hosts on one machine: network namespaces joined by a bridge in a separate namespace, at a given rate.
 
 The namespaces are called `jgc{pid}-{part}`, with the pid of the process that made them. Deleting them deletes cables,
 bridge and rates, runs do not collide, and leftovers of a dead run are found by its pid. Segmentation and receive
@@ -63,9 +63,9 @@ class Network(NamedTuple):
         return f"{self.prefix}-h{host}"
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """The command line that runs `argv` on a host. There, this machine's name resolves to the host's own address.
+        """The command line that runs `argv` on a host. There, this machine's name resolves to the host's address.
 
-        `ip netns exec` gives the process mounts of its own, so that /etc/hosts is another file for it alone.
+        `ip netns exec` gives the process separate mounts, so that it sees a different /etc/hosts.
         """
         script = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
         names = str(self.folder / f"hosts-{host}")

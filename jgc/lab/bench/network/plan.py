@@ -1,4 +1,4 @@
-"""What to measure, from a command line."""
+"""The cells to measure, from a command line."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,12 +14,12 @@ LONGEST_DELAY = 1000.0  # milliseconds; a step waits for many packets in a row
 
 
 class Plan(NamedTuple):
-    """What to measure.
+    """The cells to measure.
 
     Attributes:
       hosts, rates: each combination of them.
       methods: names; if there are none, the default ones of each number of hosts.
-      steps: of each method, or rounds of local steps; slow_steps: if sending its bytes alone takes more than `SLOW`
+      steps: of each method, or rounds of local steps; slow_steps: if sending its bytes takes more than `SLOW`
         seconds.
       model: of `MODELS`.
       batch: images, or windows of tokens, of a host in a step.

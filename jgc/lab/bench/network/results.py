@@ -42,7 +42,7 @@ def load(folder: Path, settings: dict[str, Any]) -> Results:
     for name, value in settings.items():
         if before.get(name) != value:
             raise UserError(
-                f"{path} was measured with {name} {before.get(name)}, not {value}: give that, or another --run-dir"
+                f"{path} was measured with {name} {before.get(name)}, not {value}: give that, or a new --run-dir"
             )
     return results
 
@@ -73,14 +73,14 @@ def cell(results: Results, hosts: int, rate: str, method: str) -> dict[str, Any]
 
     Its lists hold an entry a step: "full", "alone" and "computation" seconds, "cpu_full" and so on processor seconds of
     a host, "session_full" and so on in which session. With local steps an entry is a whole round, and its seconds are
-    those of the round divided by its H steps. "steps_counted" steps made a host's interface count "tx_bytes",
+    the round's divided by its H steps. "steps_counted" steps made a host's interface count "tx_bytes",
     "tx_packets", "rx_bytes", "rx_packets".
     """
     return results["cells"].setdefault(key(hosts, rate, method), {"hosts": hosts, "rate": rate, "method": method})
 
 
 def add_step(cell: dict[str, Any], part: str, seconds: dict[str, float], session: int = 0) -> None:
-    """Add a step and its session: a resumed run is another session, when the machine may be faster or slower."""
+    """Add a step and its session: a resumed run is a new session, when the machine may be faster or slower."""
     cell.setdefault(f"session_{part}", sessions(cell, part)).append(session)
     cell.setdefault(part, []).append(round(seconds["seconds"], 6))
     cell.setdefault(f"cpu_{part}", []).append(round(seconds["cpu"], 6))

@@ -28,7 +28,7 @@ from jgc.training.errors import FAILED, UserError, say
 
 ALONE_BLOCK = 2  # consecutive steps alone, as `BLOCK` over the network
 WARM_UP = 4  # uncounted steps: PyTorch's PowerSGD begins with its third
-SLOW = 1.0  # seconds; a method whose bytes alone take longer takes few steps
+SLOW = 1.0  # seconds; a method whose bytes take longer on the link takes few steps
 SETTLE = 0.05  # seconds until the last acknowledgements are counted
 
 
@@ -94,7 +94,7 @@ def _check_alike(teams: dict[str, Workers], measured: Results) -> None:
     for name, answer in told.items():
         before = measured["versions"].setdefault(name, answer["version"])
         if before != answer["version"]:
-            raise UserError(f"--run-dir was begun with {before}, not {answer['version']}: give another")
+            raise UserError(f"--run-dir was begun with {before}, not {answer['version']}: give a new one")
 
 
 def _build(team: Workers, hosts: int, row: Row, folder: Path, measured: Results) -> bool:

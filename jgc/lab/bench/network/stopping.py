@@ -39,7 +39,7 @@ def go_on() -> None:
 
     Raises:
       KeyboardInterrupt: after Ctrl-C.
-      SystemExit: after another signal, with 128 and its number.
+      SystemExit: after a different signal, with 128 and its number.
     """
     if _received and _received[0] == signal.SIGINT:
         raise KeyboardInterrupt

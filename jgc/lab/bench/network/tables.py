@@ -26,7 +26,7 @@ def page(measured: Results, pictures: list[Path]) -> str:
 
     Args:
       found: see `jgc.lab.bench.network.results`.
-      pictures: to show, beside the page.
+      pictures: to show, next to the page.
     """
     parts = [about(measured), *(f"![{picture.stem}]({picture.name})" for picture in pictures)]
     for hosts, rate in cells_of(measured):
@@ -43,7 +43,7 @@ def page(measured: Results, pictures: list[Path]) -> str:
 
 
 def about(measured: Results) -> str:
-    """How the figures were measured."""
+    """The method of measurement, in words."""
     s = measured["settings"]
     task, versions = task_named(s["model"]), ", ".join(measured["versions"].values())
     wait = s.get("delay_ms")
@@ -53,20 +53,20 @@ def about(measured: Results) -> str:
         f"{kind}, {s.get('parameters', 0):,} parameters in {s.get('tensors', 0)} "
         f"tensors, {s['batch']} {task.examples} a host and step; {s['machine']}, {versions}. Hosts are network "
         "namespaces of ONE machine: they share its cores, and all compute at the same time, so that seconds say "
-        "little, and what stands beside what much. Both frameworks use one thread a process. Rates by `tc tbf` in both "
+        "little, and ratios within a table much. Both frameworks use one thread a process. Rates by `tc tbf` in both "
         f"directions, MTU 1500, offloads: {s.get('offloads', 'not known')}.{delayed} SGD with momentum; every method "
-        "in its last phase, its state as initialised (an autoencoder untrained); no layer goes a way of its own.\n\n"
+        "in its last phase, its state as initialised (an autoencoder untrained); all layers are treated alike.\n\n"
         "A step begins on all hosts at the same moment and ends when the slowest is done. Medians, with the range of "
         "90 % of bootstrap draws, of whole blocks of steps, in brackets. Computation: gradients and update, of that "
-        "framework. Compression: the step with local copies in the place of collectives, less computation (PyTorch: "
+        "framework. Compression: the step with local copies instead of collectives, less computation (PyTorch: "
         "with a group of one process). Communication: the rest, waiting for other hosts included. Added: the step "
         "less computation. Processor: processor time of a host over that of its computation. Bytes are those that a "
         "host's interface counts, acknowledgements and retransmissions included; what Gloo adds to a collective was "
         "measured on single ones of the same kind and size. DDP f32 and fp16 send while they still compute, so that "
         "less may be added than their bytes need.\n\n"
-        "H local steps (H = 30) are measured as whole rounds, which begin on all hosts at the same moment: H steps of "
-        "each host's own and then the exchange. All figures are those of a round divided by H. Their computation is "
-        "that of as many steps without any exchange, if that row was measured."
+        "H local steps (H = 30) are measured as whole rounds, which begin on all hosts together: H steps of "
+        "each host and then the exchange. All figures are a round's, divided by H. Their computation is "
+        "measured on as many steps without any exchange, if that row was measured."
     )
 
 

@@ -27,7 +27,7 @@ class ConvNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
     def __init__(self, channels: int, width: int, stride: int, projection: bool):
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class GPTBlock(nn.Module):
-    """Attention and MLP, each behind a norm and beside a shortcut: f32[b, T, units] to the same."""
+    """Attention and MLP, each behind a norm, with a shortcut: f32[b, T, units] to the same."""
 
     def __init__(self, units: int, heads: int):
         super().__init__()

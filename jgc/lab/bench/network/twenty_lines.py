@@ -1,4 +1,4 @@
-"""The plain JAX beside jgc: a `psum`, and top-k with error feedback in twenty lines.
+"""Plain JAX to compare with jgc: a `psum`, and top-k with error feedback in twenty lines.
 
 It uses nothing of jgc. Collectives are arguments, so that the benchmark can replace them by local copies.
 """

@@ -2,9 +2,9 @@
 
     python -m jgc.lab.bench.network.worker_jax '{"host": 0, "hosts": 4, "coordinator": "10.77.0.1:9000", ...}'
 
-A step is three programs, as in jgc's own training: this node's gradients, a method's aggregate, the optimiser's update
+A step is three programs, as in jgc's training: this node's gradients, a method's aggregate, the optimiser's update
 (SGD with momentum). All methods share parameters and momentum: only times and bytes count here. Methods with local
-steps have arrays of their own, and a round of them counts as one step here.
+steps have separate arrays, and a round of them counts as one step here.
 """
 
 import json
@@ -77,7 +77,7 @@ class Session:
 def start(task: Task, batch: int, hosts: int, host: int) -> Session:
     """Compile gradients and update, and place the arrays."""
     nodes = make_nodes(hosts)
-    assert nodes.mesh is not None, "every host has a device of its own"
+    assert nodes.mesh is not None, "every host has a device"
     module, shapes = module_of(task), shapes_of(task)
     everywhere, apart = NamedSharding(nodes.mesh, P()), NamedSharding(nodes.mesh, P(NODE))
     params = placed(first_params(shapes), everywhere)
@@ -135,7 +135,7 @@ def take(session: Session, method: str, part: str) -> None:
     Args:
       session: changed in place.
       method: its name; not used for "computation".
-      part: "full", "alone" (local copies in the place of collectives) or "computation" (gradients and update).
+      part: "full", "alone" (local copies instead of collectives) or "computation" (gradients and update).
     """
     if method in session.rounds and part == "full":
         session.rounds[method] = take_round(session.rounds[method], lambda: next_batch(session), session.step)
@@ -154,7 +154,7 @@ def take(session: Session, method: str, part: str) -> None:
 
 
 def prepare(session: Session, method: str, part: str) -> None:
-    """Before a block of steps with local copies: give the host a state of its own, or the hosts would diverge."""
+    """Before a block of steps with local copies: give the host a separate state, or the hosts would diverge."""
     if part == "alone":
         session.own[method] = jax.block_until_ready(copied(session.built[method].state))
 

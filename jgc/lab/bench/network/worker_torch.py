@@ -2,8 +2,8 @@
 
     python -m jgc.lab.bench.network.worker_torch '{"host": 0, "hosts": 4, "coordinator": "10.77.0.1:9001", ...}'
 
-Every method is a DDP model of its own; they share the parameters' memory and the momentum. "alone" is the same step
-with a group of this process only: its collectives are local, and it gathers its own message K times.
+Every method is a separate DDP model; they share the parameters' memory and the momentum. "alone" is the same step
+with a group of this process only: its collectives are local, and it gathers its message K times.
 """
 
 import json
@@ -80,7 +80,7 @@ class Session:
       batches: each (images f32[b, 3, 32, 32], labels i64[b]), or tokens i64[b, T] of a text.
       hosts: K.
       alone: the group of this process only.
-      task: what is trained.
+      task: the model and its batches.
     """
 
     models: dict[tuple[str, str], Any]

@@ -33,7 +33,7 @@ class Workers(NamedTuple):
     Attributes:
       framework: "jax" or "torch".
       processes: by host.
-      logs: what each wrote to standard error.
+      logs: the standard error of each.
       delay: seconds that a packet waits at the switch.
     """
 

@@ -1,1 +1,0 @@
-"""Measurements of recorded gradients, beside the pictures of the papers that rely on them."""
