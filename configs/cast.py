@@ -1,4 +1,4 @@
-"""Casts: every value in a shorter floating-point format, bfloat16 unless another is chosen.
+"""Casts: every value in a shorter floating-point format, bfloat16 by default.
 
     python train.py --config configs/cast.py
     python train.py --config configs/cast.py --compressor.format float8_e4m3 --compressor.error-feedback

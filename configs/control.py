@@ -1,6 +1,6 @@
 """A control, not a method: uncompressed for the workload's warm-up, then compressed layers send nothing.
 
-Accuracy that this control reaches is not due to a method: compare methods where it falls clearly behind.
+No method can claim the accuracy that this control reaches: compare methods on workloads where it falls clearly behind.
 
     python train.py --config configs/control.py
 

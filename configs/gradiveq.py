@@ -16,5 +16,5 @@ from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Gradiveq]:
-    """Cycles of 100 and 400, lambda 0.01, one basis a layer; the uncompressed steps before are the workload's."""
+    """Cycles of 100 and 400, lambda 0.01, one basis a layer; the uncompressed steps before come from the workload."""
     return Config(compressor=Gradiveq())

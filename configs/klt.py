@@ -1,4 +1,4 @@
-"""Transform coding in learned bases: few coefficients for what nodes have in common, top-k for the rest.
+"""Transform coding in learned bases: a few coefficients for the part that nodes have in common, top-k for the rest.
 
     python train.py --config configs/klt.py
     python train.py --config configs/klt.py --compressor.share 0.05 --compressor.refresh 0
@@ -13,5 +13,5 @@ from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[Klt]:
-    """1 % of the coefficients in 8 bits, 0.1 % of the rest; the uncompressed steps before are the workload's."""
+    """1 % of the coefficients in 8 bits, 0.1 % of the rest; the uncompressed steps before come from the workload."""
     return Config(compressor=Klt())

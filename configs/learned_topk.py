@@ -2,8 +2,8 @@
 
     python train.py --config configs/learned_topk.py
 
-The uncompressed steps before are the workload's, the same as for lgc_ps. What it costs and keeps over 6,000 steps of
-cifar10_resnet20 is on docs/results/learned_positions/README.md.
+The uncompressed steps before come from the workload, as for lgc_ps. Bytes and accuracy over 6,000 steps of
+cifar10_resnet20: docs/results/learned_positions/README.md.
 """
 
 from jgc.compress import LearnedTopK

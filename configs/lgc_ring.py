@@ -13,5 +13,5 @@ from jgc.training.settings.config import Config
 
 
 def get_config() -> Config[LgcRing]:
-    """The method's defaults; lengths of phases are the workload's."""
+    """The method's defaults; lengths of phases come from the workload."""
     return Config(compressor=LgcRing())

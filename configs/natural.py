@@ -1,4 +1,4 @@
-"""Natural compression: every value rounded to a power of two, at random so that the mean is right; 9 bits.
+"""Natural compression: every value rounded at random to a power of two, without bias; 9 bits.
 
     python train.py --config configs/natural.py
     python train.py --config configs/natural.py --compressor.error-feedback

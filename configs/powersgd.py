@@ -5,7 +5,7 @@
     python train.py --config configs/powersgd.py --compressor.algorithm ring
 
 digits_convnet5: 98.3 % (seed 0; uncompressed 98.6 %), 19.1 kB up from every node in a step (uncompressed 1.56 MB).
-The uncompressed steps before are the workload's, the same as for lgc_ps.
+The uncompressed steps before come from the workload, as for lgc_ps.
 """
 
 from jgc.compress import PowerSgd

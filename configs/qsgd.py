@@ -1,4 +1,4 @@
-"""QSGD: every value in 4 bits, rounded at random so that the mean is right.
+"""QSGD: every value in 4 bits, rounded at random without bias.
 
     python train.py --config configs/qsgd.py
     python train.py --config configs/qsgd.py --compressor.bits 2

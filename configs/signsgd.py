@@ -1,4 +1,4 @@
-"""signSGD: the sign that most nodes have, for every value.
+"""signSGD: for every value the sign of the majority of nodes.
 
     python train.py --config configs/signsgd.py
     python train.py --config configs/signsgd.py --compressor.magnitude 0.001
